@@ -21,7 +21,7 @@ from ..core.calls.observer import Observer, Observers
 from ..core.calls.session import Session
 from ..core.plane.phase import Phase
 from ..core.plane.plane import Plane
-from ..errors import ConfigError, FTLibError, RebuildTimeout
+from ..errors import ConfigError, FTLibError, RebuildTimeout, StateLost
 from ..state.codec import StateReader, encode, flatten, snapshot
 from ..state.registry import Registered
 from .joiner.http_transport import FetchError, Later, Nothing, Refused, Unfit, request
@@ -122,6 +122,8 @@ class Transfer(Observer):
         if not authority:
             if self._outdated:  # no member can replace this state, and it must not be used
                 raise ConfigError(f"nobody in {session.view} registered state, but this worker did: {_EVERYWHERE}")
+            if set(plan.blank) == set(session.view.ids):  # these would train, each with an initial state of its own
+                raise StateLost(f"all founders ended before anybody in {session.view} had their state: start anew")
             return False
         deadline = call.began + self._step_timeout
         holders = [session.view.member(m) for m in plan.holders]

@@ -13,7 +13,7 @@ import pytest
 
 from consensus import ExcludedError, Gossip, Member, View
 from consensus.border import Stopped
-from ftlib import ConfigError, Excluded, Status
+from ftlib import ConfigError, Excluded, StateLost, Status
 from ftlib.core.calls.salvage import SalvagePlan
 from ftlib.core.calls.session import Session
 from ftlib.core.plane.plane import Plane
@@ -239,6 +239,9 @@ def test_outdated_state_that_nobody_replaces_is_not_acted_on() -> None:
     first = Transfer(Plane("w9", lambda *_, **__: None), 1.0, 1.0)
     first.register(registered)
     assert not first.load(None, session), "a joiner's own initial state is as good as any"  # type: ignore[arg-type]
+    nobody = Session(view, SalvagePlan(0, 0, blank=("w0", "w1")), "w1", {"w0": 0, "w1": 1}, None)
+    with pytest.raises(StateLost, match=r"all founders ended before anybody in .* had their state"):
+        first.load(None, nobody)  # type: ignore[arg-type]
     second = Transfer(Plane("w1", lambda *_, **__: None), 1.0, 1.0, former=first)
     with pytest.raises(ConfigError, match=r"nobody in .* registered state, but this worker did"):
         second.load(None, session)  # type: ignore[arg-type]

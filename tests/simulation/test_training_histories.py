@@ -15,3 +15,16 @@ ODD = (335,)
 def test_promises_hold_in_any_history(seed: int) -> None:
     result = play(random_history(seed))
     assert result.good, f"{result.scenario}\n{result}"
+
+
+STORED = (
+    3946,  # all founders die before anybody has their state: the joiners must not train, each with its own
+    9514,  # whoever leaves a newcomer behind dies: it alone has the state, and must not drop it
+    10740,  # a slow store comes back with leases of the dead: the one that lives is not cut off for their sake
+)
+
+
+@pytest.mark.parametrize("seed", STORED)
+def test_promises_hold_with_a_store(seed: int) -> None:
+    result = play(random_history(seed, policy="storage"))
+    assert result.good, f"{result.scenario}\n{result}"

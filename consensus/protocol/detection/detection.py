@@ -148,11 +148,19 @@ class Detection:
             self._send_ping(probe, now)
         for peer in core.table if all_round and not core.crowded else ():
             waited = core.links.silent_for(peer.member.id, now)
-            # With leases a suspicion comes and goes with each read of the store; a member that stays silent there is excluded
-            # before this.
-            if waited and (self.leases is not None or (peer.suspicion is None and peer.status is Status.ALIVE)):
+            if waited and self._reached_by_others(peer, now):
                 detail = f"no direct answer to {core.member.id[:6]} for {waited:.2f} s, though others reach it"
                 self._accuse(peer.member.id, EvidenceKind.SEVERED, detail, now)
+
+    def _reached_by_others(self, peer: Peer, now: float) -> bool:
+        """True if ``peer`` lives, though it does not answer this member.
+
+        With leases a suspicion comes and goes with each read of the store, and a slow store keeps coming back with what a dead
+        member wrote: so there its lease must have risen, or others must have passed on its answer, a moment ago.
+        """
+        if self.leases is None:
+            return peer.suspicion is None and peer.status is Status.ALIVE
+        return now - max(peer.renewed, peer.relayed) <= self._core.config.exclude_after
 
     @property
     def _interval(self) -> float:
@@ -376,6 +384,8 @@ class Detection:
         if ack.target == sender:
             self._heard(sender, ack.progress, now)
         if (peer := core.table.get(ack.target)) is not None:
+            if ack.target != sender:
+                core.table.relayed(ack.target, now)
             self._clear(peer)
 
     def on_ping_request(self, address: Address, request: PingRequest, now: float) -> None:

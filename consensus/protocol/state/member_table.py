@@ -67,6 +67,8 @@ class Peer:
     met_epoch: int = 0
     renewed: float = NEVER
     """When we last saw a renewal of its lease in the shared store: a sign of life, and no contact."""
+    relayed: float = NEVER
+    """When somebody last passed on its answer to us."""
     heard: float = NEVER
     """When its latest message of any kind arrived. Proves that it can send, not that it can receive."""
     suspicion: Suspicion | None = None
@@ -169,6 +171,12 @@ class MemberTable:
         peer = self._peers.get(member_id) or self.get(member_id)
         if peer is not None:
             peer.heard = now
+
+    def relayed(self, member_id: str, now: float) -> None:
+        """Somebody passed on an answer of ``member_id``."""
+        peer = self.get(member_id)
+        if peer is not None:
+            peer.relayed = now
 
     def answered(self, member_id: str, sent: float) -> Peer | None:
         """``member_id`` acked our ping sent at ``sent``."""

@@ -81,6 +81,7 @@ class Counts(Protocol):
     changed: threading.Condition
     phase: Phase
     current: Call | None
+    session: Session | None
     finished: int
     step: int
     founder: bool
@@ -235,11 +236,15 @@ class DataAccounting:
 
         Asked when a call has just finished with which this newcomer could come in; the call would use up ``batches`` here. With
         very short epochs that is so every time. Then the newcomer comes in after ``_PATIENT`` times all the same, if the others
-        only average: averages of fillers do no harm to those of the next epoch.
+        only average: averages of fillers do no harm to those of the next epoch. Nobody is left behind by members that have all
+        lost their state since: then the newcomers that have it go on from it.
         """
         plane = self._plane
         with plane.changed:
-            if self.sampler is None:
+            if self.sampler is None or plane.session is None:
+                return False
+            plan = plane.session.plan
+            if all(holder in plan.newcomers for holder in plan.holders):
                 return False
             if self._lingered >= _PATIENT and not self._mixed:
                 return False
