@@ -19,6 +19,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from ftlib.errors import ConfigError, GroupError
 from ftlib.frameworks import sockets
+from ftlib.frameworks.name_lookups import no_name_server
 
 if TYPE_CHECKING:
     from ftlib.frameworks.sockets import Address
@@ -67,14 +68,15 @@ class StoreServer:
             raise ConfigError(f"cannot listen on {host}: {error.strerror}; give bind= an address of this host") from error
         self.address: Address = (host, int(listener.getsockname()[1]))
         sockets.track([self.address])
-        self._store: Any = TCPStore(
-            *self.address,
-            None,
-            True,
-            _START_TIMEOUT,
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),  # the store owns it from here on
-        )
+        with no_name_server():
+            self._store: Any = TCPStore(
+                *self.address,
+                None,
+                True,
+                _START_TIMEOUT,
+                wait_for_workers=False,
+                master_listen_fd=listener.detach(),  # the store owns it from here on
+            )
 
     def keys(self) -> list[str]:
         """List all keys held."""
@@ -110,7 +112,8 @@ class Meeting:
             raise GroupError(f"{self._where} does not answer: {error}") from error
         before = sockets.snapshot()
         try:
-            self._store: Any = TCPStore(*address, None, False, self._left(), wait_for_workers=False)
+            with no_name_server():
+                self._store: Any = TCPStore(*address, None, False, self._left(), wait_for_workers=False)
         except RuntimeError as error:
             raise GroupError(f"{self._where} failed: {error}") from error
         self._links = sockets.connections((), {address}, before)
