@@ -80,14 +80,16 @@ class StoreServer:
 
     def keys(self) -> list[str]:
         """List all keys held."""
-        return [] if self._store is None else list(self._store.list_keys())
+        store = self._store
+        return [] if store is None else list(store.list_keys())
 
     def forget_before(self, epoch: int) -> None:
         """Delete the keys of all earlier epochs."""
-        for key in self.keys():
+        store = self._store  # another thread may close this
+        for key in [] if store is None else store.list_keys():
             start = key.strip("/").partition("/")[0]
             if start.isdigit() and int(start) < epoch:
-                self._store.delete_key(key)
+                store.delete_key(key)
 
     def close(self) -> None:
         """Stop serving. Idempotent."""
