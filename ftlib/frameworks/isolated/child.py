@@ -6,6 +6,7 @@ the thread that saw it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import mmap
 import os
@@ -15,16 +16,20 @@ from typing import Any
 
 import torch
 
-from ftlib.errors import GroupError
+from ftlib.errors import ConfigError, GroupError
 from ftlib.frameworks import sockets
 from ftlib.frameworks.background import start_task
-from ftlib.frameworks.base import Group, Operation, Work
+from ftlib.frameworks.base import Group, GroupSpec, Operation, Work
 from ftlib.frameworks.gloo_build import GlooBuild
+from ftlib.frameworks.rendezvous import StoreServer, join_address
 
-from .records import LIMIT, Build, Close, Ended, Ping, Record, Run, Segment, unpack
+from .records import LIMIT, Build, Close, Ended, Ping, Record, Run, Segment, Warm, unpack
 
 _WAIT = 3600.0
 """Seconds of one wait for an operation, which has a deadline of its own."""
+_ALONE = "127.0.0.1"
+_WARMED = 5.0
+"""Seconds for a group with itself."""
 
 
 class Child:
@@ -57,6 +62,8 @@ class Child:
                 self._take(number, nbytes, fds)
             case Ping():
                 self._tell(record)
+            case Warm():
+                start_task("warm", _warm)
             case Build(spec, host):
                 build = GlooBuild(spec, host)
                 build.start()
@@ -109,6 +116,22 @@ class Child:
             self._sock.send(record.pack())
         except OSError:  # the training process has ended, and this one is about to
             os._exit(0)
+
+
+def _warm() -> None:
+    """Build a group of two ranks that are both here, and use it: the first time after a fork takes tens of milliseconds."""
+    with contextlib.suppress(ConfigError, GroupError):  # whoever needs a group finds that out
+        server = StoreServer(_ALONE)
+        store = {"store": join_address(server.address)}
+        builds = [GlooBuild(GroupSpec("warm", 0, rank, 2, store, _WARMED), _ALONE) for rank in range(2)]
+        for build in builds:
+            build.start()
+        groups = [build.wait() for build in builds]
+        for work in [group.allreduce(torch.zeros(1 << 14)) for group in groups]:
+            work.wait(_WARMED)
+        for group in groups:
+            group.close()
+        server.close()
 
 
 def serve(sock: socket.socket, settle: Callable[[], Any]) -> None:

@@ -9,6 +9,7 @@ import select
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable
 
 import torch
@@ -17,7 +18,7 @@ from consensus import release_in_children
 from ftlib.errors import GroupError
 from ftlib.frameworks.base import GroupSpec, Operation, OperationKind, Work
 
-from .records import LIMIT, Build, Close, Ended, Ping, Record, RecordError, Run, Segment, carried, unpack
+from .records import LIMIT, Build, Close, Ended, Ping, Record, RecordError, Run, Segment, Warm, carried, unpack
 from .segments import Segments
 
 _MOST = 1024
@@ -31,15 +32,21 @@ _CLOSES = 1.0
 _TARGETS = frozenset({OperationKind.ALLREDUCE, OperationKind.BROADCAST, OperationKind.RECV})
 """Operations that change their tensor."""
 
+Attend = Callable[[threading.Event, float], bool]
+"""See ``ChildProcess.attend``."""
+
 
 class IsolatedWork(Work):
     """An operation that a child carries out. ``buffer``: shared memory used instead of a tensor that is not."""
 
-    __slots__ = ("_buffer", "_error", "_gone", "_segments", "_tensor", "number")
+    __slots__ = ("_attend", "_buffer", "_error", "_gone", "_segments", "_tensor", "number")
 
-    def __init__(self, number: int, operation: Operation, buffer: torch.Tensor | None, segments: Segments) -> None:
+    def __init__(
+        self, number: int, operation: Operation, buffer: torch.Tensor | None, segments: Segments, attend: Attend
+    ) -> None:
         self.number = number
         self._segments = segments
+        self._attend = attend
         self._tensor = operation.tensor
         self._buffer = buffer
         self._gone = threading.Event()
@@ -47,7 +54,7 @@ class IsolatedWork(Work):
 
     def wait(self, timeout: float) -> bool:
         """Block at most ``timeout`` seconds. An operation whose child was killed has ended once that is certainly gone."""
-        if not self._gone.wait(max(0.0, timeout)):
+        if not self._gone.is_set() and not self._attend(self._gone, max(0.0, timeout)):
             return False
         if self._error is not None:
             raise self._error.afresh()
@@ -58,7 +65,7 @@ class IsolatedWork(Work):
         return self._gone.is_set()
 
     def finish(self, error: GroupError | None, *, changes: bool) -> None:
-        """It has physically ended. Once; on the thread that listens to the child."""
+        """It has physically ended. Once; on the thread that heard so from the child."""
         self._error = error
         buffer, self._buffer = self._buffer, None
         if buffer is not None:
@@ -78,17 +85,25 @@ class ChildProcess:
         self._sock, self._pidfd = sock, pidfd
         sock.setblocking(False)
         self._lock = threading.Lock()
+        self._ear = threading.Lock()
+        """Whoever holds it reads records. A thread that waits for an operation does so, if nobody else does."""
+        self._poll = select.epoll(2)
+        self._heard = 0
+        """Records so far, give or take: only whether it stands still is looked at."""
         self._numbers = itertools.count(1)
         self._given: dict[int, Callable[[], bool]] = {}
         """Segments that it has, by number: whether each is still used."""
         self._pending: dict[int, tuple[IsolatedWork, bool]] = {}
         """With whether it changes its tensor."""
         self._building: Callable[[Ended], None] | None = None
+        self._blamed: tuple[int, ...] = ()
+        """By its end: the own rank, once an operation ended well. What never worked is not to be built anew without a pause."""
+        self._rank = -1
         self._why = ""
         """Why it was killed, or is not to be used."""
         self.gone = threading.Event()
         """It has certainly ended: nothing writes into shared memory for it any more."""
-        self._descriptors = descriptors = [sock.fileno(), pidfd]
+        self._descriptors = descriptors = [sock.fileno(), pidfd, self._poll.fileno()]
         release_in_children(self, lambda: tuple(descriptors))
         threading.Thread(target=self._listen, name="ftlib-isolated", daemon=True).start()
 
@@ -97,10 +112,15 @@ class ChildProcess:
         """Whether it has neither ended nor been told to."""
         return not self._why
 
+    def warm(self) -> None:
+        """Nothing will come for a while, and then a group is to be there at once."""
+        with self._lock:
+            self._send(Warm())
+
     def build(self, spec: GroupSpec, host: str, built: Callable[[Ended], None]) -> None:
         """Have it build a group. ``built`` is called once, on the thread that listens, with what came of it."""
         with self._lock:
-            self._building = built
+            self._building, self._rank = built, spec.rank
             fine = self._send(Build(spec, host))
         if not fine:
             self.kill("the process for the group does not take orders")
@@ -119,7 +139,7 @@ class ChildProcess:
         dtype = tensor.dtype if kind is OperationKind.ALLREDUCE and carried(tensor.dtype) else torch.uint8
         count = tensor.nbytes // dtype.itemsize
         with self._lock:
-            work = IsolatedWork(next(self._numbers), operation, buffer, self._segments)
+            work = IsolatedWork(next(self._numbers), operation, buffer, self._segments, self.attend)
             record = Run(work.number, kind, operation.op, dtype, operation.peer, operation.tag, segment.number, offset, count)
             usable = self.usable and len(self._pending) < _MOST
             if usable:
@@ -132,10 +152,24 @@ class ChildProcess:
                 why = "" if usable else "it does not take orders"
             else:
                 why = self._why or f"{_MOST} operations are under way"
-                work.finish(GroupError(f"the group's process {self.pid}: {why}"), changes=False)
+                work.finish(GroupError(f"the group's process {self.pid}: {why}", self._blamed), changes=False)
         if not usable:
             self.kill(why)
         return work
+
+    def attend(self, ended: threading.Event, timeout: float) -> bool:
+        """Wait at most ``timeout`` seconds for ``ended``, which a record of the child's sets. True: it is set.
+
+        The first thread that waits reads the records itself, which saves waking another one for each.
+        """
+        deadline = time.monotonic() + timeout
+        if self._ear.acquire(blocking=False):
+            try:
+                if not self.gone.is_set():
+                    self._listen_for(ended, deadline)
+            finally:
+                self._ear.release()
+        return ended.wait(max(0.0, deadline - time.monotonic()))
 
     def kill(self, why: str) -> None:
         """SIGKILL, and do not wait. What is under way fails once the process is gone. Idempotent."""
@@ -155,22 +189,49 @@ class ChildProcess:
 
     # --- the thread that listens ---------------------------------------------------------------------------------------
 
-    def _listen(self) -> None:
+    def _listen_for(self, ended: threading.Event, deadline: float) -> None:
+        """Read records until ``ended`` is set, the child is gone, or it is time. With ``_ear``."""
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
         poll.register(self._pidfd, select.POLLIN)
-        silent, closing, talks = 0, 0.0, True
+        self._listen_here(0)
+        try:
+            while not ended.is_set() and (left := deadline - time.monotonic()) > 0:
+                ready = {fd for fd, _ in poll.poll(left * 1000)}
+                while self._hear():
+                    pass
+                if self._pidfd in ready:
+                    break
+        except EOFError:
+            pass
+        finally:
+            self._listen_here(select.EPOLLIN)
+
+    def _listen_here(self, events: int) -> None:
+        """What the thread whose work it is wakes up for."""
+        with contextlib.suppress(FileNotFoundError):  # it has seen the end
+            self._poll.modify(self._sock, events)
+
+    def _listen(self) -> None:
+        self._poll.register(self._sock, select.EPOLLIN)
+        self._poll.register(self._pidfd, select.EPOLLIN)
+        silent, heard, closing, talks = 0, 0, 0.0, True
         while True:
-            ready = {fd for fd, _ in poll.poll(_LOOK * 1000)}
-            try:
-                while ready and talks and self._hear():
-                    silent = 0
-            except EOFError:
-                talks = False
-                poll.unregister(self._sock)
-                self.kill("it has closed its end")  # and is about to be gone
+            ready = {fd for fd, _ in self._poll.poll(_LOOK)}
+            if ready and talks and self._ear.acquire(blocking=False):  # else another thread reads, and misses no record
+                try:
+                    while self._hear():
+                        pass
+                except EOFError:
+                    talks = False
+                    self._poll.unregister(self._sock)
+                    self.kill("it has closed its end")  # and is about to be gone
+                finally:
+                    self._ear.release()
             if self._pidfd in ready:
                 break
+            if heard != self._heard:
+                silent, heard = 0, self._heard
             if not ready:
                 silent = self._look(silent)
                 closing += 0.0 if self.usable else _LOOK
@@ -188,6 +249,7 @@ class ChildProcess:
             data = b""
         if not data:
             raise EOFError
+        self._heard += 1
         try:
             record = unpack(data)
         except RecordError as error:
@@ -205,6 +267,8 @@ class ChildProcess:
             else:
                 building = None
                 work, changes = self._pending.pop(ended.number, (None, False))
+                if not ended.text:
+                    self._blamed = (self._rank,)
         if building is not None:
             building(ended)
         if work is not None:
@@ -222,17 +286,18 @@ class ChildProcess:
 
     def _end(self) -> None:
         """It is gone: whatever is under way has ended."""
-        with self._lock:
+        with self._ear, self._lock:  # whoever listens instead stops, as the child is gone
             self._why = self._why or "it has ended"
             self.gone.set()
             pending, self._pending = list(self._pending.values()), {}
             building, self._building = self._building, None
-            text = f"the group's process {self.pid} is gone: {self._why}"
+            text, blamed = f"the group's process {self.pid} is gone: {self._why}", self._blamed
             self._descriptors.clear()
             self._sock.close()
+            self._poll.close()
             os.close(self._pidfd)
         for work, _ in pending:
-            work.finish(GroupError(text), changes=False)
+            work.finish(GroupError(text, blamed), changes=False)
         if building is not None:
             building(Ended(0, text, told=True))
 

@@ -37,8 +37,10 @@ def main(fd: int, parent: int) -> None:
         return
     gc.collect()
     gc.freeze()  # what is here stays: looking through it for garbage would copy its pages in each child
-    with socket.socket(fileno=fd) as sock:
-        _serve(sock, watched)
+    try:
+        _serve(socket.socket(fileno=fd), watched)
+    finally:
+        os._exit(0)  # not through the interpreter's end, which takes a processor for long, perhaps just when others recover
 
 
 def _serve(sock: socket.socket, parent: int) -> None:

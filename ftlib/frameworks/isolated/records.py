@@ -194,8 +194,26 @@ class Close:
         return cls()
 
 
-Record = Run | Build | Segment | Ping | Ended | Close
-_BY_CODE: dict[int, type[Record]] = {each.CODE: each for each in (Run, Build, Segment, Ping, Ended, Close)}
+@dataclass(frozen=True, slots=True)
+class Warm:
+    """There is nothing to do for a while: do once what takes long the first time."""
+
+    CODE: ClassVar[int] = 7
+
+    def pack(self) -> bytes:
+        """As a record."""
+        return bytes([self.CODE])
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        """RecordError for anything else than ``pack`` returns."""
+        if len(data) != 1:
+            raise RecordError("no time to warm up")
+        return cls()
+
+
+Record = Run | Build | Segment | Ping | Ended | Close | Warm
+_BY_CODE: dict[int, type[Record]] = {each.CODE: each for each in (Run, Build, Segment, Ping, Ended, Close, Warm)}
 
 
 def unpack(data: bytes) -> Record:
