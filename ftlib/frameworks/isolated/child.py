@@ -93,10 +93,12 @@ class Child:
         try:
             if self._group is None:
                 raise GroupError("there is no group")
-            memory = self._segments[run.segment][run.offset : run.offset + run.count * run.dtype.itemsize]
-            tensor = memory.view(run.dtype)
-            if tensor.numel() != run.count:
-                raise GroupError(f"operation {run.number} is on memory outside of segment {run.segment}")
+            segment, end = self._segments[run.segment], run.offset + run.count * run.dtype.itemsize
+            if end > segment.numel() or run.offset % run.dtype.itemsize:
+                raise GroupError(
+                    f"operation {run.number} is on memory outside of segment {run.segment}, or between its elements"
+                )
+            tensor = segment[run.offset : end].view(run.dtype)
             work = self._group.submit(Operation(run.kind, tensor, run.reduction, run.peer, run.tag))
         except (GroupError, KeyError) as error:
             self._tell(Ended(run.number, str(error) or "failed", getattr(error, "peers", ())))
