@@ -220,6 +220,6 @@ def test_a_child_that_talks_nonsense_is_killed(number: int) -> None:
 def alive(pid: int) -> bool:
     """Whether it is there and no zombie."""
     try:
-        return " Z" not in open(f"/proc/{pid}/stat").read()  # noqa: PTH123, SIM115
+        return " Z" not in open(f"/proc/{pid}/stat").read()  # noqa: PTH123
     except OSError:
         return False

@@ -13,7 +13,6 @@ from tests.harness.nursery import Nursery
 
 from .stage import Stage
 
-
 FRAMED = ("kills", "hangs", "joining", "leaving", "stragglers", "execute", "checkpoints")
 """Modules whose tests hold for every framework."""
 QUICK = (
