@@ -128,7 +128,7 @@ class Lifetime:
             self._rebuild,
             self._prepare,
             self._activated,
-            functools.partial(facts, plane),
+            functools.partial(facts, plane, means.framework),
             self._given_up,
         )
         catchup = Catchup(plane, registered, self._transport, allowed, self._standby if spares else None)

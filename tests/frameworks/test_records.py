@@ -13,6 +13,7 @@ import sys
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -220,6 +221,6 @@ def test_a_child_that_talks_nonsense_is_killed(number: int) -> None:
 def alive(pid: int) -> bool:
     """Whether it is there and no zombie."""
     try:
-        return " Z" not in open(f"/proc/{pid}/stat").read()  # noqa: PTH123
+        return " Z" not in Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return False

@@ -78,9 +78,12 @@ class IsolatedWork(Work):
 class ChildProcess:
     """One child, from its fork until it is gone. Any thread may tell it something."""
 
-    def __init__(self, sock: socket.socket, pid: int, pidfd: int, segments: Segments) -> None:
-        """Takes ``sock`` and ``pidfd``."""
+    def __init__(
+        self, sock: socket.socket, pid: int, pidfd: int, segments: Segments, lost: Callable[[str], None] = lambda _why: None
+    ) -> None:
+        """Takes ``sock`` and ``pidfd``. ``lost`` is called with the reason once it is gone though nobody had asked for that."""
         self.pid = pid
+        self._lost = lost
         self._segments = segments
         self._sock, self._pidfd = sock, pidfd
         sock.setblocking(False)
@@ -101,6 +104,8 @@ class ChildProcess:
         self._rank = -1
         self._why = ""
         """Why it was killed, or is not to be used."""
+        self._asked = False
+        """Whether that was asked for, and nothing was wrong with it."""
         self.gone = threading.Event()
         """It has certainly ended: nothing writes into shared memory for it any more."""
         self._descriptors = descriptors = [sock.fileno(), pidfd, self._poll.fileno()]
@@ -123,7 +128,7 @@ class ChildProcess:
             self._building, self._rank = built, spec.rank
             fine = self._send(Build(spec, host))
         if not fine:
-            self.kill("the process for the group does not take orders")
+            self._give_up("the process for the group does not take orders")
 
     def run(self, operation: Operation) -> IsolatedWork:
         """Begin an operation on a contiguous CPU tensor. It may have failed already."""
@@ -154,7 +159,7 @@ class ChildProcess:
                 why = self._why or f"{_MOST} operations are under way"
                 work.finish(GroupError(f"the group's process {self.pid}: {why}", self._blamed), changes=False)
         if not usable:
-            self.kill(why)
+            self._give_up(why)
         return work
 
     def attend(self, ended: threading.Event, timeout: float) -> bool:
@@ -173,7 +178,11 @@ class ChildProcess:
 
     def kill(self, why: str) -> None:
         """SIGKILL, and do not wait. What is under way fails once the process is gone. Idempotent."""
+        self._give_up(why, asked=True)
+
+    def _give_up(self, why: str, *, asked: bool = False) -> None:
         with self._lock:
+            self._asked = self._asked or (asked and not self._why)
             self._why = self._why or why
             if not self.gone.is_set():
                 with contextlib.suppress(OSError):
@@ -183,6 +192,7 @@ class ChildProcess:
         """Have it close its group in good order, and end."""
         with self._lock:
             first, self._why = not self._why, self._why or "the group is closed"
+            self._asked = self._asked or first
             fine = first and not self.gone.is_set() and self._send(Close())
         if not fine:
             self.kill("closed")
@@ -225,7 +235,7 @@ class ChildProcess:
                 except EOFError:
                     talks = False
                     self._poll.unregister(self._sock)
-                    self.kill("it has closed its end")  # and is about to be gone
+                    self._give_up("it has closed its end")  # and is about to be gone
                 finally:
                     self._ear.release()
             if self._pidfd in ready:
@@ -236,7 +246,7 @@ class ChildProcess:
                 silent = self._look(silent)
                 closing += 0.0 if self.usable else _LOOK
                 if closing > _CLOSES:
-                    self.kill("it did not end")
+                    self._give_up("it did not end")
         self._end()
 
     def _hear(self) -> bool:
@@ -253,7 +263,7 @@ class ChildProcess:
         try:
             record = unpack(data)
         except RecordError as error:
-            self.kill(f"it talks nonsense ({error})")
+            self._give_up(f"it talks nonsense ({error})")
         else:
             if isinstance(record, Ended):
                 self._ended(record)
@@ -281,7 +291,7 @@ class ChildProcess:
                 return 0
             self._send(Ping())
         if silent + 1 > _SILENT:
-            self.kill(f"it has not answered for {silent * _LOOK:g} s")
+            self._give_up(f"it has not answered for {silent * _LOOK:g} s")
         return silent + 1
 
     def _end(self) -> None:
@@ -300,6 +310,8 @@ class ChildProcess:
             work.finish(GroupError(text, blamed), changes=False)
         if building is not None:
             building(Ended(0, text, told=True))
+        if not self._asked:
+            self._lost(text)
 
     # --- under the lock ------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ never waits for an import. What the others need to meet, the store, is in the tr
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import threading
 from collections.abc import Mapping
@@ -26,6 +27,8 @@ from .group import IsolatedGroup
 from .nursery import Nursery
 from .records import Ended
 from .segments import Segments
+
+logger = logging.getLogger("ftlib")
 
 _FINISH = 2.0
 """Seconds that ``close`` waits for what runs in the background."""
@@ -135,7 +138,15 @@ class IsolatedFramework(Framework):
         return spare
 
     def _fork(self) -> ChildProcess:
-        return ChildProcess(*self._nursery.fork(), self._segments)
+        return ChildProcess(*self._nursery.fork(), self._segments, self._lost)
+
+    def _lost(self, why: str) -> None:
+        """A child has ended by itself, or hung."""
+        if self._closed.is_set():
+            return
+        with self._spares:
+            self.replaced += 1
+        logger.warning("%s; another one takes its place", why, extra={"ftlib_event": "child_replaced"})
 
     def _fork_later(self) -> None:
         self._closed.wait(_REST)
