@@ -57,6 +57,8 @@ LIMIT = 900.0
 """Seconds for the averages."""
 BLOCK = 5
 """Deaths before it is the other framework's turn."""
+READY = 1.0
+"""Seconds until each worker has a spare process again."""
 GROWTH = 0.02
 """MB that a rebuild may leave in memory, in all processes together: what an allocator keeps, and no buffer of a group."""
 
@@ -156,6 +158,7 @@ def deaths(args: argparse.Namespace, report: Report) -> None:
         for name in sorted(times, reverse=bool(number % 2)):
             with crew("isolated", args.workers, **task(args, name)) as cluster:
                 for _ in range(min(BLOCK, args.repetitions - BLOCK * number)):
+                    time.sleep(READY)
                     times[name].append(strike(cluster, signal.SIGKILL, chance).seconds)
                     report.say(f"{name}: {times[name][-1] * 1e3:.0f} ms")
                     refill(cluster, args.workers)

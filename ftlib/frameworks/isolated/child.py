@@ -122,18 +122,18 @@ class Child:
 
 def _warm() -> None:
     """Build a group of two ranks that are both here, and use it: the first time after a fork takes tens of milliseconds."""
-    with contextlib.suppress(ConfigError, GroupError):  # whoever needs a group finds that out
+    with contextlib.suppress(ConfigError, GroupError), contextlib.ExitStack() as stack:  # whoever needs a group finds that out
         server = StoreServer(_ALONE)
+        stack.callback(server.close)
         store = {"store": join_address(server.address)}
         builds = [GlooBuild(GroupSpec("warm", 0, rank, 2, store, _WARMED), _ALONE) for rank in range(2)]
         for build in builds:
+            stack.callback(build.drop)
+            stack.callback(build.give_up, "warmed up")
             build.start()
         groups = [build.wait() for build in builds]
         for work in [group.allreduce(torch.zeros(1 << 14)) for group in groups]:
             work.wait(_WARMED)
-        for group in groups:
-            group.close()
-        server.close()
 
 
 def serve(sock: socket.socket, settle: Callable[[], Any]) -> None:

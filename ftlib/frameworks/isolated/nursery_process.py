@@ -57,7 +57,7 @@ def _serve(sock: socket.socket, parent: int) -> None:
                 data, fds, _, _ = socket.recv_fds(sock, 16, 1, socket.MSG_CMSG_CLOEXEC)
                 if not data:
                     return
-                pid, pidfd = _fork(fds[0])
+                pid, pidfd = _fork(fds[0], (sock.fileno(), parent, *children))
                 children[pidfd] = pid
                 poll.register(pidfd, select.POLLIN)
                 with contextlib.suppress(OSError):
@@ -68,16 +68,21 @@ def _serve(sock: socket.socket, parent: int) -> None:
                 os.close(fd)
 
 
-def _fork(fd: int) -> tuple[int, int]:
-    """A child that serves at socket ``fd``, which is closed here; its number, and a descriptor that tells of its end."""
+def _fork(fd: int, others: tuple[int, ...]) -> tuple[int, int]:
+    """A child that serves at socket ``fd``, which is closed here; its number, and a descriptor that tells of its end.
+
+    ``others``: descriptors that are no business of the child.
+    """
     own = os.getpid()
     pid = os.fork()
     if not pid:
-        serve(socket.socket(fileno=fd), functools.partial(_settle, own))
+        serve(socket.socket(fileno=fd), functools.partial(_settle, own, others))
     os.close(fd)
     return pid, os.pidfd_open(pid)
 
 
-def _settle(parent: int) -> None:
+def _settle(parent: int, others: tuple[int, ...]) -> None:
     die_with_parent(parent)
+    for fd in others:
+        os.close(fd)
     call_process("ftlib-group")
