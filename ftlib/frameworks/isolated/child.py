@@ -11,6 +11,7 @@ import functools
 import mmap
 import os
 import socket
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,13 +21,17 @@ from ftlib.errors import ConfigError, GroupError
 from ftlib.frameworks import sockets
 from ftlib.frameworks.background import start_task
 from ftlib.frameworks.base import Group, GroupSpec, Operation, Work
-from ftlib.frameworks.gloo_build import GlooBuild
+from ftlib.frameworks.gloo_build import GlooBuild, beginning_to_listen
 from ftlib.frameworks.rendezvous import StoreServer, join_address
 
 from .records import LIMIT, Build, Close, Ended, Ping, Record, Run, Segment, Warm, unpack
 
 _WAIT = 3600.0
 """Seconds of one wait for an operation, which has a deadline of its own."""
+_LOOK = 0.005
+"""Seconds between two looks whether an operation that failed has ended."""
+_REST = 0.3
+"""Seconds from the end of the training process to that of this one: first whoever recovers from that has the processors."""
 _ALONE = "127.0.0.1"
 _WARMED = 5.0
 """Seconds for a group with itself."""
@@ -46,13 +51,10 @@ class Child:
         while True:
             data, fds, _, _ = socket.recv_fds(self._sock, LIMIT + 1, 1)
             if not data:
+                self._cut()
+                time.sleep(_REST)
                 return
-            record = unpack(data)
-            if isinstance(record, Close):
-                if self._group is not None:
-                    self._group.close()
-                return
-            self._carry_out(record, fds)
+            self._carry_out(unpack(data), fds)
 
     def _carry_out(self, record: Record, fds: list[int]) -> None:
         match record:
@@ -62,6 +64,8 @@ class Child:
                 self._take(number, nbytes, fds)
             case Ping():
                 self._tell(record)
+            case Close():
+                self._cut()
             case Warm():
                 start_task("warm", _warm)
             case Build(spec, host):
@@ -70,6 +74,11 @@ class Child:
                 start_task("build", functools.partial(self._build, build))
             case _:
                 raise ValueError(f"{record} is no order")
+
+    def _cut(self) -> None:
+        """What is under way fails here and at the peers. Nothing is freed: the end of this process does that."""
+        if self._group is not None:
+            self._group.abort()
 
     def _take(self, number: int, nbytes: int, fds: list[int]) -> None:
         if not nbytes:
@@ -109,6 +118,8 @@ class Child:
         try:
             work.wait(_WAIT)
         except GroupError as error:
+            while not work.done():  # it was abandoned and may still write
+                time.sleep(_LOOK)
             self._tell(Ended(number, str(error) or "failed", error.peers))
         else:
             self._tell(Ended(number))
@@ -123,7 +134,8 @@ class Child:
 def _warm() -> None:
     """Build a group of two ranks that are both here, and use it: the first time after a fork takes tens of milliseconds."""
     with contextlib.suppress(ConfigError, GroupError), contextlib.ExitStack() as stack:  # whoever needs a group finds that out
-        server = StoreServer(_ALONE)
+        with beginning_to_listen:
+            server = StoreServer(_ALONE)
         stack.callback(server.close)
         store = {"store": join_address(server.address)}
         builds = [GlooBuild(GroupSpec("warm", 0, rank, 2, store, _WARMED), _ALONE) for rank in range(2)]

@@ -16,6 +16,7 @@ import torch
 
 from consensus import release_in_children
 from ftlib.errors import GroupError
+from ftlib.frameworks.background import start_task
 from ftlib.frameworks.base import GroupSpec, Operation, OperationKind, Work
 
 from .records import LIMIT, Build, Close, Ended, Ping, Record, RecordError, Run, Segment, Warm, carried, unpack
@@ -27,8 +28,10 @@ _LOOK = 0.2
 """Seconds between two looks at a child that has something under way."""
 _SILENT = 4
 """Looks in a row at which a child that was pinged had said nothing, after which it hangs."""
-_CLOSES = 1.0
-"""Seconds for a child to close its group and end."""
+_CUT = 0.02
+"""Seconds for a child to cut its group's connections, and for what is under way there to end; then it is killed at once."""
+_REST = 0.3
+"""Seconds until it is killed otherwise. The end of a process takes a processor for milliseconds: first others need that."""
 _TARGETS = frozenset({OperationKind.ALLREDUCE, OperationKind.BROADCAST, OperationKind.RECV})
 """Operations that change their tensor."""
 
@@ -106,6 +109,8 @@ class ChildProcess:
         """Why it was killed, or is not to be used."""
         self._asked = False
         """Whether that was asked for, and nothing was wrong with it."""
+        self._quiet = threading.Event()
+        """It was told to cut its connections, and nothing is under way any more."""
         self.gone = threading.Event()
         """It has certainly ended: nothing writes into shared memory for it any more."""
         self._descriptors = descriptors = [sock.fileno(), pidfd, self._poll.fileno()]
@@ -157,7 +162,8 @@ class ChildProcess:
                 why = "" if usable else "it does not take orders"
             else:
                 why = self._why or f"{_MOST} operations are under way"
-                work.finish(GroupError(f"the group's process {self.pid}: {why}", self._blamed), changes=False)
+                blamed = () if self._asked else self._blamed
+                work.finish(GroupError(f"the group's process {self.pid}: {why}", blamed), changes=False)
         if not usable:
             self._give_up(why)
         return work
@@ -188,14 +194,27 @@ class ChildProcess:
                 with contextlib.suppress(OSError):
                     signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
-    def close(self) -> None:
-        """Have it close its group in good order, and end."""
+    def close(self, why: str) -> None:
+        """Have it cut its group's connections: what is under way fails, here and at the peers. SIGKILL, if need be.
+
+        Otherwise it is killed a moment later. Idempotent.
+        """
         with self._lock:
-            first, self._why = not self._why, self._why or "the group is closed"
-            self._asked = self._asked or first
-            fine = first and not self.gone.is_set() and self._send(Close())
-        if not fine:
-            self.kill("closed")
+            if self._why:
+                return
+            self._why, self._asked = why, True
+            if not self._pending:
+                self._quiet.set()
+            fine = not self.gone.is_set() and self._send(Close())
+        if fine:
+            start_task("isolated-end", self._finish_off)
+        else:
+            self._give_up(why)
+
+    def _finish_off(self) -> None:
+        if self._quiet.wait(_CUT):
+            self.gone.wait(_REST)
+        self._give_up(self._why)
 
     # --- the thread that listens ---------------------------------------------------------------------------------------
 
@@ -225,7 +244,7 @@ class ChildProcess:
     def _listen(self) -> None:
         self._poll.register(self._sock, select.EPOLLIN)
         self._poll.register(self._pidfd, select.EPOLLIN)
-        silent, heard, closing, talks = 0, 0, 0.0, True
+        silent, heard, talks = 0, 0, True
         while True:
             ready = {fd for fd, _ in self._poll.poll(_LOOK)}
             if ready and talks and self._ear.acquire(blocking=False):  # else another thread reads, and misses no record
@@ -244,9 +263,6 @@ class ChildProcess:
                 silent, heard = 0, self._heard
             if not ready:
                 silent = self._look(silent)
-                closing += 0.0 if self.usable else _LOOK
-                if closing > _CLOSES:
-                    self._give_up("it did not end")
         self._end()
 
     def _hear(self) -> bool:
@@ -279,6 +295,8 @@ class ChildProcess:
                 work, changes = self._pending.pop(ended.number, (None, False))
                 if not ended.text:
                     self._blamed = (self._rank,)
+                if self._why and not self._pending:
+                    self._quiet.set()
         if building is not None:
             building(ended)
         if work is not None:
@@ -301,7 +319,8 @@ class ChildProcess:
             self.gone.set()
             pending, self._pending = list(self._pending.values()), {}
             building, self._building = self._building, None
-            text, blamed = f"the group's process {self.pid} is gone: {self._why}", self._blamed
+            text, blamed = f"the group's process {self.pid} is gone: {self._why}", () if self._asked else self._blamed
+            self._quiet.set()
             self._descriptors.clear()
             self._sock.close()
             self._poll.close()

@@ -12,6 +12,7 @@ import os
 import select
 import signal
 import socket
+import time
 
 from ftlib.common.processes import call_process, die_with_parent
 
@@ -19,6 +20,9 @@ from .child import serve
 
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 """What a terminal or a launcher sends to a whole group of processes is meant for the training process."""
+
+_REST = 0.3
+"""Seconds from the end of the training process to that of this one: first whoever recovers from that has the processors."""
 
 
 def main(fd: int, parent: int) -> None:
@@ -52,6 +56,7 @@ def _serve(sock: socket.socket, parent: int) -> None:
     while True:
         for fd, _ in poll.poll():
             if fd == parent:
+                time.sleep(_REST)
                 return  # and the children with this process
             if fd == sock.fileno():
                 data, fds, _, _ = socket.recv_fds(sock, 16, 1, socket.MSG_CMSG_CLOEXEC)

@@ -179,7 +179,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Close the group in good order, and end."""
+    """Cut the group's connections; nothing more is asked of it."""
 
     CODE: ClassVar[int] = 6
 
