@@ -103,7 +103,10 @@ Order = Freeze | Expected | Installed | Activated | Wish | PeerProgress | Stalle
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """The data plane of this member failed and froze itself; ``suspects`` are checked at once (empty: every member)."""
+    """The data plane of this member failed and froze itself; ``suspects`` are checked at once (empty: every member).
+
+    A member that suspects itself asks for a new epoch at once: nobody has died, its own group has ended.
+    """
 
     suspects: tuple[str, ...]
 

@@ -130,7 +130,8 @@ class Consensus(ABC):
     def average_failure(self, call: int, suspects: Sequence[str]) -> None:
         """``call`` failed here: a *hint* against ``suspects`` (member ids; empty: unknown), checked at once.
 
-        The caller freezes after this call; the member is then owed a new epoch.
+        The caller freezes after this call; the member is then owed a new epoch. Where it suspects itself, as its own group has
+        ended, that comes at once: nobody else is waited for or checked.
         """
 
     @abstractmethod

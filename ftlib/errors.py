@@ -45,7 +45,7 @@ class JobEnded(FTLibError):
 
 
 class GroupError(FTLibError):
-    """An operation of a process group failed. ``peers``: ranks it blames (empty: unknown)."""
+    """An operation of a process group failed. ``peers``: ranks it blames (empty: unknown; the own one: nobody else's fault)."""
 
     def __init__(self, text: str, peers: tuple[int, ...] = ()) -> None:
         super().__init__(text)

@@ -116,7 +116,7 @@ class Machine:
         core, change, admission = self._core, self._change, self._admission
         match what:
             case Hint(suspects):
-                change.frozen(now)
+                change.frozen(now, suspects)
                 change.accusations.hint(suspects, now)
                 self._detection.hinted(now)
             case Flushed(epoch, report):

@@ -168,6 +168,8 @@ class Framework(ABC):
     name: str
     group: Group | None = None
     """The newest group."""
+    replaced: int = 0
+    """Processes of its own that ended or hung though nobody had asked them to, and in whose place there is another one."""
 
     @abstractmethod
     def start(self, host: str) -> Mapping[str, str]:

@@ -35,8 +35,8 @@ _THREADS = 2
 _REST = 0.05
 """Seconds that the ends of connections may be told late: whoever waits for the group has the processors first."""
 
-_making_device = threading.Lock()
-"""Held while a device is made, so that the one new listening socket is its own."""
+beginning_to_listen = threading.Lock()
+"""Held while a device is made, so that the one new listening socket is its own; others that begin to listen hold it, too."""
 
 
 class GlooBuild(Build):
@@ -192,7 +192,7 @@ class GlooBuild(Build):
 def _make_device(host: str) -> tuple[Any, Inode | None, Address | None, frozenset[Inode]]:
     """Make a Gloo device on an interface, and find its listening socket if that can be told; last the sockets before it."""
     make: Any = ProcessGroupGloo
-    with _making_device:
+    with beginning_to_listen:
         before = sockets.snapshot()
         device = make.create_device(hostname=host, lazy_init=False)
         new = sockets.listeners(host, before)

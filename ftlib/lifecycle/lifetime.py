@@ -128,7 +128,7 @@ class Lifetime:
             self._rebuild,
             self._prepare,
             self._activated,
-            functools.partial(facts, plane),
+            functools.partial(facts, plane, means.framework),
             self._given_up,
         )
         catchup = Catchup(plane, registered, self._transport, allowed, self._standby if spares else None)
@@ -172,10 +172,6 @@ class Lifetime:
         """Return the next lifetime of this process, not begun; None if the consensus cannot begin again."""
         consensus = self.consensus.anew()
         return None if consensus is None else Lifetime(self._means, consensus, self, why)
-
-    def framework_metrics(self) -> Mapping[str, object]:
-        """The framework's own figures."""
-        return self._means.framework.metrics()
 
     # --- the beginning -------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import multiprocessing
 import os
 import signal
@@ -12,7 +13,7 @@ import traceback
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ftlib.frameworks import Framework, Group, GroupSpec, framework_by_name
+from ftlib.frameworks import FRAMEWORKS, Framework, Group, GroupSpec, framework_by_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,11 +35,21 @@ class Worker:
         return self.groups[-1]
 
 
+def made(name: str) -> Framework:
+    """A framework of ftlib's by its name, or one of anybody's by ``module:class``."""
+    if name in FRAMEWORKS:
+        return framework_by_name(name)
+    module, _, kind = name.partition(":")
+    framework = getattr(importlib.import_module(module), kind)()
+    assert isinstance(framework, Framework)
+    return framework
+
+
 def _serve(pipe: Connection, name: str) -> None:
     import torch
 
     torch.set_num_threads(1)
-    framework = framework_by_name(name)
+    framework = made(name)
     worker = Worker(framework)
     pipe.send(framework.start("127.0.0.1"))
     while True:

@@ -31,21 +31,23 @@ from ftlib.core.plane.rebuild import Rebuilder
 from ftlib.frameworks import gloo_build, rendezvous
 from ftlib.frameworks.gloo import GlooFramework
 from ftlib.frameworks.gloo_group import GlooGroup
+from ftlib.frameworks.isolated import IsolatedFramework
+from ftlib.frameworks.isolated.group import IsolatedGroup
 from ftlib.lifecycle.lifetime import Lifetime
 from ftlib.recovery.whole_state import Transfer
 
 __all__ = ["POINTS", "Tracer", "arm", "of_the_agent"]
 
-POINTS: dict[str, tuple[Any, str]] = {
+POINTS: dict[str, tuple[Any, str] | tuple[Any, str, Any]] = {
     "enter": (Plane, "enter"),
-    "operation": (GlooGroup, "submit"),
+    "operation": (GlooGroup, "submit", IsolatedGroup),
     "finish": (Plane, "finish"),
     "deliver": (Call, "deliver"),
     "fail": (Plane, "failed"),
     "freeze": (Plane, "freeze"),
     "report": (Membership, "flushed"),
     "install": (Rebuilder, "_install"),
-    "build": (GlooFramework, "rebuild"),
+    "build": (GlooFramework, "rebuild", IsolatedFramework),
     "ready": (Membership, "ready"),
     "activate": (Plane, "activate"),
     "donate": (rebuild, "donate"),
@@ -82,8 +84,9 @@ def arm(text: str, *, silently: bool = False) -> None:
 
         Agent.send = sending  # type: ignore[method-assign]
         return
-    owner, attribute = POINTS[name]
-    setattr(owner, attribute, _wrapped(getattr(owner, attribute), strike, before=side != "after"))
+    owner, attribute, *others = POINTS[name]
+    for each in (owner, *others):
+        setattr(each, attribute, _wrapped(getattr(each, attribute), strike, before=side != "after"))
 
 
 class _Counter:

@@ -47,6 +47,8 @@ class Nursery:
         self._output = directory / "zygote.out"
         self._pids: list[int] = []
         self._ends: dict[int, End] = {}
+        self.settings: dict[str, Any] = {}
+        """See ``settle``."""
         with (directory / "zygote.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             self._control = self._connected(directory / "zygote", modules)
@@ -64,11 +66,17 @@ class Nursery:
 
     def start(self, task: dict[str, Any], sockets: Sequence[socket.socket] = (), module: str = _WORKER) -> int:
         """Fork a process that runs ``module.run(task)`` and gets ``sockets``; its pid."""
+        if "settings" in task:
+            task = {**task, "settings": {**self.settings, **task["settings"]}}
         order = json.dumps({"module": module, "task": task}).encode()
         socket.send_fds(self._control, [order], [item.fileno() for item in sockets])
         pid = self._await_pid(_LIMIT)
         self._ends.pop(pid, None)  # of an earlier process with the same number
         return pid
+
+    def settle(self, **settings: Any) -> None:
+        """From now on processes have these settings of ftlib, and no others, beside their own, which come first."""
+        self.settings = settings
 
     def end(self, pid: int) -> End | None:
         """How that process has ended, if it has."""

@@ -30,7 +30,8 @@ class Actor:
 
     def init(self) -> FTLib:
         """Start; says so."""
-        ft = FTLib.init(self.given.get("consensus", "gossip"), self.given.get("framework", "gloo"), **self.settings)
+        chosen = {"framework": self.given["framework"]} if "framework" in self.given else {}
+        ft = FTLib.init(self.given.get("consensus", "gossip"), **{**self.settings, **chosen})
         member = ft._consensus.member
         self.write(event="init", address=f"{member.host}:{member.port}", member=member.id)
         return ft

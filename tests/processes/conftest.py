@@ -13,6 +13,32 @@ from tests.harness.nursery import Nursery
 
 from .stage import Stage
 
+FRAMED = ("kills", "hangs", "joining", "leaving", "stragglers", "execute", "checkpoints")
+"""Modules whose tests hold for every framework."""
+QUICK = (
+    "test_down_to_one_and_back",
+    "test_a_slow_worker_is_not_waited_for",
+    "test_all_at_once",
+    "test_joiner_has_what_the_others_have",
+)
+"""Tests that ``make test`` runs with each; with others than the usual one ``make soak`` runs the rest."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Tests of these modules run once with each framework, by the fixture below."""
+    if metafunc.module.__name__.rpartition(".test_")[2] in FRAMED:
+        marks = [] if metafunc.function.__name__ in QUICK else [pytest.mark.soak]
+        metafunc.parametrize("framework", ["gloo", pytest.param("isolated:gloo", marks=marks)], indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def framework(request: pytest.FixtureRequest, nursery: Nursery) -> Iterator[str]:
+    """That of all workers that do not choose one."""
+    name = getattr(request, "param", "")
+    nursery.settle(**({"framework": name} if name else {}))
+    yield name
+    nursery.settle()
+
 
 @pytest.fixture
 def cluster(nursery: Nursery, tmp_path: Path) -> Iterator[Cluster]:

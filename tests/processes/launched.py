@@ -31,10 +31,11 @@ class LaunchedRun(Cluster):
         self._common = dict(task)
         events = directory / "events.jsonl"
         self._events = Tail(events)
-        settings = {"PROCESS_TEST_TASK": json.dumps(task), "PROCESS_TEST_DIRECTORY": str(directory)}
-        command = ftlib_run("-n", size, "--max-restarts", restarts, "--restart-delay", 0.2, "--events", events, *options)
         self._owned = nursery is None
         self._nursery = nursery or Nursery(directory)
+        task["settings"] = {**self._nursery.settings, **task.get("settings", {})}
+        settings = {"PROCESS_TEST_TASK": json.dumps(task), "PROCESS_TEST_DIRECTORY": str(directory)}
+        command = ftlib_run("-n", size, "--max-restarts", restarts, "--restart-delay", 0.2, "--events", events, *options)
         self._program = Program(self._nursery, directory, *command, "-m", "tests.harness.worker", env=clean(**settings))
 
     @property

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from ftlib import FTLib
 from ftlib.launch.process import descendants
 from tests.harness.basics import eventually
 from tests.harness.cluster import Cluster, Worker
 from tests.harness.nursery import Nursery
 from tests.harness.verdict import Verdict
+from tests.harness.worker import Lines
 
 pytestmark = pytest.mark.process
 
@@ -36,6 +38,24 @@ def named(pid: int, name: str) -> list[int]:
         except OSError:
             continue
     return found
+
+
+class Replaced:
+    """A habit: say how many processes were replaced, whenever that changes."""
+
+    def __init__(self, ft: FTLib, lines: Lines) -> None:
+        self._ft, self._lines, self._told = ft, lines, 0
+
+    def __call__(self) -> None:
+        count = self._ft.metrics()["children_replaced"]
+        if count != self._told:
+            self._told = count
+            self._lines.write(event="replaced", count=count)
+
+
+def replaced(worker: Worker) -> int:
+    """How many it has told of."""
+    return max((event["count"] for event in worker.events if event.get("event") == "replaced"), default=0)
 
 
 def judge(cluster: Cluster) -> int:
@@ -78,12 +98,15 @@ def test_killed_joined_left_and_nobody_stays(cluster: Cluster) -> None:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=str)
 def test_the_process_of_a_group(cluster: Cluster, number: signal.Signals) -> None:
     """It is replaced, spare or not, and the step is finished by the same members."""
-    workers = cluster.found(3)
+    workers = cluster.found(3, habit=["tests.processes.test_isolated:Replaced"])
     cluster.training(3)
     for victim in workers[:2]:
         for pid in named(victim.pid, "ftlib-group"):
             os.kill(pid, number)
         redone(cluster, workers)
+    cluster.until("it is counted", lambda: replaced(workers[0]) and replaced(workers[1]))
+    assert "another one takes its place" in workers[0].output()
+    assert not replaced(workers[2]), "those that were killed for a new view are not"
     [nursery] = named(workers[2].pid, "ftlib-nursery")
     os.kill(nursery, signal.SIGKILL)
     redone(cluster, workers)

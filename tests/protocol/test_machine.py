@@ -321,3 +321,19 @@ def test_nonsense_changes_nothing() -> None:
     for message in nonsense:
         give(machine, "a", message, 100.1)
     assert machine.status() == before
+
+
+@pytest.mark.parametrize(("suspects", "wait"), [(("b",), 0.0), (("b", "c"), 0.0), (("c",), CONFIG.frozen_wait)])
+def test_a_member_that_blames_itself_asks_for_a_new_epoch_at_once(suspects: tuple[str, ...], wait: float) -> None:
+    """Others may be dead: it waits for a change without them before it asks."""
+    machine = machine_in("abc", "b")
+    machine.tick(100.0)
+    machine.drain()
+    machine.handle(Hint(suspects), 100.0)
+    machine.tick(100.0)
+    effects = machine.drain()
+    assert [check.member.id for check in effects if isinstance(check, Check)] == (["c"] if wait else [])
+    kinds = {send.message.kind for send in sends(effects, Evidence) if isinstance(send.message, Evidence)}
+    assert kinds == (set() if wait else {EvidenceKind.FROZEN})
+    machine.tick(100.0 + wait + 0.001)
+    assert bool(sends(machine.drain(), Evidence)) == bool(wait)

@@ -57,6 +57,8 @@ class ViewChange:
         self.accusations = Accusations(core, self.proposer.consider, self._believes)
         self.installer = Installer(core, self.accusations.accuse)
         self._frozen_at: float | None = None
+        self._frozen_wait = core.config.frozen_wait
+        """Seconds from then until this member asks for a new epoch."""
         self._blockage = Blockage(core, self.proposer, self.installer, lambda: self._stands_still, self._look_after)
         self._ready_to: tuple[str, Address] | None = None
         self._ready_again = inf
@@ -87,10 +89,15 @@ class ViewChange:
 
     # The data plane's side
 
-    def frozen(self, now: float) -> None:
-        """The data plane stopped by itself after a failure: it is owed a new epoch."""
+    def frozen(self, now: float, suspects: tuple[str, ...] = ()) -> None:
+        """The data plane stopped by itself after a failure: it is owed a new epoch.
+
+        Usually a member has died, and the change without it comes soon. A member that blames itself knows better: its own group
+        has ended, and it asks at once.
+        """
         if self._frozen_at is None and not self._stale_word:
             self._frozen_at = now
+            self._frozen_wait = 0.0 if self._core.member.id in suspects else self._core.config.frozen_wait
             self._core.history.mark(Moment.HALTED, self._core.epoch + 1, now)
 
     def boundary(self, call: int, leavers: tuple[str, ...], now: float) -> None:
@@ -137,7 +144,7 @@ class ViewChange:
         self.accusations.tick(now)
         self.voter.tick(now)
         core = self._core
-        if self._waits_frozen and self._frozen_at is not None and now >= self._frozen_at + core.config.frozen_wait:
+        if self._waits_frozen and self._frozen_at is not None and now >= self._frozen_at + self._frozen_wait:
             self.accusations.accuse(core.member.id, EvidenceKind.FROZEN, "frozen without a view change", now)
         if self._is_ready and core.active is not core.installed and now >= self._ready_again:
             self._send_ready(now)
@@ -164,7 +171,7 @@ class ViewChange:
         if self._is_ready and core.active is not core.installed:
             first = min(first, self._ready_again)
         if self._frozen_at is not None and self._waits_frozen:
-            first = min(first, self._frozen_at + core.config.frozen_wait)
+            first = min(first, self._frozen_at + self._frozen_wait)
         return first
 
     @property

@@ -70,8 +70,10 @@ class Accusations:
         self._changed(now)
 
     def hint(self, suspects: tuple[str, ...], now: float) -> None:
-        """This member's data plane failed, and blames ``suspects`` (empty: unknown): check them at once."""
+        """This member's data plane failed, and blames ``suspects`` (empty: unknown): check them at once, unless it is one."""
         core = self._core
+        if core.member.id in suspects:
+            return
         known = [member_id for member_id in suspects if core.table.get(member_id) is not None]
         for member_id in known or [peer.member.id for peer in islice(core.table, core.config.mesh_limit)]:
             self._check(member_id, now)

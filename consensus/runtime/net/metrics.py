@@ -216,6 +216,11 @@ METRICS: tuple[Metric, ...] = (
     _counter("ftlib_averages_vetoed", "Averages applied by nobody because of inf or nan", "ftlib.vetoed"),
     _counter("ftlib_averaged_bytes", "Bytes of tensors in finished calls", "ftlib.bytes_averaged"),
     _counter("ftlib_rebuild_failures", "Process groups that could not be built", "ftlib.rebuild_failures"),
+    _counter(
+        "ftlib_children_replaced",
+        "Processes with a group that ended or hung by themselves, and were replaced",
+        "ftlib.children_replaced",
+    ),
     _counter("ftlib_rejoins", "Times that this process was excluded and joined again as another member", "ftlib.rejoins"),
     _counter("ftlib_state_loads", "Training states loaded from other members", "ftlib.state_loads"),
     _counter("ftlib_state_bytes", "Bytes of training state received", "ftlib.state_bytes"),

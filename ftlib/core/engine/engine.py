@@ -36,7 +36,6 @@ from ..plane.phase import Phase
 from ..plane.plane import Plane
 from ..plane.rebuild import Rebuilder
 from ..plane.step_times import QUIET
-from ..plane.transport import Transport
 from ..tensors.layout import Layout
 from ..tensors.layout_book import LayoutBook
 from ..tensors.staging import Allocate, Slot, StagingPool
@@ -44,6 +43,7 @@ from ..tensors.trailer import Flag, RankRecord, Trailer
 from .arrival import Arrival
 from .call_lock import CallLock
 from .inquiry import Entered, Inquiry
+from .transport import Transport
 from .waiting import Limits, Waiting
 
 __all__ = ["Engine", "Facts", "Next", "decide"]

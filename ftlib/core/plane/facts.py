@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from ...frameworks import Framework
 from ..tensors.trailer import Flag
 from .plane import Plane
 
 __all__ = ["facts"]
 
 
-def facts(plane: Plane) -> dict[str, Any]:
+def facts(plane: Plane, framework: Framework) -> dict[str, Any]:
     """Counts since the start, and this worker's place. Any thread; waits only for the plane's lock. Times in seconds."""
     counters = plane.counters
     now = plane.threads.now()
@@ -56,6 +57,7 @@ def facts(plane: Plane) -> dict[str, Any]:
         "call_seconds": counters.call_seconds.as_dict(),
         "view_changes": counters.views,
         "rebuild_failures": counters.rebuild_failures,
+        "children_replaced": framework.replaced,
         "last_pause": counters.last_pause,
         "pauses": counters.pauses.as_dict(),
         "rejoins": counters.rejoins,

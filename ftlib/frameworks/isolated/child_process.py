@@ -9,15 +9,17 @@ import select
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable
 
 import torch
 
 from consensus import release_in_children
 from ftlib.errors import GroupError
+from ftlib.frameworks.background import start_task
 from ftlib.frameworks.base import GroupSpec, Operation, OperationKind, Work
 
-from .records import LIMIT, Build, Close, Ended, Ping, Record, RecordError, Run, Segment, carried, unpack
+from .records import LIMIT, Build, Close, Ended, Ping, Record, RecordError, Run, Segment, Warm, carried, unpack
 from .segments import Segments
 
 _MOST = 1024
@@ -26,20 +28,28 @@ _LOOK = 0.2
 """Seconds between two looks at a child that has something under way."""
 _SILENT = 4
 """Looks in a row at which a child that was pinged had said nothing, after which it hangs."""
-_CLOSES = 1.0
-"""Seconds for a child to close its group and end."""
+_CUT = 0.02
+"""Seconds for a child to cut its group's connections, and for what is under way there to end; then it is killed at once."""
+_REST = 0.3
+"""Seconds until it is killed otherwise. The end of a process takes a processor for milliseconds: first others need that."""
 _TARGETS = frozenset({OperationKind.ALLREDUCE, OperationKind.BROADCAST, OperationKind.RECV})
 """Operations that change their tensor."""
+
+Attend = Callable[[threading.Event, float], bool]
+"""See ``ChildProcess.attend``."""
 
 
 class IsolatedWork(Work):
     """An operation that a child carries out. ``buffer``: shared memory used instead of a tensor that is not."""
 
-    __slots__ = ("_buffer", "_error", "_gone", "_segments", "_tensor", "number")
+    __slots__ = ("_attend", "_buffer", "_error", "_gone", "_segments", "_tensor", "number")
 
-    def __init__(self, number: int, operation: Operation, buffer: torch.Tensor | None, segments: Segments) -> None:
+    def __init__(
+        self, number: int, operation: Operation, buffer: torch.Tensor | None, segments: Segments, attend: Attend
+    ) -> None:
         self.number = number
         self._segments = segments
+        self._attend = attend
         self._tensor = operation.tensor
         self._buffer = buffer
         self._gone = threading.Event()
@@ -47,7 +57,7 @@ class IsolatedWork(Work):
 
     def wait(self, timeout: float) -> bool:
         """Block at most ``timeout`` seconds. An operation whose child was killed has ended once that is certainly gone."""
-        if not self._gone.wait(max(0.0, timeout)):
+        if not self._gone.is_set() and not self._attend(self._gone, max(0.0, timeout)):
             return False
         if self._error is not None:
             raise self._error.afresh()
@@ -58,7 +68,7 @@ class IsolatedWork(Work):
         return self._gone.is_set()
 
     def finish(self, error: GroupError | None, *, changes: bool) -> None:
-        """It has physically ended. Once; on the thread that listens to the child."""
+        """It has physically ended. Once; on the thread that heard so from the child."""
         self._error = error
         buffer, self._buffer = self._buffer, None
         if buffer is not None:
@@ -71,24 +81,39 @@ class IsolatedWork(Work):
 class ChildProcess:
     """One child, from its fork until it is gone. Any thread may tell it something."""
 
-    def __init__(self, sock: socket.socket, pid: int, pidfd: int, segments: Segments) -> None:
-        """Takes ``sock`` and ``pidfd``."""
+    def __init__(
+        self, sock: socket.socket, pid: int, pidfd: int, segments: Segments, lost: Callable[[str], None] = lambda _why: None
+    ) -> None:
+        """Takes ``sock`` and ``pidfd``. ``lost`` is called with the reason once it is gone though nobody had asked for that."""
         self.pid = pid
+        self._lost = lost
         self._segments = segments
         self._sock, self._pidfd = sock, pidfd
         sock.setblocking(False)
         self._lock = threading.Lock()
+        self._ear = threading.Lock()
+        """Whoever holds it reads records. A thread that waits for an operation does so, if nobody else does."""
+        self._poll = select.epoll(2)
+        self._heard = 0
+        """Records so far, give or take: only whether it stands still is looked at."""
         self._numbers = itertools.count(1)
         self._given: dict[int, Callable[[], bool]] = {}
         """Segments that it has, by number: whether each is still used."""
         self._pending: dict[int, tuple[IsolatedWork, bool]] = {}
         """With whether it changes its tensor."""
         self._building: Callable[[Ended], None] | None = None
+        self._blamed: tuple[int, ...] = ()
+        """By its end: the own rank, once an operation ended well. What never worked is not to be built anew without a pause."""
+        self._rank = -1
         self._why = ""
         """Why it was killed, or is not to be used."""
+        self._asked = False
+        """Whether that was asked for, and nothing was wrong with it."""
+        self._quiet = threading.Event()
+        """It was told to cut its connections, and nothing is under way any more."""
         self.gone = threading.Event()
         """It has certainly ended: nothing writes into shared memory for it any more."""
-        self._descriptors = descriptors = [sock.fileno(), pidfd]
+        self._descriptors = descriptors = [sock.fileno(), pidfd, self._poll.fileno()]
         release_in_children(self, lambda: tuple(descriptors))
         threading.Thread(target=self._listen, name="ftlib-isolated", daemon=True).start()
 
@@ -97,13 +122,18 @@ class ChildProcess:
         """Whether it has neither ended nor been told to."""
         return not self._why
 
+    def warm(self) -> None:
+        """Nothing will come for a while, and then a group is to be there at once."""
+        with self._lock:
+            self._send(Warm())
+
     def build(self, spec: GroupSpec, host: str, built: Callable[[Ended], None]) -> None:
         """Have it build a group. ``built`` is called once, on the thread that listens, with what came of it."""
         with self._lock:
-            self._building = built
+            self._building, self._rank = built, spec.rank
             fine = self._send(Build(spec, host))
         if not fine:
-            self.kill("the process for the group does not take orders")
+            self._give_up("the process for the group does not take orders")
 
     def run(self, operation: Operation) -> IsolatedWork:
         """Begin an operation on a contiguous CPU tensor. It may have failed already."""
@@ -119,7 +149,7 @@ class ChildProcess:
         dtype = tensor.dtype if kind is OperationKind.ALLREDUCE and carried(tensor.dtype) else torch.uint8
         count = tensor.nbytes // dtype.itemsize
         with self._lock:
-            work = IsolatedWork(next(self._numbers), operation, buffer, self._segments)
+            work = IsolatedWork(next(self._numbers), operation, buffer, self._segments, self.attend)
             record = Run(work.number, kind, operation.op, dtype, operation.peer, operation.tag, segment.number, offset, count)
             usable = self.usable and len(self._pending) < _MOST
             if usable:
@@ -132,50 +162,107 @@ class ChildProcess:
                 why = "" if usable else "it does not take orders"
             else:
                 why = self._why or f"{_MOST} operations are under way"
-                work.finish(GroupError(f"the group's process {self.pid}: {why}"), changes=False)
+                blamed = () if self._asked else self._blamed
+                work.finish(GroupError(f"the group's process {self.pid}: {why}", blamed), changes=False)
         if not usable:
-            self.kill(why)
+            self._give_up(why)
         return work
+
+    def attend(self, ended: threading.Event, timeout: float) -> bool:
+        """Wait at most ``timeout`` seconds for ``ended``, which a record of the child's sets. True: it is set.
+
+        The first thread that waits reads the records itself, which saves waking another one for each.
+        """
+        deadline = time.monotonic() + timeout
+        if self._ear.acquire(blocking=False):
+            try:
+                if not self.gone.is_set():
+                    self._listen_for(ended, deadline)
+            finally:
+                self._ear.release()
+        return ended.wait(max(0.0, deadline - time.monotonic()))
 
     def kill(self, why: str) -> None:
         """SIGKILL, and do not wait. What is under way fails once the process is gone. Idempotent."""
+        self._give_up(why, asked=True)
+
+    def _give_up(self, why: str, *, asked: bool = False) -> None:
         with self._lock:
+            self._asked = self._asked or (asked and not self._why)
             self._why = self._why or why
             if not self.gone.is_set():
                 with contextlib.suppress(OSError):
                     signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
-    def close(self) -> None:
-        """Have it close its group in good order, and end."""
+    def close(self, why: str) -> None:
+        """Have it cut its group's connections: what is under way fails, here and at the peers. SIGKILL, if need be.
+
+        Otherwise it is killed a moment later. Idempotent.
+        """
         with self._lock:
-            first, self._why = not self._why, self._why or "the group is closed"
-            fine = first and not self.gone.is_set() and self._send(Close())
-        if not fine:
-            self.kill("closed")
+            if self._why:
+                return
+            self._why, self._asked = why, True
+            if not self._pending:
+                self._quiet.set()
+            fine = not self.gone.is_set() and self._send(Close())
+        if fine:
+            start_task("isolated-end", self._finish_off)
+        else:
+            self._give_up(why)
+
+    def _finish_off(self) -> None:
+        if self._quiet.wait(_CUT):
+            self.gone.wait(_REST)
+        self._give_up(self._why)
 
     # --- the thread that listens ---------------------------------------------------------------------------------------
 
-    def _listen(self) -> None:
+    def _listen_for(self, ended: threading.Event, deadline: float) -> None:
+        """Read records until ``ended`` is set, the child is gone, or it is time. With ``_ear``."""
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
         poll.register(self._pidfd, select.POLLIN)
-        silent, closing, talks = 0, 0.0, True
+        self._listen_here(0)
+        try:
+            while not ended.is_set() and (left := deadline - time.monotonic()) > 0:
+                ready = {fd for fd, _ in poll.poll(left * 1000)}
+                while self._hear():
+                    pass
+                if self._pidfd in ready:
+                    break
+        except EOFError:
+            pass
+        finally:
+            self._listen_here(select.EPOLLIN)
+
+    def _listen_here(self, events: int) -> None:
+        """What the thread whose work it is wakes up for."""
+        with contextlib.suppress(FileNotFoundError):  # it has seen the end
+            self._poll.modify(self._sock, events)
+
+    def _listen(self) -> None:
+        self._poll.register(self._sock, select.EPOLLIN)
+        self._poll.register(self._pidfd, select.EPOLLIN)
+        silent, heard, talks = 0, 0, True
         while True:
-            ready = {fd for fd, _ in poll.poll(_LOOK * 1000)}
-            try:
-                while ready and talks and self._hear():
-                    silent = 0
-            except EOFError:
-                talks = False
-                poll.unregister(self._sock)
-                self.kill("it has closed its end")  # and is about to be gone
+            ready = {fd for fd, _ in self._poll.poll(_LOOK)}
+            if ready and talks and self._ear.acquire(blocking=False):  # else another thread reads, and misses no record
+                try:
+                    while self._hear():
+                        pass
+                except EOFError:
+                    talks = False
+                    self._poll.unregister(self._sock)
+                    self._give_up("it has closed its end")  # and is about to be gone
+                finally:
+                    self._ear.release()
             if self._pidfd in ready:
                 break
+            if heard != self._heard:
+                silent, heard = 0, self._heard
             if not ready:
                 silent = self._look(silent)
-                closing += 0.0 if self.usable else _LOOK
-                if closing > _CLOSES:
-                    self.kill("it did not end")
         self._end()
 
     def _hear(self) -> bool:
@@ -188,10 +275,11 @@ class ChildProcess:
             data = b""
         if not data:
             raise EOFError
+        self._heard += 1
         try:
             record = unpack(data)
         except RecordError as error:
-            self.kill(f"it talks nonsense ({error})")
+            self._give_up(f"it talks nonsense ({error})")
         else:
             if isinstance(record, Ended):
                 self._ended(record)
@@ -205,6 +293,10 @@ class ChildProcess:
             else:
                 building = None
                 work, changes = self._pending.pop(ended.number, (None, False))
+                if not ended.text:
+                    self._blamed = (self._rank,)
+                if self._why and not self._pending:
+                    self._quiet.set()
         if building is not None:
             building(ended)
         if work is not None:
@@ -217,24 +309,28 @@ class ChildProcess:
                 return 0
             self._send(Ping())
         if silent + 1 > _SILENT:
-            self.kill(f"it has not answered for {silent * _LOOK:g} s")
+            self._give_up(f"it has not answered for {silent * _LOOK:g} s")
         return silent + 1
 
     def _end(self) -> None:
         """It is gone: whatever is under way has ended."""
-        with self._lock:
+        with self._ear, self._lock:  # whoever listens instead stops, as the child is gone
             self._why = self._why or "it has ended"
             self.gone.set()
             pending, self._pending = list(self._pending.values()), {}
             building, self._building = self._building, None
-            text = f"the group's process {self.pid} is gone: {self._why}"
+            text, blamed = f"the group's process {self.pid} is gone: {self._why}", () if self._asked else self._blamed
+            self._quiet.set()
             self._descriptors.clear()
             self._sock.close()
+            self._poll.close()
             os.close(self._pidfd)
         for work, _ in pending:
-            work.finish(GroupError(text), changes=False)
+            work.finish(GroupError(text, blamed), changes=False)
         if building is not None:
             building(Ended(0, text, told=True))
+        if not self._asked:
+            self._lost(text)
 
     # --- under the lock ------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ never waits for an import. What the others need to meet, the store, is in the tr
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import threading
 from collections.abc import Mapping
@@ -27,8 +28,12 @@ from .nursery import Nursery
 from .records import Ended
 from .segments import Segments
 
+logger = logging.getLogger("ftlib")
+
 _FINISH = 2.0
 """Seconds that ``close`` waits for what runs in the background."""
+_REST = 0.3
+"""Seconds from a child's first order until the next one is forked: first whoever waits for the group has the processors."""
 
 
 class IsolatedFramework(Framework):
@@ -47,7 +52,7 @@ class IsolatedFramework(Framework):
         self._spares = threading.Lock()
         self._spare: ChildProcess | None = None
         """Forked ahead. Guarded by ``_spares``."""
-        self._closed = False
+        self._closed = threading.Event()
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -109,8 +114,8 @@ class IsolatedFramework(Framework):
         if self.group is not None:
             self.group.close()
             self.group = None
+        self._closed.set()
         with self._spares:
-            self._closed = True
             spare, self._spare = self._spare, None
         if spare is not None:
             spare.kill("closed")
@@ -124,29 +129,42 @@ class IsolatedFramework(Framework):
         return _IsolatedBuild(spec, self._host, self)
 
     def child(self) -> ChildProcess:
-        """One that has done nothing yet: the spare one, and another is forked meanwhile. GroupError where there is none."""
+        """One that has done nothing yet: the spare one, and another is forked later. GroupError where there is none."""
         with self._spares:
             spare, self._spare = self._spare, None
         if spare is None or not spare.usable:
             spare = self._fork()
-        start_task("spare", self._fork_ahead)
+        start_task("spare", self._fork_later)
         return spare
 
     def _fork(self) -> ChildProcess:
-        return ChildProcess(*self._nursery.fork(), self._segments)
+        return ChildProcess(*self._nursery.fork(), self._segments, self._lost)
+
+    def _lost(self, why: str) -> None:
+        """A child has ended by itself, or hung."""
+        if self._closed.is_set():
+            return
+        with self._spares:
+            self.replaced += 1
+        logger.warning("%s; another one takes its place", why, extra={"ftlib_event": "child_replaced"})
+
+    def _fork_later(self) -> None:
+        self._closed.wait(_REST)
+        self._fork_ahead()
 
     def _fork_ahead(self) -> None:
         with self._spares:
-            if self._closed or (self._spare is not None and self._spare.usable):
+            if self._closed.is_set() or (self._spare is not None and self._spare.usable):
                 return
         try:
             child = self._fork()
         except GroupError:  # whoever needs one finds that out
             return
         with self._spares:
-            wanted = not self._closed and (self._spare is None or not self._spare.usable)
+            wanted = not self._closed.is_set() and (self._spare is None or not self._spare.usable)
             if wanted:
                 self._spare = child
+                child.warm()
         if not wanted:
             child.kill("another one is there")
 

@@ -36,9 +36,9 @@ class IsolatedGroup(Group):
         return self._child.run(operation)
 
     def abort(self) -> None:
-        """Kill the child. Operations under way here end once it is gone, milliseconds later; then the peers see it, too."""
-        self._child.kill("the group was aborted")
+        """Have the child cut its connections, or kill it: see ``ChildProcess.close``."""
+        self._child.close("the group was aborted")
 
     def close(self) -> None:
-        """Have the child close the group and end; what is under way fails."""
-        self._child.close()
+        """End the child; what is under way fails."""
+        self._child.close("the group is closed")

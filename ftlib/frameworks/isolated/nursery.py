@@ -18,6 +18,8 @@ _ROOT = str(Path(__file__).resolve().parents[3])
 _COMMAND = "import sys; from ftlib.frameworks.isolated.nursery_process import main; main(int(sys.argv[1]), int(sys.argv[2]))"
 _READY = 60.0
 """Seconds for the nursery to import torch, and to fork: a loaded machine may be slow."""
+_HUGE_PAGES = {"PYTHONMALLOC": "malloc", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+"""Where the system has them: a fork then has few page tables to copy, and the end of a process few to free; both are urgent."""
 
 
 class Nursery:
@@ -76,7 +78,7 @@ class Nursery:
             try:
                 self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and code
                     [sys.executable, "-P", "-c", _COMMAND, str(theirs.fileno()), str(os.getpid())],
-                    env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+                    env={**os.environ, **_HUGE_PAGES, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
                     stdin=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
                 )

@@ -12,6 +12,7 @@ import os
 import select
 import signal
 import socket
+import time
 
 from ftlib.common.processes import call_process, die_with_parent
 
@@ -19,6 +20,9 @@ from .child import serve
 
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 """What a terminal or a launcher sends to a whole group of processes is meant for the training process."""
+
+_REST = 0.3
+"""Seconds from the end of the training process to that of this one: first whoever recovers from that has the processors."""
 
 
 def main(fd: int, parent: int) -> None:
@@ -37,8 +41,10 @@ def main(fd: int, parent: int) -> None:
         return
     gc.collect()
     gc.freeze()  # what is here stays: looking through it for garbage would copy its pages in each child
-    with socket.socket(fileno=fd) as sock:
-        _serve(sock, watched)
+    try:
+        _serve(socket.socket(fileno=fd), watched)
+    finally:
+        os._exit(0)  # not through the interpreter's end, which takes a processor for long, perhaps just when others recover
 
 
 def _serve(sock: socket.socket, parent: int) -> None:
@@ -50,12 +56,13 @@ def _serve(sock: socket.socket, parent: int) -> None:
     while True:
         for fd, _ in poll.poll():
             if fd == parent:
+                time.sleep(_REST)
                 return  # and the children with this process
             if fd == sock.fileno():
                 data, fds, _, _ = socket.recv_fds(sock, 16, 1, socket.MSG_CMSG_CLOEXEC)
                 if not data:
                     return
-                pid, pidfd = _fork(fds[0])
+                pid, pidfd = _fork(fds[0], (sock.fileno(), parent, *children))
                 children[pidfd] = pid
                 poll.register(pidfd, select.POLLIN)
                 with contextlib.suppress(OSError):
@@ -66,16 +73,21 @@ def _serve(sock: socket.socket, parent: int) -> None:
                 os.close(fd)
 
 
-def _fork(fd: int) -> tuple[int, int]:
-    """A child that serves at socket ``fd``, which is closed here; its number, and a descriptor that tells of its end."""
+def _fork(fd: int, others: tuple[int, ...]) -> tuple[int, int]:
+    """A child that serves at socket ``fd``, which is closed here; its number, and a descriptor that tells of its end.
+
+    ``others``: descriptors that are no business of the child.
+    """
     own = os.getpid()
     pid = os.fork()
     if not pid:
-        serve(socket.socket(fileno=fd), functools.partial(_settle, own))
+        serve(socket.socket(fileno=fd), functools.partial(_settle, own, others))
     os.close(fd)
     return pid, os.pidfd_open(pid)
 
 
-def _settle(parent: int) -> None:
+def _settle(parent: int, others: tuple[int, ...]) -> None:
     die_with_parent(parent)
+    for fd in others:
+        os.close(fd)
     call_process("ftlib-group")

@@ -21,6 +21,8 @@ _TEXT = 4000
 """Bytes of an error's text that are told; the rest is cut off."""
 _PEERS = 4096
 """Ranks that an error may blame."""
+_LONGEST = 1e6
+"""Seconds that an operation may take."""
 
 _KINDS = tuple(OperationKind)
 REDUCTIONS = ("", "SUM", "MIN", "MAX", "PRODUCT")
@@ -93,10 +95,9 @@ class Build:
         try:
             values, host = json.loads(data[1:])
             spec = GroupSpec(**values)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise RecordError(f"no group to build: {error}") from None
-        right = isinstance(spec.rank, int) and isinstance(spec.size, int) and isinstance(spec.timeout, (int, float))
-        if not right or not isinstance(spec.store, dict) or not isinstance(host, str):
+        if not _is_right(spec) or not isinstance(host, str):
             raise RecordError("no group to build: wrong types")
         return cls(spec, host)
 
@@ -178,7 +179,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Close the group in good order, and end."""
+    """Cut the group's connections; nothing more is asked of it."""
 
     CODE: ClassVar[int] = 6
 
@@ -194,8 +195,26 @@ class Close:
         return cls()
 
 
-Record = Run | Build | Segment | Ping | Ended | Close
-_BY_CODE: dict[int, type[Record]] = {each.CODE: each for each in (Run, Build, Segment, Ping, Ended, Close)}
+@dataclass(frozen=True, slots=True)
+class Warm:
+    """There is nothing to do for a while: do once what takes long the first time."""
+
+    CODE: ClassVar[int] = 7
+
+    def pack(self) -> bytes:
+        """As a record."""
+        return bytes([self.CODE])
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        """RecordError for anything else than ``pack`` returns."""
+        if len(data) != 1:
+            raise RecordError("no time to warm up")
+        return cls()
+
+
+Record = Run | Build | Segment | Ping | Ended | Close | Warm
+_BY_CODE: dict[int, type[Record]] = {each.CODE: each for each in (Run, Build, Segment, Ping, Ended, Close, Warm)}
 
 
 def unpack(data: bytes) -> Record:
@@ -204,6 +223,14 @@ def unpack(data: bytes) -> Record:
     if kind is None or len(data) > LIMIT:
         raise RecordError(f"no record: {data[:16]!r}")
     return kind.unpack(data)
+
+
+def _is_right(spec: GroupSpec) -> bool:
+    """Whether all of it is what it should be: it may have come from anywhere."""
+    numbers = all(type(number) is int for number in (spec.epoch, spec.rank, spec.size)) and 0 <= spec.rank < spec.size
+    texts = isinstance(spec.view_id, str) and isinstance(spec.store, dict)
+    stored = texts and all(isinstance(value, str) for value in spec.store.values())
+    return numbers and stored and type(spec.timeout) in (int, float) and 0 <= spec.timeout <= _LONGEST
 
 
 def carried(dtype: torch.dtype) -> bool:

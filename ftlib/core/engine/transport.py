@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from ..calls.call import Call
 from ..calls.session import Session
+from ..plane.plane import Plane
 from ..tensors.trailer import Flag, Trailer
-from .plane import Plane
 
 __all__ = ["Transport"]
 
