@@ -34,6 +34,7 @@ ALL = (
     ("fencing", "", "--repetitions 1"),
     ("average", "", "--sizes 25MB"),
     ("overlap", "", "--rounds 2"),
+    ("isolated", "", "--repetitions 5 --rounds 20 --small-rounds 500 --rebuilds 100"),
     ("keeping", "", "--repetitions 5"),
     ("shrink", "--rounds 20", "--rounds 2"),
     ("kills", "--kills 1000", "--kills 20"),

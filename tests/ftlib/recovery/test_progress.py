@@ -17,8 +17,10 @@ from ftlib.core.plane.facts import facts
 from ftlib.core.plane.plane import Plane
 from ftlib.core.plane.progress import Progress, told
 from ftlib.core.tensors.trailer import Flag, RankRecord, Trailer
+from ftlib.frameworks import framework_by_name
 from ftlib.recovery.joiner.progress_log import EVERY, ArrivingState, Meter, ProgressLog
 
+FRAMEWORK = framework_by_name("memory")
 HALF = Progress(total=1_200_000_000, got=600_000_000, rate=300e6, left=2.0, pending=0, braking=False)
 
 
@@ -115,16 +117,16 @@ def test_a_short_one_is_told_at_its_end_alone(clock: Clock, plane: Plane, caplog
 
 def test_one_that_the_others_wait_for(clock: Clock, plane: Plane, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "ftlib")
-    assert facts(plane)["recovery"] is None
+    assert facts(plane, FRAMEWORK)["recovery"] is None
     with ArrivingState(plane, waited_for=True) as arrival:
         clock.at += 2
         arrival.got(100, 0)
-        assert facts(plane)["recovery"]["total"] == 0, "not known before the list of tensors is here"
+        assert facts(plane, FRAMEWORK)["recovery"]["total"] == 0, "not known before the list of tensors is here"
         clock.at += 3
         arrival.got(500, 1200)
-        found = facts(plane)["recovery"]
+        found = facts(plane, FRAMEWORK)["recovery"]
     assert (found["total"], found["got"], found["rate"], found["left"], found["braking"]) == (1200, 600, 120.0, 5.0, True)
-    assert facts(plane)["recovery"] is None
+    assert facts(plane, FRAMEWORK)["recovery"] is None
     [record] = caplog.records
     assert record.getMessage() == "getting the state: 600 B of 1.2 kB (50%) at 120 B/s, 5.0 s left; the others wait for it"
 
@@ -146,9 +148,9 @@ def test_who_follows_is_told_by_the_others(plane: Plane) -> None:
     session = Session(View(2, "parent", members), SalvagePlan(5, 5), members[0].id, {members[0].id: 0, other.id: 1}, None)
     assert plane.activate(session)
     untold = {"finished": None, "current": None, "seconds": None, "following": False, "late": False}
-    assert facts(plane)["peers"] == {other.id: untold}, "it is one of them before its first ping"
+    assert facts(plane, FRAMEWORK)["peers"] == {other.id: untold}, "it is one of them before its first ping"
     plane.peer_progress(other.id, 5, 6)
-    assert facts(plane)["peers"] == {other.id: {**untold, "finished": 5, "current": 6, "seconds": 0.0}}
+    assert facts(plane, FRAMEWORK)["peers"] == {other.id: {**untold, "finished": 5, "current": 6, "seconds": 0.0}}
     own, theirs = (RankRecord(1.0, 0, flags, b"abcd") for flags in (Flag(0), Flag.FOLLOWING))
     plane.trailer = Trailer.of((own, theirs))
-    assert facts(plane)["peers"][other.id]["following"] is True
+    assert facts(plane, FRAMEWORK)["peers"][other.id]["following"] is True
