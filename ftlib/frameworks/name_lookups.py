@@ -18,6 +18,7 @@ __all__ = ["no_name_server"]
 class _Resolver(ctypes.Structure):
     """The beginning of glibc's ``struct __res_state`` (resolv.h), of which every thread has one."""
 
+    nscount: int
     _fields_ = (
         ("retrans", ctypes.c_int),
         ("retry", ctypes.c_int),
@@ -25,16 +26,19 @@ class _Resolver(ctypes.Structure):
         ("nscount", ctypes.c_int),
     )
 
+    def ask(self, servers: int) -> int:
+        """From now on ask so many name servers; returns how many it were."""
+        before, self.nscount = int(self.nscount), servers
+        return before
+
 
 def _functions() -> tuple[Any, Any] | None:
     """The functions of glibc that initialize and find a thread's resolver; None with another C library."""
     try:
         libc = ctypes.CDLL(None)
-        begin, state = libc["__res_init"], libc["__res_state"]
+        return libc["__res_init"], ctypes.CFUNCTYPE(ctypes.POINTER(_Resolver))(("__res_state", libc))
     except (OSError, AttributeError):
         return None
-    state.restype = ctypes.POINTER(_Resolver)
-    return begin, state
 
 
 _FOUND = _functions()
@@ -52,9 +56,8 @@ def no_name_server() -> Iterator[None]:
     begin, state = _FOUND
     begin()  # else the first question would do so, and find the name servers
     resolver = state().contents
-    servers = resolver.nscount
-    resolver.nscount = 0
+    servers = resolver.ask(0)
     try:
         yield
     finally:
-        resolver.nscount = servers
+        resolver.ask(servers)
