@@ -82,38 +82,28 @@ class Attempt:
     def run(self, record: RankRecord, in_flight: int) -> tuple[Trailer, Results]:
         """Carry out all operations. GroupError if one failed: then abort the group and ``settle``."""
         session, call, layout, window = self._session, self._call, self._call.layout, self._window
-        agreed = session.agreed
-        slots = [self._begin_head(record)]
-        for number in range(1, len(layout.buckets)):
-            if len(window) == in_flight:
+        group, agreed, said = session.group, session.agreed, None
+        assert group is not None
+        if agreed is not layout and (agreed is None or agreed.signature != layout.signature):
+            said = self._say(BARE if agreed is None else agreed.head, record)
+        slots = []
+        for number, bucket in enumerate(layout.buckets):
+            if number and len(window) == in_flight:
                 self._reap()
-            slots.append(self._filled(number))
-            self._submit(slots[number])
+            slot = self._staging.slot(number, session.codec.elements)
+            call.fill(slot)  # the head is staged beside a prelude, in a free slot
+            if number == 0:
+                session.codec.write(slot.trailer, record, bucket.op)
+                if said is not None:
+                    self._hear(said)
+            window.append((group.submit(Operation(OperationKind.ALLREDUCE, slot.flat, bucket.op)), slot))
+            slots.append(slot)
         while window:
             self._reap()
         assert self._trailer is not None
         if agreed is not layout or call.changes_state:
             session.agree(layout, call.script)
         return self._trailer, Results(call.number, layout, slots, self._trailer.weight, self._finite)
-
-    def _begin_head(self, record: RankRecord) -> Slot:
-        """Begin the head's operation, after a prelude if not all members may expect this layout."""
-        session, layout = self._session, self._call.layout
-        agreed, said = session.agreed, None
-        if agreed is not layout and (agreed is None or agreed.signature != layout.signature):
-            said = self._say(BARE if agreed is None else agreed.head, record)
-        slot = self._filled(0)  # staged beside the prelude, in a free slot
-        session.codec.write(slot.trailer, record, slot.bucket.op)
-        if said is not None:
-            self._hear(said)
-        self._submit(slot)
-        return slot
-
-    def _submit(self, slot: Slot) -> None:
-        """Begin the operation on a slot."""
-        group = self._session.group
-        assert group is not None
-        self._window.append((group.submit(Operation(OperationKind.ALLREDUCE, slot.flat, slot.bucket.op)), slot))
 
     def _filled(self, number: int) -> Slot:
         """The slot of bucket ``number``, staged; from a device as soon as that has done it."""
@@ -192,7 +182,7 @@ class Attempt:
         if self._call.veto and self._finite and slot is not None:
             # Check the result, not this member's input: its bits are equal everywhere, so all decide alike without a message.
             # Check it here, while the next operations are under way and the bucket is in the cache.
-            self._finite = finite(slot.data, slot.numbers)
+            self._finite = finite(slot.host, slot.numbers)
 
     def _check(self, trailer: Trailer) -> None:
         check, session = self._call.layout.check, self._session

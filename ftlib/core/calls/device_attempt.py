@@ -12,7 +12,7 @@ from ...frameworks.base import Operation, OperationKind
 from ..tensors.device_copies import each_finite
 from ..tensors.staging import Slot
 from ..tensors.trailer import RankRecord, Trailer
-from .attempt import Attempt
+from .attempt import BARE, Attempt
 from .call import Results
 
 __all__ = ["DeviceAttempt"]
@@ -46,6 +46,25 @@ class DeviceAttempt(Attempt):
         in_order = [(slots | bulk)[number] for number in range(len(layout.buckets))]
         results = Results(call.number, layout, in_order, trailer.weight, self._finite)
         return trailer, results.carried(accelerated=bool(bulk))
+
+    def _begin_head(self, record: RankRecord) -> Slot:
+        """Begin the head's operation, after a prelude if not all members may expect this layout."""
+        session, layout = self._session, self._call.layout
+        agreed, said = session.agreed, None
+        if agreed is not layout and (agreed is None or agreed.signature != layout.signature):
+            said = self._say(BARE if agreed is None else agreed.head, record)
+        slot = self._filled(0)  # staged beside the prelude, in a free slot
+        session.codec.write(slot.trailer, record, slot.bucket.op)
+        if said is not None:
+            self._hear(said)
+        self._submit(slot)
+        return slot
+
+    def _submit(self, slot: Slot) -> None:
+        """Begin the operation on a slot."""
+        group = self._session.group
+        assert group is not None
+        self._window.append((group.submit(Operation(OperationKind.ALLREDUCE, slot.flat, slot.bucket.op)), slot))
 
     def _launch(self, trailer: Trailer) -> dict[int, Slot]:
         """Give the accelerator all buckets that it takes, if all members' accelerators work; these, by number."""

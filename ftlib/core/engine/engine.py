@@ -302,7 +302,7 @@ class Engine:
         if plane.wished or goodbye or self._nonfinite.tainted or call.foreign:
             flags = Flag.FREEZE * plane.wished | Flag.LEAVING * goodbye | Flag.NONFINITE * self._nonfinite.tainted
             flags |= Flag.FOLLOWING * call.foreign | Flag.LATE * call.stand_in
-        if session.group is not None and session.group.accelerated and not call.foreign:
+        if call.layout.places and session.group is not None and session.group.accelerated and not call.foreign:
             flags |= Flag.READY
         if plane.data.sampler is None:
             return RankRecord(call.weight, 0, flags, call.layout.check, busy=plane.step_times.busy), goodbye

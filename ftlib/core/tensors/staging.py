@@ -34,7 +34,7 @@ _HALF = (torch.float16, torch.bfloat16)
 class Slot:
     """One bucket's buffer: data first, then room for the trailer in the head."""
 
-    __slots__ = ("_host", "_landed", "_row", "bucket", "buffer", "elements", "flat", "numbers", "reader", "trailer", "views")
+    __slots__ = ("_landed", "_row", "bucket", "buffer", "elements", "flat", "host", "numbers", "reader", "trailer", "views")
 
     def __init__(self, bucket: Bucket, trailer_elements: int, allocate: Allocate = room) -> None:
         self.bucket = bucket
@@ -43,9 +43,10 @@ class Slot:
             device_at(bucket.place).pin(self.buffer)
         self.reader: Event | None = None
         """The end of the copies that a device makes from this slot."""
-        self._host = self.buffer[: bucket.count]
-        self.numbers: Numbers = self._host.numpy()
-        """The CPU memory of ``data`` as a numpy array."""
+        self.host = self.buffer[: bucket.count]
+        """The CPU memory of ``data``. Out of date where an accelerator has reduced it."""
+        self.numbers: Numbers = self.host.numpy()
+        """``host`` as a numpy array."""
         self._row: torch.Tensor | None = None
         """The same data on the bucket's device."""
         self._landed = True
@@ -70,7 +71,7 @@ class Slot:
         """
         if not self._landed:
             self._land()
-        return self._host
+        return self.host
 
     @property
     def row(self) -> torch.Tensor | None:
@@ -80,7 +81,7 @@ class Slot:
     def stage(self, row: torch.Tensor | None) -> torch.Tensor:
         """New data is staged, on the device as ``row``; returns the CPU memory for it."""
         self._row, self._landed = row, True
-        return self._host
+        return self.host
 
     def reduced(self) -> None:
         """The accelerator has reduced ``row``: the CPU memory is out of date."""
@@ -89,7 +90,7 @@ class Slot:
     def _land(self) -> None:
         row, device = self._row, device_at(self.bucket.place)
         assert row is not None
-        device.enqueue(lambda: self._host.copy_(row, non_blocking=True), self._host)
+        device.enqueue(lambda: self.host.copy_(row, non_blocking=True), self.host)
         DeviceWork(device.waited()).end()
         self._landed = True
 
