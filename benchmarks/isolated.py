@@ -158,14 +158,14 @@ def task(args: argparse.Namespace, framework: str) -> dict[str, Any]:
 
 
 def deaths(args: argparse.Namespace, report: Report) -> None:
-    """Rows for a death, with both frameworks."""
+    """Rows for a death, with each framework."""
     times: dict[str, list[float]] = {name: [] for name in (PLAIN, *args.against)}
     chance = random.Random(args.seed)
     for number in range(-(-args.repetitions // BLOCK)):
         for name in sorted(times, reverse=bool(number % 2)):
             with crew("isolated", args.workers, **task(args, name)) as cluster:
                 for _ in range(min(BLOCK, args.repetitions - BLOCK * number)):
-                    time.sleep(REHEARSED if name == REHEARSAL else READY)
+                    time.sleep(REHEARSED if name == REHEARSAL else READY)  # until spare or accelerator is ready again
                     times[name].append(strike(cluster, signal.SIGKILL, chance).seconds)
                     report.say(f"{name}: {times[name][-1] * 1e3:.0f} ms")
                     refill(cluster, args.workers)

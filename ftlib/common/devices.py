@@ -1,7 +1,7 @@
 """Everything that touches an accelerator's streams, events and copies: the one door between ftlib and a device.
 
-Work on a device is *enqueued* on a stream and carried out later, in order. The program's thread waits for it only through
-``Device.finished``. Tests replace the device by one that does everything as late as possible.
+Work on a device is *enqueued* on a stream and carried out later, in order. A thread waits for it only by the events of
+``Device.waited`` (see ``core.tensors.device_work``). Tests replace the device by one that does everything as late as possible.
 """
 
 from __future__ import annotations
@@ -71,6 +71,10 @@ class Device(ABC):
         return self.record()
 
 
+_PORTABLE = 1
+"""cudaHostRegisterPortable: the pages are locked for all devices of the process."""
+
+
 class _CudaEvent(Event):
     def __init__(self, event: torch.cuda.Event) -> None:
         self.event = event
@@ -109,10 +113,10 @@ class Cuda(Device):
     def pin(self, row: torch.Tensor) -> None:
         """Register the pages with the driver until the memory of ``row`` is freed."""
         address, nbytes = row.data_ptr(), row.nbytes
-        if not nbytes:
+        if not nbytes or not torch.cuda.is_available():  # whoever follows a call may lack the others' devices
             return
         runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        if int(runtime.cudaHostRegister(address, nbytes, 0)):
+        if int(runtime.cudaHostRegister(address, nbytes, _PORTABLE)):
             return  # no such memory is left: copies wait then, and are right all the same
         weakref.finalize(row.untyped_storage(), runtime.cudaHostUnregister, address)
 

@@ -8,7 +8,7 @@ earlier result is needed any more. The host waits once: for the copies to CPU me
 from __future__ import annotations
 
 from ...common.devices import device_at
-from ...frameworks.base import Operation, OperationKind
+from ...frameworks.base import Operation, OperationKind, Work
 from ..tensors.device_copies import each_finite
 from ..tensors.staging import Slot
 from ..tensors.trailer import RankRecord, Trailer
@@ -29,7 +29,7 @@ class DeviceAttempt(Attempt):
         self._reap()
         trailer = self._trailer
         assert trailer is not None
-        bulk = self._launch(trailer)
+        bulk, work = self._launch(trailer)
         slots |= self._fetch(bulk)
         for number in range(1, len(layout.buckets)):
             if number not in bulk:
@@ -39,8 +39,8 @@ class DeviceAttempt(Attempt):
                 self._submit(slots[number])
         while window:
             self._reap()
-        if bulk:
-            self._end_bulk(bulk)
+        if work is not None:
+            self._end_bulk(bulk, work)
         if agreed is not layout or call.changes_state:
             session.agree(layout, call.script)
         in_order = [(slots | bulk)[number] for number in range(len(layout.buckets))]
@@ -48,7 +48,10 @@ class DeviceAttempt(Attempt):
         return trailer, results.carried(accelerated=bool(bulk))
 
     def _begin_head(self, record: RankRecord) -> Slot:
-        """Begin the head's operation, after a prelude if not all members may expect this layout."""
+        """Begin the head's operation, after a prelude if not all members may expect this layout.
+
+        As ``Attempt.run`` does it in its loop, which every call on the CPU runs through, and so has no function for it.
+        """
         session, layout = self._session, self._call.layout
         agreed, said = session.agreed, None
         if agreed is not layout and (agreed is None or agreed.signature != layout.signature):
@@ -66,7 +69,7 @@ class DeviceAttempt(Attempt):
         assert group is not None
         self._window.append((group.submit(Operation(OperationKind.ALLREDUCE, slot.flat, slot.bucket.op)), slot))
 
-    def _launch(self, trailer: Trailer) -> dict[int, Slot]:
+    def _launch(self, trailer: Trailer) -> tuple[dict[int, Slot], Work | None]:
         """Give the accelerator all buckets that it takes, if all members' accelerators work; these, by number."""
         group, layout = self._session.group, self._call.layout
         assert group is not None
@@ -75,17 +78,15 @@ class DeviceAttempt(Attempt):
             if bucket.place and group.takes(device_at(bucket.place).empty(0, bucket.dtype)):
                 slot = taken[number] = self._staging.slot(number, 0)
                 self._call.fill(slot, stays=True)
-        if taken:
-            operations = []
-            for slot in taken.values():
-                assert slot.row is not None
-                operations.append(Operation(OperationKind.ALLREDUCE, slot.row, slot.bucket.op))
-            self._bulk = group.submit_bulk(operations)
-        return taken
+        operations = []
+        for slot in taken.values():
+            assert slot.row is not None
+            operations.append(Operation(OperationKind.ALLREDUCE, slot.row, slot.bucket.op))
+        return taken, group.submit_bulk(operations) if operations else None
 
-    def _end_bulk(self, taken: dict[int, Slot]) -> None:
+    def _end_bulk(self, taken: dict[int, Slot], work: Work) -> None:
         """Wait for the accelerator, and look for inf and nan."""
-        self.wait(self._bulk, None)
+        self.wait(work, None)
         for slot in taken.values():
             slot.reduced()
         if not (self._call.veto and self._finite):
