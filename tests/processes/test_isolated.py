@@ -67,10 +67,13 @@ def judge(cluster: Cluster) -> int:
     return verdict.steps
 
 
-def redone(cluster: Cluster, workers: list[Worker]) -> None:
-    """All of them go on, in a newer view of the same members."""
-    epoch = max(worker.last["epoch"] for worker in workers)
-    cluster.until("a newer view", lambda: all(worker.last["epoch"] > epoch - 1 for worker in workers))
+def newest(workers: list[Worker]) -> int:
+    return max(worker.last["epoch"] for worker in workers)
+
+
+def redone(cluster: Cluster, workers: list[Worker], before: int) -> None:
+    """All of them go on, in a newer view than that of epoch ``before``, of the same members."""
+    cluster.until("a newer view", lambda: all(worker.last["epoch"] > before for worker in workers))
     done = {worker: len(worker.calls) for worker in workers}
     cluster.until("they go on", lambda: all(len(worker.calls) > done[worker] + 10 for worker in workers))
     assert all(worker.last["size"] == len(workers) for worker in workers)
@@ -101,15 +104,17 @@ def test_the_process_of_a_group(cluster: Cluster, number: signal.Signals) -> Non
     workers = cluster.found(3, habit=["tests.processes.test_isolated:Replaced"])
     cluster.training(3)
     for victim in workers[:2]:
+        before = newest(workers)
         for pid in named(victim.pid, "ftlib-group"):
             os.kill(pid, number)
-        redone(cluster, workers)
+        redone(cluster, workers, before)
     cluster.until("it is counted", lambda: replaced(workers[0]) and replaced(workers[1]))
     assert "another one takes its place" in workers[0].output()
     assert not replaced(workers[2]), "those that were killed for a new view are not"
     [nursery] = named(workers[2].pid, "ftlib-nursery")
+    before = newest(workers)
     os.kill(nursery, signal.SIGKILL)
-    redone(cluster, workers)
+    redone(cluster, workers, before)
     cluster.drain()
     assert judge(cluster) > 10
 
