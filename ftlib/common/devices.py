@@ -67,8 +67,12 @@ class Device(ABC):
 
     def waited(self) -> Event:
         """A mark that the caller waits for; counted."""
-        self.waits += 1
+        self.awaited()
         return self.record()
+
+    def awaited(self) -> None:
+        """Count one wait; also for what a library has enqueued, and waits for itself."""
+        self.waits += 1
 
 
 _PORTABLE = 1

@@ -115,11 +115,20 @@ class Group(ABC):
         """Whether operations on such a tensor may go by ``submit_bulk``."""
         return False
 
-    def submit_bulk(self, operations: Sequence[Operation]) -> Work:  # noqa: ARG002
+    def accelerator_start(self, seconds: float) -> Work | None:  # noqa: ARG002
+        """The start of this member's accelerator, to wait for ``seconds`` at most; it never fails.
+
+        None if there is nothing to wait for: it works, will never work, or its start is known to take longer.
+        """
+        return None
+
+    def submit_bulk(self, operations: Sequence[Operation], after: Callable[[], None] | None = None) -> Work:  # noqa: ARG002
         """Launch operations on the accelerator, together, and return without waiting for peers.
 
         Only if all members do so with equal sizes: whether they all can is for the caller to find out. Only tensors for which
         ``takes`` is true. A ``Work`` that fails if the accelerator cannot launch them any more.
+
+        ``after``: enqueues, on the stream of the operations, what comes after them and belongs to the same ``Work``.
         """
         raise ConfigError("this group has no accelerator: use submit")
 

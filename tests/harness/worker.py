@@ -29,6 +29,8 @@ import torch
 
 from consensus import format_address
 from ftlib import FTLib
+from ftlib.common.devices import device_at
+from ftlib.frameworks.accelerators.rehearsal.accelerator import PLACE
 from tests.harness import moments
 from tests.harness.namespace import enter
 
@@ -113,7 +115,8 @@ def place(ft: FTLib) -> dict[str, int]:
     """Where it is after a call."""
     counters = ft._plane.counters
     told = {"call": ft._plane.finished, "step": ft.step, "epoch": ft.epoch, "size": ft.size, "rank": ft.rank}
-    return {**told, "adopted": counters.adopted, "lifetime": counters.rejoins}
+    device_waits = device_at(PLACE).waits  # of the rehearsed device
+    return {**told, "adopted": counters.adopted, "lifetime": counters.rejoins, "device_waits": device_waits}
 
 
 def run(values: dict[str, Any]) -> NoReturn:

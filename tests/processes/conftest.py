@@ -28,7 +28,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Tests of these modules run once with each framework, by the fixture below."""
     if metafunc.module.__name__.rpartition(".test_")[2] in FRAMED:
         marks = [] if metafunc.function.__name__ in QUICK else [pytest.mark.soak]
-        metafunc.parametrize("framework", ["gloo", pytest.param("isolated:gloo", marks=marks)], indirect=True)
+        others = [pytest.param(name, marks=marks) for name in ("isolated:gloo", "rehearsal")]
+        metafunc.parametrize("framework", ["gloo", *others], indirect=True)
 
 
 @pytest.fixture(autouse=True)

@@ -5,6 +5,7 @@ Every job trains with three workers, loses one, and gets another; each step is c
 
 from __future__ import annotations
 
+import itertools
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,6 +44,19 @@ def all_is_well(cluster: Cluster) -> None:
     assert verdict.steps >= 3
 
 
+def test_a_healthy_call_waits_for_the_device_once(cluster: Cluster) -> None:
+    """By Gloo, and by accelerators; the look for inf and nan is included."""
+    workers = cluster.found(3, environment={VARIABLE: "start_seconds=1"})
+    cluster.until("accelerators work", lambda: log(cluster).count(ON) >= 3)
+    since = max(worker.last["call"] for worker in workers)
+    cluster.until("there is enough to judge", lambda: all(worker.last["call"] > since + 20 for worker in cluster.alive()))
+    for worker in workers:
+        for one, other in itertools.pairwise(worker.calls):
+            if one["epoch"] == other["epoch"] and one["size"] == other["size"] == 3:
+                assert other["device_waits"] - one["device_waits"] == other["call"] - one["call"] == 1, (one, other)
+    all_is_well(cluster)
+
+
 def test_killed_joined_and_left(cluster: Cluster) -> None:
     workers = cluster.found(3)
     cluster.training(3)
@@ -58,6 +72,26 @@ def test_killed_joined_and_left(cluster: Cluster) -> None:
     cluster.until("they work in every view", lambda: log(cluster).count(ON) >= 3 + 2 + 2)
     all_is_well(cluster)
     assert log(cluster).count(OFF) >= 2, "a call that a death interrupts is finished by Gloo"
+
+
+@pytest.mark.parametrize("faults", ["", "error_at=40, rank=1, communicators=1", "start_seconds=0.5, kernel_seconds=0.002"])
+def test_whole_steps(nursery: Nursery, tmp_path: Path, faults: str) -> None:
+    """The calls within a unit go by what the commit of the unit before has agreed on."""
+    task = {"program": "tests.processes.stepper:step", "sizes": [40_000, 300, 20_000], "pause": 0.03}
+    settings = {"bucket_mb": 0.08, "framework": "rehearsal"}
+    with Cluster(tmp_path, nursery, **task, settings=settings) as cluster:
+        workers = cluster.found(3, environment={VARIABLE: faults})
+        cluster.training(3)
+        cluster.until("accelerators work", lambda: log(cluster).count(ON) >= 3)
+        if "error" in faults:
+            cluster.until("one failed, and is back", lambda: log(cluster).count(ON) >= 6)
+        before = log(cluster).count(ON)
+        workers[1].kill()
+        cluster.training(2)
+        cluster.until("they work again", lambda: log(cluster).count(ON) >= before + 2)
+        cluster.join(environment={VARIABLE: faults})
+        cluster.training(3)
+        all_is_well(cluster)
 
 
 @pytest.mark.parametrize(

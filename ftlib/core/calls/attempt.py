@@ -16,11 +16,12 @@ from typing import Protocol
 import torch
 
 from ...errors import GroupError
-from ...frameworks.base import Operation, OperationKind, Work
+from ...frameworks.base import Group, Operation, OperationKind, Work
 from ..tensors.device_copies import under_way
 from ..tensors.layout import Bucket
 from ..tensors.staging import Slot, Staging, finite
 from ..tensors.trailer import Flag, RankRecord, Region, Trailer
+from .bulk import Bulk
 from .call import Call, Results
 from .salvage import blame
 from .session import Session
@@ -78,6 +79,8 @@ class Attempt:
         self._finite = True
         self._fetching: tuple[Slot, ...] = ()
         """Slots to which devices are copying."""
+        self._bulk: Bulk | None = None
+        """What accelerators carry."""
 
     def run(self, record: RankRecord, in_flight: int) -> tuple[Trailer, Results]:
         """Carry out all operations. GroupError if one failed: then abort the group and ``settle``."""
@@ -121,6 +124,21 @@ class Attempt:
         self._fetching = ()
         return fetched
 
+    def _launch(self, group: Group, *, accelerated: bool) -> dict[int, Slot]:
+        """Have the accelerators carry what they take, if all members' work; returns these slots, by the buckets' numbers."""
+        if not accelerated:
+            return {}
+        self._bulk = Bulk(self._call, self._staging, group)
+        return self._bulk.slots
+
+    def _end_bulk(self) -> bool:
+        """Wait for what accelerators carry, and look for inf and nan in it. False if they carry nothing."""
+        if self._bulk is None or self._bulk.work is None:
+            return False
+        self.wait(self._bulk.work, None)
+        self._finite = self._bulk.end() and self._finite
+        return True
+
     def wait(self, work: Work, slot: Slot | None) -> None:
         """Wait for one operation outside of ``run``; ``slot``: the slot on which it works."""
         self._window.append((work, slot))
@@ -137,6 +155,8 @@ class Attempt:
             if not work.done():
                 for each in self._fetching if slot is None else (slot,):
                     self._staging.abandon(each)
+        if self._bulk is not None:
+            self._bulk.give_up(self._staging)
 
     def _prelude(self, head: Bucket, record: RankRecord) -> None:
         self._hear(self._say(head, record))

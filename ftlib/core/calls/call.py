@@ -103,6 +103,10 @@ class Call:
         self.layout = layout
         self.nbytes = layout.nbytes
         """Bytes of tensors that the finished call reduced."""
+        self.on_devices = bool(layout.places)
+        """True if some of the tensors, or of those of a unit's calls, are on devices."""
+        self.accelerated = False
+        """True if accelerators carried calls within this one."""
         self.counts_as_step = kind is Kind.AVERAGE
         """True if the finished call grants an optimizer step."""
         self.sources = list(sources)

@@ -7,15 +7,16 @@ earlier result is needed any more. The host waits once: for the copies to CPU me
 
 from __future__ import annotations
 
-from ...common.devices import device_at
-from ...frameworks.base import Operation, OperationKind, Work
-from ..tensors.device_copies import each_finite
+from ...frameworks.base import Group, Operation, OperationKind
 from ..tensors.staging import Slot
-from ..tensors.trailer import RankRecord, Trailer
+from ..tensors.trailer import Flag, RankRecord, Trailer
 from .attempt import BARE, Attempt
 from .call import Results
 
 __all__ = ["DeviceAttempt"]
+
+GLOO_SPEED = 1e9
+"""Bytes a second: about what a call by the group costs. So long its first call may wait for an accelerator that starts."""
 
 
 class DeviceAttempt(Attempt):
@@ -24,12 +25,17 @@ class DeviceAttempt(Attempt):
     def run(self, record: RankRecord, in_flight: int) -> tuple[Trailer, Results]:
         """See ``Attempt.run``."""
         session, call, layout, window = self._session, self._call, self._call.layout, self._window
-        agreed = session.agreed
+        agreed, group = session.agreed, session.group
+        assert group is not None
+        if agreed is None:
+            self._await_accelerator(group)
+        if group.accelerated:
+            record = record._replace(flags=record.flags | Flag.READY)
         slots = {0: self._begin_head(record)}
         self._reap()
         trailer = self._trailer
         assert trailer is not None
-        bulk, work = self._launch(trailer)
+        bulk = self._launch(group, accelerated=trailer.accelerated)
         slots |= self._fetch(bulk)
         for number in range(1, len(layout.buckets)):
             if number not in bulk:
@@ -39,13 +45,19 @@ class DeviceAttempt(Attempt):
                 self._submit(slots[number])
         while window:
             self._reap()
-        if work is not None:
-            self._end_bulk(bulk, work)
+        accelerated = self._end_bulk()
+        session.heard(accelerated=trailer.accelerated)
         if agreed is not layout or call.changes_state:
             session.agree(layout, call.script)
         in_order = [(slots | bulk)[number] for number in range(len(layout.buckets))]
         results = Results(call.number, layout, in_order, trailer.weight, self._finite)
-        return trailer, results.carried(accelerated=bool(bulk))
+        return trailer, results.carried(accelerated=accelerated)
+
+    def _await_accelerator(self, group: Group) -> None:
+        """In a session's first call: wait for an accelerator that starts, never longer than the call by the group takes."""
+        start = group.accelerator_start(self._call.layout.nbytes / GLOO_SPEED)
+        if start is not None:
+            self.wait(start, None)
 
     def _begin_head(self, record: RankRecord) -> Slot:
         """Begin the head's operation, after a prelude if not all members may expect this layout.
@@ -68,29 +80,3 @@ class DeviceAttempt(Attempt):
         group = self._session.group
         assert group is not None
         self._window.append((group.submit(Operation(OperationKind.ALLREDUCE, slot.flat, slot.bucket.op)), slot))
-
-    def _launch(self, trailer: Trailer) -> tuple[dict[int, Slot], Work | None]:
-        """Give the accelerator all buckets that it takes, if all members' accelerators work; these, by number."""
-        group, layout = self._session.group, self._call.layout
-        assert group is not None
-        taken: dict[int, Slot] = {}
-        for number, bucket in enumerate(layout.buckets if trailer.accelerated else ()):
-            if bucket.place and group.takes(device_at(bucket.place).empty(0, bucket.dtype)):
-                slot = taken[number] = self._staging.slot(number, 0)
-                self._call.fill(slot, stays=True)
-        operations = []
-        for slot in taken.values():
-            assert slot.row is not None
-            operations.append(Operation(OperationKind.ALLREDUCE, slot.row, slot.bucket.op))
-        return taken, group.submit_bulk(operations) if operations else None
-
-    def _end_bulk(self, taken: dict[int, Slot], work: Work) -> None:
-        """Wait for the accelerator, and look for inf and nan."""
-        self.wait(work, None)
-        for slot in taken.values():
-            slot.reduced()
-        if not (self._call.veto and self._finite):
-            return
-        for place in self._call.layout.places:
-            rows = [slot.row for slot in taken.values() if slot.bucket.place == place and slot.row is not None]
-            self._finite = self._finite and all(each_finite(place, rows))

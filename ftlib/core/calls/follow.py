@@ -41,7 +41,7 @@ class Followed(Call):
 
     def learn(self, layout: Layout) -> None:
         """The call has this layout. NoFollowing if such a call cannot be followed."""
-        self.layout, self.nbytes = layout, layout.nbytes
+        self.layout, self.nbytes, self.on_devices = layout, layout.nbytes, bool(layout.places)
         self.kind = next((kind for kind in Kind if layout.kind.startswith(kind.value)), Kind.BARRIER)
         self.counts_as_step = self.kind is Kind.AVERAGE
         self.veto = self.counts_as_step and self._vetoes
@@ -106,6 +106,8 @@ class FollowedAttempt(Attempt):
         trailer = self._trailer
         assert trailer is not None
         self._session.agree(layout)
+        if layout.places:
+            self._session.heard(accelerated=trailer.accelerated)
         return trailer, Results(self._call.number, layout, slots, trailer.weight, self._finite)
 
     def _first(self, record: RankRecord) -> Slot:

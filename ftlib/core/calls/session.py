@@ -32,6 +32,10 @@ class Session:
         self.script: tuple[Layout, ...] = ()
         """Layouts of the calls of the newest unit finished in this session, its commit last (training thread only)."""
 
+        self.accelerated = False
+        """True if, in the newest call with tensors on devices that was finished in this session, all members said that their
+        accelerators work (training thread only). Equal at all members when they are in the same call."""
+
     def __str__(self) -> str:
         return f"{self.view}, rank {self.rank} of {self.size}"
 
@@ -39,6 +43,10 @@ class Session:
         """All members have ended a call with that layout. ``script``: the layouts of a unit's calls. Training thread only."""
         self.agreed = script[0] if script else layout
         self.script = script or self.script
+
+    def heard(self, *, accelerated: bool) -> None:
+        """A call with tensors on devices has ended: what its trailer says of accelerators. Training thread only."""
+        self.accelerated = accelerated
 
     def members_of(self, ranks: Sequence[int]) -> tuple[str, ...]:
         """Member ids at these ranks; invalid ranks are dropped."""

@@ -236,7 +236,7 @@ class Engine:
             call.address(session)
         if not (self._units.perform(call, session) if isinstance(call, Unit) else plane.begin(session)):
             return None
-        record, goodbye = self._record(call, session)
+        record, goodbye = self._record(call)
         if session.group is None:
             return self._alone(call, session, record)
         if goodbye:
@@ -295,15 +295,13 @@ class Engine:
 
     # --- its parts -----------------------------------------------------------------------------------------------------
 
-    def _record(self, call: Call, session: Session) -> tuple[RankRecord, bool]:
+    def _record(self, call: Call) -> tuple[RankRecord, bool]:
         """This member's rank record for the attempt that begins; True if it says goodbye."""
         plane, call_lock = self._plane, self._call_lock
         flags, goodbye = 0, call_lock.leaving and call_lock.says_goodbye
         if plane.wished or goodbye or self._nonfinite.tainted or call.foreign:
             flags = Flag.FREEZE * plane.wished | Flag.LEAVING * goodbye | Flag.NONFINITE * self._nonfinite.tainted
             flags |= Flag.FOLLOWING * call.foreign | Flag.LATE * call.stand_in
-        if call.layout.places and session.group is not None and session.group.accelerated and not call.foreign:
-            flags |= Flag.READY
         if plane.data.sampler is None:
             return RankRecord(call.weight, 0, flags, call.layout.check, busy=plane.step_times.busy), goodbye
         share = plane.data.share(call)
@@ -315,7 +313,7 @@ class Engine:
             return FollowedAttempt(call, session, self._pool, self._waiting, self._arrival.layout, self._plane)
         if call.layout is not self._newest:
             self._note(call.layout)
-        kind = DeviceAttempt if call.layout.places else Attempt
+        kind = DeviceAttempt if call.on_devices else Attempt
         return kind(call, session, self._pool.staging(call.layout), self._waiting, self._plane)
 
     def _alone(self, call: Call, session: Session, record: RankRecord) -> Results | None:
@@ -335,8 +333,8 @@ class Engine:
             self._rebuilder.order(finish.order)
         if results.layout is not self._newest:
             self._note(results.layout)
-        if results.layout.places:
-            self._transport.note(call, session, trailer, accelerated=results.accelerated)
+        if call.on_devices:
+            self._transport.note(call, session, trailer, accelerated=results.accelerated or call.accelerated)
         if self._nonfinite.asks:
             self._nonfinite.finished(session, trailer)
         codes = session.codec.busy if session.group is not None else bytes([plane.step_times.busy])

@@ -27,7 +27,8 @@ class Transport:
     def note(self, call: Call, session: Session, trailer: Trailer, *, accelerated: bool) -> None:
         """A call with tensors on devices was finished here."""
         self._count(accelerated)
-        if accelerated == self._accelerated:
+        nothing_to_carry = trailer.accelerated and not accelerated and call.layout.places
+        if accelerated == self._accelerated or nothing_to_carry:
             return
         self._accelerated = accelerated
         if accelerated:
@@ -35,7 +36,7 @@ class Transport:
         else:
             without = [rank for rank, slot in enumerate(trailer.slots) if not slot.flags & Flag.READY]
             by = session.names(session.members_of(without))
-            text = f"no accelerator at {by} in this view" if by else "no operation of this call is for accelerators"
+            text = f"no accelerator at {by} in this view" if by else "they had not all said that theirs work before this call"
         name = "accelerators" if accelerated else "the CPU"
         extra = self._plane.about("transport", call=call.number, accelerated=accelerated, without=by)
         logger.info("from call %d on, tensors on devices go by %s: %s", call.number, name, text, extra=extra)

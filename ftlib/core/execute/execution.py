@@ -68,6 +68,8 @@ class Execution:
         self._pending: list[PendingCall] = []
         self._samples: float | None = None
         """The weight in samples of the last average."""
+        self._accelerated = session.accelerated
+        """True if accelerators carry the calls: alike at all members, as all have finished the same calls of this session."""
         self._begun: list[Inner] = []
         """The calls that may have operations under way."""
         group = session.group
@@ -99,7 +101,7 @@ class Execution:
             self._means.book.note(call.layout)
             try:
                 with self._waiting():
-                    inner.begin(self.expected)
+                    inner.begin(self.expected, accelerated=self._accelerated)
             except GroupError as error:
                 raise self.failed(error) from None
             self.layouts.append(call.layout)
@@ -177,7 +179,7 @@ class Execution:
             call.deliver(results)
         elif not results.finite:
             self._means.veto.explain(call, self.session)
-        self.unit.made(call, applied=not void)
+        self.unit.made(call, results, applied=not void)
         if void:
             return Status.FAIL
         return Status.SUCCESS if self.session.size > 1 else Status.NO_NEED

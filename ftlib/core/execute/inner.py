@@ -26,10 +26,10 @@ from ..tensors.trailer import RankRecord
 class Inner(Attempt):
     """The operations of one call within a unit."""
 
-    def begin(self, expected: Layout | None) -> None:
+    def begin(self, expected: Layout | None, *, accelerated: bool) -> None:
         """Start all operations. ``expected``: the layout that all members had in this place of the previous unit.
 
-        GroupError if an operation fails.
+        ``accelerated``: True if all members' accelerators worked at the end of that unit. GroupError if an operation fails.
         """
         call, session = self._call, self._session
         layout, codec, group = call.layout, session.codec, session.group
@@ -38,12 +38,14 @@ class Inner(Attempt):
         if expected is None or expected.signature != layout.signature:
             self._prelude(BARE if expected is None else expected.head, record)
         self._slots: list[Slot] = []
-        fetched = self._fetch() if layout.places else {}  # no earlier result is in these slots
+        carried = self._launch(group, accelerated=accelerated and bool(layout.places))
+        fetched = self._fetch(carried) if layout.places else {}  # no earlier result is in these slots
         for number, bucket in enumerate(layout.buckets):
-            slot = fetched.get(number) or self._filled(number)
+            slot = carried.get(number) or fetched.get(number) or self._filled(number)
             if number == 0:
                 codec.write(slot.trailer, record, bucket.op)
-            self._window.append((group.submit(Operation(OperationKind.ALLREDUCE, slot.flat, bucket.op)), slot))
+            if number not in carried:
+                self._window.append((group.submit(Operation(OperationKind.ALLREDUCE, slot.flat, bucket.op)), slot))
             self._slots.append(slot)
 
     def end(self) -> Results:
@@ -51,7 +53,9 @@ class Inner(Attempt):
         while self._window:
             self._reap()
         assert self._trailer is not None
-        return Results(self._call.number, self._call.layout, self._slots, self._trailer.weight, self._finite)
+        accelerated = self._end_bulk()
+        results = Results(self._call.number, self._call.layout, self._slots, self._trailer.weight, self._finite)
+        return results.carried(accelerated=accelerated)
 
     def free(self, buffers: Buffers) -> None:
         """The results were read: give the staging back."""

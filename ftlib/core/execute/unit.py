@@ -103,7 +103,7 @@ class Unit(Call):
     def run(self) -> None:
         """Run the function."""
         self.stage, self.value, self.granted, self.nbytes = UnitStage.RUNNING, None, False, 0
-        self.batches = 0
+        self.batches, self.on_devices, self.accelerated = 0, False, False
         try:
             with torch.inference_mode(self._inference), torch.set_grad_enabled(self._grad):
                 self.value = self._function()
@@ -114,6 +114,7 @@ class Unit(Call):
         """The function and all calls that it began have ended; ``layouts``: those of the calls."""
         # All members made the same calls; the next unit expects each of its calls to begin like this unit's.
         self.stage, self.script = UnitStage.PERFORMED, (*layouts, self.layout)
+        self.on_devices = any(layout.places for layout in layouts)
 
     def left(self) -> UnitStage:
         """This attempt failed; returns the stage that it had reached."""
@@ -128,7 +129,8 @@ class Unit(Call):
         """A call that the function made uses up ``batches`` batches."""
         self.batches += batches
 
-    def made(self, call: Call, *, applied: bool) -> None:
+    def made(self, call: Call, results: Results, *, applied: bool) -> None:
         """A call that the function made has a result."""
+        self.accelerated |= results.accelerated
         self.nbytes += call.nbytes
         self.granted |= applied and call.counts_as_step

@@ -18,7 +18,7 @@ from .dtypes import EXTREMES, load, store
 from .layout import Bucket
 from .staging import Slot
 
-__all__ = ["bring", "each_finite", "fetch", "flatten", "fold", "under_way"]
+__all__ = ["bring", "each_finite", "fetch", "flatten", "fold", "look", "under_way"]
 
 
 def under_way(places: Sequence[str]) -> list[DeviceWork]:
@@ -94,6 +94,18 @@ def fold(place: str, flat: torch.Tensor, tensor: torch.Tensor) -> None:
     device_at(place).enqueue(lambda: tensor.copy_(flat.view(tensor.shape)), tensor)
 
 
+def look(place: str, slots: Sequence[Slot]) -> None:
+    """Enqueue: look for inf and nan in the rows of the slots, all on this device; see ``Slot.finite``."""
+    device = device_at(place)
+    asked = [slot for slot in slots if slot.bucket.dtype.is_floating_point]
+    rows = [slot.row for slot in asked if slot.row is not None]
+    norms: list[torch.Tensor] = []
+    if asked:
+        device.enqueue(lambda: norms.extend(torch._foreach_norm(rows, math.inf)))  # noqa: SLF001 - as optimizers do
+    for number, slot in enumerate(asked):
+        device.enqueue(functools.partial(_tell, norms, number, slot.norm), slot.norm)
+
+
 def each_finite(place: str, tensors: Sequence[torch.Tensor]) -> list[bool]:
     """Which of the tensors hold neither inf nor nan. Waits for the device once; Excluded if it hangs."""
     asked = [index for index, tensor in enumerate(tensors) if tensor.is_floating_point() and tensor.numel()]
@@ -112,6 +124,10 @@ def each_finite(place: str, tensors: Sequence[torch.Tensor]) -> list[bool]:
     for index, fine in zip(asked, torch.isfinite(found).tolist(), strict=True):
         answers[index] = fine
     return answers
+
+
+def _tell(norms: list[torch.Tensor], number: int, cell: torch.Tensor) -> None:
+    cell.copy_(norms[number].view(1), non_blocking=True)
 
 
 def _views(bucket: Bucket, row: torch.Tensor) -> list[torch.Tensor]:

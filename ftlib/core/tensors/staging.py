@@ -34,17 +34,32 @@ _HALF = (torch.float16, torch.bfloat16)
 class Slot:
     """One bucket's buffer: data first, then room for the trailer in the head."""
 
-    __slots__ = ("_landed", "_row", "bucket", "buffer", "elements", "flat", "host", "numbers", "reader", "trailer", "views")
+    __slots__ = (
+        "_landed",
+        "_row",
+        "bucket",
+        "buffer",
+        "elements",
+        "flat",
+        "host",
+        "norm",
+        "numbers",
+        "reader",
+        "trailer",
+        "views",
+    )
 
     def __init__(self, bucket: Bucket, trailer_elements: int, allocate: Allocate = room) -> None:
         self.bucket = bucket
-        self.buffer = allocate(bucket.count + trailer_elements, bucket.dtype)
+        self.buffer = allocate(bucket.count + trailer_elements + bool(bucket.place), bucket.dtype)
         if bucket.place:
             device_at(bucket.place).pin(self.buffer)
         self.reader: Event | None = None
         """The end of the copies that a device makes from this slot."""
         self.host = self.buffer[: bucket.count]
         """The CPU memory of ``data``. Out of date where an accelerator has reduced it."""
+        self.norm = self.buffer[bucket.count + trailer_elements :]
+        """One element for a device to write the largest absolute value to; none if the bucket is on the CPU."""
         self.numbers: Numbers = self.host.numpy()
         """``host`` as a numpy array."""
         self._row: torch.Tensor | None = None
@@ -86,6 +101,11 @@ class Slot:
     def reduced(self) -> None:
         """The accelerator has reduced ``row``: the CPU memory is out of date."""
         self._landed = False
+
+    @property
+    def finite(self) -> bool:
+        """False if the device has found inf or nan in ``row`` (see ``device_copies.look``)."""
+        return not self.bucket.dtype.is_floating_point or math.isfinite(self.norm.item())
 
     def _land(self) -> None:
         row, device = self._row, device_at(self.bucket.place)

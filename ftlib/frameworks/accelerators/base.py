@@ -49,11 +49,12 @@ class Communicator(ABC):
         """True if nothing that was launched is still to run, or running, on the device. Never blocks."""
 
     @abstractmethod
-    def launch(self, operations: Sequence[Operation]) -> Ticket:
+    def launch(self, operations: Sequence[Operation], after: Callable[[], None] | None = None) -> Ticket:
         """Enqueue the operations on the device, in this order, and return without waiting for peers or for their end.
 
         When it returns they have been launched: what the caller enqueues after that runs after them. GroupError if it is
-        stopped, not ready, or the launch fails.
+        stopped, not ready, or the launch fails. ``after``: called once they are launched, with their stream as the current
+        one; what it enqueues belongs to the ticket.
         """
 
     @abstractmethod

@@ -16,6 +16,8 @@ class Figures:
         self._counts = dict.fromkeys(("starts", "troubles", "stops", "frees", "leaks"), 0)
         self._calls = {"gloo": 0, accelerator: 0}
         self._start_seconds = Tally(PAUSES)
+        self.last_start = 0.0
+        """Seconds that the newest start took; 0 if there was none yet."""
 
     def count(self, what: str) -> None:
         """Count one of: starts, troubles (starts that failed), stops, frees, leaks (communicators that were never freed)."""
@@ -31,6 +33,7 @@ class Figures:
         """A communicator became ready so long after its group was built."""
         with self._lock:
             self._start_seconds.add(seconds)
+            self.last_start = seconds
 
     def as_dict(self) -> dict[str, object]:
         """All of them: ``calls_by_transport``, ``accelerator_starts``, ..., and ``accelerator_start_seconds`` (a tally)."""

@@ -20,7 +20,7 @@ from ftlib.frameworks.gloo_work import FailedWork
 
 from .base import Ticket
 from .managed import ManagedCommunicator
-from .work import AcceleratedWork
+from .work import AcceleratedWork, AcceleratorStart
 
 
 class _State(enum.Enum):
@@ -70,13 +70,20 @@ class HybridGroup(Group):
         """See ``Group``."""
         return self._takes(tensor)
 
-    def submit_bulk(self, operations: Sequence[Operation]) -> Work:
+    def accelerator_start(self, seconds: float) -> Work | None:
+        """See ``Group``."""
+        communicator = self._communicator
+        if communicator is None or self.aborted or not communicator.may_start_within(seconds):
+            return None
+        return AcceleratorStart(communicator, seconds)
+
+    def submit_bulk(self, operations: Sequence[Operation], after: Callable[[], None] | None = None) -> Work:
         """See ``Group``."""
         communicator = self._communicator
         if communicator is None or self.aborted:
             return FailedWork(GroupError(f"the group of rank {self.rank} is {self._state.value}, or has no accelerator"))
         try:
-            return AcceleratedWork(self, communicator.launch(operations))
+            return AcceleratedWork(self, communicator.launch(operations, after))
         except GroupError as error:
             return FailedWork(error.afresh())
 

@@ -120,14 +120,24 @@ class ManagedCommunicator:
         """True once it was freed or leaked."""
         return self._state in (_State.FREED, _State.LEAKED)
 
-    def launch(self, operations: Sequence[Operation]) -> Ticket:
+    def may_start_within(self, seconds: float) -> bool:
+        """True if it is starting, and will be ready so soon if this start takes as long as the last one."""
+        if self._state is not _State.STARTED or self._decided.is_set():
+            return False
+        return self._began + self._figures.last_start < time.monotonic() + seconds
+
+    def await_start(self, seconds: float) -> bool:
+        """Wait at most so long until it is ready, in trouble or stopped; True if it is."""
+        return self._decided.wait(seconds)
+
+    def launch(self, operations: Sequence[Operation], after: Callable[[], None] | None = None) -> Ticket:
         """See ``Communicator``. One thread at a time."""
         with self._lock:
             if self._state is not _State.STARTED:
                 raise GroupError(f"the communicator of epoch {self.epoch} is {self._state.value}")
             self._launching += 1
         try:
-            ticket = self._communicator.launch(operations)
+            ticket = self._communicator.launch(operations, after)
         finally:
             with self._lock:
                 self._launching -= 1

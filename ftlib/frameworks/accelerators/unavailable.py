@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ftlib.errors import GroupError
 from ftlib.frameworks.base import Operation
@@ -31,7 +31,7 @@ class UnavailableCommunicator(Communicator):
         """True."""
         return True
 
-    def launch(self, operations: Sequence[Operation]) -> Ticket:  # noqa: ARG002
+    def launch(self, operations: Sequence[Operation], after: Callable[[], None] | None = None) -> Ticket:  # noqa: ARG002
         """Raise a GroupError."""
         raise GroupError(f"there is no accelerator: {self._reason}")
 

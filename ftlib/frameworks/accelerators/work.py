@@ -21,6 +21,30 @@ ABANDON = 0.1
 """Seconds for operations to end after an abort until a wait for them fails anyway."""
 
 
+class Starting(Protocol):
+    """What the wait for a start needs of a communicator."""
+
+    def await_start(self, seconds: float) -> bool:
+        """Wait at most so long until it is ready, in trouble or stopped; True if it is."""
+
+
+class AcceleratorStart(Work):
+    """The start of a communicator, or as much of it as somebody is ready to wait for."""
+
+    def __init__(self, communicator: Starting, seconds: float) -> None:
+        self._communicator = communicator
+        self._deadline = time.monotonic() + seconds
+
+    def wait(self, timeout: float) -> bool:
+        """See ``Work``. Never fails."""
+        left = self._deadline - time.monotonic()
+        return self._communicator.await_start(max(0.0, min(timeout, left))) or left <= timeout
+
+    def done(self) -> bool:
+        """See ``Work``."""
+        return self.wait(0.0)
+
+
 class Owner(Protocol):
     """What a work needs of its group."""
 

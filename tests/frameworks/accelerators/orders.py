@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -14,10 +15,15 @@ from unittest import mock
 import pytest
 import torch
 
+from ftlib.common.devices import device_at
+from ftlib.core.tensors.device_copies import look
+from ftlib.core.tensors.layout import Bucket
+from ftlib.core.tensors.staging import Slot
 from ftlib.errors import GroupError
 from ftlib.frameworks.accelerators.group import HybridGroup
 from ftlib.frameworks.accelerators.managed import Deadlines, ManagedCommunicator
 from ftlib.frameworks.accelerators.rehearsal import Faults, RehearsalFramework
+from ftlib.frameworks.accelerators.rehearsal.accelerator import PLACE
 from ftlib.frameworks.accelerators.rehearsal.communicator import RehearsedCommunicator
 from ftlib.frameworks.base import Operation, OperationKind, Work
 from tests.frameworks.crew import Crew, Hand, Worker
@@ -271,3 +277,37 @@ def future_of_bulk(worker: Worker) -> float:
     tensor = torch.ones(100)
     _bulk(worker, [tensor]).future().wait()
     return tensor[0].item()
+
+
+def await_start(worker: Worker, seconds: float) -> tuple[bool, float, bool]:
+    """Wait for the accelerator; whether there was anything to wait for, how long it took, and whether it works then."""
+    began = time.monotonic()
+    start = worker.group.accelerator_start(seconds)
+    if start is not None:
+        assert start.wait(TIMEOUT)
+        assert start.done()
+    return start is not None, time.monotonic() - began, worker.group.accelerated
+
+
+def await_start_through_an_abort(worker: Worker) -> float:
+    """Seconds from an abort to the end of a wait for the accelerator."""
+    start = worker.group.accelerator_start(TIMEOUT)
+    assert start is not None
+    assert not start.wait(0.05)
+    began = time.monotonic()
+    worker.group.abort()
+    assert start.wait(TIMEOUT)
+    return time.monotonic() - began
+
+
+def look_after_bulk(worker: Worker, value: float) -> tuple[int, float]:
+    """Have the largest absolute value of a result told by the device itself: how many waits that takes, and the value."""
+    slot = Slot(Bucket(torch.float32, 1000, "SUM", (), PLACE), 0)
+    slot.stage(torch.full((1000,), value))
+    assert slot.row is not None
+    before = device_at(PLACE).waits
+    operation = Operation(OperationKind.ALLREDUCE, slot.row, "SUM")
+    work = worker.group.submit_bulk([operation], functools.partial(look, PLACE, [slot]))
+    assert work.wait(TIMEOUT)
+    assert slot.finite == math.isfinite(value * worker.group.size)
+    return device_at(PLACE).waits - before, slot.norm.item()

@@ -75,6 +75,29 @@ def test_a_slow_start_delays_nobody(crew: Crew) -> None:
     assert crew.run(hands, orders.logged) == [[], []]
 
 
+def test_a_first_call_waits_for_a_start_that_is_quick_enough(crew: Crew) -> None:
+    """As long as it is given, unless the last start took longer."""
+    hands = hire(crew, 2, Faults(start_seconds=0.4))
+    crew.build(hands)
+    for _, took, works in crew.run(hands, orders.await_start, 0.1):
+        assert took < 0.3
+        assert not works
+    for waits, _, works in crew.run(hands, orders.await_start, TIMEOUT):
+        assert waits
+        assert works
+    assert [waits for waits, _, _ in crew.run(hands, orders.await_start, TIMEOUT)] == [False] * 2
+    crew.build(hands)
+    assert [waits for waits, _, _ in crew.run(hands, orders.await_start, 0.1)] == [False] * 2
+    assert max(crew.run(hands, orders.await_start_through_an_abort)) < 0.2
+
+
+def test_the_device_looks_for_inf_and_nan_before_the_one_wait_ends(crew: Crew) -> None:
+    hands = hire(crew, 2, Faults(launch_seconds=0.05, kernel_seconds=0.05))
+    ready(crew, hands)
+    assert crew.run(hands, orders.look_after_bulk, -2.0) == [(0, 4.0)] * 2
+    assert crew.run(hands, orders.look_after_bulk, float("inf")) == [(0, float("inf"))] * 2
+
+
 # --- deaths ------------------------------------------------------------------------------------------------------------
 
 

@@ -99,7 +99,7 @@ class RehearsedCommunicator(Communicator):
         """See ``Communicator``."""
         return self._stream.idle
 
-    def launch(self, operations: Sequence[Operation]) -> Ticket:
+    def launch(self, operations: Sequence[Operation], after: Callable[[], None] | None = None) -> Ticket:
         """Hand the operations to the device, wait until they are launched, and mark their end."""
         with self._lock:
             if self._state is not _State.READY:
@@ -108,6 +108,8 @@ class RehearsedCommunicator(Communicator):
             erring = self._launches == self._faults.error_at
             kernel = functools.partial(self._run, list(operations), erring)
             self._stream.enqueue(kernel, self._faults.launch_seconds)
+            if after is not None:
+                self._stream.enqueue(after, self._faults.launch_seconds)
         self._await_launch()
         return RehearsedTicket(self._stream.record(), self)
 
