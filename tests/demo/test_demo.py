@@ -18,6 +18,7 @@ import pytest
 
 from ftlib.cli.demo.crew import Crew
 from ftlib.cli.demo.timeline import Fault
+from ftlib.cli.demo.trainer import Training
 from tests.harness.nursery import Nursery
 from tests.harness.program import ROOT, Program
 
@@ -25,6 +26,8 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 QUIET = ("--json", "--rest", "0.04")
 """Of a demo that goes to its end: without a rest it would take the processors from all other tests."""
+OTHERS = ("isolated:gloo", "rehearsal")
+"""Frameworks besides the usual one."""
 
 
 def arguments(out: Path, *more: str) -> list[str]:
@@ -53,9 +56,10 @@ def remaining(out: Path) -> list[int]:
     return found
 
 
-def test_every_promise_is_kept(nursery: Nursery, tmp_path: Path) -> None:
+@pytest.mark.parametrize("framework", ["gloo", *(pytest.param(name, marks=pytest.mark.soak) for name in OTHERS)])
+def test_every_promise_is_kept(nursery: Nursery, tmp_path: Path, framework: str) -> None:
     out = tmp_path / "out"
-    with Program(nursery, tmp_path, *arguments(out, *QUIET), env=environment()) as done:
+    with Program(nursery, tmp_path, *arguments(out, "--framework", framework, *QUIET), env=environment()) as done:
         assert done.wait(590) == 0, done.stderr + done.stdout
         all_is_kept(out, done.stdout, done.stderr)
 
@@ -115,7 +119,7 @@ def test_an_interrupted_demo_leaves_nothing_behind(tmp_path: Path, number: signa
 
 def test_whoever_is_left_is_found(tmp_path: Path) -> None:
     """A process of the job, whoever has started it, is known by its environment; forks show that of their first parent."""
-    crew = Crew(tmp_path, "a-demos", 7, 0.0)
+    crew = Crew(tmp_path, "a-demos", Training("gloo", 7, 0.0))
     assert crew.left() == []
     with subprocess.Popen(["sleep", "60"], env={**os.environ, "FTLIB_JOB": "a-demos"}) as sleeper:
         try:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...common.processes import die_with_parent
-from .trainer import STEPS, STOP
+from .trainer import STEPS, STOP, Training
 
 WORKERS = 4
 """Workers that the launcher starts. The added one is ``worker 4``."""
@@ -29,10 +29,10 @@ _PACKAGE = Path(__file__).resolve().parents[3]
 class Crew:
     """Starts and ends everything. Use from the main thread (the kernel ties the children's life to it)."""
 
-    def __init__(self, directory: Path, job: str, seed: int, rest: float) -> None:
+    def __init__(self, directory: Path, job: str, training: Training) -> None:
         self._directory = directory
         self._job = job
-        self._worker = ["-m", "ftlib.cli.demo.trainer", ".", str(seed), str(rest)]
+        self._worker = ["-m", "ftlib.cli.demo.trainer", ".", *training.arguments()]
         self._secret = secrets.token_hex(32)
         self._launcher: subprocess.Popen[bytes] | None = None
         self.added: subprocess.Popen[bytes] | None = None

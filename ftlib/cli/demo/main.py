@@ -25,7 +25,7 @@ from .reference import undisturbed
 from .report import Report
 from .schedule import FaultSchedule
 from .timeline import Timeline
-from .trainer import STEPS, Tail
+from .trainer import STEPS, Tail, Training
 
 _INTRODUCTION = """\
 Four workers learn to read handwritten digits. One will be killed, one stopped, one more added, and then the most senior is \
@@ -63,8 +63,15 @@ def main(args: list[str]) -> int:
     show_default=True,
     help="Seconds that every worker sleeps after each step, where the processors are wanted by others.",
 )
+@click.option(
+    "--framework",
+    type=click.Choice(["gloo", "isolated:gloo", "rehearsal"]),
+    default="gloo",
+    show_default=True,
+    help="What the workers' groups are made of.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON; everything else goes to stderr.")
-def _command(*, seconds: float, out: Path, seed: int, rest: float, as_json: bool) -> int:
+def _command(*, seconds: float, out: Path, seed: int, rest: float, framework: str, as_json: bool) -> int:
     """Train on handwritten digits while workers are killed, stopped and added; about a minute.
 
     Four workers train a small convolutional net on scikit-learn's digits. One is lost to SIGKILL, one to
@@ -78,7 +85,7 @@ def _command(*, seconds: float, out: Path, seed: int, rest: float, as_json: bool
     console.print(_INTRODUCTION, highlight=False)
     earlier = signal.signal(signal.SIGTERM, _terminated)
     try:
-        report = _run(console, seconds, out, seed, rest)
+        report = _run(console, seconds, out, Training(framework, seed, rest))
     except KeyboardInterrupt:
         console.print("\nInterrupted. All workers are gone.", highlight=False)
         return 130
@@ -94,7 +101,7 @@ def _command(*, seconds: float, out: Path, seed: int, rest: float, as_json: bool
     return 0 if report.kept else 1
 
 
-def _run(console: Console, seconds: float, out: Path, seed: int, rest: float) -> Report:
+def _run(console: Console, seconds: float, out: Path, training: Training) -> Report:
     try:
         prepare(out)
     except OSError as error:
@@ -102,9 +109,9 @@ def _run(console: Console, seconds: float, out: Path, seed: int, rest: float) ->
     digits = Digits.bundled()
     digits.save(out / "digits.npz")
     timeline = Timeline(time.monotonic())
-    crew = Crew(out.resolve(), random_job(), seed, rest)
+    crew = Crew(out.resolve(), random_job(), training)
     schedule = FaultSchedule(timeline, crew, seconds)
-    title = "ftlib demo: 284,000 parameters, handwritten digits, Gloo"
+    title = f"ftlib demo: 284,000 parameters, handwritten digits, {training.framework}"
     view: View = Screen(console, seconds, title) if console.is_terminal else Lines(console)
     with view:
         try:
@@ -118,7 +125,7 @@ def _run(console: Console, seconds: float, out: Path, seed: int, rest: float) ->
         left = crew.left()
         steps = timeline.newest.step if timeline.newest else 0
         tell = f"for comparison: the same {steps} steps in one process, undisturbed"
-        reference = undisturbed(digits, seed, steps, lambda step: view.progress(tell, step, steps))
+        reference = undisturbed(digits, training.seed, steps, lambda step: view.progress(tell, step, steps))
     report = Report.of(timeline, reference, stuck=schedule.stuck, left=left)
     draw(timeline, reference, report, out / "demo.png")
     return report

@@ -1,6 +1,8 @@
 """The worker that ``ftlib run`` starts: an ordinary training loop that also takes notes.
 
-    python -m ftlib.cli.demo.trainer DIRECTORY SEED REST     (by ftlib run; DIRECTORY holds digits.npz and gets the notes)
+    python -m ftlib.cli.demo.trainer DIRECTORY FRAMEWORK SEED REST     (by ftlib run)
+
+DIRECTORY holds digits.npz, and gets the notes.
 
 The workers agree when to stop without an extra message: each worker that sees the file ``stop`` sets a number that is averaged
 along with the gradients, so all stop after the same step.
@@ -16,6 +18,7 @@ import json
 import os
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +65,25 @@ class Tail:
         return sorted(lines, key=lambda line: float(line["t"]))
 
 
-def main(directory: Path, seed: int, rest: float) -> None:
-    """Train until the file ``stop`` exists; sleep for ``rest`` seconds after each step."""
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What all workers are told."""
+
+    framework: str
+    """That of ``FTLib.init``."""
+    seed: int
+    """Of the model and of the data's order."""
+    rest: float
+    """Seconds to sleep after each step."""
+
+    def arguments(self) -> list[str]:
+        """For the command line of a worker."""
+        return [self.framework, str(self.seed), str(self.rest)]
+
+
+def main(directory: Path, training: Training) -> None:
+    """Train until the file ``stop`` exists."""
+    seed = training.seed
     worker = int(os.environ["FTLIB_WORKER_INDEX"])
     notes = Notes(directory / STEPS, worker)
     notes.write("born", worker=worker)
@@ -81,7 +101,7 @@ def main(directory: Path, seed: int, rest: float) -> None:
     optimizer = task.optimizer_for(model)
     stop = directory / STOP
 
-    with FTLib.init(consensus="gossip", framework="gloo") as ft:
+    with FTLib.init(consensus="gossip", framework=training.framework) as ft:
         notes.write("met")
         ft.register_state(model=model, optimizer=optimizer)
         epoch, over = 0, False
@@ -112,9 +132,9 @@ def main(directory: Path, seed: int, rest: float) -> None:
                 loss=told[0].item(),
                 hash=task.fingerprint(model),
             )
-            time.sleep(rest)
+            time.sleep(training.rest)
         notes.write("done", step=ft.step, correct=task.correct(model, digits))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))
+    main(Path(sys.argv[1]), Training(sys.argv[2], int(sys.argv[3]), float(sys.argv[4])))
