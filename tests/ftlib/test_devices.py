@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from typing import Any
@@ -19,7 +20,7 @@ from ftlib.errors import StepMismatch
 from ftlib.ftlib import FTLib
 from tests.ftlib.crew import Crew
 from tests.ftlib.test_exactness import BUCKET_MB, Case, cases, check_average
-from tests.harness.late_device import LateDevice
+from tests.harness.late_device import LateDevice, LateEvent
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -121,6 +122,57 @@ def test_members_disagree_about_the_kind_of_device(device: LateDevice) -> None:
         told = crew.all(body)
     assert [bool(text) for text in told] == [False, True, False]
     assert "@late" in told[1]
+
+
+class FaultyDevice(LateDevice):
+    """Fails once at one thread: there is no memory left, or what was enqueued turns out to have failed."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__(1, lambda tensor: tensor.dtype in FLOATS)
+        self.fault = fault
+        self.thread = 0
+        """That of the worker whose device fails next."""
+
+    def empty(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        self._fail("memory")
+        return super().empty(count, dtype)
+
+    def reached(self, event: LateEvent) -> bool:
+        self._fail("kernel")
+        return super().reached(event)
+
+    def _fail(self, what: str) -> None:
+        if what == self.fault and self.thread == threading.get_ident():
+            self.thread = 0
+            raise torch.OutOfMemoryError("out of memory") if what == "memory" else RuntimeError("an illegal memory access")
+
+
+@pytest.mark.parametrize("fault", ["memory", "kernel"])
+@pytest.mark.parametrize("tries_again", [True, False])
+def test_a_device_fails_at_one_worker(fault: str, tries_again: bool) -> None:
+    """Its program gets the error, and may make the call again, or end; the others have their average either way."""
+    with FaultyDevice(fault).placed() as device, LateCrew(3, device) as crew:
+        assert isinstance(device, FaultyDevice)
+
+        def body(ft: FTLib, i: int) -> tuple[torch.Tensor, int, bool]:
+            tensor = torch.full((5,), float(i))
+            failed = False
+            for number in range(3):
+                if (i, number) == (1, 1):
+                    device.thread = threading.get_ident()
+                    with pytest.raises(RuntimeError, match="memory"):
+                        ft.allreduce_average([tensor])
+                    failed = True
+                    if not tries_again:
+                        ft.close()
+                        break
+                assert ft.allreduce_average([tensor])
+            return tensor, ft.size, failed
+
+        told = crew.all(body)
+    assert [failed for _, _, failed in told] == [False, True, False]
+    left = [0, 1, 2] if tries_again else [0, 2]
+    assert [(told[i][0].tolist(), told[i][1]) for i in left] == [([1.0] * 5, len(left))] * len(left)
 
 
 def test_a_lone_worker_looks_for_inf_and_nan_with_one_wait(device: LateDevice) -> None:

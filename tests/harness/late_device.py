@@ -7,6 +7,7 @@ a wrong value.
 
 from __future__ import annotations
 
+import functools
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -135,10 +136,25 @@ class LateDevice(Device):
             if isinstance(entry, LateEvent):
                 self._run(entry.stream, entry.position)
             else:
-                with torch.no_grad():
+                # Torch counts a tensor's versions when an operation is enqueued, not when it happens.
+                with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(tuple(_tensors(entry))):
                     entry()
             stream.entries[stream.done] = _nothing
             stream.done += 1
+
+
+def _tensors(found: object) -> Iterator[torch.Tensor]:
+    """All that an operation refers to, but for those of inference, which have no versions."""
+    if isinstance(found, torch.Tensor):
+        if not found.is_inference():
+            yield found
+    elif isinstance(found, functools.partial):
+        yield from _tensors([found.func, *found.args])
+    elif isinstance(found, (list, tuple)):
+        for each in found:
+            yield from _tensors(each)
+    elif closure := getattr(found, "__closure__", None):
+        yield from _tensors([cell.cell_contents for cell in closure])
 
 
 def _nothing() -> None:
