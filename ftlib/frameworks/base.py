@@ -171,6 +171,14 @@ class Framework(ABC):
     replaced: int = 0
     """Processes of its own that ended or hung though nobody had asked them to, and in whose place there is another one."""
 
+    @property
+    def family(self) -> str:
+        """One word. Members whose words differ cannot be in one job: the one that joins is refused. By default the name.
+
+        Equal for backends whose groups can connect to each other, and which reduce alike, bit for bit.
+        """
+        return self.name
+
     @abstractmethod
     def start(self, host: str) -> Mapping[str, str]:
         """Start this member's rendezvous service for the others on interface address ``host``.
