@@ -310,7 +310,7 @@ class FTLib(Calls):
         """
         status = self._consensus.status()
         shared = {key: status[key] for key in _CONTROL if key in status}
-        return {**facts(self._plane, self._framework), "size": self.size, **shared, **self._framework.metrics()}
+        return {**facts(self._plane, self._framework), "size": self.size, **shared}
 
     # --- inside --------------------------------------------------------------------------------------------------------
 

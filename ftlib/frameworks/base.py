@@ -179,6 +179,11 @@ class Framework(ABC):
         """
         return self.name
 
+    @property
+    def transports(self) -> tuple[str, ...]:
+        """Names for metrics: of what ``Group.submit`` goes by, and of the accelerator if there is one."""
+        return (self.name,)
+
     @abstractmethod
     def start(self, host: str) -> Mapping[str, str]:
         """Start this member's rendezvous service for the others on interface address ``host``.
@@ -229,11 +234,8 @@ class Framework(ABC):
         return at once.
         """
 
-    def call_ended(self, accelerated: bool) -> None:  # noqa: B027
-        """Count a finished call whose bulk went by the accelerator, or by the group's ``submit``."""
-
     def metrics(self) -> Mapping[str, object]:
-        """Figures of this backend for ``FTLib.metrics``; empty if it has none."""
+        """Figures of this backend for ``FTLib.metrics``, as plain values; empty if it has none. Any thread; must not wait."""
         return {}
 
     @abstractmethod

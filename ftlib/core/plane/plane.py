@@ -453,8 +453,7 @@ class Plane:
         self.blank = False
         self.results = results
         self._last_signature = call.layout.signature
-        self.counters.calls += 1
-        self.counters.bytes_averaged += call.nbytes
+        self._count(call, results)
         granted = call.steps(results)
         self.step += granted
         if call.stand_in:
@@ -466,6 +465,13 @@ class Plane:
             self.newcomer = call.foreign or not came_in
             if self.newcomer:
                 self.origin = ""  # the loaded state was the one on entry to that call
+
+    def _count(self, call: Call, results: Results) -> None:
+        counters = self.counters
+        counters.calls += 1
+        counters.accelerated += results.accelerated
+        counters.alone += not results.slots
+        counters.bytes_averaged += call.nbytes
 
     def _report(self) -> Report:
         calls = (self.finished, self.current.number if self.current else 0, self.step)
