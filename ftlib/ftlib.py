@@ -89,6 +89,8 @@ class FTLib(Calls):
         ``consensus``: ``gossip`` or ``shared_storage``; if it is not given, the environment or the file may set it.
         """
         resolved = resolve(settings, config, backend=Gossip if isinstance(consensus, Consensus) else _backend_of(consensus))
+        backend = framework_by_name(framework) if isinstance(framework, str) else framework
+        resolved = resolved.agreeing(framework=backend.family)
         kind = None if isinstance(consensus, Consensus) else resolved.backend
         if kind is not None:
             check_storage(resolved)
@@ -96,7 +98,6 @@ class FTLib(Calls):
         if resolved.launched is not None and kind is not None:
             logger.info("%s", resolved.launched.says)
             resolved = introduced(resolved) if kind is Gossip else resolved
-        backend = framework_by_name(framework) if isinstance(framework, str) else framework
         member = consensus if isinstance(consensus, Consensus) else resolved.backend(resolved.consensus)
         ft = cls(resolved, member, backend, rank_assign or RankAssignScheme())
         try:
@@ -309,7 +310,7 @@ class FTLib(Calls):
         """
         status = self._consensus.status()
         shared = {key: status[key] for key in _CONTROL if key in status}
-        return {**facts(self._plane, self._framework), "size": self.size, **shared, **self._framework.metrics()}
+        return {**facts(self._plane, self._framework), "size": self.size, **shared}
 
     # --- inside --------------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,11 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.harness import gpu
 from tests.harness.nursery import Nursery
+
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+# Here and in all processes of tests: who asks CUDA itself whether there is a GPU, as optimizers do, spoils it for later forks.
 
 FUZZ = "fuzz"
 """The profile of ``make fuzz``."""
@@ -50,6 +54,13 @@ def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
     shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
     with Nursery(shared / "nursery", *(f"tests.{name}" for name in PREPARED)) as nursery:
         yield nursery
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test on a GPU leaves itself out where there is none, before any fixture is made. Here for all: one line at the end."""
+    if item.get_closest_marker("gpu") is not None and (why := gpu.missing()):
+        pytest.skip(why)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -52,6 +52,10 @@ class Counters:
     """Plain counts; each is written by one thread."""
 
     calls: int = 0
+    accelerated: int = 0
+    """Calls whose large buckets went by the accelerators of all members."""
+    alone: int = 0
+    """Calls of this member alone: nothing was sent."""
     redone: int = 0
     adopted: int = 0
     donated: int = 0

@@ -180,6 +180,19 @@ class Framework(ABC):
     replaced: int = 0
     """Processes of its own that ended or hung though nobody had asked them to, and in whose place there is another one."""
 
+    @property
+    def family(self) -> str:
+        """One word. Members whose words differ cannot be in one job: the one that joins is refused. By default the name.
+
+        Equal for backends whose groups can connect to each other, and which reduce alike, bit for bit.
+        """
+        return self.name
+
+    @property
+    def transports(self) -> tuple[str, ...]:
+        """Names for metrics: of what ``Group.submit`` goes by, and of the accelerator if there is one."""
+        return (self.name,)
+
     @abstractmethod
     def start(self, host: str) -> Mapping[str, str]:
         """Start this member's rendezvous service for the others on interface address ``host``.
@@ -230,11 +243,8 @@ class Framework(ABC):
         return at once.
         """
 
-    def call_ended(self, accelerated: bool) -> None:  # noqa: B027
-        """Count a finished call whose bulk went by the accelerator, or by the group's ``submit``."""
-
     def metrics(self) -> Mapping[str, object]:
-        """Figures of this backend for ``FTLib.metrics``; empty if it has none."""
+        """Figures of this backend for ``FTLib.metrics``, as plain values; empty if it has none. Any thread; must not wait."""
         return {}
 
     @abstractmethod

@@ -153,7 +153,6 @@ class Lifetime:
             observers=observers,
             layouts=layouts,
             allocate=means.framework.allocate,
-            count=means.framework.call_ended,
         )
         self.deputy = self._deputy(settings, means)
         self.run: Callable[[Call], Status] = self.engine.run if self.deputy is None else self.deputy.run

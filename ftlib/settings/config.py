@@ -112,6 +112,11 @@ class Settings:
     launched: Launched | None = None
     """What another launcher says; None under ``ftlib run``, without a launcher, and where introducers were given."""
 
+    def agreeing(self, **terms: str) -> Settings:
+        """The same settings for a member that also needs ``terms`` (name -> one word) to be equal at all members of its job."""
+        agreement = " ".join([self.consensus.agreement, *(f"{name}={value}" for name, value in terms.items())])
+        return dataclasses.replace(self, consensus=dataclasses.replace(self.consensus, agreement=agreement))
+
 
 def _readers_of(kind: type, *left_out: str) -> dict[str, readers.Reader]:
     """Return the readers of the settings that are fields of ``kind``, by name."""

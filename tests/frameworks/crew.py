@@ -13,12 +13,18 @@ import traceback
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from ftlib.common.devices import device_at
+from ftlib.core.tensors.device_work import DeviceWork
 from ftlib.frameworks import FRAMEWORKS, Framework, Group, GroupSpec, framework_by_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from multiprocessing.connection import Connection
 
+TIMEOUT = 20.0
+"""Seconds that one operation may take."""
 ANSWER_WITHIN = 60.0
 """Seconds until a worker that does not answer fails the test."""
 
@@ -28,11 +34,39 @@ class Worker:
     """What a told function gets as its first argument."""
 
     framework: Framework
+    place: str = ""
+    """The device of its tensors; empty for the CPU."""
     groups: list[Group] = field(default_factory=list)
 
     @property
     def group(self) -> Group:
         return self.groups[-1]
+
+    def put(self, tensor: torch.Tensor) -> torch.Tensor:
+        """It, on the device."""
+        return tensor.to(self.place) if self.place else tensor
+
+    def memory(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What operations on ``tensor`` work on: itself, or memory of the framework's that is pinned for its device."""
+        if not self.place:
+            return tensor
+        row = self.framework.allocate(tensor.numel(), tensor.dtype)
+        device_at(self.place).pin(row)
+        return row.view(tensor.shape)
+
+    def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Between a tensor and its ``memory``, as calls do it."""
+        if self.place:
+            device = device_at(self.place)
+            device.enqueue(lambda: target.copy_(source, non_blocking=True), target)
+            DeviceWork(device.waited()).end()
+
+    def reduce(self, tensor: torch.Tensor, op: str = "SUM") -> None:
+        """Allreduce it, on whatever device it is."""
+        row = self.memory(tensor)
+        self.move(tensor, row)
+        assert self.group.allreduce(row, op).wait(TIMEOUT)
+        self.move(row, tensor)
 
 
 def made(name: str) -> Framework:
@@ -46,11 +80,11 @@ def made(name: str) -> Framework:
 
 
 def _serve(pipe: Connection, name: str) -> None:
-    import torch
-
     torch.set_num_threads(1)
+    name, _, place = name.partition("@")
     framework = made(name)
-    worker = Worker(framework)
+    worker = Worker(framework, place)
+    worker.put(torch.zeros(1))  # a device is in use before anything else is
     pipe.send(framework.start("127.0.0.1"))
     while True:
         try:
@@ -117,6 +151,7 @@ class Crew:
     """Some workers; groups are built among those told so."""
 
     def __init__(self, framework: str = "gloo") -> None:
+        """``framework``: its name (see ``made``), and after an @ the device of all tensors, such as ``cuda:0``."""
         self.framework = framework
         self._context: Any = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["tests.frameworks.orders"])  # else the first order takes one longer than another

@@ -18,10 +18,7 @@ from ftlib.frameworks import GroupSpec, gloo_build, sockets
 from ftlib.frameworks.accelerators.group import HybridGroup
 from ftlib.frameworks.gloo import GlooFramework
 from ftlib.frameworks.gloo_group import GlooGroup
-from tests.frameworks.crew import Worker, rebuild
-
-TIMEOUT = 20.0
-"""Seconds that one operation may take."""
+from tests.frameworks.crew import TIMEOUT, Worker, rebuild
 
 
 def operate(worker: Worker) -> dict[str, Any]:
@@ -29,20 +26,20 @@ def operate(worker: Worker) -> dict[str, Any]:
     rank, size = group.rank, group.size
     results: dict[str, Any] = {}
     for op in ("SUM", "MIN", "MAX", "PRODUCT"):
-        tensor = torch.full((5,), float(rank + 1))
-        assert group.allreduce(tensor, op).wait(TIMEOUT)
+        tensor = worker.put(torch.full((5,), float(rank + 1)))
+        worker.reduce(tensor, op)
         results[op] = tensor.tolist()
     for dtype in (torch.float16, torch.bfloat16, torch.float64, torch.int8, torch.uint8, torch.int32, torch.int64):
-        worker.framework.check(tensor := torch.full((3,), rank + 1).to(dtype))
-        assert group.allreduce(tensor).wait(TIMEOUT)
+        worker.framework.check(tensor := worker.put(torch.full((3,), rank + 1).to(dtype)))
+        worker.reduce(tensor)
         results[str(dtype)] = tensor.tolist()
     for dtype in (torch.float32, torch.int16, torch.bool, torch.complex64):
         tensor = torch.full((3, 2), rank).to(dtype)
         assert group.broadcast(tensor, size - 1).wait(TIMEOUT)
         results[f"broadcast {dtype}"] = tensor.tolist()
     assert group.barrier().wait(TIMEOUT)
-    scalar = torch.tensor(float(rank))
-    assert group.allreduce(scalar).wait(TIMEOUT)
+    scalar = worker.put(torch.tensor(float(rank)))
+    worker.reduce(scalar)
     results["scalar"] = scalar.item()
     return results
 
@@ -79,10 +76,12 @@ def know_peers(worker: Worker) -> None:
 def loop(worker: Worker, elements: int) -> tuple[float, int, str, tuple[int, ...]]:
     """Allreduce until it breaks, abort; when that was, how many, the error."""
     group, count = worker.group, 0
-    tensor = torch.ones(elements)
+    tensor = worker.put(torch.ones(elements))
+    row = worker.memory(tensor)
     while True:
         tensor.fill_(1.0)
-        work = group.allreduce(tensor)
+        worker.move(tensor, row)
+        work = group.allreduce(row)
         try:
             assert work.wait(TIMEOUT)
         except GroupError as error:
@@ -90,13 +89,14 @@ def loop(worker: Worker, elements: int) -> tuple[float, int, str, tuple[int, ...
             group.abort()
             assert work.done()
             return at, count, str(error), error.peers
+        worker.move(row, tensor)
         assert tensor[0].item() == group.size
         count += 1
 
 
 def reduce_one(worker: Worker, elements: int) -> float:
-    tensor = torch.ones(elements)
-    assert worker.group.allreduce(tensor).wait(TIMEOUT)
+    tensor = worker.put(torch.ones(elements))
+    worker.reduce(tensor)
     return tensor.sum().item() / elements
 
 

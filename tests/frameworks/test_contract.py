@@ -33,6 +33,7 @@ from tests.frameworks.orders import (
     reduce_one,
     try_rebuild,
 )
+from tests.harness.gpu import PLACE, on_gpu
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,9 +44,11 @@ SOON = TIMEOUT / 2
 """Seconds that are long, and yet short of any deadline in these tests."""
 FRAMEWORKS = os.environ.get("CONTRACT_FRAMEWORK", "gloo isolated:gloo rehearsal").split()
 NAMES = pytest.mark.parametrize("name", FRAMEWORKS)
+ON_GPU = [on_gpu(f"{name}@{PLACE}") for name in FRAMEWORKS if name in ("gloo", "isolated:gloo")]
+"""Once more with tensors on a GPU, where there is one."""
 
 
-@pytest.fixture(scope="module", params=FRAMEWORKS)
+@pytest.fixture(scope="module", params=[*FRAMEWORKS, *ON_GPU])
 def crew(request: pytest.FixtureRequest) -> Iterator[Crew]:
     crew = Crew(request.param)
     yield crew

@@ -1,4 +1,7 @@
-"""Tensors on a device that does everything late: the same bits as on the CPU, one wait a call, a few operations a bucket."""
+"""Tensors on a device: the same bits as on the CPU, one wait a call, a few operations a bucket.
+
+The device is one that does everything late; where there is a GPU, once more the GPU, with real Gloo groups.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +20,23 @@ from ftlib import Status
 from ftlib.core.tensors.device_work import DeviceWork
 from ftlib.core.tensors.staging import Slot
 from ftlib.errors import StepMismatch
+from ftlib.frameworks.gloo import GlooFramework
 from ftlib.ftlib import FTLib
 from tests.ftlib.crew import Crew
 from tests.ftlib.test_exactness import BUCKET_MB, Case, cases, check_average
+from tests.harness.gpu import PLACE, on_gpu
 from tests.harness.late_device import LateDevice, LateEvent
+from tests.harness.real_device import RealDevice
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 
-class LateCrew(Crew):
-    """Workers with one late device between them. What they were told is done when ``all`` returns, on the device too."""
+class DeviceCrew(Crew):
+    """Workers with one device between them. What they were told is done when ``all`` returns, on the device too."""
 
-    def __init__(self, size: int, device: LateDevice, **more: Any) -> None:
-        super().__init__(size, **more)
+    def __init__(self, size: int, device: LateDevice | RealDevice, **more: Any) -> None:
+        framework = (lambda _: GlooFramework()) if isinstance(device, RealDevice) else None
+        super().__init__(size, framework, **more)
         self.device = device
 
     def all(self, told: Callable[[FTLib, int], Any]) -> list[Any]:
@@ -38,79 +45,84 @@ class LateCrew(Crew):
         return answers
 
 
-@pytest.fixture(scope="module")
-def device() -> Iterator[LateDevice]:
+@pytest.fixture(scope="module", params=["late", on_gpu("real")])
+def device(request: pytest.FixtureRequest) -> Iterator[LateDevice | RealDevice]:
+    if request.param == "real":
+        yield RealDevice(PLACE, lambda tensor: tensor.dtype in FLOATS)
+        return
     with LateDevice(1, lambda tensor: tensor.dtype in FLOATS).placed() as device:
         yield device
 
 
 @pytest.fixture(scope="module")
-def crews(device: LateDevice) -> Iterator[dict[int, LateCrew]]:
+def crews(device: LateDevice | RealDevice) -> Iterator[dict[int, DeviceCrew]]:
     with ExitStack() as stack:
-        yield {size: stack.enter_context(LateCrew(size, device, bucket_mb=BUCKET_MB)) for size in range(1, 6)}
+        yield {size: stack.enter_context(DeviceCrew(size, device, bucket_mb=BUCKET_MB)) for size in range(1, 6)}
 
 
 @given(case=cases())
 @settings(max_examples=2000)
-def test_averages(crews: dict[int, LateCrew], case: Case) -> None:
+def test_averages(crews: dict[int, DeviceCrew], case: Case) -> None:
     """float64 stays on the CPU, so most calls mix both."""
-    check_average(crews[len(case.weights)], case)
+    crew = crews[len(case.weights)]
+    check_average(crew, case, crew.device.put)
 
 
 @given(case=cases().filter(lambda case: len(case.weights) == 3), turns=st.lists(st.booleans(), min_size=6, max_size=6))
 @settings(max_examples=300)
-def test_the_same_bits_as_on_the_cpu_whatever_the_stream(crews: dict[int, LateCrew], case: Case, turns: list[bool]) -> None:
+def test_the_same_bits_as_on_the_cpu_whatever_the_stream(crews: dict[int, DeviceCrew], case: Case, turns: list[bool]) -> None:
     """Several calls in a row on the same buffers, some of them on another stream, against plain tensors of the CPU."""
     crew = crews[3]
     with crew.device.taking(lambda _: False):
-        plain = [crew.all(lambda ft, i, n=n: _average(ft, case, i, n)) for n in range(3)]
+        plain = [crew.all(lambda ft, i, n=n: _average(crew, ft, case, i, n)) for n in range(3)]
 
     def body(ft: FTLib, i: int) -> list[list[torch.Tensor]]:
         found = []
         for number in range(3):
             if turns[number + 3 * (i % 2)]:
                 with crew.device.stream():
-                    found.append(_average(ft, case, i, number))
+                    found.append(_average(crew, ft, case, i, number))
             else:
-                found.append(_average(ft, case, i, number))
+                found.append(_average(crew, ft, case, i, number))
         return found
 
     late = crew.all(body)
     for i in range(3):
         for number in range(3):
             for one, other in zip(late[i][number], plain[number][i], strict=True):
-                assert torch.equal(one, other), (number, i)
+                assert torch.equal(one.cpu(), other), (number, i)
 
 
-def _average(ft: FTLib, case: Case, worker: int, number: int) -> list[torch.Tensor]:
-    tensors = [tensor * (1 + number) for tensor in case.tensors(worker)]
+def _average(crew: DeviceCrew, ft: FTLib, case: Case, worker: int, number: int) -> list[torch.Tensor]:
+    tensors = [crew.device.put(tensor * (1 + number)) for tensor in case.tensors(worker)]
     ft.allreduce_average(tensors, weight=case.weights[worker] or 1.0)
     return tensors
 
 
 @pytest.mark.parametrize("op", ["SUM", "MIN", "MAX", "PRODUCT"])
-def test_operations(crews: dict[int, LateCrew], op: str) -> None:
+def test_operations(crews: dict[int, DeviceCrew], op: str) -> None:
     rows = [[1.0, 5.0, -0.0], [3.0, float("nan"), 0.0]]
     with crews[2].device.taking(lambda _: False):
         plain = [torch.tensor(row) for row in rows]
         crews[2].all(lambda ft, i: ft.allreduce(plain[i], op))
-    late = [torch.tensor(row) for row in rows]
-    crews[2].all(lambda ft, i: ft.allreduce(late[i], op))
-    for one, other in zip(late, plain, strict=True):
-        assert torch.equal(one.view(torch.int32), other.view(torch.int32))
+    there = [crews[2].device.put(torch.tensor(row)) for row in rows]
+    crews[2].all(lambda ft, i: ft.allreduce(there[i], op))
+    for one, other in zip(there, plain, strict=True):
+        assert torch.equal(one.cpu().view(torch.int32), other.view(torch.int32))
 
 
-def test_broadcasts(crews: dict[int, LateCrew]) -> None:
-    tensors = [torch.full((700,), float(i)) for i in range(3)]
+def test_broadcasts(crews: dict[int, DeviceCrew]) -> None:
+    tensors = [crews[3].device.put(torch.full((700,), float(i))) for i in range(3)]
     crews[3].all(lambda ft, i: ft.broadcast(tensors[i], root_rank=1))
     assert all(torch.equal(tensor, tensors[0]) for tensor in tensors)
     assert len(set(tensors[0].tolist())) == 1
 
 
-def test_members_disagree_about_the_kind_of_device(device: LateDevice) -> None:
+def test_members_disagree_about_the_kind_of_device(device: LateDevice | RealDevice) -> None:
     tensors = [torch.ones(5) for _ in range(3)]
     there = tensors[1].data_ptr()
-    with device.taking(lambda tensor: tensor.data_ptr() == there), LateCrew(3, device) as crew:
+    with device.taking(lambda tensor: tensor.data_ptr() == there), DeviceCrew(3, device) as crew:
+        tensors = [device.put(tensor) for tensor in tensors]
 
         def body(ft: FTLib, i: int) -> str:
             try:
@@ -121,7 +133,7 @@ def test_members_disagree_about_the_kind_of_device(device: LateDevice) -> None:
 
         told = crew.all(body)
     assert [bool(text) for text in told] == [False, True, False]
-    assert "@late" in told[1]
+    assert f"@{device.place.partition(':')[0]}" in told[1]
 
 
 class FaultyDevice(LateDevice):
@@ -151,7 +163,7 @@ class FaultyDevice(LateDevice):
 @pytest.mark.parametrize("tries_again", [True, False])
 def test_a_device_fails_at_one_worker(fault: str, tries_again: bool) -> None:
     """Its program gets the error, and may make the call again, or end; the others have their average either way."""
-    with FaultyDevice(fault).placed() as device, LateCrew(3, device) as crew:
+    with FaultyDevice(fault).placed() as device, DeviceCrew(3, device) as crew:
         assert isinstance(device, FaultyDevice)
 
         def body(ft: FTLib, i: int) -> tuple[torch.Tensor, int, bool]:
@@ -175,11 +187,11 @@ def test_a_device_fails_at_one_worker(fault: str, tries_again: bool) -> None:
     assert [(told[i][0].tolist(), told[i][1]) for i in left] == [([1.0] * 5, len(left))] * len(left)
 
 
-def test_a_lone_worker_looks_for_inf_and_nan_with_one_wait(device: LateDevice) -> None:
-    with LateCrew(1, device) as crew:
-        parameters = [torch.nn.Parameter(torch.zeros(3)) for _ in range(50)]
+def test_a_lone_worker_looks_for_inf_and_nan_with_one_wait(device: LateDevice | RealDevice) -> None:
+    with DeviceCrew(1, device) as crew:
+        parameters = [torch.nn.Parameter(device.put(torch.zeros(3))) for _ in range(50)]
         for parameter in parameters:
-            parameter.grad = torch.ones(3)
+            parameter.grad = torch.ones_like(parameter)
         for spoilt in (None, math.inf, math.nan):
             if spoilt is not None:
                 _grad(parameters[17])[1] = spoilt
@@ -195,11 +207,11 @@ def _grad(parameter: torch.nn.Parameter) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("count", [60, 1000])
-def test_a_call_waits_once_and_needs_few_operations(device: LateDevice, count: int) -> None:
+def test_a_call_waits_once_and_needs_few_operations(device: LateDevice | RealDevice, count: int) -> None:
     """3 MB in 60 and in 1,000 tensors, in buckets of 1 MB, weighted, so that they are scaled and divided."""
     total = 750_000
-    with LateCrew(2, device, bucket_mb=1.0) as crew:
-        rows = [[torch.nn.Parameter(torch.zeros(total // count)) for _ in range(count)] for _ in range(2)]
+    with DeviceCrew(2, device, bucket_mb=1.0) as crew:
+        rows = [[torch.nn.Parameter(device.put(torch.zeros(total // count))) for _ in range(count)] for _ in range(2)]
         for parameter in (parameter for row in rows for parameter in row):
             parameter.grad = torch.ones_like(parameter)
         for _ in range(3):
@@ -248,7 +260,7 @@ def test_planted_bugs_are_found(monkeypatch: pytest.MonkeyPatch, plant: Callable
                 ft.allreduce_average(tensor, weight=weights[number] if i else 2.0)
             results[i].append(tensor)
 
-    with device.placed(), LateCrew(2, device) as crew:
+    with device.placed(), DeviceCrew(2, device) as crew:
         crew.all(body)
     wrong = 0
     for number, (one, other) in enumerate(zip(*inputs, strict=True)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -92,14 +92,19 @@ def test_over_gloo(gloo: dict[int, Crew], case: Case) -> None:
     check_average(gloo[len(case.weights)], case)
 
 
-def check_average(crew: Crew, case: Case) -> None:
+def _here(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def check_average(crew: Crew, case: Case, put: Callable[[torch.Tensor], torch.Tensor] = _here) -> None:
+    """``put``: moves a tensor to where it is to be."""
     size = len(case.weights)
     inputs = [case.tensors(worker) for worker in range(size)]
-    parameters = [[torch.nn.Parameter(torch.zeros_like(t)) for t in tensors] for tensors in inputs]
+    parameters = [[torch.nn.Parameter(put(torch.zeros_like(t))) for t in tensors] for tensors in inputs]
     for worker in range(size):
         for index, (parameter, tensor) in enumerate(zip(parameters[worker], inputs[worker], strict=True)):
             absent = index in case.missing[worker]
-            parameter.grad = None if absent else tensor.clone(memory_format=torch.preserve_format)
+            parameter.grad = None if absent else put(tensor.clone(memory_format=torch.preserve_format))
             if absent:
                 inputs[worker][index] = torch.zeros_like(tensor)
     before = [[p.grad for p in row] for row in parameters]
@@ -127,7 +132,7 @@ def check_average(crew: Crew, case: Case) -> None:
             assert result is not None
             assert result.dtype is dtype
             assert torch.equal(result, results[0]), "workers differ"
-            assert bool(((result.double() - exact).abs() <= bound).all()), (dtype, result, exact)
+            assert bool(((result.cpu().double() - exact).abs() <= bound).all()), (dtype, result, exact)
 
 
 @pytest.mark.parametrize("backend", ["memory", "gloo"])

@@ -11,6 +11,7 @@ import torch
 
 from consensus.runtime.net.metrics import METRICS
 from ftlib import Excluded
+from ftlib.frameworks import framework_by_name
 from tests.ftlib.workers import Job, Worker, workers
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "observability.md"
@@ -44,6 +45,11 @@ def test_the_numbers() -> None:
     assert found["in_call"] is None
 
 
+def test_calls_are_counted_by_what_carries_them() -> None:
+    assert trained(2)["calls_by_transport"] == {"memory": 3}
+    assert trained(1)["calls_by_transport"] == {"memory": 0}, "a lone worker sends nothing"
+
+
 def test_a_kill_is_a_pause() -> None:
     def body(worker: Worker) -> dict[str, Any]:
         with contextlib.suppress(Excluded):  # the victim may still be in its first call
@@ -75,10 +81,14 @@ def test_the_name_of_the_room_is_for_members_only(worker: Worker) -> None:
 def test_every_key_is_documented() -> None:
     rows = [line.split("|")[1] for line in DOCUMENT.read_text().splitlines() if line.startswith("| ")]
     known = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
-    missing = set(trained(1)) - known
-    assert not missing
+    assert not keys() - known
+
+
+def keys() -> set[str]:
+    """Of any framework."""
+    return set(trained(1)) | set(framework_by_name("rehearsal").metrics())
 
 
 def test_the_table_of_metrics_names_keys_that_exist() -> None:
     named = {metric.key.split(".")[1] for metric in METRICS if metric.key.startswith("ftlib.")}
-    assert named <= set(trained(1))
+    assert named <= keys()

@@ -247,7 +247,7 @@ def test_broadcast_refuses_what_it_could_not_write(ft: FTLib, i: int) -> None:
         ft.broadcast(torch.ones(1).expand(3), 0)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="pinned memory needs CUDA")
+@pytest.mark.gpu
 def test_pinned_tensors(pair: Crew) -> None:
     tensors = [torch.full((1000,), float(i)).pin_memory() for i in range(2)]
     pair.all(lambda ft, i: ft.allreduce_average(tensors[i]))

@@ -41,11 +41,16 @@ class LateDevice(Device):
 
     def __init__(self, seed: int, takes: Callable[[torch.Tensor], bool]) -> None:
         super().__init__()
+        self.place = PLACE
         self.takes = takes
         self._chance = random.Random(seed)
         self._here = threading.local()
         self._streams: list[_Stream] = []
         self._guard = threading.RLock()
+
+    def put(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor itself, wherever it is taken to be: as ``RealDevice``."""
+        return tensor
 
     @contextmanager
     def placed(self) -> Iterator[LateDevice]:

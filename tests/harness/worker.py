@@ -51,6 +51,8 @@ class Task:
     """Variables for this worker alone."""
     sizes: list[int] = field(default_factory=lambda: [1_000])
     """Elements (float32) of each parameter."""
+    device: str = "cpu"
+    """Of the parameters."""
     pause: float = 0.0
     """Up to so many seconds of sleep before each call, drawn anew each time."""
     fill: bool = True
@@ -176,8 +178,8 @@ def _train(task: Task, lines: Lines) -> int:
         moments.arm(later, silently=task.silently)
     more = {"agent": "thread"} if task.trace or moments.of_the_agent(later) else {}
     tracer = moments.Tracer() if task.trace else None
-    params = [torch.zeros(size) for size in task.sizes]
-    grads = [torch.zeros(size) for size in task.sizes]
+    params = [torch.zeros(size, device=task.device) for size in task.sizes]
+    grads = [torch.zeros(size, device=task.device) for size in task.sizes]
 
     def load(state: dict[str, Any]) -> None:
         for param, value in zip(params, state["params"], strict=True):
@@ -288,7 +290,7 @@ def _mask(ends: torch.Tensor) -> int:
 def _digest(params: list[torch.Tensor]) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for param in params:
-        digest.update(param.numpy().data)
+        digest.update(param.cpu().numpy().data)
     return digest.hexdigest()
 
 

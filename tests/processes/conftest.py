@@ -42,10 +42,17 @@ def framework(request: pytest.FixtureRequest, nursery: Nursery) -> Iterator[str]
 
 
 @pytest.fixture
-def cluster(nursery: Nursery, tmp_path: Path) -> Iterator[Cluster]:
+def device(request: pytest.FixtureRequest) -> str:
+    """Where models of the ``cluster`` are."""
+    return getattr(request, "param", "cpu")
+
+
+@pytest.fixture
+def cluster(nursery: Nursery, tmp_path: Path, device: str) -> Iterator[Cluster]:
     """A cluster of small models without workers yet."""
     # The pause leaves the processor to those that start, and to other tests: a step costs each worker two milliseconds of it.
-    with Cluster(tmp_path, nursery, sizes=[20_000, 300], pause=0.03, settings={"bucket_mb": 0.08}) as cluster:
+    task = {"sizes": [20_000, 300], "pause": 0.03, "device": device}
+    with Cluster(tmp_path, nursery, settings={"bucket_mb": 0.08}, **task) as cluster:
         yield cluster
 
 

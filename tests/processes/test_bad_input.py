@@ -93,6 +93,20 @@ def test_introducer_not_there_other_job_version_terms(stage: Stage) -> None:
     assert any("speaks protocol version 77" in player.output() for player in good)
 
 
+@pytest.mark.parametrize(("framework", "other"), [("gloo", "rehearsal"), ("rehearsal", "gloo"), ("isolated:gloo", "rehearsal")])
+def test_frameworks_that_do_not_mix(stage: Stage, framework: str, other: str) -> None:
+    """Refused at the join, not by the first call: no view changes, and no call is disturbed."""
+    good = stage.found("train", "train", framework=framework)
+    stage.going(*good)
+    bad = stage.join("train", framework=other)
+    assert stage.ended(bad) == [1]
+    ours, theirs = framework.removeprefix("isolated:"), other
+    assert re.search(f"JoinError: .*framework={theirs}'.*framework={ours}'.*make them equal", one_line(bad.error))
+    stage.going(*good)
+    healthy(*good)
+    assert {call["epoch"] for player in good for call in player.calls} == {1}
+
+
 def test_too_few_founders(stage: Stage) -> None:
     players = stage.found("train", "train", initial_size=3, join_timeout=2.0)
     assert stage.ended(*players) == [1, 1]

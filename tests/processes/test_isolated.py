@@ -98,6 +98,25 @@ def test_killed_joined_left_and_nobody_stays(cluster: Cluster) -> None:
     eventually(lambda: not [pid for pid in left if Path(f"/proc/{pid}").exists()], "no process is left behind")
 
 
+@pytest.mark.parametrize("framework", ["gloo", "isolated:gloo"])
+def test_members_with_and_without_such_processes_train_together(cluster: Cluster, framework: str) -> None:
+    """One family: either kind may join the other one, and die; all have the same bits."""
+    other = next(name for name in ("gloo", "isolated:gloo") if name != framework)
+    workers = cluster.found(2, settings={"framework": framework})
+    cluster.training(2)
+    joiners = [cluster.join(settings={"framework": other}) for _ in range(2)]
+    cluster.training(4)
+    assert [bool(named(worker.pid, "ftlib-group")) for worker in workers] == [framework == "isolated:gloo"] * 2
+    assert [bool(named(worker.pid, "ftlib-group")) for worker in joiners] == [framework == "gloo"] * 2
+    workers[0].kill()
+    cluster.training(3)
+    joiners[0].kill()
+    cluster.training(2)
+    cluster.advanced()
+    cluster.drain()
+    assert judge(cluster) > 10
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=str)
 def test_the_process_of_a_group(cluster: Cluster, number: signal.Signals) -> None:
     """It is replaced, spare or not, and the step is finished by the same members."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.cluster import Cluster, Worker
+from tests.harness.gpu import PLACE, on_gpu
 from tests.harness.nursery import Nursery
 from tests.harness.verdict import Verdict
 
@@ -111,6 +112,7 @@ def test_a_joiner_is_killed_while_it_is_admitted(cluster: Cluster) -> None:
     judge(cluster)
 
 
+@pytest.mark.parametrize("device", ["cpu", on_gpu(PLACE)], indirect=True)
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_down_to_one_and_back(cluster: Cluster, seed: int) -> None:
     cluster.found(4)

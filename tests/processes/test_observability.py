@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import time
 import urllib.request
@@ -28,9 +27,9 @@ def ftlib(*arguments: str) -> int:
     return ended.value.code
 
 
-def scrape(worker: Worker) -> dict[str, float]:
+def scrape(worker: Worker, secret: str) -> dict[str, float]:
     """Values by sample name and labels other than job and member."""
-    token = KeyRing([os.environ["FTLIB_SECRET"]]).first.bearer("metrics")  # as Prometheus asks
+    token = KeyRing([secret]).first.bearer("metrics")  # as Prometheus asks
     request = urllib.request.Request(f"http://{worker.address}/metrics", headers={"Authorization": f"Bearer {token}"})
     with urllib.request.urlopen(request, timeout=10) as response:
         text = response.read().decode()
@@ -83,7 +82,7 @@ def test_a_kill_is_explained(
         assert f"{ids[driver.pid][:6]}" in shown
         assert victim.address not in shown.split("remarks")[0].split("last change")[1].split("\n", 1)[1]
 
-        page = scrape(other)
+        page = scrape(other, secret)
         assert (page["ftlib_view_epoch"], page["ftlib_members"], page["ftlib_acting"]) == (2, 2, 1)
         assert page["ftlib_view_changes_total{cause=proof}"] == page["ftlib_members_removed_total{cause=proof}"] == 1
         assert page["ftlib_recovery_seconds_count"] == 1
@@ -91,6 +90,7 @@ def test_a_kill_is_explained(
         # A call is counted as it ends, its time once its result is delivered: one may be between the two.
         assert page["ftlib_calls_total"] - page["ftlib_call_seconds_count"] in (0, 1)
         assert page["ftlib_calls_total"] >= page["ftlib_steps_total"] - 1 > 1
+        assert page["ftlib_transport_calls_total{transport=gloo}"] == page["ftlib_calls_total"]
         assert page["ftlib_averaged_bytes_total"] >= 4 * 20_300 * page["ftlib_calls_total"]
         assert page["ftlib_control_messages_total{direction=sent,type=Ready}"] >= 2
 

@@ -16,6 +16,7 @@ from ftlib.frameworks.accelerators.rehearsal.faults import VARIABLE
 from tests.harness.cluster import Cluster
 from tests.harness.nursery import Nursery
 from tests.harness.verdict import Verdict
+from tests.processes.test_observability import scrape
 
 pytestmark = pytest.mark.process
 
@@ -70,6 +71,16 @@ def test_killed_joined_and_left(cluster: Cluster) -> None:
     assert workers[0].code == 0
     cluster.training(2)
     cluster.until("they work in every view", lambda: log(cluster).count(ON) >= 3 + 2 + 2)
+    told = scrape(workers[2], cluster.secret)
+    assert told["ftlib_accelerator_ready"] == 1
+    starts, stops = told["ftlib_accelerator_starts_total"], told["ftlib_accelerator_stops_total"]
+    assert starts == stops + 1 >= 4, "three views have gone"
+    assert told["ftlib_accelerator_start_seconds_count"] >= 1
+    assert min(told[f"ftlib_transport_calls_total{{transport={name}}}"] for name in ("gloo", "rehearsal")) > 0
+    cluster.until(
+        "what has gone is freed", lambda: scrape(workers[2], cluster.secret)["ftlib_accelerator_frees_total"] == stops
+    )
+    assert told["ftlib_accelerator_leaks_total"] == 0
     all_is_well(cluster)
     assert log(cluster).count(OFF) >= 2, "a call that a death interrupts is finished by Gloo"
 

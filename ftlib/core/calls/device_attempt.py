@@ -51,7 +51,7 @@ class DeviceAttempt(Attempt):
             session.agree(layout, call.script)
         in_order = [(slots | bulk)[number] for number in range(len(layout.buckets))]
         results = Results(call.number, layout, in_order, trailer.weight, self._finite)
-        return trailer, results.carried(accelerated=accelerated)
+        return trailer, results.carried(accelerated=accelerated or call.accelerated)
 
     def _await_accelerator(self, group: Group) -> None:
         """In a session's first call: wait for an accelerator that starts, never longer than the call by the group takes."""

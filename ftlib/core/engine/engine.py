@@ -123,7 +123,6 @@ class Engine:
         observers: Observers | None = None,
         layouts: LayoutBook | None = None,
         allocate: Allocate = room,
-        count: Callable[[bool], None] = lambda _accelerated: None,
     ) -> None:
         """``load``: loads registered state if this member lacks it; returns True if it did. ``registered``: returns the
         registered objects, if any.
@@ -131,7 +130,7 @@ class Engine:
         ``inquiry``: asks for a newcomer which call the others are in; None if all calls are alike. ``recovery``: gets the state
         beside the others' calls. ``admission``: waits, in the first call, until this member is in a view; None if that takes no
         longer than any other wait of a call. ``layouts``: the layouts of all calls. ``allocate``: returns memory for operations
-        (see ``Framework``). ``count``: called after each call with tensors on devices; True if accelerators carried it.
+        (see ``Framework``).
         """
         self._plane = plane
         self._consensus = consensus
@@ -151,7 +150,7 @@ class Engine:
         self._handed = False
         """True if an observer kept the slots of the newest results."""
         self._nonfinite = NonfiniteCheck(plane)
-        self._transport = Transport(plane, count)
+        self._transport = Transport(plane)
         self._failures = Failures(plane, consensus, rebuilder)
         self._waiting = Waiting(plane, limits, consensus.confirm)
         means = Means(plane, self._failures, self._waiting, self._nonfinite, self._layouts, registered, allocate)
@@ -334,7 +333,7 @@ class Engine:
         if results.layout is not self._newest:
             self._note(results.layout)
         if call.on_devices:
-            self._transport.note(call, session, trailer, accelerated=results.accelerated or call.accelerated)
+            self._transport.note(call, session, trailer, accelerated=results.accelerated)
         if self._nonfinite.asks:
             self._nonfinite.finished(session, trailer)
         codes = session.codec.busy if session.group is not None else bytes([plane.step_times.busy])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 from ..calls.call import Call
 from ..calls.session import Session
@@ -18,25 +17,27 @@ logger = logging.getLogger("ftlib")
 class Transport:
     """Owned by the training thread."""
 
-    def __init__(self, plane: Plane, count: Callable[[bool], None]) -> None:
-        """``count``: called after each call; True if accelerators carried it."""
+    def __init__(self, plane: Plane) -> None:
         self._plane = plane
-        self._count = count
         self._accelerated = False
 
     def note(self, call: Call, session: Session, trailer: Trailer, *, accelerated: bool) -> None:
-        """A call with tensors on devices was finished here."""
-        self._count(accelerated)
-        nothing_to_carry = trailer.accelerated and not accelerated and call.layout.places
-        if accelerated == self._accelerated or nothing_to_carry:
+        """A call with tensors on devices was finished here.
+
+        One that accelerators could have carried, but for its dtypes, is no change: a program may make such calls at every step.
+        """
+        unfit = trailer.accelerated and not accelerated and call.layout.places
+        if accelerated == self._accelerated or unfit:
             return
         self._accelerated = accelerated
+        without = [rank for rank, slot in enumerate(trailer.slots) if not slot.flags & Flag.READY]
+        by = session.names(session.members_of(without))
         if accelerated:
-            text, by = "the accelerators of all members work", ""
+            text = "the accelerators of all members work"
+        elif session.group is None:
+            text = "there are no other members"
         else:
-            without = [rank for rank, slot in enumerate(trailer.slots) if not slot.flags & Flag.READY]
-            by = session.names(session.members_of(without))
-            text = f"no accelerator at {by} in this view" if by else "they had not all said that theirs work before this call"
+            text = f"no accelerator at {by} in this view" if by else "nobody had said yet in this view that all work"
         name = "accelerators" if accelerated else "the CPU"
         extra = self._plane.about("transport", call=call.number, accelerated=accelerated, without=by)
         logger.info("from call %d on, tensors on devices go by %s: %s", call.number, name, text, extra=extra)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from ...common.counters import Counters
 from ...frameworks import Framework
 from ..tensors.trailer import Flag
 from .plane import Plane
@@ -38,6 +40,7 @@ def facts(plane: Plane, framework: Framework) -> dict[str, Any]:
             }
         phase, recovery, missed = plane.phase, plane.recovery, plane.lag.calls
     return {
+        **framework.metrics(),
         "phase": phase.value,
         "rank": -1 if session is None else session.rank,
         "size": 0 if session is None else session.size,
@@ -48,6 +51,7 @@ def facts(plane: Plane, framework: Framework) -> dict[str, Any]:
         "peers": peers,
         "step_times": plane.step_times.facts(),
         "calls": counters.calls,
+        "calls_by_transport": _by_transport(counters, framework.transports),
         "redone": counters.redone,
         "adopted": counters.adopted,
         "donated": counters.donated,
@@ -74,3 +78,10 @@ def facts(plane: Plane, framework: Framework) -> dict[str, Any]:
         "checkpoints_skipped": counters.checkpoints_skipped,
         "checkpoint_step": counters.checkpoint_step,
     }
+
+
+def _by_transport(counters: Counters, names: Sequence[str]) -> dict[str, int]:
+    """Calls that were carried by anything, by its name; ``names`` as ``Framework.transports``."""
+    accelerated = counters.accelerated
+    counts = (counters.calls - counters.alone - accelerated, accelerated)
+    return dict(zip(names, counts, strict=False))

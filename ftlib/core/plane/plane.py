@@ -453,8 +453,11 @@ class Plane:
         self.blank = False
         self.results = results
         self._last_signature = call.layout.signature
-        self.counters.calls += 1
-        self.counters.bytes_averaged += call.nbytes
+        counters = self.counters
+        counters.calls += 1
+        counters.accelerated += results.accelerated
+        counters.alone += not results.slots
+        counters.bytes_averaged += call.nbytes
         granted = call.steps(results)
         self.step += granted
         if call.stand_in:

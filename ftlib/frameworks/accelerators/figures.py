@@ -10,11 +10,9 @@ from ftlib.common.counters import PAUSES, Tally
 class Figures:
     """Counts of one framework. Any thread."""
 
-    def __init__(self, accelerator: str) -> None:
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._accelerator = accelerator
         self._counts = dict.fromkeys(("starts", "troubles", "stops", "frees", "leaks"), 0)
-        self._calls = {"gloo": 0, accelerator: 0}
         self._start_seconds = Tally(PAUSES)
         self.last_start = 0.0
         """Seconds that the newest start took; 0 if there was none yet."""
@@ -24,11 +22,6 @@ class Figures:
         with self._lock:
             self._counts[what] += 1
 
-    def call_ended(self, accelerated: bool) -> None:
-        """Count a call."""
-        with self._lock:
-            self._calls[self._accelerator if accelerated else "gloo"] += 1
-
     def ready_after(self, seconds: float) -> None:
         """A communicator became ready so long after its group was built."""
         with self._lock:
@@ -36,8 +29,8 @@ class Figures:
             self.last_start = seconds
 
     def as_dict(self) -> dict[str, object]:
-        """All of them: ``calls_by_transport``, ``accelerator_starts``, ..., and ``accelerator_start_seconds`` (a tally)."""
+        """All of them: ``accelerator_starts``, ..., and ``accelerator_start_seconds`` (a tally)."""
         with self._lock:
             counts = {f"accelerator_{name}": count for name, count in self._counts.items()}
             seconds = self._start_seconds.as_dict()
-            return {"calls_by_transport": dict(self._calls), **counts, "accelerator_start_seconds": seconds}
+            return {**counts, "accelerator_start_seconds": seconds}

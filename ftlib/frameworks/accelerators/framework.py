@@ -39,7 +39,7 @@ class HybridFramework(Framework):
         self._accelerator = accelerator
         self._deadlines = Deadlines() if deadlines is None else deadlines
         self._gloo = GlooFramework(self._facts)
-        self._figures = Figures(accelerator.name)
+        self._figures = Figures()
         self._absent = "it was not started"
         """Why this process has no accelerator; empty if it has one."""
         self._process = os.getpid()
@@ -52,6 +52,11 @@ class HybridFramework(Framework):
         self._report: Callable[[str], None] | None = None
         self._fatal = ""
         self._closed = False
+
+    @property
+    def transports(self) -> tuple[str, ...]:
+        """Gloo, and the accelerator."""
+        return (self._gloo.name, self._accelerator.name)
 
     def start(self, host: str) -> Mapping[str, str]:
         """Start Gloo's part and the accelerator. ConfigError if ``host`` is no address of this machine."""
@@ -105,13 +110,10 @@ class HybridFramework(Framework):
         if reason:
             report(reason)
 
-    def call_ended(self, accelerated: bool) -> None:
-        """See ``Framework``."""
-        self._figures.call_ended(accelerated)
-
     def metrics(self) -> Mapping[str, object]:
-        """See ``Figures.as_dict``."""
-        return self._figures.as_dict()
+        """``accelerator_ready``: whether this member's works now; and see ``Figures.as_dict``."""
+        group = self.group
+        return {"accelerator_ready": group is not None and group.accelerated, **self._figures.as_dict()}
 
     def close(self) -> None:
         """Stop all communicators, then as Gloo. Idempotent. Nothing happens in a forked child.

@@ -55,6 +55,11 @@ class IsolatedFramework(Framework):
         self._closed = threading.Event()
 
     @property
+    def family(self) -> str:
+        """That of Gloo: the other members need not know in which process a group lives."""
+        return "gloo"
+
+    @property
     def pids(self) -> tuple[int, ...]:
         """Of the processes that this one has started and knows of now: what forks, the spare child, the child in use."""
         group, spare = self.group, self._spare
