@@ -8,8 +8,7 @@ average    2 workers, beside in-process Gloo, pair by pair (see ``pairs``).
 deaths     1 of 4 workers is SIGKILLed, 1 M parameters: until the others' next average, in turns with in-process Gloo; also with
            a rehearsed accelerator that takes 2 s to start.
 children   the process that has the group of 1 of 4 workers is SIGKILLed, then SIGSTOPped: until the next average of all four.
-rebuilds   a group of two ranks, built, used once and ended, by turns in good order and by an abort: does anything grow after
-           the first tenth?
+rebuilds   of groups: does anything grow (see ``rebuilds``)?
 """
 
 from __future__ import annotations
@@ -22,19 +21,14 @@ import signal
 import statistics
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import psutil
-import torch
 
 from benchmarks.faults import Loss, all_after, crew, newest_epoch, pause, refill, strike
-from benchmarks.job import footprint
 from benchmarks.pairs import SIZES, paired
+from benchmarks.rebuilds import rebuilt
 from benchmarks.report import Report, chosen, parser, spread
-from ftlib.frameworks import GroupSpec, framework_by_name
 from ftlib.frameworks.accelerators.rehearsal.faults import VARIABLE
 from tests.harness.cluster import Cluster
 from tests.harness.verdict import Verdict
@@ -53,8 +47,6 @@ REHEARSED = 3.0
 """Seconds between deaths with it: by then it is on again."""
 READY = 1.0
 """Seconds until each worker has a spare process again."""
-GROWTH = 0.02
-"""MB that a rebuild may leave in memory, in all processes together: what an allocator keeps, and no buffer of a group."""
 
 
 def average(args: argparse.Namespace, report: Report) -> None:
@@ -129,44 +121,9 @@ def lose_child(cluster: Cluster, number: int, chance: random.Random) -> Loss:
     return Loss(victim, workers, epoch, fault, pause(workers, fault, epoch))
 
 
-# --- rebuilds --------------------------------------------------------------------------------------------------------
-
-
 def rebuilds(args: argparse.Namespace, report: Report) -> None:
     """Rows for what might grow."""
-    torch.set_num_threads(1)
-    frameworks = [framework_by_name(ISOLATED) for _ in range(2)]
-    names = [frameworks[0].start("127.0.0.1"), frameworks[1].start("127.0.0.1")]
-    found: dict[int, dict[str, float]] = {}
-    first = max(2, args.rebuilds // 10)
-    with ThreadPoolExecutor(2) as pool:
-        try:
-            for epoch in range(1, args.rebuilds + 1):
-                specs = [GroupSpec(f"v{epoch}", epoch, rank, 2, names[epoch % 2], 20.0) for rank in range(2)]
-                groups = list(pool.map(lambda both: both[0].rebuild(both[1]), zip(frameworks, specs, strict=True)))
-                tensors = [framework.allocate(250_000, torch.float32).fill_(1.0) for framework in frameworks]
-                works = [group.allreduce(tensor) for group, tensor in zip(groups, tensors, strict=True)]
-                assert all(work.wait(20.0) for work in works)
-                assert all(float(tensor[-1]) == 2.0 for tensor in tensors)
-                if epoch % 2:
-                    groups[0].abort()
-                for group in groups:
-                    group.close()
-                del groups, tensors, works
-                if epoch % 10 == 0:
-                    report.say(f"{epoch} of {args.rebuilds} rebuilds")
-                if epoch in (first, args.rebuilds // 2, args.rebuilds):
-                    time.sleep(4.0)  # until those that were closed are gone, and threads that had nothing to do have ended
-                    found[epoch] = {**asdict(footprint(os.getpid())), "/dev/shm": len(list(Path("/dev/shm").iterdir()))}
-        finally:
-            for framework in frameworks:
-                framework.close()
-    before, half, after = found[first], found[args.rebuilds // 2], found[args.rebuilds]
-    for name in before:
-        text = f"{before[name]:.0f}, {half[name]:.0f}, {after[name]:.0f}"
-        allowed = GROWTH * (args.rebuilds - first) if name == "rss" else 0
-        what = f"rebuilds: {'memory, MB' if name == 'rss' else name} after {first}, {args.rebuilds // 2}, {args.rebuilds}"
-        report.row(what, text, bar=f"+{allowed:g}", good=after[name] <= before[name] + allowed)
+    rebuilt(report, ISOLATED, args.rebuilds)
 
 
 def main() -> int:

@@ -7,8 +7,8 @@
 Episodes of 2 to 5 workers, as in ``kills``; new workers join in the place of the dead. Each worker notes which part of its step
 it is in, so that some kills can wait for a part that is short, and the table can say what the kills have hit. The bulk is what
 carries the gradients, by Gloo or (in brackets) by an accelerator. With ``rehearsal`` each episode draws how the accelerator
-behaves, and most kills wait until it is on again. The workers draw batches from an ``ElasticSampler``. The hashes of all workers'
-parameters are compared step by step, and the ledgers of their samples at the end of each data epoch.
+behaves, and most kills wait until it is on again. The workers draw batches from an ``ElasticSampler``. The hashes of the
+parameters of all workers are compared step by step, and the ledgers of their samples at the end of each data epoch.
 
 Each framework gets as much time as the others. Ctrl-C (or SIGTERM) ends it, and prints what was found so far. Exit code 1 if
 anything was violated; the logs of that episode are kept. ``--limit``: seconds for workers to come up, on a busy machine.
@@ -17,6 +17,7 @@ anything was violated; the logs of that episode are kept. ``--limit``: seconds f
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import shutil
@@ -204,7 +205,7 @@ def adopted(workers: Iterable[Worker]) -> set[int]:
     return {
         line["step"]
         for worker in workers
-        for before, line in zip(worker.calls, worker.calls[1:], strict=False)
+        for before, line in itertools.pairwise(worker.calls)
         if line["adopted"] > before["adopted"]
     }
 

@@ -1,8 +1,8 @@
-"""Averages with two frameworks side by side, in-process Gloo and another one. For other benchmarks: ``isolated``, ``accelerator``.
+"""Averages with in-process Gloo and another framework side by side; for ``isolated`` and ``accelerator``.
 
-2 workers, each a member of two jobs, one a framework; both jobs average the same tensors in turns, and the order within a pair
-alternates. Time: at the slowest worker. 25 MB, in one tensor and in 60: the median of the ratios; 4 KB: the median of the paired
-differences.
+2 workers, each a member of two jobs, one a framework. Both jobs average the same tensors in turns, and the order within a
+pair alternates. Time: at the slowest worker. 25 MB, in one tensor and in 60: the median of the ratios. 4 KB: the median of
+the paired differences.
 """
 
 from __future__ import annotations
