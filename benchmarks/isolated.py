@@ -4,59 +4,41 @@
     python -m benchmarks isolated --only average deaths            # some of: average deaths children rebuilds
     python -m benchmarks isolated --only average --sizes 4KB --small-rounds 2000
 
-average    2 workers, each a member of two jobs, one a framework; both jobs average the same tensors in turns, and the order
-           within a pair alternates. Time: at the slowest worker. 25 MB, in one tensor and in 60: the median of the ratios;
-           4 KB: the median of the paired differences.
+average    2 workers, beside in-process Gloo, pair by pair (see ``pairs``).
 deaths     1 of 4 workers is SIGKILLed, 1 M parameters: until the others' next average, in turns with in-process Gloo; also with
            a rehearsed accelerator that takes 2 s to start.
 children   the process that has the group of 1 of 4 workers is SIGKILLed, then SIGSTOPped: until the next average of all four.
-rebuilds   a group of two ranks, built, used once and ended, by turns in good order and by an abort: does anything grow after
-           the first tenth?
+rebuilds   of groups: does anything grow (see ``rebuilds``)?
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import random
 import signal
-import socket
 import statistics
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import psutil
-import torch
-import torch.distributed as dist
 
 from benchmarks.faults import Loss, all_after, crew, newest_epoch, pause, refill, strike
-from benchmarks.job import Job, footprint
+from benchmarks.pairs import SIZES, paired
+from benchmarks.rebuilds import rebuilt
 from benchmarks.report import Report, chosen, parser, spread
-from ftlib import FTLib
-from ftlib.frameworks import GroupSpec, framework_by_name
 from ftlib.frameworks.accelerators.rehearsal.faults import VARIABLE
 from tests.harness.cluster import Cluster
 from tests.harness.verdict import Verdict
 
 PLAIN, ISOLATED, REHEARSAL = "gloo", "isolated:gloo", "rehearsal"
-SIZES = {"4KB": 4 << 10, "25MB": 25 * 10**6}
-PIECES = {"4KB": (1,), "25MB": (1, 60)}
-RATIO = 1.10
-SMALL_MS = 0.5
 SLOWER = 1.5
 """A death may take so many times as long as with in-process Gloo."""
 WORST = 0.3
 KILLED, STOPPED = 0.08, 1.5
 PARTS = ("average", "deaths", "children", "rebuilds")
-LIMIT = 900.0
-"""Seconds for the averages."""
 BLOCK = 5
 """Deaths before it is the other framework's turn."""
 START = 2.0
@@ -65,86 +47,11 @@ REHEARSED = 3.0
 """Seconds between deaths with it: by then it is on again."""
 READY = 1.0
 """Seconds until each worker has a spare process again."""
-GROWTH = 0.02
-"""MB that a rebuild may leave in memory, in all processes together: what an allocator keeps, and no buffer of a group."""
-
-
-# --- average ---------------------------------------------------------------------------------------------------------
-
-
-def worker(args: argparse.Namespace) -> None:
-    """One of two: a line of JSON for each case."""
-    torch.set_num_threads(1)
-    with contextlib.ExitStack() as stack:
-        plain = stack.enter_context(FTLib.init(framework=PLAIN))
-        rank = plain.rank
-        own = f"127.0.0.1:{args.port if rank == 0 else 0}"
-        there = {"introducers": [f"127.0.0.1:{args.port}"], "initial_size": 2, "bind": own, "socket_fds": None}
-        for name in list(os.environ):
-            if name.startswith("FTLIB_") and name != "FTLIB_SECRET":
-                del os.environ[name]
-        settings = {key: value for key, value in there.items() if value is not None}
-        isolated = stack.enter_context(FTLib.init(framework=ISOLATED, job="benchmark-isolated", **settings))
-        store = dist.TCPStore("127.0.0.1", args.store, 2, rank == 0)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=120))
-        for size in args.sizes:
-            for pieces in PIECES[size]:
-                times = torch.tensor(measured(plain, isolated, size, pieces, args), dtype=torch.float64)
-                dist.all_reduce(times, dist.ReduceOp.MAX)
-                if rank == 0:
-                    print(json.dumps({"size": size, "pieces": pieces, "times": times.tolist()}), flush=True)
-        dist.barrier()
-    dist.destroy_process_group()
-
-
-def measured(plain: FTLib, isolated: FTLib, size: str, pieces: int, args: argparse.Namespace) -> list[list[float]]:
-    """Pairs (plain, isolated) in seconds."""
-    count = SIZES[size] // 4
-    tensors = [part.clone() for part in torch.ones(count).tensor_split(pieces)]
-
-    def timed(ft: FTLib) -> float:
-        dist.barrier()  # of a group of its own, so that neither side finds its threads awake
-        began = time.perf_counter()
-        assert ft.allreduce_average(tensors)
-        return time.perf_counter() - began
-
-    for _ in range(5):
-        timed(plain)
-        timed(isolated)
-    pairs = []
-    for number in range(args.small_rounds if size == "4KB" else args.rounds):
-        if number % 2:
-            other = timed(isolated)
-            pairs.append([timed(plain), other])
-        else:
-            pairs.append([timed(plain), timed(isolated)])
-    return pairs
 
 
 def average(args: argparse.Namespace, report: Report) -> None:
     """Rows for all sizes."""
-    with contextlib.ExitStack() as stack:
-        held = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
-        ports = [str(each.getsockname()[1]) for each in held]
-    words = ["--worker", "--port", ports[0], "--store", ports[1], "--sizes", *args.sizes]
-    words += ["--rounds", str(args.rounds), "--small-rounds", str(args.small_rounds)]
-    with Job(["-m", "benchmarks", "isolated", *words], 2, chosen(args.agent)) as job:
-        job.ended(LIMIT)
-        lines = job.all_lines()
-    for line in lines:
-        plain, isolated = ([pair[side] for pair in line["times"]] for side in (0, 1))
-        what = f"{line['size']} in {line['pieces']} tensors" if line["pieces"] > 1 else f"{line['size']}, one tensor"
-        report.row(f"average, {what}: {PLAIN}, {ISOLATED}", f"{spread(plain)}, {spread(isolated)}")
-        if line["size"] == "4KB":
-            differences = sorted((own - other) * 1e3 for other, own in line["times"])
-            middle, text, limit = statistics.median(differences), "paired difference, ms", SMALL_MS
-        else:
-            differences = sorted(own / other for other, own in line["times"])
-            middle, text, limit = statistics.median(differences), "ratio", RATIO
-        ends = differences[len(differences) // 20], differences[-1 - len(differences) // 20]
-        report.row(
-            f"... {text} (5-95 %)", f"{middle:.2f} [{ends[0]:.2f} - {ends[1]:.2f}]", bar=f"<= {limit:g}", good=middle <= limit
-        )
+    paired(report, ISOLATED, args.sizes, args.rounds, args.small_rounds, chosen(args.agent))
 
 
 # --- deaths and children ---------------------------------------------------------------------------------------------
@@ -214,44 +121,9 @@ def lose_child(cluster: Cluster, number: int, chance: random.Random) -> Loss:
     return Loss(victim, workers, epoch, fault, pause(workers, fault, epoch))
 
 
-# --- rebuilds --------------------------------------------------------------------------------------------------------
-
-
 def rebuilds(args: argparse.Namespace, report: Report) -> None:
     """Rows for what might grow."""
-    torch.set_num_threads(1)
-    frameworks = [framework_by_name(ISOLATED) for _ in range(2)]
-    names = [frameworks[0].start("127.0.0.1"), frameworks[1].start("127.0.0.1")]
-    found: dict[int, dict[str, float]] = {}
-    first = max(2, args.rebuilds // 10)
-    with ThreadPoolExecutor(2) as pool:
-        try:
-            for epoch in range(1, args.rebuilds + 1):
-                specs = [GroupSpec(f"v{epoch}", epoch, rank, 2, names[epoch % 2], 20.0) for rank in range(2)]
-                groups = list(pool.map(lambda both: both[0].rebuild(both[1]), zip(frameworks, specs, strict=True)))
-                tensors = [framework.allocate(250_000, torch.float32).fill_(1.0) for framework in frameworks]
-                works = [group.allreduce(tensor) for group, tensor in zip(groups, tensors, strict=True)]
-                assert all(work.wait(20.0) for work in works)
-                assert all(float(tensor[-1]) == 2.0 for tensor in tensors)
-                if epoch % 2:
-                    groups[0].abort()
-                for group in groups:
-                    group.close()
-                del groups, tensors, works
-                if epoch % 10 == 0:
-                    report.say(f"{epoch} of {args.rebuilds} rebuilds")
-                if epoch in (first, args.rebuilds // 2, args.rebuilds):
-                    time.sleep(4.0)  # until those that were closed are gone, and threads that had nothing to do have ended
-                    found[epoch] = {**asdict(footprint(os.getpid())), "/dev/shm": len(list(Path("/dev/shm").iterdir()))}
-        finally:
-            for framework in frameworks:
-                framework.close()
-    before, half, after = found[first], found[args.rebuilds // 2], found[args.rebuilds]
-    for name in before:
-        text = f"{before[name]:.0f}, {half[name]:.0f}, {after[name]:.0f}"
-        allowed = GROWTH * (args.rebuilds - first) if name == "rss" else 0
-        what = f"rebuilds: {'memory, MB' if name == 'rss' else name} after {first}, {args.rebuilds // 2}, {args.rebuilds}"
-        report.row(what, text, bar=f"+{allowed:g}", good=after[name] <= before[name] + allowed)
+    rebuilt(report, ISOLATED, args.rebuilds)
 
 
 def main() -> int:
@@ -261,13 +133,7 @@ def main() -> int:
     options.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     options.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     options.add_argument("--against", nargs="+", choices=(ISOLATED, REHEARSAL), default=[ISOLATED, REHEARSAL], help="in deaths")
-    options.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    options.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
-    options.add_argument("--store", type=int, default=0, help=argparse.SUPPRESS)
     args = options.parse_args()
-    if args.worker:
-        worker(args)
-        return 0
     seconds = {
         "average": 30.0,
         "deaths": 5.0 * args.repetitions,

@@ -78,8 +78,13 @@ def busy_loops(count: int) -> Iterator[None]:
 class Job:
     """The founders of one job, as a context manager that leaves nothing behind."""
 
-    def __init__(self, arguments: Sequence[str], workers: int, settings: Mapping[str, Any] | None = None) -> None:
-        """``arguments`` of Python, e.g. ``["-m", "benchmarks", "rest"]``; ``settings`` of ftlib, as FTLIB_* variables."""
+    def __init__(
+        self, arguments: Sequence[str], workers: int, settings: Mapping[str, Any] | None = None, root: Path = ROOT
+    ) -> None:
+        """``arguments`` of Python, e.g. ``["-m", "benchmarks", "rest"]``; ``settings`` of ftlib, as FTLIB_* variables.
+
+        ``root``: of the checkout whose code they run.
+        """
         self._directory = tempfile.TemporaryDirectory(prefix="ftlib-job-")
         self.processes: list[subprocess.Popen[bytes]] = []
         pairs = [bind() for _ in range(workers)]
@@ -87,7 +92,7 @@ class Job:
             "FTLIB_JOB": f"benchmark-{secrets.token_hex(6)}",
             "FTLIB_INTRODUCERS": ",".join(_address(tcp) for _, tcp in pairs),
             "FTLIB_INITIAL_SIZE": str(workers),
-            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+            "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")]),
             **{f"FTLIB_{name.upper()}": str(value) for name, value in (settings or {}).items()},
         }
         parent = os.getpid()

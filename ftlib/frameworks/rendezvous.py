@@ -144,7 +144,10 @@ class Meeting:
                 if now > self._deadline:
                     missing = tuple(rank for rank, key in enumerate(keys) if not store.check([key]))
                     raise GroupError(f"{self._where} has no sign of ranks {list(missing)} ({topic})", missing)
-            return [json.loads(answer) for answer in store.multi_get(keys)]
+            answers = store.multi_get(keys)
+            if not all(answers):  # between two questions, the ranks being in a later view already
+                raise GroupError(f"{self._where} has forgotten this view ({topic})")
+            return [json.loads(answer) for answer in answers]
         except RuntimeError as error:
             raise GroupError(f"{self._where} broke while the ranks met ({topic}): {error}") from error
 

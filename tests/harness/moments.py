@@ -36,7 +36,7 @@ from ftlib.frameworks.isolated.group import IsolatedGroup
 from ftlib.lifecycle.lifetime import Lifetime
 from ftlib.recovery.whole_state import Transfer
 
-__all__ = ["POINTS", "Tracer", "arm", "of_the_agent"]
+__all__ = ["POINTS", "Tracer", "arm", "of_the_agent", "wrapped"]
 
 POINTS: dict[str, tuple[Any, str] | tuple[Any, str, Any]] = {
     "enter": (Plane, "enter"),
@@ -86,7 +86,7 @@ def arm(text: str, *, silently: bool = False) -> None:
         return
     owner, attribute, *others = POINTS[name]
     for each in (owner, *others):
-        setattr(each, attribute, _wrapped(getattr(each, attribute), strike, before=side != "after"))
+        setattr(each, attribute, wrapped(getattr(each, attribute), strike, before=side != "after"))
 
 
 class _Counter:
@@ -101,7 +101,7 @@ class _Counter:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _wrapped(function: Callable[..., Any], told: Callable[..., None], *, before: bool) -> Callable[..., Any]:
+def wrapped(function: Callable[..., Any], told: Callable[..., None], *, before: bool) -> Callable[..., Any]:
     """``told`` is called with the same arguments, before or after."""
 
     @functools.wraps(function)
@@ -147,9 +147,9 @@ class Tracer:
     def __init__(self) -> None:
         self.marks: list[tuple[str, float]] = []
         for label, owner, name in _BEFORE:
-            setattr(owner, name, _wrapped(getattr(owner, name), functools.partial(self._note, label), before=True))
+            setattr(owner, name, wrapped(getattr(owner, name), functools.partial(self._note, label), before=True))
         for label, owner, name in _AFTER:
-            setattr(owner, name, _wrapped(getattr(owner, name), functools.partial(self._note, label), before=False))
+            setattr(owner, name, wrapped(getattr(owner, name), functools.partial(self._note, label), before=False))
 
     def take(self) -> list[tuple[str, float]]:
         """What was noted since the last time."""

@@ -44,7 +44,8 @@ class Verdict:
         if index and line["epoch"] < worker.calls[index - 1]["epoch"]:
             self.violations.append(f"{name}: epoch {worker.calls[index - 1]['epoch']} was followed by {line['epoch']}")
         who = line.get("who", 0)
-        if lives_on and "who" in line and not who >> worker.task.slot & 1:
+        filler = line.get("samples") == 0  # then it had nothing to average, and its gradients weigh nothing
+        if lives_on and "who" in line and not filler and not who >> worker.task.slot & 1:
             self.violations.append(f"{name}: its gradients are not in step {step} (who={who:b})")
         following = worker.calls[index + 1 : index + 2]
         if following and following[0].get("lifetime") != line.get("lifetime"):

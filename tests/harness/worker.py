@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 import torch
 
 from consensus import format_address
-from ftlib import FTLib
+from ftlib import ElasticSampler, FTLib
 from ftlib.common.devices import device_at
 from ftlib.frameworks.accelerators.rehearsal.accelerator import PLACE
 from tests.harness import moments
@@ -58,6 +58,8 @@ class Task:
     fill: bool = True
     """Set gradients before each call; without it the loop has nothing but averages, and ``who`` means nothing."""
     digest: bool = True
+    samples: int = 0
+    """Draw batches from an ``ElasticSampler`` of so many, and tell what became of each data epoch (0: no sampler)."""
     steps: int = 0
     """End by itself after so many (0: never)."""
     idle: float = 0.0
@@ -121,6 +123,16 @@ def place(ft: FTLib) -> dict[str, int]:
     return {**told, "adopted": counters.adopted, "lifetime": counters.rejoins, "device_waits": device_waits}
 
 
+def tell_ledger(sampler: ElasticSampler, lines: Lines) -> None:
+    """What was used up in the data epoch whose loop has ended."""
+    rows = list(sampler.ledger())
+    used = [index for row in rows for index in row.indices]
+    text = repr([(row.step, row.member, row.indices) for row in rows])
+    digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    data = rows[0].epoch if rows else -1
+    lines.write(event="epoch", data=data, used=len(used), unique=len(set(used)), digest=digest)
+
+
 def run(values: dict[str, Any]) -> NoReturn:
     """Run the task in a process that was forked, and end it."""
     code = 1
@@ -166,6 +178,13 @@ def main(values: dict[str, Any]) -> int:
         return 1
 
 
+def _batches(sampler: ElasticSampler, lines: Lines) -> Iterator[list[int]]:
+    """Those of all data epochs from here on."""
+    for _ in sampler.epochs(1 << 30):
+        yield from sampler
+        tell_ledger(sampler, lines)
+
+
 def _stamp(record: logging.LogRecord) -> bool:
     record.mono = time.monotonic()
     return True
@@ -185,8 +204,10 @@ def _train(task: Task, lines: Lines) -> int:
         for param, value in zip(params, state["params"], strict=True):
             param.copy_(value)
 
+    sampler = ElasticSampler(range(task.samples), batch_size=4, seed=11) if task.samples else None
+    batches = None if sampler is None else _batches(sampler, lines)
     with joined(task, lines, **more) as ft:
-        ft.register_state(state_dict=lambda: {"params": params}, load_state_dict=load)
+        ft.register_state(state_dict=lambda: {"params": params}, load_state_dict=load, sampler=sampler)
         steps = 0
         census = Census(ft, lines, task.idle) if task.idle else None
         habit = _named(task.habit[0])(ft, lines, *task.habit[1:]) if task.habit else None
@@ -197,8 +218,16 @@ def _train(task: Task, lines: Lines) -> int:
                 habit()
             if task.fill:
                 _fill(grads, task.slot)
-            status = ft.allreduce_average(grads)
+            told: dict[str, Any] = {}
+            if sampler is not None and batches is not None:
+                next(batches)
+                told["samples"] = sampler.counts()
+            status = ft.allreduce_average(
+                grads, weight=None if sampler is None else 1.0
+            )  # not by samples: ``who`` needs equal ones
             end = time.monotonic()
+            if not status and told.get("samples") == 0:
+                continue  # nobody had a sample left
             if not status:
                 lines.write(event="status", status=status.name)
                 return 3
@@ -207,7 +236,7 @@ def _train(task: Task, lines: Lines) -> int:
             steps += 1
             if steps == 10 and later != task.kill_at:
                 moments.arm(later, silently=task.silently)
-            told: dict[str, Any] = {"end": end, **place(ft)}
+            told |= {"end": end, **place(ft)}
             if task.fill:
                 told["who"] = _who(grads, lines)
             if task.digest:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import collections
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.harness.cluster import Cluster, Worker
+from tests.harness.cluster import LIMIT, Cluster, Worker
 from tests.harness.nursery import Nursery
 from tests.harness.verdict import Verdict
 
@@ -30,9 +30,17 @@ class Episode:
         kills: int,
         settings: Mapping[str, Any] | None = None,
         nursery: Nursery | None = None,
+        before: Callable[[Cluster], None] | None = None,
+        aim: Callable[[Worker], None] | None = None,
+        limit: float = LIMIT,
         **task: Any,
     ) -> None:
-        """``settings`` and ``task``: of all workers, instead of what is drawn. ``nursery``: where they come from."""
+        """``settings`` and ``task``: of all workers, instead of what is drawn. ``nursery``: where they come from.
+
+        ``before``: called before each event, e.g. to wait until something is as it should be then. ``aim``: called with each
+        victim, a moment before it is killed. ``limit``: seconds for all to come up, and for joiners.
+        """
+        self._before, self._aim, self._limit = before, aim, limit
         chance = self._chance = random.Random(seed)
         self.kills = 0
         self.kinds: collections.Counter[str] = collections.Counter()
@@ -55,13 +63,13 @@ class Episode:
         """Kill and replace until enough have died, then drain."""
         with self.cluster as cluster:
             cluster.found(self._target)
-            cluster.training(self._target)
+            cluster.training(self._target, self._limit)
             while self.kills < self._wanted_kills:
                 self._event()
                 self.verdict.check(cluster.workers)
                 self._complain()
             self._refill()
-            cluster.training()
+            cluster.training(limit=self._limit)
             cluster.drain()
             self.verdict.check(cluster.workers)
             self._complain()
@@ -77,6 +85,8 @@ class Episode:
         chance, cluster = self._chance, self.cluster
         self._target = min(5, max(2, self._target + chance.choice([-1, 0, 0, 0, 1])))
         self._refill()
+        if self._before is not None:
+            self._before(self.cluster)
         time.sleep(chance.random() * 0.12)
         veterans = self._veterans()
         kind = chance.choices(["one", "two", "twice", "senior", "joiner"], [45, 12, 20, 13, 10])[0]
@@ -96,6 +106,8 @@ class Episode:
             if index and kind == "twice":
                 time.sleep(chance.random() * 0.07)
             if len([worker for worker in self._veterans() if worker is not victim]) >= 1:
+                if self._aim is not None:
+                    self._aim(victim)
                 victim.kill()
                 self.kills += 1
         began = time.monotonic()
@@ -137,7 +149,7 @@ class Episode:
         """Bring the cluster to size, mostly wait until all take part."""
         self._start_missing()
         if self._chance.random() < 0.8 or len(self._veterans()) < 2:
-            self.cluster.training()
+            self.cluster.training(limit=self._limit)
 
 
 def shrink_and_grow(cluster: Cluster, size: int, chance: random.Random) -> None:

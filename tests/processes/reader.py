@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from consensus import format_address
 from ftlib import ElasticSampler, FTLib
-from tests.harness.worker import Lines, Task, joined, place
+from tests.harness.worker import Lines, Task, joined, place, tell_ledger
 
 __all__ = ["Orders", "prepare", "read"]
 
@@ -89,7 +89,7 @@ def read(task: Task, lines: Lines) -> int:
                 if leaving.is_set():
                     lines.write(event="left")
                     return 0
-            _tell(sampler, lines)
+            tell_ledger(sampler, lines)
         ft.barrier()  # who leaves while others are still in its last call has that redone without it
         lines.write(event="done", ends=ft.step)
     return 0
@@ -132,13 +132,3 @@ def _check(ft: FTLib, sampler: ElasticSampler, average: torch.Tensor, lines: Lin
     if found != dict(told):
         lines.write(event="error", text=f"step {ft.step} averaged {found}, the ledger says {dict(told)}")
     return {"data": rows[0].epoch if rows else 0, "used": sum(len(row.indices) for row in rows)}
-
-
-def _tell(sampler: ElasticSampler, lines: Lines) -> None:
-    """Of the epoch whose loop has ended."""
-    rows = list(sampler.ledger())
-    used = [index for row in rows for index in row.indices]
-    text = repr([(row.step, row.member, row.indices) for row in rows])
-    digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-    data = rows[0].epoch if rows else -1
-    lines.write(event="epoch", data=data, used=len(used), unique=len(set(used)), digest=digest)

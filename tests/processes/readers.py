@@ -9,7 +9,7 @@ from tests.harness.verdict import Verdict
 
 from .reader import Orders
 
-__all__ = ["ended", "judge", "reading", "violations"]
+__all__ = ["ended", "judge", "ledger_violations", "reading", "violations"]
 
 LIMIT = 60.0
 """Seconds for the workers to end once nothing happens to them any more."""
@@ -41,23 +41,34 @@ def violations(workers: list[Worker], samples: int, epochs: int) -> list[str]:
     """Of what must be true in the end."""
     verdict = Verdict()
     verdict.check(workers)
-    found, finals = list(verdict.violations), dict[int, tuple[str, str]]()
-    ends: set[int] = set()
+    found, complete = ledger_violations(workers, samples)
+    ends = {event["ends"] for worker in workers for event in worker.events if event.get("event") == "done"}
+    found = [*verdict.violations, *found]
+    found += [f"nobody has seen epoch {data} complete" for data in range(epochs) if data not in complete]
+    if len(ends) != 1:
+        found.append(f"the last loops ended after different steps: {sorted(ends)}")
+    return found
+
+
+def ledger_violations(workers: list[Worker], samples: int) -> tuple[list[str], set[int]]:
+    """Samples that were not used up once in a data epoch, and ledgers that differ; the epochs that were seen complete."""
+    found, finals = list[str](), dict[int, tuple[str, str]]()
     for worker in workers:
-        books = _books(worker)  # also of those that were killed since: what they told was so
+        books = _books(worker)
         for data, book in books.items():
             name, complete = worker.task.name, book["used"] == book["unique"] == samples
             if not complete and data < max(books):
                 found.append(f"{name}: epoch {data} used up {book['used']} samples, {book['unique']} different ones")
             if complete and finals.setdefault(data, (book["digest"], name))[0] != book["digest"]:
                 found.append(f"epoch {data}: {name} and {finals[data][1]} have different ledgers")
-        ends |= {event["ends"] for event in worker.events if event.get("event") == "done"}
-    found += [f"nobody has seen epoch {data} complete" for data in range(epochs) if data not in finals]
-    if len(ends) != 1:
-        found.append(f"the last loops ended after different steps: {sorted(ends)}")
-    return found
+    return found, set(finals)
 
 
 def _books(worker: Worker) -> dict[int, dict[str, Any]]:
-    """By epoch, what it told last."""
-    return {event["data"]: event for event in worker.events if event.get("event") == "epoch" and event["data"] >= 0}
+    """By epoch, what it told last.
+
+    Also what one told that was killed since, but for its last call: nobody else may have finished that one as it did.
+    """
+    last = worker.last.get("t", 0.0) if worker.killed and worker.code != 0 else float("inf")
+    told = [event for event in worker.events if event.get("event") == "epoch" and event["t"] < last]
+    return {event["data"]: event for event in told if event["data"] >= 0}

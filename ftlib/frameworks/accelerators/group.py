@@ -42,6 +42,8 @@ class HybridGroup(Group):
         self._lock = threading.Lock()
         self._state = _State.OPEN
         """Guarded by ``_lock``: an operation counts as successful only while it is OPEN."""
+        self._worked = False
+        """True once the accelerator has carried operations."""
 
     def __repr__(self) -> str:
         accelerator = "none" if self._communicator is None else self._communicator.summary
@@ -96,7 +98,18 @@ class HybridGroup(Group):
             if self.aborted:
                 return GroupError(f"rank {self.rank} of {self.size}: the group was aborted; its operations hold no result")
             error = ticket.error()
-        return GroupError(f"rank {self.rank} of {self.size}: the accelerator failed: {error}") if error else None
+        if error:
+            return self.blame(error)
+        self._worked = True
+        return None
+
+    def blame(self, error: str) -> GroupError:
+        """The error to report if the library has reported one. It is nobody else's fault unless a connection has broken.
+
+        Then the next view need not wait for the proof of a death. But what has never worked is not built again without a pause.
+        """
+        own = self._worked and self.broken() is None
+        return GroupError(f"rank {self.rank} of {self.size}: the accelerator failed: {error}", (self.rank,) if own else ())
 
     def broken(self) -> GroupError | None:
         """See ``GlooGroup``: a peer's death shows there, while the device may say nothing for ever."""

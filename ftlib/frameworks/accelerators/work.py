@@ -17,6 +17,8 @@ LOOK = 0.005
 """Seconds between two questions for what does not end an operation: asynchronous errors and broken connections."""
 GRACE = 0.02
 """Seconds for an operation to end after a connection broke: a peer that has it may just be leaving. The agents know better."""
+PROOF = 0.01
+"""Seconds for a connection to break after the library has reported an error, if a peer's death is the reason."""
 ABANDON = 0.1
 """Seconds for operations to end after an abort until a wait for them fails anyway."""
 
@@ -55,6 +57,9 @@ class Owner(Protocol):
     def failure(self, ticket: Ticket) -> GroupError | None:
         """Why operations that the device calls ended have failed; None if they have succeeded."""
 
+    def blame(self, error: str) -> GroupError:
+        """The error to report if the library has reported one."""
+
     def broken(self) -> GroupError | None:
         """The error to report if a connection to a peer has broken."""
 
@@ -68,6 +73,7 @@ class AcceleratedWork(Work):
         self._began = time.monotonic()
         self._next_look = self._began + LOOK
         self._broken_since = 0.0
+        self._erring_since = 0.0
         self._aborted_since = 0.0
         self._succeeded = False
         self._error: GroupError | None = None
@@ -111,8 +117,10 @@ class AcceleratedWork(Work):
             return None
         self._next_look = now + LOOK
         error = self._ticket.error()
-        if error:
-            return GroupError(f"the accelerator failed: {error}")
+        if error:  # if a peer's death is the reason, a connection breaks, too: now, or in a moment
+            self._erring_since = self._erring_since or now
+            patient = now - self._erring_since <= PROOF and self._owner.broken() is None
+            return None if patient else self._owner.blame(error)
         if self._broken_since:
             return self._owner.broken() if now - self._broken_since > GRACE else None
         if self._owner.broken() is not None:

@@ -112,9 +112,10 @@ def test_a_death_ends_the_wait_although_the_device_hangs(crew: Crew, silent: boo
     time.sleep(0.2)
     killed = hands[2].kill()
     survivors = hands[:2]
-    for at, error, peers, done, wrong in [hand.answer() for hand in survivors]:
+    for rank, (at, error, peers, done, wrong) in enumerate([hand.answer() for hand in survivors]):
         assert not wrong
         assert at - killed < SOON
+        assert rank not in peers
         assert "broke" in error or (not silent and "remote process exited" in error)
         assert peers or "broke" not in error, "it names a rank: the dead one, or the survivor that was faster to abort"
         assert done
@@ -252,14 +253,19 @@ def test_planted_freed_at_the_abort(crew: Crew) -> None:
         check_that_memory_is_kept(crew, "freed at the abort")
 
 
-def test_an_asynchronous_error_at_one_member(crew: Crew) -> None:
-    """The others notice by that member's abort alone: until then their devices hang, and say nothing."""
-    hands = hire(crew, 3, Faults(error_at=2, rank=1))
+@pytest.mark.parametrize(("launch", "blamed"), [(2, (1,)), (1, ())])
+def test_an_asynchronous_error_at_one_member(crew: Crew, launch: int, blamed: tuple[int, ...]) -> None:
+    """The others notice by that member's abort alone: until then their devices hang, and say nothing.
+
+    It blames itself, so that the next view waits for no proof of a death; not if the accelerator has never worked.
+    """
+    hands = hire(crew, 3, Faults(error_at=launch, rank=1))
     ready(crew, hands)
     for hand in hands:
         hand.tell(orders.reduce_until_it_breaks, 1000)
     answers = [hand.answer() for hand in hands]
     assert "unhandled device error" in answers[1][1]
+    assert answers[1][2] == blamed
     assert all("broke" in text or "remote process exited" in text for _, text, *_ in (answers[0], answers[2]))
     assert all(done and not wrong for *_, done, wrong in answers)
     ready(crew, hands)

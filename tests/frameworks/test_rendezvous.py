@@ -1,0 +1,38 @@
+"""Meetings in a store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from ftlib.errors import GroupError
+from ftlib.frameworks.rendezvous import Meeting, StoreServer
+
+
+class Hasty:
+    """A client whose keys are deleted between two of its questions: it has seen them, and gets nothing."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """As torch's client does then."""
+        return [b"" for _ in keys]
+
+
+def test_a_view_that_is_forgotten_meanwhile_is_an_error_of_the_group() -> None:
+    server = StoreServer("127.0.0.1")
+    meeting = Meeting(server.address, 1, "v1", 0, 1, timeout=5.0)
+    try:
+        assert meeting.exchange("greeting", ["hello"]) == [["hello"]]
+        meeting._store = Hasty(meeting._store)
+        with pytest.raises(GroupError, match=r"has forgotten this view \(greeting\)"):
+            meeting.exchange("greeting", ["hello"])
+    finally:
+        meeting.close()
+        server.close()
