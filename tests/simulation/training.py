@@ -7,7 +7,8 @@ from random import Random
 from typing import Self
 
 from consensus.simulation import Host, World, judged, living
-from tests.simulation.data_plane import Ambush, Ambushes, Pace, Trainers
+from tests.simulation.data_plane import Accelerators, Ambush, Ambushes, Pace, Trainers
+from tests.simulation.data_plane.accelerator import Draw
 
 
 class Job:
@@ -77,6 +78,28 @@ def late(seed: int) -> Job:
             if len(living(job.world)) > 2:
                 job.ambush("reduced", rng.randint(1, 9), "kill-other", rng.uniform(0.0, 0.01))
             job.world.run(0.6)
+    return job
+
+
+def interrupted(seed: int, draw: Draw) -> Job:
+    """Deaths right after everybody has entered an operation, mostly one of the accelerators that ``draw`` gives the members.
+
+    In the end training goes on.
+    """
+    rng = Random(seed)
+    settings = {"compute": 0.02, "tensors": 3, "on_device": 3, "pace": Pace(unbuilt=0.0)}
+    with Job(seed, rng.choice([3, 4, 5]), accelerators=Accelerators(seed, draw), **settings) as job:
+        for turn in range(3):
+            if rng.random() < 0.4:
+                job.join(f"j{turn}")
+            job.world.run(rng.uniform(0.3, 0.8))
+            if len(living(job.world)) > 2:
+                job.ambush(
+                    rng.choice(["entered", "reduced", "completed"]), rng.randint(1, 9), "kill-other", rng.uniform(0.0, 0.01)
+                )
+            job.world.run(rng.uniform(0.3, 0.8))
+        job.world.run(0.5)
+        job.go_on()
     return job
 
 

@@ -4,22 +4,27 @@ What ``consensus.simulation`` does for views, this does for steps: every history
 averaged over one set of members at every survivor, and that none is lost or repeated.
 """
 
+from .accelerator import HEALTHY, Accelerators, Equipment
 from .ambush import Ambush, Ambushes
 from .pace import Pace
-from .play import play, play_plot, plotted_history, random_history, settings
+from .play import accelerated, play, play_plot, plotted_history, random_history, settings
 from .plot import Plot, Script, Step
 from .promises import Promises
 from .trainers import Trainers
 
 __all__ = [
+    "HEALTHY",
+    "Accelerators",
     "Ambush",
     "Ambushes",
+    "Equipment",
     "Pace",
     "Plot",
     "Promises",
     "Script",
     "Step",
     "Trainers",
+    "accelerated",
     "play",
     "play_plot",
     "plotted_history",

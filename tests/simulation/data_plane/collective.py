@@ -7,7 +7,7 @@ are sure to notice a death. What is given up may write into its buffer until it 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -124,6 +124,8 @@ class _Room:
         self.rooms = rooms
         self.size = size
         self.seats: dict[int, SimulatedGroup] = {}
+        self.facts: dict[int, Mapping[str, str]] = {}
+        """What each rank tells the others on meeting them."""
         self.lost: set[int] = set()
         """Ranks whose process has died, or whose group was given up."""
         self.operations: dict[int, _Operation] = {}
@@ -156,7 +158,7 @@ class _Room:
         if group.aborted or not group.host.alive:
             return
         if connected(group.host, self.seats[rank].host):
-            group.threads.happens(partial(group.broken, GroupError(f"connection closed by rank {rank}", (rank,))))
+            group.threads.happens(partial(group.cut, GroupError(f"connection closed by rank {rank}", (rank,))))
         else:
             group.host.world.after(again, partial(self._notice, group, rank, min(2 * again, AGAIN_AT_MOST)))
 
@@ -282,7 +284,16 @@ class SimulatedGroup(Group):
         self._works.clear()
         self._room.closed(self.rank)
 
-    def broken(self, error: GroupError) -> None:
+    @property
+    def facts(self) -> tuple[Mapping[str, str], ...]:
+        """See ``GlooGroup``."""
+        return tuple(self._room.facts[rank] for rank in range(self.size))
+
+    def broken(self) -> GroupError | None:
+        """See ``GlooGroup``."""
+        return self._error
+
+    def cut(self, error: GroupError) -> None:
         """A connection was closed by another rank: whatever is under way fails."""
         if self.threads.over:
             return

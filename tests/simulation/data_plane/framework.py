@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
 from consensus.simulation import Host
 from ftlib.errors import GroupError
-from ftlib.frameworks.base import Framework, Group, GroupSpec
+from ftlib.frameworks.base import Framework, GroupSpec
 
 from .collective import Rooms, SimulatedGroup
 from .threads import Fibre, SimulatedThreads
@@ -21,8 +21,16 @@ class SimulatedFramework(Framework):
 
     name = "simulated"
 
-    def __init__(self, host: Host, threads: SimulatedThreads, rooms: Rooms) -> None:
-        self.group: Group | None = None
+    def __init__(
+        self,
+        host: Host,
+        threads: SimulatedThreads,
+        rooms: Rooms,
+        facts: Callable[[GroupSpec], Mapping[str, str]] = lambda _spec: {},
+    ) -> None:
+        """``facts``: see ``GlooFramework``."""
+        self.group: SimulatedGroup | None = None
+        self.facts = facts
         self.host = host
         self.threads = threads
         self.rooms = rooms
@@ -36,7 +44,7 @@ class SimulatedFramework(Framework):
         """Nothing to advertise: members meet by the view's id."""
         return {}
 
-    def rebuild(self, spec: GroupSpec) -> Group:
+    def rebuild(self, spec: GroupSpec) -> SimulatedGroup:
         """See ``Framework``."""
         unwanted = self._part_with_all_but(spec)
         build, self._ahead = self._ahead, None
@@ -97,14 +105,15 @@ class _Build:
         self._framework = framework
         self._threads = framework.threads
         self._group = SimulatedGroup(framework.rooms.room(spec), spec, framework.host, framework.threads)
-        self._outcome: Group | GroupError | None = None
+        self._outcome: SimulatedGroup | GroupError | None = None
         self._dropped = False
         self._waiting: Fibre | None = None
         framework.rooms.room(spec).seats[spec.rank] = self._group
+        framework.rooms.room(spec).facts[spec.rank] = framework.facts(spec)
         self._fibre = self._threads.thread(self._run, "build")
         self._fibre.start()
 
-    def wait(self) -> Group:
+    def wait(self) -> SimulatedGroup:
         """What was built, or GroupError."""
         while self._outcome is None:
             self._waiting = self._threads.current()

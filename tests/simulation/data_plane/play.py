@@ -11,11 +11,12 @@ from consensus.simulation import FaultProfile, Host, Observer, Outcome, Result, 
 from consensus.simulation import play as play_views
 from consensus.simulation.script.faults import Part
 
+from .accelerator import Accelerators
 from .ambush import Ambushes
 from .plot import Plot, Script
 from .trainers import Trainers
 
-__all__ = ["play", "play_plot", "plotted_history", "random_history", "settings"]
+__all__ = ["accelerated", "play", "play_plot", "plotted_history", "random_history", "settings"]
 
 GENTLE = FaultProfile.parse(
     "crash=2,restart,pause=2,stall,trap,one_way,isolate=2,halves=0.5,loss=0.5,reordering=0.5,clog,slow=0.5,heal=4,"
@@ -46,6 +47,14 @@ def settings(seed: int) -> dict[str, Any]:
         "compute": rng.choice([0.005, 0.05, 0.05, 0.2]),
         "veto": rng.random() < 0.3,
     }
+
+
+def accelerated(seed: int) -> Trainers:
+    """Processes with accelerators, of which most have faults; some or all tensors are on them."""
+    found = settings(seed)
+    rng = Random(f"{seed} tensors on devices")
+    on_device = rng.choice([found["tensors"], rng.randint(1, found["tensors"])])
+    return Trainers(seed, **found, accelerators=Accelerators(seed), on_device=on_device)
 
 
 def random_history(seed: int, policy: str = "") -> Scenario:

@@ -17,9 +17,10 @@ from ftlib.core.engine.waiting import Limits
 from ftlib.core.plane.plane import Plane
 from ftlib.core.plane.ranks import RankAssignScheme
 from ftlib.core.plane.rebuild import Rebuilder, RebuildError
-from ftlib.errors import GroupError
+from ftlib.errors import Excluded, GroupError
 from ftlib.frameworks.base import Group, GroupSpec
 
+from .accelerator import SimulatedAccelerator, SimulatedHybrid
 from .door import Door, Pipe
 from .framework import SimulatedFramework
 from .state import SimulatedTransfer
@@ -49,15 +50,19 @@ class Process:
         self.threads = SimulatedThreads(host, rng, lambda: jobs.promises.violation)
         self.door = Door(host, rng, lambda: self.threads.over, lambda moment: jobs.tell(host, moment))
         self.plane = _Plane(self, self.threads)
-        self._framework = SimulatedFramework(host, self.threads, jobs.rooms)
+        self._framework = SimulatedFramework(host, self.threads, jobs.rooms) if jobs.accelerators is None else self._equip()
         self._ranks = RankAssignScheme()
-        self._rebuilder = Rebuilder(self.plane, self.door, self._framework, self._build, self._prepare)
+        self._rebuilder = Rebuilder(self.plane, self.door, self._framework, self._build, self._prepare, self._activated)
         limits = Limits()
         self.call_lock = CallLock(limits.step_timeout, self.threads)
         self.transfer = SimulatedTransfer(self.plane, host, self.threads, rng, jobs.transfer_of, self.door.tell)
         self.engine = Engine(self.plane, self.door, self._rebuilder, self.call_lock, limits, jobs.in_flight, load=self._load)
+        self._framework.on_fatal(lambda reason: self.engine.fail(Excluded(reason)))
         self.trainer = Trainer(self, rng)
         self._inbox = Pipe(host, rng, self.threads.happens)
+        self._orders = self.threads.queue()
+        if jobs.accelerators is not None:
+            self.threads.thread(self._obey, "agent").start()
         self._rebuilder.start()
         self.threads.thread(self.trainer.run, "training").start()
 
@@ -73,9 +78,32 @@ class Process:
     def _heard(self, order: Order) -> None:
         if isinstance(order, Installed):
             self.door.installed = order.view
-        self._rebuilder.handle(order)
+        if self.jobs.accelerators is None:  # nothing that is done at once takes time
+            self._rebuilder.handle(order)
+        else:
+            self._orders.put(order)
 
     # Inside
+
+    def _obey(self) -> None:
+        """The thread on which the agent's orders arrive. It waits in a freeze until a device has stopped."""
+        while True:
+            self._rebuilder.handle(self._orders.get())
+
+    def _equip(self) -> SimulatedHybrid:
+        assert self.jobs.accelerators is not None
+        equipment = self.jobs.accelerators.equip()
+        with self.threads.entered():
+            accelerator = SimulatedAccelerator(self, equipment)
+            return SimulatedHybrid(self.host, self.threads, self.jobs.rooms, accelerator, equipment.deadlines)
+
+    def computes_on(self, view_id: str, *, calls: bool = False) -> bool:
+        """See ``SimulatedHybrid``."""
+        return isinstance(self._framework, SimulatedHybrid) and self._framework.computes_on(view_id, calls=calls)
+
+    def _activated(self, view: View) -> None:
+        """``Lifetime._activated``."""
+        self._framework.settled(view.epoch)
 
     def _load(self, call: Call, session: Session) -> bool:
         loaded = self.transfer.load(call, session)

@@ -76,6 +76,12 @@ class _Place:
     """The last call that it applied, and its parameters after that."""
 
 
+def _sums(results: Results) -> Sums:
+    """In the order of the tensors. A head without data is left out; what is on a device stays there."""
+    slots = sorted((slot for slot in results.slots if slot.bucket.pieces), key=lambda slot: slot.bucket.pieces[0].index)
+    return tuple(tuple((slot.host if slot.row is None else slot.row).tolist()) for slot in slots)
+
+
 class Promises(Observer):
     """Told by the processes what they do; every violation is an AssertionError that tells the story."""
 
@@ -97,7 +103,7 @@ class Promises(Observer):
         """The first one: threads of the data plane may swallow what is raised in them."""
         self.story: deque[str] = deque(maxlen=STORY)
         self.counts = {"finished": 0, "adopted": 0, "redone": 0, "loaded": 0, "views": 0, "orphans": 0, "healed": 0}
-        self.counts |= {"drawn": 0, "epochs": 0}
+        self.counts |= {"drawn": 0, "epochs": 0, "accelerated": 0, "freed": 0}
         """What there was to check; ``orphans``: results that nobody went on with."""
 
     # What processes tell
@@ -122,11 +128,12 @@ class Promises(Observer):
 
     def finished(self, process: Process, call: Call, results: Results) -> None:
         """A call was finished, or adopted."""
-        sums = tuple(tuple(slot.views[0].tolist()) for slot in results.slots) if results.slots else self._alone(process)
+        sums = _sums(results) if results.slots else self._alone(process)
         outcome = Outcome(call.number, sums, results.weight)
         place, session = self._place(process), process.plane.running or process.plane.session
         assert session is not None
         self.counts["finished"] += 1
+        self.counts["accelerated"] += results.accelerated
         adopted = session.plan.donor_of(process.host.id) is not None and call.number == session.plan.call
         self.counts["adopted"] += adopted
         self._tell(process, f"{'adopted' if adopted else 'finished'} {self._text(outcome)} in {session.view}")
@@ -207,6 +214,19 @@ class Promises(Observer):
                 if held is not None and held.call == plan.call:
                     text = f"acts in {session.view} after {self._text(place.outcome)}"
                     assert held == place.outcome, self._say(process, f"{text}, {self._names([other])} after {self._text(held)}")
+
+    def reported(self, process: Process) -> None:
+        """A process has told the others what it has finished: nothing that it has begun with them goes on."""
+        session = process.plane.session
+        assert session is None or not process.computes_on(session.view.view_id, calls=True), self._say(
+            process, f"reports while operations of {session and session.view} run on its device"
+        )
+
+    def freed(self, process: Process, other: Process, view_id: str) -> None:
+        """A process has freed what an earlier view's group used, also at ``other``, with which it goes on."""
+        self.counts["freed"] += 1
+        text = f"frees memory that operations of {self._names([other.host.id])} use, with which it goes on"
+        assert not other.computes_on(view_id), self._say(process, text)
 
     def ended(self, process: Process, error: Exception) -> None:
         """A program ended with ``error``: members that do the same things are never told that they differ."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from random import Random
 from typing import Any, Self, cast
@@ -19,7 +20,7 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from consensus.simulation import Host
 from ftlib.common.threads import Threads
 
-__all__ = ["Fibre", "SimulatedThreads"]
+__all__ = ["Fibre", "SimulatedThreads", "here"]
 
 SWITCH = 2e-5
 """Seconds that it takes at most until a woken thread runs."""
@@ -29,6 +30,15 @@ HELD = 0.05
 
 HELD_LONG = 0.02
 """How often that takes long, as on a busy machine."""
+
+
+_here = threading.local()
+"""In ``process``: whose code this thread of the operating system runs now."""
+
+
+def here() -> SimulatedThreads | None:
+    """The threads of the simulated process whose code is running; None outside of any."""
+    return getattr(_here, "process", None)
 
 
 class Fibre:
@@ -67,6 +77,8 @@ class SimulatedThreads(Threads):
         self._running: Fibre | None = None
         self._backlog: list[Callable[[], None]] = []
         self._holds = 0
+        self.locked = 0
+        """How many locks the running thread holds: meanwhile no other one runs."""
         self.over = False
 
     # What the data plane asks for
@@ -112,10 +124,11 @@ class SimulatedThreads(Threads):
 
     def park(self, seconds: float | None) -> bool:
         """The running thread waits until it is woken (True), at most ``seconds``."""
-        fibre = self._running
-        assert fibre is not None, "only a simulated thread can wait"
         if self.over:
             raise GreenletExit
+        fibre = self._running
+        assert fibre is not None, "only a simulated thread can wait"
+        assert not self.locked, "whoever waits holds no lock"
         fibre.woken = False
         if seconds is not None:
             self.host.world.after(max(0.0, seconds), partial(self._switch, fibre, fibre.turn, woken=False))
@@ -160,7 +173,7 @@ class SimulatedThreads(Threads):
 
     def held_up(self) -> None:
         """The running thread may be held up here; never while it holds a lock."""
-        if self._running is None or self.over or self._rng.random() >= HELD:
+        if self._running is None or self.locked or self.over or self._rng.random() >= HELD:
             return
         self.sleep(self._rng.uniform(0.0, 0.05) if self._rng.random() < HELD_LONG else self._rng.uniform(0.0, 0.001))
 
@@ -168,11 +181,21 @@ class SimulatedThreads(Threads):
         """The process is gone, in whatever its threads were doing."""
         self.over = True
         self._backlog.clear()
-        for fibre in self._fibres:
-            if not fibre.run.dead and fibre.run is not getcurrent():
-                fibre.run.parent = getcurrent()
-                fibre.run.throw(GreenletExit)
+        with self.entered():
+            for fibre in self._fibres:
+                if not fibre.run.dead and fibre.run is not getcurrent():
+                    fibre.run.parent = getcurrent()
+                    fibre.run.throw(GreenletExit)
         self._fibres.clear()
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Until the end of the block, it is code of this process that runs: see ``here``."""
+        before, _here.process = here(), self
+        try:
+            yield
+        finally:
+            _here.process = before
 
     def _switch(self, fibre: Fibre, turn: int, *, woken: bool) -> None:
         if self.over or fibre.turn != turn or fibre.run.dead:
@@ -186,7 +209,8 @@ class SimulatedThreads(Threads):
         assert self._running is None
         self._running = fibre
         try:
-            fibre.run.switch()
+            with self.entered():
+                fibre.run.switch()
         finally:
             self._running = None
         violation = self._broken()
@@ -206,19 +230,23 @@ class _Condition:
         if not self._depth:
             self._threads.held_up()
         self._depth += 1
+        self._threads.locked += 1
         return self
 
     def __exit__(self, *_error: object) -> None:
         self._depth -= 1
+        self._threads.locked -= 1
 
     def wait(self, timeout: float | None = None) -> bool:
         fibre = self._threads.current()
         depth, self._depth = self._depth, 0
+        self._threads.locked -= depth
         self._waiting.append(fibre)
         try:
             return self._threads.park(timeout)
         finally:
             self._depth = depth
+            self._threads.locked += depth
             if fibre in self._waiting:
                 self._waiting.remove(fibre)
 
@@ -235,6 +263,8 @@ class _Condition:
         waiting, self._waiting = self._waiting, []
         for fibre in waiting:
             self._threads.wake(fibre)
+
+    notify = notify_all
 
 
 class _Queue:

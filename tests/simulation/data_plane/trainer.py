@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ftlib.common.devices import HOST
 from ftlib.core.calls.call import Call, Kind
 from ftlib.core.plane.phase import Phase
 from ftlib.core.tensors.layout import lay_out
@@ -22,6 +23,8 @@ from ftlib.data.elastic_sampler import ElasticSampler
 from ftlib.errors import FTLibError
 from ftlib.state.registry import Registered
 from ftlib.status import Status
+
+from .accelerator import PLACE
 
 if TYPE_CHECKING:
     from .process import Process
@@ -56,7 +59,8 @@ class Trainer:
         self._rng = rng
         self._pace = jobs.compute
         self._specs = [(torch.float64, (jobs.lanes,))] * jobs.tensors
-        self._layout = lay_out("average", self._specs, "SUM", jobs.lanes * torch.float64.itemsize)
+        places = [PLACE if number < jobs.on_device else HOST for number in range(jobs.tensors)]
+        self._layout = lay_out("average", self._specs, "SUM", jobs.lanes * torch.float64.itemsize, places)
         self._gradients = [torch.zeros(jobs.lanes, dtype=torch.float64) for _ in range(jobs.tensors)]
         self.parameters = [torch.full((jobs.lanes,), 7 + process.index, dtype=torch.int64) for _ in range(jobs.tensors)]
         self.token = 0

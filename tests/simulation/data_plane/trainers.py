@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from random import Random
 
 from consensus.simulation import Host, Observer
 
+from .accelerator import Accelerators
 from .collective import Rooms
 from .pace import Pace
 from .process import Process
 from .promises import Promises
 from .state import SimulatedTransfer
+from .system import simulated_system
 
 __all__ = ["Trainers"]
 
@@ -32,10 +35,13 @@ class Trainers(Observer):
         long_steps: float = 0.02,
         veto: bool = False,
         pace: Pace | None = None,
+        accelerators: Accelerators | None = None,
+        on_device: int = 0,
     ) -> None:
         """``lanes``: at least as many as processes will be started. ``compute``: mean seconds of a forward and backward pass.
 
         ``tensors``: also the buckets of a call. ``long_steps``: share of the passes that take up to a second longer.
+        ``accelerators``: those of the processes, if their groups have some; ``on_device``: so many of the tensors are there.
         """
         self.seed = seed
         self.lanes = lanes
@@ -44,6 +50,11 @@ class Trainers(Observer):
         self.compute = compute
         self.long_steps = long_steps
         self.veto = veto
+        self.accelerators = accelerators
+        self.on_device = on_device
+        self._system = ExitStack()
+        if accelerators is not None:
+            self._system.enter_context(simulated_system())
         self.processes: dict[str, Process] = {}
         self.promises = Promises(self)
         self.on_moment: Happens | None = None
@@ -65,6 +76,8 @@ class Trainers(Observer):
 
     def tell(self, host: Host, moment: str) -> None:
         """One of ``ambush.MOMENTS`` has come for a process."""
+        if moment == "reported" and not self.processes[host.id].threads.over:
+            self.promises.reported(self.processes[host.id])
         if self.on_moment is not None:
             self.on_moment(host, moment)
 
@@ -103,3 +116,4 @@ class Trainers(Observer):
         """End all threads; nothing happens any more."""
         for process in self.processes.values():
             process.threads.end()
+        self._system.close()
