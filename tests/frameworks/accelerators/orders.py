@@ -273,6 +273,16 @@ def held(worker: Worker) -> tuple[int, int]:
     return fewest
 
 
+def fall_to(worker: Worker, descriptors: int, threads: int) -> None:
+    """Wait until this process holds no more than that: what was freed last goes in the background."""
+
+    def few() -> bool:
+        now = held(worker)
+        return now[0] <= descriptors and now[1] <= threads
+
+    eventually(few, f"at most {descriptors} descriptors and {threads} threads", TIMEOUT)
+
+
 def future_of_bulk(worker: Worker) -> float:
     tensor = torch.ones(100)
     _bulk(worker, [tensor]).future().wait()
