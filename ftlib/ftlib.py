@@ -28,7 +28,7 @@ from .core.plane.phase import Phase
 from .core.plane.ranks import RankAssignScheme
 from .core.tensors.targets import Layouts
 from .errors import ConfigError, FTLibError, JobEnded
-from .frameworks import framework_by_name
+from .frameworks import framework_of
 from .frameworks.base import Framework, Group
 from .lifecycle.drain import Drain
 from .lifecycle.lifetime import CLOSE_TIMEOUT, Lifetime, Means
@@ -89,7 +89,7 @@ class FTLib(Calls):
         ``consensus``: ``gossip`` or ``shared_storage``; if it is not given, the environment or the file may set it.
         """
         resolved = resolve(settings, config, backend=Gossip if isinstance(consensus, Consensus) else _backend_of(consensus))
-        backend = framework_by_name(framework) if isinstance(framework, str) else framework
+        backend = framework_of(framework)
         resolved = resolved.agreeing(framework=backend.family)
         kind = None if isinstance(consensus, Consensus) else resolved.backend
         if kind is not None:

@@ -120,8 +120,11 @@ def _scarce(size: int) -> bool:
 def check_tensor(tensor: torch.Tensor) -> None:
     """ConfigError unless the tensor is dense, on the CPU or a CUDA device, and of a dtype that Gloo reduces."""
     device = tensor.device.type
+    if device == "meta":
+        raise ConfigError("a tensor on meta has no data: allocate it with to_empty(device=...), and give it values")
     if device not in ("cpu", "cuda"):
-        raise ConfigError(f"gloo reduces tensors on the CPU and on CUDA devices, this one is on {device}: move it to the CPU")
+        text = f"this release reduces tensors on the CPU and on CUDA devices, this one is on {device}"
+        raise ConfigError(f"{text}: average a copy, tensor.cpu(), and copy the result back")
     if tensor.layout is not torch.strided:
         raise ConfigError(f"gloo reduces dense tensors, this one is {tensor.layout}: call .to_dense() on it")
     if tensor.dtype not in _DTYPES:

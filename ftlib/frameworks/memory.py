@@ -364,10 +364,13 @@ class MemoryFramework(Framework):
 
     def check(self, tensor: torch.Tensor) -> None:
         """ConfigError unless it is a dense CPU tensor of numbers."""
-        if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.dtype not in _DTYPES:
+        if tensor.device.type != "cpu":
+            text = f"framework='memory' is for tests, and reduces tensors on the CPU alone, this one is on {tensor.device}"
+            raise ConfigError(f"{text}: give framework='gloo' for CUDA tensors")
+        if tensor.layout is not torch.strided or tensor.dtype not in _DTYPES:
             raise ConfigError(
                 f"the memory framework reduces dense CPU tensors of numbers, not {tensor.dtype} with layout "
-                f"{tensor.layout} on {tensor.device}: convert it"
+                f"{tensor.layout}: convert it"
             )
 
     def close(self) -> None:

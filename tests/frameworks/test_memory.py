@@ -201,5 +201,6 @@ def test_frameworks_by_name() -> None:
     framework = framework_by_name("memory")
     assert isinstance(framework, MemoryFramework)
     assert framework.hub is DEFAULT_HUB
-    with pytest.raises(ConfigError, match=", ".join(sorted(FRAMEWORKS))):
+    with pytest.raises(ConfigError) as unknown:
         framework_by_name("mpi")
+    assert all(name in str(unknown.value) for name in FRAMEWORKS)

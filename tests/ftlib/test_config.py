@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from consensus import Gossip, Liveness, Mode, Policy, SharedStorage
 from ftlib import ConfigError, FTLib
+from ftlib.frameworks.gloo import GlooFramework
 from ftlib.settings.config import resolve
 
 
@@ -97,8 +99,25 @@ def test_misspelt_variables_and_bad_files_are_named(tmp_path: Path) -> None:
 def test_unknown_backends_are_named() -> None:
     with pytest.raises(ConfigError, match="unknown consensus 'raft': choose gossip or shared_storage"):
         FTLib.init("raft", "memory")
-    with pytest.raises(ConfigError, match="unknown framework 'mpi': choose one of gloo"):
-        FTLib.init("gossip", "mpi")
+
+
+@pytest.mark.parametrize(
+    ("framework", "pattern"),
+    [
+        ("nccl", "^framework='nccl' is not part of this release: give framework='gloo', which reduces CUDA tensors"),
+        ("isolated:nccl", "^framework='isolated:nccl' is not part of this release: give framework='isolated:gloo', which"),
+        ("isolated:rehearsal", "^framework='isolated:rehearsal': only Gloo .* give framework='isolated:gloo'"),
+        ("isolated:memory", "^framework='isolated:memory': only Gloo .* give framework='isolated:gloo'"),
+        ("Gloo", "^unknown framework 'Gloo': did you mean 'gloo'"),
+        ("isolated-gloo", "^unknown framework 'isolated-gloo': did you mean 'isolated:gloo'"),
+        ("mpi", r"^unknown framework 'mpi': give one of gloo, isolated:gloo \(for tests: memory, rehearsal\), or a Framework"),
+        (GlooFramework, r"neither a name nor a Framework: pass GlooFramework\(\), not the class; names are gloo"),
+        (None, "^framework=None is neither a name nor a Framework; names are gloo"),
+    ],
+)
+def test_what_is_no_framework_is_told_what_to_give(framework: Any, pattern: str) -> None:
+    with pytest.raises(ConfigError, match=pattern):
+        FTLib.init("gossip", framework)
 
 
 def test_a_policy_comes_from_anywhere() -> None:

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ftlib import ConfigError, Status, StepMismatch
 from ftlib.core.tensors.targets import Layouts, targets_of
+from ftlib.frameworks import Framework, framework_by_name
 from ftlib.frameworks.memory import MemoryFramework
 from ftlib.ftlib import FTLib
 from tests.ftlib.crew import Crew, by_all
@@ -23,9 +25,9 @@ def pair() -> Iterator[Crew]:
         yield crew
 
 
-def refused(target: object, op: str = "SUM", *, mean: bool = True) -> str:
+def refused(target: object, op: str = "SUM", *, mean: bool = True, framework: Framework | None = None) -> str:
     with pytest.raises(ConfigError) as caught:
-        Layouts(MemoryFramework(), 1 << 20).layout("average", targets_of(target), op, mean=mean)
+        Layouts(framework or MemoryFramework(), 1 << 20).layout("average", targets_of(target), op, mean=mean)
     text = str(caught.value)
     assert "\n" not in text
     return text
@@ -65,6 +67,21 @@ def test_errors_name_the_parameter() -> None:
     frozen_first.layer1.weight.requires_grad_(False)
     frozen_first.layer2.bias = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
     assert "layer2.bias" in refused(frozen_first)
+
+
+@pytest.mark.parametrize("name", ["gloo", "isolated:gloo", "rehearsal", "memory"])
+def test_devices_that_this_release_does_not_know(name: str) -> None:
+    """What it does know, and what to do."""
+    framework = framework_by_name(name)
+    with FakeTensorMode():
+        told = {device: refused(torch.ones(3, device=device), framework=framework) for device in ("mps", "xpu", "meta")}
+    if name == "memory":
+        for device, text in told.items():
+            assert f"on the CPU alone, this one is on {device}" in text and "framework='gloo'" in text
+        return
+    for device in ("mps", "xpu"):
+        assert f"tensors on the CPU and on CUDA devices, this one is on {device}: average a copy, tensor.cpu()," in told[device]
+    assert "a tensor on meta has no data: allocate it with to_empty(device=...)" in told["meta"]
 
 
 def test_what_has_no_place_for_a_result_is_refused() -> None:
