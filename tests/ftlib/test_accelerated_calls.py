@@ -9,12 +9,12 @@ import torch
 
 from ftlib.core.calls.device_attempt import DeviceAttempt
 from ftlib.core.tensors.staging import Slot
-from ftlib.core.tensors.trailer import RankRecord, Trailer
+from ftlib.core.tensors.trailer import RankRecord
 from ftlib.errors import GroupError, StepMismatch
 from ftlib.frameworks import sockets
 from ftlib.frameworks.accelerators.group import HybridGroup
 from ftlib.frameworks.accelerators.rehearsal import Faults, RehearsalFramework
-from ftlib.frameworks.base import Operation, Work
+from ftlib.frameworks.base import Group, Operation, Work
 from ftlib.frameworks.gloo_work import FailedWork
 from ftlib.ftlib import FTLib
 from tests.ftlib.crew import Crew
@@ -36,9 +36,9 @@ class Bulk:
         """Groups whose launches are noted and not carried out: Gloo ends a process whose buffer is smaller than a peer's."""
         submit = HybridGroup.submit_bulk
 
-        def submit_bulk(group: HybridGroup, operations: Sequence[Operation]) -> Work:
+        def submit_bulk(group: HybridGroup, operations: Sequence[Operation], after: Callable[[], None] | None = None) -> Work:
             self.launched.append(group)
-            return FailedWork(GroupError("barred")) if group in self.barred else submit(group, operations)
+            return FailedWork(GroupError("barred")) if group in self.barred else submit(group, operations, after)
 
         patch.setattr(HybridGroup, "submit_bulk", submit_bulk)
 
@@ -97,14 +97,18 @@ def test_members_disagree(crew: Crew, name: str, monkeypatch: pytest.MonkeyPatch
 def begins_bulk_and_head(patch: pytest.MonkeyPatch) -> None:
     """The accelerator gets its buckets before the head has shown that all members are in the same call."""
     begin, launch = DeviceAttempt._begin_head, DeviceAttempt._launch
-    early: dict[DeviceAttempt, tuple[dict[int, Slot], Work | None]] = {}
 
     def begin_bulk_and_head(self: DeviceAttempt, record: RankRecord) -> Slot:
-        early[self] = launch(self, Trailer.of((record,)))
+        group = self._session.group
+        assert group is not None
+        launch(self, group, accelerated=group.accelerated)
         return begin(self, record)
 
+    def begun(self: DeviceAttempt, _group: Group, *, accelerated: bool) -> dict[int, Slot]:
+        return {} if self._bulk is None else self._bulk.slots
+
     patch.setattr(DeviceAttempt, "_begin_head", begin_bulk_and_head)
-    patch.setattr(DeviceAttempt, "_launch", lambda self, _trailer: early.pop(self))
+    patch.setattr(DeviceAttempt, "_launch", begun)
 
 
 def test_planted_bulk_begun_before_the_check_of_a_new_layout(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,9 @@
-"""Rules of accelerators are broken on purpose, one at a time; the promises must notice within so many interrupted histories."""
+"""Rules of accelerators are broken on purpose, one at a time; the promises must notice within so many interrupted histories.
+
+No history shows that *an event alone counts as success*. The second lock: whatever stops a communicator has frozen the data
+plane before, and a call whose operations end after a freeze is not finished, whatever they hold.
+``tests/frameworks/accelerators/test_rehearsal.py`` shows it at once, by the group alone.
+"""
 
 from __future__ import annotations
 
@@ -6,33 +11,23 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
+from typing import Any
 
 import pytest
 
 from ftlib.core.calls.device_attempt import DeviceAttempt
 from ftlib.core.tensors.staging import Slot
-from ftlib.core.tensors.trailer import Trailer
-from ftlib.frameworks.accelerators.base import Ticket
-from ftlib.frameworks.accelerators.group import HybridGroup
 from ftlib.frameworks.accelerators.managed import ManagedCommunicator
 from ftlib.frameworks.accelerators.rehearsal.communicator import RehearsedCommunicator
 from ftlib.frameworks.accelerators.rehearsal.faults import Faults
-from ftlib.frameworks.base import Work
+from ftlib.frameworks.base import Group
+from tests.harness.basics import around
 from tests.simulation.data_plane import HEALTHY, Equipment
 from tests.simulation.data_plane.accelerator import Draw
 
 from .training import first_violation, interrupted
 
 Patch = pytest.MonkeyPatch
-
-
-def an_event_alone_is_success(patch: Patch) -> None:
-    """What the device calls ended is taken for a result, though it was stopped."""
-
-    def failure(self: HybridGroup, ticket: Ticket) -> None:
-        del self, ticket
-
-    patch.setattr(HybridGroup, "failure", failure)
 
 
 def marks_before_the_launch(patch: Patch) -> None:
@@ -58,13 +53,11 @@ def reports_before_the_end(patch: Patch) -> None:
 
 def asks_nobody_else(patch: Patch) -> None:
     """A member uses its accelerator because it works, whatever the others say of theirs."""
-    launch = DeviceAttempt._launch
 
-    def launch_alone(self: DeviceAttempt, trailer: Trailer) -> tuple[dict[int, Slot], Work | None]:
-        group = self._session.group
-        return launch(self, replace(trailer, accelerated=group is not None and group.accelerated))
-
-    patch.setattr(DeviceAttempt, "_launch", launch_alone)
+    @around(patch, DeviceAttempt, "_launch")
+    def launch(honest: Any, self: DeviceAttempt, group: Group, *, accelerated: bool) -> dict[int, Slot]:
+        found: dict[int, Slot] = honest(self, group, accelerated=group.accelerated)
+        return found
 
 
 def healthy(_rng: Random, _index: int) -> Equipment:
@@ -95,11 +88,10 @@ class Bug:
 
 
 BUGS = [
-    Bug(an_event_alone_is_success, slow, "of nobody|mixes|never offered|own part", 40),
     Bug(marks_before_the_launch, slow, "lacks|mixes|own part|of nobody", 10),
-    Bug(frees_at_the_freeze, healthy, "frees memory that operations of .* use", 40),
+    Bug(frees_at_the_freeze, healthy, "frees memory that operations of .* use", 40, known=3),
     Bug(reports_before_the_end, slow, "reports while operations", 40),
-    Bug(asks_nobody_else, late, "", 40),
+    Bug(asks_nobody_else, late, r"not within 10\.0 s", 40, known=2),
 ]
 
 
