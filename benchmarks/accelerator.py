@@ -20,7 +20,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 
-from benchmarks.faults import crew, lose, refill
+from benchmarks.faults import crew, lose, pause, refill
 from benchmarks.pairs import SIZES, paired
 from benchmarks.report import Report, chosen, parser, spread
 from ftlib import FTLib
@@ -80,6 +80,8 @@ class Losses:
     """Of one kind, in seconds."""
 
     times: list[float] = field(default_factory=list)
+    averages: list[float] = field(default_factory=list)
+    """Until all had averaged again, by Gloo."""
     starts: list[float] = field(default_factory=list)
     """The communicators' own, of all members."""
     calls: list[float] = field(default_factory=list)
@@ -89,6 +91,7 @@ class Losses:
         """All calls of ``workers`` go by accelerators again since a loss at ``at`` in ``epoch``."""
         back = max(_on(worker, epoch) for worker in workers)
         self.times.append(back - at)
+        self.averages.append(pause(workers, at, epoch))
         for worker in workers:
             ready = [event for event in worker.events if event.get("event") == "ready" and at < event["t"] <= back]
             self.starts += [event["seconds"] for event in ready]
@@ -104,6 +107,7 @@ class Losses:
         report.row(
             f"{what}, to calls by accelerators at all others, {len(self.times)} times", spread(self.times), bar=bar, good=good
         )
+        report.row("... to the next average, by Gloo", spread(self.averages))
         report.row("... beyond the start-up", spread([each - start for each in self.times]))
         report.row("... the communicators' own start", spread(self.starts))
         report.row("... a call by Gloo meanwhile", spread(self.calls))

@@ -43,6 +43,8 @@ from tests.processes.readers import ledger_violations
 FRAMEWORKS = ("gloo", "isolated:gloo", "rehearsal")
 KILLS = 25
 """In one episode."""
+PATIENT = 10.0
+"""Seconds of silence that exclude a worker. A kill is proven; so this is for those that a busy machine does not let run."""
 SAMPLES = 480
 """In a data epoch: some hundred calls."""
 FAULTS = (
@@ -142,7 +144,7 @@ class Soak:
             place,
             seed,
             min(KILLS, self._args.kills - self.kills),
-            {"framework": name},
+            {"framework": name, "exclude_after": PATIENT},
             nursery,
             accelerated if name == "rehearsal" else None,
             aim,
