@@ -92,8 +92,8 @@ class Latecomer(Pupil):
 class Late(School):
     """Latecomers with a deputy each."""
 
-    def __init__(self, crew: Company, **made: Any) -> None:
-        super().__init__(crew, Latecomer, **made)
+    def __init__(self, crew: Company, make: Any = Latecomer, **made: Any) -> None:
+        super().__init__(crew, make, **made)
         steps(self.pupils[0], WINDOW + 2)
 
     def halt(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
@@ -104,6 +104,9 @@ class LateDevice(Device):
             stream = self._stream()
             if stream is not event.stream:
                 stream.entries.append(event)
+
+    def beside(self) -> AbstractContextManager[None]:
+        return self.stream()
 
     def pin(self, row: torch.Tensor) -> None:
         pass
