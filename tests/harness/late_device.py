@@ -70,6 +70,12 @@ class LateDevice(Device):
         finally:
             self._here.stream = before
 
+    def update(self, operation: Callable[[], object], *tensors: torch.Tensor) -> None:
+        """As ``enqueue``, for an operation of a program's that changes these tensors, which it reads as well."""
+        with self._guard:
+            _count(tensors, 1)
+            self.enqueue(lambda: _uncounted(operation, tensors))
+
     def synchronize(self) -> None:
         """Let everything happen, on all streams."""
         with self._guard:
@@ -86,10 +92,11 @@ class LateDevice(Device):
     def launch(self, operation: Callable[[], object], writes: Sequence[torch.Tensor]) -> None:
         with self._guard:
             stream = self._stream()
-            stream.entries.append(lambda: [_poison(target) for target in writes])
+            _count(writes, 1)
+            stream.entries.append(lambda: _uncounted(lambda: [_poison(target) for target in writes], writes))
             if self._chance.random() < 0.3:
                 self._run(stream, len(stream.entries))
-            stream.entries.append(operation)
+            stream.entries.append(lambda: _uncounted(operation, writes))
             if self._chance.random() < 0.1:
                 other = self._chance.choice(self._streams)
                 self._run(other, self._chance.randint(other.done, len(other.entries)))
@@ -142,6 +149,22 @@ class LateDevice(Device):
                     entry()
             stream.entries[stream.done] = _nothing
             stream.done += 1
+
+
+def _count(tensors: Sequence[torch.Tensor], more: int) -> None:
+    """So many changes more: torch counts a change when it is enqueued."""
+    counted = [tensor for tensor in tensors if not tensor.is_inference()]
+    versions = [tensor._version + more for tensor in counted]
+    torch._C._autograd._unsafe_set_version_counter(tuple(counted), tuple(versions))
+
+
+def _uncounted(operation: Callable[[], object], writes: Sequence[torch.Tensor]) -> None:
+    """Do it; these changes were counted when it was enqueued."""
+    before = [0 if tensor.is_inference() else tensor._version for tensor in writes]
+    operation()
+    for tensor, version in zip(writes, before, strict=True):
+        if not tensor.is_inference():
+            _count([tensor], version - tensor._version)
 
 
 def _nothing() -> None:
