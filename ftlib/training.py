@@ -22,6 +22,7 @@ from .core.execute.unit import WITHIN, Running, Unit
 from .core.plane.phase import Phase
 from .core.plane.plane import Plane
 from .core.plane.step_times import Straggler
+from .core.tensors.device_copies import assign, duplicate
 from .core.tensors.layout import Layout
 from .core.tensors.targets import Layouts, Targets, check_writable, targets_of
 from .data.unregistered import READ
@@ -170,13 +171,14 @@ class Calls(ABC):
                 "broadcast: a tensor is sparse or a parameter has no gradient; pass dense tensors, e.g. parameter.data"
             )
         check_writable(targets)
-        rows: list[torch.Tensor | None] = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in owners]
+        whole = [tensor if tensor.is_contiguous() else duplicate(tensor) for tensor in owners]
+        rows: list[torch.Tensor | None] = [tensor.view(-1).view(torch.uint8) for tensor in whole]
         layout = self._layout(f"broadcast from {root_rank}", Targets(rows, list(owners)), "SUM")
         status = self._run(Call(Kind.BROADCAST, layout, rows, root_rank=root_rank, name=targets.name))
         if status:
             for owner, row in zip(owners, rows, strict=True):
                 if not owner.is_contiguous() and row is not None:
-                    owner.copy_(row.view(owner.dtype).view(owner.shape))
+                    assign(owner, row.view(owner.dtype).view(owner.shape))
         return status
 
     def barrier(self) -> Status:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from ..common.host_copies import host_copies
 from ..state.codec import flatten, restore
 from .manifest import FILE, OF_ONE, CheckpointManifest, File, TornError
 from .names import Name, complete
@@ -26,12 +27,9 @@ class Taken:
 
     @classmethod
     def of(cls, tree: object, name: Name, size: int) -> Taken:
-        """Copy all tensors of ``tree``. Raises ConfigError with the path of anything in it that cannot be kept."""
+        """Copy all tensors of ``tree``, waiting once for each device. ConfigError names the path of what cannot be kept."""
         state, originals = flatten(tree)
-        copies = {
-            path: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-            for path, tensor in originals.items()
-        }
+        copies = dict(zip(originals, host_copies(originals.values()), strict=True))
         return cls(name, size, state, copies)
 
     def write(self, directory: Path) -> int:

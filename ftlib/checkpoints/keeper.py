@@ -25,6 +25,7 @@ from pathlib import Path
 
 from consensus import LeftError
 
+from ..common.devices import thread_device
 from ..common.units import size, span
 from ..core.calls.session import Session
 from ..core.plane.phase import Phase
@@ -145,6 +146,7 @@ class _Writing:
         self._keep = keep
         self._torn: list[Name] = []
         """Newer checkpoints that are damaged: they are ignored."""
+        self._share_device = thread_device()  # torch asks for the current device where there is one, and would wake the first
         self._began = plane.threads.now()
         self._written, self._over = threading.Event(), threading.Event()
 
@@ -172,6 +174,7 @@ class _Writing:
     def _run(self) -> None:
         plane = self._plane
         try:
+            self._share_device()
             self._write()
         except _GivenUp as reason:
             logger.info("%s was given up: %s", self, reason, extra=plane.about("checkpoint_given_up"))

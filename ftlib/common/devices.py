@@ -1,7 +1,7 @@
 """Everything that touches an accelerator's streams, events and copies: the one door between ftlib and a device.
 
 Work on a device is *enqueued* on a stream and carried out later, in order. A thread waits for it only by the events of
-``Device.waited`` (see ``core.tensors.device_work``). Tests replace the device by one that does everything as late as possible.
+``Device.waited`` (see ``device_waits``). Tests replace the device by one that does everything as late as possible.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 
 from .memory import room
 
-__all__ = ["HOST", "Cuda", "Device", "Event", "Rehearsed", "device_at", "place_of", "placed_by"]
+__all__ = ["HOST", "Cuda", "Device", "Event", "Rehearsed", "device_at", "place_of", "placed_by", "thread_device"]
 
 HOST = ""
 """The place of CPU tensors."""
@@ -57,6 +57,10 @@ class Device(ABC):
         """Whatever this thread enqueues from now on begins after ``event``. Does not wait."""
 
     @abstractmethod
+    def beside(self) -> AbstractContextManager[object]:
+        """Until the end of the block, this thread enqueues on another stream than programs do, beside what they enqueue."""
+
+    @abstractmethod
     def pin(self, row: torch.Tensor) -> None:
         """Lock the pages of ``row``, CPU memory, as long as it exists: copies to and from it need no wait then."""
 
@@ -93,6 +97,9 @@ class Cuda(Device):
     def __init__(self, index: int) -> None:
         super().__init__()
         self._device = torch.device("cuda", index)
+        self._side: torch.cuda.Stream | None = None
+        """The stream for ``beside``, once it was needed."""
+        self._making = threading.Lock()
 
     def empty(self, count: int, dtype: torch.dtype) -> torch.Tensor:
         """From torch's caching allocator."""
@@ -113,6 +120,13 @@ class Cuda(Device):
         """As ``Stream.wait_event``."""
         assert isinstance(event, _CudaEvent)
         torch.cuda.current_stream(self._device).wait_event(event.event)
+
+    def beside(self) -> AbstractContextManager[object]:
+        """One stream for all threads."""
+        with self._making:
+            if self._side is None:
+                self._side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        return torch.cuda.stream(self._side)
 
     def pin(self, row: torch.Tensor) -> None:
         """Register the pages with the driver until the memory of ``row`` is freed."""
@@ -142,6 +156,10 @@ class Rehearsed(Device):
 
     def follow(self, event: Event) -> None:
         """Everything has happened already."""
+
+    def beside(self) -> AbstractContextManager[object]:
+        """Nothing is ever under way."""
+        return nullcontext()
 
     def pin(self, row: torch.Tensor) -> None:
         """Copies need nothing."""
@@ -177,6 +195,21 @@ def device_at(place: str) -> Device:
                 raise ValueError(f"ftlib cannot use {kind} devices: move the tensors to the CPU or to a CUDA device")
             found = _devices[place] = Cuda(int(index or 0)) if kind == "cuda" else Rehearsed()
         return found
+
+
+def thread_device() -> Callable[[], None]:
+    """A function that makes this thread's current device that of another thread: the one that calls it.
+
+    A thread of ours calls it before it runs code of the program's, which relies on the current device.
+    """
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return _nothing
+    index = torch.cuda.current_device()
+    return lambda: torch.cuda.set_device(index)
+
+
+def _nothing() -> None:
+    """The program uses no device."""
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from consensus import Consensus, ConsensusError, KeyRing, LeftError, View, forma
 
 from ..checkpoints.resume import PATH as RESUMPTION
 from ..checkpoints.resume import Resumption
+from ..common.device_waits import drop_held
 from ..core.calls.call import Call
 from ..core.calls.observer import Observers
 from ..core.engine.call_lock import CallLock
@@ -292,6 +293,7 @@ class Lifetime:
         self.donor.forget()
         self.transfer.forget()
         self.resumption.forget()
+        drop_held(CLOSE_TIMEOUT)
 
     def register(self, registered: Registered) -> None:
         """Register the state (see ``Transfer.register``). Raises ConfigError if it does not fit the settings."""

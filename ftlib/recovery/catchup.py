@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 
 from consensus import Member
 
+from ..common.device_waits import settle
 from ..common.units import size
 from ..core.calls.call import Call, Kind, Results
 from ..core.calls.follower import NoFollowing
@@ -97,6 +98,7 @@ class Catchup:
         if self._new_standby is None or self._standby is not None or self._refused or not self._allowed.live:
             return
         if registered is not None and own.kind is Kind.AVERAGE and not why_not(registered):
+            self._settle(own)
             self._standby = self._new_standby(registered, own)
             self._standby.begin()
 
@@ -126,9 +128,15 @@ class Catchup:
             plane.counters.recovery_fallbacks += 1
             logger.info("the others wait while this worker loads the state: %s", reason, extra=plane.about("no_following"))
             return False
+        if self._own is None:
+            self._settle(own)
         self._own = own
         plane.step_times.unknown()
         return True
+
+    def _settle(self, own: Call) -> None:
+        """Other threads write the state and the gradients from now on: nothing of the program's may still be under way."""
+        settle({*self._plane.state_places, *own.layout.places})
 
     def enter(self, session: Session, number: int) -> bool:
         """See ``Recovery``."""

@@ -15,10 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-import torch
-
 from consensus import Answer, Member, View
 
+from ..common.devices import thread_device
 from ..common.units import size
 from ..core.calls.call import Call, Results
 from ..core.calls.follower import NoFollowing
@@ -84,7 +83,7 @@ class WarmStandby:
         self._sender: Member | None = None
         self.asked: dict[str, Member] = {}
         """Members that may have pinned ranges for this spare."""
-        self._device: int | None = None
+        self._share_device = thread_device()
         self._ahead = 3
         """How many calls after the newest finished one a request names, so that it arrives in time."""
         self._told = False
@@ -107,8 +106,6 @@ class WarmStandby:
 
     def begin(self) -> None:
         """Start the thread."""
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            self._device = torch.cuda.current_device()
         threading.Thread(target=self._run, name="ftlib-standby", daemon=True).start()
 
     @property
@@ -152,8 +149,7 @@ class WarmStandby:
     # --- its own thread ------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        if self._device is not None:
-            torch.cuda.set_device(self._device)
+        self._share_device()
         rest = _REST
         while self._going():
             self._told = False

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from consensus import Answer, KeyRing, Member
 
+from ..common.device_waits import Fence
+from ..common.devices import HOST, place_of
 from ..common.refusals import Refusal
 from ..common.units import size, span
 from ..core.calls.call import Call
@@ -66,8 +68,8 @@ class Transfer(Observer):
         self._outdated = former is not None
         self._compared = False
         """True once this member, which registered nothing, has learnt that the others did not either."""
-        if self._registered is not None:
-            plane.registers()
+        if former is not None and self._registered is not None:
+            plane.registers(former._plane.state_places)  # noqa: SLF001 - its like
         self._observers = Observers() if observers is None else observers
         self._snapshot: bytes | None = None
         """The state before the first step, for the other founders. Guarded by the plane's lock, like ``_registered``."""
@@ -80,10 +82,11 @@ class Transfer(Observer):
         ConfigError if the state cannot be transferred: also at a lone worker, as others may join later.
         """
         plane = self._plane
-        flatten(registered.tree(plane.step))
+        _, tensors = flatten(registered.tree(plane.step))
+        places = {*registered.places(), *map(place_of, tensors.values())} - {HOST}
         with plane.changed:
             self._registered = registered
-            plane.registers()
+            plane.registers(tuple(sorted(places)))
             founding = plane.founder and plane.step == 0
         if founding:
             self._found(registered)
@@ -336,13 +339,14 @@ class Transfer(Observer):
         with plane.changed:
             plane.changed.wait_for(lambda: self._entry(call) or plane.finished >= call or plane.phase is Phase.STOPPED, POLL)
             entry, registered, own = self._entry(call), self._registered, plane.origin
+            fence = None if plane.current is None else plane.current.fence
         if entry is None:
             raise Refusal.LATER.error(f"not inside call {call}")
         if registered is None:
             raise Refusal.NOTHING.error("no state is registered here")
         if own != origin:
             raise Refusal.LATER.error("this member does not hold that state")
-        return self._guarded(call, entry)
+        return self._guarded(call, entry, fence)
 
     def _entry(self, call: int) -> Callable[[], object] | None:
         """A function that returns the state on entry to ``call``; None unless the program is inside that call."""
@@ -354,9 +358,11 @@ class Transfer(Observer):
         """The registered state, as it is now."""
         return None if self._registered is None else self._registered.tree(self._plane.step)
 
-    def _guarded(self, call: int, entry: Callable[[], object]) -> Body:
+    def _guarded(self, call: int, entry: Callable[[], object], fence: Fence | None) -> Body:
         try:
-            for chunk in encode(entry()):
+            if fence is not None:
+                fence.share_device()
+            for chunk in encode(entry(), fence):
                 if self._entry(call) != entry:  # checked after the copy: a copy made before the call ended is intact
                     raise ConnectionAbortedError(f"call {call} ended while its state was being sent")
                 yield chunk

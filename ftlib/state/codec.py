@@ -21,6 +21,8 @@ import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
+from ..common.device_waits import Fence
+from ..common.host_copies import on_host
 from ..errors import ConfigError
 
 MAGIC = b"ftstate1"
@@ -60,15 +62,18 @@ Read = Callable[[int], bytes]
 """Returns exactly that many bytes; raises EOFError if there are fewer."""
 
 
-def encode(tree: object) -> Iterator[bytes]:
-    """The bytes of ``tree`` in chunks of at most about 1 MB, each copied on demand. ConfigError names a bad value's path."""
+def encode(tree: object, after: Fence | None = None) -> Iterator[bytes]:
+    """The bytes of ``tree`` in chunks of at most about 1 MB, each copied on demand. ConfigError names a bad value's path.
+
+    ``after``: where tensors are on devices, the fence of the thread that changes them, if it is another one than this.
+    """
     packed, tensors = flatten(tree)
     header = msgpack.packb(packed)
     digest = hashlib.blake2b(digest_size=_DIGEST)
     for chunk in (MAGIC + _LENGTH.pack(len(header)), header):
         digest.update(chunk)
         yield chunk
-    for tensor in tensors.values():
+    for tensor in on_host(tensors.values(), after):
         for data in _raw(tensor):
             digest.update(data)
             yield data
@@ -95,9 +100,9 @@ def fill(packed: object, tensors: Iterable[torch.Tensor]) -> object:
     return _filled(packed, iter(tensors))
 
 
-def snapshot(tree: object) -> bytes:
+def snapshot(tree: object, after: Fence | None = None) -> bytes:
     """All of :func:`encode` in one piece."""
-    return b"".join(encode(tree))
+    return b"".join(encode(tree, after))
 
 
 class StateReader:
@@ -163,7 +168,7 @@ def decode(data: bytes, limit: int | None = None) -> object:
 
 
 def _raw(tensor: torch.Tensor) -> Iterator[bytes]:
-    flat = tensor.detach().to("cpu").contiguous().view(-1)
+    flat = tensor.detach().contiguous().view(-1)
     if not flat.numel():
         return
     data = flat.view(torch.uint8).numpy().data

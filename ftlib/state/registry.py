@@ -6,10 +6,13 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+import torch
 from torch.nn import Module
 from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
+from ..common.device_waits import settle
+from ..common.devices import HOST, place_of
 from ..data.sampling import Sampling
 from ..errors import ConfigError
 
@@ -81,6 +84,15 @@ class Registered:
         """The number of objects with that role."""
         return len(self._roles.get(role, ()))
 
+    def places(self) -> tuple[str, ...]:
+        """The devices that the registered modules and optimizers have tensors on."""
+        modules = self.of(Module).values()
+        found = {place_of(tensor) for module in modules for tensor in (*module.parameters(), *module.buffers())}
+        for optimizer in self.of(Optimizer).values():
+            kept = (value for state in optimizer.state.values() if isinstance(state, Mapping) for value in state.values())
+            found.update(place_of(value) for value in kept if isinstance(value, torch.Tensor))
+        return tuple(sorted(found - {HOST}))
+
     def shape(self) -> bytes:
         """16 bytes, equal at workers that registered the same roles, with parameters of the same dtypes and shapes.
 
@@ -105,6 +117,7 @@ class Registered:
     def _take(self, tree: object, *, elastic: bool) -> None:
         self.check(tree)
         assert isinstance(tree, dict)
+        settle(self.places())  # what is loaded must not be overwritten by what is still under way
         for role, items in self._roles.items():
             for item, state in zip(items, tree[role], strict=True):
                 if isinstance(item, Optimizer):

@@ -1,16 +1,19 @@
 """A copy of the registered state at the last commit; a step that fails goes back to it.
 
 Tensors are copied into buffers that are kept from step to step, so that their memory is touched for the first time only once.
-Plain values are copied with the tree that holds them.
+Plain values are copied with the tree that holds them. A tensor on a device is copied there: nobody waits for that.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 
 import torch
 
+from ..common.device_waits import Fence, settle
+from ..common.devices import device_at, place_of
 from ..common.memory import room
 from .codec import fill, flatten
 from .registry import Registered
@@ -23,6 +26,9 @@ class Kept:
         self._registered = registered
         self._packed = packed
         self._tensors = dict(tensors)
+        self._places = tuple(dict.fromkeys(filter(None, map(place_of, tensors.values()))))
+        self.fence = Fence(self._places)
+        """Other threads may read the tree after that."""
 
     def tree(self) -> object:
         """The state, read-only: its tensors are the buffers themselves."""
@@ -30,6 +36,7 @@ class Kept:
 
     def restore(self) -> None:
         """Restore the registered objects. ConfigError if they refuse their own state."""
+        settle(self._places)  # what the step did there may still be under way
         # Clones, because an optimizer keeps the tensor objects that it is given.
         self._registered.restore(fill(self._packed, [tensor.clone() for tensor in self._tensors.values()]))
 
@@ -49,8 +56,17 @@ class Backup:
         """Copy the state, as it is after ``step`` steps. ConfigError names a value that cannot be kept."""
         packed, tensors = flatten(registered.tree(step))
         self._buffers = {path: self._buffer(path, tensor) for path, tensor in tensors.items()}
-        if tensors:
-            torch._foreach_copy_(list(self._buffers.values()), [tensor.detach() for tensor in tensors.values()])
+        pairs: dict[str, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+        for buffer, tensor in zip(self._buffers.values(), tensors.values(), strict=True):
+            buffers, sources = pairs.setdefault(place_of(tensor), ([], []))
+            buffers.append(buffer)
+            sources.append(tensor.detach())
+        for place, (buffers, sources) in pairs.items():
+            copy = functools.partial(torch._foreach_copy_, buffers, sources)
+            if place:
+                device_at(place).enqueue(copy, *buffers)
+            else:
+                copy()
         return Kept(registered, packed, self._buffers)
 
     def forget(self) -> None:
@@ -60,7 +76,6 @@ class Backup:
     def _buffer(self, path: str, tensor: torch.Tensor) -> torch.Tensor:
         buffer = self._buffers.get(path)
         if buffer is None or (buffer.shape, buffer.dtype, buffer.device) != (tensor.shape, tensor.dtype, tensor.device):
-            if tensor.device.type != "cpu":
-                return torch.empty_like(tensor, requires_grad=False, memory_format=torch.contiguous_format)
-            buffer = room(math.prod(tensor.shape), tensor.dtype).view(tensor.shape)
+            make = device_at(place).empty if (place := place_of(tensor)) else room
+            buffer = make(math.prod(tensor.shape), tensor.dtype).view(tensor.shape)
         return buffer

@@ -92,8 +92,8 @@ class Latecomer(Pupil):
 class Late(School):
     """Latecomers with a deputy each."""
 
-    def __init__(self, crew: Company, **made: Any) -> None:
-        super().__init__(crew, Latecomer, **made)
+    def __init__(self, crew: Company, make: Any = Latecomer, **made: Any) -> None:
+        super().__init__(crew, make, **made)
         steps(self.pupils[0], WINDOW + 2)
 
     def halt(self) -> None:
@@ -118,9 +118,12 @@ class Late(School):
 
 
 @contextmanager
-def late(count: int = 3, *, made: dict[str, Any] | None = None, backend: str = "memory", **settings: Any) -> Iterator[Late]:
+def late(
+    count: int = 3, *, make: Any = Latecomer, made: dict[str, Any] | None = None, backend: str = "memory", **settings: Any
+) -> Iterator[Late]:
+    """``make``: who comes late, with what is ``made``."""
     with company(count, backend, **{"straggler_deadline": DEADLINE, **settings}) as crew:
-        found = Late(crew, **(made or {}))
+        found = Late(crew, make, **(made or {}))
         try:
             yield found
         finally:

@@ -248,8 +248,8 @@ def test_planted_bugs_are_found(monkeypatch: pytest.MonkeyPatch, plant: Callable
     """One worker has nothing to contribute now and then: the CPU writes where the device may still read."""
     device = LateDevice(2, lambda _: True)
     generator = torch.Generator().manual_seed(5)
-    inputs = [[torch.randn(700, generator=generator) for _ in range(40)] for _ in range(2)]
-    weights = [[1.0, 0.0, 3.0, 0.0, 0.5][i % 5] for i in range(40)]
+    inputs = [[torch.randn(700, generator=generator) for _ in range(120)] for _ in range(2)]
+    weights = [[1.0, 0.0, 3.0, 0.0, 0.5][i % 5] for i in range(120)]
     plant(monkeypatch)
     results: list[list[torch.Tensor]] = [[], []]
 

@@ -7,11 +7,10 @@ a wrong value.
 
 from __future__ import annotations
 
-import functools
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
@@ -76,6 +75,12 @@ class LateDevice(Device):
         finally:
             self._here.stream = before
 
+    def update(self, operation: Callable[[], object], *tensors: torch.Tensor) -> None:
+        """As ``enqueue``, for an operation of a program's that changes these tensors, which it reads as well."""
+        with self._guard:
+            _count(tensors, 1)
+            self.enqueue(lambda: _uncounted(operation, tensors))
+
     def synchronize(self) -> None:
         """Let everything happen, on all streams."""
         with self._guard:
@@ -92,10 +97,11 @@ class LateDevice(Device):
     def launch(self, operation: Callable[[], object], writes: Sequence[torch.Tensor]) -> None:
         with self._guard:
             stream = self._stream()
-            stream.entries.append(lambda: [_poison(target) for target in writes])
+            _count(writes, 1)
+            stream.entries.append(lambda: _uncounted(lambda: [_poison(target) for target in writes], writes))
             if self._chance.random() < 0.3:
                 self._run(stream, len(stream.entries))
-            stream.entries.append(operation)
+            stream.entries.append(lambda: _uncounted(operation, writes))
             if self._chance.random() < 0.1:
                 other = self._chance.choice(self._streams)
                 self._run(other, self._chance.randint(other.done, len(other.entries)))
@@ -110,6 +116,9 @@ class LateDevice(Device):
             stream = self._stream()
             if stream is not event.stream:
                 stream.entries.append(event)
+
+    def beside(self) -> AbstractContextManager[None]:
+        return self.stream()
 
     def pin(self, row: torch.Tensor) -> None:
         pass
@@ -141,25 +150,26 @@ class LateDevice(Device):
             if isinstance(entry, LateEvent):
                 self._run(entry.stream, entry.position)
             else:
-                # Torch counts a tensor's versions when an operation is enqueued, not when it happens.
-                with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(tuple(_tensors(entry))):
+                with torch.no_grad():
                     entry()
             stream.entries[stream.done] = _nothing
             stream.done += 1
 
 
-def _tensors(found: object) -> Iterator[torch.Tensor]:
-    """All that an operation refers to, but for those of inference, which have no versions."""
-    if isinstance(found, torch.Tensor):
-        if not found.is_inference():
-            yield found
-    elif isinstance(found, functools.partial):
-        yield from _tensors([found.func, *found.args])
-    elif isinstance(found, (list, tuple)):
-        for each in found:
-            yield from _tensors(each)
-    elif closure := getattr(found, "__closure__", None):
-        yield from _tensors([cell.cell_contents for cell in closure])
+def _count(tensors: Sequence[torch.Tensor], more: int) -> None:
+    """So many changes more: torch counts a change when it is enqueued."""
+    counted = [tensor for tensor in tensors if not tensor.is_inference()]
+    versions = [tensor._version + more for tensor in counted]
+    torch._C._autograd._unsafe_set_version_counter(tuple(counted), tuple(versions))
+
+
+def _uncounted(operation: Callable[[], object], writes: Sequence[torch.Tensor]) -> None:
+    """Do it; these changes were counted when it was enqueued."""
+    before = [0 if tensor.is_inference() else tensor._version for tensor in writes]
+    operation()
+    for tensor, version in zip(writes, before, strict=True):
+        if not tensor.is_inference():
+            _count([tensor], version - tensor._version)
 
 
 def _nothing() -> None:

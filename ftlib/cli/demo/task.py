@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from ...common.host_copies import on_host
 from .digits import Digits
 
 BATCH = 64
@@ -66,7 +67,7 @@ def correct(model: nn.Module, digits: Digits) -> int:
 def fingerprint(model: nn.Module) -> str:
     """Return 16 hex digits that are equal for two models if every bit of every parameter is equal."""
     digest = hashlib.blake2b(digest_size=8)
-    for parameter in model.parameters():
-        bits: Any = parameter.detach().numpy()
+    for parameter in on_host(model.parameters()):
+        bits: Any = parameter.detach().contiguous().numpy()
         digest.update(bits)
     return digest.hexdigest()

@@ -16,7 +16,7 @@ import torch
 from ...data.sampling import packed_shares, unpacked_shares
 from ...errors import GroupError, StepMismatch
 from ...frameworks.base import Group, Work
-from ..tensors.staging import Slot, Staging, finite
+from ..tensors.staging import Slot, Staging, finite, land
 from .call import Call, Results
 
 _HEADER = struct.Struct("<4sIQdI8s16s16s")
@@ -28,6 +28,7 @@ _SHARES_LIMIT = 1 << 20
 def donate(group: Group, rank: int, results: Results) -> list[Work]:
     """Start sending ``results`` to ``rank``."""
     shares = bytearray(packed_shares(results.shares))
+    land(results.slots)
     digest, signature = _digest(shares, results.slots), results.layout.signature
     view_id = bytes.fromhex(results.view_id)
     header = _HEADER.pack(_MAGIC, len(results.slots), results.number, results.weight, len(shares), view_id, signature, digest)
@@ -59,7 +60,7 @@ class Adoption:
             )
         row = torch.zeros(told, dtype=torch.uint8, device="cpu")
         wait(self._group.recv(row, self._donor, _tag(call.number, 1)), None)
-        filled = [slot for slot in self._slots if slot.data.numel()]
+        filled = [slot for slot in self._slots if slot.bucket.count]
         for index, slot in enumerate(filled, start=2):
             slot.claim()
             wait(self._group.recv(slot.data, self._donor, _tag(call.number, index)), slot)

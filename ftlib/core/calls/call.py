@@ -11,6 +11,7 @@ from enum import Enum
 
 import torch
 
+from ...common.device_waits import Fence
 from ...data.sampling import Share
 from ...errors import ConfigError
 from ..tensors.device_copies import bring, each_finite, fetch, flatten, fold
@@ -132,6 +133,8 @@ class Call:
         """True if the others may know that this member is in the call."""
         self.late = False
         """True if the call was finished without this late worker: its input for the call counts nowhere."""
+        self.fence: Fence | None = None
+        """What the thread had enqueued on devices on entry; None where the state is on none. Guarded by the plane's lock."""
         self._flat: dict[int, torch.Tensor] = {}
         self._versions = [_version(source) for source in sources]
 
@@ -160,6 +163,10 @@ class Call:
     def enter(self, number: int, now: float) -> None:
         """The call begins, as call ``number`` of the job."""
         self.number, self.began = number, now
+
+    def fenced(self, places: Sequence[str]) -> None:
+        """The registered state, in as far as it is at ``places``, is as on entry to this call after what is enqueued by now."""
+        self.fence = Fence(places)
 
     def restart(self, now: float) -> None:
         """Restart the call's deadline: time waited until ``now`` does not count."""

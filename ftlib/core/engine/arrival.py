@@ -77,6 +77,8 @@ class Arrival:
         """When the wait for a call like the program's own began."""
         self._foreign = 0
         """Calls in a row since then of members that have made none like the program's own."""
+        self._theirs = ""
+        """The call of theirs in which this member took part last, for people."""
         self._others: tuple[Session, Entered] | None = None
         """The others' answer, and the session in which it is valid. Good for one decision."""
 
@@ -148,8 +150,9 @@ class Arrival:
             how_long = f"within {timeout:g} s" if late else f"so far, {self._foreign} of them since it came"
             error = StepMismatch(
                 f"members entered calls with different tensors or operations: {own.layout.text} is this worker's first call, "
-                f"and the others have made none like it {how_long}: run the same program everywhere (a worker that joins later "
-                "comes in with a call of the loop: let its first one be such a call, and no barrier before the loop, say)"
+                f"and the others have made none like it {how_long}{self._theirs}: run the same program everywhere (a worker "
+                "that joins later comes in with a call of the loop: let its first one be such a call, and no barrier before "
+                "the loop, say)"
             )
             self._failures.stop(error)
             raise error
@@ -158,6 +161,7 @@ class Arrival:
             engine.follow(followed, lambda session, _number: plane.acting_in(session))
         except NoFollowing as reason:
             logger.debug("%s: %s", followed, reason, extra=plane.about("no_following", why=str(reason)))
+        self._theirs = f" (their last: {followed.layout.text})"
         engine.turn_back(own)
         return None
 

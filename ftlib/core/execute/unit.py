@@ -123,7 +123,7 @@ class Unit(Call):
 
     def keep(self, kept: Kept) -> None:
         """Note the registered state on entry. Under the plane's lock."""
-        self.kept = kept
+        self.kept, self.fence = kept, kept.fence
 
     def used(self, batches: int) -> None:
         """A call that the function made uses up ``batches`` batches."""

@@ -71,7 +71,7 @@ class Plane:
         self.running: Session | None = None
         """The session in which the training thread has operations under way."""
         self.results: Results | None = None
-        self.founder = False
+        self.founder, self.wished = False, False
         self.blank = True
         self.newcomer = False
         """True from the admission or healing of this member until its program finishes a call that the others make, too.
@@ -80,7 +80,7 @@ class Plane:
         self.authority = ""
         """The valid origin in the active session: the plan's, until founders load a checkpoint in the session."""
         self.has_state: bool = former is not None and former.has_state
-        self.wished = False
+        self.state_places: tuple[str, ...] = () if former is None else former.state_places  # the devices of that state
         self.training_thread = threading.get_ident()
         """The thread that last entered a call, a deputy's excepted."""
         self.counters: Counters = Counters() if former is None else former.counters
@@ -141,6 +141,8 @@ class Plane:
                 self.data.entered(call)
             if not call.stand_in:
                 self.training_thread = threading.get_ident()
+                if self.state_places:
+                    call.fenced(self.state_places)
             self.changed.notify_all()
 
     def ready(self, min_size: int) -> Session | None:
@@ -399,10 +401,10 @@ class Plane:
 
     # --- what is registered, and asked for -----------------------------------------------------------------------------
 
-    def registers(self) -> None:
-        """The program registered state."""
+    def registers(self, places: tuple[str, ...] = ()) -> None:
+        """The program registered state, some of it on the devices at ``places``."""
         with self.changed:
-            self.has_state = True
+            self.has_state, self.state_places = True, places
 
     def wish(self, wanted: bool) -> None:
         """``wanted``: True while a joiner waits for admission, so that all members freeze after a call."""

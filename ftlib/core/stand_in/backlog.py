@@ -21,6 +21,7 @@ from ...state.replay import replay
 from ...status import Status
 from ..calls.call import Call, Results
 from ..plane.plane import Plane
+from ..tensors.device_copies import assign, duplicate
 from ..tensors.layout import Layout
 
 
@@ -108,7 +109,7 @@ class Backlog:
                 "is called from ft.step, or unset straggler_deadline"
             )
         void = call.void(entry.results)
-        own = [None if source is None else source.clone() for source in call.sources] if void and last else []
+        own = [None if source is None else duplicate(source) for source in call.sources] if void and last else []
         for former in self._entries[:last]:
             self._apply(former, call)
         if own:
@@ -165,7 +166,7 @@ def _give_back(call: Call, own: Sequence[torch.Tensor | None]) -> None:
     for index, source in enumerate(own):
         target = call.sources[index]
         if source is not None and target is not None:
-            target.copy_(source)
+            assign(target, source)
         elif target is not None:
             call.sources[index] = None
             owner = call.owners[index]

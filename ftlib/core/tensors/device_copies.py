@@ -12,13 +12,13 @@ from collections.abc import Sequence
 
 import torch
 
-from ...common.devices import device_at
+from ...common.devices import device_at, place_of
 from .device_work import DeviceWork
 from .dtypes import EXTREMES, load, store
 from .layout import Bucket
 from .staging import Slot
 
-__all__ = ["bring", "each_finite", "fetch", "flatten", "fold", "look", "under_way"]
+__all__ = ["assign", "bring", "duplicate", "each_finite", "fetch", "flatten", "fold", "look", "under_way"]
 
 
 def under_way(places: Sequence[str]) -> list[DeviceWork]:
@@ -104,6 +104,24 @@ def look(place: str, slots: Sequence[Slot]) -> None:
         device.enqueue(lambda: norms.extend(torch._foreach_norm(rows, math.inf)))  # noqa: SLF001 - as optimizers do
     for number, slot in enumerate(asked):
         device.enqueue(functools.partial(_tell, norms, number, slot.norm), slot.norm)
+
+
+def duplicate(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous copy of ``tensor``; on a device it is enqueued."""
+    if not (place := place_of(tensor)):
+        return tensor.clone(memory_format=torch.contiguous_format)
+    device = device_at(place)
+    copy = device.empty(tensor.numel(), tensor.dtype).view(tensor.shape)
+    device.enqueue(lambda: copy.copy_(tensor), copy)
+    return copy
+
+
+def assign(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Write ``source``, of the same place and shape, to ``target``; on a device that is enqueued."""
+    if place := place_of(target):
+        device_at(place).enqueue(lambda: target.copy_(source), target)
+    else:
+        target.copy_(source)
 
 
 def each_finite(place: str, tensors: Sequence[torch.Tensor]) -> list[bool]:

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import time
-
+from ...common.device_waits import end, wait_for
 from ...common.devices import Event
-from ...errors import Excluded
 from ...frameworks.base import Work
 
-__all__ = ["PATIENCE", "DeviceWork"]
-
-PATIENCE = 60.0
-"""Seconds after which a device that has not finished its copies is given up, where nobody else watches the time."""
-_SHORTEST, _LONGEST = 20e-6, 1e-3
-"""Seconds between two looks at an event."""
+__all__ = ["DeviceWork"]
 
 
 class DeviceWork(Work):
@@ -24,13 +17,7 @@ class DeviceWork(Work):
 
     def wait(self, timeout: float) -> bool:
         """Raises the device's error, if it has one."""
-        began = time.monotonic()
-        while not self._event.query():
-            waited = time.monotonic() - began
-            if waited >= timeout:
-                return False
-            time.sleep(min(max(waited / 50, _SHORTEST), _LONGEST, timeout - waited))
-        return True
+        return wait_for(self._event, timeout)
 
     def done(self) -> bool:
         """True once the device has done all of it, or has failed."""
@@ -41,5 +28,4 @@ class DeviceWork(Work):
 
     def end(self) -> None:
         """Wait for it; Excluded if the device hangs."""
-        if not self.wait(PATIENCE):
-            raise Excluded(f"the device has not finished its copies within {PATIENCE:g} s: it hangs; start this worker anew")
+        end(self._event)

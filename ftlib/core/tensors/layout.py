@@ -93,7 +93,9 @@ def lay_out(kind: str, specs: Sequence[TensorSpec], op: str, bucket_bytes: int, 
         for (dtype, shape), place in zip(specs, where, strict=True)
     ]
     digest = hashlib.blake2b(f"{kind}|{op}|{bucket_bytes}|{'|'.join(names)}".encode(), digest_size=16).digest()
-    text = f"{kind} of {len(names)} tensors" if len(names) > 3 else f"{kind}({', '.join(names)})"
+    kinds = sorted({place.partition(":")[0] for place in where if place})
+    many = f"{kind} of {len(names)} tensors{' on ' if kinds else ''}{', '.join(kinds)}"
+    text = many if len(names) > 3 else f"{kind}({', '.join(names)})"
     buckets: list[Bucket] = []
     wired = [(place, wire_dtype(dtype, op)) for (dtype, _), place in zip(specs, where, strict=True)]
     for place, dtype in sorted(dict.fromkeys(wired), key=lambda key: bool(key[0])):  # the CPU's first

@@ -8,6 +8,7 @@ alternate, the others have one.
 from __future__ import annotations
 
 import math
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...common.device_waits import drop_held, hold
 from ...common.devices import Event, device_at
+from ...common.host_copies import Bundle
 from ...common.memory import room
 from .device_work import DeviceWork
 from .layout import Bucket, Layout
@@ -53,6 +56,7 @@ class Slot:
         self.bucket = bucket
         self.buffer = allocate(bucket.count + trailer_elements + bool(bucket.place), bucket.dtype)
         if bucket.place:
+            drop_held()
             device_at(bucket.place).pin(self.buffer)
         self.reader: Event | None = None
         """The end of the copies that a device makes from this slot."""
@@ -70,6 +74,12 @@ class Slot:
         self.elements = -1
         self.fit(trailer_elements)
 
+    def __del__(self) -> None:
+        """The memory must outlive the copies that a device makes from it."""
+        reader = getattr(self, "reader", None)
+        if reader is not None:
+            hold(self.buffer, reader)
+
     def fit(self, trailer_elements: int) -> bool:
         """Make ``flat`` end after a trailer of that size, and ``trailer`` that part as a numpy array. False without room."""
         end = self.bucket.count + trailer_elements
@@ -85,7 +95,7 @@ class Slot:
         Excluded if the device hangs.
         """
         if not self._landed:
-            self._land()
+            land((self,))
         return self.host
 
     @property
@@ -107,11 +117,15 @@ class Slot:
         """False if the device has found inf or nan in ``row`` (see ``device_copies.look``)."""
         return not self.bucket.dtype.is_floating_point or math.isfinite(self.norm.item())
 
-    def _land(self) -> None:
-        row, device = self._row, device_at(self.bucket.place)
-        assert row is not None
-        device.enqueue(lambda: self.host.copy_(row, non_blocking=True), self.host)
-        DeviceWork(device.waited()).end()
+    def landing(self, bundle: Bundle) -> None:
+        """Have ``bundle`` copy the data to CPU memory, if it is not there yet. With ``_landing``."""
+        row, host = self._row, self.host
+        if not self._landed:
+            assert row is not None
+            bundle.add(self.bucket.place, lambda: host.copy_(row, non_blocking=True), host)
+
+    def landed(self) -> None:
+        """The data is in CPU memory. With ``_landing``."""
         self._landed = True
 
     def lend(self, end: Event) -> None:
@@ -128,6 +142,21 @@ class Slot:
     def _view(self, offset: int, count: int, shape: tuple[int, ...] | None) -> torch.Tensor:
         view = self.buffer[offset : offset + count]
         return view if shape is None else view.view(shape)
+
+
+_landing = threading.Lock()
+"""Held while results are copied from devices: several threads may need them."""
+
+
+def land(slots: Sequence[Slot]) -> None:
+    """Copy what an accelerator has reduced to CPU memory, with one wait for each device. Excluded if one hangs."""
+    with _landing:
+        bundle = Bundle()
+        for slot in slots:
+            slot.landing(bundle)
+        bundle.run()
+        for slot in slots:
+            slot.landed()
 
 
 class Staging:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import msgpack
 import torch
 
+from ...common.device_waits import Fence
 from ...common.refusals import Refusal
 from ...common.threads import stand_back
 from ...core.calls.call import Call, Results
@@ -262,7 +263,8 @@ class Donor(Observer):
         with self._looking:
             with plane.changed:
                 registered, call, known = self._held(origin), plane.current, self._parts
-            found = known[1] if known is not None and known[0] is call else _split(registered, plane.step)
+                fence = None if call is None else call.fence
+            found = known[1] if known is not None and known[0] is call else _split(registered, plane.step, fence)
             with plane.changed:
                 if plane.finished >= version:  # not OVER: the request came in time
                     raise LookupError(f"the state was not read before the end of call {version}: too much of it is inline")
@@ -339,9 +341,11 @@ class Donor(Observer):
         return data
 
 
-def _split(registered: Registered, step: int) -> tuple[Manifest, FlatState]:
+def _split(registered: Registered, step: int, fence: Fence | None) -> tuple[Manifest, FlatState]:
     try:
-        return split(registered, step)
+        if fence is not None:
+            fence.share_device()  # ``state_dict`` is the program's code
+        return split(registered, step, fence)
     except ConfigError as error:
         raise LookupError(str(error)) from error
 

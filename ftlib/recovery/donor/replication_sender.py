@@ -185,7 +185,7 @@ class ReplicationSender:
         plane, registered = self._plane, self._registered()
         assert registered is not None
         try:
-            manifest, flat = split(registered, plane.step)
+            manifest, flat = split(registered, plane.step, None if plane.current is None else plane.current.fence)
         except ConfigError as error:
             _refuse(requests, str(error))
             return

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Generic, TypeVar
 
-import torch
-
+from ...common.devices import thread_device
 from ...core.calls.session import Session
 from .http_transport import GoOn
 
@@ -40,12 +39,11 @@ class Prefetch(Generic[T, B]):
         self._beginning = threading.Lock()
         """Held during ``begin`` and in ``close``, so that nothing begins after ``close``."""
         self._answer: Future[T] = Future()
-        device = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+        share_device = thread_device()
 
         def run() -> None:
             try:
-                if device is not None:
-                    torch.cuda.set_device(device)
+                share_device()
                 answer = ask(lambda: not self._over and go_on())
                 with self._beginning:
                     if begin is not None and not self._over:

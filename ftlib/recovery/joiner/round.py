@@ -13,10 +13,10 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-import torch
-
 from consensus import Member
 
+from ...common.device_waits import settle
+from ...common.devices import thread_device
 from ...common.threads import stand_back
 from ...core.calls.call import Call, Results
 from ...core.calls.follower import NoFollowing
@@ -104,7 +104,8 @@ class Round:
         self._meter = Meter(offer.nbytes, plane.threads.now)
         self.progress_log = ProgressLog(plane, self.progress)
         self._threads: list[threading.Thread] = []
-        self._device = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+        self._share_device = thread_device()
+        self._places = {*plane.state_places, *own.layout.places}
 
     # --- the training thread -------------------------------------------------------------------------------------------
 
@@ -282,8 +283,7 @@ class Round:
         if self._offer.nbytes >= LARGE:
             stand_back()
         try:
-            if self._device is not None:
-                torch.cuda.set_device(self._device)
+            self._share_device()
             work()
         except Exception as error:  # noqa: BLE001 - the training thread raises it
             self._fail(error)
@@ -311,6 +311,7 @@ class Round:
                 self._own.reattach()
                 self._own.deliver(results)
                 replay(self.registered, without)
+                settle(self._places)  # now other threads may read it, and the program go on with it
             with self._changed:
                 self._pending.done()
                 self._changed.notify_all()

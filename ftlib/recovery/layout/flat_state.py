@@ -6,6 +6,7 @@ at a member whose convolutions are channels-last. Bytes are copied only on deman
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -13,6 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+
+from ...common.device_waits import Fence
+from ...common.devices import place_of
+from ...common.host_copies import Bundle
 
 
 class TensorRange(NamedTuple):
@@ -29,12 +34,16 @@ class FlatState:
     Memory is looked up at each access: a parameter whose ``data`` was replaced is read at its new place.
     """
 
-    def __init__(self, tensors: Sequence[torch.Tensor], paths: Sequence[str]) -> None:
-        """``tensors``: the live tensors, dense. ``paths``: their names in errors."""
+    def __init__(self, tensors: Sequence[torch.Tensor], paths: Sequence[str], fence: Fence | None = None) -> None:
+        """``tensors``: the live tensors, dense. ``paths``: their names in errors.
+
+        ``fence``: of the thread that changes those on devices, after its last change; None if nothing is under way there.
+        """
         if len(tensors) != len(paths):
             raise ValueError(f"{len(tensors)} tensors, but {len(paths)} paths")
         self.tensors = tuple(tensors)
         self.paths = tuple(paths)
+        self._fence = fence
         sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
         self.ends = list(accumulate(sizes))
         """Where each tensor ends."""
@@ -53,29 +62,40 @@ class FlatState:
             start, index = end, index + 1
 
     def copy_out(self, start: int, stop: int, into: torch.Tensor) -> None:
-        """Copy the bytes ``start`` to ``stop`` to ``into``, that many uint8. Other threads may run Python meanwhile.
+        """Copy the bytes ``start`` to ``stop`` to ``into``, that many uint8 in CPU memory. Other threads may run Python
+        meanwhile. Waits once for each device that holds some of them.
 
         One thread copies: torch would use several, which wait for each other while the training needs them.
         """
         _fits(into, stop - start)
-        offset = 0
+        offset, bundle = 0, Bundle(self._fence)
         with torch.no_grad():
             for index, first, end in self.pieces(start, stop):
-                source, target = _bytes(self.tensors[index], first, end), into[offset : offset + end - first]
-                if source.device.type == target.device.type == "cpu":
-                    np.copyto(target.numpy(), source.numpy())
+                tensor, target = self.tensors[index], into[offset : offset + end - first]
+                if place := place_of(tensor):
+                    bundle.add(place, functools.partial(_fetch, target, tensor, first, end), target)
                 else:
-                    target.copy_(source)
+                    np.copyto(target.numpy(), _bytes(tensor, first, end).numpy())
                 offset += end - first
+            bundle.run()
 
     def copy_in(self, start: int, data: torch.Tensor) -> None:
-        """Set the bytes from ``start`` on to ``data`` (uint8)."""
+        """Set the bytes from ``start`` on to ``data`` (uint8 in CPU memory). Waits once for each device that holds some.
+
+        Nothing else may be under way with these tensors.
+        """
         _fits(data, data.numel())
-        offset = 0
+        offset, bundle = 0, Bundle()
         with torch.no_grad():
             for index, first, end in self.pieces(start, start + data.numel()):
-                _set(self.tensors[index], first, data[offset : offset + end - first])
+                tensor, piece = self.tensors[index], data[offset : offset + end - first]
+                if place := place_of(tensor):
+                    writes = (_bytes(tensor, first, end),) if tensor.is_contiguous() else ()
+                    bundle.add(place, functools.partial(_set, tensor, first, piece), *writes)
+                else:
+                    _set(tensor, first, piece)
                 offset += end - first
+            bundle.run()
 
     def views(self, start: int, stop: int) -> list[memoryview] | None:
         """The memory of bytes ``start`` to ``stop``, writable, in order; None if a tensor is on a device, or not contiguous.
@@ -85,7 +105,7 @@ class FlatState:
         views = []
         for index, first, end in self.pieces(start, stop):
             tensor = self.tensors[index]
-            if tensor.device.type != "cpu" or not tensor.is_contiguous():
+            if place_of(tensor) or not tensor.is_contiguous():
                 return None
             views.append(_bytes(tensor, first, end).numpy().data)
         return views
@@ -105,9 +125,13 @@ def _bytes(tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
     return rows.contiguous().view(-1).view(torch.uint8)[skip : skip + stop - start]
 
 
+def _fetch(target: torch.Tensor, tensor: torch.Tensor, start: int, stop: int) -> None:
+    target.copy_(_bytes(tensor, start, stop), non_blocking=True)
+
+
 def _set(tensor: torch.Tensor, start: int, data: torch.Tensor) -> None:
     if tensor.is_contiguous():
-        _bytes(tensor, start, start + data.numel()).copy_(data)
+        _bytes(tensor, start, start + data.numel()).copy_(data, non_blocking=True)
         return
     rows, skip = _rows(tensor.detach(), start, start + data.numel())
     whole = rows.contiguous()

@@ -22,6 +22,8 @@ import xxhash
 from torch import nn
 from torch.optim import Optimizer
 
+from ...common.device_waits import Fence, settle
+from ...common.devices import device_at, place_of
 from ...common.memory import huge
 from ...errors import ConfigError
 from ...state.codec import DTYPES, decode, snapshot
@@ -77,8 +79,11 @@ class _Hole:
         return _path(self.place, *self.keys)
 
 
-def split(registered: Registered, step: int) -> tuple[Manifest, FlatState]:
-    """The manifest of the present state, and the live streamed tensors. ConfigError names a value that cannot travel."""
+def split(registered: Registered, step: int, fence: Fence | None = None) -> tuple[Manifest, FlatState]:
+    """The manifest of the present state, and the live streamed tensors. ConfigError names a value that cannot travel.
+
+    ``fence``: see ``FlatState``.
+    """
     tree = _opened(registered, step)
     holes: list[_Hole] = []
     tensors: list[torch.Tensor] = []
@@ -94,10 +99,10 @@ def split(registered: Registered, step: int) -> tuple[Manifest, FlatState]:
     listed = [[*hole.place, list(hole.keys), _NAMES[hole.dtype], list(hole.shape), hole.index] for hole in holes]
     fingerprint = xxhash.xxh3_128_hexdigest(msgpack.packb(listed))
     first = _first(holes)
-    flat = FlatState(tensors, [hole.path for hole in first])
+    flat = FlatState(tensors, [hole.path for hole in first], fence)
     streamed = tuple(Streamed(hole.path, hole.dtype, hole.shape) for hole in first)
     borders = _borders(flat, owners) if separable(registered) else ()
-    return Manifest(snapshot({"tree": tree, "holes": listed}), streamed, flat.nbytes, fingerprint, borders), flat
+    return Manifest(snapshot({"tree": tree, "holes": listed}, fence), streamed, flat.nbytes, fingerprint, borders), flat
 
 
 def prepare(registered: Registered, packed: bytes) -> FlatState:
@@ -227,6 +232,7 @@ def _take(registered: Registered, packed: bytes, *, create: bool) -> FlatState:
         if hole.place in optimizers:  # torch has kept the tensors themselves, except those that it casts
             optimizer, (_, number, name) = optimizers[hole.place], hole.keys
             optimizer.state[parameters_of(optimizer)[int(number)]][name] = flat.tensors[hole.index]
+    settle(registered.places())  # other threads write these tensors from now on
     return flat
 
 
@@ -310,11 +316,17 @@ def _state_tensor(optimizer: Optimizer, hole: _Hole, *, create: bool) -> torch.T
     if not create:
         raise ConfigError(f"{hole.path} of {_name(hole.dtype)} {hole.shape} does not exist here, but at the job")
     nbytes = torch.Size(hole.shape).numel() * hole.dtype.itemsize
-    if parameter.device.type == "cpu" and parameter.is_contiguous() and nbytes >= _ROOM:
+    alike = tuple(parameter.shape) == hole.shape  # with the parameter's strides, as the optimizer makes it
+    if place := place_of(parameter):
+        like = parameter if alike else parameter.new_empty(hole.shape)
+        blank = torch.empty_like(like, dtype=hole.dtype, requires_grad=False)
+        device_at(place).enqueue(blank.zero_, blank)
+        return blank
+    if parameter.is_contiguous() and nbytes >= _ROOM:
         return huge(nbytes).view(hole.dtype).view(hole.shape)
-    if tuple(parameter.shape) == hole.shape:  # with the parameter's strides, as the optimizer makes it
+    if alike:
         return torch.zeros_like(parameter, dtype=hole.dtype, requires_grad=False)
-    return torch.zeros(hole.shape, dtype=hole.dtype, device=parameter.device)
+    return torch.zeros(hole.shape, dtype=hole.dtype)
 
 
 def _check_ties(flat: FlatState) -> None:

@@ -31,8 +31,7 @@ class Pupil:
 
     def __init__(self, ft: FTLib, seed: int, *, pace: float = 0.002, width: int = WIDTH, **registered: Any) -> None:
         self.ft = ft
-        self.model = model_of(seed, width)
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
+        self.model, self.optimizer = self.build(seed, width)
         self.pace = pace
         self.statuses: list[Status] = []
         self.error: Exception | None = None
@@ -43,12 +42,21 @@ class Pupil:
         self._random = torch.Generator().manual_seed(seed)
         self.register(**registered)
 
+    def build(self, seed: int, width: int) -> tuple[Any, torch.optim.Optimizer]:
+        """What it trains, and with what."""
+        model = model_of(seed, width)
+        return model, torch.optim.Adam(model.parameters(), lr=1e-3)
+
     def register(self, **registered: Any) -> None:
         self.ft.register_state(model=self.model, optimizer=self.optimizer, **registered)
 
     def compute(self) -> None:
+        """What it does before it calls."""
+        self.gradients()
+
+    def gradients(self) -> None:
         self.optimizer.zero_grad()
-        data = torch.randn(8, self.model[0].in_features, generator=self._random)  # type: ignore[index,union-attr]
+        data = torch.randn(8, self.model[0].in_features, generator=self._random)
         self.model(data).square().mean().backward()
 
     def step(self) -> Status:
@@ -57,12 +65,16 @@ class Pupil:
         self.statuses.append(status)
         if status:
             self.apply()
-            self.hashes[self.ft.step] = self.digest()
+            self.note()
         time.sleep(self.pace)  # what a forward pass of a larger model takes
         return status
 
     def apply(self) -> None:
         self.optimizer.step()
+
+    def note(self) -> None:
+        """What it has after this step."""
+        self.hashes[self.ft.step] = self.digest()
 
     def crash(self) -> None:
         """As a process that is killed: no goodbye, and nothing answers any more."""
