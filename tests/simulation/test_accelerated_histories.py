@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
-from tests.simulation.data_plane import HEALTHY, Accelerators, accelerated, play, random_history
+from ftlib.core.calls import device_attempt
+from ftlib.frameworks.accelerators.rehearsal.faults import Faults
+from tests.simulation.data_plane import HEALTHY, Accelerators, Pace, accelerated, play, random_history
 
 from .training import Job, interrupted
 
@@ -77,6 +80,21 @@ def test_it_comes_back_by_itself(seed: int) -> None:
             finished, carried = promises.counts["finished"] - before[0], promises.counts["accelerated"] - before[1]
             assert finished == carried > 10, (turn, finished, carried)
         assert promises.counts["freed"] > 10
+
+
+@pytest.mark.parametrize("speed", [1e3, 1e9])
+@pytest.mark.parametrize("seed", range(2))
+def test_one_that_fails_again_and_again_ends_no_training(seed: int, speed: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It starts well each time, and fails in its first operation; where calls are large, a view's first one waits for it."""
+    monkeypatch.setattr(device_attempt, "GLOO_SPEED", speed)
+    failing = replace(HEALTHY, faults=Faults(error_at=1))
+    accelerators = Accelerators(seed, lambda _rng, index: failing if index == 1 else HEALTHY)
+    with Job(seed, 3, accelerators=accelerators, on_device=3, compute=0.05, long_steps=0.0, pace=Pace(unbuilt=0.0)) as job:
+        counts = job.trainers.promises.counts
+        job.world.run(10.0)
+        assert counts["views"] <= 3 * 6, "at first one by one, then after 1, 2, 4 s"
+        assert counts["finished"] > 60
+        assert counts["accelerated"] == 0
 
 
 def test_the_same_seed_is_the_same_history() -> None:

@@ -18,6 +18,7 @@ from ftlib.frameworks.base import Framework, Group, GroupSpec
 from ftlib.frameworks.gloo import GlooFramework
 from ftlib.frameworks.gloo_group import GlooGroup
 
+from .backoff import Backoff
 from .base import Accelerator, Communicator
 from .figures import Figures
 from .group import HybridGroup
@@ -40,6 +41,9 @@ class HybridFramework(Framework):
         self._deadlines = Deadlines() if deadlines is None else deadlines
         self._gloo = GlooFramework(self._facts)
         self._figures = Figures()
+        self._backoff = Backoff()
+        self._newest: ManagedCommunicator | None = None
+        """Both are used by whoever builds groups alone."""
         self._absent = "it was not started"
         """Why this process has no accelerator; empty if it has one."""
         self._process = os.getpid()
@@ -151,10 +155,25 @@ class HybridFramework(Framework):
     def _communicator(self, spec: GroupSpec, facts: Sequence[Mapping[str, str]]) -> ManagedCommunicator:
         begin = functools.partial(self._begin, spec, facts)
         unavailable = functools.partial(self._warn, spec)
-        communicator = ManagedCommunicator(spec, begin, self._figures, self._deadlines, self._wedged, unavailable)
+        rest = self._rest_before(spec)
+        communicator = ManagedCommunicator(spec, begin, self._figures, self._deadlines, self._wedged, unavailable, rest)
+        self._newest = communicator
         with self._lock:
             self._communicators.append(communicator)
         return communicator
+
+    def _rest_before(self, spec: GroupSpec) -> float:
+        """Seconds in which the next communicator is not used, as those before it have failed."""
+        last = self._newest
+        # Where a member has died, that is why: then there are fewer. The accelerator is as good as before.
+        if last is None or last.failed_after is None or spec.size < last.size:
+            return self._backoff.left
+        self._backoff.failed(last.failed_after)
+        rest = self._backoff.left
+        if rest:
+            text = "the %s accelerator of rank %d of %d (epoch %d) has failed again: everything goes by Gloo for %.0f s"
+            _log.warning(text, self.name, spec.rank, spec.size, spec.epoch, rest)
+        return rest
 
     def _begin(self, spec: GroupSpec, facts: Sequence[Mapping[str, str]], decided: Callable[[], None]) -> Communicator:
         for rank, told in enumerate(facts):

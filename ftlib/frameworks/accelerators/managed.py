@@ -64,12 +64,17 @@ class ManagedCommunicator:
         deadlines: Deadlines,
         fatal: Callable[[str], None],
         unavailable: Callable[[str], None],
+        rest: float = 0.0,
     ) -> None:
         """``begin``: ``Accelerator.begin``, still without its ``decided``.
 
         ``fatal``: called with the reason if operations never end. ``unavailable``: the same if it will never be ready.
+        ``rest``: seconds from now on in which it is not used, even if it is ready.
         """
-        self.epoch = spec.epoch
+        self.epoch, self.size = spec.epoch, spec.size
+        self.failed_after: float | None = None
+        """Seconds from its start to the stop, if its operations had failed by then."""
+        self._rest = rest
         self._spec, self._figures, self._deadlines = spec, figures, deadlines
         self._fatal, self._unavailable = fatal, unavailable
         self._lock = threading.Lock()
@@ -98,6 +103,10 @@ class ManagedCommunicator:
     @property
     def usable(self) -> bool:
         """True while it is ready, has not been stopped, and nothing is known against it."""
+        if self._rest:
+            if time.monotonic() < self._began + self._rest:
+                return False
+            self._rest = 0.0
         return self._state is _State.STARTED and self._communicator.ready and not self.trouble
 
     @property
@@ -122,7 +131,7 @@ class ManagedCommunicator:
 
     def may_start_within(self, seconds: float) -> bool:
         """True if it is starting, and will be ready so soon if this start takes as long as the last one."""
-        if self._state is not _State.STARTED or self._decided.is_set():
+        if self._state is not _State.STARTED or self._rest or self._decided.is_set():
             return False
         return self._began + self._figures.last_start < time.monotonic() + seconds
 
@@ -152,6 +161,8 @@ class ManagedCommunicator:
             first = self._state is _State.STARTED
             if first:
                 self._state, self._stopped_at = _State.STOPPED, time.monotonic()
+                if self._communicator.ready and self._communicator.trouble:
+                    self.failed_after = self._stopped_at - self._began
         if first:
             self._figures.count("stops")
             self._decided.set()

@@ -15,7 +15,7 @@ from typing import Any, Self
 from unittest import mock
 
 from ftlib.frameworks import background
-from ftlib.frameworks.accelerators import figures, framework, group, managed, work
+from ftlib.frameworks.accelerators import backoff, figures, framework, group, managed, work
 from ftlib.frameworks.accelerators.rehearsal import communicator, stream
 
 from .threads import SimulatedThreads, here
@@ -25,6 +25,7 @@ __all__ = ["simulated_system"]
 LEAST = 2e-4
 """Seconds that a sleep takes at least: who looks again and again needs no more virtual time to be looked at."""
 _MODULES: dict[ModuleType, tuple[str, ...]] = {
+    backoff: ("time",),
     figures: ("threading",),
     framework: ("threading",),
     group: ("threading",),
