@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from .memory import room
+from .memory import Pages
 
 __all__ = ["HOST", "Cuda", "Device", "Event", "Rehearsed", "device_at", "place_of", "placed_by", "thread_device"]
 
@@ -142,9 +142,13 @@ class Cuda(Device):
 class Rehearsed(Device):
     """The CPU, taken for a device: what is enqueued happens at once."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._pages = Pages()
+
     def empty(self, count: int, dtype: torch.dtype) -> torch.Tensor:
-        """CPU memory."""
-        return room(count, dtype)
+        """CPU memory, kept for the next row like this when it is freed: so does torch with a GPU's."""
+        return self._pages.row(count, dtype)
 
     def launch(self, operation: Callable[[], object], writes: Sequence[torch.Tensor]) -> None:  # noqa: ARG002
         """Do it."""

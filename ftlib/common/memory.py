@@ -6,6 +6,8 @@ The first touch of many small pages costs several times as much as a copy into t
 from __future__ import annotations
 
 import mmap
+import weakref
+from collections import deque
 from contextlib import suppress
 
 import numpy as np
@@ -35,6 +37,41 @@ def huge(nbytes: int) -> torch.Tensor:
     whole = torch.frombuffer(room, dtype=torch.uint8)  # holds the mapping
     skip = -whole.data_ptr() % _HUGE  # only whole, aligned pages become huge; untouched memory costs nothing
     return whole[skip : skip + nbytes]
+
+
+class Pages:
+    """Memory in huge pages that is used again when it is freed: fresh pages cost more than a copy into them. Any thread."""
+
+    _KEPT = 256 << 20
+    """Bytes at most that are kept for later use."""
+
+    def __init__(self) -> None:
+        self._free: deque[memoryview] = deque()
+
+    def row(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """See ``room``."""
+        nbytes = count * dtype.itemsize
+        if nbytes < _HUGE:
+            return torch.empty(count, dtype=dtype, device="cpu")
+        memory = self._found(nbytes)
+        lent = memoryview(memory)
+        weakref.finalize(lent, self._give_back, memory)
+        return torch.frombuffer(lent, dtype=torch.uint8).view(dtype)
+
+    def _found(self, nbytes: int) -> memoryview:
+        for _ in range(len(self._free)):
+            try:
+                memory = self._free.popleft()
+            except IndexError:  # another thread was quicker
+                break
+            if memory.nbytes == nbytes:
+                return memory
+            self._free.append(memory)
+        return memoryview(huge(nbytes).numpy().data)
+
+    def _give_back(self, memory: memoryview) -> None:
+        if sum(each.nbytes for each in list(self._free)) + memory.nbytes <= self._KEPT:
+            self._free.append(memory)
 
 
 def touch(memory: torch.Tensor) -> None:

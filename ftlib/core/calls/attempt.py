@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 import torch
 
+from ...common.devices import device_at
 from ...errors import GroupError
 from ...frameworks.base import Group, Operation, OperationKind, Work
-from ..tensors.device_copies import under_way
+from ..tensors.device_copies import copies_of
 from ..tensors.layout import Bucket
 from ..tensors.staging import Slot, Staging, finite
 from ..tensors.trailer import Flag, RankRecord, Region, Trailer
@@ -77,8 +78,8 @@ class Attempt:
         self._window: deque[tuple[Work, Slot | None]] = deque()
         self._trailer: Trailer | None = None
         self._finite = True
-        self._fetching: tuple[Slot, ...] = ()
-        """Slots to which devices are copying."""
+        self._staged: deque[tuple[Slot, Work]] = deque()
+        """Slots to which devices may still be copying, and what these do."""
         self._bulk: Bulk | None = None
         """What accelerators carry."""
 
@@ -114,15 +115,40 @@ class Attempt:
         self._call.fill(slot)
         return slot
 
-    def _fetch(self, other: Container[int] = ()) -> dict[int, Slot]:
-        """Stage all buckets but ``other`` whose tensors are on devices, and wait for these, once. By the buckets' numbers."""
-        buckets = self._call.layout.buckets
-        fetched = {n: self._filled(n) for n, bucket in enumerate(buckets) if bucket.place and n not in other}
-        self._fetching = tuple(fetched.values())
-        for work in under_way(tuple(dict.fromkeys(slot.bucket.place for slot in self._fetching))):
-            self.wait(work, None)
-        self._fetching = ()
-        return fetched
+    def _carry(self, group: Group, numbers: Iterable[int], in_flight: int) -> dict[int, Slot]:
+        """Stage these buckets, and begin the operation of each, in order, as soon as it is staged; by the buckets' numbers.
+
+        The host waits for each device once, when all has been enqueued.
+        """
+        slots = {}
+        for number in numbers:
+            slot = slots[number] = self._filled(number)
+            self._staged.append((slot, copies_of(slot)))
+            while self._staged and self._staged[0][1].wait(0.0) and self._may_begin(in_flight):
+                self._begin_staged(group)
+        for place in dict.fromkeys(slot.bucket.place for slot in slots.values() if slot.bucket.place):
+            device_at(place).awaited()
+        while self._staged:
+            slot, copies = self._staged[0]
+            self._window.appendleft((copies, slot))
+            self._end_oldest()
+            if len(self._window) == in_flight:
+                self._reap()
+            self._begin_staged(group)
+        return slots
+
+    def _may_begin(self, in_flight: int) -> bool:
+        """Whether one more operation may be under way now."""
+        if len(self._window) == in_flight:
+            if not self._window[0][0].done():
+                return False
+            self._reap()
+        return True
+
+    def _begin_staged(self, group: Group) -> None:
+        """Begin the operation on the slot that has been staged for longest."""
+        slot, _ = self._staged.popleft()
+        self._window.append((group.submit(Operation(OperationKind.ALLREDUCE, slot.flat, slot.bucket.op)), slot))
 
     def _launch(self, group: Group, *, accelerated: bool) -> dict[int, Slot]:
         """Have the accelerators carry what they take, if all members' work; returns these slots, by the buckets' numbers."""
@@ -147,14 +173,14 @@ class Attempt:
     def settle(self, timeout: float) -> None:
         """After an abort: make sure that nothing writes into staging any more; abandon slots that may still be written to."""
         deadline = self._waits.now() + timeout
+        self._window.extend((copies, slot) for slot, copies in self._staged)
         while self._window:
             work, slot = self._window.popleft()
             if not work.done():
                 with contextlib.suppress(GroupError):
                     work.wait(max(0.0, deadline - self._waits.now()))
-            if not work.done():
-                for each in self._fetching if slot is None else (slot,):
-                    self._staging.abandon(each)
+            if slot is not None and not work.done():
+                self._staging.abandon(slot)
         if self._bulk is not None:
             self._bulk.give_up(self._staging)
 

@@ -36,13 +36,7 @@ class DeviceAttempt(Attempt):
         trailer = self._trailer
         assert trailer is not None
         bulk = self._launch(group, accelerated=trailer.accelerated)
-        slots |= self._fetch(bulk)
-        for number in range(1, len(layout.buckets)):
-            if number not in bulk:
-                if len(window) == in_flight:
-                    self._reap()
-                slots[number] = slots.get(number) or self._filled(number)
-                self._submit(slots[number])
+        slots |= self._carry(group, [number for number in range(1, len(layout.buckets)) if number not in bulk], in_flight)
         while window:
             self._reap()
         accelerated = self._end_bulk()

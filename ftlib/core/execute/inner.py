@@ -19,7 +19,7 @@ from ...status import Status
 from ..calls.attempt import BARE, Attempt
 from ..calls.call import Call, Results
 from ..tensors.layout import Layout
-from ..tensors.staging import Allocate, Slot, Staging
+from ..tensors.staging import Allocate, Staging
 from ..tensors.trailer import RankRecord
 
 
@@ -37,16 +37,13 @@ class Inner(Attempt):
         record = RankRecord(call.weight, 0, 0, layout.check)
         if expected is None or expected.signature != layout.signature:
             self._prelude(BARE if expected is None else expected.head, record)
-        self._slots: list[Slot] = []
         carried = self._launch(group, accelerated=accelerated and bool(layout.places))
-        fetched = self._fetch(carried) if layout.places else {}  # no earlier result is in these slots
-        for number, bucket in enumerate(layout.buckets):
-            slot = carried.get(number) or fetched.get(number) or self._filled(number)
-            if number == 0:
-                codec.write(slot.trailer, record, bucket.op)
-            if number not in carried:
-                self._window.append((group.submit(Operation(OperationKind.ALLREDUCE, slot.flat, bucket.op)), slot))
-            self._slots.append(slot)
+        head = self._filled(0)  # no earlier result is in these slots
+        codec.write(head.trailer, record, head.bucket.op)
+        self._window.append((group.submit(Operation(OperationKind.ALLREDUCE, head.flat, head.bucket.op)), head))
+        rest = [number for number in range(1, len(layout.buckets)) if number not in carried]
+        slots = {0: head} | carried | self._carry(group, rest, in_flight=len(layout.buckets) + 1)
+        self._slots = [slots[number] for number in range(len(layout.buckets))]
 
     def end(self) -> Results:
         """Wait for all operations. GroupError if one failed."""

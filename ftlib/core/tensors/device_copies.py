@@ -13,12 +13,18 @@ from collections.abc import Sequence
 import torch
 
 from ...common.devices import device_at, place_of
-from .device_work import DeviceWork
+from ...frameworks.base import Work
+from .device_work import DeviceWork, NothingToDo
 from .dtypes import EXTREMES, load, store
 from .layout import Bucket
 from .staging import Slot
 
-__all__ = ["assign", "bring", "duplicate", "each_finite", "fetch", "flatten", "fold", "look", "under_way"]
+__all__ = ["assign", "bring", "copies_of", "duplicate", "each_finite", "fetch", "flatten", "fold", "look", "under_way"]
+
+
+def copies_of(slot: Slot) -> Work:
+    """The copies to ``slot`` that this thread has enqueued; not counted as a wait."""
+    return DeviceWork(device_at(slot.bucket.place).record()) if slot.bucket.place else NothingToDo()
 
 
 def under_way(places: Sequence[str]) -> list[DeviceWork]:
@@ -59,23 +65,28 @@ def bring(slot: Slot, targets: Sequence[torch.Tensor], divisor: float) -> None:
     """Enqueue: write the slot's sums, divided by ``divisor``, to the ``targets`` (one for each piece, of its shape)."""
     bucket = slot.bucket
     device = device_at(bucket.place)
-    there, row = slot.row, device.empty(bucket.count, bucket.dtype)
-    if there is None:
-        host = slot.data
-        device.enqueue(lambda: row.copy_(host, non_blocking=True), row)
+    sums = slot.row
+    if sums is None:
+        host, arrived = slot.data, device.empty(bucket.count, bucket.dtype)
+        device.enqueue(lambda: arrived.copy_(host, non_blocking=True), arrived)
         slot.lend(device.record())
-    else:  # the sums stay as they are: other members may need them
-        device.enqueue(lambda: row.copy_(there), row)
-    views = _views(bucket, row)
+        sums = arrived
+    views = _views(bucket, sums)
     if bucket.op in EXTREMES:
         for view, target in zip(views, targets, strict=True):
             device.enqueue(functools.partial(load, target, view), target)
         return
     if divisor != 1.0:
         # By a tensor: dividing by a number, a GPU multiplies by the inverse, whose last bit may differ from the CPU's.
-        by = device.empty(1, bucket.dtype)
+        by = device.empty(1, bucket.dtype).view(())
         device.enqueue(lambda: by.fill_(divisor), by)
-        device.enqueue(lambda: row.div_(by))
+        if len(views) == 1:
+            device.enqueue(lambda: torch.div(views[0], by, out=targets[0]), *targets)
+            return
+        # Sums that stay on the device are left as they are: other members may need them.
+        means = sums if slot.row is None else device.empty(bucket.count, bucket.dtype)
+        device.enqueue(lambda: torch.div(sums, by, out=means), *(() if means is sums else (means,)))
+        views = _views(bucket, means)
     device.enqueue(lambda: torch._foreach_copy_(list(targets), views), *targets)
 
 

@@ -6,7 +6,7 @@ from ...common.device_waits import end, wait_for
 from ...common.devices import Event
 from ...frameworks.base import Work
 
-__all__ = ["DeviceWork"]
+__all__ = ["DeviceWork", "NothingToDo"]
 
 
 class DeviceWork(Work):
@@ -29,3 +29,15 @@ class DeviceWork(Work):
     def end(self) -> None:
         """Wait for it; Excluded if the device hangs."""
         end(self._event)
+
+
+class NothingToDo(Work):
+    """Of what is on no device."""
+
+    def wait(self, timeout: float) -> bool:  # noqa: ARG002
+        """See ``Work``."""
+        return True
+
+    def done(self) -> bool:
+        """See ``Work``."""
+        return True
