@@ -135,7 +135,7 @@ class Attempt:
                 with contextlib.suppress(GroupError):
                     work.wait(max(0.0, deadline - self._waits.now()))
             if not work.done():
-                for each in self._fetching if slot is None else (slot,):
+                for each in (*self._fetching, None) if slot is None else (slot,):
                     self._staging.abandon(each)
 
     def _prelude(self, head: Bucket, record: RankRecord) -> None:
@@ -145,7 +145,7 @@ class Attempt:
         """Begin a prelude as large as ``head``. Returns the region that holds all rank records once the prelude has ended."""
         session = self._session
         assert session.group is not None
-        buffer = torch.zeros(head.count + session.codec.elements, dtype=head.dtype, device="cpu")
+        buffer = self._staging.prelude(head.count + session.codec.elements, head.dtype)
         said = buffer[head.count :].numpy()
         session.codec.write(said, record, head.op)
         self._window.append((session.group.submit(Operation(OperationKind.ALLREDUCE, buffer, head.op)), None))
