@@ -24,6 +24,7 @@ from consensus import Consensus, ConsensusError, KeyRing, LeftError, View, forma
 from ..checkpoints.resume import PATH as RESUMPTION
 from ..checkpoints.resume import Resumption
 from ..common.device_waits import drop_held
+from ..common.memory import room
 from ..core.calls.call import Call
 from ..core.calls.observer import Observers
 from ..core.engine.call_lock import CallLock
@@ -120,7 +121,9 @@ class Lifetime:
         )
         registered = self.transfer.what
         self.resumption = Resumption(plane, self.transfer, config.join_timeout, observers)
-        self.donor = Donor(plane, registered, layouts.find, observers)
+        allocate = means.framework.allocate
+        copies = allocate if settings.recovery_transport == "group" else room  # what goes by HTTP needs no special memory
+        self.donor = Donor(plane, registered, layouts.find, observers, allocate, copies)
         self._inquiry = Inquiry(plane, layouts, registered, means.ring)
         self._rebuilder = Rebuilder(
             plane,
@@ -132,7 +135,7 @@ class Lifetime:
             functools.partial(facts, plane, means.framework),
             self._given_up,
         )
-        catchup = Catchup(plane, registered, self._transport, allowed, self._standby if spares else None)
+        catchup = Catchup(plane, registered, self._transport, allowed, self._standby if spares else None, allocate)
         self.engine = Engine(
             plane,
             consensus,
@@ -153,7 +156,7 @@ class Lifetime:
             admission=Spare(plane, catchup).wait if spares else None,
             observers=observers,
             layouts=layouts,
-            allocate=means.framework.allocate,
+            allocate=allocate,
         )
         self.deputy = self._deputy(settings, means)
         self.run: Callable[[Call], Status] = self.engine.run if self.deputy is None else self.deputy.run
@@ -329,8 +332,8 @@ class Lifetime:
         """Return the standby by which a spare gets the state while it waits."""
         max_size, allowed = self._means.settings.consensus.max_size, _allowed(self._means.settings)
         assert max_size is not None
-        known = functools.partial(self.consensus.wait_known, 0.0)
-        return WarmStandby(self.plane, registered, own, self._http(), known, max_size, allowed)
+        known, allocate = functools.partial(self.consensus.wait_known, 0.0), self._means.framework.allocate
+        return WarmStandby(self.plane, registered, own, self._http(), known, max_size, allowed, allocate)
 
     def _transport(self) -> HTTPTransport:
         """Return the transport by which a joiner gets the state, beside the others' training."""
@@ -338,7 +341,8 @@ class Lifetime:
         if settings.recovery_transport == "http":
             return self._http()
         patience, bandwidth = settings.step_timeout + CLOSE_TIMEOUT, settings.recovery_bandwidth
-        return GroupTransport(self._means.ring, self.plane, patience=patience, bandwidth=bandwidth)
+        allocate = self._means.framework.allocate
+        return GroupTransport(self._means.ring, self.plane, patience=patience, bandwidth=bandwidth, allocate=allocate)
 
     # --- on the rebuild thread -----------------------------------------------------------------------------------------
 

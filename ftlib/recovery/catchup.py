@@ -16,13 +16,14 @@ from collections.abc import Callable, Sequence
 from consensus import Member
 
 from ..common.device_waits import settle
+from ..common.memory import room
 from ..common.units import size
 from ..core.calls.call import Call, Kind, Results
 from ..core.calls.follower import NoFollowing
 from ..core.calls.session import Session
 from ..core.plane.plane import Plane
 from ..core.tensors.layout import Layout
-from ..core.tensors.staging import Slot
+from ..core.tensors.staging import Allocate, Slot
 from ..errors import ConfigError, GroupError
 from ..state.live import separable
 from ..state.registry import Registered
@@ -58,10 +59,12 @@ class Catchup:
         transport: Callable[[], HTTPTransport],
         allowed: RecoveryLimits,
         standby: Callable[[Registered, Call], WarmStandby] | None = None,
+        allocate: Allocate = room,
     ) -> None:
         """``registered``: returns what the program has registered so far. ``transport``: makes a new one for each round.
 
-        ``standby``: makes the warm standby of a spare that waits; None if there are no spares.
+        ``standby``: makes the warm standby of a spare that waits; None if there are no spares. ``allocate``: returns memory for
+        operations (see ``Framework``).
         """
         self._plane = plane
         self._registered = registered
@@ -72,7 +75,7 @@ class Catchup:
         self._own: Call | None = None
         """The program's first call, in which this member follows the others."""
         self._round: Round | None = None
-        self._slot_pool = SlotPool(allowed.pending, plane.threads)
+        self._slot_pool = SlotPool(allowed.pending, plane.threads, allocate)
         self._prefetch: Prefetch[SnapshotOffer, Round] | None = None
         """The request for an offer: what the donors pin on entry to a future call, or one under way."""
         self._verification: Verification | None = None

@@ -18,12 +18,13 @@ from contextlib import contextmanager
 from consensus import Answer, Member, View
 
 from ..common.devices import thread_device
+from ..common.memory import room
 from ..common.units import size
 from ..core.calls.call import Call, Results
 from ..core.calls.follower import NoFollowing
 from ..core.plane.phase import Phase
 from ..core.plane.plane import Plane
-from ..core.tensors.staging import Slot
+from ..core.tensors.staging import Allocate, Slot
 from ..errors import ConfigError, RebuildTimeout
 from ..state.registry import Registered
 from .joiner.http_transport import FetchError, HTTPTransport, Later, Refused, SnapshotOffer
@@ -69,8 +70,12 @@ class WarmStandby:
         known: Callable[[], View | None],
         max_size: int,
         allowed: RecoveryLimits,
+        allocate: Allocate = room,
     ) -> None:
-        """``known``: returns the newest view of the job that this worker knows."""
+        """``known``: returns the newest view of the job that this worker knows. ``allocate``: returns memory for the averages,
+        which are operations' buffers once this spare is promoted.
+        """
+        self._allocate = allocate
         self._plane = plane
         self._registered = registered
         self._own = own
@@ -345,7 +350,7 @@ class WarmStandby:
 
     def _slots(self) -> Sequence[Slot]:
         spare, buckets = self._spare, self._own.layout.buckets
-        return [spare[id(bucket)].pop() if spare.get(id(bucket)) else Slot(bucket, 0) for bucket in buckets]
+        return [spare[id(bucket)].pop() if spare.get(id(bucket)) else Slot(bucket, 0, self._allocate) for bucket in buckets]
 
     def _reuse(self, slots: Sequence[Slot]) -> None:
         for slot in slots:

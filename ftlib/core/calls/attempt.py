@@ -177,9 +177,9 @@ class Attempt:
         while self._window:
             work, slot = self._window.popleft()
             if not work.done():
-                with contextlib.suppress(GroupError):
+                with contextlib.suppress(GroupError, RuntimeError):  # the latter is a device's
                     work.wait(max(0.0, deadline - self._waits.now()))
-            if slot is not None and not work.done():
+            if not work.done():
                 self._staging.abandon(slot)
         if self._bulk is not None:
             self._bulk.give_up(self._staging)
@@ -191,7 +191,7 @@ class Attempt:
         """Begin a prelude as large as ``head``. Returns the region that holds all rank records once the prelude has ended."""
         session = self._session
         assert session.group is not None
-        buffer = torch.zeros(head.count + session.codec.elements, dtype=head.dtype, device="cpu")
+        buffer = self._staging.prelude(head.count + session.codec.elements, head.dtype)
         said = buffer[head.count :].numpy()
         session.codec.write(said, record, head.op)
         self._window.append((session.group.submit(Operation(OperationKind.ALLREDUCE, buffer, head.op)), None))

@@ -169,6 +169,14 @@ class Staging:
         self._slots: list[list[Slot | None]] = [[None] * turns for turns in self._turns]
         self._free: list[list[Slot]] = [[] for _ in self._turns]
         self._turn = 0
+        self._prelude: torch.Tensor | None = None
+
+    def prelude(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """A row of zeros for a prelude; only one is under way at a time."""
+        row = self._prelude
+        if row is None or row.dtype is not dtype or row.numel() < count:
+            row = self._prelude = self._allocate(count, dtype)
+        return row[:count].zero_()
 
     def turn(self) -> None:
         """A new attempt begins: the previous attempt's slots stay readable as far as promised."""
@@ -205,8 +213,10 @@ class Staging:
             if id(slot.bucket) in numbers:
                 self._free[numbers[id(slot.bucket)]].append(slot)
 
-    def abandon(self, slot: Slot) -> None:
-        """Never use ``slot`` again: an operation that cannot be ended may still write into it."""
+    def abandon(self, slot: Slot | None) -> None:
+        """Never use ``slot`` again (None: the prelude's row): an operation that cannot be ended may still write into it."""
+        if slot is None:
+            self._prelude = None
         for row in self._slots:
             for turn, held in enumerate(row):
                 if held is slot:

@@ -1,7 +1,8 @@
 """Memory that the training process shares with the children that have its groups: anonymous files (memfd), which have no name
 that could be left behind, and outlive every child.
 
-Tensors are cut from large segments, one after another. A segment goes when the last of its tensors does.
+Tensors are cut from large segments, one after another. A segment goes when the last of its tensors does. Small tensors have
+other segments than large ones: each that stays keeps a whole segment.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import torch
 _LEAST = 64 << 20
 """Bytes of a segment at least; what is never touched costs nothing."""
 _ALIGNED = 4096
+_SMALL = 1 << 20
+"""Bytes of a small tensor at most."""
 _KEPT = 256 << 20
 """Bytes of spare buffers that are kept."""
 
@@ -47,9 +50,8 @@ class Segments:
         self._numbers = itertools.count(1)
         self._known: tuple[Segment, ...] = ()
         """By address. Replaced as a whole: ``find`` takes no lock."""
-        self._newest: mmap.mmap | None = None
-        self._used = 0
-        """Bytes that are taken of the newest."""
+        self._newest: dict[bool, tuple[mmap.mmap, int]] = {}
+        """The newest segments, for small tensors and for others, and how many bytes of each are taken."""
         self._spare: dict[int, list[torch.Tensor]] = {}
         """Buffers that nobody uses, by their bytes."""
         self._spare_bytes = 0
@@ -60,12 +62,13 @@ class Segments:
         if not nbytes:
             return torch.empty(0, dtype=dtype)
         with self._lock:
-            if self._newest is None or self._used + nbytes > len(self._newest):
-                self._newest, self._used = self._map(max(nbytes, _LEAST)), 0
-            room = torch.frombuffer(self._newest, dtype=torch.uint8, count=nbytes, offset=self._used)  # holds the mapping
-            self._used += -(-nbytes // _ALIGNED) * _ALIGNED
-            if self._used >= len(self._newest):
-                self._newest = None
+            mapping, used = self._newest.pop(nbytes <= _SMALL, (None, 0))
+            if mapping is None or used + nbytes > len(mapping):
+                mapping, used = self._map(max(nbytes, _LEAST)), 0
+            room = torch.frombuffer(mapping, dtype=torch.uint8, count=nbytes, offset=used)  # holds the mapping
+            used += -(-nbytes // _ALIGNED) * _ALIGNED
+            if used < len(mapping):
+                self._newest[nbytes <= _SMALL] = mapping, used
         return room.view(dtype)
 
     def find(self, tensor: torch.Tensor) -> tuple[Segment, int] | None:

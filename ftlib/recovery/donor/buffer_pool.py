@@ -11,16 +11,18 @@ import weakref
 
 import torch
 
-from ...common.memory import huge, touch
+from ...common.memory import room, touch
 from ...common.threads import SYSTEM, Threads, stand_back
+from ...core.tensors.staging import Allocate
 from ..layout.shards import SMALLEST
 
 
 class BufferPool:
     """The buffers of one member. Thread-safe."""
 
-    def __init__(self, threads: Threads = SYSTEM) -> None:
-        """Empty at first."""
+    def __init__(self, threads: Threads = SYSTEM, allocate: Allocate = room) -> None:
+        """Empty at first. ``allocate``: see ``Framework``; of use where operations work on the buffers."""
+        self._allocate = allocate
         self._threads = threads
         self._lock = threads.lock()
         # Guarded by the lock:
@@ -46,7 +48,7 @@ class BufferPool:
             self._free = [other for other in self._free if other is not buffer]
             left = self._left
         if buffer is None:
-            buffer = _new_buffer(nbytes)
+            buffer = self._new(nbytes)
         memory = buffer.numpy()  # every view of the buffer refers to this
         weakref.finalize(memory, left.put, buffer).atexit = False
         return torch.from_numpy(memory)[:nbytes]
@@ -79,11 +81,10 @@ class BufferPool:
                     self._wanted = 0
                     return
                 left = self._left
-            buffer = _new_buffer(SMALLEST)
+            buffer = self._new(SMALLEST)
             touch(buffer)
             left.put(buffer)  # after ``close`` nobody reads this queue
 
-
-def _new_buffer(nbytes: int) -> torch.Tensor:
-    """A buffer of a whole multiple of the smallest shard, so that usual shards fit in any buffer."""
-    return huge(-(-nbytes // SMALLEST) * SMALLEST)
+    def _new(self, nbytes: int) -> torch.Tensor:
+        """A buffer of a whole multiple of the smallest shard, so that usual shards fit in any buffer."""
+        return self._allocate(-(-nbytes // SMALLEST) * SMALLEST, torch.uint8)

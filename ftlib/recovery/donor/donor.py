@@ -14,6 +14,7 @@ import msgpack
 import torch
 
 from ...common.device_waits import Fence
+from ...common.memory import room
 from ...common.refusals import Refusal
 from ...common.threads import stand_back
 from ...core.calls.call import Call, Results
@@ -22,7 +23,7 @@ from ...core.calls.session import Session
 from ...core.plane.phase import Phase
 from ...core.plane.plane import Plane
 from ...core.tensors.layout import Layout
-from ...core.tensors.staging import Slot
+from ...core.tensors.staging import Allocate, Slot
 from ...errors import ConfigError
 from ...state.live import nbytes_of_parameters, stepping
 from ...state.registry import Registered
@@ -55,16 +56,19 @@ class Donor(Observer):
         registered: Callable[[], Registered | None],
         layouts_of: Callable[[bytes], Layout | None],
         observers: Observers,
+        allocate: Allocate = room,
+        allocate_copies: Allocate = room,
     ) -> None:
         """``registered``: returns what the program has registered so far. ``observers``: of this member's calls.
 
-        ``layouts_of``: returns the layout with a given signature, if this member made such a call lately.
+        ``layouts_of``: returns the layout with a given signature, if this member made such a call lately. ``allocate``: returns
+        memory for operations (see ``Framework``). ``allocate_copies``: returns memory for copies of the state.
         """
         self._observers = observers
         self._plane = plane
         self._registered = registered
         self._layout_of = layouts_of
-        self._snapshots = Snapshots()
+        self._snapshots = Snapshots(allocate=allocate_copies)
         self._group_sender = GroupSender(plane)
         self._read_hold = ReadHold(plane)
         self._offers: dict[str, object] = {}
@@ -75,7 +79,7 @@ class Donor(Observer):
         """Held while the state is read, so that one reading serves several joiners that ask at once."""
         self._parts: tuple[Call, tuple[Manifest, FlatState]] | None = None
         """The call in progress and the state on entry to it, once a joiner has asked. Guarded by the plane's lock."""
-        self.sender = ReplicationSender(plane, registered, self._snapshots)
+        self.sender = ReplicationSender(plane, registered, self._snapshots, allocate)
         """The sender for spares."""
         self._asks: dict[str, Callable[[Query], Body]] = {
             "averages": self._averages,

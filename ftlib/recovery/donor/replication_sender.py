@@ -15,12 +15,13 @@ import msgpack
 
 from consensus import View
 
+from ...common.memory import room
 from ...common.refusals import Refusal
 from ...core.calls.call import Call, Kind, Results
 from ...core.plane.phase import Phase
 from ...core.plane.plane import Plane
 from ...core.tensors.device_copies import under_way
-from ...core.tensors.staging import Slot
+from ...core.tensors.staging import Allocate, Slot
 from ...errors import ConfigError
 from ...state.registry import Registered
 from ..layout.manifest import split
@@ -55,8 +56,11 @@ class SnapshotRequest:
 class ReplicationSender:
     """The sender of one member in one lifetime. The plane's lock guards requests and standbys."""
 
-    def __init__(self, plane: Plane, registered: Callable[[], Registered | None], snapshots: Snapshots) -> None:
-        """No requests yet."""
+    def __init__(
+        self, plane: Plane, registered: Callable[[], Registered | None], snapshots: Snapshots, allocate: Allocate = room
+    ) -> None:
+        """No requests yet. ``allocate``: returns memory for operations (see ``Framework``): the stream exchanges buffers."""
+        self._allocate = allocate
         self._plane = plane
         self._registered = registered
         self._snapshots = snapshots
@@ -96,7 +100,7 @@ class ReplicationSender:
         applied = call.kind is Kind.AVERAGE and not call.void(results)
         slots, weight = results.slots if applied else (), results.weight
         if applied and not slots:  # a view of one: this member's own input is the result
-            slots, weight = tuple(_staged(call)), 1.0
+            slots, weight = tuple(_staged(call, self._allocate)), 1.0
         record = ReplicationRecord(results.number, layout.signature, layout.kind, float(weight), results.view_id, slots)
         spare = self._stream.append(record)
         return spare if results.slots else None
@@ -218,9 +222,9 @@ def _refuse(requests: Sequence[SnapshotRequest], why: str) -> None:
         request.answer.set_exception(LookupError(why))
 
 
-def _staged(call: Call) -> list[Slot]:
+def _staged(call: Call, allocate: Allocate) -> list[Slot]:
     """The call's inputs, unweighted. Excluded if a device hangs."""
-    slots = [Slot(bucket, 0) for bucket in call.layout.buckets]
+    slots = [Slot(bucket, 0, allocate) for bucket in call.layout.buckets]
     for slot in slots:
         call.fill(slot, weighted=False)
     for copies in under_way(call.layout.places):

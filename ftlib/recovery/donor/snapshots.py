@@ -17,7 +17,9 @@ import torch
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from ...common.memory import room
 from ...common.threads import SYSTEM, Thread, Threads
+from ...core.tensors.staging import Allocate
 from ..layout.flat_state import FlatState
 from ..layout.shards import Shard
 from .buffer_pool import BufferPool
@@ -31,8 +33,8 @@ _RELEASED = "it was released"
 class Snapshots:
     """The snapshots of one member in one lifetime. Thread-safe, except where a method says otherwise."""
 
-    def __init__(self, threads: Threads = SYSTEM) -> None:
-        """Nothing is pinned, and no optimizer is watched."""
+    def __init__(self, threads: Threads = SYSTEM, allocate: Allocate = room) -> None:
+        """Nothing is pinned, and no optimizer is watched. ``allocate``: returns memory for copies."""
         self._threads = threads
         self._changed = threads.condition()
         """Guards everything below. No thread reads the state while holding the lock."""
@@ -42,7 +44,7 @@ class Snapshots:
         """joiner -> (index, version) of a shard -> its copy."""
         self.state_bytes = 0
         """Size of the whole state of which parts were last pinned."""
-        self._pool = BufferPool(threads)
+        self._pool = BufferPool(threads, allocate)
         """Buffers for the copies; freed when nothing is pinned for any joiner."""
         self._todo: list[Reading] = []
         """Readings with units that no thread has taken."""

@@ -17,10 +17,11 @@ import torch
 
 from consensus import Answer, KeyRing, Member
 
-from ...common.memory import huge
+from ...common.memory import room
 from ...common.threads import SYSTEM, Threads
 from ...core.calls.session import Session
 from ...core.plane.plane import Plane
+from ...core.tensors.staging import Allocate
 from ...errors import GroupError, RebuildTimeout
 from ...frameworks.base import Group, Work
 from ..layout.flat_state import FlatState
@@ -51,13 +52,17 @@ class GroupTransport(HTTPTransport):
         patience: float,
         bandwidth: float = 0.0,
         threads: Threads = SYSTEM,
+        allocate: Allocate = room,
     ) -> None:
-        """``patience``: seconds for an operation to end; more than the group's own limit (``step_timeout``)."""
+        """``patience``: seconds for an operation to end; more than the group's own limit (``step_timeout``).
+
+        ``allocate``: returns memory for operations (see ``Framework``).
+        """
         super().__init__(ring, plane.member_id, bandwidth=bandwidth, threads=threads)
         self._plane = plane
         self._patience = patience
         self._runs = itertools.count()
-        self._buffers = _Buffers()
+        self._buffers = _Buffers(allocate)
 
     def shard(
         self, member: Member, shard: Shard, flat: FlatState, offset: int, got: Callable[[int], None], go_on: GoOn
@@ -163,14 +168,15 @@ class GroupTransport(HTTPTransport):
 class _Buffers:
     """Reused buffers of one block each: the first touch of new memory costs more than the copy into it."""
 
-    def __init__(self) -> None:
+    def __init__(self, allocate: Allocate) -> None:
+        self._allocate = allocate
         self._free: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()
 
     def take(self) -> torch.Tensor:
         try:
             return self._free.get_nowait()
         except queue.Empty:
-            return huge(BLOCK)
+            return self._allocate(BLOCK, torch.uint8)
 
     def give(self, buffer: torch.Tensor) -> None:
         self._free.put(buffer)

@@ -105,7 +105,6 @@ class Round:
         self.progress_log = ProgressLog(plane, self.progress)
         self._threads: list[threading.Thread] = []
         self._share_device = thread_device()
-        self._places = {*plane.state_places, *own.layout.places}
 
     # --- the training thread -------------------------------------------------------------------------------------------
 
@@ -311,7 +310,8 @@ class Round:
                 self._own.reattach()
                 self._own.deliver(results)
                 replay(self.registered, without)
-                settle(self._places)  # now other threads may read it, and the program go on with it
+                # Now other threads may read it, and the program go on with it.
+                settle({*self._plane.state_places, *self._own.layout.places})
             with self._changed:
                 self._pending.done()
                 self._changed.notify_all()

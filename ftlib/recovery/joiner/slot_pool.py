@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import threading
 
-from ...common.memory import touch
+from ...common.memory import room, touch
 from ...common.threads import SYSTEM, Threads, stand_back
 from ...core.calls.follower import kept
 from ...core.tensors.layout import Layout
-from ...core.tensors.staging import Slot
+from ...core.tensors.staging import Allocate, Slot
 
 _AHEAD = 2
 """Sets besides the kept ones: for the next call, and for the one after it."""
@@ -23,8 +23,9 @@ _SMALL = 2 << 20
 class SlotPool:
     """The slots of one joiner. ``kept`` and ``close`` are for the training thread."""
 
-    def __init__(self, limit: int, threads: Threads = SYSTEM) -> None:
-        """``limit``: bytes of averages that may wait."""
+    def __init__(self, limit: int, threads: Threads = SYSTEM, allocate: Allocate = room) -> None:
+        """``limit``: bytes of averages that may wait. ``allocate``: see ``Framework``; operations work on the slots."""
+        self._allocate = allocate
         self._limit = limit
         self._threads = threads
         self._lock = threading.Lock()
@@ -61,7 +62,7 @@ class SlotPool:
         stand_back()
         while True:
             for bucket in layout.buckets:
-                slot = Slot(bucket, 0)
+                slot = Slot(bucket, 0, self._allocate)
                 touch(slot.buffer)
                 with self._lock:
                     if self._recovery != recovery:

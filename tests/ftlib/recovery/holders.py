@@ -18,12 +18,14 @@ import torch
 from torch import nn
 
 from consensus import Config, Gossip, Home, Member, View
+from ftlib.common.memory import room
 from ftlib.core.calls.call import Call, Kind
 from ftlib.core.calls.observer import Observers
 from ftlib.core.calls.salvage import SalvagePlan
 from ftlib.core.calls.session import Session
 from ftlib.core.plane.plane import Plane
 from ftlib.core.tensors.layout import Layout, lay_out
+from ftlib.core.tensors.staging import Allocate
 from ftlib.frameworks.base import Framework, Group, GroupSpec
 from ftlib.frameworks.gloo import GlooFramework
 from ftlib.recovery.donor.donor import Donor
@@ -59,13 +61,13 @@ def optimizer_of(model: Model) -> torch.optim.Optimizer:
 class Holder:
     """Outside of calls until ``enter``."""
 
-    def __init__(self, model: Model, home: Home = Home.THREAD, **settings: Any) -> None:
+    def __init__(self, model: Model, home: Home = Home.THREAD, allocate: Allocate = room, **settings: Any) -> None:
         self.model = model
         self.consensus = Gossip(Config(**{"agent": home, "job": "recovery", "initial_size": 1, **settings}))
         self.plane = Plane(self.consensus.id)
         self.transfer = Transfer(self.plane, TIMEOUT, TIMEOUT)
         self.layouts: dict[bytes, Layout] = {}
-        self.donor = Donor(self.plane, lambda: self.transfer.registered, self.layouts.get, Observers())
+        self.donor = Donor(self.plane, lambda: self.transfer.registered, self.layouts.get, Observers(), allocate, allocate)
         self.consensus.serve(Donor.PATH, self.donor.source)
         self.consensus.start(None)
         self.optimizer = optimizer_of(model)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from ftlib.frameworks.isolated.segments import Segments
 from ftlib.recovery.donor import buffer_pool as making
 from ftlib.recovery.donor.buffer_pool import BufferPool
 from ftlib.recovery.donor.snapshots import Snapshots
@@ -51,9 +52,8 @@ def test_the_smallest_that_fits() -> None:
     assert rooms.take(0).numel() == 0
 
 
-def test_what_is_prepared_was_touched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(making, "huge", lambda nbytes: torch.full((nbytes,), 7, dtype=torch.uint8))
-    rooms = BufferPool()
+def test_what_is_prepared_was_touched() -> None:
+    rooms = BufferPool(allocate=lambda count, dtype: torch.full((count,), 7, dtype=dtype))
     rooms.prepare(SMALLEST + 1)
     rooms.prepare(SMALLEST)
     ended()
@@ -155,3 +155,19 @@ def test_buffers_for_one_that_never_came() -> None:
     ended()
     trainer.snapshots.keep_only(["k"])
     assert trainer.snapshots._pool.nbytes == 0
+
+
+def test_shared_memory_is_given_back() -> None:
+    """Copies lie in memory that the group's process has, if operations work on them. Small tensors that stay keep none."""
+    segments = Segments()
+    pool = BufferPool(allocate=segments.allocate)
+    kept = []
+    for _ in range(5):
+        taken = [pool.take(40_000_000) for _ in range(4)]
+        kept.append(segments.allocate(1000, torch.float32))
+        assert all(segments.find(buffer[1_000_000:2_000_000]) is not None for buffer in taken)
+        assert sum(segment.nbytes for segment in segments._known if segment.alive) <= 6 * (64 << 20)
+        del taken
+        pool.close()
+    alive = [segment for segment in segments._known if segment.alive]
+    assert len(alive) <= 2, "the newest of each kind"

@@ -15,8 +15,10 @@ from ftlib.core.calls import adoption as donation
 from ftlib.core.plane.orders import Order
 from ftlib.core.plane.plane import Plane
 from ftlib.errors import GroupError
-from ftlib.frameworks.base import Group, GroupSpec, Work
+from ftlib.frameworks.base import Framework, Group, GroupSpec, Work
 from ftlib.frameworks.gloo import GlooFramework
+from ftlib.frameworks.isolated.framework import IsolatedFramework
+from ftlib.frameworks.isolated.segments import Segments
 from ftlib.frameworks.memory import MemoryHub
 from ftlib.recovery.donor import group_sender as sender_module
 from ftlib.recovery.donor.group_sender import FIRST_TAG
@@ -42,14 +44,15 @@ class Pair:
 
     def __init__(self, backend: str = "memory", **options: Any) -> None:
         hub = MemoryHub()
-        self.frameworks = [hub.framework(), hub.framework()] if backend == "memory" else [GlooFramework(), GlooFramework()]
+        make = {"memory": hub.framework, "gloo": GlooFramework, "isolated:gloo": IsolatedFramework}[backend]
+        self.frameworks: list[Framework] = [make(), make()]
         facts = [dict(framework.start("127.0.0.1")) for framework in self.frameworks]
         self._store = facts[0]
-        self.holder = Holder(Model(SIZES))
+        self.holder = Holder(Model(SIZES), allocate=self.frameworks[0].allocate)
         self.member = self.holder.member
         self.joiner = somebody()
         self.plane = Plane(self.joiner.id)
-        self.transport = GroupTransport(None, self.plane, patience=5.0, **options)
+        self.transport = GroupTransport(None, self.plane, patience=5.0, allocate=self.frameworks[1].allocate, **options)
         self.model = Model(SIZES, seed=1)
         self.flat = FlatState([row.detach() for row in self.model.rows], [str(index) for index in range(len(SIZES))])
         self.shard = whole(self.flat.nbytes, self.member.id)
@@ -106,6 +109,25 @@ def test_a_shard_arrives_in_place(backend: str) -> None:
     pair = Pair(backend)
     pair.fetch()
     assert pair.whole
+    pair.close()
+
+
+def test_what_a_donor_sends_is_in_the_memory_of_its_groups_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what the joiner receives in place, in its model, is copied from there. All of it is given back."""
+    borrowed: list[int] = []
+
+    @around(monkeypatch, Segments, "borrow")
+    def noted(original: Any, self: Segments, nbytes: int) -> torch.Tensor:
+        borrowed.append(id(self))
+        return original(self, nbytes)
+
+    pair = Pair("isolated:gloo")
+    donors = next(framework._segments for framework in pair.frameworks if isinstance(framework, IsolatedFramework))
+    pair.fetch()
+    assert pair.whole
+    assert borrowed and id(donors) not in borrowed
+    pair.holder.donor.forget()
+    assert sum(segment.alive for segment in donors._known) <= 2, "the newest of each kind"
     pair.close()
 
 
