@@ -24,7 +24,7 @@ from ftlib.core.execute.unit import Unit
 from ftlib.core.plane.plane import Plane
 from ftlib.core.stand_in.backlog import Backlog
 from ftlib.core.tensors.layout import Layout, lay_out
-from ftlib.core.tensors.staging import Slot
+from ftlib.core.tensors.staging import Slot, land
 from ftlib.core.tensors.targets import Layouts, Targets
 from ftlib.errors import StepMismatch
 from ftlib.frameworks.memory import MemoryHub
@@ -92,6 +92,7 @@ def test_bytes_are_read_after_what_another_thread_has_enqueued(
         flat = FlatState(rows, list("abcd"), Fence([PLACE]))
         expected = torch.cat([torch.full((row.numel(),), value, dtype=row.dtype).view(torch.uint8) for row in rows])
         waits = device.waits
+        assert (flat.views(0, 40) is None) is (plant != "views"), "nobody works on a device's memory"
         read = torch.empty(flat.nbytes - 20, dtype=torch.uint8)
         at_once(lambda flat=flat, read=read: flat.copy_out(12, flat.nbytes - 8, read))
         wrong += not torch.equal(read, expected[12:-8])
@@ -360,3 +361,22 @@ def test_memory_outlives_the_copies_that_a_device_makes_from_it(device: LateDevi
     assert memory() is not None
     drop_held(1.0)
     assert memory() is None
+
+
+def test_results_on_the_device_land_with_one_wait(device: LateDevice) -> None:
+    """Also where several threads need them."""
+    layout = lay_out("average", [(torch.float32, (700,))] * 3, "SUM", 4 * 700, [PLACE] * 3)
+    for number in range(20):
+        slots = [Slot(bucket, 0) for bucket in layout.buckets[1:]]
+        for index, slot in enumerate(slots):
+            row = device.empty(700, torch.float32)
+            slot.stage(row)
+            device.enqueue(functools.partial(row.fill_, number + index), row)
+            slot.reduced()
+        device.synchronize()  # as who has waited for the accelerator
+        waits = device.waits
+        land(slots[:2])
+        assert device.waits == waits + 1
+        found = at_once(*[lambda slots=slots: [int(slot.data.sum()) for slot in slots]] * 3)
+        assert device.waits == waits + 2
+        assert found == [[700 * (number + index) for index in range(3)]] * 3
