@@ -69,13 +69,17 @@ OTHERS = {
 
 
 def check_that_no_bulk_is_sent(
-    crew: Crew, patch: pytest.MonkeyPatch, name: str, plant: Callable[[pytest.MonkeyPatch], None] = lambda _: None
+    crew: Crew,
+    patch: pytest.MonkeyPatch,
+    name: str,
+    plant: Callable[[pytest.MonkeyPatch, set[HybridGroup]], None] | None = None,
 ) -> None:
     """One member enters with another tensor: it is told, and until then nobody has sent a bulk of any layout."""
     bulk, other = Bulk(patch), OTHERS[name]
     groups = until_accelerated(crew, bulk)
     before, bulk.barred = bulk.of(groups), groups
-    plant(patch)
+    if plant is not None:
+        plant(patch, groups)
 
     def body(ft: FTLib, i: int) -> str:
         try:
@@ -94,18 +98,18 @@ def test_members_disagree(crew: Crew, name: str, monkeypatch: pytest.MonkeyPatch
     check_that_no_bulk_is_sent(crew, monkeypatch, name)
 
 
-def begins_bulk_and_head(patch: pytest.MonkeyPatch) -> None:
-    """The accelerator gets its buckets before the head has shown that all members are in the same call."""
+def begins_bulk_and_head(patch: pytest.MonkeyPatch, groups: set[HybridGroup]) -> None:
+    """In these groups the accelerator gets its buckets before the head has shown that all members are in the same call."""
     begin, launch = DeviceAttempt._begin_head, DeviceAttempt._launch
 
     def begin_bulk_and_head(self: DeviceAttempt, record: RankRecord) -> Slot:
         group = self._session.group
-        assert group is not None
-        launch(self, group, accelerated=group.accelerated)
+        if group in groups:
+            launch(self, group, accelerated=True)
         return begin(self, record)
 
-    def begun(self: DeviceAttempt, _group: Group, *, accelerated: bool) -> dict[int, Slot]:
-        return {} if self._bulk is None else self._bulk.slots
+    def begun(self: DeviceAttempt, group: Group, *, accelerated: bool) -> dict[int, Slot]:
+        return launch(self, group, accelerated=accelerated) if self._bulk is None else self._bulk.slots
 
     patch.setattr(DeviceAttempt, "_begin_head", begin_bulk_and_head)
     patch.setattr(DeviceAttempt, "_launch", begun)
