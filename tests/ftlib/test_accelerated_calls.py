@@ -11,7 +11,7 @@ from ftlib.core.calls.device_attempt import DeviceAttempt
 from ftlib.core.tensors.staging import Slot
 from ftlib.core.tensors.trailer import RankRecord
 from ftlib.errors import GroupError, StepMismatch
-from ftlib.frameworks import sockets
+from ftlib.frameworks import gloo, sockets
 from ftlib.frameworks.accelerators.group import HybridGroup
 from ftlib.frameworks.accelerators.rehearsal import Faults, RehearsalFramework
 from ftlib.frameworks.base import Group, Operation, Work
@@ -47,7 +47,8 @@ class Bulk:
 
 
 @pytest.fixture
-def crew() -> Iterator[Crew]:
+def crew(monkeypatch: pytest.MonkeyPatch) -> Iterator[Crew]:
+    monkeypatch.setattr(gloo, "_FINISH", 0.1)  # each of them would wait for what the others have under way
     with Crew(SIZE, lambda _: RehearsalFramework(Faults())) as crew:
         yield crew
 
