@@ -135,4 +135,3 @@ def test_a_member_without_its_accelerator(crew: Crew, monkeypatch: pytest.Monkey
         crew.all(lambda ft, i, own=tensors: ft.allreduce(own[i], "SUM"))
         assert all(torch.equal(tensor, torch.full((1000,), 3.0)) for tensor in tensors)
     assert bulk.of(groups) == before
-    monkeypatch.undo()
