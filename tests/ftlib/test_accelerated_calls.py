@@ -11,7 +11,7 @@ from ftlib.core.calls.device_attempt import DeviceAttempt
 from ftlib.core.tensors.staging import Slot
 from ftlib.core.tensors.trailer import RankRecord
 from ftlib.errors import GroupError, StepMismatch
-from ftlib.frameworks import sockets
+from ftlib.frameworks import gloo, sockets
 from ftlib.frameworks.accelerators.group import HybridGroup
 from ftlib.frameworks.accelerators.rehearsal import Faults, RehearsalFramework
 from ftlib.frameworks.base import Group, Operation, Work
@@ -47,7 +47,8 @@ class Bulk:
 
 
 @pytest.fixture
-def crew() -> Iterator[Crew]:
+def crew(monkeypatch: pytest.MonkeyPatch) -> Iterator[Crew]:
+    monkeypatch.setattr(gloo, "_FINISH", 0.1)  # each of them would wait for what the others have under way
     with Crew(SIZE, lambda _: RehearsalFramework(Faults())) as crew:
         yield crew
 
@@ -69,13 +70,17 @@ OTHERS = {
 
 
 def check_that_no_bulk_is_sent(
-    crew: Crew, patch: pytest.MonkeyPatch, name: str, plant: Callable[[pytest.MonkeyPatch], None] = lambda _: None
+    crew: Crew,
+    patch: pytest.MonkeyPatch,
+    name: str,
+    plant: Callable[[pytest.MonkeyPatch, set[HybridGroup]], None] | None = None,
 ) -> None:
     """One member enters with another tensor: it is told, and until then nobody has sent a bulk of any layout."""
     bulk, other = Bulk(patch), OTHERS[name]
     groups = until_accelerated(crew, bulk)
     before, bulk.barred = bulk.of(groups), groups
-    plant(patch)
+    if plant is not None:
+        plant(patch, groups)
 
     def body(ft: FTLib, i: int) -> str:
         try:
@@ -94,18 +99,18 @@ def test_members_disagree(crew: Crew, name: str, monkeypatch: pytest.MonkeyPatch
     check_that_no_bulk_is_sent(crew, monkeypatch, name)
 
 
-def begins_bulk_and_head(patch: pytest.MonkeyPatch) -> None:
-    """The accelerator gets its buckets before the head has shown that all members are in the same call."""
+def begins_bulk_and_head(patch: pytest.MonkeyPatch, groups: set[HybridGroup]) -> None:
+    """In these groups the accelerator gets its buckets before the head has shown that all members are in the same call."""
     begin, launch = DeviceAttempt._begin_head, DeviceAttempt._launch
 
     def begin_bulk_and_head(self: DeviceAttempt, record: RankRecord) -> Slot:
         group = self._session.group
-        assert group is not None
-        launch(self, group, accelerated=group.accelerated)
+        if group in groups:
+            launch(self, group, accelerated=True)
         return begin(self, record)
 
-    def begun(self: DeviceAttempt, _group: Group, *, accelerated: bool) -> dict[int, Slot]:
-        return {} if self._bulk is None else self._bulk.slots
+    def begun(self: DeviceAttempt, group: Group, *, accelerated: bool) -> dict[int, Slot]:
+        return launch(self, group, accelerated=accelerated) if self._bulk is None else self._bulk.slots
 
     patch.setattr(DeviceAttempt, "_begin_head", begin_bulk_and_head)
     patch.setattr(DeviceAttempt, "_launch", begun)
@@ -130,4 +135,3 @@ def test_a_member_without_its_accelerator(crew: Crew, monkeypatch: pytest.Monkey
         crew.all(lambda ft, i, own=tensors: ft.allreduce(own[i], "SUM"))
         assert all(torch.equal(tensor, torch.full((1000,), 3.0)) for tensor in tensors)
     assert bulk.of(groups) == before
-    monkeypatch.undo()
