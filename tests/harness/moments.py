@@ -107,10 +107,10 @@ def wrapped(function: Callable[..., Any], told: Callable[..., None], *, before: 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if before:
-            told(*args)
+            told(*args, **kwargs)
         result = function(*args, **kwargs)
         if not before:
-            told(*args)
+            told(*args, **kwargs)
         return result
 
     return wrapper

@@ -18,7 +18,7 @@ import torch
 from ...common.devices import device_at
 from ...errors import GroupError
 from ...frameworks.base import Group, Operation, OperationKind, Work
-from ..tensors.device_copies import copies_of
+from ..tensors.device_copies import copies_of, send
 from ..tensors.layout import Bucket
 from ..tensors.staging import Slot, Staging, finite
 from ..tensors.trailer import Flag, RankRecord, Region, Trailer
@@ -225,6 +225,8 @@ class Attempt:
             self._check(self._trailer)
             if self._plane is not None:
                 self._plane.entered()
+        if slot is not None and slot.bucket.place and not self._call.foreign:
+            send(slot)  # beside the next operations
         if self._call.veto and self._finite and slot is not None:
             # Check the result, not this member's input: its bits are equal everywhere, so all decide alike without a message.
             # Check it here, while the next operations are under way and the bucket is in the cache.

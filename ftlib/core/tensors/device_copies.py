@@ -19,7 +19,7 @@ from .dtypes import EXTREMES, load, store
 from .layout import Bucket
 from .staging import Slot
 
-__all__ = ["assign", "bring", "copies_of", "duplicate", "each_finite", "fetch", "flatten", "fold", "look", "under_way"]
+__all__ = ["assign", "bring", "copies_of", "duplicate", "each_finite", "fetch", "flatten", "fold", "look", "send", "under_way"]
 
 
 def copies_of(slot: Slot) -> Work:
@@ -61,16 +61,23 @@ def fetch(slot: Slot, sources: Sequence[torch.Tensor | None], scale: float, *, s
         device.enqueue(lambda: host.copy_(row, non_blocking=True), host)
 
 
+def send(slot: Slot) -> None:
+    """Enqueue: copy the slot's sums to its device, where ``bring`` needs them."""
+    device, host = device_at(slot.bucket.place), slot.host
+    row = device.empty(slot.bucket.count, slot.bucket.dtype)
+    device.enqueue(lambda: row.copy_(host, non_blocking=True), row)
+    slot.lend(device.record())
+    slot.stage(row)
+
+
 def bring(slot: Slot, targets: Sequence[torch.Tensor], divisor: float) -> None:
     """Enqueue: write the slot's sums, divided by ``divisor``, to the ``targets`` (one for each piece, of its shape)."""
     bucket = slot.bucket
     device = device_at(bucket.place)
-    sums = slot.row
-    if sums is None:
-        host, arrived = slot.data, device.empty(bucket.count, bucket.dtype)
-        device.enqueue(lambda: arrived.copy_(host, non_blocking=True), arrived)
-        slot.lend(device.record())
-        sums = arrived
+    if slot.row is None:
+        send(slot)
+    sums, kept = slot.row, slot.drop_row()
+    assert sums is not None
     views = _views(bucket, sums)
     if bucket.op in EXTREMES:
         for view, target in zip(views, targets, strict=True):
@@ -83,8 +90,8 @@ def bring(slot: Slot, targets: Sequence[torch.Tensor], divisor: float) -> None:
         if len(views) == 1:
             device.enqueue(lambda: torch.div(views[0], by, out=targets[0]), *targets)
             return
-        # Sums that stay on the device are left as they are: other members may need them.
-        means = sums if slot.row is None else device.empty(bucket.count, bucket.dtype)
+        # Sums that are nowhere else are left as they are: other members may need them.
+        means = device.empty(bucket.count, bucket.dtype) if kept else sums
         device.enqueue(lambda: torch.div(sums, by, out=means), *(() if means is sums else (means,)))
         views = _views(bucket, means)
     device.enqueue(lambda: torch._foreach_copy_(list(targets), views), *targets)

@@ -108,6 +108,12 @@ class Slot:
         self._row, self._landed = row, True
         return self.host
 
+    def drop_row(self) -> bool:
+        """Let go of ``row``, unless the data is nowhere else; True if it is kept."""
+        if self._landed:
+            self._row = None
+        return self._row is not None
+
     def reduced(self) -> None:
         """The accelerator has reduced ``row``: the CPU memory is out of date."""
         self._landed = False
