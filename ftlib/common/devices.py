@@ -34,6 +34,9 @@ class Event(ABC):
 class Device(ABC):
     """One accelerator. A stream belongs to a thread: operations go to the stream that is current there, as in torch."""
 
+    unified = False
+    """True if it works in CPU memory as in its own, so that nothing need be copied between the two."""
+
     def __init__(self) -> None:
         self.operations = 0
         """Number of operations (kernels over any number of tensors, or copies) enqueued so far."""
@@ -141,6 +144,8 @@ class Cuda(Device):
 
 class Rehearsed(Device):
     """The CPU, taken for a device: what is enqueued happens at once."""
+
+    unified = True
 
     def __init__(self) -> None:
         super().__init__()

@@ -41,7 +41,8 @@ def fetch(slot: Slot, sources: Sequence[torch.Tensor | None], scale: float, *, s
     device = device_at(bucket.place)
     if slot.reader is not None:
         device.follow(slot.reader)  # it may be on another stream
-    row = device.empty(bucket.count, bucket.dtype)
+    in_place = device.unified and not stays
+    row = slot.host if in_place else device.empty(bucket.count, bucket.dtype)
     views = _views(bucket, row)
     found = [source for source in sources if source is not None]
     if len(found) < len(sources) or scale == 0.0:
@@ -57,13 +58,15 @@ def fetch(slot: Slot, sources: Sequence[torch.Tensor | None], scale: float, *, s
         if scale != 1.0:
             device.enqueue(lambda: row.mul_(scale))
     host = slot.stage(row if stays else None)
-    if not stays:
+    if not (stays or in_place):
         device.enqueue(lambda: host.copy_(row, non_blocking=True), host)
 
 
 def send(slot: Slot) -> None:
     """Enqueue: copy the slot's sums to its device, where ``bring`` needs them."""
     device, host = device_at(slot.bucket.place), slot.host
+    if device.unified:
+        return
     row = device.empty(slot.bucket.count, slot.bucket.dtype)
     device.enqueue(lambda: row.copy_(host, non_blocking=True), row)
     slot.lend(device.record())
@@ -76,8 +79,8 @@ def bring(slot: Slot, targets: Sequence[torch.Tensor], divisor: float) -> None:
     device = device_at(bucket.place)
     if slot.row is None:
         send(slot)
-    sums, kept = slot.row, slot.drop_row()
-    assert sums is not None
+    there, kept = slot.row, slot.drop_row()
+    sums, kept = (slot.host, True) if there is None else (there, kept)
     views = _views(bucket, sums)
     if bucket.op in EXTREMES:
         for view, target in zip(views, targets, strict=True):
@@ -87,8 +90,8 @@ def bring(slot: Slot, targets: Sequence[torch.Tensor], divisor: float) -> None:
         # By a tensor: dividing by a number, a GPU multiplies by the inverse, whose last bit may differ from the CPU's.
         by = device.empty(1, bucket.dtype).view(())
         device.enqueue(lambda: by.fill_(divisor), by)
-        if len(views) == 1:
-            device.enqueue(lambda: torch.div(views[0], by, out=targets[0]), *targets)
+        if len(views) == 1 or device.unified:  # where a launch costs little, to go through the memory once is cheapest
+            device.enqueue(functools.partial(_divide, views, by, targets), *targets)
             return
         # Sums that are nowhere else are left as they are: other members may need them.
         means = device.empty(bucket.count, bucket.dtype) if kept else sums
@@ -164,6 +167,11 @@ def each_finite(place: str, tensors: Sequence[torch.Tensor]) -> list[bool]:
 
 def _tell(norms: list[torch.Tensor], number: int, cell: torch.Tensor) -> None:
     cell.copy_(norms[number].view(1), non_blocking=True)
+
+
+def _divide(sums: Sequence[torch.Tensor], by: torch.Tensor, means: Sequence[torch.Tensor]) -> None:
+    for each, mean in zip(sums, means, strict=True):
+        torch.div(each, by, out=mean)
 
 
 def _views(bucket: Bucket, row: torch.Tensor) -> list[torch.Tensor]:
