@@ -67,7 +67,7 @@ class Whereabouts:
     def __call__(self) -> None:
         """Before a call: nothing."""
 
-    def _note(self, part: Part, *_: Any) -> None:
+    def _note(self, part: Part, *_: Any, **__: Any) -> None:
         self._map[0] = part
         if part in (Part.BULK, Part.ACCELERATED):
             self._map[1] = part is Part.ACCELERATED

@@ -116,7 +116,7 @@ def joiners_are_veterans(patch: Patch) -> None:
 def state_of_any_moment(patch: Patch) -> None:
     """A donor goes on sending its state when the call has ended, and changes it."""
 
-    def guarded(self: Transfer, call: int, entry: Callable[[], object]) -> Iterator[bytes]:
+    def guarded(self: Transfer, call: int, entry: Callable[[], object], fence: object) -> Iterator[bytes]:
         return encode(entry())
 
     patch.setattr(Transfer, "_guarded", guarded)

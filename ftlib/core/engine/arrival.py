@@ -150,9 +150,8 @@ class Arrival:
             how_long = f"within {timeout:g} s" if late else f"so far, {self._foreign} of them since it came"
             error = StepMismatch(
                 f"members entered calls with different tensors or operations: {own.layout.text} is this worker's first call, "
-                f"and the others have made none like it {how_long}{self._theirs}: run the same program everywhere (a worker "
-                "that joins later comes in with a call of the loop: let its first one be such a call, and no barrier before "
-                "the loop, say)"
+                f"and the others have made none like it {how_long}{self._theirs}: run the same program everywhere (and let the "
+                "first call of a worker that joins later be one of the loop, no barrier before it)"
             )
             self._failures.stop(error)
             raise error
