@@ -144,7 +144,7 @@ def repeated(which: str, number: int, args: argparse.Namespace) -> list[float]:
         elements=args.elements,
         traced=traced,
         launched=args.launched,
-        settings=chosen(args.agent),
+        settings=chosen(args.agent, framework=args.framework),
     )
     print(
         f"{signal.Signals(number).name} of the {which} of {args.workers}, {args.repetitions} times, "
@@ -190,6 +190,7 @@ def recovery() -> int:
     options = parser(recovery.__doc__, workers=4, repetitions=30, elements=1_000_000, seed=1)
     options.add_argument("--which", choices=["junior", "senior", "both"], default="both")
     options.add_argument("--fault", choices=["kill", "stop"], default="kill")
+    options.add_argument("--framework", default="gloo")
     options.add_argument("--no-trace", action="store_true")
     options.add_argument("--launched", action="store_true", help="under ftlib run: processes that were not forked from one")
     options.add_argument("--secret", action="store_true", help="compare with and without authentication")
