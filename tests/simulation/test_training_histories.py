@@ -21,6 +21,7 @@ STORED = (
     3946,  # all founders die before anybody has their state: the joiners must not train, each with its own
     9514,  # whoever leaves a newcomer behind dies: it alone has the state, and must not drop it
     10740,  # a slow store comes back with leases of the dead: the one that lives is not cut off for their sake
+    16832,  # whoever had loaded the state on entry to call 8 loads that on entry to call 7: who had finished 7 is dead
 )
 
 

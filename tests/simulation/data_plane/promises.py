@@ -122,7 +122,10 @@ class Promises(Observer):
         """State was loaded within ``call``."""
         place = self._place(process)
         place.reloaded, place.applied = True, None
-        self._void.add((process.host.id, call.number))
+        own = process.host.id
+        # It may be back in an earlier call, if all who had finished that one died: later calls are then to come again.
+        self._void = {(member, number) for member, number in self._void if member != own or number < call.number}
+        self._void.add((own, call.number))
         self.counts["loaded"] += 1
         self._tell(process, f"loaded the state on entry to call {call.number}")
 
