@@ -103,11 +103,10 @@ def begins_bulk_and_head(patch: pytest.MonkeyPatch, groups: set[HybridGroup]) ->
     """In these groups the accelerator gets its buckets before the head has shown that all members are in the same call."""
     begin, launch = DeviceAttempt._begin_head, DeviceAttempt._launch
 
-    def begin_bulk_and_head(self: DeviceAttempt, record: RankRecord) -> Slot:
-        group = self._session.group
+    def begin_bulk_and_head(self: DeviceAttempt, group: Group, record: RankRecord) -> Slot:
         if group in groups:
             launch(self, group, accelerated=True)
-        return begin(self, record)
+        return begin(self, group, record)
 
     def begun(self: DeviceAttempt, group: Group, *, accelerated: bool) -> dict[int, Slot]:
         return launch(self, group, accelerated=accelerated) if self._bulk is None else self._bulk.slots

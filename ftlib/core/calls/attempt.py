@@ -148,6 +148,10 @@ class Attempt:
     def _begin_staged(self, group: Group) -> None:
         """Begin the operation on the slot that has been staged for longest."""
         slot, _ = self._staged.popleft()
+        self._submit(group, slot)
+
+    def _submit(self, group: Group, slot: Slot) -> None:
+        """Begin the operation on a slot."""
         self._window.append((group.submit(Operation(OperationKind.ALLREDUCE, slot.flat, slot.bucket.op)), slot))
 
     def _launch(self, group: Group, *, accelerated: bool) -> dict[int, Slot]:

@@ -7,7 +7,7 @@ earlier result is needed any more. The host waits once: for the copies to CPU me
 
 from __future__ import annotations
 
-from ...frameworks.base import Group, Operation, OperationKind
+from ...frameworks.base import Group
 from ..tensors.staging import Slot
 from ..tensors.trailer import Flag, RankRecord, Trailer
 from .attempt import BARE, Attempt
@@ -31,7 +31,7 @@ class DeviceAttempt(Attempt):
             self._await_accelerator(group)
         if group.accelerated:
             record = record._replace(flags=record.flags | Flag.READY)
-        slots = {0: self._begin_head(record)}
+        slots = {0: self._begin_head(group, record)}
         self._reap()
         trailer = self._trailer
         assert trailer is not None
@@ -53,7 +53,7 @@ class DeviceAttempt(Attempt):
         if start is not None:
             self.wait(start, None)
 
-    def _begin_head(self, record: RankRecord) -> Slot:
+    def _begin_head(self, group: Group, record: RankRecord) -> Slot:
         """Begin the head's operation, after a prelude if not all members may expect this layout.
 
         As ``Attempt.run`` does it in its loop, which every call on the CPU runs through, and so has no function for it.
@@ -66,11 +66,5 @@ class DeviceAttempt(Attempt):
         session.codec.write(slot.trailer, record, slot.bucket.op)
         if said is not None:
             self._hear(said)
-        self._submit(slot)
+        self._submit(group, slot)
         return slot
-
-    def _submit(self, slot: Slot) -> None:
-        """Begin the operation on a slot."""
-        group = self._session.group
-        assert group is not None
-        self._window.append((group.submit(Operation(OperationKind.ALLREDUCE, slot.flat, slot.bucket.op)), slot))

@@ -14,7 +14,6 @@ from collections.abc import Callable
 
 import torch
 
-from ...frameworks.base import Operation, OperationKind
 from ...status import Status
 from ..calls.attempt import BARE, Attempt
 from ..calls.call import Call, Results
@@ -40,7 +39,7 @@ class Inner(Attempt):
         carried = self._launch(group, accelerated=accelerated and bool(layout.places))
         head = self._filled(0)  # no earlier result is in these slots
         codec.write(head.trailer, record, head.bucket.op)
-        self._window.append((group.submit(Operation(OperationKind.ALLREDUCE, head.flat, head.bucket.op)), head))
+        self._submit(group, head)
         rest = [number for number in range(1, len(layout.buckets)) if number not in carried]
         slots = {0: head} | carried | self._carry(group, rest, in_flight=len(layout.buckets) + 1)
         self._slots = [slots[number] for number in range(len(layout.buckets))]

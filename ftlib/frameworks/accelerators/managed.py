@@ -103,10 +103,8 @@ class ManagedCommunicator:
     @property
     def usable(self) -> bool:
         """True while it is ready, has not been stopped, and nothing is known against it."""
-        if self._rest:
-            if time.monotonic() < self._began + self._rest:
-                return False
-            self._rest = 0.0
+        if self._rest and time.monotonic() < self._began + self._rest:
+            return False
         return self._state is _State.STARTED and self._communicator.ready and not self.trouble
 
     @property
