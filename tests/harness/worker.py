@@ -120,7 +120,8 @@ def place(ft: FTLib) -> dict[str, int]:
     counters = ft._plane.counters
     told = {"call": ft._plane.finished, "step": ft.step, "epoch": ft.epoch, "size": ft.size, "rank": ft.rank}
     device_waits = device_at(PLACE).waits  # of the rehearsed device
-    return {**told, "adopted": counters.adopted, "lifetime": counters.rejoins, "device_waits": device_waits}
+    device = {"device_waits": device_waits, "accelerated": counters.accelerated}
+    return {**told, **device, "adopted": counters.adopted, "lifetime": counters.rejoins}
 
 
 def tell_ledger(sampler: ElasticSampler, lines: Lines) -> None:

@@ -6,9 +6,11 @@ import functools
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
+from ftlib.core.calls.session import Session
 from ftlib.recovery.catchup import Catchup
 from ftlib.recovery.donor import read_hold as hold
 from ftlib.recovery.joiner.round import Round
@@ -19,9 +21,11 @@ from tests.harness.basics import eventually
 
 
 class Punctual(Pupil):
-    """It enters no call that a joiner asks about before the request is there: then all of them are donors."""
+    """It enters no call before the joiner, and before what the joiner asks about that call is there: so all are donors."""
 
     school: School | None = None
+    entered = 0
+    """The joiner's newest call, with its requests made."""
 
     def compute(self) -> None:
         super().compute()
@@ -33,10 +37,26 @@ class Punctual(Pupil):
         if joiner is None or joiner is self.ft:
             return True
         recovery = joiner._lives.life.engine._arrival._recovery
-        prefetch = recovery._prefetch if isinstance(recovery, Catchup) else None
+        session = joiner._plane.session
+        if not isinstance(recovery, Catchup) or session is None or recovery._last_session is not session:
+            return True  # it does not follow, or not yet in this view
+        if session.view.epoch == self.ft.epoch and self.entered < number:
+            return False
+        prefetch = recovery._prefetch
         if prefetch is None or prefetch.version != number or prefetch._answer.done():
             return True
         return self.ft._lives.life.donor._read_hold._open[number] > 0
+
+
+def noting(enter: Any) -> Any:
+    """``Catchup.enter``, and the pupils learn of it."""
+
+    def noted(self: Catchup, session: Session, number: int) -> Any:
+        going = enter(self, session, number)
+        Punctual.entered = number
+        return going
+
+    return noted
 
 
 @contextmanager
@@ -47,6 +67,8 @@ def halfway(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[School, Pupil, Ro
         monkeypatch.setattr(hold, name, 3.0)  # in which a busy machine asks again
     with school(3, functools.partial(Punctual, width=400), "memory") as made:
         monkeypatch.setattr(Punctual, "school", made)
+        monkeypatch.setattr(Punctual, "entered", 0)
+        monkeypatch.setattr(Catchup, "enter", noting(Catchup.enter))
         joiner = made.enrol(recovery_bandwidth=250_000)  # for 1.9 MB
         eventually(lambda: joiner.ft.metrics()["state_bytes"] > 0, "a stripe has arrived")
         round_ = joiner.ft._lives.life.engine._arrival._recovery._round
