@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import time
 from collections.abc import Iterator
@@ -96,6 +97,27 @@ def test_killed_joined_left_and_nobody_stays(cluster: Cluster) -> None:
     cluster.drain()
     assert judge(cluster) > 10
     eventually(lambda: not [pid for pid in left if Path(f"/proc/{pid}").exists()], "no process is left behind")
+
+
+def test_processes_of_a_dead_worker_end_when_the_others_have_recovered(cluster: Cluster) -> None:
+    """The end of each takes a processor for milliseconds."""
+    workers = cluster.found(2)
+    cluster.training(2)
+    [pid] = named(workers[1].pid, "ftlib-nursery")
+    groups = named(workers[1].pid, "ftlib-group")
+    fd = os.pidfd_open(pid)
+    try:
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        workers[1].kill()
+        assert not poll.poll(200)
+        assert poll.poll(10_000)
+    finally:
+        os.close(fd)
+    assert groups
+    eventually(
+        lambda: not [pid for pid in groups if Path(f"/proc/{pid}").exists()], "they end with the process that forked them"
+    )
 
 
 @pytest.mark.parametrize("framework", ["gloo", "isolated:gloo"])

@@ -13,7 +13,7 @@ from .base import Ticket
 SHORTEST, LONGEST = 20e-6, 1e-3
 """Bounds in seconds of a sleep between two looks at the device: one of a ``_SHARE``-th of the time waited so far."""
 _SHARE = 50
-LOOK = 0.005
+LOOK = 0.002
 """Seconds between two questions for what does not end an operation: asynchronous errors and broken connections."""
 GRACE = 0.02
 """Seconds for an operation to end after a connection broke: a peer that has it may just be leaving. The agents know better."""
@@ -117,12 +117,19 @@ class AcceleratedWork(Work):
             return None
         self._next_look = now + LOOK
         error = self._ticket.error()
-        if error:  # if a peer's death is the reason, a connection breaks, too: now, or in a moment
-            self._erring_since = self._erring_since or now
-            patient = now - self._erring_since <= PROOF and self._owner.broken() is None
-            return None if patient else self._owner.blame(error)
+        if error:
+            return self._judge(error, now)
         if self._broken_since:
             return self._owner.broken() if now - self._broken_since > GRACE else None
         if self._owner.broken() is not None:
             self._broken_since = now
+        return None
+
+    def _judge(self, error: str, now: float) -> GroupError | None:
+        """If a peer's death is the reason for what the library has reported, a connection breaks, too: now, or in a moment."""
+        self._erring_since = self._erring_since or now
+        patience = self._erring_since + PROOF - now
+        if patience <= 0 or self._owner.broken() is not None:
+            return self._owner.blame(error)
+        self._next_look = now + min(LOOK, patience)
         return None

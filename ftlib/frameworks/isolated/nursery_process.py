@@ -60,7 +60,8 @@ def _serve(sock: socket.socket, parent: int) -> None:
                 return  # and the children with this process
             if fd == sock.fileno():
                 data, fds, _, _ = socket.recv_fds(sock, 16, 1, socket.MSG_CMSG_CLOEXEC)
-                if not data:
+                if not data:  # the parent is ending: the kernel closes its sockets first
+                    time.sleep(_REST)
                     return
                 pid, pidfd = _fork(fds[0], (sock.fileno(), parent, *children))
                 children[pidfd] = pid
