@@ -183,7 +183,11 @@ class Attempt:
             if not work.done():
                 with contextlib.suppress(GroupError, RuntimeError):  # the latter is a device's
                     work.wait(max(0.0, deadline - self._waits.now()))
-            if not work.done():
+            if work.done():
+                continue
+            if slot is None:
+                self._staging.abandon_prelude()
+            else:
                 self._staging.abandon(slot)
         if self._bulk is not None:
             self._bulk.give_up(self._staging)

@@ -219,10 +219,12 @@ class Staging:
             if id(slot.bucket) in numbers:
                 self._free[numbers[id(slot.bucket)]].append(slot)
 
-    def abandon(self, slot: Slot | None) -> None:
-        """Never use ``slot`` again (None: the prelude's row): an operation that cannot be ended may still write into it."""
-        if slot is None:
-            self._prelude = None
+    def abandon_prelude(self) -> None:
+        """Never use the prelude's row again: see ``abandon``."""
+        self._prelude = None
+
+    def abandon(self, slot: Slot) -> None:
+        """Never use ``slot`` again: an operation that cannot be ended may still write into it."""
         for row in self._slots:
             for turn, held in enumerate(row):
                 if held is slot:
