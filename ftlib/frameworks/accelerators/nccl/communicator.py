@@ -289,11 +289,12 @@ class NcclCommunicator(Communicator):
     def _launch(self, comm: int, operations: Sequence[Operation], after: Callable[[], None] | None = None) -> _NcclTicket:
         """Have the operations run on the own stream, all in one launch."""
         stream = self._own_stream()
+        calls = [self._call(comm, operation, stream.handle) for operation in operations]
         self._unmarked = True
         self._library.group_start()
         try:
-            for operation in operations:
-                self._enqueue(comm, operation, stream.handle)
+            for call in calls:
+                call()
         except BaseException:
             self._end_group()
             raise
@@ -313,16 +314,17 @@ class NcclCommunicator(Communicator):
         except GroupError:  # the error is told already
             return
 
-    def _enqueue(self, comm: int, operation: Operation, stream: int) -> None:
-        tensor, kind = operation.tensor, operation.kind
+    def _call(self, comm: int, operation: Operation, stream: int) -> Callable[[], object]:
+        """The call of NCCL's that enqueues ``operation``. ConfigError if there is none."""
+        tensor, kind, library = operation.tensor, operation.kind, self._library
+        address = tensor.data_ptr()
         if kind is OperationKind.BROADCAST:
-            kind_of_byte = TYPES[torch.uint8]
-            self._library.broadcast(tensor.data_ptr(), tensor.nbytes, kind_of_byte, operation.peer, comm, stream)
-        elif kind is OperationKind.ALLREDUCE and tensor.dtype in TYPES and operation.op in REDUCTIONS:
-            numbers = TYPES[tensor.dtype], REDUCTIONS[operation.op]
-            self._library.all_reduce(tensor.data_ptr(), tensor.numel(), *numbers, comm, stream)
-        else:
-            raise ConfigError(f"NCCL is not used for {operation.op} {kind.value} of {tensor.dtype}: use Group.submit")
+            numbers = tensor.nbytes, TYPES[torch.uint8], operation.peer
+            return functools.partial(library.broadcast, address, *numbers, comm, stream)
+        if kind is OperationKind.ALLREDUCE and tensor.dtype in TYPES and operation.op in REDUCTIONS:
+            numbers = tensor.numel(), TYPES[tensor.dtype], REDUCTIONS[operation.op]
+            return functools.partial(library.all_reduce, address, *numbers, comm, stream)
+        raise ConfigError(f"NCCL is not used for {operation.op} {kind.value} of {tensor.dtype}: use Group.submit")
 
     def _await_launch(self, comm: int) -> None:
         """Until NCCL, which launches on a thread of its own, has done so."""
