@@ -22,11 +22,13 @@ from ftlib.core.tensors.staging import Slot
 from ftlib.errors import GroupError
 from ftlib.frameworks.accelerators.group import HybridGroup
 from ftlib.frameworks.accelerators.managed import Deadlines, ManagedCommunicator
+from ftlib.frameworks.accelerators.nccl.communicator import NcclCommunicator
 from ftlib.frameworks.accelerators.rehearsal import Faults, RehearsalFramework
 from ftlib.frameworks.accelerators.rehearsal.accelerator import PLACE
 from ftlib.frameworks.accelerators.rehearsal.communicator import RehearsedCommunicator
 from ftlib.frameworks.base import Operation, OperationKind, Work
 from tests.frameworks.crew import Crew, Hand, Worker
+from tests.frameworks.nccl.fake import FakeNcclFramework
 from tests.harness.basics import eventually
 
 TIMEOUT = 20.0
@@ -34,9 +36,11 @@ TIMEOUT = 20.0
 BUGS: dict[str, Callable[[], Any]] = {
     "an event alone counts as success": lambda: mock.patch.object(HybridGroup, "failure", return_value=None),
     "an event recorded before the launch": lambda: mock.patch.object(RehearsedCommunicator, "_await_launch"),
+    "an event recorded before NCCL's launch": lambda: mock.patch.object(NcclCommunicator, "_await_launch", _do_not_await),
     "freed at the abort": lambda: mock.patch.object(ManagedCommunicator, "stop", _stop_and_free),
 }
 _stop = ManagedCommunicator.stop
+_await_launch = NcclCommunicator._await_launch
 _records: list[str] = []
 """Log lines of this process since ``equip``."""
 _works: list[Work] = []
@@ -46,6 +50,11 @@ _works: list[Work] = []
 def _stop_and_free(communicator: ManagedCommunicator) -> None:
     _stop(communicator)
     communicator.free()
+
+
+def _do_not_await(communicator: NcclCommunicator, comm: int) -> None:
+    if not communicator.ready:  # what it warms up with would be freed while it is in use
+        _await_launch(communicator, comm)
 
 
 class _Notes(logging.Handler):
@@ -64,7 +73,8 @@ def equip(worker: Worker, faults: Faults, deadlines: Deadlines, bug: str) -> Map
     mock.patch.stopall()
     if bug:
         BUGS[bug]().start()
-    worker.framework = RehearsalFramework(faults, deadlines)
+    kind = FakeNcclFramework if isinstance(worker.framework, FakeNcclFramework) else RehearsalFramework
+    worker.framework = kind(faults, deadlines)
     return worker.framework.start("127.0.0.1")
 
 
