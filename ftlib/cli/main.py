@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -54,8 +55,20 @@ def commands(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
+def _count_of_workers(_context: click.Context, _option: click.Parameter, value: str) -> int:
+    """A number of at least 1; 0 for ``gpu``: as many as there are GPUs."""
+    if value == "gpu":
+        return 0
+    if not value.isdecimal() or not int(value):
+        raise click.BadParameter(f"{value!r} is neither a number of at least 1 nor gpu.")
+    return int(value)
+
+
+_WORKERS = "How many workers to start; gpu: one for each GPU that CUDA_VISIBLE_DEVICES shows."
+
+
 @commands.command(context_settings=_REST)
-@click.option("-n", "workers", type=click.IntRange(min=1), required=True, help="How many workers to start.")
+@click.option("-n", "workers", metavar="N|gpu", callback=_count_of_workers, required=True, help=_WORKERS)
 @click.option("--min", "min_workers", type=int, default=1, show_default=True, help="Steps wait below this many members.")
 @click.option("--max", "max_workers", type=int, default=None, help="Members above this many stay spares.")
 @click.option("--max-restarts", type=int, default=DEFAULT_RESTARTS, show_default=True, help="Restarts of all workers together.")
@@ -88,11 +101,14 @@ def run(
 
     A worker that dies is restarted and joins the others; one that its peers find silent is killed first.
     """
+    from ..launch.gpus import GpuFinder  # noqa: PLC0415 - as the next
     from ..launch.supervisor import launch  # noqa: PLC0415 - brings the runtime, which the help does without
 
+    gpus = GpuFinder(os.environ).find()
     plan = StartPlan(
         command=python_command(script, args, module=module),
-        workers=workers,
+        workers=workers or gpus.required(),
+        gpus=gpus.count,
         job=job or random_job(),
         min_workers=min_workers,
         max_workers=max_workers,
