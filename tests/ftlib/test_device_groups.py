@@ -122,6 +122,24 @@ def test_messages_between_devices_and_the_cpu(crew: DeviceCrew) -> None:
             assert torch.equal(got_here[i][n], here[source][n])
 
 
+def test_members_may_have_their_tensors_in_different_places(device: LateDevice | RealDevice) -> None:
+    tensors = [torch.full((40,), 1.0 + i) for i in range(SIZE)]
+    rows = [torch.zeros(40) for _ in range(SIZE)]
+    there = {tensors[1].data_ptr(), rows[2].data_ptr()}
+    with device.taking(lambda tensor: tensor.data_ptr() in there), DeviceCrew(SIZE, device) as crew:
+        tensors, rows = [device.put(tensor) for tensor in tensors], [device.put(row) for row in rows]
+
+        def body(ft: FTLib, i: int) -> None:
+            group = group_of(ft)
+            works = [group.recv(rows[i], (i - 1) % SIZE, 0), group.send(tensors[i], (i + 1) % SIZE, 0)]
+            assert all(work.wait(TIMEOUT) for work in works)
+            assert group.allreduce(tensors[i]).wait(TIMEOUT)
+
+        crew.all(body)
+    assert [row.unique().tolist() for row in rows] == [[3.0], [1.0], [2.0]]
+    assert [tensor.unique().tolist() for tensor in tensors] == [[6.0]] * SIZE
+
+
 # The order of streams.
 
 
