@@ -27,7 +27,7 @@ def listed(count: int, *, split: Sequence[int] = ()) -> str:
 
 def fake_smi(directory: Path, output: str = "", *, code: int = 0, apps: str = "") -> str:
     """A program of that name in ``directory``; returns a PATH on which it comes first. ``apps``: said of running processes."""
-    directory.mkdir(exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
     (directory / "said").write_text(output)
     (directory / "apps").write_text(apps)
     program = directory / "nvidia-smi"
@@ -45,7 +45,7 @@ def fake_proc(directory: Path, count: int, version: str = "") -> Path:
         (place / "information").write_text(
             f"Model: \t\t {MODEL}\nIRQ:   \t\t 17\nGPU UUID: \t {uuid(number)}\nDevice Minor: \t {number}\n"
         )
-    directory.mkdir(exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
     if version:
         (directory / "version").write_text(version)
     return directory
