@@ -178,7 +178,8 @@ def _take_time(ft: Any, small: Any, index: int) -> None:
     """CPU microseconds a call of the training thread, ours and the bare group's, in turns."""
     import torch
 
-    backend, options = ft.group._backend, ft.group._reductions["SUM"]  # noqa: SLF001 - the group itself, with nothing of ours
+    gloo = ft._session.group  # noqa: SLF001 - as the next
+    backend, options = gloo._backend, gloo._reductions["SUM"]  # noqa: SLF001 - the group itself, with nothing of ours
     bare = torch.ones(1024 + 100)
     seconds: dict[str, list[float]] = {"ours": [], "bare": []}
 

@@ -294,14 +294,14 @@ class FTLib(Calls):
 
     @property
     def group(self) -> Group | None:
-        """The process group of the newest active view, None if this worker is alone.
+        """The process group of the newest active view, None if this worker is alone. It takes CPU and CUDA tensors.
 
         Within ``execute``, the group of its attempt: read this property again in each attempt.
         """
         if (execution := self._execution) is not None:
             return execution.group
         session = self._session
-        return None if session is None else session.group
+        return None if session is None else session.program_group
 
     def metrics(self) -> dict[str, Any]:
         """Return plain counts since the start, and where this worker is: see docs/observability.md. Times in seconds.

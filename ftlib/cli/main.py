@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -54,8 +55,20 @@ def commands(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
+def _count_of_workers(_context: click.Context, _option: click.Parameter, value: str) -> int:
+    """A number of at least 1; 0 for ``gpu``: as many as there are GPUs."""
+    if value == "gpu":
+        return 0
+    if not value.isdecimal() or not int(value):
+        raise click.BadParameter(f"{value!r} is neither a number of at least 1 nor gpu.")
+    return int(value)
+
+
+_WORKERS = "How many workers to start; gpu: one for each GPU that CUDA_VISIBLE_DEVICES shows."
+
+
 @commands.command(context_settings=_REST)
-@click.option("-n", "workers", type=click.IntRange(min=1), required=True, help="How many workers to start.")
+@click.option("-n", "workers", metavar="N|gpu", callback=_count_of_workers, required=True, help=_WORKERS)
 @click.option("--min", "min_workers", type=int, default=1, show_default=True, help="Steps wait below this many members.")
 @click.option("--max", "max_workers", type=int, default=None, help="Members above this many stay spares.")
 @click.option("--max-restarts", type=int, default=DEFAULT_RESTARTS, show_default=True, help="Restarts of all workers together.")
@@ -88,11 +101,14 @@ def run(
 
     A worker that dies is restarted and joins the others; one that its peers find silent is killed first.
     """
+    from ..launch.gpus import GpuFinder  # noqa: PLC0415 - as the next
     from ..launch.supervisor import launch  # noqa: PLC0415 - brings the runtime, which the help does without
 
+    gpus = GpuFinder(os.environ).find()
     plan = StartPlan(
         command=python_command(script, args, module=module),
-        workers=workers,
+        workers=workers or gpus.required(),
+        gpus=gpus.count,
         job=job or random_job(),
         min_workers=min_workers,
         max_workers=max_workers,
@@ -161,28 +177,27 @@ def explain(*, address: str, epoch: int | None, last: int, as_json: bool, timeou
 
 @commands.command()
 @click.argument("address", required=False)
+@click.option("--nccl", is_flag=True, help="Fail where members could not use NCCL; else that is a note.")
 @click.option("--listen", "listening", is_flag=True, help="Be examined by a doctor at another host, at ADDRESS.")
 @click.option("--job", default=None, help="The job that the member should belong to  [default: FTLIB_JOB]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 @click.option("-v", "--verbose", is_flag=True, help="Show every check, not only the verdict.")
 @click.option("--timeout", type=float, default=2.0, show_default=True, help="Seconds to wait for each answer.")
-def doctor(*, address: str | None, listening: bool, job: str | None, as_json: bool, verbose: bool, timeout: float) -> int:
-    """Find out what is wrong between this host and the member at ADDRESS (host:port), and say it in one line."""
-    from rich.console import Console  # noqa: PLC0415 - as for status
+def doctor(
+    *, address: str | None, nccl: bool, listening: bool, job: str | None, as_json: bool, verbose: bool, timeout: float
+) -> int:
+    """Find out what is wrong between this host and the member at ADDRESS (host:port), and say it in one line.
 
-    from . import doctor as consulting  # noqa: PLC0415
+    Without ADDRESS: what this host's GPUs, driver, torch and NCCL are, and what keeps members here from using NCCL together.
+    """
+    from .doctor.host import HostProbe  # noqa: PLC0415 - as for status
+    from .doctor.main import consult  # noqa: PLC0415
+    from .doctor.main import listen as be_examined  # noqa: PLC0415
 
+    probe = HostProbe(os.environ)
     if listening:
-        return consulting.listen(address or consulting.LISTEN, Console())
-    if address is None:
-        raise click.UsageError("Missing argument 'ADDRESS' (host:port of a member), or --listen.")
-    diagnoses = consulting.examine(address, job=job, timeout=timeout)
-    record = consulting.as_record(address, diagnoses)
-    if as_json:
-        click.echo(json.dumps(record, indent=2))
-    else:
-        consulting.show(diagnoses, Console(), verbose=verbose)
-    return 0 if record["ok"] else 1
+        return be_examined(address, probe)
+    return consult(address, job=job, timeout=timeout, as_json=as_json, verbose=verbose, nccl=nccl, probe=probe)
 
 
 @commands.command()

@@ -53,8 +53,13 @@ class Work(ABC):
     def done(self) -> bool:
         """True once the operation has ended, with or without an error."""
 
+    def land(self, timeout: float) -> bool:
+        """As ``wait``. Where it returns True, the result is in the tensor: a copy to its device has ended, not only begun."""
+        return self.wait(timeout)
+
     def future(self) -> torch.futures.Future[Any]:
-        """A future that completes when the operation has physically ended: with None, or with its ``GroupError``.
+        """A future that completes when the operation has physically ended: with None, or with its ``GroupError``. A device's
+        own error passes to it, too.
 
         Futures of some process groups of torch complete earlier, when the operation is enqueued.
         """
@@ -63,15 +68,17 @@ class Work(ABC):
         return future
 
     def _complete(self, future: torch.futures.Future[Any]) -> None:
-        failure: GroupError | None = None
+        failure: Exception | None = None
         while failure is None:
             try:
-                if self.wait(_SLICE):
+                if self.land(_SLICE):
                     break
             except GroupError as error:
                 failure = error
-        while not self.done():  # it has failed, and may still write
-            time.sleep(_LOOK)
+                while not self.done():  # it may still write
+                    time.sleep(_LOOK)
+            except Exception as error:  # noqa: BLE001 - a device's: whoever waits for the future gets it
+                failure = error
         if failure is None:
             future.set_result(None)
         else:

@@ -12,7 +12,7 @@ from .plan import StartPlan
 from .sockets import HOST
 
 # Variables that an outer launcher may have set, and that this one does not set in every start.
-_STALE = ("FTLIB_SOCKET_FDS", "FTLIB_ADVERTISE")
+_STALE = ("FTLIB_SOCKET_FDS", "FTLIB_ADVERTISE", "FTLIB_GPU")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,10 @@ def worker_environment(
         "FTLIB_SUPERVISOR": supervisor,
         "FTLIB_NAME": start.name,
         "FTLIB_WORKER_INDEX": str(start.index),
+        "LOCAL_RANK": str(start.index),  # torchrun's name for the slot: what reads it there works here, too
     }
+    if plan.gpus:
+        env["FTLIB_GPU"] = str(start.index % plan.gpus)
     env |= credentials or {}
     if start.socket_fds is not None:
         env["FTLIB_SOCKET_FDS"] = ",".join(map(str, start.socket_fds))

@@ -33,6 +33,9 @@ class StartPlan:
     workers: int
     """How many are started."""
 
+    gpus: int = 0
+    """How many GPUs each of them sees; 0: none."""
+
     job: str = field(default_factory=random_job)
     """Members of different jobs never mix. A caller of the fence endpoint must know it too."""
 

@@ -139,10 +139,17 @@ class Supervisor:
 
     def _greet(self) -> None:
         plan = self._plan
-        self._console.event("run", job=plan.job, supervisor=self._supervisor, workers=plan.workers, command=plan.command)
+        self._console.event(
+            "run", job=plan.job, supervisor=self._supervisor, workers=plan.workers, gpus=plan.gpus, command=plan.command
+        )
         self._console.say(f"job {plan.job}: {plan.workers} workers, supervisor at {self._supervisor}")
         if plan.resume is not None:
             self._console.say(f"the job begins from {plan.beginning}")
+        if plan.gpus and plan.workers > plan.gpus:
+            self._console.say(
+                f"{plan.workers} workers share {plan.gpus} GPU{'s' * (plan.gpus > 1)} (FTLIB_GPU): NCCL takes no two members "
+                "on one GPU, so everything goes by Gloo; -n gpu starts one worker for each GPU"
+            )
         if plan.workers > 1 and "OMP_NUM_THREADS" not in self._base:
             self._console.say("OMP_NUM_THREADS=1 for each worker, so that they share the cores; set it to change that")
 

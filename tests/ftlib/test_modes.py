@@ -162,8 +162,9 @@ def test_a_joiner_waits_for_the_end_of_a_long_call(mode: str) -> None:
 
 def hold(ft: FTLib, entered: threading.Event, finish: threading.Event) -> None:
     """Keep the next operation of this member under way until told."""
-    group = ft.group
-    assert group is not None
+    session = ft._session
+    assert session is not None and session.group is not None
+    group = session.group
     real = group.submit
 
     def submit(operation: Operation) -> Work:

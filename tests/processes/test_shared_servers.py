@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ftlib.cli.doctor import examine
+from ftlib.cli.doctor.network import examine
 from ftlib.cli.status import fetch_status
 from tests.harness.cluster import Cluster, Worker
 from tests.harness.nursery import Nursery

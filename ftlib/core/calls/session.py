@@ -15,11 +15,21 @@ from .salvage import SalvagePlan
 class Session:
     """What a member needs to act in a view. ``group`` is None if the member is alone."""
 
-    def __init__(self, view: View, plan: SalvagePlan, member_id: str, ranks: Mapping[str, int], group: Group | None) -> None:
+    def __init__(
+        self,
+        view: View,
+        plan: SalvagePlan,
+        member_id: str,
+        ranks: Mapping[str, int],
+        group: Group | None,
+        program_group: Group | None = None,
+    ) -> None:
+        """``program_group``: the group as programs may use it; by default the same."""
         self.view = view
         self.plan = plan
         self.member_id = member_id
         self.group = group
+        self.program_group = group if program_group is None else program_group
         self.rank = ranks[member_id]
         self.size = len(ranks)
         self.ranks = dict(ranks)

@@ -72,7 +72,7 @@ class Execution:
         """True if accelerators carry the calls: alike at all members, as all have finished the same calls of this session."""
         self._begun: list[Inner] = []
         """The calls that may have operations under way."""
-        group = session.group
+        group = session.program_group
         self.group = None if group is None else GuardedGroup(group, self.failed, self._waiting)
 
     @property

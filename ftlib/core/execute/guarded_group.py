@@ -41,11 +41,11 @@ class GuardedGroup(Group):
         """Only the library closes a group: same as ``abort``."""
         self.abort()
 
-    def wait(self, guarded: Work, work: Work, timeout: float) -> bool:
-        """Wait for ``work``, on behalf of ``guarded``."""
+    def wait(self, guarded: Work, wait: Callable[[float], bool], timeout: float) -> bool:
+        """Wait for the operation of ``guarded`` by ``wait``."""
         try:
             with self._waiting():
-                ended = work.wait(timeout)
+                ended = wait(timeout)
         except GroupError as error:
             raise self._failed(error) from None
         if ended and guarded in self.works:
@@ -60,7 +60,11 @@ class _GuardedWork(Work):
 
     def wait(self, timeout: float) -> bool:
         """See ``Work``."""
-        return self._group.wait(self, self._work, timeout)
+        return self._group.wait(self, self._work.wait, timeout)
+
+    def land(self, timeout: float) -> bool:
+        """See ``Work``."""
+        return self._group.wait(self, self._work.land, timeout)
 
     def done(self) -> bool:
         """See ``Work``."""

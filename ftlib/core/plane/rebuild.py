@@ -28,8 +28,10 @@ from consensus.border import (
 from ... import errors
 from ...errors import FTLibError
 from ...frameworks.base import Framework, Group, Work
+from ...frameworks.staged.group import StagedGroup
+from ...frameworks.staged.rows import HostRows
 from ..calls.adoption import donate
-from ..calls.salvage import FaultKind, plan
+from ..calls.salvage import FaultKind, SalvagePlan, plan
 from ..calls.session import Session
 from .hang import log_stall
 from .phase import Phase
@@ -85,6 +87,8 @@ class Rebuilder:
         self._plane = plane
         self._consensus = consensus
         self._framework = framework
+        self._rows = HostRows(framework.allocate)
+        """For the program's own operations on tensors on devices."""
         self._build = build
         self._prepare = prepare
         self._activated = activated
@@ -209,7 +213,7 @@ class Rebuilder:
             if len(view) == 1:
                 self._framework.cancel(view.epoch + 1)  # a group built ahead with others, which are gone
             ranks, self._group = self._build(view)
-            self._built = Session(view, chosen, self._plane.member_id, ranks, self._group)
+            self._built = self._session(view, chosen, ranks)
         except Exception as error:  # noqa: BLE001 - after any error this member has no group, and reports it
             self._failed(view, error)
             return
@@ -219,6 +223,11 @@ class Rebuilder:
         with self._plane.changed:  # or the answer to the next change's freeze might come first
             if self._wanted <= view.epoch:
                 self._consensus.ready(view.view_id)
+
+    def _session(self, view: View, chosen: SalvagePlan, ranks: Mapping[str, int]) -> Session:
+        group = self._group
+        own = None if group is None else StagedGroup(group, self._framework.place, self._rows)
+        return Session(view, chosen, self._plane.member_id, ranks, group, own)
 
     def _failed(self, view: View, error: Exception) -> None:
         """A failed rebuild is never a success: report it, so that a new epoch comes and the missing members are checked."""

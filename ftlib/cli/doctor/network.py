@@ -1,4 +1,4 @@
-"""``ftlib doctor``: the fault between this host and a member at another, in one line. See ``consensus.tools.diagnosis``."""
+"""The fault between this host and a member at another, in one line. See ``consensus.tools.diagnosis``."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from rich.table import Table
 from consensus import Config, ConfigError, Gossip, Home, format_address, parse_address
 from consensus.tools.diagnosis import Diagnosis, Examination, Grade, diagnose
 
-from .. import errors
-from ..launch.credentials import drawn_rings, ring_of_user
+from ... import errors
+from ...launch.credentials import drawn_rings, ring_of_user
 
 LISTEN = "0.0.0.0:7070"
 _MOST = 16
@@ -90,7 +90,7 @@ def _own_bind(host: str, bind: str) -> list[Examination]:
     return [Examination("bind", Grade.GOOD, f"FTLIB_BIND={bind}")]
 
 
-def as_record(address: str, diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
+def as_record(address: str | None, diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
     """Return plain values, for programs."""
     return {
         "address": address,
@@ -100,39 +100,45 @@ def as_record(address: str, diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
                 "address": format_address(diagnosis.address),
                 "ok": diagnosis.healthy,
                 "verdict": diagnosis.verdict,
-                "checks": [
-                    {"name": check.name, "result": check.grade.value, "found": check.found, "remedy": check.remedy}
-                    for check in diagnosis.checks
-                ],
+                "checks": rows(diagnosis.checks),
             }
             for diagnosis in diagnoses
         ],
     }
 
 
+def rows(checks: Sequence[Examination]) -> list[dict[str, str]]:
+    """Return plain values, for programs."""
+    return [{"name": each.name, "result": each.grade.value, "found": each.found, "remedy": each.remedy} for each in checks]
+
+
 def show(diagnoses: Sequence[Diagnosis], console: Console, *, verbose: bool) -> None:
     """Print one line for each address; ``verbose``: a table of the checks before it."""
     for diagnosis in diagnoses:
         if verbose:
-            console.print(_table(diagnosis))
+            console.print(table(diagnosis.checks))
         console.print(
             f"{format_address(diagnosis.address)}: {diagnosis.verdict}", soft_wrap=True, markup=False, highlight=False
         )
 
 
-def _table(diagnosis: Diagnosis) -> Table:
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    for check in diagnosis.checks:
-        table.add_row(check.name, f"[{_COLOURS[check.grade]}]{check.grade.value}[/]", str(check).replace("[", r"\["))
-    return table
+def table(checks: Sequence[Examination]) -> Table:
+    """One line a check, for people."""
+    lines = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for check in checks:
+        lines.add_row(check.name, f"[{_COLOURS[check.grade]}]{check.grade.value}[/]", str(check).replace("[", r"\["))
+    return lines
 
 
-def listen(address: str, console: Console) -> int:
-    """Run a member of an unknown job, until interrupted, that ``ftlib doctor`` at another host can examine."""
+def listen(address: str, console: Console, facts: Mapping[str, str]) -> int:
+    """Run a member of an unknown job, until interrupted, that ``ftlib doctor`` at another host can examine.
+
+    ``facts``: what it tells that doctor.
+    """
     gossip = Gossip(Config(job=f"doctor-{secrets.token_hex(8)}", bind=address, agent=Home.THREAD, insecure=True))
     over = threading.Event()
     try:
-        gossip.start()
+        gossip.start(meta=facts)
     except ConfigError as error:
         raise errors.ConfigError(str(error)) from None
     try:
