@@ -16,6 +16,7 @@ import torch
 
 from ftlib import ElasticSampler, FTLib, FTLibError, Status
 from tests.ftlib.workers import Job, Worker
+from tests.harness.basics import eventually
 
 Loader = Callable[[ElasticSampler], Iterator[list[int]]]
 
@@ -166,6 +167,7 @@ def play(seed: int) -> list[Scholar]:
         batch = rng.choice([2, 3, 5])
         for _ in range(founders):
             drama.enter()
+            eventually(lambda: drama.first in job.cluster.members, "the first one is there: it has to be a founder")
         drama.run()
         judge(list(drama.scholars.values()), epochs=epochs, size=size)
     return list(drama.scholars.values())
@@ -176,6 +178,9 @@ class Drama:
 
     def __init__(self, job: Job, rng: random.Random, scholar: Callable[[], Scholar]) -> None:
         self.scholars: dict[str, Scholar] = {}
+        self.first = "w00"
+        """It stays, and so does what has been learned."""
+        self._killed: set[str] = set()
         self._job, self._rng, self._scholar = job, rng, scholar
 
     def enter(self) -> None:
@@ -189,10 +194,10 @@ class Drama:
     def run(self) -> None:
         """Until the first worker is done; then the others have to be, too."""
         job, rng = self._job, self._rng
-        while job.workers["w00"].thread.is_alive():
+        while job.workers[self.first].thread.is_alive():
             time.sleep(rng.expovariate(20.0))  # between two events
             there = [name for name in self.scholars if job.workers[name].thread.is_alive()]
-            others = [name for name in there if name != "w00" and job.workers[name].ft.rank >= 0]
+            others = [name for name in there if name != self.first and job.workers[name].ft.rank >= 0]
             event = rng.choice(["kill", "kill", "kill_two", "leave", "join", "join", "join"])
             if event == "join" and len(others) < 4 and len(self.scholars) < 12:
                 self.enter()
@@ -200,7 +205,8 @@ class Drama:
                 threading.Thread(target=job.workers[rng.choice(begun)].ft.leave, daemon=True).start()
             elif event.startswith("kill") and others:
                 for name in rng.sample(others, min(len(others), 1 + (event == "kill_two"))):
+                    self._killed.add(name)
                     job.kill(name, silent=rng.random() < 0.3)
-        for name in self.scholars:
+        for name in self.scholars.keys() - self._killed:
             if job.workers[name].ft.rank >= 0:  # else nobody is left who could let it in
                 job.workers[name].join()
