@@ -57,14 +57,14 @@ class _State(enum.Enum):
 
 
 class _NcclTicket(Ticket):
-    """An event recorded after NCCL has launched the operations."""
+    """An event recorded after NCCL has launched the operations; none if it failed to, and some may run all the same."""
 
-    def __init__(self, event: Event, communicator: NcclCommunicator) -> None:
+    def __init__(self, event: Event | None, communicator: NcclCommunicator) -> None:
         self._event, self._communicator = event, communicator
 
     def query(self) -> bool:
         """See ``Ticket``. Raises the device's error, if it has one."""
-        return self._event.query()
+        return self._communicator.idle if self._event is None else self._event.query()
 
     def error(self) -> str:
         """See ``Ticket``."""
@@ -128,7 +128,7 @@ class NcclCommunicator(Communicator):
     @property
     def error(self) -> str:
         """The asynchronous error so far; empty after a stop, as the stop is no error."""
-        if self._state is not _State.READY:
+        if self._stopped.is_set() or self._state is not _State.READY:
             return ""
         if not self._error and self._lock.acquire(blocking=False):  # else a thread launches, and finds out itself
             try:
@@ -156,12 +156,12 @@ class NcclCommunicator(Communicator):
         with self._calling("launch operations") as comm:
             if self._state is not _State.READY:
                 raise GroupError(f"the communicator of epoch {self._spec.epoch} is {self._state.value} {self._why}")
+            self._own_stream().follow(filled)
             try:
-                self._own_stream().follow(filled)
                 return self._launch(comm, operations, after)
-            except GroupError as error:
+            except GroupError as error:  # some may run by now: the ticket is done when nothing runs any more
                 self._error = self._error or str(error)
-                raise
+                return _NcclTicket(None, self)
 
     def stop(self) -> None:
         """``ncclCommRevoke``: it sets a flag that kernels look at, and waits for their end. Nothing that peers use is freed.
