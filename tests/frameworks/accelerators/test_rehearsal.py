@@ -1,6 +1,6 @@
 """A Gloo group with an accelerator, among real processes: in good health, and what hangs, what lies, what never starts.
 
-The accelerator is the rehearsal's, or NCCL's with a library that has the rehearsal's faults (``tests/frameworks/nccl/fake.py``).
+The accelerator is the rehearsal's, or NCCL's with a library that has its faults (``tests/frameworks/nccl/fake.py``).
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def test_planted_an_event_alone_counts_as_success(crew: Crew) -> None:
 
 
 def test_aborts_at_random_moments(crew: Crew) -> None:
-    """Whatever a wait calls a result is one. However long they take on a busy machine, operations have ended after the abort."""
+    """Whatever a wait calls a result is one. Operations have ended after the abort, which takes its time on a busy machine."""
     hands = hire(crew, 2, Faults(silent=True), Deadlines(stop=5.0))
     chance = random.Random(15)
     for _ in range(25):
