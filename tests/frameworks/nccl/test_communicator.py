@@ -69,7 +69,7 @@ def test_a_start_builds_and_warms_up_with_few_and_many_bytes(stage: Stage) -> No
     made = stage.begin()
     assert stage.decided.wait(20)
     assert made.ready and not made.trouble and made.idle
-    once = ["ncclGroupStart", "ncclAllReduce", "ncclGroupEnd", "record"]
+    once = ["follow", "ncclGroupStart", "ncclAllReduce", "ncclGroupEnd", "record"]
     assert stage.nccl.names == ["ncclCommInitRankConfig", *once, *once]
     assert stage.nccl.log[0] == ("ncclCommInitRankConfig", 2, bytes(range(128)), 1)
     assert [entry[3] for entry in stage.nccl.log if entry[0] == "ncclAllReduce"] == [1024, 2048]
@@ -288,6 +288,7 @@ def test_a_devices_own_error_reaches_whoever_waits(stage: Stage) -> None:
         ticket.query()
     assert made.idle
     made.stop()
+    assert made.idle
     made.free()
 
 

@@ -222,15 +222,16 @@ class NcclCommunicator(Communicator):
             self._stopped.wait(_START_LOOK)
 
     def _warm(self, nbytes: int) -> None:
-        """Reduce so many bytes, and wait for the end."""
-        device = self._gpu.device
+        """Reduce so many bytes, whatever they are, and wait for the end.
+
+        They belong to this thread's stream, which is the same one for all communicators: torch keeps memory for the stream
+        that it was allocated on.
+        """
+        row = self._row = self._gpu.device.empty(nbytes // 4, torch.float32)
+        free = self._gpu.device.record()
         with self._calling("warm up") as comm:
-            stream = self._own_stream()
-            with stream.current():
-                row = self._row = device.empty(nbytes // 4, torch.float32)
-                device.enqueue(row.zero_, row)
-            operation = Operation(OperationKind.ALLREDUCE, row, "SUM")
-            ticket = self._launch(comm, [operation])
+            self._own_stream().follow(free)
+            ticket = self._launch(comm, [Operation(OperationKind.ALLREDUCE, row, "SUM")])
         until = time.monotonic() + self._spec.timeout
         while not ticket.query():
             with self._calling("warm up") as comm:
@@ -249,12 +250,20 @@ class NcclCommunicator(Communicator):
                 raise GroupError(f"ncclCommRevoke was still in progress after {_STOP:g} s")
             time.sleep(_START_LOOK)
             result = self._library.async_error(comm)
-        if self._stream is not None:  # what no event marks was launched by now, or never will be
-            self._newest, self._unmarked = self._stream.record(), False
+        self._mark_all()
         while not self.idle:
             if time.monotonic() > until:
                 raise GroupError(f"operations have not ended {_STOP:g} s after ncclCommRevoke")
             time.sleep(_EVENT_LOOK)
+
+    def _mark_all(self) -> None:
+        """What no event marks was launched by now, or never will be."""
+        if self._stream is not None:
+            try:
+                self._newest = self._stream.record()
+            except Exception:  # noqa: BLE001 - whatever the device raises: it does nothing any more
+                self._newest = None
+        self._unmarked = False
 
     # --- with the lock -------------------------------------------------------------------------------------------------
 
