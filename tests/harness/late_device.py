@@ -40,11 +40,11 @@ class LateStream(SideStream):
         self._device, self._stream = device, stream
 
     def follow(self, event: Event) -> None:
-        with self.current():
+        with self._device.on(self._stream):
             self._device.follow(event)
 
     def record(self) -> Event:
-        with self.current():
+        with self._device.on(self._stream):
             return self._device.record()
 
     def current(self) -> AbstractContextManager[None]:

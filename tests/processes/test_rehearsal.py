@@ -140,21 +140,25 @@ def test_whole_steps(nursery: Nursery, tmp_path: Path, framework: str, faults: s
         all_is_well(cluster)
 
 
-@MOST
-@pytest.mark.parametrize(
-    ("faults", "comes_back"),
-    [
-        ("start_seconds=1", True),
-        ("start=hangs, rank=1", False),
-        ("start=fails", False),
-        ("start=fails, communicators=1", True),
-        ("launch_seconds=0.01, kernel_seconds=0.01", True),
-        ("silent=1", True),
-        ("error_at=3, rank=1, communicators=2", True),
-        ("stop=hangs", True),
-        ("free=hangs", True),
-    ],
-)
+FAULTS = [
+    ("start_seconds=1", True),
+    ("start=hangs, rank=1", False),
+    ("start=fails", False),
+    ("start=fails, communicators=1", True),
+    ("launch_seconds=0.01, kernel_seconds=0.01", True),
+    ("silent=1", True),
+    ("error_at=3, rank=1, communicators=2", True),
+    ("stop=hangs", True),
+    ("free=hangs", True),
+]
+"""With whether accelerators come back."""
+FAULTS_OF_NCCL = [
+    pytest.param(NCCL, *row, marks=[] if row[0].startswith(("error_at", "start=fails, comm")) else pytest.mark.soak)
+    for row in FAULTS
+]
+
+
+@pytest.mark.parametrize(("framework", "faults", "comes_back"), [*(("rehearsal", *row) for row in FAULTS), *FAULTS_OF_NCCL])
 def test_whatever_goes_wrong_with_it(cluster: Cluster, faults: str, comes_back: bool) -> None:
     workers = cluster.found(3, environment={VARIABLE: faults})
     cluster.training(3)

@@ -54,8 +54,8 @@ class Communicator(ABC):
         """Enqueue the operations on the device, in this order, and return without waiting for peers or for their end.
 
         When it returns they have been launched: what the caller enqueues after that runs after them. GroupError if it is
-        stopped, not ready, or the launch fails. ``after``: called once they are launched, with their stream as the current
-        one; what it enqueues belongs to the ticket.
+        stopped, not ready, or the launch fails; if it fails in the middle, a ticket that tells the error. ``after``: called
+        once they are launched, with their stream as the current one; what it enqueues belongs to the ticket.
         """
 
     @abstractmethod

@@ -1,9 +1,13 @@
-"""A Gloo group with an accelerator, among real processes: in good health, and what hangs, what lies, what never starts."""
+"""A Gloo group with an accelerator, among real processes: in good health, and what hangs, what lies, what never starts.
+
+The accelerator is the rehearsal's, or NCCL's with a library that has its faults (``tests/frameworks/nccl/fake.py``).
+"""
 
 from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -28,9 +32,13 @@ SOON = TIMEOUT / 2
 """Seconds that are long, and yet short of any deadline in these tests."""
 
 
-@pytest.fixture(scope="module")
-def crew() -> Iterator[Crew]:
-    crew = Crew("rehearsal")
+NCCL = "tests.frameworks.nccl.fake:FakeNcclFramework"
+EARLY = {"rehearsal": "an event recorded before the launch", NCCL: "an event recorded before NCCL's launch"}
+
+
+@pytest.fixture(scope="module", params=["rehearsal", pytest.param(NCCL, marks=pytest.mark.soak)])
+def crew(request: pytest.FixtureRequest) -> Iterator[Crew]:
+    crew = Crew(request.param)
     yield crew
     crew.close()
 
@@ -198,8 +206,8 @@ def test_planted_an_event_alone_counts_as_success(crew: Crew) -> None:
 
 
 def test_aborts_at_random_moments(crew: Crew) -> None:
-    """Whatever a wait calls a result is one."""
-    hands = hire(crew, 2, Faults(silent=True))
+    """Whatever a wait calls a result is one. Operations have ended after the abort, which takes its time on a busy machine."""
+    hands = hire(crew, 2, Faults(silent=True), Deadlines(stop=5.0))
     chance = random.Random(15)
     for _ in range(25):
         ready(crew, hands)
@@ -222,7 +230,7 @@ def test_a_late_launch_is_waited_for(crew: Crew) -> None:
 
 def test_planted_an_event_recorded_before_the_launch(crew: Crew) -> None:
     with pytest.raises(AssertionError, match=r"1\.0 is not the sum"):
-        check_a_late_launch(crew, "an event recorded before the launch")
+        check_a_late_launch(crew, EARLY[crew.framework])
 
 
 def check_that_memory_is_kept(crew: Crew, bug: str = "") -> None:
@@ -282,7 +290,7 @@ def test_a_start_that_fails_at_one_member(crew: Crew) -> None:
     assert min(crew.run(hands, orders.go_on, 0.3)) > 10
     (other, others_log), (own, own_log) = crew.run(hands, orders.troubled)
     assert "failed on purpose" in own
-    assert "[1]" in other, "it names who is missing"
+    assert ("still in progress after 2 s" if crew.framework == NCCL else "[1]") in other, "or it names who is missing"
     assert len(own_log) == len(others_log) == 1
     assert own_log[0].startswith("WARNING rank 1 of 2") and "everything goes by Gloo" in own_log[0]
     for figures in crew.run(hands, orders.figures):
@@ -307,7 +315,7 @@ def test_a_member_without_an_accelerator(crew: Crew) -> None:
         hands = [*hire(crew, 1), *plain.hire(1)]
         crew.build(hands)
         hands[0].tell(orders.troubled)
-        assert hands[0].answer()[0] == "rank 1 has no rehearsal accelerator: it has none"
+        assert re.fullmatch("rank 1 has no (rehearsal|nccl) accelerator: it has none", hands[0].answer()[0])
         assert crew.run(hands, reduce_one, 10) == [2.0] * 2
     finally:
         plain.close()

@@ -117,6 +117,8 @@ class _Stream(SideStream):
 
     def record(self) -> Event:
         self._device.log.append(("record",))
+        if self._device.error is not None:
+            raise self._device.error
         return _Mark(self._device)
 
     @contextmanager

@@ -57,14 +57,14 @@ class _State(enum.Enum):
 
 
 class _NcclTicket(Ticket):
-    """An event recorded after NCCL has launched the operations."""
+    """An event recorded after NCCL has launched the operations; none if it failed to, and some may run all the same."""
 
-    def __init__(self, event: Event, communicator: NcclCommunicator) -> None:
+    def __init__(self, event: Event | None, communicator: NcclCommunicator) -> None:
         self._event, self._communicator = event, communicator
 
     def query(self) -> bool:
         """See ``Ticket``. Raises the device's error, if it has one."""
-        return self._event.query()
+        return self._communicator.idle if self._event is None else self._event.query()
 
     def error(self) -> str:
         """See ``Ticket``."""
@@ -128,7 +128,7 @@ class NcclCommunicator(Communicator):
     @property
     def error(self) -> str:
         """The asynchronous error so far; empty after a stop, as the stop is no error."""
-        if self._state is not _State.READY:
+        if self._stopped.is_set() or self._state is not _State.READY:
             return ""
         if not self._error and self._lock.acquire(blocking=False):  # else a thread launches, and finds out itself
             try:
@@ -156,12 +156,12 @@ class NcclCommunicator(Communicator):
         with self._calling("launch operations") as comm:
             if self._state is not _State.READY:
                 raise GroupError(f"the communicator of epoch {self._spec.epoch} is {self._state.value} {self._why}")
+            self._own_stream().follow(filled)
             try:
-                self._own_stream().follow(filled)
                 return self._launch(comm, operations, after)
-            except GroupError as error:
+            except GroupError as error:  # some may run by now: the ticket is done when nothing runs any more
                 self._error = self._error or str(error)
-                raise
+                return _NcclTicket(None, self)
 
     def stop(self) -> None:
         """``ncclCommRevoke``: it sets a flag that kernels look at, and waits for their end. Nothing that peers use is freed.
@@ -222,15 +222,16 @@ class NcclCommunicator(Communicator):
             self._stopped.wait(_START_LOOK)
 
     def _warm(self, nbytes: int) -> None:
-        """Reduce so many bytes, and wait for the end."""
-        device = self._gpu.device
+        """Reduce so many bytes, whatever they are, and wait for the end.
+
+        They belong to this thread's stream, which is the same one for all communicators: torch keeps memory for the stream
+        that it was allocated on.
+        """
+        row = self._row = self._gpu.device.empty(nbytes // 4, torch.float32)
+        free = self._gpu.device.record()
         with self._calling("warm up") as comm:
-            stream = self._own_stream()
-            with stream.current():
-                row = self._row = device.empty(nbytes // 4, torch.float32)
-                device.enqueue(row.zero_, row)
-            operation = Operation(OperationKind.ALLREDUCE, row, "SUM")
-            ticket = self._launch(comm, [operation])
+            self._own_stream().follow(free)
+            ticket = self._launch(comm, [Operation(OperationKind.ALLREDUCE, row, "SUM")])
         until = time.monotonic() + self._spec.timeout
         while not ticket.query():
             with self._calling("warm up") as comm:
@@ -249,12 +250,20 @@ class NcclCommunicator(Communicator):
                 raise GroupError(f"ncclCommRevoke was still in progress after {_STOP:g} s")
             time.sleep(_START_LOOK)
             result = self._library.async_error(comm)
-        if self._stream is not None:  # what no event marks was launched by now, or never will be
-            self._newest, self._unmarked = self._stream.record(), False
+        self._mark_all()
         while not self.idle:
             if time.monotonic() > until:
                 raise GroupError(f"operations have not ended {_STOP:g} s after ncclCommRevoke")
             time.sleep(_EVENT_LOOK)
+
+    def _mark_all(self) -> None:
+        """What no event marks was launched by now, or never will be."""
+        if self._stream is not None:
+            try:
+                self._newest = self._stream.record()
+            except Exception:  # noqa: BLE001 - whatever the device raises: it does nothing any more
+                self._newest = None
+        self._unmarked = False
 
     # --- with the lock -------------------------------------------------------------------------------------------------
 
