@@ -6,6 +6,7 @@ The device is one that does everything late; where there is a GPU, once more the
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -225,6 +226,26 @@ def test_only_what_is_sent_is_waited_for(crew: DeviceCrew) -> None:
     assert crew.device.waits - before == 3, "two sends, and the root of the broadcast"
 
 
+def test_what_is_sent_may_be_changed_at_once(crew: DeviceCrew) -> None:
+    """The others get what it was; here it stays as it was changed."""
+    tensors = [crew.device.put(torch.full((60,), 1.0 + i)) for i in range(SIZE)]
+    got = [crew.device.put(torch.zeros(60)) for _ in range(SIZE)]
+
+    def body(ft: FTLib, i: int) -> None:
+        group = group_of(ft)
+        works = [group.send(tensors[i], (i + 1) % SIZE, 0), group.recv(got[i], (i - 1) % SIZE, 0)]
+        if i == 0:
+            works.append(group.broadcast(tensors[0], 0))
+        _do(crew.device, lambda: tensors[i].fill_(9.0), tensors[i])
+        if i:
+            works.append(group.broadcast(tensors[i], 0))
+        assert all(work.wait(TIMEOUT) for work in works)
+
+    crew.all(body)
+    assert [row.unique().tolist() for row in got] == [[3.0], [1.0], [2.0]]
+    assert [tensor.unique().tolist() for tensor in tensors] == [[9.0], [1.0], [1.0]]
+
+
 def test_who_waits_second_has_the_result_too(crew: DeviceCrew) -> None:
     """Its stream follows the first one's copy; nothing is copied twice."""
     tensors = [crew.device.put(torch.full((50,), float(i))) for i in range(SIZE)]
@@ -252,18 +273,18 @@ def test_who_waits_second_has_the_result_too(crew: DeviceCrew) -> None:
 def test_a_future_completes_once_the_result_is_there(crew: DeviceCrew) -> None:
     tensors = [crew.device.put(torch.full((50,), float(i))) for i in range(SIZE)]
 
-    def body(ft: FTLib, i: int) -> list[list[float]]:
+    def body(ft: FTLib, i: int) -> list[bool]:
         work = group_of(ft).allreduce(tensors[i])
         future = work.future()
         eventually(future.done, "the future", TIMEOUT)
+        found = [tensors[i].tolist() == [3.0] * 50]  # before anything asks the device
         assert future.value() is None and work.done()
-        found = [tensors[i].unique().tolist()]
         assert work.wait(TIMEOUT)
         _do(crew.device, lambda: tensors[i].mul_(2.0), tensors[i])
         crew.device.synchronize()
-        return [*found, tensors[i].unique().tolist()]
+        return [*found, tensors[i].tolist() == [6.0] * 50]
 
-    assert crew.all(body) == [[[3.0], [6.0]]] * SIZE
+    assert crew.all(body) == [[True, True]] * SIZE
 
 
 # Operations that fail.
@@ -341,6 +362,24 @@ def test_memory_that_may_still_be_written_is_not_used_again(late: LateDevice) ->
     assert tensor.tolist() == [0.0] * 10, "a failed operation leaves the tensor as it was"
     group.recv(tensor, 1, 0), group.recv(tensor, 1, 0)
     assert failed.tensor.data_ptr() in {each.tensor.data_ptr() for each in raw.works[-2:]}
+
+
+def test_a_future_of_a_failed_operation_waits_until_nothing_is_written_any_more(late: LateDevice) -> None:
+    raw = ManualGroup()
+    future = staged(raw).recv(torch.zeros(10), 1, 0).future()
+    raw.works[0].error = GroupError("the connection broke")
+    assert not eventually_done(future, 0.2)
+    raw.works[0].physically = True
+    assert eventually_done(future, TIMEOUT)
+    with pytest.raises(GroupError):
+        future.value()
+
+
+def eventually_done(future: Any, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not future.done() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return bool(future.done())
 
 
 def test_memory_that_a_device_still_reads_is_not_used_again(late: LateDevice) -> None:

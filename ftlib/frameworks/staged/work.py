@@ -68,7 +68,9 @@ class StagedWork(Work):
 
     def land(self, timeout: float) -> bool:
         """True: the result is in the tensor, on the device. Excluded if the device hangs."""
-        with self._device.beside():  # this thread's own stream may have waited for what the program enqueues next
+        with (
+            self._device.beside()
+        ):  # torch's threads share a stream: the copy need not wait for what the program enqueued since
             if not self.wait(timeout):
                 return False
         with self._lock:
