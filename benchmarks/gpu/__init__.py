@@ -23,8 +23,9 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.gpu import average, children, communicators, ends, losses, staging, stops
 from benchmarks.gpu.stand import REAL, REHEARSED, Bench
@@ -33,18 +34,28 @@ from tests.harness.nursery import Nursery
 
 __all__ = ["PARTS", "main", "measure"]
 
-PARTS: dict[str, tuple[Callable[[Bench], None], float]] = {
-    "ends": (ends.measure, 30.0),
-    "stops": (stops.measure, 40.0),
-    "staging": (staging.measure, 20.0),
-    "gloo": (average.by_gloo, 35.0),
-    "nccl": (average.by_nccl, 40.0),
-    "losses": (losses.measure, 60.0),
-    "children": (children.measure, 40.0),
-    "communicators": (communicators.measure, 40.0),
+
+class Part(NamedTuple):
+    """Some of the rows."""
+
+    measure: Callable[[Bench], None]
+    rows: Mapping[str, str]
+    """What they are about, and their bars: to be shown if it cannot be measured."""
+    seconds: float
+    """Of ``SECONDS``."""
+
+
+PARTS = {
+    "ends": Part(ends.measure, ends.ROWS, 30.0),
+    "stops": Part(stops.measure, stops.ROWS, 40.0),
+    "staging": Part(staging.measure, staging.ROWS, 20.0),
+    "gloo": Part(average.by_gloo, average.GLOO_ROWS, 35.0),
+    "nccl": Part(average.by_nccl, average.NCCL_ROWS, 40.0),
+    "losses": Part(losses.measure, losses.ROWS, 60.0),
+    "children": Part(children.measure, children.ROWS, 40.0),
+    "communicators": Part(communicators.measure, communicators.ROWS, 40.0),
 }
-"""What measures each, and the seconds that it gets of ``SECONDS``."""
-SECONDS = sum(seconds for _, seconds in PARTS.values())
+SECONDS = sum(part.seconds for part in PARTS.values())
 LEAST = 5.0
 """Seconds that are too few for any part."""
 
@@ -54,20 +65,24 @@ def measure(args: argparse.Namespace, report: Report, nursery: Nursery, director
     until = time.monotonic() + args.seconds
     asked = [name for name in PARTS if name in args.only]
     for number, name in enumerate(asked):
-        function, seconds = PARTS[name]
         left = until - time.monotonic()
         if left < LEAST:
-            report.row(name, "not measured: no time was left")
+            without(report, name, "no time was left")
             continue
-        share = seconds / sum(PARTS[each][1] for each in asked[number:])
+        share = PARTS[name].seconds / sum(PARTS[each].seconds for each in asked[number:])
         bench = Bench(args, report, nursery, directory / name, time.monotonic() + left * share)
         print(f"-- {name}, {left * share:.0f} s", flush=True)
         try:
-            function(bench)
+            PARTS[name].measure(bench)
         except Exception as error:  # noqa: BLE001 - the other parts can be measured all the same
             print(f"{name}: {type(error).__name__}: {error}", flush=True)
-            last = (str(error).strip().splitlines() or [repr(error)])[-1]
-            report.row(name, f"not measured: {last}", bar="to be measured", good=False)
+            without(report, name, (str(error).strip().splitlines() or [repr(error)])[-1], good=False)
+
+
+def without(report: Report, name: str, why: str, *, good: bool | None = None) -> None:
+    """The rows of a part that was not measured."""
+    for what, bar in PARTS[name].rows.items():
+        report.row(what, f"not measured: {why}", bar=bar, good=good)
 
 
 def main() -> int:
@@ -81,8 +96,9 @@ def main() -> int:
     args.stand = REHEARSED if args.rehearse else REAL
     report = Report("One GPU" if args.stand.real else "A rehearsal on the CPU: no figures", args.seconds)
     if reason := args.stand.missing():
-        for name in args.only:
-            report.row(name, f"not measured: {reason}")
+        for name in PARTS:
+            if name in args.only:
+                without(report, name, reason)
         return report.finish()
     with tempfile.TemporaryDirectory(prefix="ftlib-gpu-") as place, Nursery(Path(place) / "nursery") as nursery:
         try:

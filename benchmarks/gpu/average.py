@@ -27,12 +27,18 @@ from benchmarks.report import spread
 from ftlib import FTLib
 from tests.harness.one_gpu import pose_as_a_host
 
-__all__ = ["by_gloo", "by_nccl", "main"]
+__all__ = ["GLOO_ROWS", "NCCL_ROWS", "by_gloo", "by_nccl", "main"]
 
 RANKS = 2
 CASES = {"25 MB in 60 tensors": (25 * 10**6, 60), "4 KB": (4 << 10, 1)}
 RATIOS = {"gloo": 1.10, "nccl": 1.15}
 SMALL_MS, HOST_US = 0.5, 300.0
+GLOO_ROWS = {"gloo, 2 ranks, 25 MB in 60 tensors, beside the same by hand: ratio": f"<= {RATIOS['gloo']:g}"}
+NCCL_ROWS = {
+    "nccl, 2 ranks, 25 MB in 60 tensors, beside the same by hand: ratio": f"<= {RATIOS['nccl']:g}",
+    "... processor time of the calling thread beyond theirs": f"<= +{HOST_US:g} us",
+    "... 4 KB: paired difference": f"<= +{SMALL_MS:g} ms",
+}
 WARM = 5
 LIMIT = 60.0
 """Seconds for anything."""

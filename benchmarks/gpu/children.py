@@ -17,10 +17,13 @@ from tests.harness.cluster import Cluster
 from tests.harness.holding import held
 from tests.harness.verdict import Verdict
 
-__all__ = ["measure"]
+__all__ = ["ROWS", "measure"]
 
 LIMITS = {signal.SIGKILL: 0.25, signal.SIGSTOP: 1.5}
 """Seconds beyond a call without a fault."""
+ROWS = {
+    f"isolated:nccl: own child {number.name} while kernels spin": f"<= {limit * 1e3:g} ms" for number, limit in LIMITS.items()
+}
 REPETITIONS = 6
 READY = 1.0
 """Seconds until each worker has a spare process again."""

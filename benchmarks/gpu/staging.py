@@ -18,11 +18,15 @@ from ftlib.core.tensors.layout import lay_out
 from ftlib.core.tensors.staging import Staging
 from tests.harness.cluster import ROOT
 
-__all__ = ["main", "measure"]
+__all__ = ["ROWS", "main", "measure", "measured"]
 
 ELEMENTS = 25 * 10**6 // 4
 LIMITS = {60: 100e-6, 1000: 250e-6}
 """Seconds, by the number of tensors."""
+ROWS = {
+    f"fill, look for inf and nan, deliver 25 MB in {pieces} tensors: on the device": f"<= {limit * 1e6:.0f} us"
+    for pieces, limit in LIMITS.items()
+}
 ROUNDS = 50
 BUCKET = 8 << 20
 MEMBERS = 2
@@ -55,12 +59,12 @@ def main() -> int:
     args = options.parse_args()
     torch.set_num_threads(1)
     for pieces in LIMITS:
-        device, host = _measured(STANDS[args.stand], pieces)
+        device, host = measured(STANDS[args.stand], pieces)
         print(json.dumps({"pieces": pieces, "device": device, "host": host}), flush=True)
     return 0
 
 
-def _measured(stand: Stand, pieces: int) -> tuple[list[float], list[float]]:
+def measured(stand: Stand, pieces: int) -> tuple[list[float], list[float]]:
     """Seconds on the device, from the first operation to the last one, and of the thread that enqueues them."""
     tensors = [part.clone().to(stand.device) for part in torch.ones(ELEMENTS).tensor_split(pieces)]
     specs = [(tensor.dtype, tuple(tensor.shape)) for tensor in tensors]

@@ -19,8 +19,12 @@ from ftlib.frameworks.base import Operation, OperationKind
 from tests.frameworks.crew import Crew, Hand, Worker
 from tests.harness.basics import eventually
 
-__all__ = ["Communicator", "accelerated", "bulk", "crew", "measure"]
+__all__ = ["ROWS", "Communicator", "accelerated", "bulk", "crew", "measure"]
 
+ROWS = {
+    "NCCL, 1, 2 and 4 ranks: revoke and abort while kernels spin": "",
+    "an event recorded before success calls a spinning kernel ended": "",
+}
 SIZES = (1, 2, 4)
 REPETITIONS = 5
 ELEMENTS = 1_000_000
@@ -124,14 +128,16 @@ class Communicator:
         self._library, self._busy = load(), Result.IN_PROGRESS
         torch.cuda.set_device(0)
         self.stream = torch.cuda.Stream()
+        self._tensor: torch.Tensor | None = None
         self.rank, self.size = rank, size
         self.comm, _ = self._library.init_rank(identity, size, rank)
         self.until_done()
 
     def launch(self, tensor: torch.Tensor) -> torch.cuda.Event:
         """Launch an allreduce; an event that was recorded as soon as NCCL's function had returned."""
-        kind = SUM
-        self._library.all_reduce(tensor.data_ptr(), tensor.numel(), FLOAT32, kind, self.comm, self.stream.cuda_stream)
+        self._tensor = tensor  # it must outlive the kernel
+        self.stream.wait_stream(torch.cuda.current_stream())  # which fills the tensor
+        self._library.all_reduce(tensor.data_ptr(), tensor.numel(), FLOAT32, SUM, self.comm, self.stream.cuda_stream)
         return self.event()
 
     def event(self) -> torch.cuda.Event:
