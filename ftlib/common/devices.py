@@ -15,9 +15,21 @@ from typing import Any
 
 import torch
 
+from ..errors import ConfigError
 from .memory import Pages
 
-__all__ = ["HOST", "Cuda", "Device", "Event", "Rehearsed", "device_at", "place_of", "placed_by", "thread_device"]
+__all__ = [
+    "HOST",
+    "Cuda",
+    "Device",
+    "Event",
+    "Rehearsed",
+    "SideStream",
+    "device_at",
+    "place_of",
+    "placed_by",
+    "thread_device",
+]
 
 HOST = ""
 """The place of CPU tensors."""
@@ -29,6 +41,25 @@ class Event(ABC):
     @abstractmethod
     def query(self) -> bool:
         """True once the device has done everything that was enqueued before the mark. Raises the device's error, if any."""
+
+
+class SideStream(ABC):
+    """A stream of its own, for a library that is told on which stream to enqueue. One thread at a time."""
+
+    handle = 0
+    """The stream as libraries name it: a ``cudaStream_t``, as a number."""
+
+    @abstractmethod
+    def follow(self, event: Event) -> None:
+        """Whatever is enqueued here from now on begins after ``event``. Does not wait."""
+
+    @abstractmethod
+    def record(self) -> Event:
+        """Mark this stream."""
+
+    @abstractmethod
+    def current(self) -> AbstractContextManager[object]:
+        """Until the end of the block, this is the current stream of this thread."""
 
 
 class Device(ABC):
@@ -64,6 +95,16 @@ class Device(ABC):
         """Until the end of the block, this thread enqueues on another stream than programs do, beside what they enqueue."""
 
     @abstractmethod
+    def side_stream(self) -> SideStream:
+        """A stream that no program enqueues on."""
+
+    def use(self) -> None:  # noqa: B027 - there may be only one
+        """Make this the current device of the thread that calls it."""
+
+    def check_capture(self) -> None:  # noqa: B027 - most devices record no graphs
+        """ConfigError if what is enqueued on the current stream is recorded for later, and not carried out."""
+
+    @abstractmethod
     def pin(self, row: torch.Tensor) -> None:
         """Lock the pages of ``row``, CPU memory, as long as it exists: copies to and from it need no wait then."""
 
@@ -92,6 +133,24 @@ class _CudaEvent(Event):
 
     def query(self) -> bool:
         return bool(self.event.query())  # type: ignore[no-untyped-call]
+
+
+class _CudaStream(SideStream):
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._stream = stream
+        self.handle = stream.cuda_stream
+
+    def follow(self, event: Event) -> None:
+        assert isinstance(event, _CudaEvent)
+        self._stream.wait_event(event.event)
+
+    def record(self) -> Event:
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(self._stream)
+        return _CudaEvent(event)
+
+    def current(self) -> AbstractContextManager[object]:
+        return torch.cuda.stream(self._stream)
 
 
 class Cuda(Device):
@@ -130,6 +189,22 @@ class Cuda(Device):
             if self._side is None:
                 self._side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         return torch.cuda.stream(self._side)
+
+    def side_stream(self) -> SideStream:
+        """Of high priority: torch keeps few streams, which it hands out again and again, and these are the rarer ones."""
+        return _CudaStream(torch.cuda.Stream(self._device, priority=-1))  # type: ignore[no-untyped-call]
+
+    def use(self) -> None:
+        """As ``torch.cuda.set_device``."""
+        torch.cuda.set_device(self._device)
+
+    def check_capture(self) -> None:
+        """A CUDA graph would record the copies, and repeat them without the group's operations in between."""
+        with torch.cuda.device(self._device):
+            captured = torch.cuda.is_current_stream_capturing()
+        if captured:
+            text = "a CUDA graph is captured on the current stream, and no graph can hold an operation between members"
+            raise ConfigError(f"{text}: capture forward and backward alone, and call ftlib between the replays")
 
     def pin(self, row: torch.Tensor) -> None:
         """Register the pages with the driver until the memory of ``row`` is freed."""
@@ -170,6 +245,10 @@ class Rehearsed(Device):
         """Nothing is ever under way."""
         return nullcontext()
 
+    def side_stream(self) -> SideStream:
+        """All streams are alike."""
+        return _Nowhere()
+
     def pin(self, row: torch.Tensor) -> None:
         """Copies need nothing."""
 
@@ -177,6 +256,17 @@ class Rehearsed(Device):
 class _Past(Event):
     def query(self) -> bool:
         return True
+
+
+class _Nowhere(SideStream):
+    def follow(self, event: Event) -> None:
+        pass
+
+    def record(self) -> Event:
+        return _Past()
+
+    def current(self) -> AbstractContextManager[object]:
+        return nullcontext()
 
 
 _devices: dict[str, Device] = {}

@@ -14,6 +14,7 @@ FRAMEWORKS = {
     "gloo": ("gloo", "GlooFramework"),
     "isolated:gloo": ("isolated", "IsolatedFramework"),
     "memory": ("memory", "MemoryFramework"),
+    "nccl": ("accelerators.nccl", "NcclFramework"),
     "rehearsal": ("accelerators.rehearsal", "RehearsalFramework"),
 }
 """Name -> module below this one, and class."""
@@ -43,9 +44,8 @@ def framework_by_name(name: str) -> Framework:
 
 def _why_not(name: str) -> str:
     isolated, _, inner = name.rpartition(":")
-    if inner == "nccl" and isolated in ("", "isolated"):
-        instead = f"{isolated}:gloo".strip(":")
-        text = f"framework={name!r} is not part of this release: give framework={instead!r}"
+    if inner == "nccl" and isolated == "isolated":
+        text = f"framework={name!r} is not part of this release: give framework='isolated:gloo'"
         return f"{text}, which reduces CUDA tensors, too, through CPU memory"
     if isolated == "isolated" and inner in FRAMEWORKS:
         return f"framework={name!r}: only Gloo can have a process of its own in this release: give framework='isolated:gloo'"

@@ -69,7 +69,7 @@ def test_errors_name_the_parameter() -> None:
     assert "layer2.bias" in refused(frozen_first)
 
 
-@pytest.mark.parametrize("name", ["gloo", "isolated:gloo", "rehearsal", "memory"])
+@pytest.mark.parametrize("name", ["gloo", "isolated:gloo", "nccl", "rehearsal", "memory"])
 def test_devices_that_this_release_does_not_know(name: str) -> None:
     """What it does know, and what to do."""
     framework = framework_by_name(name)

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
-from ftlib.common.devices import Device, Event, placed_by
+from ftlib.common.devices import Device, Event, SideStream, placed_by
 
 PLACE = "late:0"
 
@@ -33,6 +33,22 @@ class LateEvent(Event):
 
     def query(self) -> bool:
         return self.device.reached(self)
+
+
+class LateStream(SideStream):
+    def __init__(self, device: LateDevice, stream: _Stream) -> None:
+        self._device, self._stream = device, stream
+
+    def follow(self, event: Event) -> None:
+        with self.current():
+            self._device.follow(event)
+
+    def record(self) -> Event:
+        with self.current():
+            return self._device.record()
+
+    def current(self) -> AbstractContextManager[None]:
+        return self._device.on(self._stream)
 
 
 class LateDevice(Device):
@@ -69,7 +85,13 @@ class LateDevice(Device):
     @contextmanager
     def stream(self) -> Iterator[None]:
         """Until the end of the block, this thread enqueues on another stream of its own."""
-        before, self._here.stream = self._stream(), self._new()
+        with self.on(self._new()):
+            yield
+
+    @contextmanager
+    def on(self, stream: _Stream) -> Iterator[None]:
+        """Until the end of the block, this thread enqueues on that stream."""
+        before, self._here.stream = self._stream(), stream
         try:
             yield
         finally:
@@ -119,6 +141,9 @@ class LateDevice(Device):
 
     def beside(self) -> AbstractContextManager[None]:
         return self.stream()
+
+    def side_stream(self) -> LateStream:
+        return LateStream(self, self._new())
 
     def pin(self, row: torch.Tensor) -> None:
         pass

@@ -31,6 +31,7 @@ from consensus import format_address
 from ftlib import ElasticSampler, FTLib
 from ftlib.common.devices import device_at
 from ftlib.frameworks.accelerators.rehearsal.accelerator import PLACE
+from tests.frameworks.crew import made
 from tests.harness import moments
 from tests.harness.namespace import enter
 from tests.harness.one_gpu import pose_as_a_host
@@ -110,7 +111,10 @@ class Lines:
 def joined(task: Task, lines: Lines, **more: Any) -> Iterator[FTLib]:
     """A member with the task's settings; the log says who it is."""
     sockets = {"socket_fds": task.socket_fds} if task.socket_fds else {}
-    with FTLib.init(**{**task.settings, **sockets, **more}) as ft:
+    settings = {**task.settings, **sockets, **more}
+    if "." in settings.get("framework", ""):  # a class of the tests'
+        settings["framework"] = made(settings["framework"])
+    with FTLib.init(**settings) as ft:
         member = ft._consensus.member
         lines.write(event="init", member=member.id, address=format_address(member.address), pid=os.getpid())
         yield ft

@@ -1,6 +1,7 @@
 """Jobs whose groups have an accelerator that behaves as badly as a GPU's: they go on as with Gloo alone, whatever goes wrong.
 
-Every job trains with three workers, loses one, and gets another; each step is compared with a reference, at every worker.
+Every job trains with three workers, loses one, and gets another; each step is compared with a reference, at every worker. The
+accelerator is the rehearsal's, or NCCL's with a library whose faults are the rehearsal's, told in NCCL's words.
 """
 
 from __future__ import annotations
@@ -24,9 +25,19 @@ ON = "go by accelerators"
 OFF = "go by the CPU"
 
 
+NCCL = "tests.frameworks.nccl.fake:FakeNcclFramework"
+MOST = pytest.mark.parametrize("framework", ["rehearsal", pytest.param(NCCL, marks=pytest.mark.soak)])
+"""With NCCL only where there is time."""
+
+
+@pytest.fixture(params=["rehearsal", NCCL])
+def framework(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture
-def cluster(nursery: Nursery, tmp_path: Path) -> Iterator[Cluster]:
-    settings = {"bucket_mb": 0.08, "framework": "rehearsal"}
+def cluster(nursery: Nursery, tmp_path: Path, framework: str) -> Iterator[Cluster]:
+    settings = {"bucket_mb": 0.08, "framework": framework}
     with Cluster(tmp_path, nursery, sizes=[20_000, 300], pause=0.03, settings=settings) as cluster:
         yield cluster
 
@@ -57,6 +68,10 @@ def epoch(cluster: Cluster) -> int:
     return max(worker.last["epoch"] for worker in cluster.alive())
 
 
+def _name(framework: str) -> str:
+    return "nccl" if framework == NCCL else framework
+
+
 def all_is_well(cluster: Cluster) -> None:
     cluster.drain()
     verdict = Verdict()
@@ -66,6 +81,7 @@ def all_is_well(cluster: Cluster) -> None:
     assert verdict.steps >= 3
 
 
+@MOST
 def test_a_healthy_call_waits_for_the_device_once(cluster: Cluster) -> None:
     """By Gloo, and by accelerators; the look for inf and nan is included."""
     workers = cluster.found(3, environment={VARIABLE: "start_seconds=1"})
@@ -79,7 +95,7 @@ def test_a_healthy_call_waits_for_the_device_once(cluster: Cluster) -> None:
     all_is_well(cluster)
 
 
-def test_killed_joined_and_left(cluster: Cluster) -> None:
+def test_killed_joined_and_left(cluster: Cluster, framework: str) -> None:
     workers = cluster.found(3)
     cluster.training(3)
     accelerated(cluster, 3)
@@ -97,7 +113,7 @@ def test_killed_joined_and_left(cluster: Cluster) -> None:
     starts, stops = told["ftlib_accelerator_starts_total"], told["ftlib_accelerator_stops_total"]
     assert starts == stops + 1 >= 4, "three views have gone"
     assert told["ftlib_accelerator_start_seconds_count"] >= 1
-    assert min(told[f"ftlib_transport_calls_total{{transport={name}}}"] for name in ("gloo", "rehearsal")) > 0
+    assert min(told[f"ftlib_transport_calls_total{{transport={name}}}"] for name in ("gloo", _name(framework))) > 0
     cluster.until(
         "what has gone is freed", lambda: scrape(workers[2], cluster.secret)["ftlib_accelerator_frees_total"] == stops
     )
@@ -105,11 +121,12 @@ def test_killed_joined_and_left(cluster: Cluster) -> None:
     all_is_well(cluster)
 
 
+@MOST
 @pytest.mark.parametrize("faults", ["", "error_at=40, rank=1, communicators=1", "start_seconds=0.5, kernel_seconds=0.002"])
-def test_whole_steps(nursery: Nursery, tmp_path: Path, faults: str) -> None:
+def test_whole_steps(nursery: Nursery, tmp_path: Path, framework: str, faults: str) -> None:
     """The calls within a unit go by what the commit of the unit before has agreed on."""
     task = {"program": "tests.processes.stepper:step", "sizes": [40_000, 300, 20_000], "pause": 0.03}
-    settings = {"bucket_mb": 0.08, "framework": "rehearsal"}
+    settings = {"bucket_mb": 0.08, "framework": framework}
     with Cluster(tmp_path, nursery, **task, settings=settings) as cluster:
         workers = cluster.found(3, environment={VARIABLE: faults})
         cluster.training(3)
@@ -123,6 +140,7 @@ def test_whole_steps(nursery: Nursery, tmp_path: Path, faults: str) -> None:
         all_is_well(cluster)
 
 
+@MOST
 @pytest.mark.parametrize(
     ("faults", "comes_back"),
     [
@@ -156,6 +174,7 @@ def test_whatever_goes_wrong_with_it(cluster: Cluster, faults: str, comes_back: 
     all_is_well(cluster)
 
 
+@MOST
 def test_kernels_that_do_not_end_stop_their_worker_alone(cluster: Cluster) -> None:
     """Nothing says what they will write to, so the process cannot go on; it says so, and the others train without it."""
     workers = cluster.found(3, environment={VARIABLE: "error_at=3, stuck=1, rank=0, communicators=1"})

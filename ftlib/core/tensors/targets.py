@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
+from ...common.devices import device_at
 from ...errors import ConfigError
 from ...frameworks.base import Framework
 from .dtypes import reason_against, wire_dtype
@@ -115,7 +116,10 @@ class Layouts:
         self._known: OrderedDict[tuple[object, ...], Layout] = OrderedDict()
 
     def layout(self, kind: str, targets: Targets, op: str, *, mean: bool = False) -> Layout:
-        """The layout of such a call. ConfigError names a tensor that cannot take part, and says why."""
+        """The layout of such a call, with which every call begins.
+
+        ConfigError names a tensor that cannot take part, and says why; or says that a device only records what it is told.
+        """
         found = [owner if source is None else source for source, owner in zip(targets.sources, targets.owners, strict=True)]
         try:
             key = (kind, op, *((t.dtype, t.shape, t.layout, t.device) for t in found))
@@ -135,6 +139,8 @@ class Layouts:
                 self._known.popitem(last=False)
         if not all(source is None or source.is_contiguous() for source in targets.sources):
             check_writable(targets)
+        for place in layout.places:
+            device_at(place).check_capture()
         return layout
 
     def _reason(self, tensor: torch.Tensor, op: str, *, mean: bool) -> str:

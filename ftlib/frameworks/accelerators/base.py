@@ -22,7 +22,8 @@ class Ticket(ABC):
     def query(self) -> bool:
         """True once the device says that all of them have ended. Never blocks.
 
-        It says nothing about success: operations that were stopped end, too, and leave garbage in their buffers.
+        It says nothing about success: operations that were stopped end, too, and leave garbage in their buffers. Raises the
+        device's error, if it has one.
         """
 
     @abstractmethod
@@ -46,7 +47,7 @@ class Communicator(ABC):
     @property
     @abstractmethod
     def idle(self) -> bool:
-        """True if nothing that was launched is still to run, or running, on the device. Never blocks."""
+        """True if nothing that was launched is still to run, or running, on the device. Never blocks, never raises."""
 
     @abstractmethod
     def launch(self, operations: Sequence[Operation], after: Callable[[], None] | None = None) -> Ticket:

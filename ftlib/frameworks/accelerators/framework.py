@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from ftlib.errors import ConfigError
 from ftlib.frameworks.base import Framework, Group, GroupSpec
 from ftlib.frameworks.gloo import GlooFramework
 from ftlib.frameworks.gloo_group import GlooGroup
@@ -63,11 +64,17 @@ class HybridFramework(Framework):
         return (self._gloo.name, self._accelerator.name)
 
     def start(self, host: str) -> Mapping[str, str]:
-        """Start Gloo's part and the accelerator. ConfigError if ``host`` is no address of this machine."""
+        """Start Gloo's part and the accelerator. ConfigError if ``host`` is no address of this machine.
+
+        An accelerator that cannot be used is done without, but for a mistake in its configuration.
+        """
         facts = self._gloo.start(host)
         try:
             self._accelerator.start(host)
             self._absent = ""
+        except ConfigError:
+            self._gloo.close()
+            raise
         except Exception as error:  # noqa: BLE001 - whatever it is: the job goes on without
             self._absent = f"it could not be started: {error}"
         self._process, self._closed = os.getpid(), False

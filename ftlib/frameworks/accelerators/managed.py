@@ -81,8 +81,11 @@ class ManagedCommunicator:
         self._state = _State.STARTED
         self._launching = 0
         """Threads in ``launch``: what they launch is not on the device yet. Both are guarded by ``_lock``."""
-        self._kept: deque[tuple[Ticket, list[torch.Tensor]]] = deque()
-        """What may be under way, and its memory, which must not be used for anything else until it has ended."""
+        self._kept: deque[tuple[Ticket | None, list[torch.Tensor]]] = deque()
+        """What may be under way, and its memory, which must not be used for anything else until it has ended.
+
+        Without a ticket if its launch has failed, perhaps in the middle: that is kept until the communicator is freed.
+        """
         self._given_up = ""
         self._began = time.monotonic()
         self._stopped_at = 0.0
@@ -143,14 +146,15 @@ class ManagedCommunicator:
             if self._state is not _State.STARTED:
                 raise GroupError(f"the communicator of epoch {self.epoch} is {self._state.value}")
             self._launching += 1
+        ticket: Ticket | None = None
         try:
             ticket = self._communicator.launch(operations, after)
         finally:
+            self._kept.append((ticket, [operation.tensor for operation in operations]))
             with self._lock:
                 self._launching -= 1
-        while self._kept and self._kept[0][0].query():
+        while (oldest := self._kept[0][0]) is not None and oldest is not ticket and oldest.query():
             self._kept.popleft()
-        self._kept.append((ticket, [operation.tensor for operation in operations]))
         return ticket
 
     def stop(self) -> None:

@@ -79,11 +79,17 @@ class AcceleratedWork(Work):
         self._error: GroupError | None = None
 
     def done(self) -> bool:
-        """True once the device no longer uses the buffers, whatever they hold."""
-        return self._ticket.query()
+        """True once the device no longer uses the buffers, whatever they hold; also if it has failed."""
+        try:
+            return self._ticket.query()
+        except Exception:  # noqa: BLE001 - whatever the device raises: it does nothing any more
+            return True
 
     def wait(self, timeout: float) -> bool:
-        """See ``Work``. Also fails when the library reports an error, or when a connection to a peer has broken."""
+        """See ``Work``. Also fails when the library reports an error, or when a connection to a peer has broken.
+
+        Raises the device's error, if it has one.
+        """
         deadline = time.monotonic() + timeout
         while not self._ended():
             now = time.monotonic()
