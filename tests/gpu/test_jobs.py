@@ -144,8 +144,9 @@ def test_the_process_of_a_group_while_its_kernels_spin(cluster: Cluster, number:
     cluster.training(3)
     before = newest(workers)
     with held(cluster, workers[2]):
-        for pid in named(workers[0].pid, "ftlib-group"):
-            os.kill(pid, number)
+        for name in ("ftlib-group", "ftlib-accel"):
+            for pid in named(workers[0].pid, name):
+                os.kill(pid, number)
     redone(cluster, workers, before)
     cluster.drain()
     assert judge(cluster) > 10
