@@ -110,6 +110,24 @@ def test_the_same_bits_at_all_ranks(cluster: Cluster, size: int) -> None:
         assert all(hashes == {bits.digest(bits.mean(slots, step))} for step, hashes in found.items())
 
 
+@pytest.mark.parametrize("stand", [*STANDS[1:], *BY_GLOO])
+@pytest.mark.parametrize("program", ["stepper:step", "learner:learn"])
+def test_models_on_a_gpu(nursery: Nursery, tmp_path: Path, stand: tuple[str, str], program: str) -> None:
+    """Whole steps as units, and plain ones; a joiner gets parameters and the optimizer's state from one GPU to another."""
+    framework, device = stand
+    task = {"program": f"tests.processes.{program}", "sizes": [40_000, 300, 20_000], "pause": 0.03, "device": device}
+    with Cluster(tmp_path, nursery, settings={"bucket_mb": 0.08, "framework": framework}, **task) as cluster:
+        workers = cluster.found(3)
+        cluster.training(3)
+        if framework.endswith("nccl"):
+            accelerated(cluster, 3)
+        workers[1].kill()
+        cluster.training(2)
+        cluster.join()
+        cluster.training(3)
+        all_is_well(cluster)
+
+
 @pytest.mark.parametrize("stand", BY_GLOO)
 def test_tensors_on_a_gpu_through_cpu_memory(cluster: Cluster) -> None:
     workers = cluster.found(3)
