@@ -10,7 +10,8 @@ import time
 from itertools import pairwise
 from typing import Any
 
-from benchmarks.faults import COMES_UP, all_after, newest_epoch, pause
+from benchmarks.faults import all_after, come_up, newest_epoch, pause
+from benchmarks.gpu.losses import await_accelerators
 from benchmarks.gpu.stand import Bench
 from benchmarks.isolated import child_in_use
 from tests.harness.cluster import Cluster
@@ -37,7 +38,7 @@ def measure(bench: Bench) -> None:
     task: dict[str, Any] = {"sizes": [args.elements], "device": stand.device, "habit": habit}
     with Cluster(bench.directory, bench.nursery, **task, settings={"framework": stand.isolated}) as cluster:
         cluster.found(args.workers)
-        cluster.training(args.workers, COMES_UP)
+        come_up(cluster, args.workers)
         until = [time.monotonic() + bench.left * share for share in (0.5, 1.0)]
         for (number, limit), end in zip(LIMITS.items(), until, strict=True):
             times: list[float] = []
@@ -71,7 +72,7 @@ def _on_again(cluster: Cluster, bench: Bench) -> None:
         lines = [worker.calls[-2:] for worker in workers]
         return all(len(two) == 2 and two[1]["accelerated"] > two[0]["accelerated"] for two in lines)
 
-    cluster.until("calls go by accelerators", all_are, COMES_UP)
+    await_accelerators(cluster, all_are)
 
 
 def _usual(cluster: Cluster) -> float:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.faults import COMES_UP, all_after, newest_epoch, pause
+from benchmarks.faults import COMES_UP, all_after, come_up, newest_epoch, pause
 from benchmarks.gpu.stand import Bench
 from benchmarks.report import spread
 from ftlib import FTLib
@@ -59,7 +59,7 @@ def measure(bench: Bench) -> None:
     task: dict[str, Any] = {"sizes": [bench.args.elements], "fill": False, "digest": False, "device": stand.device}
     with socket.create_server(("127.0.0.1", 0)) as listener, Cluster(bench.directory, bench.nursery, **task) as cluster:
         survivors = cluster.found(SURVIVORS, trace=True, settings=settings)
-        cluster.training(SURVIVORS, min(COMES_UP, bench.left))
+        come_up(cluster, SURVIVORS)
         for number in range(REPETITIONS):
             if number and bench.over:
                 break

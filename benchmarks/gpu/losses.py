@@ -12,17 +12,17 @@ import psutil
 import torch
 
 from benchmarks.accelerator import Carried, all_on, newest, on
-from benchmarks.faults import COMES_UP, lose, refill
+from benchmarks.faults import come_up, lose, refill
 from benchmarks.gpu.stand import Bench
 from benchmarks.report import spread
 from ftlib import FTLib
 from ftlib.frameworks.accelerators.managed import ManagedCommunicator
-from tests.harness.cluster import Cluster, Worker
+from tests.harness.cluster import Cluster, Stuck, Worker
 from tests.harness.holding import Holding, held
 from tests.harness.verdict import Verdict
 from tests.harness.worker import Lines
 
-__all__ = ["ALLOWED", "ROWS", "Loser", "growth", "holdings", "measure"]
+__all__ = ["ALLOWED", "ROWS", "Loser", "await_accelerators", "growth", "holdings", "measure"]
 
 PAUSE = 0.25
 ROWS = {
@@ -35,10 +35,12 @@ REST = 8.0
 LOOK = 0.2
 EVERY = 0.5
 """Seconds between two looks at what a worker holds."""
+ABSENT = " accelerator: "
+"""In a line of the log that says why there is none."""
 FEW = 3
 """Kills that may add something."""
-START = 20.0
-"""Seconds for an accelerator to start, at most."""
+START = 30.0
+"""Seconds for calls to go by accelerators, at most."""
 ALLOWED = {"device MB": 64.0, "threads": 2.0, "descriptors": 4.0}
 """What may have come to be held meanwhile. All of a GPU's memory is seen, the other workers' included."""
 
@@ -99,7 +101,7 @@ def measure(bench: Bench) -> None:
     verdict, kept = Verdict(), list[dict[str, float]]()
     with Cluster(bench.directory, bench.nursery, **task, settings={"framework": stand.accelerated}) as cluster:
         cluster.found(args.workers)
-        cluster.training(args.workers, COMES_UP)
+        come_up(cluster, args.workers)
         witness = cluster.workers[0]
         """Nobody kills it."""
         while len(averages) < args.kills and not (averages and bench.over):
@@ -149,7 +151,16 @@ def _on_again(cluster: Cluster, epoch: int, size: int = 0) -> None:
         since = max(epoch, max(newest(worker) for worker in workers) - 1)
         return (not size or len(workers) == size) and all_on(workers, since)
 
-    cluster.until("calls go by accelerators", all_are, START + COMES_UP)
+    await_accelerators(cluster, all_are)
+
+
+def await_accelerators(cluster: Cluster, condition: Callable[[], bool]) -> None:
+    """Wait until calls go by them; Stuck with the reason that a worker's log has for none."""
+    try:
+        cluster.until("calls go by accelerators", condition, START)
+    except Stuck as error:
+        lines = (line for worker in cluster.alive() for line in worker.output().splitlines())
+        raise Stuck(next((line for line in lines if ABSENT in line), str(error).partition("\n")[0])) from None
 
 
 def _held_by(cluster: Cluster, worker: Worker) -> dict[str, float]:

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from benchmarks import gpu
-from benchmarks.gpu import staging
+from benchmarks.gpu import losses, staging
 from benchmarks.gpu.stand import REAL, REHEARSED, Stand
 from benchmarks.report import Report
-from tests.harness.cluster import ROOT
+from ftlib.frameworks.accelerators.rehearsal.faults import VARIABLE
+from tests.harness.cluster import ROOT, Cluster, Stuck
 from tests.harness.nursery import Nursery
 
 
@@ -75,6 +76,19 @@ def test_a_part_that_fails_keeps_no_other_from_being_measured(monkeypatch: pytes
     )
     told = rehearsed(tmp_path, nursery, "two", seconds=1.0)
     assert told == {"another": ("not measured: no time was left", None)}
+
+
+@pytest.mark.process
+def test_accelerators_that_never_start_are_not_waited_for_in_vain(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, nursery: Nursery
+) -> None:
+    monkeypatch.setattr(losses, "START", 0.5)
+    settings, faults = {"framework": "rehearsal"}, {VARIABLE: "start=fails"}
+    with Cluster(tmp_path, nursery, settings=settings, environment=faults) as cluster:
+        cluster.found(2)
+        cluster.training(2)
+        with pytest.raises(Stuck, match="has no rehearsal accelerator: its start failed on purpose"):
+            losses.await_accelerators(cluster, lambda: False)
 
 
 @pytest.mark.soak
