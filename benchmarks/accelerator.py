@@ -92,7 +92,7 @@ class Losses:
 
     def note(self, workers: list[Worker], at: float, epoch: int) -> None:
         """All calls of ``workers`` go by accelerators again since a loss at ``at`` in ``epoch``."""
-        back = max(_on(worker, epoch) for worker in workers)
+        back = max(on(worker, epoch) for worker in workers)
         self.times.append(back - at)
         self.averages.append(pause(workers, at, epoch))
         for worker in workers:
@@ -116,17 +116,17 @@ class Losses:
         report.row("... a call by Gloo meanwhile", spread(self.calls))
 
 
-def _on(worker: Worker, epoch: int) -> float:
+def on(worker: Worker, epoch: int) -> float:
     """When its first call by accelerators in an epoch above ``epoch`` ended; infinity: not yet."""
     carried = (event for event in worker.events if event.get("event") == "carried" and event["at_epoch"] > epoch)
     return next((float(event["t"]) for event in carried if event["accelerated"]), math.inf)
 
 
-def _all_on(workers: list[Worker], epoch: int) -> bool:
-    return all(_on(worker, epoch) < math.inf for worker in workers)
+def all_on(workers: list[Worker], epoch: int) -> bool:
+    return all(on(worker, epoch) < math.inf for worker in workers)
 
 
-def _epoch(worker: Worker) -> int:
+def newest(worker: Worker) -> int:
     """That of its newest call."""
     return int(worker.last["epoch"])
 
@@ -153,18 +153,18 @@ def back(args: argparse.Namespace, report: Report) -> None:
 def kill(cluster: Cluster, losses: Losses, limit: float, chance: random.Random) -> None:
     """A worker dies while all calls go by accelerators."""
     workers = cluster.alive()
-    newest = max(map(_epoch, workers))
-    cluster.until("calls go by accelerators", lambda: _all_on(workers, newest - 1), limit)
+    before = max(map(newest, workers))
+    cluster.until("calls go by accelerators", lambda: all_on(workers, before - 1), limit)
     time.sleep(0.3 + 0.2 * chance.random())  # anywhere in a call
     loss = lose(cluster, chance.choice(workers), limit=limit)
-    cluster.until("calls go by accelerators again", lambda: _all_on(loss.survivors, loss.epoch), limit)
+    cluster.until("calls go by accelerators again", lambda: all_on(loss.survivors, loss.epoch), limit)
     losses.note(loss.survivors, loss.at, loss.epoch)
 
 
 def fail(cluster: Cluster, losses: Losses, limit: float) -> None:
     """An operation fails at one member; the others' hang."""
     workers = cluster.alive()
-    before = max(map(_epoch, workers))
+    before = max(map(newest, workers))
     victim = next(worker for worker in workers if worker.last["rank"] == RANK)
 
     def redone() -> list[float]:
@@ -173,7 +173,7 @@ def fail(cluster: Cluster, losses: Losses, limit: float) -> None:
         return [float(event["launched"]) for event in carried]
 
     launched = cluster.until("an operation has failed", redone, limit)[0]
-    cluster.until("calls go by accelerators again", lambda: _all_on(workers, before), limit)
+    cluster.until("calls go by accelerators again", lambda: all_on(workers, before), limit)
     losses.note(workers, launched, before)
 
 

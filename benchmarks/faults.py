@@ -40,7 +40,7 @@ def crew(name: str, size: int, *, launched: bool = False, **task: Any) -> Iterat
         with cluster:
             if not launched:
                 cluster.found(size)
-            _come_up(cluster, size)
+            come_up(cluster, size)
             yield cluster
     except Exception:
         print(f"\nlogs in {directory}", flush=True)
@@ -54,7 +54,7 @@ def crew(name: str, size: int, *, launched: bool = False, **task: Any) -> Iterat
         shutil.rmtree(directory)
 
 
-def _come_up(cluster: Cluster, size: int) -> None:
+def come_up(cluster: Cluster, size: int) -> None:
     """Wait until all train; Stuck at once where one of them failed."""
 
     def failed() -> list[Worker]:

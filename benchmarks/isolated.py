@@ -39,6 +39,8 @@ SLOWER = 1.5
 WORST = 0.3
 KILLED, STOPPED = 0.08, 1.5
 PARTS = ("average", "deaths", "children", "rebuilds")
+CHILDREN = ("ftlib-group", "ftlib-accel")
+"""What the processes are called that have a group, or a communicator."""
 BLOCK = 5
 """Deaths before it is the other framework's turn."""
 START = 2.0
@@ -85,10 +87,10 @@ def deaths(args: argparse.Namespace, report: Report) -> None:
 
 
 def child_in_use(pid: int) -> int:
-    """The process that has the group of worker ``pid``: the one that is connected to others'."""
+    """The process that has the group, or the communicator, of worker ``pid``: the one that is connected to others'."""
     for process in psutil.Process(pid).children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            if process.name() == "ftlib-group" and any(each.status == "ESTABLISHED" for each in process.net_connections("tcp")):
+            if process.name() in CHILDREN and any(each.status == "ESTABLISHED" for each in process.net_connections("tcp")):
                 return process.pid
     return 0
 

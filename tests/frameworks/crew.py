@@ -18,6 +18,7 @@ import torch
 from ftlib.common.devices import device_at
 from ftlib.core.tensors.device_work import DeviceWork
 from ftlib.frameworks import FRAMEWORKS, Framework, Group, GroupSpec, framework_by_name
+from tests.harness.one_gpu import pose_as_a_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -82,6 +83,7 @@ def made(name: str) -> Framework:
 def _serve(pipe: Connection, name: str) -> None:
     torch.set_num_threads(1)
     name, _, place = name.partition("@")
+    pose_as_a_host(place)
     framework = made(name)
     worker = Worker(framework, place)
     worker.put(torch.zeros(1))  # a device is in use before anything else is

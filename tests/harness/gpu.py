@@ -24,6 +24,6 @@ def missing() -> str:
     return "" if torch.cuda.is_available() else "needs a GPU: no CUDA device is visible to torch"
 
 
-def on_gpu(*values: Any) -> Any:
+def on_gpu(*values: Any, id: str | None = None) -> Any:  # noqa: A002 - as pytest calls it
     """A row of ``pytest.mark.parametrize``, or a parameter of a fixture, for tests on a GPU."""
-    return pytest.param(*values, marks=pytest.mark.gpu)
+    return pytest.param(*values, marks=pytest.mark.gpu, id=id)

@@ -34,6 +34,7 @@ from ftlib.frameworks.accelerators.rehearsal.accelerator import PLACE
 from tests.frameworks.crew import made
 from tests.harness import moments
 from tests.harness.namespace import enter
+from tests.harness.one_gpu import pose_as_a_host
 
 SLOTS = 20
 """``2 ** slot`` and sums of them are exact in float32. A tensor needs twice as many elements to tell who is in it."""
@@ -53,7 +54,7 @@ class Task:
     sizes: list[int] = field(default_factory=lambda: [1_000])
     """Elements (float32) of each parameter."""
     device: str = "cpu"
-    """Of the parameters."""
+    """Of the parameters. On a GPU the worker poses as a host of its own, since the others have the same one (``one_gpu``)."""
     pause: float = 0.0
     """Up to so many seconds of sleep before each call, drawn anew each time."""
     fill: bool = True
@@ -119,13 +120,12 @@ def joined(task: Task, lines: Lines, **more: Any) -> Iterator[FTLib]:
         yield ft
 
 
-def place(ft: FTLib) -> dict[str, int]:
-    """Where it is after a call."""
+def place(ft: FTLib, device: str = PLACE) -> dict[str, int]:
+    """Where it is after a call; ``device``: whose waits are counted."""
     counters = ft._plane.counters
     told = {"call": ft._plane.finished, "step": ft.step, "epoch": ft.epoch, "size": ft.size, "rank": ft.rank}
-    device_waits = device_at(PLACE).waits  # of the rehearsed device
-    device = {"device_waits": device_waits, "accelerated": counters.accelerated}
-    return {**told, **device, "adopted": counters.adopted, "lifetime": counters.rejoins}
+    carried = {"device_waits": device_at(device).waits, "accelerated": counters.accelerated}
+    return {**told, **carried, "adopted": counters.adopted, "lifetime": counters.rejoins}
 
 
 def tell_ledger(sampler: ElasticSampler, lines: Lines) -> None:
@@ -170,6 +170,7 @@ def main(values: dict[str, Any]) -> int:
     logging.basicConfig(level=logging.DEBUG if task.debug else logging.INFO, handlers=[handler])
     logging.getLogger("asyncio").setLevel(logging.INFO)
     torch.set_num_threads(1)
+    pose_as_a_host(task.device)
     os.environ.update(task.environment)
     lines = Lines(task.log)
     try:
@@ -241,7 +242,7 @@ def _train(task: Task, lines: Lines) -> int:
             steps += 1
             if steps == 10 and later != task.kill_at:
                 moments.arm(later, silently=task.silently)
-            told |= {"end": end, **place(ft)}
+            told |= {"end": end, **place(ft, PLACE if task.device == "cpu" else task.device)}
             if task.fill:
                 told["who"] = _who(grads, lines)
             if task.digest:

@@ -96,7 +96,7 @@ class Learner:
         self.lines = lines
         self.orders = orders = Orders(**task.given)
         torch.manual_seed(os.getpid())  # whoever loads nothing differs from the others
-        self.model = Model(task.sizes, orders)
+        self.model = Model(task.sizes, orders).to(task.device)
         parameters = self.model.parameters()
         self.optimizer: torch.optim.Optimizer
         if orders.optimizer == "adam":
@@ -120,7 +120,7 @@ class Learner:
         model = self.model
         if self.orders.normed:
             self.optimizer.zero_grad(set_to_none=False)
-            model.body(torch.randn(SAMPLES, 64)).square().mean().backward()
+            model.body(torch.randn(SAMPLES, 64, device=self.task.device)).square().mean().backward()
         else:
             with torch.no_grad():
                 for parameter in model.body.parameters():
@@ -213,7 +213,7 @@ def _shape(size: int) -> tuple[int, ...]:
 def _feed(digest: Any, value: Any) -> None:
     """Everything in a tree of state."""
     if isinstance(value, torch.Tensor):
-        digest.update(value.detach().contiguous().view(-1).numpy().data)
+        digest.update(value.detach().cpu().contiguous().view(-1).numpy().data)
     elif isinstance(value, dict):
         for key in sorted(value, key=str):
             digest.update(str(key).encode())
