@@ -177,8 +177,11 @@ class Framework(ABC):
     name: str
     group: Group | None = None
     """The newest group."""
-    replaced: int = 0
-    """Processes of its own that ended or hung though nobody had asked them to, and in whose place there is another one."""
+
+    @property
+    def replaced(self) -> int:
+        """Processes of its own that ended or hung though nobody had asked them to, and in whose place there is another one."""
+        return 0
 
     @property
     def family(self) -> str:

@@ -20,7 +20,7 @@ import torch
 
 from ftlib.errors import GroupError
 from ftlib.frameworks.base import GroupSpec, Operation, OperationKind
-from ftlib.frameworks.isolated.child_process import ChildProcess
+from ftlib.frameworks.isolated.group_process import GroupProcess
 from ftlib.frameworks.isolated.nursery import Nursery
 from ftlib.frameworks.isolated.records import LIMIT, Build, Close, Ended, Ping, Record, RecordError, Run, Segment, Warm, unpack
 from ftlib.frameworks.isolated.segments import Segments
@@ -137,7 +137,7 @@ def test_fuzzed() -> None:
 
 @pytest.fixture(scope="module")
 def nursery() -> Iterator[Nursery]:
-    nursery = Nursery()
+    nursery = Nursery("ftlib.frameworks.isolated.group_child:prepare")
     yield nursery
     nursery.close()
 
@@ -158,7 +158,7 @@ def test_a_child_that_is_told_nonsense_ends(nursery: Nursery, garbage: Callable[
     """And whatever is under way there fails."""
     sock, pid, pidfd = nursery.fork()
     again, segments = sock.dup(), Segments()
-    child = ChildProcess(sock, pid, pidfd, segments)
+    child = GroupProcess(sock, pid, pidfd, segments)
     server = socket.create_server(("127.0.0.1", 0))  # where nobody is met
     with again, server:
         ended = threading.Event()
@@ -201,7 +201,7 @@ def test_a_child_that_talks_nonsense_is_killed(number: int) -> None:
     try:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         segments = Segments()
-        child = ChildProcess(ours, process.pid, os.pidfd_open(process.pid), segments)
+        child = GroupProcess(ours, process.pid, os.pidfd_open(process.pid), segments)
         with theirs:
             work = child.run(Operation(OperationKind.ALLREDUCE, segments.allocate(10, torch.float32), "SUM"))
             outside = child.run(Operation(OperationKind.ALLREDUCE, torch.ones(10), "SUM"))

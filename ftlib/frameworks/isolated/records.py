@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import struct
 from dataclasses import asdict, dataclass
-from typing import ClassVar, Self
+from typing import ClassVar, Protocol, Self
 
 import torch
 
@@ -41,6 +41,13 @@ _DTYPES = (
 
 class RecordError(ValueError):
     """Bytes that are no record, or not of this version."""
+
+
+class Packed(Protocol):
+    """Any record."""
+
+    def pack(self) -> bytes:
+        """As a record."""
 
 
 @dataclass(frozen=True, slots=True)
