@@ -63,6 +63,10 @@ class Device(ABC):
     def beside(self) -> AbstractContextManager[object]:
         """Until the end of the block, this thread enqueues on another stream than programs do, beside what they enqueue."""
 
+    def here(self) -> AbstractContextManager[object]:
+        """A block in which another thread enqueues on the stream that is current in this one now. To be entered once."""
+        return nullcontext()
+
     @abstractmethod
     def pin(self, row: torch.Tensor) -> None:
         """Lock the pages of ``row``, CPU memory, as long as it exists: copies to and from it need no wait then."""
@@ -130,6 +134,10 @@ class Cuda(Device):
             if self._side is None:
                 self._side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         return torch.cuda.stream(self._side)
+
+    def here(self) -> AbstractContextManager[object]:
+        """As ``torch.cuda.stream``."""
+        return torch.cuda.stream(torch.cuda.current_stream(self._device))
 
     def pin(self, row: torch.Tensor) -> None:
         """Register the pages with the driver until the memory of ``row`` is freed."""

@@ -13,11 +13,13 @@ __all__ = ["FRAMEWORKS", "Framework", "Group", "GroupSpec", "Work", "framework_b
 FRAMEWORKS = {
     "gloo": ("gloo", "GlooFramework"),
     "isolated:gloo": ("isolated", "IsolatedFramework"),
+    "isolated:nccl": ("accelerators.isolated", "IsolatedNcclFramework"),
+    "isolated:rehearsal": ("accelerators.isolated", "IsolatedRehearsalFramework"),
     "memory": ("memory", "MemoryFramework"),
     "rehearsal": ("accelerators.rehearsal", "RehearsalFramework"),
 }
 """Name -> module below this one, and class."""
-FOR_TESTS = frozenset({"memory", "rehearsal"})
+FOR_TESTS = frozenset({"isolated:rehearsal", "memory", "rehearsal"})
 """Those that are for nothing else."""
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from ftlib.common.devices import place_of
+from ftlib.common.devices import device_at, place_of
 from ftlib.frameworks.base import GroupSpec, Operation
 
 
@@ -98,6 +98,10 @@ class Accelerator(ABC):
     def place(self, tensor: torch.Tensor) -> str:
         """The device that a program's tensor is on (see ``Framework``)."""
         return place_of(tensor)
+
+    def allocate_at(self, place: str, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """See ``Group``. What it returns may be freed while operations on it are under way."""
+        return device_at(place).empty(count, dtype)
 
     @abstractmethod
     def takes(self, tensor: torch.Tensor) -> bool:

@@ -34,8 +34,9 @@ _NAME, _ABSENT = "accelerator", "absent"
 class HybridFramework(Framework):
     """Builds ``HybridGroup`` objects."""
 
-    def __init__(self, accelerator: Accelerator, deadlines: Deadlines | None = None) -> None:
-        self.name = accelerator.name
+    def __init__(self, accelerator: Accelerator, deadlines: Deadlines | None = None, name: str = "") -> None:
+        """``name``: by default the accelerator's, which is that of the family as well."""
+        self.name = name or accelerator.name
         self.group: Group | None = None
         self._accelerator = accelerator
         self._deadlines = Deadlines() if deadlines is None else deadlines
@@ -56,6 +57,11 @@ class HybridFramework(Framework):
         self._report: Callable[[str], None] | None = None
         self._fatal = ""
         self._closed = False
+
+    @property
+    def family(self) -> str:
+        """See ``Framework``: wherever an accelerator is, it connects to its like."""
+        return self._accelerator.name
 
     @property
     def transports(self) -> tuple[str, ...]:
@@ -80,7 +86,7 @@ class HybridFramework(Framework):
         gloo = self._gloo.rebuild(spec)
         assert isinstance(gloo, GlooGroup)
         communicator = None if spec.size == 1 else self._communicator(spec, gloo.facts)
-        self.group = HybridGroup(gloo, communicator, self._accelerator.takes)
+        self.group = HybridGroup(gloo, communicator, self._accelerator)
         return self.group
 
     def prepare(self, spec: GroupSpec) -> None:
@@ -147,7 +153,7 @@ class HybridFramework(Framework):
     def _facts(self, spec: GroupSpec) -> Mapping[str, str]:
         if not self._absent:
             try:
-                return {_NAME: self.name, **self._accelerator.facts(spec)}
+                return {_NAME: self._accelerator.name, **self._accelerator.facts(spec)}
             except Exception as error:  # noqa: BLE001 - as above
                 return {_ABSENT: str(error) or repr(error)}
         return {_ABSENT: self._absent}
@@ -172,15 +178,15 @@ class HybridFramework(Framework):
         rest = self._backoff.left
         if rest:
             text = "the %s accelerator of rank %d of %d (epoch %d) has failed again: everything goes by Gloo for %.0f s"
-            _log.warning(text, self.name, spec.rank, spec.size, spec.epoch, rest)
+            _log.warning(text, self._accelerator.name, spec.rank, spec.size, spec.epoch, rest)
         return rest
 
     def _begin(self, spec: GroupSpec, facts: Sequence[Mapping[str, str]], decided: Callable[[], None]) -> Communicator:
         for rank, told in enumerate(facts):
-            if told.get(_NAME) != self.name:
+            if told.get(_NAME) != self._accelerator.name:
                 decided()
                 why = told.get(_ABSENT, f"it has {told.get(_NAME, 'none')}")
-                return UnavailableCommunicator(f"rank {rank} has no {self.name} accelerator: {why}")
+                return UnavailableCommunicator(f"rank {rank} has no {self._accelerator.name} accelerator: {why}")
         try:
             return self._accelerator.begin(spec, facts, decided)
         except Exception as error:  # noqa: BLE001 - as above
@@ -193,7 +199,7 @@ class HybridFramework(Framework):
             self._warned.add(reason)
         if not known:
             text = "rank %d of %d (epoch %d) has no %s accelerator: %s; everything goes by Gloo"
-            _log.warning(text, spec.rank, spec.size, spec.epoch, self.name, reason)
+            _log.warning(text, spec.rank, spec.size, spec.epoch, self._accelerator.name, reason)
 
     def _wedged(self, reason: str) -> None:
         with self._lock:

@@ -18,7 +18,7 @@ from ftlib.frameworks.base import Group, Operation, Work
 from ftlib.frameworks.gloo_group import GlooGroup
 from ftlib.frameworks.gloo_work import FailedWork
 
-from .base import Ticket
+from .base import Accelerator, Ticket
 from .managed import ManagedCommunicator
 from .work import AcceleratedWork, AcceleratorStart
 
@@ -31,14 +31,12 @@ class _State(enum.Enum):
 class HybridGroup(Group):
     """The group of one view. Collectives: one thread at a time, the same ones in the same order at all ranks."""
 
-    def __init__(
-        self, gloo: GlooGroup, communicator: ManagedCommunicator | None, takes: Callable[[torch.Tensor], bool]
-    ) -> None:
-        """``communicator``: None for a single member, which has nobody to talk to. ``takes``: see ``Accelerator``."""
+    def __init__(self, gloo: GlooGroup, communicator: ManagedCommunicator | None, accelerator: Accelerator) -> None:
+        """``communicator``: None for a single member, which has nobody to talk to."""
         self.rank, self.size = gloo.rank, gloo.size
         self.gloo = gloo
         self._communicator = communicator
-        self._takes = takes
+        self._accelerator = accelerator
         self._lock = threading.Lock()
         self._state = _State.OPEN
         """Guarded by ``_lock``: an operation counts as successful only while it is OPEN."""
@@ -70,7 +68,11 @@ class HybridGroup(Group):
 
     def takes(self, tensor: torch.Tensor) -> bool:
         """See ``Group``."""
-        return self._takes(tensor)
+        return self._accelerator.takes(tensor)
+
+    def allocate_at(self, place: str, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """See ``Group``."""
+        return self._accelerator.allocate_at(place, count, dtype)
 
     def accelerator_start(self, seconds: float) -> Work | None:
         """See ``Group``."""

@@ -55,7 +55,8 @@ class Spares(Generic[P]):
 
     def await_spare(self, timeout: float) -> P | None:
         """The spare one, which remains that; None if there is none within ``timeout`` seconds."""
-        start_task("spare", self.fork_ahead)
+        if not self._has_one():
+            start_task("spare", self.fork_ahead)
         with self._changed:
             self._changed.wait_for(self._has_one, timeout)
             return self._spare if self._has_one() else None
