@@ -6,16 +6,12 @@ of a child, ``child`` the other side, ``records`` what they say to each other; `
 
 from __future__ import annotations
 
-import importlib
-
 import torch
 
 from ftlib.errors import GroupError
 
-from ..base import Accelerator
 from ..framework import HybridFramework
 from ..managed import Deadlines
-from ..rehearsal import rehearsed
 from .accelerator import IsolatedAccelerator
 from .arena import CudaArena
 from .cudart import load
@@ -25,7 +21,6 @@ __all__ = ["IsolatedNcclFramework", "IsolatedRehearsalFramework"]
 
 _DEADLINES = Deadlines(stuck=10.0)
 """A killed process that worked on a GPU may take a while to end; then it is stuck in the kernel, and so is its GPU."""
-_NCCL = "ftlib.frameworks.accelerators.nccl.accelerator"
 
 
 class IsolatedHybridFramework(HybridFramework):
@@ -50,19 +45,16 @@ class IsolatedRehearsalFramework(IsolatedHybridFramework):
     """For tests. Faults are those of the environment variable ``FTLIB_REHEARSAL``, counted anew in each child."""
 
     def __init__(self, deadlines: Deadlines | None = None) -> None:
-        inner = rehearsed()
-        super().__init__(
-            IsolatedAccelerator("ftlib.frameworks.accelerators.rehearsal:rehearsed", inner, HostMemory()), deadlines
-        )
+        made_by = "ftlib.frameworks.accelerators.rehearsal:rehearsed"
+        super().__init__(IsolatedAccelerator("rehearsal", made_by, HostMemory()), deadlines)
 
 
 class IsolatedNcclFramework(IsolatedHybridFramework):
     """NCCL in a child."""
 
     def __init__(self, deadlines: Deadlines | None = None) -> None:
-        inner = importlib.import_module(_NCCL).NcclAccelerator()
-        assert isinstance(inner, Accelerator)
-        super().__init__(IsolatedAccelerator(f"{_NCCL}:NcclAccelerator", inner, CudaArena(load), _gpu), deadlines)
+        made_by = "ftlib.frameworks.accelerators.nccl.accelerator:NcclAccelerator"
+        super().__init__(IsolatedAccelerator("nccl", made_by, CudaArena(load), _gpu), deadlines)
 
 
 def _gpu() -> str:

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pkgutil import resolve_name
 
 import torch
 
@@ -33,13 +34,13 @@ _END = 2.0
 class IsolatedAccelerator(Accelerator):
     """See ``Accelerator``. Everything of the accelerator's is done in a child, but to say which tensors it takes."""
 
-    def __init__(self, made_by: str, inner: Accelerator, memory: Memory, current: Callable[[], str] = lambda: "") -> None:
-        """``made_by``: ``module:callable`` that makes ``inner``'s like, in a child. ``inner`` is never started.
+    def __init__(self, name: str, made_by: str, memory: Memory, current: Callable[[], str] = lambda: "") -> None:
+        """``name``: of the accelerator that is made by ``made_by``, ``module:callable``, in each child.
 
         ``current``: the device that a process is to use, asked for by ``start``; raises if there is none.
         """
-        self.name = inner.name
-        self._made_by, self._inner, self._memory, self._current = made_by, inner, memory, current
+        self.name = name
+        self._made_by, self._memory, self._current = made_by, memory, current
         self._host = self._device = ""
         self._lock = threading.Lock()
         self._spares: Spares[CommunicatorProcess] | None = None
@@ -60,6 +61,13 @@ class IsolatedAccelerator(Accelerator):
         spares = self._spares
         with self._lock:
             return tuple({*(() if spares is None else spares.pids), *(each.pid for each in self._children if each.usable)})
+
+    @functools.cached_property
+    def _inner(self) -> Accelerator:
+        """The accelerator, in this process: it is asked about tensors, and never started."""
+        made = resolve_name(self._made_by)()
+        assert isinstance(made, Accelerator)
+        return made
 
     def start(self, host: str) -> None:
         """Start a child, and the accelerator there: that takes seconds. It is the first spare one."""

@@ -35,6 +35,8 @@ PIECES = 2000
 """Operations in a record."""
 _FACTS = 1 << 13
 """Bytes of one rank's facts at most."""
+_REASON = 600
+"""Characters of the reason for having none."""
 _TEXT = 4000
 """Bytes of a text that are told; the rest is cut off."""
 
@@ -111,8 +113,7 @@ class Answer:
 
     def pack(self) -> bytes:
         """As a record. Facts that are too long are none."""
-        facts, text = dict(self.facts), self.text.encode(errors="replace")[:_TEXT].decode(errors="replace")
-        data = _json(self.CODE, [facts, text])
+        data = _json(self.CODE, [dict(self.facts), self.text[:_REASON]])
         return data if len(data) <= _FACTS else _json(self.CODE, [{}, "the accelerator's facts are too long"])
 
     @classmethod
@@ -312,13 +313,17 @@ def _json(code: int, values: Any) -> bytes:
 
 
 def _cut(text: str) -> bytes:
-    return text.encode(errors="replace")[:_TEXT]
+    """Without half a character at its end."""
+    return text.encode(errors="replace")[:_TEXT].decode(errors="ignore").encode()
 
 
 def _text(data: bytes) -> str:
     if len(data) > _TEXT:
         raise RecordError("a text is too long")
-    return data.decode(errors="replace")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:  # what it says may be that all is well
+        raise RecordError(f"no text: {error}") from None
 
 
 def _texts(values: Any, count: int) -> list[str]:
