@@ -21,6 +21,7 @@ FOREIGN = {
     "propagate",  # of a logger
     "atexit",  # of a finalizer
     "returncode",  # of a process
+    *("restype", "argtypes"),  # of a function of C's
     *("reduceOp", "rootRank", "_devices", "_threads", "_timeout"),  # options of a process group of torch
 }
 

@@ -44,11 +44,13 @@ SOON = TIMEOUT / 2
 """Seconds that are long, and yet short of any deadline in these tests."""
 FRAMEWORKS = os.environ.get("CONTRACT_FRAMEWORK", "gloo isolated:gloo rehearsal").split()
 NAMES = pytest.mark.parametrize("name", FRAMEWORKS)
+AT_LENGTH = [] if "CONTRACT_FRAMEWORK" in os.environ else [pytest.param("isolated:rehearsal", marks=pytest.mark.soak)]
+"""Whose groups are those of another one, and which takes seconds to start: once in a while is enough."""
 ON_GPU = [on_gpu(f"{name}@{PLACE}") for name in FRAMEWORKS if name in ("gloo", "isolated:gloo")]
 """Once more with tensors on a GPU, where there is one."""
 
 
-@pytest.fixture(scope="module", params=[*FRAMEWORKS, *ON_GPU])
+@pytest.fixture(scope="module", params=[*FRAMEWORKS, *AT_LENGTH, *ON_GPU])
 def crew(request: pytest.FixtureRequest) -> Iterator[Crew]:
     crew = Crew(request.param)
     yield crew
