@@ -155,7 +155,7 @@ def test_members_with_and_without_such_processes_train_together(cluster: Cluster
     indirect=["isolated"],
 )
 def test_the_process_of_a_group(cluster: Cluster, number: signal.Signals, isolated: str) -> None:
-    """It is replaced, spare or not, and the step is finished by the same members."""
+    """It is replaced, spare or not, and the step is finished by the same members. An accelerator comes back, too."""
     workers = cluster.found(3, habit=["tests.processes.test_isolated:Replaced"])
     cluster.training(3)
     for victim in workers[:2]:
@@ -172,6 +172,8 @@ def test_the_process_of_a_group(cluster: Cluster, number: signal.Signals, isolat
     before = newest(workers)
     os.kill(nursery, signal.SIGKILL)
     redone(cluster, workers, before)
+    if isolated == "isolated:rehearsal":
+        accelerated(cluster, 3, before)
     cluster.drain()
     assert judge(cluster) > 10
 

@@ -14,12 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from ftlib.frameworks.background import start_task
 from ftlib.frameworks.base import Framework, Group, GroupSpec
 from ftlib.frameworks.gloo import GlooFramework
 from ftlib.frameworks.gloo_group import GlooGroup
 
 from .backoff import Backoff
-from .base import Accelerator, Communicator
+from .base import Accelerator, Communicator, NotYetError
 from .figures import Figures
 from .group import HybridGroup
 from .managed import Deadlines, ManagedCommunicator
@@ -27,6 +28,8 @@ from .unavailable import UnavailableCommunicator
 
 _log = logging.getLogger(__name__)
 
+_LATE = 60.0
+"""Seconds to wait for an accelerator that was not there in time for a view."""
 _NAME, _ABSENT = "accelerator", "absent"
 """Keys among a rank's facts: which accelerator it has; why it has none. The others are the accelerator's own."""
 
@@ -57,6 +60,10 @@ class HybridFramework(Framework):
         self._report: Callable[[str], None] | None = None
         self._fatal = ""
         self._closed = False
+        self._late = 0
+        """The newest epoch whose group was built without this member's accelerator, though there is one now; 0 if none was."""
+        self._built: tuple[HybridGroup | None, int] = (None, -1)
+        """The newest group, and its epoch."""
 
     @property
     def family(self) -> str:
@@ -86,8 +93,11 @@ class HybridFramework(Framework):
         gloo = self._gloo.rebuild(spec)
         assert isinstance(gloo, GlooGroup)
         communicator = None if spec.size == 1 else self._communicator(spec, gloo.facts)
-        self.group = HybridGroup(gloo, communicator, self._accelerator)
-        return self.group
+        self.group = group = HybridGroup(gloo, communicator, self._accelerator)
+        with self._lock:
+            self._built = group, spec.epoch
+        self._renew()
+        return group
 
     def prepare(self, spec: GroupSpec) -> None:
         """Build the Gloo group ahead. No communicator: to build one may disturb operations on the device."""
@@ -154,9 +164,27 @@ class HybridFramework(Framework):
         if not self._absent:
             try:
                 return {_NAME: self._accelerator.name, **self._accelerator.facts(spec)}
+            except NotYetError as error:
+                start_task("accelerator-late", functools.partial(self._await_facts, spec.epoch))
+                return {_ABSENT: str(error)}
             except Exception as error:  # noqa: BLE001 - as above
                 return {_ABSENT: str(error) or repr(error)}
         return {_ABSENT: self._absent}
+
+    def _await_facts(self, epoch: int) -> None:
+        """In the background: a new view is wanted once there is an accelerator for it."""
+        if self._accelerator.await_facts(_LATE):
+            with self._lock:
+                self._late = epoch
+            self._renew()
+
+    def _renew(self) -> None:
+        """Have the newest group be built anew if this member's accelerator came too late for it."""
+        with self._lock:
+            group, epoch = self._built
+            late = epoch == self._late
+        if late and group is not None:
+            group.renew(f"its {self._accelerator.name} accelerator can be used now")
 
     def _communicator(self, spec: GroupSpec, facts: Sequence[Mapping[str, str]]) -> ManagedCommunicator:
         begin = functools.partial(self._begin, spec, facts)

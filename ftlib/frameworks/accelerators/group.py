@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ftlib.errors import GroupError
-from ftlib.frameworks.base import Group, Operation, Work
+from ftlib.frameworks.base import Group, Operation, OperationKind, Work
 from ftlib.frameworks.gloo_group import GlooGroup
 from ftlib.frameworks.gloo_work import FailedWork
 
@@ -40,6 +40,7 @@ class HybridGroup(Group):
         self._lock = threading.Lock()
         self._state = _State.OPEN
         """Guarded by ``_lock``: an operation counts as successful only while it is OPEN."""
+        self._renewal = ""
         self._worked = False
         """True once the accelerator has carried operations."""
 
@@ -63,8 +64,14 @@ class HybridGroup(Group):
         return self._state is not _State.OPEN or self._communicator is None or self._communicator.stopped
 
     def submit(self, operation: Operation) -> Work:
-        """Begin ``operation`` by Gloo."""
+        """Begin ``operation`` by Gloo. A reduction fails where the group is to be built anew (see ``renew``)."""
+        if self._renewal and operation.kind is OperationKind.ALLREDUCE:
+            return FailedWork(GroupError(f"rank {self.rank} of {self.size} wants a new view: {self._renewal}", (self.rank,)))
         return self.gloo.submit(operation)
+
+    def renew(self, why: str) -> None:
+        """Have the next call ask for a new view of the same members, as this one has no accelerator, and the next one will."""
+        self._renewal = why
 
     def takes(self, tensor: torch.Tensor) -> bool:
         """See ``Group``."""

@@ -17,7 +17,7 @@ from ftlib.frameworks.base import GroupSpec
 from ftlib.frameworks.isolated.nursery import Nursery
 from ftlib.frameworks.isolated.spares import Spares
 
-from ..base import Accelerator, Communicator
+from ..base import Accelerator, Communicator, NotYetError
 from .communicator import IsolatedCommunicator
 from .memory import Memory
 from .process import CommunicatorProcess
@@ -135,7 +135,7 @@ class IsolatedAccelerator(Accelerator):
         spares = self._spares
         spare = None if spares is None else spares.await_spare(timeout)
         if spare is None:
-            raise GroupError(f"no process for the accelerator is there, nor within {timeout:g} s")
+            raise NotYetError(f"no process for the accelerator is there, nor within {timeout:g} s")
         try:
             spare.await_start(max(0.0, until - time.monotonic()))
         except (ConfigError, GroupError):
@@ -143,6 +143,12 @@ class IsolatedAccelerator(Accelerator):
                 spare.kill("the accelerator could not be started there")  # perhaps it can be in the next one
             raise
         return spare
+
+    def await_facts(self, seconds: float) -> bool:
+        """See ``Accelerator``."""
+        with contextlib.suppress(ConfigError, GroupError):
+            return bool(self._spare(seconds))
+        return False
 
     def _adopt(self, sock: socket.socket, pid: int, pidfd: int, lost: Callable[[str], None]) -> CommunicatorProcess:
         child = CommunicatorProcess(sock, pid, pidfd, lost)

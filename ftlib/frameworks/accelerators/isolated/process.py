@@ -18,6 +18,7 @@ from ftlib.frameworks.base import GroupSpec
 from ftlib.frameworks.isolated.child_process import ChildProcess
 from ftlib.frameworks.isolated.records import Ended, Packed
 
+from ..base import NotYetError
 from .memory import Span
 from .records import (
     PIECES,
@@ -102,7 +103,7 @@ class CommunicatorProcess(ChildProcess):
     def await_start(self, timeout: float) -> None:
         """Wait for the accelerator. GroupError if it cannot be started, or not within ``timeout`` seconds; or a ConfigError."""
         if not self._started.wait(timeout):
-            raise GroupError(f"{self.WORD} has not started it within {timeout:.3g} s")
+            raise NotYetError(f"{self.WORD} has not started it within {timeout:.3g} s")
         outcome = self._outcome
         if outcome.text:
             raise ConfigError(outcome.text) if outcome.mistaken else GroupError(outcome.text)
@@ -118,7 +119,9 @@ class CommunicatorProcess(ChildProcess):
             if not fine or not answered.wait(timeout):
                 with self._lock:
                     self._answered = None
-                raise GroupError(f"{self.WORD} {self.pid} has not answered: {self._why or f'waited {timeout:.3g} s'}")
+                raise NotYetError(f"{self.WORD} {self.pid} has not answered: {self._why or f'waited {timeout:.3g} s'}")
+            if self.gone.is_set():
+                raise NotYetError(self._answer.text)
             if self._answer.text:
                 raise GroupError(self._answer.text)
             return self._answer.facts
