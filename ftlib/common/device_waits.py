@@ -29,13 +29,21 @@ class Mark(Protocol):
         """True once it is."""
 
 
-def wait_for(event: Mark, timeout: float) -> bool:
-    """Wait at most ``timeout`` seconds; False if the device is not done by then. Raises the device's error, if it has one."""
-    began = time.monotonic()
+def wait_for(event: Mark, timeout: float, given_up: Callable[[], bool] | None = None) -> bool:
+    """Wait at most ``timeout`` seconds; False if the device is not done by then. Raises the device's error, if it has one.
+
+    ``given_up``: asked now and then; True ends the wait.
+    """
+    began = looked = time.monotonic()
     while not event.query():
-        waited = time.monotonic() - began
+        now = time.monotonic()
+        waited = now - began
         if waited >= timeout:
             return False
+        if given_up is not None and now - looked >= _GLANCE:
+            looked = now
+            if given_up():
+                return False
         time.sleep(min(max(waited / 50, _SHORTEST), _LONGEST, timeout - waited))
     return True
 
@@ -48,13 +56,11 @@ def end(event: Event) -> None:
 
 def end_unless(given_up: Callable[[], bool], event: Event) -> bool:
     """Wait for ``event``, or until it is of no use any more: then False. Excluded if the device hangs."""
-    deadline = time.monotonic() + PATIENCE
-    while not wait_for(event, _GLANCE):
-        if given_up():
-            return False
-        if time.monotonic() > deadline:
-            raise _hangs()
-    return True
+    if wait_for(event, PATIENCE, given_up):
+        return True
+    if not given_up():
+        raise _hangs()
+    return False
 
 
 def _hangs() -> Excluded:

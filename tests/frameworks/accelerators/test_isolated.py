@@ -14,13 +14,17 @@ from unittest import mock
 import pytest
 import torch
 
-from ftlib.errors import GroupError
+from ftlib.errors import ConfigError, GroupError
 from ftlib.frameworks import sockets
 from ftlib.frameworks.accelerators.backoff import Backoff
+from ftlib.frameworks.accelerators.base import NotYetError
 from ftlib.frameworks.accelerators.isolated import IsolatedRehearsalFramework
+from ftlib.frameworks.accelerators.isolated import accelerator as isolated
+from ftlib.frameworks.accelerators.isolated.accelerator import IsolatedAccelerator
 from ftlib.frameworks.accelerators.isolated.communicator import IsolatedCommunicator
+from ftlib.frameworks.accelerators.isolated.memory import HostMemory
 from ftlib.frameworks.accelerators.rehearsal.accelerator import PLACE
-from ftlib.frameworks.base import Operation, OperationKind, Work
+from ftlib.frameworks.base import GroupSpec, Operation, OperationKind, Work
 from ftlib.frameworks.isolated import child_process
 from tests.frameworks.accelerators import orders
 from tests.frameworks.accelerators.orders import TIMEOUT, hybrid
@@ -31,7 +35,7 @@ from tests.harness.basics import eventually
 pytestmark = [pytest.mark.process, pytest.mark.skipif(not sockets.supported(), reason="needs /proc")]
 
 COUNT = 1000
-WHILE = 0.2
+WHILE = 0.5
 """Seconds in which memory that is used too early would have been."""
 
 _under_way: list[tuple[torch.Tensor, Work]] = []
@@ -139,6 +143,10 @@ def enter(worker: Worker) -> bool:
 
 
 def found(worker: Worker) -> list[float]:
+    """What is in the row, once the child may have written there."""
+    until = time.monotonic() + WHILE
+    while time.monotonic() < until and bool((_under_way[0][0] == 7.0).all()):
+        time.sleep(0.01)
     return [float(value) for value in _under_way[0][0].unique()]
 
 
@@ -340,3 +348,41 @@ def test_close_leaves_no_process(crew: Crew) -> None:
     assert ask(hands[0], close) == []
     for hand in hands:
         hand.kill()
+
+
+def ask_for_facts(accelerator: IsolatedAccelerator) -> None:
+    accelerator.start("127.0.0.1")
+    began = time.monotonic()
+    try:
+        accelerator.facts(SPEC)
+    finally:
+        assert time.monotonic() - began < 4.0
+
+
+SPEC = GroupSpec("v", 1, 0, 2, {}, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("maker", "error", "text"),
+    [
+        ("StartFails", GroupError, "^libnccl.so.2 is too old$"),
+        pytest.param("Misconfigured", ConfigError, "unset it", marks=pytest.mark.soak),
+        pytest.param("StartHangs", NotYetError, "has not started it within", marks=pytest.mark.soak),
+        pytest.param("FactsFail", GroupError, "^no id could be made$", marks=pytest.mark.soak),
+        pytest.param("FactsHang", NotYetError, "has not answered", marks=pytest.mark.soak),
+    ],
+)
+def test_an_accelerator_that_fails_before_it_begins(maker: str, error: type[Exception], text: str) -> None:
+    """The reason is that of the child's, nobody waits for long, and nothing is left behind."""
+    accelerator = IsolatedAccelerator("rehearsal", f"tests.frameworks.accelerators.makers:{maker}", HostMemory())
+    try:
+        with mock.patch.object(isolated, "_START", 5.0), pytest.raises(error, match=text) as failure:
+            ask_for_facts(accelerator)
+        assert type(failure.value) is error
+        if maker == "FactsHang":
+            eventually(lambda: accelerator.replaced == 1, "the end of the child that hangs", TIMEOUT)
+            assert accelerator.await_facts(TIMEOUT)
+    finally:
+        left = accelerator.pids
+        accelerator.close()
+        eventually(lambda: not any(map(there, left)), "the ends of all", TIMEOUT)

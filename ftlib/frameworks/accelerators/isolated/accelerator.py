@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import socket
 import threading
 import time
@@ -21,6 +22,8 @@ from ..base import Accelerator, Communicator, NotYetError
 from .communicator import IsolatedCommunicator
 from .memory import Memory
 from .process import CommunicatorProcess
+
+_log = logging.getLogger(__name__)
 
 _ROLE = "ftlib.frameworks.accelerators.isolated.child:prepare"
 _START = 90.0
@@ -42,6 +45,8 @@ class IsolatedAccelerator(Accelerator):
         self.name = name
         self._made_by, self._memory, self._current = made_by, memory, current
         self._host = self._device = ""
+        self._elsewhere = ""
+        """Why no communicator must be used, although they work: tensors are on another device than the one of the children."""
         self._lock = threading.Lock()
         self._spares: Spares[CommunicatorProcess] | None = None
         self._replaced = 0
@@ -87,6 +92,8 @@ class IsolatedAccelerator(Accelerator):
 
     def facts(self, spec: GroupSpec) -> Mapping[str, str]:
         """See ``Accelerator``. The spare child's: so it is the one that takes part in that view."""
+        if self._elsewhere:
+            raise GroupError(self._elsewhere)
         began = time.monotonic()
         spare = self._spare(_SOON)
         return spare.facts(spec, max(0.1, _SOON + began - time.monotonic()))
@@ -97,13 +104,18 @@ class IsolatedAccelerator(Accelerator):
         spare = None if spares is None else spares.await_spare(0.0)
         if spares is None or spare is None or not spare.knows(spec) or not spares.take_this(spare):
             raise GroupError("the accelerator's process that the other ranks were told of has ended")
-        communicator = IsolatedCommunicator(spec, spare, self._memory, self._inner.place)
+        communicator = IsolatedCommunicator(spec, spare, self._memory, self.place, lambda: self._elsewhere)
         communicator.begin(facts, decided)
         return communicator
 
     def place(self, tensor: torch.Tensor) -> str:
-        """See ``Accelerator``."""
-        return self._inner.place(tensor)
+        """See ``Accelerator``. Notes it if the children work on another device."""
+        place = self._inner.place(tensor)
+        if place and self._device and place != self._device and not self._elsewhere:
+            text = f"there are tensors on {place}, but the accelerator was started on {self._device}, the current device then"
+            self._elsewhere = f"{text}: call torch.cuda.set_device before FTLib.init, and use one device in a process"
+            _log.warning("the %s accelerator is not used: %s; everything goes by Gloo", self.name, self._elsewhere)
+        return place
 
     def takes(self, tensor: torch.Tensor) -> bool:
         """See ``Accelerator``."""

@@ -7,6 +7,7 @@ in their order; another one looks for their ends.
 from __future__ import annotations
 
 import functools
+import math
 import queue
 import socket
 import threading
@@ -40,9 +41,6 @@ from .records import (
     Trouble,
     unpack,
 )
-
-_LOOK = 0.005
-"""Seconds between two questions for an asynchronous error."""
 
 
 class CommunicatorChild(Child):
@@ -165,11 +163,15 @@ class CommunicatorChild(Child):
 
     def _await_end(self, ticket: Ticket) -> str:
         """Wait until the operations have ended; their error. One that is known before is told at once."""
-        told = False
-        while not wait_for(ticket, _LOOK):
-            if not told and (error := ticket.error()):
-                self.tell(Trouble(error))
-                told = True
+        told = ""
+
+        def look() -> bool:
+            nonlocal told
+            if not told and (told := ticket.error()):
+                self.tell(Trouble(told))
+            return False
+
+        wait_for(ticket, math.inf, look)
         return ticket.error()
 
 

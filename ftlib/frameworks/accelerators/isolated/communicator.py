@@ -89,10 +89,18 @@ class IsolatedCommunicator(Communicator):
     """
 
     def __init__(
-        self, spec: GroupSpec, process: CommunicatorProcess, memory: Memory, place: Callable[[torch.Tensor], str]
+        self,
+        spec: GroupSpec,
+        process: CommunicatorProcess,
+        memory: Memory,
+        place: Callable[[torch.Tensor], str],
+        against: Callable[[], str],
     ) -> None:
-        """``process``: a child that has nothing to do yet. ``place``: see ``Accelerator``."""
-        self._spec, self._process, self._memory, self._place = spec, process, memory, place
+        """``process``: a child that has nothing to do yet. ``place``: see ``Accelerator``.
+
+        ``against``: why no communicator of this process must be used; empty if they may.
+        """
+        self._spec, self._process, self._memory, self._place, self._against = spec, process, memory, place, against
         self._decided: Callable[[], None] = _nothing
         self._worked = False
         """An operation has ended well: what never worked is not to be built again without a pause."""
@@ -114,7 +122,7 @@ class IsolatedCommunicator(Communicator):
     @property
     def trouble(self) -> str:
         """See ``Communicator``."""
-        return self._why
+        return self._why or self._against()
 
     @property
     def idle(self) -> bool:

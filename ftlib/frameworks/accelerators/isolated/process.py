@@ -8,6 +8,7 @@ import select
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -60,6 +61,20 @@ class Builder(Protocol):
         """It has failed, but operations may be under way."""
 
 
+class _Asked:
+    """Facts that were asked for."""
+
+    def __init__(self) -> None:
+        self.answered = threading.Event()
+        self.answer: Answer | None = None
+        """None if the child has ended instead."""
+
+    def end(self, answer: Answer | None) -> None:
+        """It has come, or never will. Once."""
+        self.answer = answer
+        self.answered.set()
+
+
 class CommunicatorProcess(ChildProcess):
     """See ``ChildProcess``. It has one communicator at most."""
 
@@ -70,10 +85,8 @@ class CommunicatorProcess(ChildProcess):
         self._started = threading.Event()
         self._outcome = Started("it was not told to start")
         self._starting = False
-        self._asking = threading.Lock()
-        """Held by whoever asks for facts."""
-        self._answered: threading.Event | None = None
-        self._answer = Answer({})
+        self._asked_for: deque[_Asked] = deque()
+        """Facts, in the order in which the child answers. What nobody waits for any more is answered, too, unless it hangs."""
         self._views: set[str] = set()
         """Those for which it was asked for facts."""
         self._builder: Builder | None = None
@@ -110,21 +123,19 @@ class CommunicatorProcess(ChildProcess):
 
     def facts(self, spec: GroupSpec, timeout: float) -> Mapping[str, str]:
         """The accelerator's facts for that view. GroupError where there are none within ``timeout`` seconds."""
-        with self._asking:
-            answered = threading.Event()
-            with self._lock:
-                self._answered = answered
+        asked = _Asked()
+        with self._lock:
+            fine = not self.gone.is_set() and self._send(Ask(spec))
+            if fine:
+                self._asked_for.append(asked)
                 self._views.add(spec.view_id)
-                fine = not self.gone.is_set() and self._send(Ask(spec))
-            if not fine or not answered.wait(timeout):
-                with self._lock:
-                    self._answered = None
-                raise NotYetError(f"{self.WORD} {self.pid} has not answered: {self._why or f'waited {timeout:.3g} s'}")
-            if self.gone.is_set():
-                raise NotYetError(self._answer.text)
-            if self._answer.text:
-                raise GroupError(self._answer.text)
-            return self._answer.facts
+        if not fine or not asked.answered.wait(timeout):
+            raise NotYetError(f"{self.WORD} {self.pid} has not answered: {self._why or f'waited {timeout:.3g} s'}")
+        if asked.answer is None:
+            raise NotYetError(f"{self.WORD} {self.pid} has ended")
+        if asked.answer.text:
+            raise GroupError(asked.answer.text)
+        return asked.answer.facts
 
     def knows(self, spec: GroupSpec) -> bool:
         """Whether its facts are those that the other ranks of the view were told."""
@@ -166,7 +177,7 @@ class CommunicatorProcess(ChildProcess):
         return unpack(data)
 
     def _busy(self) -> bool:
-        return bool(self._pending) or self._starting or self._building or self._answered is not None
+        return bool(self._pending) or self._starting or self._building or bool(self._asked_for)
 
     def _told(self, record: Packed) -> None:
         match record:
@@ -175,10 +186,9 @@ class CommunicatorProcess(ChildProcess):
                 self._started.set()
             case Answer():
                 with self._lock:
-                    answered, self._answered = self._answered, None
-                    self._answer = record
-                if answered is not None:
-                    answered.set()
+                    asked = self._asked_for.popleft() if self._asked_for else None
+                if asked is not None:
+                    asked.end(record)
             case Decided(text):
                 self._decide(text)
             case Trouble(text):
@@ -198,15 +208,16 @@ class CommunicatorProcess(ChildProcess):
 
     def _bury(self) -> Callable[[str], None]:
         pending, self._pending = list(self._pending.values()), {}
+        asked_for = list(self._asked_for)
+        self._asked_for.clear()
         self._starting = False
 
         def finish(text: str) -> None:
             if not self._started.is_set():
                 self._outcome = Started(text)
                 self._started.set()
-            if (answered := self._answered) is not None:
-                self._answer = Answer({}, text)
-                answered.set()
+            for asked in asked_for:
+                asked.end(None)
             self._decide(text)
             for launched, _ in pending:
                 launched.end(text)
