@@ -4,28 +4,46 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
 import torch
 
 from ..errors import Excluded
 from .devices import Event, device_at, thread_device
 
-__all__ = ["PATIENCE", "Fence", "drop_held", "end", "hold", "settle", "wait_for"]
+__all__ = ["PATIENCE", "Fence", "drop_held", "end", "end_unless", "hold", "settle", "wait_for"]
 
 PATIENCE = 60.0
 """Seconds after which a device that has not finished its work is given up, where nobody else watches the time."""
 _SHORTEST, _LONGEST = 20e-6, 1e-3
 """Seconds between two looks at an event."""
+_GLANCE = 0.005
+"""Seconds between two questions whether a wait has become useless."""
 
 
-def wait_for(event: Event, timeout: float) -> bool:
-    """Wait at most ``timeout`` seconds; False if the device is not done by then. Raises the device's error, if it has one."""
-    began = time.monotonic()
+class Mark(Protocol):
+    """What can be reached: an event, or something that asks for one elsewhere."""
+
+    def query(self) -> bool:
+        """True once it is."""
+
+
+def wait_for(event: Mark, timeout: float, given_up: Callable[[], bool] | None = None) -> bool:
+    """Wait at most ``timeout`` seconds; False if the device is not done by then. Raises the device's error, if it has one.
+
+    ``given_up``: asked now and then; True ends the wait.
+    """
+    began = looked = time.monotonic()
     while not event.query():
-        waited = time.monotonic() - began
+        now = time.monotonic()
+        waited = now - began
         if waited >= timeout:
             return False
+        if given_up is not None and now - looked >= _GLANCE:
+            looked = now
+            if given_up():
+                return False
         time.sleep(min(max(waited / 50, _SHORTEST), _LONGEST, timeout - waited))
     return True
 
@@ -33,7 +51,20 @@ def wait_for(event: Event, timeout: float) -> bool:
 def end(event: Event) -> None:
     """Wait for ``event``; Excluded if the device hangs."""
     if not wait_for(event, PATIENCE):
-        raise Excluded(f"the device has not finished its work within {PATIENCE:g} s: it hangs; start this worker anew")
+        raise _hangs()
+
+
+def end_unless(given_up: Callable[[], bool], event: Event) -> bool:
+    """Wait for ``event``, or until it is of no use any more: then False. Excluded if the device hangs."""
+    if wait_for(event, PATIENCE, given_up):
+        return True
+    if not given_up():
+        raise _hangs()
+    return False
+
+
+def _hangs() -> Excluded:
+    return Excluded(f"the device has not finished its work within {PATIENCE:g} s: it hangs; start this worker anew")
 
 
 def settle(places: Iterable[str]) -> None:

@@ -94,6 +94,10 @@ class Device(ABC):
     def beside(self) -> AbstractContextManager[object]:
         """Until the end of the block, this thread enqueues on another stream than programs do, beside what they enqueue."""
 
+    def here(self) -> AbstractContextManager[object]:
+        """A block in which another thread enqueues on the stream that is current in this one now. To be entered once."""
+        return nullcontext()
+
     @abstractmethod
     def side_stream(self) -> SideStream:
         """A stream that no program enqueues on."""
@@ -205,6 +209,10 @@ class Cuda(Device):
         if captured:
             text = "a CUDA graph is captured on the current stream, and no graph can hold an operation between members"
             raise ConfigError(f"{text}: capture forward and backward alone, and call ftlib between the replays")
+
+    def here(self) -> AbstractContextManager[object]:
+        """As ``torch.cuda.stream``."""
+        return torch.cuda.stream(torch.cuda.current_stream(self._device))
 
     def pin(self, row: torch.Tensor) -> None:
         """Register the pages with the driver until the memory of ``row`` is freed."""

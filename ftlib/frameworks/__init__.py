@@ -13,12 +13,14 @@ __all__ = ["FRAMEWORKS", "Framework", "Group", "GroupSpec", "Work", "framework_b
 FRAMEWORKS = {
     "gloo": ("gloo", "GlooFramework"),
     "isolated:gloo": ("isolated", "IsolatedFramework"),
+    "isolated:nccl": ("accelerators.isolated", "IsolatedNcclFramework"),
+    "isolated:rehearsal": ("accelerators.isolated", "IsolatedRehearsalFramework"),
     "memory": ("memory", "MemoryFramework"),
     "nccl": ("accelerators.nccl", "NcclFramework"),
     "rehearsal": ("accelerators.rehearsal", "RehearsalFramework"),
 }
 """Name -> module below this one, and class."""
-FOR_TESTS = frozenset({"memory", "rehearsal"})
+FOR_TESTS = frozenset({"isolated:rehearsal", "memory", "rehearsal"})
 """Those that are for nothing else."""
 
 
@@ -44,11 +46,9 @@ def framework_by_name(name: str) -> Framework:
 
 def _why_not(name: str) -> str:
     isolated, _, inner = name.rpartition(":")
-    if inner == "nccl" and isolated == "isolated":
-        text = f"framework={name!r} is not part of this release: give framework='isolated:gloo'"
-        return f"{text}, which reduces CUDA tensors, too, through CPU memory"
     if isolated == "isolated" and inner in FRAMEWORKS:
-        return f"framework={name!r}: only Gloo can have a process of its own in this release: give framework='isolated:gloo'"
+        can = ", ".join(name.partition(":")[2] for name in sorted(FRAMEWORKS.keys() - FOR_TESTS) if ":" in name)
+        return f"framework={name!r}: what can have a process of its own is {can}: give framework='isolated:gloo'"
     close = difflib.get_close_matches(name.strip().lower(), FRAMEWORKS, n=1)
     meant = f"did you mean {close[0]!r}? Else " if close else ""
     return f"unknown framework {name!r}: {meant}give one of {_choices()}, or a Framework of your own"

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ftlib.common.devices import place_of
+from ftlib.common.devices import device_at, place_of
 from ftlib.common.memory import room
 from ftlib.errors import ConfigError, GroupError
 from ftlib.frameworks.background import start_task
@@ -122,6 +122,10 @@ class Group(ABC):
         """Whether operations on such a tensor may go by ``submit_bulk``."""
         return False
 
+    def allocate_at(self, place: str, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """A row of ``count`` elements on a device, not initialized, in memory that ``submit_bulk`` works on best."""
+        return device_at(place).empty(count, dtype)
+
     def accelerator_start(self, seconds: float) -> Work | None:  # noqa: ARG002
         """The start of this member's accelerator, to wait for ``seconds`` at most; it never fails.
 
@@ -184,8 +188,11 @@ class Framework(ABC):
     name: str
     group: Group | None = None
     """The newest group."""
-    replaced: int = 0
-    """Processes of its own that ended or hung though nobody had asked them to, and in whose place there is another one."""
+
+    @property
+    def replaced(self) -> int:
+        """Processes of its own that ended or hung though nobody had asked them to, and in whose place there is another one."""
+        return 0
 
     @property
     def family(self) -> str:

@@ -15,8 +15,8 @@ from ftlib.errors import GroupError
 from ftlib.frameworks import sockets
 from ftlib.frameworks.base import Work
 from ftlib.frameworks.isolated import child_process
-from ftlib.frameworks.isolated.child_process import ChildProcess
 from ftlib.frameworks.isolated.group import IsolatedGroup
+from ftlib.frameworks.isolated.group_process import GroupProcess
 from tests.frameworks.crew import Crew, Worker
 from tests.harness.basics import eventually
 
@@ -58,7 +58,7 @@ def kill(worker: Worker, bug: bool) -> bool:
     slot, work = _under_way[0]
     with mock.patch.object(child_process.signal, "pidfd_send_signal"):
         if bug:
-            with mock.patch.object(ChildProcess, "_give_up", _give_up_and_take_it_for_gone):
+            with mock.patch.object(GroupProcess, "_give_up", _give_up_and_take_it_for_gone):
                 worker.group._child.kill("for the test")
         else:
             worker.group._child.kill("for the test")
@@ -99,10 +99,10 @@ def _ended(work: Work, timeout: float) -> bool:
         return work.done()
 
 
-_give_up = ChildProcess._give_up
+_give_up = GroupProcess._give_up
 
 
-def _give_up_and_take_it_for_gone(child: ChildProcess, why: str, **more: Any) -> None:
+def _give_up_and_take_it_for_gone(child: GroupProcess, why: str, **more: Any) -> None:
     _give_up(child, why, **more)
     with child._lock:
         pending, child._pending = list(child._pending.values()), {}

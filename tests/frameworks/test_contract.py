@@ -43,18 +43,21 @@ pytestmark = [pytest.mark.process, pytest.mark.skipif(not sockets.supported(), r
 SOON = TIMEOUT / 2
 """Seconds that are long, and yet short of any deadline in these tests."""
 FRAMEWORKS = os.environ.get("CONTRACT_FRAMEWORK", "gloo isolated:gloo rehearsal").split()
-NCCL = (
+AT_LENGTH = (
     []
     if "CONTRACT_FRAMEWORK" in os.environ
-    else [pytest.param("tests.frameworks.nccl.fake:FakeNcclFramework", marks=pytest.mark.soak)]
+    else [
+        pytest.param("tests.frameworks.nccl.fake:FakeNcclFramework", marks=pytest.mark.soak),
+        pytest.param("isolated:rehearsal", marks=pytest.mark.soak),
+    ]
 )
-"""With a library that stands for NCCL."""
-NAMES = pytest.mark.parametrize("name", [*FRAMEWORKS, *NCCL])
+"""One with a library that stands for NCCL; one whose groups are those of another one, and which takes seconds to start."""
+NAMES = pytest.mark.parametrize("name", [*FRAMEWORKS, *AT_LENGTH])
 ON_GPU = [on_gpu(f"{name}@{PLACE}") for name in FRAMEWORKS if name in ("gloo", "isolated:gloo")]
 """Once more with tensors on a GPU, where there is one."""
 
 
-@pytest.fixture(scope="module", params=[*FRAMEWORKS, *NCCL, *ON_GPU])
+@pytest.fixture(scope="module", params=[*FRAMEWORKS, *AT_LENGTH, *ON_GPU])
 def crew(request: pytest.FixtureRequest) -> Iterator[Crew]:
     crew = Crew(request.param)
     yield crew

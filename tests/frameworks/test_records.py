@@ -12,17 +12,45 @@ import subprocess
 import sys
 import threading
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
 from ftlib.errors import GroupError
+from ftlib.frameworks.accelerators.isolated import records as accelerators
+from ftlib.frameworks.accelerators.isolated.records import (
+    PIECES,
+    Answer,
+    Ask,
+    Begin,
+    Block,
+    Decided,
+    Launch,
+    Piece,
+    Start,
+    Started,
+    Told,
+    Trouble,
+)
 from ftlib.frameworks.base import GroupSpec, Operation, OperationKind
-from ftlib.frameworks.isolated.child_process import ChildProcess
+from ftlib.frameworks.isolated.group_process import GroupProcess
 from ftlib.frameworks.isolated.nursery import Nursery
-from ftlib.frameworks.isolated.records import LIMIT, Build, Close, Ended, Ping, Record, RecordError, Run, Segment, Warm, unpack
+from ftlib.frameworks.isolated.records import (
+    LIMIT,
+    Build,
+    Close,
+    Ended,
+    Packed,
+    Ping,
+    Record,
+    RecordError,
+    Run,
+    Segment,
+    Warm,
+    unpack,
+)
 from ftlib.frameworks.isolated.segments import Segments
 
 CASES = 100_000
@@ -43,10 +71,87 @@ RECORDS: list[Record] = [
 ]
 
 
+FACTS = {"store": "127.0.0.1:1234", "id": "5" * 256, "gerät": "\u20ac"}
+PIECE = Piece(OperationKind.ALLREDUCE, "SUM", torch.bfloat16, 0, 3, 4096, 1000)
+COMMUNICATORS: list[accelerators.Record] = [
+    Start("127.0.0.1", "cuda:3"),
+    Started(),
+    Started("no such device", mistaken=True),
+    Ask(SPEC),
+    Answer(FACTS),
+    Answer({}, "not now"),
+    Told((FACTS, {}, FACTS)),
+    Begin(SPEC),
+    Decided(),
+    Decided("it has met trouble"),
+    Launch(7, (PIECE, Piece(OperationKind.BROADCAST, "", torch.uint8, 5, 2**32 - 1, 2**63, 2**64 - 1))),
+    Trouble("an error"),
+    Block(3, 7, 1 << 40, bytes(range(64))),
+    Segment(1, 1 << 26),
+    Ping(),
+    Ended(9, "badly"),
+]
+"""What is said of communicators."""
+
+
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
 def test_a_record_comes_back_as_it_was(record: Record) -> None:
     assert unpack(record.pack()) == record
     assert len(record.pack()) <= LIMIT
+
+
+@pytest.mark.parametrize("record", [*COMMUNICATORS, Launch(2**60, (PIECE,) * PIECES)], ids=lambda record: type(record).__name__)
+def test_a_record_of_communicators_comes_back_as_it_was(record: accelerators.Record) -> None:
+    assert accelerators.unpack(record.pack()) == record
+    assert len(record.pack()) <= LIMIT
+
+
+def test_facts_of_many_ranks_are_told_in_few_records() -> None:
+    facts = [{"rank": str(rank), "id": "x" * (rank % 300)} for rank in range(3000)]
+    records = list(accelerators.telling(facts))
+    assert all(len(record.pack()) <= LIMIT for record in records) and len(records) < 15
+    assert [each for record in records for each in accelerators.unpack(record.pack()).facts] == facts  # type: ignore[union-attr]
+    assert [record.facts for record in accelerators.telling([])] == [()]  # type: ignore[attr-defined]
+    with pytest.raises(GroupError, match=r"facts of rank 1 have 10\d+ bytes"):
+        list(accelerators.telling([{}, {"id": "x" * 10_000}]))
+
+
+def test_what_is_too_long_is_cut_or_said() -> None:
+    assert unpacked(Trouble("x" * 10**6)) == Trouble("x" * 4000)
+    assert unpacked(Trouble("")) == Trouble("it has failed"), "it is never taken for none"
+    assert unpacked(Answer({"id": "x" * 10**5})) == Answer({}, "the accelerator's facts are too long")
+    assert unpacked(Answer({}, "\U0001f680" * 10**6)) == Answer({}, "\U0001f680" * 600)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(
+            bytes([kind.CODE]) + text
+            for kind in (Start, Ask, Answer, Told, Begin)
+            for text in (b"", b"5", b"[]", b"[5]", b"{}")
+            if (kind, text) != (Told, b"[]")
+        ),
+        bytes([Answer.CODE]) + b'[{"a":5},""]',
+        bytes([Told.CODE]) + b'[{"a":"b"},5]',
+        bytes([Started.CODE]),
+        bytes([Started.CODE, 2]),
+        bytes([Trouble.CODE]),
+        Launch(1, (PIECE,)).pack()[:-1],
+        Launch(1, (PIECE,)).pack() + b"\0",
+        bytes([Launch.CODE]) + b"\0" * 8 + b"\xff\xff" + b"\0" * 60_000,
+        Block(1, 0, 1, bytes(64)).pack() + b"\0",
+        Run(7, OperationKind.ALLREDUCE, "SUM", torch.float32, 0, 0, 3, 4096, 1000).pack(),
+    ],
+)
+def test_what_is_no_record_of_communicators(data: bytes) -> None:
+    with pytest.raises(RecordError):
+        accelerators.unpack(data)
+
+
+def unpacked(record: Packed) -> Packed:
+    assert len(record.pack()) <= LIMIT
+    return accelerators.unpack(record.pack())
 
 
 def test_long_texts_and_long_lists_are_cut() -> None:
@@ -87,9 +192,9 @@ def test_groups_that_cannot_be_built() -> None:
             unpack(bytes([Build.CODE]) + text)
 
 
-def mutated(chance: random.Random) -> bytes:
+def mutated(chance: random.Random, records: Sequence[Packed] = RECORDS) -> bytes:
     """A record with something wrong, or bytes that never were one."""
-    data = bytearray(chance.choice(RECORDS).pack())
+    data = bytearray(chance.choice(records).pack())
     for _ in range(chance.choice([1, 1, 1, 2, 5])):
         place = chance.randrange(len(data) + 1)
         match chance.randrange(7):
@@ -102,7 +207,7 @@ def mutated(chance: random.Random) -> bytes:
             case 3:
                 data[place:place] = chance.randbytes(chance.choice([1, 4, 100]))
             case 4:
-                data[:1] = bytes([chance.randrange(9)])
+                data[:1] = chance.choice(records).pack()[:1]
             case 5:
                 data[place : place + 8] = chance.choice([b"\xff" * 8, b"\0" * 8, chance.randbytes(8)])
             case _ if chance.random() < 0.02:
@@ -110,25 +215,30 @@ def mutated(chance: random.Random) -> bytes:
     return bytes(data)
 
 
-def test_fuzzed() -> None:
+@pytest.mark.parametrize(
+    ("records", "read", "cases"),
+    [(RECORDS, unpack, CASES), (COMMUNICATORS, accelerators.unpack, CASES // 3)],
+    ids=["groups", "communicators"],
+)
+def test_fuzzed(records: Sequence[Packed], read: Callable[[bytes], Packed], cases: int) -> None:
     """An error or a record that can be sent again, nothing else; and no record makes its reader take much memory."""
     chance, wrong, most = random.Random(15), 0, 0
-    for number in range(CASES):
-        data = mutated(chance)
+    for number in range(cases):
+        data = mutated(chance, records)
         watched = number % 10 == 0 or len(data) > 1000
         if watched:
             tracemalloc.start()
         try:
-            record = unpack(data)
+            record = read(data)
         except RecordError:
             wrong += 1
         else:
-            assert unpack(record.pack()) == record, data[:100]
+            assert read(record.pack()) == record, data[:100]
         finally:
             if watched:
                 most = max(most, tracemalloc.get_traced_memory()[1])
                 tracemalloc.stop()
-    assert CASES // 10 < wrong < CASES
+    assert cases // 10 < wrong < cases
     assert most < MOST
 
 
@@ -137,7 +247,7 @@ def test_fuzzed() -> None:
 
 @pytest.fixture(scope="module")
 def nursery() -> Iterator[Nursery]:
-    nursery = Nursery()
+    nursery = Nursery("ftlib.frameworks.isolated.group_child:prepare")
     yield nursery
     nursery.close()
 
@@ -158,7 +268,7 @@ def test_a_child_that_is_told_nonsense_ends(nursery: Nursery, garbage: Callable[
     """And whatever is under way there fails."""
     sock, pid, pidfd = nursery.fork()
     again, segments = sock.dup(), Segments()
-    child = ChildProcess(sock, pid, pidfd, segments)
+    child = GroupProcess(sock, pid, pidfd, segments)
     server = socket.create_server(("127.0.0.1", 0))  # where nobody is met
     with again, server:
         ended = threading.Event()
@@ -201,7 +311,7 @@ def test_a_child_that_talks_nonsense_is_killed(number: int) -> None:
     try:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         segments = Segments()
-        child = ChildProcess(ours, process.pid, os.pidfd_open(process.pid), segments)
+        child = GroupProcess(ours, process.pid, os.pidfd_open(process.pid), segments)
         with theirs:
             work = child.run(Operation(OperationKind.ALLREDUCE, segments.allocate(10, torch.float32), "SUM"))
             outside = child.run(Operation(OperationKind.ALLREDUCE, torch.ones(10), "SUM"))

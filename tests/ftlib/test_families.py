@@ -41,12 +41,24 @@ def test_families() -> None:
     """A third party's is alone with its name, unless it says otherwise."""
     names = [*FRAMEWORKS, "theirs", "fork"]
     families = {name: made(name).family for name in names}
-    assert families == {name: name for name in names} | {"isolated:gloo": "gloo", "fork": "theirs"}
+    assert families == {name: name for name in names} | {
+        "fork": "theirs",
+        "isolated:gloo": "gloo",
+        "isolated:nccl": "nccl",
+        "isolated:rehearsal": "rehearsal",
+    }
 
 
 @pytest.mark.parametrize(
     ("job", "newcomer"),
-    [("gloo", "rehearsal"), ("rehearsal", "gloo"), ("gloo", "memory"), ("gloo", "theirs"), ("theirs", "gloo")],
+    [
+        ("gloo", "rehearsal"),
+        ("rehearsal", "gloo"),
+        ("gloo", "isolated:nccl"),
+        ("gloo", "memory"),
+        ("gloo", "theirs"),
+        ("theirs", "gloo"),
+    ],
 )
 def test_a_newcomer_of_another_family_is_refused(job: str, newcomer: str) -> None:
     """It is told both sides' families; the job does not even notice."""

@@ -58,7 +58,7 @@ class Whereabouts:
             (Call, "deliver", Part.OUTSIDE, False),
             (Failures, "report", Part.RECOVERING, True),
         ]
-        if framework != "rehearsal":
+        if not framework.endswith("rehearsal"):
             points += [(GlooGroup, "submit", Part.BULK, True), (IsolatedGroup, "submit", Part.BULK, True)]
         for owner, name, part, before in points:
             note = functools.partial(self._note, part)

@@ -29,6 +29,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if metafunc.module.__name__.rpartition(".test_")[2] in FRAMED:
         marks = [] if metafunc.function.__name__ in QUICK else [pytest.mark.soak]
         others = [pytest.param(name, marks=marks) for name in ("isolated:gloo", "rehearsal")]
+        others += [pytest.param("isolated:rehearsal", marks=pytest.mark.soak)]
         metafunc.parametrize("framework", ["gloo", *others], indirect=True)
 
 

@@ -93,14 +93,16 @@ def test_introducer_not_there_other_job_version_terms(stage: Stage) -> None:
     assert any("speaks protocol version 77" in player.output() for player in good)
 
 
-@pytest.mark.parametrize(("framework", "other"), [("gloo", "rehearsal"), ("rehearsal", "gloo"), ("isolated:gloo", "rehearsal")])
+@pytest.mark.parametrize(
+    ("framework", "other"), [("gloo", "rehearsal"), ("rehearsal", "gloo"), ("isolated:gloo", "isolated:rehearsal")]
+)
 def test_frameworks_that_do_not_mix(stage: Stage, framework: str, other: str) -> None:
     """Refused at the join, not by the first call: no view changes, and no call is disturbed."""
     good = stage.found("train", "train", framework=framework)
     stage.going(*good)
     bad = stage.join("train", framework=other)
     assert stage.ended(bad) == [1]
-    ours, theirs = framework.removeprefix("isolated:"), other
+    ours, theirs = framework.removeprefix("isolated:"), other.removeprefix("isolated:")
     assert re.search(f"JoinError: .*framework={theirs}'.*framework={ours}'.*make them equal", one_line(bad.error))
     stage.going(*good)
     healthy(*good)

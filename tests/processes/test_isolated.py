@@ -18,13 +18,29 @@ from tests.harness.cluster import Cluster, Worker
 from tests.harness.nursery import Nursery
 from tests.harness.verdict import Verdict
 from tests.harness.worker import Lines
+from tests.processes.test_rehearsal import accelerated
 
 pytestmark = pytest.mark.process
 
 
+CHILDREN = {"isolated:gloo": "ftlib-group", "isolated:rehearsal": "ftlib-accel"}
+"""What the processes are called that each framework has for its groups, or for its communicators."""
+
+
+@pytest.fixture(params=["isolated:gloo"])
+def isolated(request: pytest.FixtureRequest) -> str:
+    """The framework."""
+    return str(request.param)
+
+
+for_both = pytest.mark.parametrize(
+    "isolated", ["isolated:gloo", pytest.param("isolated:rehearsal", marks=pytest.mark.soak)], indirect=True
+)
+
+
 @pytest.fixture
-def cluster(nursery: Nursery, tmp_path: Path) -> Iterator[Cluster]:
-    settings = {"bucket_mb": 0.08, "framework": "isolated:gloo"}
+def cluster(nursery: Nursery, tmp_path: Path, isolated: str) -> Iterator[Cluster]:
+    settings = {"bucket_mb": 0.08, "framework": isolated}
     with Cluster(tmp_path, nursery, sizes=[20_000, 300], pause=0.03, settings=settings) as cluster:
         yield cluster
 
@@ -80,6 +96,7 @@ def redone(cluster: Cluster, workers: list[Worker], before: int) -> None:
     assert all(worker.last["size"] == len(workers) for worker in workers)
 
 
+@for_both
 def test_killed_joined_left_and_nobody_stays(cluster: Cluster) -> None:
     workers = cluster.found(3)
     cluster.training(3)
@@ -120,16 +137,26 @@ def test_processes_of_a_dead_worker_end_when_the_others_have_recovered(cluster: 
     )
 
 
-@pytest.mark.parametrize("framework", ["gloo", "isolated:gloo"])
-def test_members_with_and_without_such_processes_train_together(cluster: Cluster, framework: str) -> None:
+@pytest.mark.parametrize(
+    ("framework", "other"),
+    [
+        ("gloo", "isolated:gloo"),
+        ("isolated:gloo", "gloo"),
+        ("rehearsal", "isolated:rehearsal"),
+        pytest.param("isolated:rehearsal", "rehearsal", marks=pytest.mark.soak),
+    ],
+)
+def test_members_with_and_without_such_processes_train_together(cluster: Cluster, framework: str, other: str) -> None:
     """One family: either kind may join the other one, and die; all have the same bits."""
-    other = next(name for name in ("gloo", "isolated:gloo") if name != framework)
     workers = cluster.found(2, settings={"framework": framework})
     cluster.training(2)
     joiners = [cluster.join(settings={"framework": other}) for _ in range(2)]
     cluster.training(4)
-    assert [bool(named(worker.pid, "ftlib-group")) for worker in workers] == [framework == "isolated:gloo"] * 2
-    assert [bool(named(worker.pid, "ftlib-group")) for worker in joiners] == [framework == "gloo"] * 2
+    name = CHILDREN.get(framework) or CHILDREN[other]
+    assert [bool(named(worker.pid, name)) for worker in workers] == [framework in CHILDREN] * 2
+    assert [bool(named(worker.pid, name)) for worker in joiners] == [other in CHILDREN] * 2
+    if "rehearsal" in framework:
+        accelerated(cluster, 4)
     workers[0].kill()
     cluster.training(3)
     joiners[0].kill()
@@ -139,14 +166,25 @@ def test_members_with_and_without_such_processes_train_together(cluster: Cluster
     assert judge(cluster) > 10
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=str)
-def test_the_process_of_a_group(cluster: Cluster, number: signal.Signals) -> None:
-    """It is replaced, spare or not, and the step is finished by the same members."""
+@pytest.mark.parametrize(
+    ("number", "isolated"),
+    [
+        (signal.SIGKILL, "isolated:gloo"),
+        (signal.SIGSTOP, "isolated:gloo"),
+        (signal.SIGKILL, "isolated:rehearsal"),
+        pytest.param(signal.SIGSTOP, "isolated:rehearsal", marks=pytest.mark.soak),
+    ],
+    indirect=["isolated"],
+)
+def test_the_process_of_a_group(cluster: Cluster, number: signal.Signals, isolated: str) -> None:
+    """It is replaced, spare or not, and the step is finished by the same members. An accelerator comes back, too."""
     workers = cluster.found(3, habit=["tests.processes.test_isolated:Replaced"])
     cluster.training(3)
     for victim in workers[:2]:
+        if isolated == "isolated:rehearsal":
+            accelerated(cluster, 3)
         before = newest(workers)
-        for pid in named(victim.pid, "ftlib-group"):
+        for pid in named(victim.pid, CHILDREN[isolated]):
             os.kill(pid, number)
         redone(cluster, workers, before)
     cluster.until("it is counted", lambda: replaced(workers[0]) and replaced(workers[1]))
@@ -156,10 +194,13 @@ def test_the_process_of_a_group(cluster: Cluster, number: signal.Signals) -> Non
     before = newest(workers)
     os.kill(nursery, signal.SIGKILL)
     redone(cluster, workers, before)
+    if isolated == "isolated:rehearsal":
+        accelerated(cluster, 3, before)
     cluster.drain()
     assert judge(cluster) > 10
 
 
+@for_both
 def test_a_stopped_worker_is_voted_out(cluster: Cluster) -> None:
     """What its process of the group still does reaches nobody."""
     workers = cluster.found(3)

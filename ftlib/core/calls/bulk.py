@@ -22,7 +22,7 @@ class Bulk:
         for number, bucket in enumerate(call.layout.buckets):
             if bucket.place and group.takes(device_at(bucket.place).empty(0, bucket.dtype)):
                 slot = self.slots[number] = staging.slot(number, 0)
-                call.fill(slot, stays=True)
+                call.fill(slot, row=group.allocate_at(bucket.place, bucket.count, bucket.dtype))
         operations = []
         for slot in self.slots.values():
             assert slot.row is not None

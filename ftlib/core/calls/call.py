@@ -261,15 +261,15 @@ class Call:
                     f"{self.name(index)} of {self} was changed by another thread while the call was in progress: wait for it"
                 )
 
-    def fill(self, slot: Slot, *, weighted: bool = True, stays: bool = False) -> None:
+    def fill(self, slot: Slot, *, weighted: bool = True, row: torch.Tensor | None = None) -> None:
         """Stage one bucket's inputs, scaled by the weight in an average; a device does so later.
 
-        ``stays``: on their device, for an accelerator; else in CPU memory.
+        ``row``: on their device, where they are staged for an accelerator; else in CPU memory.
         """
         sources, pieces, views = self.sources, slot.bucket.pieces, slot.views
         scale = self.weight if self.divide and weighted else 1.0
-        if stays:
-            fetch(slot, self._parts(slot.bucket), 0.0 if self.silent else scale, stays=True)
+        if row is not None:
+            fetch(slot, self._parts(slot.bucket), 0.0 if self.silent else scale, row)
             return
         if self.silent or scale == 0.0:
             slot.claim()

@@ -55,7 +55,7 @@ class Followed(Call):
             staging.turn()
         return staging
 
-    def fill(self, slot: Slot, *, weighted: bool = True, stays: bool = False) -> None:  # noqa: ARG002
+    def fill(self, slot: Slot, *, weighted: bool = True, row: torch.Tensor | None = None) -> None:  # noqa: ARG002
         """Stage values that do not change the result."""
         slot.claim()
         slot.data.fill_(neutral(slot.bucket.op, slot.bucket.dtype))

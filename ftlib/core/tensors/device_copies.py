@@ -32,17 +32,18 @@ def under_way(places: Sequence[str]) -> list[DeviceWork]:
     return [DeviceWork(device_at(place).waited()) for place in places]
 
 
-def fetch(slot: Slot, sources: Sequence[torch.Tensor | None], scale: float, *, stays: bool = False) -> None:
+def fetch(slot: Slot, sources: Sequence[torch.Tensor | None], scale: float, there: torch.Tensor | None = None) -> None:
     """Enqueue: stage ``scale`` times the ``sources`` (one for each piece, of its shape) in ``slot``. None counts as zeros.
 
-    ``stays``: on the device, for an accelerator; else in CPU memory.
+    ``there``: a row on the device, where it stays for an accelerator; else it is copied to CPU memory.
     """
     bucket = slot.bucket
     device = device_at(bucket.place)
     if slot.reader is not None:
         device.follow(slot.reader)  # it may be on another stream
-    in_place = device.unified and not stays
-    row = slot.host if in_place else device.empty(bucket.count, bucket.dtype)
+    row = there
+    if row is None:
+        row = slot.host if device.unified else device.empty(bucket.count, bucket.dtype)
     views = _views(bucket, row)
     found = [source for source in sources if source is not None]
     if len(found) < len(sources) or scale == 0.0:
@@ -57,8 +58,8 @@ def fetch(slot: Slot, sources: Sequence[torch.Tensor | None], scale: float, *, s
         device.enqueue(lambda: torch._foreach_copy_(views, found), *views)
         if scale != 1.0:
             device.enqueue(lambda: row.mul_(scale))
-    host = slot.stage(row if stays else None)
-    if not (stays or in_place):
+    host = slot.stage(there)
+    if there is None and row is not host:
         device.enqueue(lambda: host.copy_(row, non_blocking=True), host)
 
 

@@ -11,8 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from ftlib.common.devices import place_of
+from ftlib.common.devices import device_at, place_of
+from ftlib.errors import GroupError
 from ftlib.frameworks.base import GroupSpec, Operation
+
+
+class NotYetError(GroupError):
+    """There is no accelerator here at the moment, but there will be one: see ``Accelerator.await_facts``."""
 
 
 class Ticket(ABC):
@@ -85,8 +90,13 @@ class Accelerator(ABC):
     def facts(self, spec: GroupSpec) -> Mapping[str, str]:
         """What the other ranks of this view must know to start with this one, e.g. an id (of rank 0), a device, a version.
 
-        Called on the thread that builds the Gloo group: must return within milliseconds.
+        Called on the thread that builds the Gloo group: must return within milliseconds. NotYetError if it is worth a new view
+        to ask again.
         """
+
+    def await_facts(self, seconds: float) -> bool:  # noqa: ARG002
+        """After a NotYetError: wait until there will be facts, ``seconds`` at most; true if there will."""
+        return False
 
     @abstractmethod
     def begin(self, spec: GroupSpec, facts: Sequence[Mapping[str, str]], decided: Callable[[], None]) -> Communicator:
@@ -99,6 +109,10 @@ class Accelerator(ABC):
     def place(self, tensor: torch.Tensor) -> str:
         """The device that a program's tensor is on (see ``Framework``)."""
         return place_of(tensor)
+
+    def allocate_at(self, place: str, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """See ``Group``. What it returns may be freed while operations on it are under way."""
+        return device_at(place).empty(count, dtype)
 
     @abstractmethod
     def takes(self, tensor: torch.Tensor) -> bool:

@@ -15,12 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from ftlib.errors import ConfigError
+from ftlib.frameworks.background import start_task
 from ftlib.frameworks.base import Framework, Group, GroupSpec
 from ftlib.frameworks.gloo import GlooFramework
 from ftlib.frameworks.gloo_group import GlooGroup
 
 from .backoff import Backoff
-from .base import Accelerator, Communicator
+from .base import Accelerator, Communicator, NotYetError
 from .figures import Figures
 from .group import HybridGroup
 from .managed import Deadlines, ManagedCommunicator
@@ -28,6 +29,8 @@ from .unavailable import UnavailableCommunicator
 
 _log = logging.getLogger(__name__)
 
+_LATE = 60.0
+"""Seconds to wait for an accelerator that was not there in time for a view."""
 _NAME, _ABSENT = "accelerator", "absent"
 """Keys among a rank's facts: which accelerator it has; why it has none. The others are the accelerator's own."""
 
@@ -35,8 +38,9 @@ _NAME, _ABSENT = "accelerator", "absent"
 class HybridFramework(Framework):
     """Builds ``HybridGroup`` objects."""
 
-    def __init__(self, accelerator: Accelerator, deadlines: Deadlines | None = None) -> None:
-        self.name = accelerator.name
+    def __init__(self, accelerator: Accelerator, deadlines: Deadlines | None = None, name: str = "") -> None:
+        """``name``: by default the accelerator's, which is that of the family as well."""
+        self.name = name or accelerator.name
         self.group: Group | None = None
         self._accelerator = accelerator
         self._deadlines = Deadlines() if deadlines is None else deadlines
@@ -57,6 +61,15 @@ class HybridFramework(Framework):
         self._report: Callable[[str], None] | None = None
         self._fatal = ""
         self._closed = False
+        self._late = 0
+        """The newest epoch whose group was built without this member's accelerator, though there is one now; 0 if none was."""
+        self._built: tuple[HybridGroup | None, int] = (None, -1)
+        """The newest group, and its epoch."""
+
+    @property
+    def family(self) -> str:
+        """See ``Framework``: wherever an accelerator is, it connects to its like."""
+        return self._accelerator.name
 
     @property
     def transports(self) -> tuple[str, ...]:
@@ -87,8 +100,11 @@ class HybridFramework(Framework):
         gloo = self._gloo.rebuild(spec)
         assert isinstance(gloo, GlooGroup)
         communicator = None if spec.size == 1 else self._communicator(spec, gloo.facts)
-        self.group = HybridGroup(gloo, communicator, self._accelerator.takes)
-        return self.group
+        self.group = group = HybridGroup(gloo, communicator, self._accelerator)
+        with self._lock:
+            self._built = group, spec.epoch
+        self._renew()
+        return group
 
     def prepare(self, spec: GroupSpec) -> None:
         """Build the Gloo group ahead. No communicator: to build one may disturb operations on the device."""
@@ -154,10 +170,28 @@ class HybridFramework(Framework):
     def _facts(self, spec: GroupSpec) -> Mapping[str, str]:
         if not self._absent:
             try:
-                return {_NAME: self.name, **self._accelerator.facts(spec)}
+                return {_NAME: self._accelerator.name, **self._accelerator.facts(spec)}
+            except NotYetError as error:
+                start_task("accelerator-late", functools.partial(self._await_facts, spec.epoch))
+                return {_ABSENT: str(error)}
             except Exception as error:  # noqa: BLE001 - as above
                 return {_ABSENT: str(error) or repr(error)}
         return {_ABSENT: self._absent}
+
+    def _await_facts(self, epoch: int) -> None:
+        """In the background: a new view is wanted once there is an accelerator for it."""
+        if self._accelerator.await_facts(_LATE):
+            with self._lock:
+                self._late = epoch
+            self._renew()
+
+    def _renew(self) -> None:
+        """Have the newest group be built anew if this member's accelerator came too late for it."""
+        with self._lock:
+            group, epoch = self._built
+            late = epoch == self._late
+        if late and group is not None:
+            group.renew(f"its {self._accelerator.name} accelerator can be used now")
 
     def _communicator(self, spec: GroupSpec, facts: Sequence[Mapping[str, str]]) -> ManagedCommunicator:
         begin = functools.partial(self._begin, spec, facts)
@@ -179,15 +213,15 @@ class HybridFramework(Framework):
         rest = self._backoff.left
         if rest:
             text = "the %s accelerator of rank %d of %d (epoch %d) has failed again: everything goes by Gloo for %.0f s"
-            _log.warning(text, self.name, spec.rank, spec.size, spec.epoch, rest)
+            _log.warning(text, self._accelerator.name, spec.rank, spec.size, spec.epoch, rest)
         return rest
 
     def _begin(self, spec: GroupSpec, facts: Sequence[Mapping[str, str]], decided: Callable[[], None]) -> Communicator:
         for rank, told in enumerate(facts):
-            if told.get(_NAME) != self.name:
+            if told.get(_NAME) != self._accelerator.name:
                 decided()
                 why = told.get(_ABSENT, f"it has {told.get(_NAME, 'none')}")
-                return UnavailableCommunicator(f"rank {rank} has no {self.name} accelerator: {why}")
+                return UnavailableCommunicator(f"rank {rank} has no {self._accelerator.name} accelerator: {why}")
         try:
             return self._accelerator.begin(spec, facts, decided)
         except Exception as error:  # noqa: BLE001 - as above
@@ -200,7 +234,7 @@ class HybridFramework(Framework):
             self._warned.add(reason)
         if not known:
             text = "rank %d of %d (epoch %d) has no %s accelerator: %s; everything goes by Gloo"
-            _log.warning(text, spec.rank, spec.size, spec.epoch, self.name, reason)
+            _log.warning(text, spec.rank, spec.size, spec.epoch, self._accelerator.name, reason)
 
     def _wedged(self, reason: str) -> None:
         with self._lock:

@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ftlib.errors import GroupError
-from ftlib.frameworks.base import Group, Operation, Work
+from ftlib.frameworks.base import Group, Operation, OperationKind, Work
 from ftlib.frameworks.gloo_group import GlooGroup
 from ftlib.frameworks.gloo_work import FailedWork
 
-from .base import Ticket
+from .base import Accelerator, Ticket
 from .managed import ManagedCommunicator
 from .work import AcceleratedWork, AcceleratorStart
 
@@ -31,17 +31,16 @@ class _State(enum.Enum):
 class HybridGroup(Group):
     """The group of one view. Collectives: one thread at a time, the same ones in the same order at all ranks."""
 
-    def __init__(
-        self, gloo: GlooGroup, communicator: ManagedCommunicator | None, takes: Callable[[torch.Tensor], bool]
-    ) -> None:
-        """``communicator``: None for a single member, which has nobody to talk to. ``takes``: see ``Accelerator``."""
+    def __init__(self, gloo: GlooGroup, communicator: ManagedCommunicator | None, accelerator: Accelerator) -> None:
+        """``communicator``: None for a single member, which has nobody to talk to."""
         self.rank, self.size = gloo.rank, gloo.size
         self.gloo = gloo
         self._communicator = communicator
-        self._takes = takes
+        self._accelerator = accelerator
         self._lock = threading.Lock()
         self._state = _State.OPEN
         """Guarded by ``_lock``: an operation counts as successful only while it is OPEN."""
+        self._renewal = ""
         self._worked = False
         """True once the accelerator has carried operations."""
 
@@ -65,12 +64,22 @@ class HybridGroup(Group):
         return self._state is not _State.OPEN or self._communicator is None or self._communicator.stopped
 
     def submit(self, operation: Operation) -> Work:
-        """Begin ``operation`` by Gloo."""
+        """Begin ``operation`` by Gloo. A reduction fails where the group is to be built anew (see ``renew``)."""
+        if self._renewal and operation.kind is OperationKind.ALLREDUCE:
+            return FailedWork(GroupError(f"rank {self.rank} of {self.size} wants a new view: {self._renewal}", (self.rank,)))
         return self.gloo.submit(operation)
+
+    def renew(self, why: str) -> None:
+        """Have the next call ask for a new view of the same members, as this one has no accelerator, and the next one will."""
+        self._renewal = why
 
     def takes(self, tensor: torch.Tensor) -> bool:
         """See ``Group``."""
-        return self._takes(tensor)
+        return self._accelerator.takes(tensor)
+
+    def allocate_at(self, place: str, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """See ``Group``."""
+        return self._accelerator.allocate_at(place, count, dtype)
 
     def accelerator_start(self, seconds: float) -> Work | None:
         """See ``Group``."""

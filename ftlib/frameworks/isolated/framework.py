@@ -7,10 +7,10 @@ never waits for an import. What the others need to meet, the store, is in the tr
 from __future__ import annotations
 
 import atexit
-import logging
 import os
+import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -22,18 +22,16 @@ from ftlib.frameworks.builder import Build, GroupBuilder
 from ftlib.frameworks.gloo import check_tensor
 from ftlib.frameworks.rendezvous import StoreServer, interface_address, join_address, split_address
 
-from .child_process import ChildProcess
 from .group import IsolatedGroup
+from .group_process import GroupProcess
 from .nursery import Nursery
 from .records import Ended
 from .segments import Segments
-
-logger = logging.getLogger("ftlib")
+from .spares import Spares
 
 _FINISH = 2.0
 """Seconds that ``close`` waits for what runs in the background."""
-_REST = 0.3
-"""Seconds from a child's first order until the next one is forked: first whoever waits for the group has the processors."""
+_ROLE = "ftlib.frameworks.isolated.group_child:prepare"
 
 
 class IsolatedFramework(Framework):
@@ -44,15 +42,11 @@ class IsolatedFramework(Framework):
     def __init__(self) -> None:
         self.group: Group | None = None
         self._segments = Segments()
-        self._nursery = Nursery()
         self._host = ""
         self._server: StoreServer | None = None
         self._builder = GroupBuilder(self._make, lambda _spec: True)
         self._process = os.getpid()
-        self._spares = threading.Lock()
-        self._spare: ChildProcess | None = None
-        """Forked ahead. Guarded by ``_spares``."""
-        self._closed = threading.Event()
+        self._spares = Spares(Nursery(_ROLE), self._adopt, GroupProcess.warm)
 
     @property
     def family(self) -> str:
@@ -62,9 +56,13 @@ class IsolatedFramework(Framework):
     @property
     def pids(self) -> tuple[int, ...]:
         """Of the processes that this one has started and knows of now: what forks, the spare child, the child in use."""
-        group, spare = self.group, self._spare
-        found = (self._nursery.pid, 0 if spare is None else spare.pid, group.pid if isinstance(group, IsolatedGroup) else 0)
-        return tuple(pid for pid in found if pid)
+        group = self.group
+        return (*self._spares.pids, group.pid) if isinstance(group, IsolatedGroup) else self._spares.pids
+
+    @property
+    def replaced(self) -> int:
+        """See ``Framework``."""
+        return self._spares.replaced
 
     def start(self, host: str) -> Mapping[str, str]:
         """Start the store and a spare child, which takes seconds. ConfigError if ``host`` is no address of this machine."""
@@ -81,7 +79,7 @@ class IsolatedFramework(Framework):
             self._server = StoreServer(self._host)
             self._process = os.getpid()
             atexit.register(self.close)
-        self._fork_ahead()  # whoever meets others can build a group in time, however long torch takes to be imported here
+        self._spares.fork_ahead()  # whoever meets others can build a group in time, however long torch takes to import
         return {"store": join_address(self._server.address)}
 
     def rebuild(self, spec: GroupSpec) -> Group:
@@ -119,12 +117,7 @@ class IsolatedFramework(Framework):
         if self.group is not None:
             self.group.close()
             self.group = None
-        self._closed.set()
-        with self._spares:
-            spare, self._spare = self._spare, None
-        if spare is not None:
-            spare.kill("closed")
-        self._nursery.close()
+        self._spares.close()
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -133,45 +126,12 @@ class IsolatedFramework(Framework):
     def _make(self, spec: GroupSpec) -> Build:
         return _IsolatedBuild(spec, self._host, self)
 
-    def child(self) -> ChildProcess:
-        """One that has done nothing yet: the spare one, and another is forked later. GroupError where there is none."""
-        with self._spares:
-            spare, self._spare = self._spare, None
-        if spare is None or not spare.usable:
-            spare = self._fork()
-        start_task("spare", self._fork_later)
-        return spare
+    def child(self) -> GroupProcess:
+        """See ``Spares.take``."""
+        return self._spares.take()
 
-    def _fork(self) -> ChildProcess:
-        return ChildProcess(*self._nursery.fork(), self._segments, self._lost)
-
-    def _lost(self, why: str) -> None:
-        """A child has ended by itself, or hung."""
-        if self._closed.is_set():
-            return
-        with self._spares:
-            self.replaced += 1
-        logger.warning("%s; another one takes its place", why, extra={"ftlib_event": "child_replaced"})
-
-    def _fork_later(self) -> None:
-        self._closed.wait(_REST)
-        self._fork_ahead()
-
-    def _fork_ahead(self) -> None:
-        with self._spares:
-            if self._closed.is_set() or (self._spare is not None and self._spare.usable):
-                return
-        try:
-            child = self._fork()
-        except GroupError:  # whoever needs one finds that out
-            return
-        with self._spares:
-            wanted = not self._closed.is_set() and (self._spare is None or not self._spare.usable)
-            if wanted:
-                self._spare = child
-                child.warm()
-        if not wanted:
-            child.kill("another one is there")
+    def _adopt(self, sock: socket.socket, pid: int, pidfd: int, lost: Callable[[str], None]) -> GroupProcess:
+        return GroupProcess(sock, pid, pidfd, self._segments, lost)
 
 
 class _IsolatedBuild(Build):
@@ -183,7 +143,7 @@ class _IsolatedBuild(Build):
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._given_up = False
-        self._child: ChildProcess | None = None
+        self._child: GroupProcess | None = None
         self._outcome: IsolatedGroup | GroupError | None = None
 
     @property

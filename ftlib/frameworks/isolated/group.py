@@ -6,14 +6,14 @@ from ftlib.errors import ConfigError, GroupError
 from ftlib.frameworks.base import Group, GroupSpec, Operation, OperationKind, Work
 from ftlib.frameworks.gloo_work import FailedWork
 
-from .child_process import ChildProcess
+from .group_process import GroupProcess
 from .records import REDUCTIONS, carried
 
 
 class IsolatedGroup(Group):
     """The group of one view, in a child. Collectives: one thread at a time, the same ones in the same order at all ranks."""
 
-    def __init__(self, spec: GroupSpec, child: ChildProcess) -> None:
+    def __init__(self, spec: GroupSpec, child: GroupProcess) -> None:
         self.rank, self.size = spec.rank, spec.size
         self._child = child
 
@@ -36,7 +36,7 @@ class IsolatedGroup(Group):
         return self._child.run(operation)
 
     def abort(self) -> None:
-        """Have the child cut its connections, or kill it: see ``ChildProcess.close``."""
+        """Have the child cut its connections, or kill it: see ``GroupProcess.close``."""
         self._child.close("the group was aborted")
 
     def close(self) -> None:

@@ -15,7 +15,9 @@ from consensus import release_in_children
 from ftlib.errors import GroupError
 
 _ROOT = str(Path(__file__).resolve().parents[3])
-_COMMAND = "import sys; from ftlib.frameworks.isolated.nursery_process import main; main(int(sys.argv[1]), int(sys.argv[2]))"
+_COMMAND = """import sys
+from ftlib.frameworks.isolated.nursery_process import main
+main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])"""
 _READY = 60.0
 """Seconds for the nursery to import torch, and to fork: a loaded machine may be slow."""
 _HUGE_PAGES = {"PYTHONMALLOC": "malloc", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
@@ -25,8 +27,9 @@ _HUGE_PAGES = {"PYTHONMALLOC": "malloc", "GLIBC_TUNABLES": "glibc.malloc.hugetlb
 class Nursery:
     """Forks children. Any thread."""
 
-    def __init__(self) -> None:
-        """Starts nothing."""
+    def __init__(self, role: str, *arguments: str) -> None:
+        """Starts nothing. ``role``: what it forks, see ``nursery_process.main``."""
+        self._role = (role, *arguments)
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._sock: socket.socket | None = None
@@ -77,7 +80,7 @@ class Nursery:
         with theirs:
             try:
                 self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and code
-                    [sys.executable, "-P", "-c", _COMMAND, str(theirs.fileno()), str(os.getpid())],
+                    [sys.executable, "-P", "-c", _COMMAND, str(theirs.fileno()), str(os.getpid()), *self._role],
                     env={**os.environ, **_HUGE_PAGES, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
                     stdin=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],

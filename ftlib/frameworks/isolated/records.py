@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import struct
 from dataclasses import asdict, dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import torch
 
@@ -24,9 +24,9 @@ _PEERS = 4096
 _LONGEST = 1e6
 """Seconds that an operation may take."""
 
-_KINDS = tuple(OperationKind)
+KINDS = tuple(OperationKind)
 REDUCTIONS = ("", "SUM", "MIN", "MAX", "PRODUCT")
-_DTYPES = (
+DTYPES = (
     torch.uint8,
     torch.int8,
     torch.int16,
@@ -41,6 +41,13 @@ _DTYPES = (
 
 class RecordError(ValueError):
     """Bytes that are no record, or not of this version."""
+
+
+class Packed(Protocol):
+    """Any record."""
+
+    def pack(self) -> bytes:
+        """As a record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +69,7 @@ class Run:
 
     def pack(self) -> bytes:
         """As a record."""
-        kind, reduction, dtype = _KINDS.index(self.kind), REDUCTIONS.index(self.reduction), _DTYPES.index(self.dtype)
+        kind, reduction, dtype = KINDS.index(self.kind), REDUCTIONS.index(self.reduction), DTYPES.index(self.dtype)
         numbers = (self.peer, self.tag, self.number, self.segment, self.offset, self.count)
         return self._FORM.pack(self.CODE, kind, reduction, dtype, *numbers)
 
@@ -71,7 +78,7 @@ class Run:
         """RecordError for anything else than ``pack`` returns."""
         try:
             _, kind, reduction, dtype, peer, tag, number, segment, offset, count = cls._FORM.unpack(data)
-            return cls(number, _KINDS[kind], REDUCTIONS[reduction], _DTYPES[dtype], peer, tag, segment, offset, count)
+            return cls(number, KINDS[kind], REDUCTIONS[reduction], DTYPES[dtype], peer, tag, segment, offset, count)
         except (struct.error, IndexError) as error:
             raise RecordError(f"no operation: {error}") from None
 
@@ -92,14 +99,10 @@ class Build:
     @classmethod
     def unpack(cls, data: bytes) -> Self:
         """RecordError for anything else than ``pack`` returns."""
-        try:
-            values, host = json.loads(data[1:])
-            spec = GroupSpec(**values)
-        except (ValueError, TypeError, RecursionError) as error:
-            raise RecordError(f"no group to build: {error}") from None
-        if not _is_right(spec) or not isinstance(host, str):
+        values = decoded(data)
+        if not isinstance(values, list) or len(values) != 2 or not isinstance(values[1], str):
             raise RecordError("no group to build: wrong types")
-        return cls(spec, host)
+        return cls(spec_from(values[0]), values[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +228,25 @@ def unpack(data: bytes) -> Record:
     return kind.unpack(data)
 
 
+def decoded(data: bytes) -> Any:
+    """The JSON after a record's code. RecordError if it is none."""
+    try:
+        return json.loads(data[1:])
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"no JSON: {error}") from None
+
+
+def spec_from(values: Any) -> GroupSpec:
+    """A spec of its fields. RecordError if it is none."""
+    try:
+        spec = GroupSpec(**values)
+    except TypeError as error:
+        raise RecordError(f"no group to build: {error}") from None
+    if not _is_right(spec):
+        raise RecordError("no group to build: wrong types")
+    return spec
+
+
 def _is_right(spec: GroupSpec) -> bool:
     """Whether all of it is what it should be: it may have come from anywhere."""
     numbers = all(type(number) is int for number in (spec.epoch, spec.rank, spec.size)) and 0 <= spec.rank < spec.size
@@ -235,4 +257,4 @@ def _is_right(spec: GroupSpec) -> bool:
 
 def carried(dtype: torch.dtype) -> bool:
     """Whether an operation on this dtype can be told as it is; others go as bytes."""
-    return dtype in _DTYPES
+    return dtype in DTYPES

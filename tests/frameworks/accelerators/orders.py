@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -21,11 +23,13 @@ from ftlib.core.tensors.layout import Bucket
 from ftlib.core.tensors.staging import Slot
 from ftlib.errors import GroupError
 from ftlib.frameworks.accelerators.group import HybridGroup
+from ftlib.frameworks.accelerators.isolated import IsolatedRehearsalFramework
 from ftlib.frameworks.accelerators.managed import Deadlines, ManagedCommunicator
 from ftlib.frameworks.accelerators.nccl.communicator import NcclCommunicator
 from ftlib.frameworks.accelerators.rehearsal import Faults, RehearsalFramework
 from ftlib.frameworks.accelerators.rehearsal.accelerator import PLACE
 from ftlib.frameworks.accelerators.rehearsal.communicator import RehearsedCommunicator
+from ftlib.frameworks.accelerators.rehearsal.faults import VARIABLE, Way
 from ftlib.frameworks.base import Operation, OperationKind, Work
 from tests.frameworks.crew import Crew, Hand, Worker
 from tests.frameworks.nccl.fake import FakeNcclFramework
@@ -73,9 +77,24 @@ def equip(worker: Worker, faults: Faults, deadlines: Deadlines, bug: str) -> Map
     mock.patch.stopall()
     if bug:
         BUGS[bug]().start()
-    kind = FakeNcclFramework if isinstance(worker.framework, FakeNcclFramework) else RehearsalFramework
-    worker.framework = kind(faults, deadlines)
+    if isinstance(worker.framework, IsolatedRehearsalFramework):
+        os.environ[VARIABLE] = written(faults)
+        worker.framework = IsolatedRehearsalFramework(deadlines)
+    else:
+        kind = FakeNcclFramework if isinstance(worker.framework, FakeNcclFramework) else RehearsalFramework
+        worker.framework = kind(faults, deadlines)
     return worker.framework.start("127.0.0.1")
+
+
+def written(faults: Faults) -> str:
+    """As in the environment."""
+    values = {each.name: getattr(faults, each.name) for each in dataclasses.fields(faults)}
+    texts = {
+        name: value.value if isinstance(value, Way) else int(value)
+        for name, value in values.items()
+        if not isinstance(value, float)
+    }
+    return ", ".join(f"{name}={value}" for name, value in {**values, **texts}.items())
 
 
 def hire(crew: Crew, count: int, faults: Faults | None = None, deadlines: Deadlines | None = None, bug: str = "") -> list[Hand]:
@@ -168,6 +187,8 @@ def reduce_until_it_breaks(worker: Worker, elements: int) -> tuple[float, str, t
         except GroupError as error:
             at = time.monotonic()
             group.abort()
+            if isinstance(worker.framework, IsolatedRehearsalFramework):  # a busy machine may take a while to end a process
+                eventually(work.done, "the end of the child", TIMEOUT)
             return at, str(error), error.peers, work.done(), ""
         if not bool((tensor == group.size).all()):
             return time.monotonic(), "", (), work.done(), f"{tensor.unique().tolist()} was taken for a result"

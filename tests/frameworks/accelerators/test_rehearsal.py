@@ -43,6 +43,25 @@ def crew(request: pytest.FixtureRequest) -> Iterator[Crew]:
     crew.close()
 
 
+@pytest.fixture(scope="module")
+def isolated_crew() -> Iterator[Crew]:
+    crew = Crew("isolated:rehearsal")
+    yield crew
+    crew.close()
+
+
+either = pytest.mark.parametrize("crews", ["crew", pytest.param("isolated_crew", marks=pytest.mark.soak)], indirect=True)
+"""For a test of what holds wherever communicators live."""
+
+
+@pytest.fixture
+def crews(request: pytest.FixtureRequest) -> Crew:
+    """That of ``either``."""
+    found = request.getfixturevalue(request.param)
+    assert isinstance(found, Crew)
+    return found
+
+
 def ready(crew: Crew, hands: list[Hand], timeout: float = TIMEOUT) -> None:
     """Build a group of them, and wait for everybody's accelerator."""
     crew.build(hands, timeout)
@@ -52,69 +71,76 @@ def ready(crew: Crew, hands: list[Hand], timeout: float = TIMEOUT) -> None:
 # --- in good health ----------------------------------------------------------------------------------------------------
 
 
-def test_results_are_gloos_and_bit_identical(crew: Crew) -> None:
-    hands = hire(crew, 3)
-    ready(crew, hands)
-    answers = crew.run(hands, orders.reduce_both_ways, 10)
+@either
+def test_results_are_gloos_and_bit_identical(crews: Crew) -> None:
+    hands = hire(crews, 3)
+    ready(crews, hands)
+    answers = crews.run(hands, orders.reduce_both_ways, 10)
     assert answers[0] == answers[1] == answers[2]
-    for figures in crew.run(hands, orders.figures):
+    for figures in crews.run(hands, orders.figures):
         assert (figures["accelerator_starts"], figures["accelerator_stops"], figures["accelerator_troubles"]) == (1, 0, 0)
         assert figures["accelerator_start_seconds"]["count"] == 1
-    assert crew.run(hands, orders.future_of_bulk) == [3.0] * 3
+    assert crews.run(hands, orders.future_of_bulk) == [3.0] * 3
 
 
-def test_nothing_is_waited_for_by_a_launch(crew: Crew) -> None:
-    hands = hire(crew, 2, Faults(kernel_seconds=0.3))
-    ready(crew, hands)
-    for took, done, wrong in crew.run(hands, orders.reduce_later):
+@either
+def test_nothing_is_waited_for_by_a_launch(crews: Crew) -> None:
+    hands = hire(crews, 2, Faults(kernel_seconds=0.3))
+    ready(crews, hands)
+    for took, done, wrong in crews.run(hands, orders.reduce_later):
         assert took < 0.25
         assert not done
         assert not wrong
 
 
-def test_a_slow_start_delays_nobody(crew: Crew) -> None:
-    hands = hire(crew, 2, Faults(start_seconds=1.5, rank=1))
-    crew.build(hands)
-    assert crew.run(hands, reduce_one, 1000) == [2.0] * 2
-    assert min(crew.run(hands, orders.accelerated)) > 0.5, "it was there too early to show anything"
-    assert crew.run(hands, reduce_one, 1000) == [2.0] * 2
-    for figures in crew.run(hands, orders.figures):
+@either
+def test_a_slow_start_delays_nobody(crews: Crew) -> None:
+    hands = hire(crews, 2, Faults(start_seconds=1.5, rank=1))
+    crews.build(hands)
+    assert crews.run(hands, reduce_one, 1000) == [2.0] * 2
+    assert min(crews.run(hands, orders.accelerated)) > 0.5, "it was there too early to show anything"
+    assert crews.run(hands, reduce_one, 1000) == [2.0] * 2
+    for figures in crews.run(hands, orders.figures):
         assert figures["accelerator_start_seconds"]["last"] >= 1.0
-    assert crew.run(hands, orders.logged) == [[], []]
+    assert crews.run(hands, orders.logged) == [[], []]
 
 
-def test_a_first_call_waits_for_a_start_that_is_quick_enough(crew: Crew) -> None:
+@either
+def test_a_first_call_waits_for_a_start_that_is_quick_enough(crews: Crew) -> None:
     """As long as it is given, unless the last start took longer."""
-    hands = hire(crew, 2, Faults(start_seconds=0.4))
-    crew.build(hands)
-    for _, took, works in crew.run(hands, orders.await_start, 0.1):
+    hands = hire(crews, 2, Faults(start_seconds=0.4))
+    crews.build(hands)
+    for _, took, works in crews.run(hands, orders.await_start, 0.1):
         assert took < 0.3
         assert not works
-    for waits, _, works in crew.run(hands, orders.await_start, TIMEOUT):
+    for waits, _, works in crews.run(hands, orders.await_start, TIMEOUT):
         assert waits
         assert works
-    assert [waits for waits, _, _ in crew.run(hands, orders.await_start, TIMEOUT)] == [False] * 2
-    crew.build(hands)
-    assert [waits for waits, _, _ in crew.run(hands, orders.await_start, 0.1)] == [False] * 2
-    assert max(crew.run(hands, orders.await_start_through_an_abort)) < 0.2
+    assert [waits for waits, _, _ in crews.run(hands, orders.await_start, TIMEOUT)] == [False] * 2
+    crews.build(hands)
+    assert [waits for waits, _, _ in crews.run(hands, orders.await_start, 0.1)] == [False] * 2
+    assert max(crews.run(hands, orders.await_start_through_an_abort)) < 0.2
 
 
-def test_the_device_looks_for_inf_and_nan_before_the_one_wait_ends(crew: Crew) -> None:
-    hands = hire(crew, 2, Faults(launch_seconds=0.05, kernel_seconds=0.05))
-    ready(crew, hands)
-    assert crew.run(hands, orders.look_after_bulk, -2.0) == [(0, 4.0)] * 2
-    assert crew.run(hands, orders.look_after_bulk, float("inf")) == [(0, float("inf"))] * 2
+@either
+def test_the_device_looks_for_inf_and_nan_before_the_one_wait_ends(crews: Crew) -> None:
+    hands = hire(crews, 2, Faults(launch_seconds=0.05, kernel_seconds=0.05))
+    ready(crews, hands)
+    waits = int(crews.framework != "rehearsal")  # a communicator elsewhere is told once the buffers are filled
+    assert crews.run(hands, orders.look_after_bulk, -2.0) == [(waits, 4.0)] * 2
+    assert crews.run(hands, orders.look_after_bulk, float("inf")) == [(waits, float("inf"))] * 2
 
 
 # --- deaths ------------------------------------------------------------------------------------------------------------
 
 
+@either
 @pytest.mark.parametrize("silent", [False, True])
-def test_a_death_ends_the_wait_although_the_device_hangs(crew: Crew, silent: bool) -> None:
+def test_a_death_ends_the_wait_although_the_device_hangs(crews: Crew, silent: bool) -> None:
     """And the accelerator comes back in the next view, where the resources of the old one are freed."""
-    hands = hire(crew, 3, Faults(silent=silent))
-    ready(crew, hands)
-    crew.run(hands, know_peers)
+    hands = hire(crews, 3, Faults(silent=silent))
+    ready(crews, hands)
+    crews.run(hands, know_peers)
     for hand in hands:
         hand.tell(orders.reduce_until_it_breaks, 100_000)
     time.sleep(0.2)
@@ -127,17 +153,18 @@ def test_a_death_ends_the_wait_although_the_device_hangs(crew: Crew, silent: boo
         assert "broke" in error or (not silent and "remote process exited" in error)
         assert peers or "broke" not in error, "it names a rank: the dead one, or the survivor that was faster to abort"
         assert done
-    ready(crew, survivors)
-    assert all(figures["accelerator_frees"] == 0 for figures in crew.run(survivors, orders.figures))
-    for figures in crew.run(survivors, orders.settle, 1 << 30):
+    ready(crews, survivors)
+    assert all(figures["accelerator_frees"] == 0 for figures in crews.run(survivors, orders.figures))
+    for figures in crews.run(survivors, orders.settle, 1 << 30):
         assert (figures["accelerator_stops"], figures["accelerator_frees"], figures["accelerator_leaks"]) == (1, 1, 0)
-    answers = crew.run(survivors, orders.reduce_both_ways, 2)
+    answers = crews.run(survivors, orders.reduce_both_ways, 2)
     assert answers[0] == answers[1]
 
 
-def test_a_stopped_peer_is_only_silence(crew: Crew) -> None:
-    hands = hire(crew, 3)
-    ready(crew, hands)
+@either
+def test_a_stopped_peer_is_only_silence(crews: Crew) -> None:
+    hands = hire(crews, 3)
+    ready(crews, hands)
     os.kill(hands[2].process.pid, signal.SIGSTOP)
     try:
         for hand in hands[:2]:
@@ -152,31 +179,33 @@ def test_a_stopped_peer_is_only_silence(crew: Crew) -> None:
     finally:
         os.kill(hands[2].process.pid, signal.SIGCONT)
         hands[2].kill()
-    ready(crew, hands[:2])
+    ready(crews, hands[:2])
 
 
-def test_a_second_death_during_the_start(crew: Crew) -> None:
-    hands = hire(crew, 3, Faults(start_seconds=0.5))
-    crew.build(hands)
+@either
+def test_a_second_death_during_the_start(crews: Crew) -> None:
+    hands = hire(crews, 3, Faults(start_seconds=0.5))
+    crews.build(hands)
     hands[2].kill()
-    crew.run(hands[:2], orders.abort)
+    crews.run(hands[:2], orders.abort)
     began = time.monotonic()
-    ready(crew, hands[:2])
+    ready(crews, hands[:2])
     assert time.monotonic() - began < SOON
-    assert crew.run(hands[:2], orders.logged) == [[], []], "a start that is ended by a stop is no trouble"
+    assert crews.run(hands[:2], orders.logged) == [[], []], "a start that is ended by a stop is no trouble"
 
 
+@either
 @pytest.mark.parametrize(("views", "first"), [(10, 3), pytest.param(1000, 100, marks=pytest.mark.soak)])
-def test_many_views_leave_nothing_behind(crew: Crew, views: int, first: int) -> None:
-    hands = hire(crew, 2)
-    ready(crew, hands)
+def test_many_views_leave_nothing_behind(crews: Crew, views: int, first: int) -> None:
+    hands = hire(crews, 2)
+    ready(crews, hands)
     before = None
     for count in range(1, views + 1):
-        crew.run(hands, orders.reduce_both_ways, 1)
-        ready(crew, hands)
-        crew.run(hands, orders.settle, 1 << 30)
+        crews.run(hands, orders.reduce_both_ways, 1)
+        ready(crews, hands)
+        crews.run(hands, orders.settle, 1 << 30)
         if count == first:
-            before = crew.run(hands, orders.held)
+            before = crews.run(hands, orders.held)
     assert before is not None
     for hand, then in zip(hands, before, strict=True):
         hand.tell(orders.fall_to, then[0] + 2, then[1] + 2)
@@ -205,15 +234,16 @@ def test_planted_an_event_alone_counts_as_success(crew: Crew) -> None:
         check_that_an_abort_is_no_success(crew, "an event alone counts as success")
 
 
-def test_aborts_at_random_moments(crew: Crew) -> None:
+@either
+def test_aborts_at_random_moments(crews: Crew) -> None:
     """Whatever a wait calls a result is one. Operations have ended after the abort, which takes its time on a busy machine."""
-    hands = hire(crew, 2, Faults(silent=True), Deadlines(stop=5.0))
+    hands = hire(crews, 2, Faults(silent=True), Deadlines(stop=5.0))
     chance = random.Random(15)
     for _ in range(25):
-        ready(crew, hands)
+        ready(crews, hands)
         delay, elements = chance.uniform(0.0, 0.01), chance.choice((10, 10_000, 300_000))
-        assert crew.run(hands, orders.reduce_until_aborted, elements, delay) == [(True, "")] * 2
-        crew.run(hands, orders.settle, 1 << 30)
+        assert crews.run(hands, orders.reduce_until_aborted, elements, delay) == [(True, "")] * 2
+        crews.run(hands, orders.settle, 1 << 30)
 
 
 def check_a_late_launch(crew: Crew, bug: str = "") -> None:
@@ -261,14 +291,15 @@ def test_planted_freed_at_the_abort(crew: Crew) -> None:
         check_that_memory_is_kept(crew, "freed at the abort")
 
 
+@either
 @pytest.mark.parametrize(("launch", "blamed"), [(2, (1,)), (1, ())])
-def test_an_asynchronous_error_at_one_member(crew: Crew, launch: int, blamed: tuple[int, ...]) -> None:
+def test_an_asynchronous_error_at_one_member(crews: Crew, launch: int, blamed: tuple[int, ...]) -> None:
     """The others notice by that member's abort alone: until then their devices hang, and say nothing.
 
     It blames itself, so that the next view waits for no proof of a death; not if the accelerator has never worked.
     """
-    hands = hire(crew, 3, Faults(error_at=launch, rank=1))
-    ready(crew, hands)
+    hands = hire(crews, 3, Faults(error_at=launch, rank=1))
+    ready(crews, hands)
     for hand in hands:
         hand.tell(orders.reduce_until_it_breaks, 1000)
     answers = [hand.answer() for hand in hands]
@@ -276,8 +307,8 @@ def test_an_asynchronous_error_at_one_member(crew: Crew, launch: int, blamed: tu
     assert answers[1][2] == blamed
     assert all("broke" in text or "remote process exited" in text for _, text, *_ in (answers[0], answers[2]))
     assert all(done and not wrong for *_, done, wrong in answers)
-    ready(crew, hands)
-    for figures in crew.run(hands, orders.figures):
+    ready(crews, hands)
+    for figures in crews.run(hands, orders.figures):
         assert figures["accelerator_starts"] == 2
 
 

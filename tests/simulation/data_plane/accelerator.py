@@ -228,7 +228,7 @@ class SimulatedHybrid(HybridFramework):
         """See ``HybridFramework``."""
         group = self.simulated.rebuild(spec)
         communicator = None if spec.size == 1 else self._communicator(spec, group.facts)
-        self.group = _HybridGroup(cast("GlooGroup", group), communicator, self._accelerator.takes)
+        self.group = _HybridGroup(cast("GlooGroup", group), communicator, self._accelerator)
         return self.group
 
 

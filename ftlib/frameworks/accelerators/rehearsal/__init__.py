@@ -7,7 +7,12 @@ from ..managed import Deadlines
 from .accelerator import RehearsedAccelerator
 from .faults import Faults
 
-__all__ = ["Faults", "RehearsalFramework"]
+__all__ = ["Faults", "RehearsalFramework", "rehearsed"]
+
+
+def rehearsed() -> RehearsedAccelerator:
+    """One with the faults of the environment variable ``FTLIB_REHEARSAL``."""
+    return RehearsedAccelerator(Faults.from_environment())
 
 
 class RehearsalFramework(HybridFramework):

@@ -1,0 +1,86 @@
+"""The parts of isolated accelerators, one at a time, without a process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ftlib.errors import GroupError
+from ftlib.frameworks import GroupSpec
+from ftlib.frameworks.accelerators.isolated import accelerator as module
+from ftlib.frameworks.accelerators.isolated.accelerator import IsolatedAccelerator
+from ftlib.frameworks.accelerators.isolated.communicator import IsolatedTicket
+from ftlib.frameworks.accelerators.isolated.memory import HostMemory
+from ftlib.frameworks.accelerators.rehearsal.accelerator import PLACE
+
+MADE_BY = "ftlib.frameworks.accelerators.rehearsal:rehearsed"
+
+
+class Mark:
+    def __init__(self) -> None:
+        self.reached = False
+
+    def query(self) -> bool:
+        return self.reached
+
+
+def test_a_ticket_ends_with_what_comes_after_its_operations() -> None:
+    mark, errors = Mark(), list[str]()
+    made: list[int] = []
+
+    def finish() -> list[Mark]:
+        made.append(1)
+        return [mark]
+
+    ticket = IsolatedTicket(2, finish, errors.append, lambda: "")  # type: ignore[arg-type]
+    ticket.end("")
+    assert not ticket.query() and not made, "only one of its two parts has ended"
+    ticket.end("")
+    assert not ticket.query() and made == [1]
+    mark.reached = True
+    assert ticket.query() and made == [1] and ticket.error() == ""
+    assert errors == ["", ""]
+
+
+@pytest.mark.parametrize(("error", "trouble"), [("gone", ""), ("", "it has failed")])
+def test_nothing_comes_after_operations_that_have_failed(error: str, trouble: str) -> None:
+    def finish() -> list[Mark]:
+        raise AssertionError
+
+    ticket = IsolatedTicket(1, finish, lambda _: None, lambda: trouble)  # type: ignore[arg-type]
+    ticket.end(error)
+    assert ticket.query()
+    assert ticket.error() == error + trouble
+
+
+def test_tensors_on_another_device_than_that_of_the_children(caplog: pytest.LogCaptureFixture) -> None:
+    """They are never handed to a child: everything goes by Gloo, one warning says why and what to do."""
+    accelerator = IsolatedAccelerator("rehearsal", MADE_BY, HostMemory(), lambda: "rehearsal:1")
+    assert accelerator.place(torch.ones(1)) == PLACE
+    accelerator._device = "rehearsal:1"
+    for _ in range(2):
+        assert accelerator.place(torch.ones(1)) == PLACE
+    assert accelerator.place(torch.ones(1, dtype=torch.int64)) == ""
+    assert len(caplog.records) == 1 and "call torch.cuda.set_device before FTLib.init" in caplog.text
+    with pytest.raises(GroupError, match="tensors on rehearsal:0, but the accelerator was started on rehearsal:1"):
+        accelerator.facts(GroupSpec("v", 1, 0, 2, {}, 1.0))
+
+
+@pytest.mark.parametrize("failing", ["device", "memory"])
+def test_what_cannot_be_had_is_said_before_a_process_is_started(failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class NoMemory(HostMemory):
+        def start(self, place: str) -> None:
+            raise RuntimeError("no libcudart")
+
+    def no_device() -> str:
+        raise GroupError("torch sees no CUDA device")
+
+    monkeypatch.setattr(module, "Nursery", None)
+    accelerator = (
+        IsolatedAccelerator("nccl", MADE_BY, HostMemory(), no_device)
+        if failing == "device"
+        else IsolatedAccelerator("nccl", MADE_BY, NoMemory())
+    )
+    with pytest.raises(RuntimeError if failing == "memory" else GroupError, match=r"no libcudart|no CUDA device"):
+        accelerator.start("127.0.0.1")
+    accelerator.close()
