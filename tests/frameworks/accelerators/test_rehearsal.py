@@ -36,30 +36,29 @@ NCCL = "tests.frameworks.nccl.fake:FakeNcclFramework"
 EARLY = {"rehearsal": "an event recorded before the launch", NCCL: "an event recorded before NCCL's launch"}
 
 
-@pytest.fixture(scope="module", params=["rehearsal", pytest.param(NCCL, marks=pytest.mark.soak)])
-def crew(request: pytest.FixtureRequest) -> Iterator[Crew]:
-    crew = Crew(request.param)
-    yield crew
-    crew.close()
+SAME_PROCESS = ["rehearsal", pytest.param(NCCL, marks=pytest.mark.soak)]
+ANYWHERE = [*SAME_PROCESS, pytest.param("isolated:rehearsal", marks=pytest.mark.soak)]
 
 
 @pytest.fixture(scope="module")
-def isolated_crew() -> Iterator[Crew]:
-    crew = Crew("isolated:rehearsal")
-    yield crew
-    crew.close()
+def known() -> Iterator[dict[str, Crew]]:
+    """The crews so far, by their framework."""
+    crews: dict[str, Crew] = {}
+    yield crews
+    for each in crews.values():
+        each.close()
 
 
-either = pytest.mark.parametrize("crews", ["crew", pytest.param("isolated_crew", marks=pytest.mark.soak)], indirect=True)
-"""For a test of what holds wherever communicators live."""
+@pytest.fixture(scope="module", params=SAME_PROCESS)
+def crew(request: pytest.FixtureRequest, known: dict[str, Crew]) -> Crew:
+    """For a test of what holds where communicators live in the training process."""
+    return known.get(request.param) or known.setdefault(request.param, Crew(request.param))
 
 
-@pytest.fixture
-def crews(request: pytest.FixtureRequest) -> Crew:
-    """That of ``either``."""
-    found = request.getfixturevalue(request.param)
-    assert isinstance(found, Crew)
-    return found
+@pytest.fixture(scope="module", params=ANYWHERE)
+def crews(request: pytest.FixtureRequest, known: dict[str, Crew]) -> Crew:
+    """For a test of what holds wherever communicators live."""
+    return known.get(request.param) or known.setdefault(request.param, Crew(request.param))
 
 
 def ready(crew: Crew, hands: list[Hand], timeout: float = TIMEOUT) -> None:
@@ -71,7 +70,6 @@ def ready(crew: Crew, hands: list[Hand], timeout: float = TIMEOUT) -> None:
 # --- in good health ----------------------------------------------------------------------------------------------------
 
 
-@either
 def test_results_are_gloos_and_bit_identical(crews: Crew) -> None:
     hands = hire(crews, 3)
     ready(crews, hands)
@@ -83,7 +81,6 @@ def test_results_are_gloos_and_bit_identical(crews: Crew) -> None:
     assert crews.run(hands, orders.future_of_bulk) == [3.0] * 3
 
 
-@either
 def test_nothing_is_waited_for_by_a_launch(crews: Crew) -> None:
     hands = hire(crews, 2, Faults(kernel_seconds=0.3))
     ready(crews, hands)
@@ -93,7 +90,6 @@ def test_nothing_is_waited_for_by_a_launch(crews: Crew) -> None:
         assert not wrong
 
 
-@either
 def test_a_slow_start_delays_nobody(crews: Crew) -> None:
     hands = hire(crews, 2, Faults(start_seconds=1.5, rank=1))
     crews.build(hands)
@@ -105,7 +101,6 @@ def test_a_slow_start_delays_nobody(crews: Crew) -> None:
     assert crews.run(hands, orders.logged) == [[], []]
 
 
-@either
 def test_a_first_call_waits_for_a_start_that_is_quick_enough(crews: Crew) -> None:
     """As long as it is given, unless the last start took longer."""
     hands = hire(crews, 2, Faults(start_seconds=0.4))
@@ -122,7 +117,6 @@ def test_a_first_call_waits_for_a_start_that_is_quick_enough(crews: Crew) -> Non
     assert max(crews.run(hands, orders.await_start_through_an_abort)) < 0.2
 
 
-@either
 def test_the_device_looks_for_inf_and_nan_before_the_one_wait_ends(crews: Crew) -> None:
     hands = hire(crews, 2, Faults(launch_seconds=0.05, kernel_seconds=0.05))
     ready(crews, hands)
@@ -134,7 +128,6 @@ def test_the_device_looks_for_inf_and_nan_before_the_one_wait_ends(crews: Crew) 
 # --- deaths ------------------------------------------------------------------------------------------------------------
 
 
-@either
 @pytest.mark.parametrize("silent", [False, True])
 def test_a_death_ends_the_wait_although_the_device_hangs(crews: Crew, silent: bool) -> None:
     """And the accelerator comes back in the next view, where the resources of the old one are freed."""
@@ -161,7 +154,6 @@ def test_a_death_ends_the_wait_although_the_device_hangs(crews: Crew, silent: bo
     assert answers[0] == answers[1]
 
 
-@either
 def test_a_stopped_peer_is_only_silence(crews: Crew) -> None:
     hands = hire(crews, 3)
     ready(crews, hands)
@@ -182,7 +174,6 @@ def test_a_stopped_peer_is_only_silence(crews: Crew) -> None:
     ready(crews, hands[:2])
 
 
-@either
 def test_a_second_death_during_the_start(crews: Crew) -> None:
     hands = hire(crews, 3, Faults(start_seconds=0.5))
     crews.build(hands)
@@ -194,7 +185,6 @@ def test_a_second_death_during_the_start(crews: Crew) -> None:
     assert crews.run(hands[:2], orders.logged) == [[], []], "a start that is ended by a stop is no trouble"
 
 
-@either
 @pytest.mark.parametrize(("views", "first"), [(10, 3), pytest.param(1000, 100, marks=pytest.mark.soak)])
 def test_many_views_leave_nothing_behind(crews: Crew, views: int, first: int) -> None:
     hands = hire(crews, 2)
@@ -234,7 +224,6 @@ def test_planted_an_event_alone_counts_as_success(crew: Crew) -> None:
         check_that_an_abort_is_no_success(crew, "an event alone counts as success")
 
 
-@either
 def test_aborts_at_random_moments(crews: Crew) -> None:
     """Whatever a wait calls a result is one. Operations have ended after the abort, which takes its time on a busy machine."""
     hands = hire(crews, 2, Faults(silent=True), Deadlines(stop=5.0))
@@ -291,7 +280,6 @@ def test_planted_freed_at_the_abort(crew: Crew) -> None:
         check_that_memory_is_kept(crew, "freed at the abort")
 
 
-@either
 @pytest.mark.parametrize(("launch", "blamed"), [(2, (1,)), (1, ())])
 def test_an_asynchronous_error_at_one_member(crews: Crew, launch: int, blamed: tuple[int, ...]) -> None:
     """The others notice by that member's abort alone: until then their devices hang, and say nothing.
