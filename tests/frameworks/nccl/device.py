@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import torch
 
 from ftlib.common import devices
-from ftlib.common.devices import HOST, Rehearsed, SideStream, placed_by
+from ftlib.common.devices import HOST, Rehearsed, SideStream
 from ftlib.frameworks.accelerators.nccl.gpus import Gpu, Gpus
 from ftlib.frameworks.accelerators.rehearsal.accelerator import PLACE
 from ftlib.frameworks.accelerators.rehearsal.stream import Event, Stream
@@ -75,13 +75,11 @@ class StreamedDevice(Rehearsed):
 
 DEVICE = StreamedDevice()
 """The one of this process."""
-_placed = placed_by(lambda _: HOST, lambda _: DEVICE)
 
 
 def place() -> None:
-    """From now on all devices of this process are that one. Once, and for ever: as where there is a GPU."""
-    if not devices._placing:
-        _placed.__enter__()
+    """From now on it is the rehearsed device of this process. For all others it is as that one was."""
+    devices._devices[PLACE] = DEVICE
 
 
 class RehearsedGpus(Gpus):

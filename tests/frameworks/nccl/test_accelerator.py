@@ -23,6 +23,7 @@ from tests.frameworks.nccl.device import FLOATS, RehearsedGpus
 from tests.frameworks.nccl.fake import FakeNcclFramework
 from tests.frameworks.nccl.scripted import HANDLE, Scripted, scripted
 from tests.harness.basics import eventually
+from tests.harness.gpu import missing
 from tests.harness.late_device import LateDevice
 
 
@@ -123,8 +124,9 @@ def test_blocking_calls_are_refused(nccl: Scripted, monkeypatch: pytest.MonkeyPa
         socket.create_connection(("127.0.0.1", int(facts["store"].rpartition(":")[2])))
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_everything_goes_by_gloo_and_one_warning_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    if not missing():
+        pytest.skip("there is a GPU")
     frameworks = [framework_by_name("nccl") for _ in range(2)]
     facts = [framework.start("127.0.0.1") for framework in frameworks]
     with caplog.at_level(logging.WARNING, "ftlib"):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
+from contextlib import nullcontext
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 
-from ftlib.common.devices import HOST, device_at, placed_by
+from ftlib.common.devices import HOST, Cuda, device_at, placed_by
 from ftlib.errors import ConfigError
 from ftlib.frameworks.accelerators.nccl.communicator import NcclCommunicator
 from ftlib.frameworks.accelerators.nccl.gpus import Gpu, Gpus
@@ -71,6 +72,38 @@ def test_operations_come_after_the_fill_and_before_the_look(bug: str) -> None:
                 wrong += not bool((row == 2.0 * value).all() and (seen == 2.0 * value).all())
                 device.synchronize()
     assert bool(wrong) is bool(bug)
+
+
+def test_the_gpus_part_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which objects of torch's are asked for what, where there is no GPU to ask."""
+    made = mock.MagicMock(cuda_stream=0x560000001230)
+    event = mock.MagicMock()
+    event.query.return_value = True
+    monkeypatch.setattr(torch.cuda, "Stream", mock.MagicMock(return_value=made))
+    monkeypatch.setattr(torch.cuda, "Event", mock.MagicMock(return_value=event))
+    monkeypatch.setattr(torch.cuda, "current_stream", mock.MagicMock(return_value="the program's"))
+    monkeypatch.setattr(torch.cuda, "stream", mock.MagicMock())
+    monkeypatch.setattr(torch.cuda, "set_device", mock.MagicMock())
+    device = Cuda(3)
+    stream = device.side_stream()
+    assert stream.handle == 0x560000001230
+    filled = device.record()
+    stream.follow(filled)
+    made.wait_event.assert_called_once_with(event)
+    assert stream.record().query()
+    assert [each.args for each in event.record.call_args_list] == [("the program's",), (made,)]
+    with stream.current():
+        torch.cuda.stream.assert_called_once_with(made)
+    device.use()
+    torch.cuda.set_device.assert_called_once_with(torch.device("cuda", 3))
+
+
+@pytest.mark.parametrize("capturing", [False, True])
+def test_a_captured_graph_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch, capturing: bool) -> None:
+    monkeypatch.setattr(torch.cuda, "device", mock.MagicMock())
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    with pytest.raises(ConfigError, match="capture forward and backward alone") if capturing else nullcontext():
+        Cuda(0).check_capture()
 
 
 # --- on a GPU ----------------------------------------------------------------------------------------------------------
