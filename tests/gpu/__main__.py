@@ -28,7 +28,7 @@ TESTS, BENCHMARK = 200.0, 265.0
 """Seconds of each part."""
 AT_ONCE = 4
 """Tests that run side by side: their workers have one GPU together."""
-GRACE = 25.0
+GRACE = 15.0
 """Seconds that a part may take to end, once its time is over; after that, those until it is killed."""
 MARKS = ("mark.gpu", "on_gpu")
 """What a file has in it that has tests for a GPU. No other one is collected: it may import what is not there."""
