@@ -44,7 +44,7 @@ def measure(bench: Bench) -> None:
             times: list[float] = []
             usual = 0.0
             while len(times) < REPETITIONS and not (times and time.monotonic() > end):
-                _on_again(cluster, bench)
+                _on_again(cluster)
                 time.sleep(READY)  # nothing says so
                 usual = _usual(cluster)
                 times.append(_lose_child(cluster, number, chance) - usual)
@@ -62,10 +62,8 @@ def measure(bench: Bench) -> None:
         report.verdict(verdict)
 
 
-def _on_again(cluster: Cluster, bench: Bench) -> None:
-    """Wait until calls go by the accelerator, where the framework has one."""
-    if bench.stand.isolated == "isolated:gloo":
-        return
+def _on_again(cluster: Cluster) -> None:
+    """Wait until calls go by the accelerator."""
     workers = cluster.alive()
 
     def all_are() -> bool:

@@ -27,7 +27,7 @@ class Stand:
     accelerated: str
     """The framework with an accelerator in the process."""
     isolated: str
-    """That with one in a process of its own; in the rehearsal, the group."""
+    """That with one in a process of its own."""
     backend: str
     """Of torch's own group, beside ``accelerated``."""
 
@@ -47,7 +47,7 @@ class Stand:
 
 
 REAL = Stand("gpu", "cuda:0", "cuda:0", "nccl", "isolated:nccl", "nccl")
-REHEARSED = Stand("rehearsal", "cpu", "rehearsal:0", "rehearsal", "isolated:gloo", "gloo")
+REHEARSED = Stand("rehearsal", "cpu", "rehearsal:0", "rehearsal", "isolated:rehearsal", "gloo")
 STANDS = {stand.name: stand for stand in (REAL, REHEARSED)}
 
 

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.process
 
 STANDS = [
     pytest.param(("rehearsal", "cpu"), id="rehearsal"),
+    pytest.param(("isolated:rehearsal", "cpu"), id="isolated-rehearsal", marks=pytest.mark.soak),
     on_gpu(("nccl", PLACE), id="nccl"),
     on_gpu(("isolated:nccl", PLACE), id="isolated-nccl"),
 ]
@@ -112,7 +113,7 @@ def test_the_same_bits_at_all_ranks(cluster: Cluster, size: int) -> None:
         assert all(hashes == {bits.digest(bits.mean(slots, step))} for step, hashes in found.items())
 
 
-@pytest.mark.parametrize("stand", [*STANDS[1:], *BY_GLOO])
+@pytest.mark.parametrize("stand", [*STANDS[2:], *BY_GLOO])
 @pytest.mark.parametrize("program", ["stepper:step", "learner:learn"])
 def test_models_on_a_gpu(nursery: Nursery, tmp_path: Path, stand: tuple[str, str], program: str) -> None:
     """Whole steps as units, and plain ones; a joiner gets parameters and the optimizer's state from one GPU to another."""
