@@ -7,11 +7,14 @@ import torch
 
 from ftlib.errors import GroupError
 from ftlib.frameworks import GroupSpec
+from ftlib.frameworks.accelerators.base import NotYetError
+from ftlib.frameworks.accelerators.framework import HybridFramework
 from ftlib.frameworks.accelerators.isolated import accelerator as module
 from ftlib.frameworks.accelerators.isolated.accelerator import IsolatedAccelerator
 from ftlib.frameworks.accelerators.isolated.communicator import IsolatedTicket
 from ftlib.frameworks.accelerators.isolated.memory import HostMemory
-from ftlib.frameworks.accelerators.rehearsal.accelerator import PLACE
+from ftlib.frameworks.accelerators.rehearsal.accelerator import PLACE, RehearsedAccelerator
+from ftlib.frameworks.accelerators.rehearsal.faults import Faults
 
 MADE_BY = "ftlib.frameworks.accelerators.rehearsal:rehearsed"
 
@@ -84,3 +87,31 @@ def test_what_cannot_be_had_is_said_before_a_process_is_started(failing: str, mo
     with pytest.raises(RuntimeError if failing == "memory" else GroupError, match=r"no libcudart|no CUDA device"):
         accelerator.start("127.0.0.1")
     accelerator.close()
+
+
+class Late(RehearsedAccelerator):
+    """It has never been there in time, but will be."""
+
+    def await_facts(self, seconds: float) -> bool:
+        return True
+
+
+def test_another_view_for_a_late_accelerator_is_not_asked_for_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Should its facts hang each time, views would have no end."""
+    rests: list[float] = []
+    framework = HybridFramework(Late(Faults()))
+    monkeypatch.setattr(framework._closing, "wait", rests.append)
+    for epoch in range(1, 6):
+        framework._await_facts(epoch)
+        assert framework._late == epoch
+    assert [round(rest) for rest in rests] == [0, 1, 2, 4, 8]
+    monkeypatch.setattr(framework._closing, "wait", lambda _rest: True)
+    framework._await_facts(6)
+    assert framework._late == 5, "it is closed meanwhile"
+
+
+def test_a_spare_that_dies_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others were told of it, so the next one cannot take its place in that view."""
+    accelerator = IsolatedAccelerator("rehearsal", MADE_BY, HostMemory())
+    with pytest.raises(NotYetError, match="that the other ranks were told of has ended"):
+        accelerator.begin(GroupSpec("v", 1, 0, 2, {}, 1.0), [{}, {}], lambda: None)
