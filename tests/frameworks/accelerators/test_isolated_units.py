@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
+from ftlib.common.devices import Rehearsed, placed_by
 from ftlib.errors import GroupError
 from ftlib.frameworks import GroupSpec
 from ftlib.frameworks.accelerators.base import NotYetError
 from ftlib.frameworks.accelerators.framework import HybridFramework
 from ftlib.frameworks.accelerators.isolated import accelerator as module
 from ftlib.frameworks.accelerators.isolated.accelerator import IsolatedAccelerator
-from ftlib.frameworks.accelerators.isolated.communicator import IsolatedTicket
+from ftlib.frameworks.accelerators.isolated.communicator import IsolatedCommunicator, IsolatedTicket
 from ftlib.frameworks.accelerators.isolated.memory import HostMemory
 from ftlib.frameworks.accelerators.rehearsal.accelerator import PLACE, RehearsedAccelerator
 from ftlib.frameworks.accelerators.rehearsal.faults import Faults
+from ftlib.frameworks.base import Operation, OperationKind
 
+SPEC = GroupSpec("v", 1, 0, 2, {}, 1.0)
 MADE_BY = "ftlib.frameworks.accelerators.rehearsal:rehearsed"
 
 
@@ -115,3 +120,64 @@ def test_a_spare_that_dies_before_it_is_used(monkeypatch: pytest.MonkeyPatch) ->
     accelerator = IsolatedAccelerator("rehearsal", MADE_BY, HostMemory())
     with pytest.raises(NotYetError, match="that the other ranks were told of has ended"):
         accelerator.begin(GroupSpec("v", 1, 0, 2, {}, 1.0), [{}, {}], lambda: None)
+
+
+class Device(Rehearsed):
+    """What is enqueued has been done once ``mark`` is reached."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mark = Mark()
+
+    def record(self) -> Mark:  # type: ignore[override]
+        return self.mark
+
+
+class Process:
+    """A child that only notes what it is told."""
+
+    WORD, pid, working = "the process", 1, False
+
+    def __init__(self) -> None:
+        self.gone = threading.Event()
+        self.launched: list[IsolatedTicket] = []
+
+    def build(self, spec: GroupSpec, facts: object, builder: IsolatedCommunicator) -> None:
+        builder.decide("")
+
+    def launch(self, pieces: object, tensors: object, ticket: IsolatedTicket) -> str:
+        self.launched.append(ticket)
+        return ""
+
+    def kill(self, why: str) -> None:
+        self.gone.set()
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_child_is_told_once_the_buffers_are_filled(stopped: bool) -> None:
+    """A stop ends the wait for that, and then it is never told."""
+    device, process, memory = Device(), Process(), HostMemory()
+    ended: list[object] = []
+
+    def launch() -> None:
+        try:
+            ended.append(communicator.launch([Operation(OperationKind.ALLREDUCE, row, "SUM")]))
+        except GroupError as error:
+            ended.append(str(error))
+
+    with placed_by(lambda _: "late:0", lambda _: device):
+        communicator = IsolatedCommunicator(SPEC, process, memory, lambda _: "late:0", str)  # type: ignore[arg-type]
+        communicator.begin([{}, {}], lambda: None)
+        row = memory.row("late:0", 10, torch.float32)
+        thread = threading.Thread(target=launch)
+        thread.start()
+        thread.join(0.1)
+        assert thread.is_alive() and not process.launched
+        if stopped:
+            communicator.stop()
+        else:
+            device.mark.reached = True
+        thread.join(10.0)
+    assert not thread.is_alive()
+    assert len(process.launched) == (not stopped)
+    assert ended == (["the communicator of epoch 1 was stopped"] if stopped else process.launched)
