@@ -102,8 +102,8 @@ class Accelerator(ABC):
     def begin(self, spec: GroupSpec, facts: Sequence[Mapping[str, str]], decided: Callable[[], None]) -> Communicator:
         """Begin to build a communicator beside the training; return at once.
 
-        ``facts``: those of all ranks, in rank order. ``decided``: called once, on any thread, when the communicator has
-        become ready or has met trouble; not needed after ``stop``.
+        NotYetError as with ``facts``. ``facts``: those of all ranks, in rank order. ``decided``: called once, on any thread,
+        when the communicator has become ready or has met trouble; not needed after ``stop``.
         """
 
     def place(self, tensor: torch.Tensor) -> str:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import atexit
 import functools
 import logging
+import math
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -61,6 +63,10 @@ class HybridFramework(Framework):
         self._report: Callable[[str], None] | None = None
         self._fatal = ""
         self._closed = False
+        self._closing = threading.Event()
+        self._lateness = Backoff()
+        self._renewed = -math.inf
+        """When another view was last asked for because of an accelerator that had come late."""
         self._late = 0
         """The newest epoch whose group was built without this member's accelerator, though there is one now; 0 if none was."""
         self._built: tuple[HybridGroup | None, int] = (None, -1)
@@ -91,6 +97,7 @@ class HybridFramework(Framework):
         except Exception as error:  # noqa: BLE001 - whatever it is: the job goes on without
             self._absent = f"it could not be started: {error}"
         self._process, self._closed = os.getpid(), False
+        self._closing = threading.Event()
         atexit.unregister(self.close)
         atexit.register(self.close)  # after Gloo's, hence called before it
         return facts
@@ -155,6 +162,7 @@ class HybridFramework(Framework):
             communicators = list(self._communicators)
         if closed:
             return
+        self._closing.set()
         self.cancel()
         if self.group is not None:
             self.group.close()
@@ -179,11 +187,18 @@ class HybridFramework(Framework):
         return {_ABSENT: self._absent}
 
     def _await_facts(self, epoch: int) -> None:
-        """In the background: a new view is wanted once there is an accelerator for it."""
-        if self._accelerator.await_facts(_LATE):
-            with self._lock:
-                self._late = epoch
-            self._renew()
+        """In the background: a new view is wanted once there is an accelerator for it. Not again and again, should it fail."""
+        if not self._accelerator.await_facts(_LATE):
+            return
+        with self._lock:
+            now = time.monotonic()
+            self._lateness.failed(now - self._renewed)
+            self._renewed, rest = now, self._lateness.left
+        if self._closing.wait(rest):
+            return
+        with self._lock:
+            self._late = epoch
+        self._renew()
 
     def _renew(self) -> None:
         """Have the newest group be built anew if this member's accelerator came too late for it."""
@@ -224,6 +239,10 @@ class HybridFramework(Framework):
                 return UnavailableCommunicator(f"rank {rank} has no {self._accelerator.name} accelerator: {why}")
         try:
             return self._accelerator.begin(spec, facts, decided)
+        except NotYetError as error:
+            decided()
+            start_task("accelerator-late", functools.partial(self._await_facts, spec.epoch))
+            return UnavailableCommunicator(str(error))
         except Exception as error:  # noqa: BLE001 - as above
             decided()
             return UnavailableCommunicator(str(error) or repr(error))

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
+from ftlib.common.devices import Rehearsed, placed_by
 from ftlib.errors import GroupError
 from ftlib.frameworks import GroupSpec
+from ftlib.frameworks.accelerators.base import NotYetError
+from ftlib.frameworks.accelerators.framework import HybridFramework
 from ftlib.frameworks.accelerators.isolated import accelerator as module
 from ftlib.frameworks.accelerators.isolated.accelerator import IsolatedAccelerator
-from ftlib.frameworks.accelerators.isolated.communicator import IsolatedTicket
+from ftlib.frameworks.accelerators.isolated.communicator import IsolatedCommunicator, IsolatedTicket
 from ftlib.frameworks.accelerators.isolated.memory import HostMemory
-from ftlib.frameworks.accelerators.rehearsal.accelerator import PLACE
+from ftlib.frameworks.accelerators.rehearsal.accelerator import PLACE, RehearsedAccelerator
+from ftlib.frameworks.accelerators.rehearsal.faults import Faults
+from ftlib.frameworks.base import Operation, OperationKind
 
+SPEC = GroupSpec("v", 1, 0, 2, {}, 1.0)
 MADE_BY = "ftlib.frameworks.accelerators.rehearsal:rehearsed"
 
 
@@ -84,3 +92,92 @@ def test_what_cannot_be_had_is_said_before_a_process_is_started(failing: str, mo
     with pytest.raises(RuntimeError if failing == "memory" else GroupError, match=r"no libcudart|no CUDA device"):
         accelerator.start("127.0.0.1")
     accelerator.close()
+
+
+class Late(RehearsedAccelerator):
+    """It has never been there in time, but will be."""
+
+    def await_facts(self, seconds: float) -> bool:
+        return True
+
+
+def test_another_view_for_a_late_accelerator_is_not_asked_for_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Should its facts hang each time, views would have no end."""
+    rests: list[float] = []
+    framework = HybridFramework(Late(Faults()))
+    monkeypatch.setattr(framework._closing, "wait", rests.append)
+    for epoch in range(1, 6):
+        framework._await_facts(epoch)
+        assert framework._late == epoch
+    assert [round(rest) for rest in rests] == [0, 1, 2, 4, 8]
+    monkeypatch.setattr(framework._closing, "wait", lambda _rest: True)
+    framework._await_facts(6)
+    assert framework._late == 5, "it is closed meanwhile"
+
+
+def test_a_spare_that_dies_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others were told of it, so the next one cannot take its place in that view."""
+    accelerator = IsolatedAccelerator("rehearsal", MADE_BY, HostMemory())
+    with pytest.raises(NotYetError, match="that the other ranks were told of has ended"):
+        accelerator.begin(GroupSpec("v", 1, 0, 2, {}, 1.0), [{}, {}], lambda: None)
+
+
+class Device(Rehearsed):
+    """What is enqueued has been done once ``mark`` is reached."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mark = Mark()
+
+    def record(self) -> Mark:  # type: ignore[override]
+        return self.mark
+
+
+class Process:
+    """A child that only notes what it is told."""
+
+    WORD, pid, working = "the process", 1, False
+
+    def __init__(self) -> None:
+        self.gone = threading.Event()
+        self.launched: list[IsolatedTicket] = []
+
+    def build(self, spec: GroupSpec, facts: object, builder: IsolatedCommunicator) -> None:
+        builder.decide("")
+
+    def launch(self, pieces: object, tensors: object, ticket: IsolatedTicket) -> str:
+        self.launched.append(ticket)
+        return ""
+
+    def kill(self, why: str) -> None:
+        self.gone.set()
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_child_is_told_once_the_buffers_are_filled(stopped: bool) -> None:
+    """A stop ends the wait for that, and then it is never told."""
+    device, process, memory = Device(), Process(), HostMemory()
+    ended: list[object] = []
+
+    def launch() -> None:
+        try:
+            ended.append(communicator.launch([Operation(OperationKind.ALLREDUCE, row, "SUM")]))
+        except GroupError as error:
+            ended.append(str(error))
+
+    with placed_by(lambda _: "late:0", lambda _: device):
+        communicator = IsolatedCommunicator(SPEC, process, memory, lambda _: "late:0", str)  # type: ignore[arg-type]
+        communicator.begin([{}, {}], lambda: None)
+        row = memory.row("late:0", 10, torch.float32)
+        thread = threading.Thread(target=launch)
+        thread.start()
+        thread.join(0.1)
+        assert thread.is_alive() and not process.launched
+        if stopped:
+            communicator.stop()
+        else:
+            device.mark.reached = True
+        thread.join(10.0)
+    assert not thread.is_alive()
+    assert len(process.launched) == (not stopped)
+    assert ended == (["the communicator of epoch 1 was stopped"] if stopped else process.launched)

@@ -197,8 +197,9 @@ def test_many_views_leave_nothing_behind(crews: Crew, views: int, first: int) ->
         if count == first:
             before = crews.run(hands, orders.held)
     assert before is not None
+    more = 2 if crews.framework == "rehearsal" else 6  # a spare child, which may not have been there then
     for hand, then in zip(hands, before, strict=True):
-        hand.tell(orders.fall_to, then[0] + 2, then[1] + 2)
+        hand.tell(orders.fall_to, then[0] + more, then[1] + more)
         hand.answer()
 
 

@@ -103,7 +103,7 @@ class IsolatedAccelerator(Accelerator):
         spares = self._spares
         spare = None if spares is None else spares.await_spare(0.0)
         if spares is None or spare is None or not spare.knows(spec) or not spares.take_this(spare):
-            raise GroupError("the accelerator's process that the other ranks were told of has ended")
+            raise NotYetError("the accelerator's process that the other ranks were told of has ended")
         communicator = IsolatedCommunicator(spec, spare, self._memory, self.place, lambda: self._elsewhere)
         communicator.begin(facts, decided)
         return communicator
