@@ -12,6 +12,7 @@ import time
 import torch
 
 from benchmarks.gpu.stand import STANDS, Bench, Stand
+from ftlib.common.devices import device_at
 from ftlib.core.calls.call import Call, Kind, Results
 from ftlib.core.tensors.device_copies import look
 from ftlib.core.tensors.layout import lay_out
@@ -82,7 +83,7 @@ def measured(stand: Stand, pieces: int) -> tuple[list[float], list[float]]:
         before, after = _mark(stand), None
         began = time.thread_time()
         for slot in slots:
-            call.fill(slot, stays=True)
+            call.fill(slot, row=device_at(stand.place).empty(slot.bucket.count, slot.bucket.dtype))
         look(stand.place, slots)
         for slot in slots:
             slot.reduced()  # as if the accelerator had done it

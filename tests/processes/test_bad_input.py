@@ -24,7 +24,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"consensus": "shared_storage", "policy": "any"}, "policy=any.*gossip"),
     ({"consensus": "shared_storage", "storage": "redi://host"}, "storage.*redi.*redis"),
     ({"framework": "glo"}, "'glo'.*gloo"),
-    ({"framework": "isolated:nccl"}, "'isolated:nccl'.*isolated:gloo"),
+    ({"framework": "isolated:memory"}, "'isolated:memory'.*isolated:gloo"),
     ({"exclude_afer": 3}, "exclude_afer.*did you mean exclude_after"),
     ({"min_size": 3, "max_size": 2}, "max_size=2.*min_size=3"),
     ({"step_timeout": "soon"}, "step_timeout.*'soon'.*500 ms"),

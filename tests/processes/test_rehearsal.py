@@ -71,7 +71,8 @@ def epoch(cluster: Cluster) -> int:
 
 
 def _name(framework: str) -> str:
-    return "nccl" if framework == NCCL else framework
+    """Of its accelerator."""
+    return "nccl" if framework == NCCL else "rehearsal"
 
 
 def all_is_well(cluster: Cluster) -> None:
