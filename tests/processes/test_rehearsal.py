@@ -190,9 +190,12 @@ def test_whatever_goes_wrong_with_it(cluster: Cluster, faults: str, comes_back: 
     all_is_well(cluster)
 
 
-@MOST
+@pytest.mark.parametrize("framework", ["rehearsal", pytest.param(NCCL, marks=pytest.mark.soak)])
 def test_kernels_that_do_not_end_stop_their_worker_alone(cluster: Cluster) -> None:
-    """Nothing says what they will write to, so the process cannot go on; it says so, and the others train without it."""
+    """Nothing says what they will write to, so the process cannot go on; it says so, and the others train without it.
+
+    An accelerator in a process of its own is killed instead.
+    """
     workers = cluster.found(3, environment={VARIABLE: "error_at=3, stuck=1, rank=0, communicators=1"})
     cluster.until("one has ended", lambda: any(worker.code is not None for worker in workers))
     assert "do not end on the device" in log(cluster)
