@@ -14,11 +14,14 @@ from benchmarks.faults import all_after, come_up, newest_epoch, pause
 from benchmarks.gpu.losses import await_accelerators
 from benchmarks.gpu.stand import Bench
 from benchmarks.isolated import child_in_use
+from ftlib import FTLib
+from ftlib.frameworks.accelerators import backoff
 from tests.harness.cluster import Cluster
-from tests.harness.holding import held
+from tests.harness.holding import Holding, held
 from tests.harness.verdict import Verdict
+from tests.harness.worker import Lines
 
-__all__ = ["ROWS", "measure"]
+__all__ = ["ROWS", "Forgiving", "measure"]
 
 LIMITS = {signal.SIGKILL: 0.25, signal.SIGSTOP: 1.5}
 """Seconds beyond a call without a fault."""
@@ -30,11 +33,19 @@ READY = 1.0
 """Seconds until each worker has a spare process again."""
 
 
+class Forgiving(Holding):
+    """Every failure is the first one: the pauses after a row of them are not measured here."""
+
+    def __init__(self, ft: FTLib, lines: Lines, directory: str, framework: str) -> None:
+        super().__init__(ft, lines, directory, framework)
+        backoff.LONG = 0.0
+
+
 def measure(bench: Bench) -> None:
     """Rows."""
     args, stand, report = bench.args, bench.stand, bench.report
     chance = random.Random(args.seed)
-    habit = ["tests.harness.holding:Holding", str(bench.directory), stand.isolated]
+    habit = ["benchmarks.gpu.children:Forgiving", str(bench.directory), stand.isolated]
     task: dict[str, Any] = {"sizes": [args.elements], "device": stand.device, "habit": habit}
     with Cluster(bench.directory, bench.nursery, **task, settings={"framework": stand.isolated}) as cluster:
         cluster.found(args.workers)
