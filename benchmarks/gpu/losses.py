@@ -82,7 +82,7 @@ def growth(bench: Bench, what: str, before: dict[str, float], look: Callable[[],
     """A row for each thing that might have grown. What was freed last takes seconds to be gone, so it is looked at again."""
     until, after = time.monotonic() + REST, look()
     while time.monotonic() < until and any(after[name] > before[name] + allowed for name, allowed in ALLOWED.items()):
-        time.sleep(LOOK)
+        time.sleep(LOOK)  # between two looks
         after = look()
     for name, allowed in ALLOWED.items():
         if name == "device MB" and not bench.stand.real:

@@ -63,7 +63,7 @@ class Communicator:
         mark, until = self.mark(), time.monotonic() + LIMIT
         while not mark.query():
             assert time.monotonic() < until, "operations do not end"
-            time.sleep(LOOK)
+            time.sleep(LOOK)  # between two looks
 
     def revoke(self) -> float:
         """Seconds until it is done, and all that was launched has ended."""
@@ -122,12 +122,12 @@ def launch_late(worker: Worker) -> tuple[bool, bool]:
     """
     made = _made[0]
     if made.rank == 0:
-        time.sleep(SPUN)
+        time.sleep(SPUN)  # the others look at their marks first
         return False, False
     early = made.launch(worker.put(torch.ones(ELEMENTS)))
     made.until_done()
     right = made.mark()
-    time.sleep(SPUN)
+    time.sleep(SPUN)  # a mark that is early has been reached by then
     return early.query(), right.query()
 
 

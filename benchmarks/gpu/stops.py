@@ -93,7 +93,7 @@ def spin_and_abort(worker: Worker) -> float:
     """Seconds of the abort."""
     if worker.group.rank:
         work = bulk(worker, worker.put(torch.ones(ELEMENTS)))
-        time.sleep(SPUN)
+        time.sleep(SPUN)  # the kernels spin by then
         assert not work.done(), "rank 0 has launched nothing"
     else:
         time.sleep(2 * SPUN)  # the others look at their devices first

@@ -85,10 +85,10 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """Ask for this rank's facts for the view of ``spec``."""
+class _OfView:
+    """What is about the view of ``spec``, and says no more."""
 
-    CODE: ClassVar[int] = 22
+    CODE: ClassVar[int]
 
     spec: GroupSpec
 
@@ -100,6 +100,13 @@ class Ask:
     def unpack(cls, data: bytes) -> Self:
         """RecordError for anything else than ``pack`` returns."""
         return cls(spec_from(decoded(data)))
+
+
+class Ask(_OfView):
+    """Ask for this rank's facts for that view."""
+
+    __slots__ = ()
+    CODE = 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,22 +153,11 @@ class Told:
         return cls(tuple(_facts(each) for each in values))
 
 
-@dataclass(frozen=True, slots=True)
-class Begin:
+class Begin(_OfView):
     """Begin to build a communicator with the ranks whose facts were told."""
 
-    CODE: ClassVar[int] = 25
-
-    spec: GroupSpec
-
-    def pack(self) -> bytes:
-        """As a record."""
-        return _json(self.CODE, asdict(self.spec))
-
-    @classmethod
-    def unpack(cls, data: bytes) -> Self:
-        """RecordError for anything else than ``pack`` returns."""
-        return cls(spec_from(decoded(data)))
+    __slots__ = ()
+    CODE = 25
 
 
 @dataclass(frozen=True, slots=True)
