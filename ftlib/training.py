@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar, overload
 
 import torch
@@ -13,9 +13,11 @@ import torch
 from consensus import View
 
 from .core.calls.call import Call, Kind
+from .core.calls.open_call import OpenCall
 from .core.engine.call_lock import CallLock
 from .core.engine.callbacks import Listeners
 from .core.engine.engine import Engine
+from .core.engine.open_average import OpenAverage
 from .core.engine.reminders import Reminders
 from .core.execute.inner import PendingCall
 from .core.execute.unit import WITHIN, Running, Unit
@@ -100,8 +102,7 @@ class Calls(ABC):
         if not wait:
             self._may_go_on()
         share = 1.0 if weight is None else _weight(weight)
-        if type(batches) is not int or not 0 <= batches <= MOST_BATCHES:
-            raise ConfigError(f"batches={batches!r} must be a whole number from 0 to {MOST_BATCHES}")
+        _check_batches(batches)
         targets = targets_of(target)
         self._trains = self._trains or (bool(targets.owners) and isinstance(targets.owners[0], torch.nn.Parameter))
         if not self._told and targets.owners and targets.sources[0] is None and not any(s is not None for s in targets.sources):
@@ -125,6 +126,50 @@ class Calls(ABC):
             remark=targets.remark,
         )
         return self._run(call) if wait else self._begin(call)
+
+    def lay_out_average(
+        self, module: torch.nn.Module, parameters: Sequence[torch.nn.Parameter], order: Sequence[int], **sizes: int
+    ) -> Layout:
+        """The buckets of ``open_average``: ``parameters`` (all of ``module``'s that are trained) in the given order of indices.
+
+        ``sizes``: ``bucket_bytes`` and ``first_bytes``. ConfigError names a parameter that cannot take part.
+        """
+        targets = Targets([None] * len(parameters), list(parameters), module=module)
+        return self._layouts.in_order(Kind.AVERAGE.value, targets, order, **sizes)
+
+    def open_average(
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        layout: Layout,
+        relaid: Callable[[], Layout],
+        *,
+        module: torch.nn.Module,
+        weight: float | None = None,
+        batches: int = 1,
+        views: bool = False,
+    ) -> OpenAverage:
+        """An average of the parameters' gradients that may be under way before all of them are there.
+
+        ``layout``: of ``lay_out_average``. ``relaid``: returns the layout after registered state was loaded within the call.
+        ``views``: on success each ``.grad`` becomes a view of the result, and the gradients that were averaged stay in memory
+        until the next average of this module. The rest: see ``allreduce_average``. Nothing is begun yet.
+        """
+        _check_batches(batches)
+        targets = Targets([None] * len(parameters), list(parameters), module=module)
+        call = OpenCall(
+            layout,
+            targets.owners,
+            weight=1.0 if weight is None else _weight(weight),
+            by_samples=weight is None,
+            batches=batches,
+            veto=self._veto,
+            views=views,
+            relaid=relaid,
+            name=targets.name,
+            remark=targets.remark,
+        )
+        self._trains = True
+        return OpenAverage(call, self._finish_open)
 
     def wait_gradients_ready(self, model: Any = None, params: Any = None) -> Status:
         """Call ``allreduce_average`` by its older name; ``params`` may be numpy arrays."""
@@ -259,6 +304,15 @@ class Calls(ABC):
         finally:
             self._unit = None
 
+    def _finish_open(self, call: OpenCall) -> Status:
+        """Carry out what is left of an open call."""
+        call.provide(range(len(call.owners)))
+        if self._execution is not None:  # within a unit calls are laid out alike, whoever makes them
+            return self.allreduce_average(
+                list(call.owners), weight=None if call.by_samples else call.weight, batches=call.batches
+            )
+        return self._run(call)
+
     def _run(self, call: Call) -> Status:
         if self._unit is not None and self._execution is not None:
             return self._begin(call).wait()
@@ -308,6 +362,11 @@ class Calls(ABC):
             else:
                 straggler = plane.step_times.fallen.pop(0)
                 self._untold = [functools.partial(callback, straggler) for callback in self._on_straggler]
+
+
+def _check_batches(batches: Any) -> None:
+    if type(batches) is not int or not 0 <= batches <= MOST_BATCHES:
+        raise ConfigError(f"batches={batches!r} must be a whole number from 0 to {MOST_BATCHES}")
 
 
 def _weight(weight: Any) -> float:

@@ -253,6 +253,10 @@ class Call:
         self._root = ""
         self.number = 0
 
+    def supply(self, index: int, source: torch.Tensor | None) -> None:
+        """From now on ``source`` is the input with this index."""
+        self.sources[index], self._versions[index] = source, _version(source)
+
     def check_untouched(self) -> None:
         """Before a redo: ConfigError if an input has changed."""
         for index, (source, version) in enumerate(zip(self.sources, self._versions, strict=True)):

@@ -125,7 +125,7 @@ class Arrival:
                 complete = recovery.finished(results)
                 if (instead := recovery.kept(results)) is not None:
                     engine.keep(results, instead)
-                if complete and results.layout.signature == own.layout.signature:
+                if complete and own.layout.same_call(results.layout.signature):
                     return results
         except NoFollowing as reason:
             extra = plane.about("no_following", why=str(reason))

@@ -83,7 +83,7 @@ def decide(call: Call, session: Session, facts: Facts) -> Next:
     """What ``call`` does in ``session``."""
     finished = session.donor is not None and call.number == session.plan.call
     # For a newcomer the finished call is its program's own only if the signatures match, and it had the others' state in it.
-    if finished and (not facts.newcomer or (facts.level and session.plan.signature == call.layout.signature)):
+    if finished and (not facts.newcomer or (facts.level and call.layout.same_call(session.plan.signature))):
         return Next.ADOPT
     if facts.follows:
         return Next.FOLLOW

@@ -112,7 +112,7 @@ class Inquiry:
 
     def _compared(self, own: Call, answer: bytes, name: str) -> Entered:
         signature, shape, known, kind = answer[:16], answer[16:32], answer[32:33], answer[33:].decode(errors="replace")
-        if signature == own.layout.signature:
+        if own.layout.same_call(signature):
             return Entered.OWN
         if self._never_fits(shape):
             return Entered.OWN

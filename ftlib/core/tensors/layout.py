@@ -72,7 +72,7 @@ class Layout:
     """The devices of tensors that are not on the CPU."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "check", self.signature[:4])
+        object.__setattr__(self, "check", self.signature[:_CHECK])
         object.__setattr__(self, "nbytes", sum(bucket.nbytes for bucket in self.buckets))
         object.__setattr__(self, "places", tuple(dict.fromkeys(bucket.place for bucket in self.buckets if bucket.place)))
 
@@ -81,6 +81,14 @@ class Layout:
         """The bucket that carries the trailer."""
         return self.buckets[0]
 
+    def same_call(self, signature: bytes) -> bool:
+        """True if ``signature`` is that of a call with the same tensors, though their buckets may be in another order."""
+        return self.signature[_CHECK:] == signature[_CHECK:]
+
+
+_CHECK = 4
+"""Bytes at a signature's beginning that also depend on the order of the tensors in the buckets."""
+
 
 def lay_out(kind: str, specs: Sequence[TensorSpec], op: str, bucket_bytes: int, places: Sequence[str] = ()) -> Layout:
     """The layout of a call of ``kind`` (its name, and anything else that must agree) over tensors of ``specs``.
@@ -88,37 +96,90 @@ def lay_out(kind: str, specs: Sequence[TensorSpec], op: str, bucket_bytes: int, 
     ``places``: the tensors' devices; empty if all are on the CPU. Members must agree on the kind of device, not on its number.
     """
     where = places or [HOST] * len(specs)
-    names = [
-        f"{str(dtype).removeprefix('torch.')}{list(shape)}{'@' if place else ''}{place.partition(':')[0]}"
-        for (dtype, shape), place in zip(specs, where, strict=True)
-    ]
+    names = _names(specs, where)
     digest = hashlib.blake2b(f"{kind}|{op}|{bucket_bytes}|{'|'.join(names)}".encode(), digest_size=16).digest()
-    kinds = sorted({place.partition(":")[0] for place in where if place})
-    many = f"{kind} of {len(names)} tensors{' on ' if kinds else ''}{', '.join(kinds)}"
-    text = many if len(names) > 3 else f"{kind}({', '.join(names)})"
+    text = _text(kind, names, where)
     buckets: list[Bucket] = []
     wired = [(place, wire_dtype(dtype, op)) for (dtype, _), place in zip(specs, where, strict=True)]
     for place, dtype in sorted(dict.fromkeys(wired), key=lambda key: bool(key[0])):  # the CPU's first
         members = [(index, specs[index][1]) for index, found in enumerate(wired) if found == (place, dtype)]
         buckets += _fill(dtype, members, op, bucket_bytes, place)
-    # With a device, the head is always alone: its operation is there at once, and the others begin after it (see ``attempt``).
-    if not buckets or any(where) or buckets[0].nbytes > HEAD_BYTES or buckets[0].dtype not in CARRIERS:
-        buckets.insert(0, Bucket(torch.uint8, 0, "SUM", ()))
-    return Layout(digest, kind, text, tuple(buckets))
+    return Layout(digest, kind, text, _headed(buckets, alone=any(where)))
+
+
+def lay_out_in_order(
+    kind: str,
+    specs: Sequence[TensorSpec],
+    order: Sequence[int],
+    bucket_bytes: int,
+    first_bytes: int,
+    places: Sequence[str] = (),
+) -> Layout:
+    """The layout of an average whose buckets are sent one by one, as soon as their tensors are there.
+
+    ``order``: the indices of ``specs`` in the order in which the tensors are expected. The buckets are in the order in which
+    they become complete. ``first_bytes``: the size of the first bucket of each dtype. A tensor larger than a bucket has buckets
+    of its own. Layouts that differ in the order alone are of the ``same_call``.
+    """
+    where = places or [HOST] * len(specs)
+    names = _names(specs, where)
+    fixed = f"{kind}|in order|{bucket_bytes}|{first_bytes}|{'|'.join(names)}"
+    identity = hashlib.blake2b(fixed.encode(), digest_size=16 - _CHECK).digest()
+    check = hashlib.blake2b(identity + repr(list(order)).encode(), digest_size=_CHECK).digest()
+    found: list[tuple[int, Bucket]] = []
+    wired = [(place, wire_dtype(dtype, "SUM")) for (dtype, _), place in zip(specs, where, strict=True)]
+    turn = {index: number for number, index in enumerate(order)}
+    for place, dtype in dict.fromkeys(wired[index] for index in order):
+        members = [(index, specs[index][1]) for index in order if wired[index] == (place, dtype)]
+        buckets = _fill(dtype, members, "SUM", bucket_bytes, place, first_bytes)
+        found += [(max(turn[piece.index] for piece in bucket.pieces), bucket) for bucket in buckets]
+    found.sort(key=lambda each: each[0])  # stable: the pieces of one tensor stay in order
+    in_order = [bucket for _, bucket in found]
+    return Layout(check + identity, kind, _text(kind, names, where), _headed(in_order, alone=any(where)))
+
+
+def _names(specs: Sequence[TensorSpec], where: Sequence[str]) -> list[str]:
+    return [
+        f"{str(dtype).removeprefix('torch.')}{list(shape)}{'@' if place else ''}{place.partition(':')[0]}"
+        for (dtype, shape), place in zip(specs, where, strict=True)
+    ]
+
+
+def _text(kind: str, names: Sequence[str], where: Sequence[str]) -> str:
+    kinds = sorted({place.partition(":")[0] for place in where if place})
+    many = f"{kind} of {len(names)} tensors{' on ' if kinds else ''}{', '.join(kinds)}"
+    return many if len(names) > 3 else f"{kind}({', '.join(names)})"
+
+
+def _headed(buckets: Sequence[Bucket], *, alone: bool) -> tuple[Bucket, ...]:
+    """The buckets with a head. ``alone``: the head has no data, since some are on a device: its operation is there at once, and
+    the others begin after it (see ``attempt``).
+    """
+    if not buckets or alone or buckets[0].nbytes > HEAD_BYTES or buckets[0].dtype not in CARRIERS:
+        return (Bucket(torch.uint8, 0, "SUM", ()), *buckets)
+    return tuple(buckets)
 
 
 def _fill(
-    dtype: torch.dtype, members: Sequence[tuple[int, tuple[int, ...]]], op: str, bucket_bytes: int, place: str
+    dtype: torch.dtype,
+    members: Sequence[tuple[int, tuple[int, ...]]],
+    op: str,
+    bucket_bytes: int,
+    place: str,
+    first_bytes: int | None = None,
 ) -> list[Bucket]:
-    room = max(1, bucket_bytes // dtype.itemsize)
+    """``first_bytes``: the size of the first bucket; a larger tensor than that is alone in it. By default as the others."""
+    whole = max(1, bucket_bytes // dtype.itemsize)
+    room = whole if first_bytes is None else max(1, first_bytes // dtype.itemsize)
     done: list[Bucket] = []
     pieces: list[Piece] = []
     used = 0
 
     def close() -> None:
-        nonlocal pieces, used
+        nonlocal pieces, used, room
         if pieces:
             done.append(Bucket(dtype, used, op, tuple(pieces), place))
+            room = whole
         pieces, used = [], 0
 
     for index, shape in members:
@@ -127,14 +188,18 @@ def _fill(
             continue
         if used + count > room:
             close()
-        if count <= room:
+        if count <= whole:
             pieces.append(Piece(index, 0, count, used, shape))
             used += count
+            if used > room:
+                close()
             continue
-        for start in range(0, count, room):
+        for start in range(0, count, whole):
             close()
-            stop = min(start + room, count)
+            stop = min(start + whole, count)
             pieces.append(Piece(index, start, stop, 0, None))
             used = stop - start
+        if first_bytes is not None:
+            close()
     close()
     return done

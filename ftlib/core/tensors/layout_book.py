@@ -35,6 +35,6 @@ class LayoutBook:
         return found[-1] if start and found else None
 
     def may_know(self, signature: bytes) -> bool:
-        """True if a call with that signature was made or followed here, or may have been and was forgotten."""
+        """True if a call of that signature was made or followed here, in whatever order, or may have been and was forgotten."""
         with self._lock:
-            return signature in self._layouts or len(self._layouts) == _KEPT
+            return len(self._layouts) == _KEPT or any(layout.same_call(signature) for layout in self._layouts.values())

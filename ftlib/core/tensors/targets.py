@@ -16,7 +16,7 @@ from ...common.devices import device_at
 from ...errors import ConfigError
 from ...frameworks.base import Framework
 from .dtypes import reason_against, wire_dtype
-from .layout import Layout, lay_out
+from .layout import Layout, lay_out, lay_out_in_order
 
 _LAYOUTS_KEPT = 64
 
@@ -142,6 +142,19 @@ class Layouts:
         for place in layout.places:
             device_at(place).check_capture()
         return layout
+
+    def in_order(self, kind: str, targets: Targets, order: Sequence[int], *, bucket_bytes: int, first_bytes: int) -> Layout:
+        """The layout of an average whose buckets become complete in the given order of the targets (see ``lay_out_in_order``).
+
+        Not cached. ConfigError names a tensor that cannot take part.
+        """
+        for index, owner in enumerate(targets.owners):
+            reason = self._reason(owner, "SUM", mean=True)
+            if reason:
+                raise ConfigError(f"{targets.name(index)} of {list(owner.shape)}{reason}")
+        places = [self._framework.place(owner) for owner in targets.owners]
+        specs = [(owner.dtype, tuple(owner.shape)) for owner in targets.owners]
+        return lay_out_in_order(kind, specs, order, bucket_bytes, first_bytes, places if any(places) else ())
 
     def _reason(self, tensor: torch.Tensor, op: str, *, mean: bool) -> str:
         """Why a tensor cannot take part, as the end of a sentence; empty if it can."""

@@ -1,0 +1,65 @@
+"""An open call: an average that is entered when its first bucket is complete, in the middle of backward, and finished later.
+
+For the plane it is one numbered call like any other. While it is open the program computes: the others see it so, as they do in
+a unit (see ``execute.unit``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ..tensors.layout import Layout
+from .call import Call, Kind
+
+__all__ = ["OpenCall"]
+
+
+class OpenCall(Call):
+    """One average of gradients that come bucket by bucket. Used by the training thread."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        owners: Sequence[torch.Tensor],
+        *,
+        weight: float,
+        by_samples: bool,
+        batches: int,
+        veto: bool,
+        views: bool,
+        relaid: Callable[[], Layout],
+        name: Callable[[int], str],
+        remark: Callable[[], str],
+    ) -> None:
+        """``owners``: the parameters, by the indices of ``layout``. ``views``: the gradients become views of the result.
+        ``relaid``: returns the layout after registered state was loaded, which holds the agreed order of the parameters. The
+        rest: see ``Call``.
+        """
+        super().__init__(
+            Kind.AVERAGE,
+            layout,
+            [None] * len(owners),
+            owners=owners,
+            weight=weight,
+            by_samples=by_samples,
+            batches=batches,
+            divide=True,
+            veto=veto,
+            name=name,
+            remark=remark,
+        )
+        self.by_samples = by_samples
+        self._views = views
+        self._relaid = relaid
+
+    def provide(self, indices: Sequence[int]) -> None:
+        """The gradients of these parameters are complete: they are this member's inputs, and must stay as they are."""
+        for index in indices:
+            self.supply(index, self.owners[index].grad)
+
+    def reloaded(self) -> None:
+        """See ``Call``: the loaded state has the agreed order of the parameters as well."""
+        super().reloaded()
+        self.layout = self._relaid()
