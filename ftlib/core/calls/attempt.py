@@ -88,6 +88,8 @@ class Attempt:
         session, call, layout, window = self._session, self._call, self._call.layout, self._window
         group, agreed, said = session.group, session.agreed, None
         assert group is not None
+        if call.counts_as_step:
+            call.assume(session.divisor)
         if agreed is not layout and (agreed is None or agreed.signature != layout.signature):
             said = self._say(BARE if agreed is None else agreed.head, record)
         slots = []
@@ -107,7 +109,9 @@ class Attempt:
         assert self._trailer is not None
         if agreed is not layout or call.changes_state:
             session.agree(layout, call.script)
-        return self._trailer, Results(call.number, layout, slots, self._trailer.weight, self._finite)
+        if call.counts_as_step:
+            session.averaged(self._trailer.weight)
+        return self._trailer, Results(call.number, layout, slots, self._trailer.weight, self._finite, assumed=call.assumed)
 
     def _filled(self, number: int) -> Slot:
         """The slot of bucket ``number``, staged; from a device as soon as that has done it."""
