@@ -64,6 +64,8 @@ class OpenAttempt(Attempt):
         assert session.group is not None
         slot = self._staging.slot(number, session.codec.elements)
         self.call.provide(slot.bucket)
+        if self.call.views and self.call.shares_memory(slot):
+            slot = self._staging.aside(number, session.codec.elements)
         self.call.fill(slot)
         if number == 0:
             session.codec.write(slot.trailer, self.record, slot.bucket.op)
