@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from .data.distributed_sampler import DistributedSampler
     from .data.elastic_sampler import ElasticSampler
     from .ftlib import FTLib
+    from .train.optimizer import Optimizer
 
 __all__ = [
     "ConfigError",
@@ -46,6 +47,7 @@ __all__ = [
     "FTLibError",
     "GroupError",
     "JoinError",
+    "Optimizer",
     "QuorumLost",
     "RankAssignScheme",
     "RebuildTimeout",
@@ -58,6 +60,7 @@ _LAZY = {
     "DistributedSampler": "data.distributed_sampler",
     "ElasticSampler": "data.elastic_sampler",
     "FTLib": "ftlib",
+    "Optimizer": "train.optimizer",
     "RankAssignScheme": "core.plane.ranks",
 }
 

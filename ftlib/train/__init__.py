@@ -1,0 +1,1 @@
+"""What wraps a program's own objects: its model, its optimizer."""
