@@ -88,15 +88,18 @@ class Attempt:
         session, call, layout, window = self._session, self._call, self._call.layout, self._window
         group, agreed, said = session.group, session.agreed, None
         assert group is not None
+        spares = self._staging.spares
         if call.counts_as_step:
             call.assume(session.divisor)
         if agreed is not layout and (agreed is None or agreed.signature != layout.signature):
             said = self._say(BARE if agreed is None else agreed.head, record)
         slots = []
         for number, bucket in enumerate(layout.buckets):
-            if number and len(window) == in_flight:
+            if number and (len(window) == in_flight or (number == spares and self._trailer is None)):
                 self._reap()
             slot = self._staging.slot(number, session.codec.elements)
+            if call.views and call.shares_memory(slot):
+                slot = self._staging.aside(number, session.codec.elements)
             call.fill(slot)  # the head is staged beside a prelude, in a free slot
             if number == 0:
                 session.codec.write(slot.trailer, record, bucket.op)
