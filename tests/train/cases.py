@@ -7,6 +7,7 @@ its parameters after one or more steps. Only these programs run at torch's wrapp
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -46,7 +47,7 @@ def gradients(module: nn.Module) -> Gradients:
 
 def perceptron(*widths: int) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for one, other in zip(widths, widths[1:], strict=False):
+    for one, other in itertools.pairwise(widths):
         layers += [nn.Linear(one, other), nn.Tanh()]
     return nn.Sequential(*layers)
 
@@ -292,6 +293,19 @@ def two_wrappers(wrap: Wrap, rank: int) -> Gradients:
         for parameter in critic.parameters():
             parameter.requires_grad_(True)
         found += gradients(generator)
+    return found
+
+
+@case
+def one_model_behind_the_other(wrap: Wrap, rank: int) -> Gradients:
+    """Two averages in one backward."""
+    encoder, decoder = wrap(built(perceptron(3, 5, 4))), wrap(built(perceptron(4, 6, 1), 2))
+    found: Gradients = []
+    for step in range(4):
+        for parameter in (*encoder.parameters(), *decoder.parameters()):
+            parameter.grad = None
+        decoder(encoder(data(rank, 4, 3, seed=step))).square().sum().backward()
+        found += [*gradients(encoder), *gradients(decoder)]
     return found
 
 

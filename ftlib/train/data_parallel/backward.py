@@ -62,6 +62,7 @@ class Backward:
         self._options = options
         self._outcomes = outcomes
         self._order = ReadyOrder(ft)
+        self._queue = _QUEUES.setdefault(ft, [])
         count = len(trained.all)
         self._countdown = Countdown(count + 1)  # the last one: the flags of used parameters
         self._used = Used(count) if options.find_unused else None
@@ -196,18 +197,31 @@ class Backward:
         self._average = None
         self._roots.clear()
         self._phase[0] = _BEGUN
+        self._queue.append(self)
         end = _End(weakref.WeakMethod(self._end), weakref.WeakMethod(self.failed))
         torch.autograd.Variable._execution_engine.queue_callback(end)  # noqa: SLF001 - no public name
 
     def _open(self) -> None:
-        """Open the average: the members agree on the order before the first one that follows it."""
-        self._order.agree()
-        layout, trained, options = self._lay_out(), self._trained, self._options
+        """The first gradient is there. Buckets may be on their way from now on, or the average waits for the end: where tensors
+        are on devices or sharded, where the order is to be agreed on before, and behind another model's average, as all members
+        must have the averages of one backward in the same order.
+        """
+        layout, trained = self._lay_out(), self._trained
         if not self._laid_out:
             numbers = [*trained.numbers, len(trained.all)]
             self._countdown.lay_out([[numbers[piece.index] for piece in bucket.pieces] for bucket in layout.buckets])
             self._laid_out = True
         self._countdown.begin()
+        self._pushed = 0
+        self._phase[0] = _OPEN
+        self._early = self._queue[0] is self and not (layout.places or trained.sharded or self._order.due)
+        if self._early:
+            self._make()
+            self._push()
+
+    def _make(self) -> None:
+        """Make the average."""
+        options = self._options
         views = options.views and self._ft.has_state
         if not views and not self._views_told:
             self._views_told = True
@@ -216,12 +230,14 @@ class Backward:
                 "helped once they have been changed in place; call register_state before the first backward"
             )
         self._average = self._ft.open_average(
-            self._owners(), layout, self._lay_out, module=self._module, weight=self._weight, batches=self._batches, views=views
+            self._owners(),
+            self._lay_out(),
+            self._lay_out,
+            module=self._module,
+            weight=self._weight,
+            batches=self._batches,
+            views=views,
         )
-        self._pushed, self._early = 0, not layout.places and not trained.sharded
-        self._phase[0] = _OPEN
-        if self._early:
-            self._push()
 
     def _lay_out(self) -> Layout:
         """The buckets, in the order that is agreed by now."""
@@ -260,11 +276,13 @@ class Backward:
         """All gradients that come in this backward are there."""
         if self._phase[0] == _BEGUN:
             if reaches(self._roots, self._trained.ids):  # they were asked for nothing: torch.autograd.grad
-                self._phase[0] = _IDLE
-                self._roots.clear()
+                self._leave()
                 return
             self._open()
         try:
+            if self._average is None:
+                self._order.agree()
+                self._make()
             status = self._finish()
         except BaseException:
             self.failed()
@@ -304,11 +322,20 @@ class Backward:
 
     def _close(self, status: Status | None) -> None:
         """The pass is over; None: it failed."""
-        self._phase[0] = _IDLE
+        self._leave()
         self._armed = False
         self._weight, self._batches = None, 1
-        self._roots.clear()
         self._outcomes.ended(status)
+
+    def _leave(self) -> None:
+        self._phase[0] = _IDLE
+        self._roots.clear()
+        if self in self._queue:
+            self._queue.remove(self)
+
+
+_QUEUES: weakref.WeakKeyDictionary[FTLib, list[Backward]] = weakref.WeakKeyDictionary()
+"""By worker: the models whose passes are under way, in the order in which they began, which is that of their ends."""
 
 
 class _End:

@@ -52,9 +52,14 @@ class ReadyOrder:
                 return order
         return list(reversed(range(self._count)))
 
+    @property
+    def due(self) -> bool:
+        """True if the order is to be agreed on before the next average."""
+        return self._agreed() == b"" and self._may()
+
     def agree(self) -> None:
-        """Before an average, outside of any call: take over the order of rank 0, if one average has been finished without."""
-        if self._agreed() != b"" or not self._may():
+        """Before an average, outside of any call: take over the order of rank 0, if that is due."""
+        if not self.due:
             return
         observed = self._observed or list(reversed(range(self._count)))
         order = torch.tensor(observed, dtype=torch.int64)
