@@ -1,1 +1,1 @@
-"""What wraps a program's own objects: its model, its optimizer."""
+"""Training in data parallel: wrappers that average gradients while backward runs, and optimizers that know of steps."""

@@ -49,19 +49,25 @@ class Outcomes:
         self.last: Status | None = None
         """Of the latest average; None before the first, and after a backward that failed."""
         self._step: list[Status] = []
+        self._looked_at = False
+        """True if the step was taken or left: the next average is of another one, also where no ``begin`` says so."""
 
     def begin(self) -> None:
         """A step begins."""
         self._step.clear()
+        self._looked_at = False
 
     def ended(self, status: Status | None) -> None:
         """An average has ended; None: its backward failed, so that its gradients are not to be applied."""
         self.last = status
+        if self._looked_at:
+            self.begin()
         self._step.append(Status.FAIL if status is None else status)
         del self._step[:-_KEPT]
 
     def together(self) -> Status | None:
         """The worst of the step's statuses, as a step is applied as a whole or not at all; None if there was no average."""
+        self._looked_at = bool(self._step)
         return worst(self._step)
 
 
