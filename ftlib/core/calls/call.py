@@ -213,6 +213,14 @@ class Call:
         """
         return live
 
+    @property
+    def user(self) -> int:
+        """Who alone may use the slots of this call, as its gradients may become views of them; 0: they are free after the call.
+
+        Another model with such parameters, or a deputy, would overwrite the gradients before they are applied.
+        """
+        return id(self.owners[0]) if self.views and self.owners else 0
+
     def steps(self, results: Results) -> int:
         """Number of optimizer steps that the call grants with these results."""
         return int(self.counts_as_step and not self.void(results))

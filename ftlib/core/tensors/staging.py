@@ -247,6 +247,11 @@ class Staging:
             if id(slot.bucket) in numbers:
                 self._free[numbers[id(slot.bucket)]].append(slot)
 
+    def holds(self, slots: Sequence[Slot]) -> bool:
+        """True if some of ``slots`` are in use here."""
+        wanted = {id(slot) for slot in slots}
+        return any(id(held) in wanted for row in self._slots for held in row if held is not None)
+
     def abandon_prelude(self) -> None:
         """Never use the prelude's row again: see ``abandon``."""
         self._prelude = None
@@ -260,24 +265,32 @@ class Staging:
 
 
 class StagingPool:
-    """Stagings by signature; the least recently used are dropped. Owned by the training thread."""
+    """Stagings by signature and user; the least recently used are dropped. Owned by the training thread."""
 
     def __init__(self, in_flight: int, allocate: Allocate = room) -> None:
         """``allocate``: see ``Framework``."""
         self.in_flight = in_flight
         self._allocate = allocate
-        self._stagings: OrderedDict[bytes, Staging] = OrderedDict()
+        self._stagings: OrderedDict[tuple[bytes, int], Staging] = OrderedDict()
 
-    def staging(self, layout: Layout) -> Staging:
-        """The staging of ``layout``."""
-        staging = self._stagings.get(layout.signature)
+    def staging(self, layout: Layout, user: int = 0) -> Staging:
+        """The staging of ``layout``. ``user``: who alone uses it, as results stay in use after the call; 0: all others."""
+        key = layout.signature, user
+        staging = self._stagings.get(key)
         if staging is None:
-            staging = self._stagings[layout.signature] = Staging(layout, self.in_flight, self._allocate)
+            staging = self._stagings[key] = Staging(layout, self.in_flight, self._allocate)
             while len(self._stagings) > _LAYOUTS_KEPT:
                 self._stagings.popitem(last=False)
         else:
-            self._stagings.move_to_end(layout.signature)
+            self._stagings.move_to_end(key)
         return staging
+
+    def holding(self, layout: Layout, slots: Sequence[Slot]) -> Staging:
+        """The staging of ``layout`` that ``slots`` belong to; that of all others where they belong to none."""
+        for (signature, _), staging in self._stagings.items():
+            if signature == layout.signature and staging.holds(slots):
+                return staging
+        return self.staging(layout)
 
 
 def _given(part: torch.Tensor, _count: int, _dtype: torch.dtype) -> torch.Tensor:
