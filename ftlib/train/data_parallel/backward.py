@@ -90,12 +90,13 @@ class Backward:
 
     # --- outside of backward -------------------------------------------------------------------------------------------
 
-    def prepare(self) -> None:
-        """Forward begins, and backward will average."""
+    def prepare(self) -> bool:
+        """Forward begins, and backward will average; False if nothing is trained."""
         if self._phase[0] != _IDLE and torch._C._current_graph_task_id() == -1:  # noqa: SLF001 - the only way to ask
             self.failed()
         self.look()
         self._armed = bool(self._trained.numbers)
+        return self._armed
 
     def disarm(self) -> None:
         """Forward begins, and backward will not average."""

@@ -101,11 +101,9 @@ class DistributedDataParallel(nn.Module):
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Call the module with these arguments; backward through what it returns averages the gradients."""
-        sync = self._sync and torch.is_grad_enabled()
-        if sync:
-            self._backward.prepare()
-            if self._buffers_too:
-                self._broadcast()
+        sync = self._sync and torch.is_grad_enabled() and self._backward.prepare()
+        if sync and self._buffers_too:
+            self._broadcast()
         output = self.module(*inputs, **kwargs)
         if sync:
             for tensor in tensors_in(output):
