@@ -29,6 +29,7 @@ from ..wrapped import Outcomes
 from .countdown import Countdown
 from .outputs import reaches
 from .ready_order import ReadyOrder
+from .room import FormerGradients
 from .trained import Trained
 from .used import Used
 
@@ -84,18 +85,22 @@ class Backward:
         self._pushed = 0
         self._early = False
         """True while buckets may be pushed before the end."""
+        self._room = FormerGradients()
+        self._viewing = False
+        """True if gradients become views of the present average, or are of the last one."""
         self._weight: float | None = None
         self._batches = 1
         self._views_told = not options.views
 
     # --- outside of backward -------------------------------------------------------------------------------------------
 
-    def prepare(self) -> None:
-        """Forward begins, and backward will average."""
+    def prepare(self) -> bool:
+        """Forward begins, and backward will average; False if nothing is trained."""
         if self._phase[0] != _IDLE and torch._C._current_graph_task_id() == -1:  # noqa: SLF001 - the only way to ask
             self.failed()
         self.look()
         self._armed = bool(self._trained.numbers)
+        return self._armed
 
     def disarm(self) -> None:
         """Forward begins, and backward will not average."""
@@ -120,6 +125,14 @@ class Backward:
         self._layout, self._learned = None, False
         if changed:
             logger.info("the buckets of gradients are laid out again, as other parameters are trained: %s", changed)
+
+    def room(self) -> dict[str, Any]:
+        """How ``clip`` may write: in place, except where gradients are views of an average."""
+        average = self._average
+        if average is None or not self._viewing:
+            return {"in_place": True}
+        inputs = zip(self._trained.numbers, average.inputs, strict=False)
+        return {"copies": self._room.of({number: gradient for number, gradient in inputs if gradient is not None})}
 
     def detach(self) -> None:
         """Remove the hooks."""
@@ -194,7 +207,8 @@ class Backward:
             self._push()
 
     def _begin(self) -> None:
-        self._average = None
+        self._average = None  # and with it the memory of the last gradients
+        self._room.of({})
         self._roots.clear()
         self._phase[0] = _BEGUN
         self._queue.append(self)
@@ -229,6 +243,7 @@ class Backward:
                 "gradient_as_bucket_view: gradients are copied, as no state is registered, with which another worker could be "
                 "helped once they have been changed in place; call register_state before the first backward"
             )
+        self._viewing = views
         self._average = self._ft.open_average(
             self._owners(),
             self._lay_out(),

@@ -13,8 +13,9 @@ from torch import nn
 
 from ...errors import ConfigError
 from ...ftlib import FTLib
+from ...state.parts import Parts
 from ...status import Status
-from ..clipping import GradientCopies, clip
+from ..clipping import clip
 from ..wrapped import Outcomes, note
 from .backward import Backward, Options
 from .outputs import tensors_in
@@ -92,8 +93,6 @@ class DistributedDataParallel(nn.Module):
         self._backward.look()
         self._buffers_too = broadcast_buffers
         self._sync = True
-        self._views = gradient_as_bucket_view
-        self._copies = GradientCopies()
         weakref.finalize(self, self._backward.detach).atexit = False
         note(ft, self)
 
@@ -104,11 +103,9 @@ class DistributedDataParallel(nn.Module):
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Call the module with these arguments; backward through what it returns averages the gradients."""
-        sync = self._sync and torch.is_grad_enabled()
-        if sync:
-            self._backward.prepare()
-            if self._buffers_too:
-                self._broadcast()
+        sync = self._sync and torch.is_grad_enabled() and self._backward.prepare()
+        if sync and self._buffers_too:
+            self._broadcast()
         output = self.module(*inputs, **kwargs)
         if sync:
             for tensor in tensors_in(output):
@@ -137,9 +134,13 @@ class DistributedDataParallel(nn.Module):
         As ``torch.nn.utils.clip_grad_norm_``, except that gradients which are views of the averages are replaced rather than
         changed: another worker may still need the averages.
         """
-        return clip(self.module.parameters(), max_norm, norm_type, copies=self._copies, in_place=not self._views)
+        return clip(self.module.parameters(), max_norm, norm_type, **self._backward.room())
 
-    # --- for the optimizer ---------------------------------------------------------------------------------------------
+    # --- for the library -----------------------------------------------------------------------------------------------
+
+    def registered_parts(self) -> Parts:
+        """Registered as the module itself: it does not matter which of the two a program registers."""
+        return Parts(self.module)
 
     def averages(self, parameter: torch.Tensor) -> bool:
         """True if the gradient of ``parameter`` is averaged here."""
