@@ -15,7 +15,7 @@ from ...common.device_waits import Fence
 from ...data.sampling import Share
 from ...errors import ConfigError
 from ..tensors.device_copies import bring, each_finite, fetch, flatten, fold
-from ..tensors.dtypes import load, store
+from ..tensors.dtypes import EXTREMES, load, store
 from ..tensors.layout import Bucket, Layout, Piece
 from ..tensors.staging import Slot, finite
 from .session import Session
@@ -35,15 +35,27 @@ class Kind(Enum):
 
 
 class Results:
-    """A finished call's sums in staging, not yet divided. Valid until an operation of the next call has finished."""
+    """A finished call's sums in staging. Valid until an operation of the next call has finished."""
 
-    __slots__ = ("accelerated", "finite", "layout", "number", "shares", "slots", "view_id", "weight")
+    __slots__ = ("accelerated", "assumed", "finite", "layout", "number", "shares", "slots", "view_id", "weight")
 
-    def __init__(self, number: int, layout: Layout, slots: Sequence[Slot], weight: float, intact: bool = True) -> None:
+    def __init__(
+        self,
+        number: int,
+        layout: Layout,
+        slots: Sequence[Slot],
+        weight: float,
+        intact: bool = True,
+        *,
+        assumed: float = 1.0,
+    ) -> None:
+        """``assumed``: see ``Call.assume``."""
         self.number = number
         self.layout = layout
         self.slots = tuple(slots)
         self.weight = weight
+        """The sum of the weights."""
+        self.assumed = assumed
         self.finite = intact
         """False if the call's result was checked for inf and nan, and holds some."""
         self.shares: Mapping[str, Share] = {}
@@ -52,6 +64,11 @@ class Results:
         """True if accelerators have carried the bulk of it."""
         self.view_id = ""
         """The view whose members' inputs these are. If all members that finished the call die, another view may redo it."""
+
+    @property
+    def divisor(self) -> float:
+        """What the sums in an average have yet to be divided by: 1.0 if the weights have the sum that was assumed."""
+        return self.weight / self.assumed
 
     def carried(self, *, accelerated: bool) -> Results:
         """Note who has carried the bulk; returns itself."""
@@ -124,6 +141,8 @@ class Call:
         """True if this member contributes zeros, as all but the root of a broadcast do."""
         self.root_rank = root_rank
         self._root = ""
+        self.assumed = 1.0
+        """See ``assume``."""
         self.number = 0
         self.began = 0.0
         """When the call was entered, on the clock of the threads that carry it out."""
@@ -208,6 +227,12 @@ class Call:
         self.silent = self._root != session.member_id
         self.weight = 0.0 if self.silent else 1.0
 
+    def assume(self, divisor: float) -> None:
+        """Divide each input by ``divisor`` as it is staged, since the weights' sum was that in the average before. All members
+        of the session assume the same, so where it holds again the sums are the averages.
+        """
+        self.assumed = divisor
+
     def weigh(self, samples: float) -> None:
         """Set an average's weight to the number of samples behind this member's input, which counts nothing without any."""
         if not self._outdated and (self._by_samples or not samples):
@@ -271,7 +296,7 @@ class Call:
         ``row``: on their device, where they are staged for an accelerator; else in CPU memory.
         """
         sources, pieces, views = self.sources, slot.bucket.pieces, slot.views
-        scale = self.weight if self.divide and weighted else 1.0
+        scale = self.weight / self.assumed if self.divide and weighted else 1.0
         if row is not None:
             fetch(slot, self._parts(slot.bucket), 0.0 if self.silent else scale, row)
             return
@@ -299,7 +324,7 @@ class Call:
 
     def deliver(self, results: Results) -> None:
         """Copy the finished call's results to the caller's tensors; in an average divided by the sum of the weights."""
-        divisor = results.weight if self.divide else 1.0
+        divisor = results.divisor if self.divide else 1.0
         if _INFERENCE not in self._versions:
             self._write(results.slots, divisor)
             return
@@ -314,6 +339,8 @@ class Call:
         for slot in slots:
             if slot.bucket.place:
                 bring(slot, [self._part(piece, slot.bucket.place) for piece in slot.bucket.pieces], divisor)
+                continue
+            if not averaged and slot.bucket.op not in EXTREMES and self._copied(slot):
                 continue
             for piece, view in zip(slot.bucket.pieces, slot.views, strict=True):
                 target = self.sources[piece.index]
@@ -334,6 +361,18 @@ class Call:
             else:
                 target.copy_(flat.view(target.shape))
         self._flat.clear()
+
+    def _copied(self, slot: Slot) -> bool:
+        """Copy a bucket of whole tensors in one go; False if it has parts of tensors, or of gradients that do not exist yet."""
+        targets = [
+            target
+            for piece in slot.bucket.pieces
+            if (target := self.sources[piece.index]) is not None and piece.shape is not None
+        ]
+        if not targets or len(targets) < len(slot.views):
+            return False
+        torch._foreach_copy_(targets, slot.views)
+        return True
 
     @property
     def _places(self) -> dict[int, str]:

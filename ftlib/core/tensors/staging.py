@@ -169,9 +169,12 @@ class Staging:
     """The slots of one layout. Owned by the training thread."""
 
     def __init__(self, layout: Layout, in_flight: int, allocate: Allocate = room) -> None:
+        """``in_flight``: how many operations are under way at a time, unless the layout says how many spares there are."""
         self.layout = layout
+        self.spares = in_flight if layout.spares is None else layout.spares
+        """How many buckets may be staged before the first operation has ended."""
         self._allocate = allocate
-        self._turns = [2 if number < in_flight else 1 for number in range(len(layout.buckets))]
+        self._turns = [2 if number < self.spares else 1 for number in range(len(layout.buckets))]
         self._slots: list[list[Slot | None]] = [[None] * turns for turns in self._turns]
         self._free: list[list[Slot]] = [[] for _ in self._turns]
         self._turn = 0
