@@ -33,11 +33,14 @@ from .status import Status
 
 if TYPE_CHECKING:
     from .core.plane.ranks import RankAssignScheme
+    from .core.tensors.compression.compression import Compression
+    from .core.tensors.compression.power_sgd import PowerSGD
     from .data.distributed_sampler import DistributedSampler
     from .data.elastic_sampler import ElasticSampler
     from .ftlib import FTLib
 
 __all__ = [
+    "Compression",
     "ConfigError",
     "DistributedSampler",
     "ElasticSampler",
@@ -46,6 +49,7 @@ __all__ = [
     "FTLibError",
     "GroupError",
     "JoinError",
+    "PowerSGD",
     "QuorumLost",
     "RankAssignScheme",
     "RebuildTimeout",
@@ -55,9 +59,11 @@ __all__ = [
 ]
 
 _LAZY = {
+    "Compression": "core.tensors.compression.compression",
     "DistributedSampler": "data.distributed_sampler",
     "ElasticSampler": "data.elastic_sampler",
     "FTLib": "ftlib",
+    "PowerSGD": "core.tensors.compression.power_sgd",
     "RankAssignScheme": "core.plane.ranks",
 }
 

@@ -25,6 +25,8 @@ from .core.execute.unit import WITHIN, Running, Unit
 from .core.plane.phase import Phase
 from .core.plane.plane import Plane
 from .core.plane.step_times import Straggler
+from .core.tensors.compression.compression import Compression
+from .core.tensors.compression.names import compression_of
 from .core.tensors.device_copies import assign, duplicate
 from .core.tensors.layout import Layout
 from .core.tensors.targets import Layouts, Targets, check_writable, targets_of
@@ -76,7 +78,13 @@ class Calls(ABC):
 
     @overload
     def allreduce_average(
-        self, target: Any, *, weight: float | None = None, batches: int = 1, wait: Literal[True] = True
+        self,
+        target: Any,
+        *,
+        weight: float | None = None,
+        batches: int = 1,
+        compression: str | Compression | None = None,
+        wait: Literal[True] = True,
     ) -> Status: ...
 
     @overload
@@ -85,7 +93,13 @@ class Calls(ABC):
     ) -> PendingCall: ...
 
     def allreduce_average(
-        self, target: Any, *, weight: float | None = None, batches: int = 1, wait: bool = True
+        self,
+        target: Any,
+        *,
+        weight: float | None = None,
+        batches: int = 1,
+        compression: str | Compression | None = None,
+        wait: bool = True,
     ) -> Status | PendingCall:
         """Average over all members, weighted: ``sum(weight * tensor) / sum(weight)``.
 
@@ -98,8 +112,14 @@ class Calls(ABC):
         accumulated over them, 0 in a second average for the same batch. A filler of the sampler weighs 0, whatever ``weight``
         is.
 
+        ``compression``: how float32 values are sent: "bf16", "fp16", "int8", "fp8", ``PowerSGD(rank=4)``, or a ``Compression``
+        of the program's own; not within ``execute``. See ``docs/calls.md#compression``.
+
         ``wait=False``, within ``execute`` only: return at once; ``wait()`` of the returned object gives the status.
         """
+        compressed = compression_of(compression)
+        if compressed is not None and self._execution is not None:
+            raise ConfigError("compression= does not work within execute: leave it out there, or average outside of execute")
         if not wait:
             self._may_go_on()
         share = 1.0 if weight is None else _weight(weight)
@@ -112,7 +132,7 @@ class Calls(ABC):
                 "no parameter has a gradient here: this worker contributes zeros; call loss.backward() before averaging",
                 extra=self._plane.about("no_gradient"),
             )
-        layout = self._layout("average", targets, "SUM", mean=True)
+        layout = self._layout("average", targets, "SUM", mean=True, compression=compressed)
         call = Call(
             Kind.AVERAGE,
             layout,
@@ -129,14 +149,21 @@ class Calls(ABC):
         return self._run(call) if wait else self._begin(call)
 
     def lay_out_average(
-        self, module: torch.nn.Module, parameters: Sequence[torch.nn.Parameter], order: Sequence[int], **sizes: int
+        self,
+        module: torch.nn.Module,
+        parameters: Sequence[torch.nn.Parameter],
+        order: Sequence[int],
+        *,
+        compression: str | Compression | None = None,
+        **sizes: int,
     ) -> Layout:
         """The buckets of ``open_average``: ``parameters`` (all of ``module``'s that are trained) in the given order of indices.
 
-        ``sizes``: ``bucket_bytes`` and ``first_bytes``. ConfigError names a parameter that cannot take part.
+        ``sizes``: ``bucket_bytes`` and ``first_bytes``. ``compression``: see ``allreduce_average``. ConfigError names a
+        parameter that cannot take part.
         """
         targets = Targets([None] * len(parameters), list(parameters), module=module)
-        return self._layouts.in_order(Kind.AVERAGE.value, targets, order, **sizes)
+        return self._layouts.in_order(Kind.AVERAGE.value, targets, order, compression=compression_of(compression), **sizes)
 
     def open_average(
         self,
@@ -282,10 +309,12 @@ class Calls(ABC):
         unit = self._unit
         return unit.execution if unit is not None and self._call_lock.inside() else None
 
-    def _layout(self, kind: str, targets: Targets, op: str, *, mean: bool = False) -> Layout:
+    def _layout(
+        self, kind: str, targets: Targets, op: str, *, mean: bool = False, compression: Compression | None = None
+    ) -> Layout:
         """Return ``Layouts.layout``; calls within a unit match no call outside."""
         within = self._unit is not None and self._execution is not None
-        return self._layouts.layout(WITHIN + kind if within else kind, targets, op, mean=mean)
+        return self._layouts.layout(WITHIN + kind if within else kind, targets, op, mean=mean, compression=compression)
 
     def _may_go_on(self) -> None:
         if self._execution is None:

@@ -1,8 +1,8 @@
 """Averages of values of one byte: blocks of 256 values share a float32 scale, the largest absolute value of the block.
 
 Each member owns a share of the bucket. It gets everybody's encoding of its share (all-to-all), decodes and adds them up in
-float32, in the order of the ranks, and encodes the sum, which all members get (all-gather) and decode. All decode the same bytes,
-so the result has the same bits everywhere, whatever a member's processor rounds like.
+float32, in the order of the ranks, and encodes the sum, which all members get (all-gather) and decode. All decode the same
+bytes, so the result has the same bits everywhere.
 
 A block with inf or nan has the scale nan, so that it is nan everywhere.
 """

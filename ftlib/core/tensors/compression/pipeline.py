@@ -20,20 +20,15 @@ class Pipeline:
     """The buckets of one attempt. Used by the training thread."""
 
     def __init__(self, group: Group, stages: Sequence[int]) -> None:
-        """``stages``: how many operations each bucket has, by its position. Nothing begins before ``release``."""
+        """``stages``: how many operations each bucket has, by its position. All members are in this call already."""
         turns = [(position + stage, stage, position) for position, many in enumerate(stages) for stage in range(many)]
         self._group = group
         self._order = [position for _, _, position in sorted(turns)]
         self._stages = tuple(stages)
         self._begun = 0
-        self._released = False
         self._buckets: dict[int, PipelinedWork] = {}
         self.error: GroupError | None = None
         """Why no operation begins any more."""
-
-    def release(self) -> None:
-        """All members are in this call: operations may begin."""
-        self._released = True
 
     def add(self, position: int, start: Callable[[], Iterator[Operation]]) -> PipelinedWork:
         """Add a bucket, in order of the positions. ``start`` is called when its first operation may begin, and yields each
@@ -50,7 +45,7 @@ class Pipeline:
 
     def next(self) -> PipelinedWork | None:
         """The bucket whose operation is the next one; None if it was not added yet, or if there are no more."""
-        if not self._released or self._begun == len(self._order):
+        if self._begun == len(self._order):
             return None
         return self._buckets.get(self._order[self._begun])
 
@@ -86,7 +81,7 @@ class PipelinedWork(Work):
         """True while an operation is under way. GroupError if it has failed."""
         if self._current is None or not self._current.done():
             return self._current is not None
-        self._end_current(0.0)
+        self.end_current(0.0)
         return False
 
     def operation(self) -> Operation:
@@ -107,7 +102,7 @@ class PipelinedWork(Work):
             blocking = self if not self._left else self._pipeline.next()
             if blocking is None:
                 raise RuntimeError("waited for a bucket whose operations come after those of a bucket that was not added")
-            if not blocking._end_current(max(0.0, deadline - time.monotonic())):
+            if not blocking.end_current(max(0.0, deadline - time.monotonic())):
                 return False
         return True
 
@@ -132,7 +127,7 @@ class PipelinedWork(Work):
             raise pipeline.error.afresh()
         return self._ended
 
-    def _end_current(self, timeout: float) -> bool:
+    def end_current(self, timeout: float) -> bool:
         """Wait for the operation under way; True if it has ended."""
         if self._current is None:
             return True

@@ -1,15 +1,14 @@
 """Averages of matrices by their largest directions: PowerSGD (Vogels, Karimireddy and Jaggi, NeurIPS 2019, algorithm 1).
 
-A matrix M of n rows and m columns is sent as P = M Q, n x rank, and then as Q = M' P, m x rank, with the columns of the summed P
-made orthonormal. The sum of all members' M is nearly P Q'; what it lacks, each member owes (feedback). The next call begins with
-this call's Q, and so comes closer to the directions that matter. Vectors and small matrices are sent as they are, beside P.
+A matrix M of n rows and m columns is sent as P = M Q, n x rank, and then as Q = M' P, m x rank, with the columns of the summed
+P made orthonormal. The sum of all members' M is nearly P Q'; what it lacks, each member owes (feedback). The next call begins
+with this call's Q, and so comes closer to the directions that matter. Vectors and small matrices go as they are, beside P.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import torch
 
@@ -26,12 +25,41 @@ _WARM = "q"
 _SCRATCH = 1 << 16
 
 
-class _Group(NamedTuple):
-    """The matrices of one shape in a bucket; ``starts``: where each begins."""
+class _Matrices:
+    """The matrices of one shape in a bucket, with their factors P and Q."""
 
-    rows: int
-    columns: int
-    starts: tuple[int, ...]
+    def __init__(self, rows: int, columns: int, starts: Sequence[int]) -> None:
+        """``starts``: where each matrix begins in the bucket."""
+        self.rows, self.columns, self.starts = rows, columns, starts
+        self._p = self._q = torch.empty(0)
+
+    def bind(self, p: torch.Tensor, q: torch.Tensor) -> None:
+        """Where the factors are: rows of memory."""
+        many = len(self.starts)
+        self._p, self._q = p.view(many, self.rows, -1), q.view(many, self.columns, -1)
+
+    def project(self, data: torch.Tensor) -> None:
+        """P = M Q."""
+        for matrix, p, q in zip(self._in(data), self._p, self._q, strict=True):
+            torch.mm(matrix, q, out=p)
+
+    def project_back(self, data: torch.Tensor, unsent: torch.Tensor | None) -> None:
+        """With the summed P, made orthonormal: Q = M' P. ``unsent`` = M - P Q', which need not have the same bits anywhere."""
+        self._p.copy_(orthonormal(self._p))
+        for matrix, p, q in zip(self._in(data), self._p, self._q, strict=True):
+            torch.mm(matrix.t(), p, out=q)
+        if unsent is not None:
+            for matrix, p, q, there in zip(self._in(data), self._p, self._q, self._in(unsent), strict=True):
+                torch.addmm(matrix, p, q.t(), alpha=-1.0, out=there)
+
+    def write(self, data: torch.Tensor, scratch: torch.Tensor) -> None:
+        """M = P Q', with the summed Q."""
+        for matrix, p, q in zip(self._in(data), self._p, self._q, strict=True):
+            write_product(p, q, matrix, scratch)
+
+    def _in(self, row: torch.Tensor) -> list[torch.Tensor]:
+        size = self.rows * self.columns
+        return [row[start : start + size].view(self.rows, self.columns) for start in self.starts]
 
 
 class PowerSGD(Compression):
@@ -55,47 +83,55 @@ class PowerSGD(Compression):
 
     def reduce(self, reduction: Reduction) -> Iterator[Operation]:
         """See ``Compression``."""
-        data, unsent = reduction.data, reduction.unsent
-        groups, rest = _divide(reduction.parts, self.rank)
-        left = [len(group.starts) * group.rows * self.rank for group in groups]
-        right = [len(group.starts) * group.columns * self.rank for group in groups]
-        plain = sum(span.stop - span.start for span in rest)
-        first, second = reduction.take(sum(left) + plain, torch.float32), reduction.take(sum(right), torch.float32)
-        ps = [row.view(len(g.starts), g.rows, self.rank) for row, g in zip(first[: sum(left)].split(left), groups, strict=True)]
-        qs = [row.view(len(g.starts), g.columns, self.rank) for row, g in zip(second.split(right), groups, strict=True)]
+        data, unsent, rank = reduction.data, reduction.unsent, self.rank
+        groups, rest = _divide(reduction.parts, rank)
+        left = sum(len(group.starts) * group.rows for group in groups) * rank
+        right = sum(len(group.starts) * group.columns for group in groups) * rank
+        first = reduction.take(left + sum(span.stop - span.start for span in rest), torch.float32)
+        second = reduction.take(right, torch.float32)
+        _bind(groups, first, second, rank)
         warm = reduction.state.get(_WARM)
-        second.copy_(_start(second.numel()) if warm is None else warm)
-        for group, p, q in zip(groups, ps, qs, strict=True):
-            for number, matrix in enumerate(_matrices(data, group)):
-                torch.mm(matrix, q[number], out=p[number])
-        if plain:
-            torch.cat([data[span] for span in rest], out=first[sum(left) :])
+        second.copy_(_start(right) if warm is None else warm)
+        for group in groups:
+            group.project(data)
+        _gather(data, rest, first[left:])
         yield allreduce(first)
-        for group, p, q in zip(groups, ps, qs, strict=True):
-            p.copy_(orthonormal(p))
-            for number, matrix in enumerate(_matrices(data, group)):
-                torch.mm(matrix.t(), p[number], out=q[number])
+        for group in groups:
+            group.project_back(data, unsent)
         if unsent is not None:
-            for group, p, q in zip(groups, ps, qs, strict=True):
-                there = _matrices(unsent, group)
-                for number, matrix in enumerate(_matrices(data, group)):
-                    torch.addmm(matrix, p[number], q[number].t(), alpha=-1.0, out=there[number])
             for span in rest:
                 unsent[span].zero_()
         yield allreduce(second)
         scratch = reduction.take(max([_SCRATCH, *(group.columns for group in groups)]), torch.float32)
-        for group, p, q in zip(groups, ps, qs, strict=True):
-            for number, matrix in enumerate(_matrices(data, group)):
-                write_product(p[number], q[number], matrix, scratch)
-        if plain:
-            sums = first[sum(left) :].split([span.stop - span.start for span in rest])
-            for span, total in zip(rest, sums, strict=True):
-                data[span] = total
+        for group in groups:
+            group.write(data, scratch)
+        _scatter(first[left:], rest, data)
         if bool(torch.isfinite(second).all()):
             reduction.state[_WARM] = second.clone()
 
 
-def _divide(parts: Sequence[Part], rank: int) -> tuple[list[_Group], list[slice]]:
+def _bind(groups: Sequence[_Matrices], first: torch.Tensor, second: torch.Tensor, rank: int) -> None:
+    left = right = 0
+    for group in groups:
+        p, q = (len(group.starts) * each * rank for each in (group.rows, group.columns))
+        group.bind(first[left : left + p], second[right : right + q])
+        left, right = left + p, right + q
+
+
+def _gather(data: torch.Tensor, spans: Sequence[slice], row: torch.Tensor) -> None:
+    if spans:
+        torch.cat([data[span] for span in spans], out=row)
+
+
+def _scatter(row: torch.Tensor, spans: Sequence[slice], data: torch.Tensor) -> None:
+    start = 0
+    for span in spans:
+        stop = start + span.stop - span.start
+        data[span] = row[start:stop]
+        start = stop
+
+
+def _divide(parts: Sequence[Part], rank: int) -> tuple[list[_Matrices], list[slice]]:
     """The matrices that are worth it, by shape, and the rest."""
     found: dict[tuple[int, int], list[int]] = {}
     rest: list[slice] = []
@@ -111,12 +147,7 @@ def _divide(parts: Sequence[Part], rank: int) -> tuple[list[_Group], list[slice]
             found.setdefault((rows, columns), []).append(start)
         if used < count:
             rest.append(slice(start + used, stop))
-    return [_Group(*shape, tuple(starts)) for shape, starts in found.items()], rest
-
-
-def _matrices(row: torch.Tensor, group: _Group) -> list[torch.Tensor]:
-    size = group.rows * group.columns
-    return [row[start : start + size].view(group.rows, group.columns) for start in group.starts]
+    return [_Matrices(*shape, starts) for shape, starts in found.items()], rest
 
 
 def _start(count: int) -> torch.Tensor:
