@@ -26,6 +26,8 @@ from .core.execute.unit import WITHIN, Running, Unit
 from .core.plane.phase import Phase
 from .core.plane.plane import Plane
 from .core.plane.step_times import Straggler
+from .core.tensors.compression.compression import Compression
+from .core.tensors.compression.names import compression_of
 from .core.tensors.device_copies import assign, duplicate
 from .core.tensors.layout import Layout
 from .core.tensors.targets import Layouts, Targets, check_writable, targets_of
@@ -89,6 +91,7 @@ class Calls(ABC):
         weight: float | None = None,
         batches: int = 1,
         views: bool = False,
+        compression: str | Compression | None = None,
         wait: Literal[True] = True,
     ) -> Status: ...
 
@@ -98,7 +101,14 @@ class Calls(ABC):
     ) -> PendingCall: ...
 
     def allreduce_average(
-        self, target: Any, *, weight: float | None = None, batches: int = 1, views: bool = False, wait: bool = True
+        self,
+        target: Any,
+        *,
+        weight: float | None = None,
+        batches: int = 1,
+        views: bool = False,
+        compression: str | Compression | None = None,
+        wait: bool = True,
     ) -> Status | PendingCall:
         """Average over all members, weighted: ``sum(weight * tensor) / sum(weight)``.
 
@@ -114,8 +124,14 @@ class Calls(ABC):
         ``views``: gradients become views of the result, which saves a copy (docs/data_parallel.md#views); where no state is
         registered, and within ``execute``, they are copied.
 
+        ``compression``: how float32 values are sent: "bf16", "fp16", "int8", "fp8", ``PowerSGD(rank=4)``, or a ``Compression``
+        of the program's own; not within ``execute``. See ``docs/calls.md#compression``.
+
         ``wait=False``, within ``execute`` only: return at once; ``wait()`` of the returned object gives the status.
         """
+        compressed = compression_of(compression)
+        if compressed is not None and self._execution is not None:
+            raise ConfigError("compression= does not work within execute: leave it out there, or average outside of execute")
         if not wait:
             self._may_go_on()
         share = 1.0 if weight is None else _weight(weight)
@@ -129,7 +145,7 @@ class Calls(ABC):
                 extra=self._plane.about("no_gradient"),
             )
         views = views and self._may_show(targets)
-        layout = self._layout("average", targets, "SUM", mean=True, views=views)
+        layout = self._layout("average", targets, "SUM", mean=True, views=views, compression=compressed)
         call = Call(
             Kind.AVERAGE,
             layout,
@@ -159,14 +175,23 @@ class Calls(ABC):
         return self._execution is not None
 
     def lay_out_average(
-        self, module: torch.nn.Module, parameters: Sequence[torch.nn.Parameter], order: Sequence[int], **sizes: int
+        self,
+        module: torch.nn.Module,
+        parameters: Sequence[torch.nn.Parameter],
+        order: Sequence[int],
+        *,
+        bucket_bytes: int,
+        first_bytes: int,
+        compression: str | Compression | None = None,
     ) -> Layout:
         """The buckets of ``open_average``: ``parameters`` (all of ``module``'s that are trained) in the given order of indices.
 
-        ``sizes``: ``bucket_bytes`` and ``first_bytes``. ConfigError names a parameter that cannot take part.
+        ``bucket_bytes``, ``first_bytes``: see ``lay_out_in_order``. ``compression``: see ``allreduce_average``. ConfigError
+        names a parameter that cannot take part.
         """
         targets = Targets([None] * len(parameters), list(parameters), module=module)
-        return self._layouts.in_order(Kind.AVERAGE.value, targets, order, **sizes)
+        sizes = {"bucket_bytes": bucket_bytes, "first_bytes": first_bytes}
+        return self._layouts.in_order(Kind.AVERAGE.value, targets, order, compression=compression_of(compression), **sizes)
 
     def open_average(
         self,
@@ -314,10 +339,20 @@ class Calls(ABC):
         unit = self._unit
         return unit.execution if unit is not None and self._call_lock.inside() else None
 
-    def _layout(self, kind: str, targets: Targets, op: str, *, mean: bool = False, views: bool = False) -> Layout:
+    def _layout(
+        self,
+        kind: str,
+        targets: Targets,
+        op: str,
+        *,
+        mean: bool = False,
+        views: bool = False,
+        compression: Compression | None = None,
+    ) -> Layout:
         """Return ``Layouts.layout``; calls within a unit match no call outside."""
         within = self._unit is not None and self._execution is not None
-        return self._layouts.layout(WITHIN + kind if within else kind, targets, op, mean=mean, views=views)
+        name = WITHIN + kind if within else kind
+        return self._layouts.layout(name, targets, op, mean=mean, views=views, compression=compression)
 
     def _may_show(self, targets: Targets) -> bool:
         """Whether gradients may become views. ConfigError for other tensors."""

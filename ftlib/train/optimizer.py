@@ -17,7 +17,8 @@ from ..state.parts import Parts
 from ..state.registry import Registered
 from ..state.replay import replaying
 from ..status import Status
-from .clipping import GradientCopies, clip
+from .clipping import clip
+from .data_parallel.room import FormerGradients
 from .wrapped import Wrapped, worst, wrapped_in
 
 __all__ = ["Optimizer"]
@@ -56,7 +57,7 @@ class Optimizer(torch.optim.Optimizer):
         self._inner = optimizer
         self._clip_norm = clip_norm
         self._scaler = scaler
-        self._copies = GradientCopies()
+        self._copies = FormerGradients()
         self._status: Status | None = None
         self._share: tuple[float | None, int] = (None, 1)
         """Weight and batches of the next average."""
@@ -111,8 +112,12 @@ class Optimizer(torch.optim.Optimizer):
         parameters = self._parameters()
         models = self._models(parameters)
         self._status = status = self._outcome(models, parameters) if models else self._average(parameters)
-        if status:  # an average made here was copied into gradients that nobody else needs
-            self._apply(in_place=not models)
+        if status:
+            former = [found for model in models if (found := model.former_gradients()) is not None]
+            places = ((at, each.get(id(parameter))) for at, parameter in enumerate(parameters) for each in former)
+            self._copies.of({at: gradient for at, gradient in places if gradient is not None})
+            self._apply(in_place=not former)  # else another member may need the average
+            self._copies.of({})
         return status
 
     def apply(self) -> None:
@@ -120,7 +125,7 @@ class Optimizer(torch.optim.Optimizer):
 
         For ``apply=`` of ``register_state``, where a step is more than that. It makes no call.
         """
-        self._apply(in_place=False)
+        self._apply(in_place=replaying())  # then these are copies for this purpose
 
     # --- as the wrapped optimizer --------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 import torch
@@ -25,6 +25,11 @@ class Wrapped(Protocol):
 
     def outcome(self) -> Status | None:
         """How the averages of the step ended, taken together; None if there was none."""
+
+    def former_gradients(self) -> Mapping[int, torch.Tensor] | None:
+        """Where gradients are views of a result: those that were averaged, by the ``id`` of their parameter, as nobody needs
+        their memory any more. None where gradients are copies, which may be changed in place.
+        """
 
 
 _WRAPPERS: weakref.WeakKeyDictionary[FTLib, list[weakref.ref[Wrapped]]] = weakref.WeakKeyDictionary()

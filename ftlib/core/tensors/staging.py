@@ -21,10 +21,11 @@ from ...common.device_waits import drop_held, hold
 from ...common.devices import Event, device_at
 from ...common.host_copies import Bundle
 from ...common.memory import room
+from .compression.memory import CallMemory
 from .device_work import DeviceWork
 from .layout import Bucket, Layout
 
-_LAYOUTS_KEPT = 16
+_LAYOUTS_KEPT = 32
 _FEW = 1 << 14
 """Number of elements up to which numpy looks for inf and nan."""
 
@@ -169,9 +170,13 @@ def land(slots: Sequence[Slot]) -> None:
 class Staging:
     """The slots of one layout. Owned by the training thread."""
 
-    def __init__(self, layout: Layout, in_flight: int, allocate: Allocate = room) -> None:
-        """``in_flight``: how many operations are under way at a time, unless the layout says how many spares there are."""
+    def __init__(self, layout: Layout, in_flight: int, allocate: Allocate = room, memory: CallMemory | None = None) -> None:
+        """``in_flight``: how many operations are under way at a time, unless the layout says how many spares there are.
+        ``memory``: see there; None: its own.
+        """
         self.layout = layout
+        self.memory = CallMemory(allocate) if memory is None else memory
+        """What compressed calls keep."""
         self.spares = in_flight if layout.spares is None else layout.spares
         """How many buckets may be staged before the first operation has ended."""
         self._allocate = allocate
@@ -274,11 +279,15 @@ class StagingPool:
         self._stagings: OrderedDict[tuple[bytes, int], Staging] = OrderedDict()
 
     def staging(self, layout: Layout, user: int = 0) -> Staging:
-        """The staging of ``layout``. ``user``: who alone uses it, as results stay in use after the call; 0: all others."""
+        """The staging of ``layout``. ``user``: who alone uses it, as results stay in use after the call; 0: all others.
+
+        What compressed calls keep is common to all users, as it has to be the same at all members, of which some may follow.
+        """
+        memory = self.staging(layout).memory if user else None
         key = layout.signature, user
         staging = self._stagings.get(key)
         if staging is None:
-            staging = self._stagings[key] = Staging(layout, self.in_flight, self._allocate)
+            staging = self._stagings[key] = Staging(layout, self.in_flight, self._allocate, memory)
             while len(self._stagings) > _LAYOUTS_KEPT:
                 self._stagings.popitem(last=False)
         else:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -21,6 +21,7 @@ from torch.autograd import profiler
 
 from ...common.units import size
 from ...core.engine.open_average import OpenAverage
+from ...core.tensors.compression.compression import Compression
 from ...core.tensors.layout import Layout
 from ...errors import ConfigError
 from ...ftlib import FTLib
@@ -29,6 +30,7 @@ from ..wrapped import Outcomes
 from .countdown import Countdown
 from .outputs import reaches
 from .ready_order import ReadyOrder
+from .room import FormerGradients
 from .trained import Trained
 from .used import Used
 
@@ -49,6 +51,7 @@ class Options:
     views: bool
     static: bool
     find_unused: bool
+    compression: Compression | None
 
 
 class Backward:
@@ -84,18 +87,22 @@ class Backward:
         self._pushed = 0
         self._early = False
         """True while buckets may be pushed before the end."""
+        self._room = FormerGradients()
+        self._viewing = False
+        """True if gradients become views of the present average, or are of the last one."""
         self._weight: float | None = None
         self._batches = 1
         self._views_told = not options.views
 
     # --- outside of backward -------------------------------------------------------------------------------------------
 
-    def prepare(self) -> None:
-        """Forward begins, and backward will average."""
+    def prepare(self) -> bool:
+        """Forward begins, and backward will average; False if nothing is trained."""
         if self._phase[0] != _IDLE and torch._C._current_graph_task_id() == -1:  # noqa: SLF001 - the only way to ask
             self.failed()
         self.look()
         self._armed = bool(self._trained.numbers)
+        return self._armed
 
     def disarm(self) -> None:
         """Forward begins, and backward will not average."""
@@ -120,6 +127,22 @@ class Backward:
         self._layout, self._learned = None, False
         if changed:
             logger.info("the buckets of gradients are laid out again, as other parameters are trained: %s", changed)
+
+    def room(self) -> dict[str, Any]:
+        """How ``clip`` may write: in place, except where gradients are views of an average."""
+        average = self._average
+        if average is None or not self._viewing:
+            return {"in_place": True}
+        inputs = zip(self._trained.numbers, average.inputs, strict=False)
+        return {"copies": self._room.of({number: gradient for number, gradient in inputs if gradient is not None})}
+
+    def former_gradients(self) -> Mapping[int, torch.Tensor] | None:
+        """See ``Wrapped``."""
+        average, trained = self._average, self._trained
+        if average is None or not self._viewing:
+            return None
+        inputs = zip(trained.numbers, average.inputs, strict=False)
+        return {id(trained.all[number]): gradient for number, gradient in inputs if gradient is not None}
 
     def detach(self) -> None:
         """Remove the hooks."""
@@ -194,7 +217,8 @@ class Backward:
             self._push()
 
     def _begin(self) -> None:
-        self._average = None
+        self._average = None  # and with it the memory of the last gradients
+        self._room.of({})
         self._roots.clear()
         self._phase[0] = _BEGUN
         self._queue.append(self)
@@ -229,6 +253,7 @@ class Backward:
                 "gradient_as_bucket_view: gradients are copied, as no state is registered, with which another worker could be "
                 "helped once they have been changed in place; call register_state before the first backward"
             )
+        self._viewing = views
         self._average = self._ft.open_average(
             self._owners(),
             self._lay_out(),
@@ -245,8 +270,14 @@ class Backward:
         if self._layout is None or key != self._key:
             order, owners, options = self._order.order(), self._owners(), self._options
             order += range(len(order), len(owners))  # the flags
-            sizes = {"bucket_bytes": options.bucket_bytes, "first_bytes": options.first_bytes}
-            self._layout = self._ft.lay_out_average(self._module, owners, order, **sizes)
+            self._layout = self._ft.lay_out_average(
+                self._module,
+                owners,
+                order,
+                bucket_bytes=options.bucket_bytes,
+                first_bytes=options.first_bytes,
+                compression=options.compression,
+            )
             self._key, self._laid_out = key, False
         return self._layout
 

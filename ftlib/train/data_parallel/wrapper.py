@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import math
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
+from ...core.tensors.compression.compression import Compression
+from ...core.tensors.compression.names import compression_of
 from ...errors import ConfigError
 from ...ftlib import FTLib
+from ...state.parts import Parts
 from ...status import Status
-from ..clipping import GradientCopies, clip
+from ..clipping import clip
 from ..wrapped import Outcomes, note
 from .backward import Backward, Options
 from .outputs import tensors_in
@@ -59,7 +62,7 @@ class DistributedDataParallel(nn.Module):
         find_unused_parameters: bool = False,
         broadcast_buffers: bool = False,
         static_graph: bool = False,
-        compression: Any = None,
+        compression: str | Compression | None = None,
         **others: Any,
     ) -> None:
         """``bucket_mb``, ``first_bucket_mb``: MB of gradients that are sent together; the first bucket is small, so that it is
@@ -67,7 +70,8 @@ class DistributedDataParallel(nn.Module):
         registered; change them with ``clip_grad_norm_`` rather than in place. ``find_unused_parameters``: the gradient of a
         parameter that no worker used stays as it is, instead of becoming zero. ``broadcast_buffers``: in each forward whose
         backward averages, buffers become those of rank 0. ``static_graph``: every backward accumulates the same gradients as
-        the first. ``others``: further arguments of torch's are refused with the remedy.
+        the first. ``compression``: see ``FTLib.allreduce_average``. ``others``: further arguments of torch's are refused with the
+        remedy.
         """
         super().__init__()
         refuse(others)
@@ -75,14 +79,13 @@ class DistributedDataParallel(nn.Module):
             raise ConfigError("DistributedDataParallel(ft, module): the first argument is what FTLib.init() returned")
         if not isinstance(module, nn.Module):
             raise ConfigError(f"DistributedDataParallel(ft, module): expected a module, not {type(module).__name__}")
-        if compression is not None:
-            raise ConfigError(f"compression={compression!r} is not known: leave it out")
         options = Options(
             bucket_bytes=_bytes("bucket_mb", bucket_mb),
             first_bytes=_bytes("first_bucket_mb", first_bucket_mb),
             views=gradient_as_bucket_view,
             static=static_graph,
             find_unused=find_unused_parameters,
+            compression=compression_of(compression),
         )
         self.module = module
         self._ft = ft
@@ -92,8 +95,6 @@ class DistributedDataParallel(nn.Module):
         self._backward.look()
         self._buffers_too = broadcast_buffers
         self._sync = True
-        self._views = gradient_as_bucket_view
-        self._copies = GradientCopies()
         weakref.finalize(self, self._backward.detach).atexit = False
         note(ft, self)
 
@@ -104,11 +105,9 @@ class DistributedDataParallel(nn.Module):
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Call the module with these arguments; backward through what it returns averages the gradients."""
-        sync = self._sync and torch.is_grad_enabled()
-        if sync:
-            self._backward.prepare()
-            if self._buffers_too:
-                self._broadcast()
+        sync = self._sync and torch.is_grad_enabled() and self._backward.prepare()
+        if sync and self._buffers_too:
+            self._broadcast()
         output = self.module(*inputs, **kwargs)
         if sync:
             for tensor in tensors_in(output):
@@ -137,9 +136,13 @@ class DistributedDataParallel(nn.Module):
         As ``torch.nn.utils.clip_grad_norm_``, except that gradients which are views of the averages are replaced rather than
         changed: another worker may still need the averages.
         """
-        return clip(self.module.parameters(), max_norm, norm_type, copies=self._copies, in_place=not self._views)
+        return clip(self.module.parameters(), max_norm, norm_type, **self._backward.room())
 
-    # --- for the optimizer ---------------------------------------------------------------------------------------------
+    # --- for the library -----------------------------------------------------------------------------------------------
+
+    def registered_parts(self) -> Parts:
+        """Registered as the module itself: it does not matter which of the two a program registers."""
+        return Parts(self.module)
 
     def averages(self, parameter: torch.Tensor) -> bool:
         """True if the gradient of ``parameter`` is averaged here."""
@@ -152,6 +155,10 @@ class DistributedDataParallel(nn.Module):
     def outcome(self) -> Status | None:
         """The worst of the averages since ``begin_step``; a backward that failed counts as FAIL. None if there were none."""
         return self._outcomes.together()
+
+    def former_gradients(self) -> Mapping[int, torch.Tensor] | None:
+        """See ``Wrapped``."""
+        return self._backward.former_gradients()
 
     # --- what cannot work here -----------------------------------------------------------------------------------------
 
