@@ -363,11 +363,15 @@ class Call:
             store(view, source, op, scale)
 
     def shares_memory(self, slot: Slot) -> bool:
-        """True if an input lies in the slot itself: the program has left the last average there, and added to it."""
+        """True if an input lies in the slot itself, or a part of it: the program has left the last average there, and added to
+        it.
+        """
         first = slot.buffer.data_ptr()
         end = first + slot.buffer.nbytes
         sources = (self.sources[piece.index] for piece in slot.bucket.pieces)
-        return any(source is not None and first <= source.data_ptr() < end for source in sources)
+        return any(
+            source is not None and (begin := source.data_ptr()) < end and first < begin + source.nbytes for source in sources
+        )
 
     def deliver(self, results: Results, *, views: bool = False) -> None:
         """Copy the finished call's results to the caller's tensors; in an average divided by the sum of the weights.
