@@ -368,10 +368,8 @@ class Call:
         """
         first = slot.buffer.data_ptr()
         end = first + slot.buffer.nbytes
-        sources = (self.sources[piece.index] for piece in slot.bucket.pieces)
-        return any(
-            source is not None and (begin := source.data_ptr()) < end and first < begin + source.nbytes for source in sources
-        )
+        sources = (source for piece in slot.bucket.pieces if (source := self.sources[piece.index]) is not None)
+        return any((begin := source.data_ptr()) < end and begin + source.nbytes > first for source in sources)
 
     def deliver(self, results: Results, *, views: bool = False) -> None:
         """Copy the finished call's results to the caller's tensors; in an average divided by the sum of the weights.
