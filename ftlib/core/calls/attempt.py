@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -61,6 +61,10 @@ class Waits(Protocol):
 
 class EnteredObserver(Protocol):
     """Notified once all members are in the call."""
+
+    @property
+    def needed(self) -> Sequence[Slot]:
+        """The slots of the newest results, while a survivor may need them."""
 
     def entered(self) -> None:
         """An operation of the call has finished: all members are in it, hence have finished the previous call."""

@@ -214,9 +214,15 @@ class Staging:
             row = self._prelude = self._allocate(count, dtype)
         return row[:count].zero_()
 
-    def turn(self) -> None:
-        """A new attempt begins: the previous attempt's slots stay readable as far as promised."""
-        self._turn ^= 1
+    def turn(self, needed: Sequence[Slot]) -> Staging:
+        """An attempt begins, which uses none of the slots ``needed`` before its first operation has ended. Returns itself.
+
+        ``needed``: the newest results, while a survivor may need them. The slots do not simply alternate: a call may have begun
+        and have been given up since, and the results are where they were.
+        """
+        if any(row[self._turn] is slot for row, slot in zip(self._slots, needed, strict=False) if len(row) > 1):
+            self._turn ^= 1
+        return self
 
     def slot(self, number: int, trailer_elements: int) -> Slot:
         """The slot of bucket ``number`` for this attempt; ``trailer_elements`` counts in the head only."""
@@ -311,7 +317,10 @@ def _given(part: torch.Tensor, _count: int, _dtype: torch.dtype) -> torch.Tensor
 
 
 def _runs(layout: Layout) -> dict[int, range]:
-    """By number, the buckets that are parts of the same tensor and of nothing else, where slots have one turn each alike."""
+    """By number, the buckets that are parts of the same tensor and of nothing else, where slots have one turn each alike.
+
+    Without the head, which needs room for the trailer behind its data.
+    """
     runs: dict[int, range] = {}
     tensors = [
         bucket.pieces[0].index if len(bucket.pieces) == 1 and bucket.pieces[0].shape is None and not bucket.place else -1
@@ -321,7 +330,7 @@ def _runs(layout: Layout) -> dict[int, range]:
         return runs
     for number, index in enumerate(tensors):
         if index >= 0 and number:  # the head has the trailer
-            begin = runs[number - 1].start if number and tensors[number - 1] == index else number
+            begin = runs[number - 1].start if tensors[number - 1] == index and number > 1 else number
             runs |= dict.fromkeys(range(begin, number + 1), range(begin, number + 1))
     return runs
 
