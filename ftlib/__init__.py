@@ -38,10 +38,13 @@ if TYPE_CHECKING:
     from .data.distributed_sampler import DistributedSampler
     from .data.elastic_sampler import ElasticSampler
     from .ftlib import FTLib
+    from .train.data_parallel import DistributedDataParallel
+    from .train.optimizer import Optimizer
 
 __all__ = [
     "Compression",
     "ConfigError",
+    "DistributedDataParallel",
     "DistributedSampler",
     "ElasticSampler",
     "Excluded",
@@ -49,6 +52,7 @@ __all__ = [
     "FTLibError",
     "GroupError",
     "JoinError",
+    "Optimizer",
     "PowerSGD",
     "QuorumLost",
     "RankAssignScheme",
@@ -60,9 +64,11 @@ __all__ = [
 
 _LAZY = {
     "Compression": "core.tensors.compression.compression",
+    "DistributedDataParallel": "train.data_parallel",
     "DistributedSampler": "data.distributed_sampler",
     "ElasticSampler": "data.elastic_sampler",
     "FTLib": "ftlib",
+    "Optimizer": "train.optimizer",
     "PowerSGD": "core.tensors.compression.power_sgd",
     "RankAssignScheme": "core.plane.ranks",
 }

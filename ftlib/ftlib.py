@@ -160,13 +160,19 @@ class FTLib(Calls):
         if apply is not None and not callable(apply):
             raise ConfigError("apply= must be callable")
         roles = {"model": model, "optimizer": optimizer, "sampler": sampler, "extra": extra}
-        registered, data = Registered(roles, state_dict, load_state_dict, apply), self._plane.data
+        registered = Registered(roles, state_dict, load_state_dict, apply, agreed=self.agreed)
+        data = self._plane.data
         for elastic in registered.elastic():
             data.register(elastic)
         self._lives.life.register(registered)
         data.settle(self.settings.consensus.join_timeout)
         if self.settings.resume:
             self.load(self.settings.resume)
+
+    @property
+    def registered(self) -> Registered | None:
+        """What the program has registered so far, None before."""
+        return self._lives.life.transfer.registered
 
     def save(self, path: str | os.PathLike[str], *, wait: bool = False) -> None:
         """Write the registered state to a checkpoint in the directory ``path``, beside the training.

@@ -152,7 +152,7 @@ class Catchup:
     def finished(self, results: Results) -> bool:
         """See ``Recovery``."""
         verification = self._verification
-        alike = results.layout.signature == self._first.layout.signature
+        alike = self._first.layout.same_call(results.layout.signature)
         if verification is None or verification.number > results.number:
             self._same_kind(results, alike=alike)
             return False
@@ -175,9 +175,9 @@ class Catchup:
         round_ = self._round
         if round_ is None or self._plane.origin == round_.origin:
             return None
-        applied = results.layout.signature == self._first.layout.signature and not self._first.void(results)
+        applied = self._first.layout.same_call(results.layout.signature) and not self._first.void(results)
         spare = round_.keep(results.number, results if applied else None)
-        return None if spare is None else [*spare, *self._slot_pool.kept(self._first.layout, round_.progress().pending)]
+        return None if spare is None else [*spare, *self._slot_pool.kept(results.layout, round_.progress().pending)]
 
     def layout(self, session: Session, start: bytes) -> Layout:
         """See ``Recovery``."""

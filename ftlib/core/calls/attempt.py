@@ -103,6 +103,8 @@ class Attempt:
             if number and (len(window) == in_flight or (number == spares and self._trailer is None)):
                 self._reap()
             slot = self._staging.slot(number, session.codec.elements)
+            if call.views and call.shares_memory(slot):
+                slot = self._staging.aside(number, session.codec.elements)
             call.fill(slot)  # the head is staged beside a prelude, in a free slot
             if number == 0:
                 session.codec.write(slot.trailer, record, bucket.op)

@@ -18,6 +18,7 @@ from ..tensors.device_copies import bring, each_finite, fetch, flatten, fold
 from ..tensors.dtypes import EXTREMES, load, store
 from ..tensors.layout import Bucket, Layout, Piece
 from ..tensors.staging import Slot, finite
+from .presentation import present
 from .session import Session
 
 _NOTHING, _INFERENCE = -1, -2
@@ -37,7 +38,19 @@ class Kind(Enum):
 class Results:
     """A finished call's sums in staging. Valid until an operation of the next call has finished."""
 
-    __slots__ = ("accelerated", "assumed", "finite", "layout", "number", "shares", "slots", "view_id", "weight")
+    __slots__ = (
+        "_shown",
+        "accelerated",
+        "assumed",
+        "finite",
+        "kept",
+        "layout",
+        "number",
+        "shares",
+        "slots",
+        "view_id",
+        "weight",
+    )
 
     def __init__(
         self,
@@ -64,11 +77,36 @@ class Results:
         """True if accelerators have carried the bulk of it."""
         self.view_id = ""
         """The view whose members' inputs these are. If all members that finished the call die, another view may redo it."""
+        self.kept = False
+        """True if the slots were left to an observer."""
+        self._shown: tuple[tuple[Slot, int], ...] = ()
+        """The slots that the program sees as gradients, each with its version then."""
 
     @property
     def divisor(self) -> float:
         """What the sums in an average have yet to be divided by: 1.0 if the weights have the sum that was assumed."""
         return self.weight / self.assumed
+
+    def keep(self) -> None:
+        """An observer keeps the slots."""
+        self.kept = True
+
+    def show(self, slots: Sequence[Slot]) -> None:
+        """The program is about to see these slots as its gradients, and may change them."""
+        self._shown = tuple((slot, slot.buffer._version) for slot in slots)  # noqa: SLF001 - the only way to ask
+
+    @property
+    def shown(self) -> bool:
+        """True if the program sees a part of the results."""
+        return bool(self._shown)
+
+    @property
+    def changed(self) -> bool:
+        """True if the program has changed what it sees, so that no other member can get these results. Any thread.
+
+        Noticed by the version that torch counts, which changes through ``.data`` and numpy leave as it is (see ``Slot.total``).
+        """
+        return any(slot.buffer._version != version for slot, version in self._shown)  # noqa: SLF001
 
     def carried(self, *, accelerated: bool) -> Results:
         """Note who has carried the bulk; returns itself."""
@@ -105,6 +143,7 @@ class Call:
         batches: int = 0,
         divide: bool = False,
         veto: bool = False,
+        views: bool = False,
         root_rank: int | None = None,
         name: Callable[[int], str] = "tensor {}".format,
         remark: Callable[[], str] = str,
@@ -114,8 +153,8 @@ class Call:
 
         ``weight``: this member's share in an average (``divide``); ``by_samples``: if samples are counted, their number is the
         weight. ``batches``: how many of the elastic sampler's batches the call uses up. ``veto``: nobody applies a result with
-        inf or nan. ``root_rank``: the rank whose tensors a broadcast spreads. ``name``: a tensor's name for people. ``remark``:
-        a possible explanation of a mismatch.
+        inf or nan. ``views``: gradients become views of the result, where they can. ``root_rank``: the rank whose tensors a
+        broadcast spreads. ``name``: a tensor's name for people. ``remark``: a possible explanation of a mismatch.
         """
         self.kind = kind
         self.layout = layout
@@ -135,6 +174,7 @@ class Call:
         self._outdated = False
         self.divide = divide
         self.veto = veto
+        self.views = views
         self.name = name
         self.remark = remark
         self.silent = False
@@ -322,8 +362,22 @@ class Call:
                 source = self._flattened(piece.index, source)[piece.start : piece.stop]
             store(view, source, op, scale)
 
-    def deliver(self, results: Results) -> None:
-        """Copy the finished call's results to the caller's tensors; in an average divided by the sum of the weights."""
+    def shares_memory(self, slot: Slot) -> bool:
+        """True if an input lies in the slot itself: the program has left the last average there, and added to it."""
+        first = slot.buffer.data_ptr()
+        end = first + slot.buffer.nbytes
+        sources = (source for piece in slot.bucket.pieces if (source := self.sources[piece.index]) is not None)
+        return any((begin := source.data_ptr()) < end and begin + source.nbytes > first for source in sources)
+
+    def deliver(self, results: Results, *, views: bool = False) -> None:
+        """Copy the finished call's results to the caller's tensors; in an average divided by the sum of the weights.
+
+        ``views``: gradients may become views of the results instead, which then are in use until the program drops them.
+        """
+        if views and results.divisor == 1.0 and not results.kept:
+            present(results, self.owners, self._load)
+            self._fold()
+            return
         divisor = results.divisor if self.divide else 1.0
         if _INFERENCE not in self._versions:
             self._write(results.slots, divisor)
@@ -352,6 +406,17 @@ class Call:
                     torch.div(view, divisor, out=target)
                 else:
                     load(target, view, divisor)
+        self._fold()
+
+    def _load(self, piece: Piece, view: torch.Tensor) -> None:
+        """Write an average that is there to the caller's tensor."""
+        target = self._target(piece.index)
+        if piece.shape is None:
+            target = self._flattened(piece.index, target)[piece.start : piece.stop]
+        load(target, view)
+
+    def _fold(self) -> None:
+        """Write rows of split tensors back to the tensors that they are copies of."""
         for index, flat in self._flat.items():
             target = self._target(index)
             if target.is_contiguous():

@@ -63,6 +63,8 @@ class OpenAttempt(Attempt):
         assert session.group is not None
         slot = self._staging.slot(number, session.codec.elements)
         self.call.provide(slot.bucket)
+        if self.call.views and self.call.shares_memory(slot):
+            slot = self._staging.aside(number, session.codec.elements)
         if self._trailer is not None and self.call.layout.compression is not None:
             self.call.assume(self._trailer.divisor)  # see ``compressed_attempt``
         self.call.fill(slot)

@@ -47,11 +47,11 @@ class OpenCall(Call):
             batches=batches,
             divide=True,
             veto=veto,
+            views=views,
             name=name,
             remark=remark,
         )
         self.by_samples = by_samples
-        self._views = views
         self._relaid = relaid
         self._provided: set[int] = set()
 

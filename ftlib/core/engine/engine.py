@@ -425,7 +425,7 @@ class Engine:
             memory.finished(results.number, results.view_id, checked=call.veto)
         instead: Sequence[Slot] | None = self._observers.finished(call, results) if self._observers.present else None
         if instead is not None:
-            self._pool.staging(results.layout).exchange(results.slots, instead)
+            self.keep(results, instead)
         elif self._handed:
             self._pool.staging(results.layout).cool()
         self._handed = instead is not None
@@ -435,7 +435,7 @@ class Engine:
             if not results.finite:
                 self._nonfinite.explain(call, session)
             return Status.FAIL
-        call.deliver(results)
+        call.deliver(results, views=call.views and self._plane.has_state)  # else nothing could replace results that are changed
         self._plane.counters.call_seconds.add(self._threads.now() - call.began)
         return Status.SUCCESS if session.size > 1 else Status.NO_NEED
 
@@ -507,6 +507,7 @@ class Engine:
 
     def keep(self, results: Results, instead: Sequence[Slot]) -> None:
         """Leave the slots of ``results`` to the observer that keeps them, and use the slots ``instead`` from now on."""
+        results.keep()
         self._pool.staging(results.layout).exchange(results.slots, instead)
 
     def undelivered(self, call: Call, error: BaseException) -> None:

@@ -486,4 +486,5 @@ class Plane:
         is_founder, late, drawn = self.founder, self.lag.calls > 0, self.data.report()
         signatures = (self._last_signature, entered)
         state = (is_founder, self.blank, self.has_state, late)
-        return Report(*calls, *signatures, self.origin, *state, drawn, self.newcomer)
+        spoilt = self.results is not None and self.results.changed
+        return Report(*calls, *signatures, self.origin, *state, drawn, self.newcomer, spoilt)

@@ -168,7 +168,8 @@ def lay_out_in_order(
     headed = _headed(in_order, alone=any(where))
     # The small first bucket is ready long before the others; a second slot for each of these would double the memory.
     first = next((bucket for bucket in headed if bucket.count), None)
-    spares = 1 if first is None or first.nbytes > 2 * first_bytes or headed[0] is first else 2
+    alone = first is None or headed[0] is first or first.nbytes > 2 * first_bytes or first.pieces[0].shape is None
+    spares = 1 if alone or compression is not None else 2
     return Layout(check + identity, kind, text, headed, spares=spares)
 
 

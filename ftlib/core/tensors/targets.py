@@ -117,15 +117,22 @@ class Layouts:
         self._known: OrderedDict[tuple[object, ...], Layout] = OrderedDict()
 
     def layout(
-        self, kind: str, targets: Targets, op: str, *, mean: bool = False, compression: Compression | None = None
+        self,
+        kind: str,
+        targets: Targets,
+        op: str,
+        *,
+        mean: bool = False,
+        views: bool = False,
+        compression: Compression | None = None,
     ) -> Layout:
-        """The layout of such a call, with which every call begins.
+        """The layout of such a call, with which every call begins. ``views``: the tensors shall become views of the result.
 
         ConfigError names a tensor that cannot take part, and says why; or says that a device only records what it is told.
         """
         found = [owner if source is None else source for source, owner in zip(targets.sources, targets.owners, strict=True)]
         try:
-            key = (kind, op, compression, *((t.dtype, t.shape, t.layout, t.device) for t in found))
+            key = (kind, op, views, compression, *((t.dtype, t.shape, t.layout, t.device) for t in found))
         except RuntimeError:  # tensors without a shape
             raise ConfigError(_shapeless(targets, found)) from None
         layout = self._known.get(key)
@@ -137,7 +144,11 @@ class Layouts:
             places = [self._framework.place(t) for t in found]
             specs = [(t.dtype, tuple(t.shape)) for t in found]
             _check_places(places, compression)
-            layout = lay_out(kind, specs, op, self._bucket_bytes, places if any(places) else (), compression)
+            where, size = places if any(places) else (), self._bucket_bytes
+            if views:  # a split tensor has buckets of its own
+                layout = lay_out_in_order(kind, specs, range(len(specs)), size, size, where, compression)
+            else:
+                layout = lay_out(kind, specs, op, size, where, compression)
             self._known[key] = layout
             while len(self._known) > _LAYOUTS_KEPT:
                 self._known.popitem(last=False)

@@ -1,0 +1,517 @@
+"""What the wrapper promises besides gradients that are those of torch: names, statuses, errors, and what it refuses."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gc
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from ftlib import ConfigError, DistributedDataParallel, Status
+from ftlib.ftlib import FTLib
+from tests.ftlib.crew import Crew, by_all
+from tests.train.cases import Branches, built, data, gradients, near, perceptron
+
+SIZE = 2
+
+
+@pytest.fixture(scope="module")
+def crew() -> Iterator[Crew]:
+    with Crew(SIZE) as crew:
+        crew.all(lambda ft, _: ft.register_state(state_dict=dict, load_state_dict=lambda _: None))
+        yield crew
+
+
+@pytest.fixture(scope="module")
+def bare() -> Iterator[Crew]:
+    """Workers that have registered nothing."""
+    with Crew(SIZE) as crew:
+        yield crew
+
+
+def expected(make: Callable[[], nn.Module], loss: Callable[[nn.Module, int], torch.Tensor]) -> list[torch.Tensor]:
+    """The average of what each of the workers computes by itself; None counts as zeros."""
+    found = []
+    for rank in range(SIZE):
+        module = make()
+        loss(module, rank).backward()
+        found.append([torch.zeros_like(p) if p.grad is None else p.grad for p in module.parameters()])
+    return [torch.stack(each).mean(0) for each in zip(*found, strict=True)]
+
+
+def loss(module: nn.Module, rank: int) -> torch.Tensor:
+    found: torch.Tensor = module(data(rank, 5, 4)).square().mean()
+    return found
+
+
+def small() -> nn.Module:
+    return built(perceptron(4, 8, 3))
+
+
+@by_all("crew")
+def test_names_are_those_of_torch(ft: FTLib, index: int) -> None:
+    module = small()
+    model = DistributedDataParallel(ft, module)
+    assert model.module is module
+    assert list(model.state_dict()) == [f"module.{name}" for name in module.state_dict()]
+    assert not model.eval().module.training
+    assert model.train().module.training
+    assert [name for name, _ in model.named_parameters()] == list(model.state_dict())
+    with pytest.raises(AttributeError):
+        _ = model.in_features
+    assert model.status is None
+    loss(model, ft.rank).backward()
+    assert model.status is Status.SUCCESS
+    model.load_state_dict(model.state_dict())
+
+
+FOREIGN = {
+    "device_ids": [0],
+    "output_device": 0,
+    "process_group": None,
+    "bucket_cap_mb": 25,
+    "mixed_precision": None,
+    "delay_all_reduce_named_params": [],
+    "param_to_hook_all_reduce": None,
+    "check_reduction": False,
+    "gradient_predivide": 2.0,
+    "nonsense": 1,
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+@by_all("crew")
+def test_arguments_of_torch_are_refused_with_the_remedy(ft: FTLib, index: int, name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        DistributedDataParallel(ft, small(), **{name: FOREIGN[name]})
+
+
+@by_all("crew")
+def test_what_cannot_work_is_refused(ft: FTLib, index: int) -> None:
+    model = DistributedDataParallel(ft, small())
+    for misuse, words in (
+        (lambda: DistributedDataParallel(small(), small()), "FTLib.init"),  # type: ignore[arg-type]
+        (lambda: DistributedDataParallel(ft, [small()]), "list"),  # type: ignore[arg-type]
+        (lambda: DistributedDataParallel(ft, small(), bucket_mb=0), "bucket_mb=0"),
+        (lambda: DistributedDataParallel(ft, small(), first_bucket_mb=float("nan")), "first_bucket_mb=nan"),
+        (lambda: DistributedDataParallel(ft, nn.LazyLinear(3)), "weight has no shape"),
+        (lambda: DistributedDataParallel(ft, nn.Sequential(nn.Embedding(3, 2, sparse=True))), "module 0 has sparse gradients"),
+        (lambda: model.register_comm_hook(None, None), "compression="),
+        (model.join, "weigh"),
+        (lambda: copy.deepcopy(model), ".module"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            misuse()
+
+
+@by_all("crew")
+def test_parameters_that_nobody_reaches_count_as_zeros(ft: FTLib, index: int) -> None:
+    model = DistributedDataParallel(ft, built(Branches()))
+    model(data(ft.rank, 3, 4), "left").sum().backward()
+    wanted = expected(lambda: built(Branches()), lambda module, rank: module(data(rank, 3, 4), "left").sum())
+    near(gradients(model), wanted)
+    assert model.status is Status.SUCCESS
+
+
+@by_all("crew")
+def test_backward_that_reaches_no_parameter_takes_part(ft: FTLib, index: int) -> None:
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = small()
+
+        def forward(self, inputs: torch.Tensor, ours: bool) -> torch.Tensor:
+            found: torch.Tensor = self.inner(inputs) if ours else inputs * 2
+            return found
+
+    model = DistributedDataParallel(ft, Gated())
+    inputs = data(ft.rank, 5, 4).requires_grad_()
+    model(inputs, ft.rank == 0).square().mean().backward()
+    assert model.status is Status.SUCCESS
+
+    def alone(module: nn.Module, rank: int) -> torch.Tensor:
+        return loss(module, rank) * (rank == 0)
+
+    wanted = expected(small, alone)
+    near(gradients(model), wanted)
+
+
+@by_all("crew")
+def test_twice_through_one_graph(ft: FTLib, index: int) -> None:
+    """Each backward ends with an average."""
+    model, before = DistributedDataParallel(ft, small()), ft.step
+    found = loss(model, ft.rank)
+    found.backward(retain_graph=True)
+    assert ft.step == before + 1
+    found.backward()
+    assert ft.step == before + 2
+    near(gradients(model), [2 * each for each in expected(small, loss)])
+
+
+@by_all("crew")
+def test_a_gradient_that_is_asked_for_is_no_step(ft: FTLib, index: int) -> None:
+    model, before = DistributedDataParallel(ft, small()), ft.step
+    inputs = data(ft.rank, 5, 4).requires_grad_()
+    torch.autograd.grad(model(inputs).sum(), inputs)
+    model(inputs).sum().backward(inputs=[inputs])
+    assert ft.step == before
+    assert model.status is None
+    loss(model, ft.rank).backward()
+    assert ft.step == before + 1
+
+
+@by_all("crew")
+def test_gradients_wait_for_the_pass_that_synchronizes(ft: FTLib, index: int) -> None:
+    model, before = DistributedDataParallel(ft, small()), ft.step
+    with model.no_sync():
+        loss(model, ft.rank).backward()
+        with torch.no_grad():
+            model(data(0, 1, 4))
+    assert ft.step == before
+    assert model.status is None
+    alone = small()
+    loss(alone, ft.rank).backward()
+    near(gradients(model), gradients(alone))
+
+
+@by_all("crew")
+def test_weights_hold_for_one_average(ft: FTLib, index: int) -> None:
+    model = DistributedDataParallel(ft, small())
+    model.weigh(1.0 if ft.rank == 0 else 0.0)
+    loss(model, ft.rank).backward()
+    first = small()
+    loss(first, 0).backward()
+    near(gradients(model), gradients(first))
+    for parameter in model.parameters():
+        parameter.grad = None
+    loss(model, ft.rank).backward()
+    near(gradients(model), expected(small, loss))
+    model.weigh(0.0)
+    for parameter in model.parameters():
+        parameter.grad = None
+    loss(model, ft.rank).backward()
+    assert model.status is Status.FAIL
+    alone = small()
+    loss(alone, ft.rank).backward()
+    near(gradients(model), gradients(alone))
+
+
+@by_all("crew")
+def test_inf_is_applied_by_nobody(ft: FTLib, index: int) -> None:
+    model = DistributedDataParallel(ft, small())
+    scale = float("inf") if ft.rank == 1 else 1.0
+    (loss(model, ft.rank) * scale).backward()
+    assert model.status is Status.FAIL
+    assert model.outcome() is Status.FAIL
+    alone = small()
+    (loss(alone, ft.rank) * scale).backward()
+    for one, other in zip(gradients(model), gradients(alone), strict=True):
+        torch.testing.assert_close(one, other, equal_nan=True)
+    model.begin_step()
+    loss(model, ft.rank).backward()
+
+
+@by_all("crew")
+def test_outcomes_of_a_step_are_taken_together(ft: FTLib, index: int) -> None:
+    model = DistributedDataParallel(ft, small())
+    assert model.outcome() is None
+    model.weigh(0.0)
+    loss(model, ft.rank).backward()
+    loss(model, ft.rank).backward()
+    assert model.status is Status.SUCCESS
+    assert model.outcome() is Status.FAIL
+    model.begin_step()
+    assert model.outcome() is None
+    loss(model, ft.rank).backward()
+    assert model.outcome() is Status.SUCCESS
+
+
+class Broken(RuntimeError):
+    pass
+
+
+@contextlib.contextmanager
+def breaking(parameter: nn.Parameter) -> Iterator[None]:
+    """Backward raises when it comes to that parameter."""
+
+    def fail(_: torch.Tensor) -> None:
+        raise Broken
+
+    handle = parameter.register_hook(fail)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@pytest.mark.parametrize("place", range(6))
+@by_all("crew")
+def test_a_backward_that_fails_here_is_begun_again(ft: FTLib, index: int, place: int) -> None:
+    """The others wait for the next one; every boundary between buckets."""
+    make = lambda: built(perceptron(4, 8, 8, 3))  # noqa: E731
+    model = DistributedDataParallel(ft, make(), bucket_mb=1e-4)
+    for _ in range(3):
+        loss(model, ft.rank).backward()
+        model.zero_grad()
+    before = ft.step
+    if ft.rank == 1:
+        with breaking(list(model.parameters())[place]), pytest.raises(Broken):
+            loss(model, ft.rank).backward()
+        assert model.status is None
+        assert model.outcome() is Status.FAIL
+        assert ft.step == before
+        model.zero_grad()
+    loss(model, ft.rank).backward()
+    assert model.status is Status.SUCCESS
+    assert ft.step == before + 1
+    near(gradients(model), expected(make, loss))
+
+
+@by_all("crew")
+def test_errors_of_the_call_leave_backward_as_they_are(ft: FTLib, index: int) -> None:
+    model = DistributedDataParallel(ft, small())
+    model.weigh(-1.0)
+    with pytest.raises(ConfigError, match=r"weight=-1.0"):
+        loss(model, ft.rank).backward()
+    model.zero_grad()
+    loss(model, ft.rank).backward()
+    near(gradients(model), expected(small, loss))
+
+
+@by_all("crew")
+def test_frozen_parameters_may_be_trained_later(ft: FTLib, index: int) -> None:
+    def make() -> nn.Module:
+        module = small()
+        module[0].weight.requires_grad_(False)
+        return module
+
+    module = make()
+    model = DistributedDataParallel(ft, module, bucket_mb=1e-4)
+    for _ in range(3):
+        model.zero_grad()
+        loss(model, ft.rank).backward()
+    assert module[0].weight.grad is None
+    module[0].weight.requires_grad_(True)
+    module[2].bias.requires_grad_(False)
+    for _ in range(3):
+        for parameter in module.parameters():
+            parameter.grad = None
+        loss(model, ft.rank).backward()
+    wanted = expected(small, loss)
+    assert gradients(model).pop() is None
+    near(gradients(model)[:-1], wanted[:-1])
+
+
+def test_parameters_that_are_trained_later_are_named(crew: Crew, caplog: pytest.LogCaptureFixture) -> None:
+    def train(ft: FTLib, _: int) -> None:
+        module = small()
+        module[0].weight.requires_grad_(False)
+        model = DistributedDataParallel(ft, module)
+        module[0].weight.requires_grad_(True)
+        module[2].bias.requires_grad_(False)
+        loss(model, ft.rank).backward()
+
+    with caplog.at_level(logging.INFO, "ftlib"):
+        crew.all(train)
+    assert "trained from now on: 0.weight; frozen from now on: 2.bias" in caplog.text
+
+
+@by_all("crew")
+def test_a_module_without_trained_parameters_is_left_alone(ft: FTLib, index: int) -> None:
+    module, before = small().requires_grad_(False), ft.step
+    model = DistributedDataParallel(ft, module)
+    inputs = data(0, 2, 4).requires_grad_()
+    model(inputs).sum().backward()
+    assert ft.step == before
+    assert inputs.grad is not None
+    module.requires_grad_(True)
+    loss(model, ft.rank).backward()
+    near(gradients(model), expected(small, loss))
+    loss(DistributedDataParallel(ft, nn.Sequential(nn.Tanh(), small())), ft.rank).backward()
+    assert DistributedDataParallel(ft, nn.ReLU())(inputs).requires_grad
+
+
+@by_all("crew")
+def test_a_loss_that_is_no_output_begins_a_pass_as_well(ft: FTLib, index: int) -> None:
+    class Aside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = small()
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            self.loss = self.inner(inputs).square().mean()
+            return self.loss.detach()
+
+    module = Aside()
+    model = DistributedDataParallel(ft, module)
+    model(data(ft.rank, 5, 4))
+    module.loss.backward()
+    assert model.status is Status.SUCCESS
+    near(gradients(model), expected(small, loss))
+
+
+@by_all("crew")
+def test_a_checkpoint_whose_end_cannot_be_seen_is_refused(ft: FTLib, index: int) -> None:
+    class Aside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = small()
+
+        def forward(self, inputs: torch.Tensor) -> None:
+            self.loss = checkpoint(self.inner, inputs, use_reentrant=True).square().mean()
+
+    module = Aside()
+    model = DistributedDataParallel(ft, module)
+    model(data(ft.rank, 5, 4).requires_grad_())
+    with pytest.raises(ConfigError, match="use_reentrant=False"):
+        module.loss.backward()
+
+
+@by_all("crew")
+def test_within_execute(ft: FTLib, index: int) -> None:
+    model = DistributedDataParallel(ft, small(), bucket_mb=1e-4)
+
+    def step() -> Status | None:
+        model.zero_grad()
+        loss(model, ft.rank).backward()
+        return model.status
+
+    for _ in range(3):
+        assert ft.execute(step) is Status.SUCCESS
+        near(gradients(model), expected(small, loss))
+    step()
+    step()
+    near(gradients(model), expected(small, loss))
+
+
+@by_all("crew")
+def test_compiled(ft: FTLib, index: int) -> None:
+    """Without a compiler: what is traced, and how its gradients come, is the same."""
+    with _COMPILING:
+        model = DistributedDataParallel(ft, torch.compile(small(), backend="aot_eager"))
+        found = loss(model, ft.rank)
+    for _ in range(3):
+        model.zero_grad()
+        with _COMPILING:
+            found = loss(model, ft.rank)
+        found.backward()
+        near(gradients(model), expected(small, loss))
+
+
+_COMPILING = threading.Lock()
+"""Workers are threads here, and compilation is for one at a time."""
+
+
+@by_all("crew")
+def test_buckets_have_names_in_profiles(ft: FTLib, index: int) -> None:
+    model = DistributedDataParallel(ft, small(), bucket_mb=1e-4)
+    loss(model, ft.rank).backward()
+    with _PROFILING:
+        pass
+    barrier = ft.barrier()
+    assert barrier
+    if index == 0:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            loss(model, ft.rank).backward()
+        names = {event.key for event in profile.key_averages()}
+        assert any(name.startswith("ftlib bucket 0 (") for name in names)
+        assert "ftlib finish" in names
+    else:
+        loss(model, ft.rank).backward()
+
+
+_PROFILING = threading.Lock()
+
+
+@by_all("crew")
+def test_the_wrapper_leaves_the_module_as_it_was(ft: FTLib, index: int) -> None:
+    module, before = small(), ft.step
+    model = DistributedDataParallel(ft, module)
+    loss(model, ft.rank).backward()
+    before, gone = ft.step, weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+    loss(module, ft.rank).backward()
+    assert ft.step == before
+    assert not any(parameter._post_accumulate_grad_hooks for parameter in module.parameters())
+
+
+class Shuffled(nn.Module):
+    """Registered in another order than it computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.middle, self.last, self.first = nn.Linear(8, 8), nn.Linear(8, 3), nn.Linear(4, 8)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.last(self.middle(self.first(inputs).tanh()).tanh())
+        return found
+
+
+def order_of(model: DistributedDataParallel) -> list[int]:
+    return model._backward._order.order()
+
+
+REVERSED, READY = [5, 4, 3, 2, 1, 0], [3, 2, 1, 0, 5, 4]
+
+
+@by_all("crew")
+def test_the_order_is_agreed_after_the_first_average(ft: FTLib, index: int) -> None:
+    model = DistributedDataParallel(ft, built(Shuffled()), bucket_mb=1e-4)
+    found = []
+    for _ in range(3):
+        found.append(order_of(model))
+        model.zero_grad()
+        loss(model, ft.rank).backward()
+        near(gradients(model), expected(lambda: built(Shuffled()), loss))
+    first, second, third = found
+    assert first == second == REVERSED
+    assert set(third[:2]) == {2, 3}
+    assert set(third[-2:]) == {4, 5}
+
+
+@by_all("crew")
+def test_the_order_is_that_of_rank_0(ft: FTLib, index: int) -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = nn.Linear(4, 3), nn.Linear(4, 3)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            first, second = (self.one, self.other) if ft.rank else (self.other, self.one)
+            found: torch.Tensor = second(first(inputs).repeat(1, 2)[:, :4])
+            return found
+
+    model = DistributedDataParallel(ft, Two())
+    for _ in range(2):
+        loss(model, ft.rank).backward()
+    assert set(order_of(model)[:2]) == {0, 1}
+
+
+@by_all("bare")
+def test_without_registered_state_the_first_order_stays(ft: FTLib, index: int) -> None:
+    """A joiner could not learn another one."""
+    model = DistributedDataParallel(ft, built(Shuffled()))
+    for _ in range(3):
+        loss(model, ft.rank).backward()
+    assert order_of(model) == REVERSED
+
+
+def test_copies_without_registered_state_are_said_once(bare: Crew, caplog: pytest.LogCaptureFixture) -> None:
+    def train(ft: FTLib, _: int) -> None:
+        model = DistributedDataParallel(ft, small())
+        for _ in range(2):
+            loss(model, ft.rank).backward()
+
+    with caplog.at_level(logging.INFO, "ftlib"):
+        bare.all(train)
+    assert caplog.text.count("gradient_as_bucket_view") == SIZE
