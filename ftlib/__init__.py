@@ -33,6 +33,8 @@ from .status import Status
 
 if TYPE_CHECKING:
     from .core.plane.ranks import RankAssignScheme
+    from .core.tensors.compression.compression import Compression
+    from .core.tensors.compression.power_sgd import PowerSGD
     from .data.distributed_sampler import DistributedSampler
     from .data.elastic_sampler import ElasticSampler
     from .ftlib import FTLib
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from .train.optimizer import Optimizer
 
 __all__ = [
+    "Compression",
     "ConfigError",
     "DistributedDataParallel",
     "DistributedSampler",
@@ -50,6 +53,7 @@ __all__ = [
     "GroupError",
     "JoinError",
     "Optimizer",
+    "PowerSGD",
     "QuorumLost",
     "RankAssignScheme",
     "RebuildTimeout",
@@ -59,11 +63,13 @@ __all__ = [
 ]
 
 _LAZY = {
+    "Compression": "core.tensors.compression.compression",
     "DistributedDataParallel": "train.data_parallel",
     "DistributedSampler": "data.distributed_sampler",
     "ElasticSampler": "data.elastic_sampler",
     "FTLib": "ftlib",
     "Optimizer": "train.optimizer",
+    "PowerSGD": "core.tensors.compression.power_sgd",
     "RankAssignScheme": "core.plane.ranks",
 }
 

@@ -15,6 +15,7 @@ from consensus import View
 
 from .core.calls.call import Call, Kind
 from .core.calls.open_call import OpenCall
+from .core.calls.presentation import Inputs
 from .core.engine.call_lock import CallLock
 from .core.engine.callbacks import Listeners
 from .core.engine.engine import Engine
@@ -25,6 +26,8 @@ from .core.execute.unit import WITHIN, Running, Unit
 from .core.plane.phase import Phase
 from .core.plane.plane import Plane
 from .core.plane.step_times import Straggler
+from .core.tensors.compression.compression import Compression
+from .core.tensors.compression.names import compression_of
 from .core.tensors.device_copies import assign, duplicate
 from .core.tensors.layout import Layout
 from .core.tensors.targets import Layouts, Targets, check_writable, targets_of
@@ -68,6 +71,9 @@ class Calls(ABC):
         self._reminders = Reminders()
         self.agreed = Agreed()
         """Values that the members agreed upon; they travel with the registered state."""
+        self._inputs = Inputs()
+        self._told_copies = False
+        """Whether the log shows why gradients are no views."""
 
     @property
     def _plane(self) -> Plane:
@@ -79,16 +85,30 @@ class Calls(ABC):
 
     @overload
     def allreduce_average(
-        self, target: Any, *, weight: float | None = None, batches: int = 1, wait: Literal[True] = True
+        self,
+        target: Any,
+        *,
+        weight: float | None = None,
+        batches: int = 1,
+        views: bool = False,
+        compression: str | Compression | None = None,
+        wait: Literal[True] = True,
     ) -> Status: ...
 
     @overload
     def allreduce_average(
-        self, target: Any, *, weight: float | None = None, batches: int = 1, wait: Literal[False]
+        self, target: Any, *, weight: float | None = None, batches: int = 1, views: bool = False, wait: Literal[False]
     ) -> PendingCall: ...
 
     def allreduce_average(
-        self, target: Any, *, weight: float | None = None, batches: int = 1, wait: bool = True
+        self,
+        target: Any,
+        *,
+        weight: float | None = None,
+        batches: int = 1,
+        views: bool = False,
+        compression: str | Compression | None = None,
+        wait: bool = True,
     ) -> Status | PendingCall:
         """Average over all members, weighted: ``sum(weight * tensor) / sum(weight)``.
 
@@ -101,8 +121,17 @@ class Calls(ABC):
         accumulated over them, 0 in a second average for the same batch. A filler of the sampler weighs 0, whatever ``weight``
         is.
 
+        ``views``: gradients become views of the result, which saves a copy (docs/data_parallel.md#views); where no state is
+        registered, and within ``execute``, they are copied.
+
+        ``compression``: how float32 values are sent: "bf16", "fp16", "int8", "fp8", ``PowerSGD(rank=4)``, or a ``Compression``
+        of the program's own; not within ``execute``. See ``docs/calls.md#compression``.
+
         ``wait=False``, within ``execute`` only: return at once; ``wait()`` of the returned object gives the status.
         """
+        compressed = compression_of(compression)
+        if compressed is not None and self._execution is not None:
+            raise ConfigError("compression= does not work within execute: leave it out there, or average outside of execute")
         if not wait:
             self._may_go_on()
         share = 1.0 if weight is None else _weight(weight)
@@ -115,7 +144,8 @@ class Calls(ABC):
                 "no parameter has a gradient here: this worker contributes zeros; call loss.backward() before averaging",
                 extra=self._plane.about("no_gradient"),
             )
-        layout = self._layout("average", targets, "SUM", mean=True)
+        views = views and self._may_show(targets)
+        layout = self._layout("average", targets, "SUM", mean=True, views=views, compression=compressed)
         call = Call(
             Kind.AVERAGE,
             layout,
@@ -126,9 +156,12 @@ class Calls(ABC):
             batches=batches,
             divide=True,
             veto=self._veto,
+            views=views,
             name=targets.name,
             remark=targets.remark,
         )
+        if views:
+            self._inputs.keep(targets.owners[0], targets.sources)
         return self._run(call) if wait else self._begin(call)
 
     @property
@@ -142,14 +175,23 @@ class Calls(ABC):
         return self._execution is not None
 
     def lay_out_average(
-        self, module: torch.nn.Module, parameters: Sequence[torch.nn.Parameter], order: Sequence[int], **sizes: int
+        self,
+        module: torch.nn.Module,
+        parameters: Sequence[torch.nn.Parameter],
+        order: Sequence[int],
+        *,
+        bucket_bytes: int,
+        first_bytes: int,
+        compression: str | Compression | None = None,
     ) -> Layout:
         """The buckets of ``open_average``: ``parameters`` (all of ``module``'s that are trained) in the given order of indices.
 
-        ``sizes``: ``bucket_bytes`` and ``first_bytes``. ConfigError names a parameter that cannot take part.
+        ``bucket_bytes``, ``first_bytes``: see ``lay_out_in_order``. ``compression``: see ``allreduce_average``. ConfigError
+        names a parameter that cannot take part.
         """
         targets = Targets([None] * len(parameters), list(parameters), module=module)
-        return self._layouts.in_order(Kind.AVERAGE.value, targets, order, **sizes)
+        sizes = {"bucket_bytes": bucket_bytes, "first_bytes": first_bytes}
+        return self._layouts.in_order(Kind.AVERAGE.value, targets, order, compression=compression_of(compression), **sizes)
 
     def open_average(
         self,
@@ -183,6 +225,8 @@ class Calls(ABC):
             remark=targets.remark,
         )
         self._trains = True
+        if views and not self._plane.has_state:
+            self._copies()
         return OpenAverage(call, self)
 
     def wait_gradients_ready(self, model: Any = None, params: Any = None) -> Status:
@@ -295,10 +339,35 @@ class Calls(ABC):
         unit = self._unit
         return unit.execution if unit is not None and self._call_lock.inside() else None
 
-    def _layout(self, kind: str, targets: Targets, op: str, *, mean: bool = False) -> Layout:
+    def _layout(
+        self,
+        kind: str,
+        targets: Targets,
+        op: str,
+        *,
+        mean: bool = False,
+        views: bool = False,
+        compression: Compression | None = None,
+    ) -> Layout:
         """Return ``Layouts.layout``; calls within a unit match no call outside."""
         within = self._unit is not None and self._execution is not None
-        return self._layouts.layout(WITHIN + kind if within else kind, targets, op, mean=mean)
+        name = WITHIN + kind if within else kind
+        return self._layouts.layout(name, targets, op, mean=mean, views=views, compression=compression)
+
+    def _may_show(self, targets: Targets) -> bool:
+        """Whether gradients may become views. ConfigError for other tensors."""
+        if not targets.owners or not all(isinstance(owner, torch.nn.Parameter) for owner in targets.owners):
+            raise ConfigError("views=True is for gradients: pass a module or its parameters")
+        if not self._plane.has_state:
+            self._copies()
+        return self._plane.has_state and self._execution is None
+
+    def _copies(self) -> None:
+        """Say once that gradients are copied."""
+        if not self._told_copies:
+            self._told_copies = True
+            text = "gradients are copied, as no state is registered that could replace an average which the program has changed"
+            logger.info("%s: call register_state first", text, extra=self._plane.about("no_views"))
 
     def _may_go_on(self) -> None:
         if self._execution is None:

@@ -92,6 +92,8 @@ class OperationKind(Enum):
     BROADCAST = "broadcast"
     SEND = "send"
     RECV = "recv"
+    ALL_TO_ALL = "all_to_all"
+    ALL_GATHER = "all_gather"
 
 
 class Operation(NamedTuple):
@@ -105,6 +107,14 @@ class Operation(NamedTuple):
     """The root of a broadcast; the rank to send to, or to receive from."""
     tag: int = 0
     """Of a send or receive."""
+
+
+def check_parts(operation: Operation, size: int) -> None:
+    """ConfigError unless the tensor of an ``all_to_all`` or ``all_gather`` has equal parts for ``size`` ranks."""
+    count = operation.tensor.numel()
+    if count % size:
+        text = f"{operation.kind.value}: {count} elements have no equal parts for {size} ranks"
+        raise ConfigError(f"{text}: pad the tensor to a multiple of {size}")
 
 
 class Group(ABC):
@@ -148,6 +158,7 @@ class Group(ABC):
         """Begin ``operation``, and return at once. ConfigError if this backend does not support it.
 
         An allreduce is bit-identical at all ranks. Sends and receives are safe beside collectives of other threads.
+        ConfigError for an ``all_to_all`` or ``all_gather`` of a tensor that has no equal parts for all ranks.
         """
 
     def allreduce(self, tensor: torch.Tensor, op: str = "SUM") -> Work:
@@ -157,6 +168,16 @@ class Group(ABC):
     def broadcast(self, tensor: torch.Tensor, root: int) -> Work:
         """Copy the root's contiguous tensor to all ranks."""
         return self.submit(Operation(OperationKind.BROADCAST, tensor, peer=root))
+
+    def all_to_all(self, tensor: torch.Tensor) -> Work:
+        """Exchange the equal parts of a contiguous tensor, one for each rank: part ``i`` goes to rank ``i``, and is replaced by
+        the part that rank ``i`` has for this one.
+        """
+        return self.submit(Operation(OperationKind.ALL_TO_ALL, tensor))
+
+    def all_gather(self, tensor: torch.Tensor) -> Work:
+        """Fill the equal parts of a contiguous tensor, one for each rank: this rank's own is sent, the others are received."""
+        return self.submit(Operation(OperationKind.ALL_GATHER, tensor))
 
     def barrier(self) -> Work:
         """Done once every rank has entered."""

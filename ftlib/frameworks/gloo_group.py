@@ -28,7 +28,7 @@ from torch.distributed.distributed_c10d import AllreduceOptions, BroadcastOption
 
 from ftlib.errors import ConfigError, GroupError
 from ftlib.frameworks.background import start_task
-from ftlib.frameworks.base import Group, GroupSpec, Operation, OperationKind, Work
+from ftlib.frameworks.base import Group, GroupSpec, Operation, OperationKind, Work, check_parts
 from ftlib.frameworks.gloo_work import FOREIGN, FailedWork, GlooTransfer, GlooWork
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ OPERATIONS: dict[str, Any] = {
     "MAX": ReduceOp.MAX,
     "PRODUCT": ReduceOp.PRODUCT,
 }
+_IN_PARTS = frozenset({OperationKind.ALL_TO_ALL, OperationKind.ALL_GATHER})
+_TRANSFERS = frozenset({OperationKind.SEND, OperationKind.RECV})
 _SLICE = 0.02
 """Seconds between two looks at an operation of a group that is being destroyed."""
 _LOOKED_THROUGH = 8
@@ -108,6 +110,8 @@ class GlooGroup(Group):
         backend, kind = self._backend, operation.kind
         if self._state is not _State.OPEN or backend is None:
             return FailedWork(GroupError(f"the group of rank {self.rank} is {self._state.value}"))
+        if kind in _IN_PARTS:
+            check_parts(operation, self.size)
         try:
             if kind is OperationKind.ALLREDUCE:
                 work: Work = GlooWork(self, backend.allreduce([operation.tensor], self._reductions[operation.op]))
@@ -115,6 +119,8 @@ class GlooGroup(Group):
                 options = BroadcastOptions()
                 options.rootRank = operation.peer
                 work = GlooWork(self, backend.broadcast([_bytes(operation.tensor)], options))
+            elif kind in _IN_PARTS:
+                work = GlooWork(self, self._begin_in_parts(kind, _bytes(operation.tensor)))
             else:
                 flat = _bytes(operation.tensor)
                 # The size is part of the tag: a message longer than expected would terminate the receiving process.
@@ -124,7 +130,7 @@ class GlooGroup(Group):
         except KeyError:
             raise ConfigError(f"unknown operation {operation.op!r}: choose one of {', '.join(OPERATIONS)}") from None
         except FOREIGN as error:
-            if kind in (OperationKind.ALLREDUCE, OperationKind.BROADCAST):
+            if kind not in _TRANSFERS:
                 self.abort()  # only this rank left it out: its next collectives would meet wrong ones elsewhere
             return FailedWork(self.translate(error))
         with self._lock:
@@ -185,6 +191,15 @@ class GlooGroup(Group):
     def name(self, peers: Mapping[Address, int]) -> None:
         """Add addresses by which error texts may identify a rank."""
         self._peers = {**self._peers, **peers}
+
+    def _begin_in_parts(self, kind: OperationKind, flat: torch.Tensor) -> Any:
+        """Begin an ``all_to_all`` or ``all_gather`` of bytes; without any, an empty reduction, as Gloo refuses empty parts."""
+        if not flat.numel():
+            return self._backend.allreduce([flat], self._reductions["SUM"])
+        if kind is OperationKind.ALL_TO_ALL:  # Gloo does not do so in place
+            return self._backend.alltoall_base(flat, flat.clone(), [], [])
+        part = flat.numel() // self.size
+        return self._backend._allgather_base(flat, flat[self.rank * part : (self.rank + 1) * part])  # noqa: SLF001
 
     def _destroy(self) -> None:
         """Drop the backend once no operation is under way: its destructor would wait for the operations."""

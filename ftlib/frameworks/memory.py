@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from ftlib.errors import ConfigError, GroupError
-from ftlib.frameworks.base import Framework, Group, GroupSpec, Operation, OperationKind, Work
+from ftlib.frameworks.base import Framework, Group, GroupSpec, Operation, OperationKind, Work, check_parts
 
 _ROOMS_KEPT = 64
 _DTYPES = frozenset(
@@ -55,6 +55,21 @@ def _spread(root: int, tensors: Sequence[torch.Tensor]) -> None:
     for target in tensors:
         if target is not tensors[root]:
             target.copy_(tensors[root])
+
+
+def _exchange(tensors: Sequence[torch.Tensor]) -> None:
+    sent = [tensor.view(-1).clone().view(len(tensors), -1) for tensor in tensors]
+    for rank, target in enumerate(tensors):
+        target.copy_(torch.stack([parts[rank] for parts in sent]).view(target.shape))
+
+
+def _gather(tensors: Sequence[torch.Tensor]) -> None:
+    whole = torch.stack([tensor.view(len(tensors), -1)[rank] for rank, tensor in enumerate(tensors)])
+    for target in tensors:
+        target.copy_(whole.view(target.shape))
+
+
+_IN_PARTS: dict[OperationKind, _CarryOut] = {OperationKind.ALL_TO_ALL: _exchange, OperationKind.ALL_GATHER: _gather}
 
 
 def _copy(tensors: Sequence[torch.Tensor]) -> None:
@@ -297,6 +312,9 @@ class MemoryGroup(Group):
             return self._room.transfer(self._entry(tensor, "transfer", tag), (peer, self.rank, tag), sends=False)
         if kind is OperationKind.BROADCAST:
             return self._room.collective(self._entry(tensor, kind.value, peer), functools.partial(_spread, peer))
+        if kind in _IN_PARTS:
+            check_parts(operation, self.size)
+            return self._room.collective(self._entry(tensor, kind.value, None), _IN_PARTS[kind])
         reduce = _REDUCTIONS.get(op)
         if reduce is None:
             raise ConfigError(f"unknown operation {op!r}: choose one of {', '.join(_REDUCTIONS)}")

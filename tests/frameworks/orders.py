@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.distributed import ProcessGroupGloo
 
-from ftlib.errors import GroupError
+from ftlib.errors import ConfigError, GroupError
 from ftlib.frameworks import GroupSpec, gloo_build, sockets
 from ftlib.frameworks.accelerators.group import HybridGroup
 from ftlib.frameworks.gloo import GlooFramework
@@ -57,6 +57,46 @@ def exchange(worker: Worker, elements: int) -> float:
         assert work.done()
     assert big[-1].item() == group.size
     return theirs[-1].item()
+
+
+def operate_in_parts(worker: Worker) -> dict[str, Any]:
+    """What this rank has after each operation; the parts name who sent them, and to whom."""
+    group, results = worker.group, {}
+    rank, size = group.rank, group.size
+    for dtype in (torch.uint8, torch.int16, torch.float32):
+        tensor = torch.tensor([10 * rank + to for to in range(size) for _ in range(3)]).to(dtype)
+        assert group.all_to_all(tensor).wait(TIMEOUT)
+        results[f"all_to_all {dtype}"] = tensor.tolist()
+        tensor = torch.full((size, 2), 99).to(dtype)
+        tensor[rank] = rank
+        assert group.all_gather(tensor).wait(TIMEOUT)
+        results[f"all_gather {dtype}"] = tensor.tolist()
+    for work in [group.all_to_all(torch.zeros(0)), group.all_gather(torch.zeros(0)), group.allreduce(torch.zeros(0))]:
+        assert work.wait(TIMEOUT)
+    if size > 1:
+        for operation in (group.all_to_all, group.all_gather):
+            with pytest.raises(ConfigError, match="no equal parts"):
+                operation(torch.zeros(size + 1))
+    return results
+
+
+def loop_in_parts(worker: Worker, elements: int) -> tuple[float, int, str, tuple[int, ...]]:
+    """As ``loop``, with the operations on parts of a tensor."""
+    group, count = worker.group, 0
+    row = torch.zeros(group.size, elements)
+    while True:
+        row.fill_(float(group.rank))
+        try:
+            assert group.all_to_all(row).wait(TIMEOUT)
+            assert row[:, 0].tolist() == list(range(group.size))
+            row[group.rank] = 7.0
+            assert group.all_gather(row).wait(TIMEOUT)
+        except GroupError as error:
+            at = time.monotonic()
+            group.abort()
+            return at, count, str(error), error.peers
+        assert bool((row == 7.0).all())
+        count += 1
 
 
 def know_peers(worker: Worker) -> None:

@@ -28,7 +28,9 @@ from tests.frameworks.orders import (
     keep_child,
     know_peers,
     loop,
+    loop_in_parts,
     operate,
+    operate_in_parts,
     patterns,
     reduce_one,
     try_rebuild,
@@ -78,6 +80,31 @@ def test_operations(crew: Crew, size: int) -> None:
     assert answers[0]["torch.bfloat16"] == [total] * 3
     assert answers[0]["broadcast torch.int16"] == [[size - 1] * 2] * 3
     assert answers[0]["scalar"] == size * (size - 1) / 2
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_operations_on_parts(crew: Crew, size: int) -> None:
+    hands = crew.hire(3)[:size]
+    crew.build(hands)
+    for rank, answer in enumerate(crew.run(hands, operate_in_parts)):
+        for dtype in (torch.uint8, torch.int16, torch.float32):
+            assert answer[f"all_to_all {dtype}"] == [10 * source + rank for source in range(size) for _ in range(3)]
+            assert answer[f"all_gather {dtype}"] == [[source] * 2 for source in range(size)]
+
+
+def test_kill_is_felt_in_operations_on_parts(crew: Crew) -> None:
+    hands = crew.hire(4)
+    crew.build(hands)
+    for hand in hands:
+        hand.tell(loop_in_parts, 500_000)
+    time.sleep(0.2)
+    killed = hands[2].kill()
+    survivors = [hand for hand in hands if hand is not hands[2]]
+    answers = [hand.answer() for hand in survivors]
+    print("\nerrors after", [f"{1e3 * (answer[0] - killed):.1f} ms" for answer in answers], [a[2] for a in answers])
+    assert max(answer[0] for answer in answers) - killed < SOON
+    crew.build(survivors)
+    assert crew.run(survivors, reduce_one, 1000) == [3.0] * 3
 
 
 def test_transfers_beside_collectives(crew: Crew) -> None:

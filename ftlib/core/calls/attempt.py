@@ -9,6 +9,7 @@ size. This costs one small operation if the layout changes, and nothing if it st
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
@@ -18,6 +19,8 @@ import torch
 from ...common.devices import device_at
 from ...errors import GroupError
 from ...frameworks.base import Group, Operation, OperationKind, Work
+from ..tensors.compression.pipeline import Pipeline
+from ..tensors.compression.reduction import Part
 from ..tensors.device_copies import copies_of, send
 from ..tensors.layout import Bucket
 from ..tensors.staging import Slot, Staging, finite
@@ -82,6 +85,8 @@ class Attempt:
         """Slots to which devices may still be copying, and what these do."""
         self._bulk: Bulk | None = None
         """What accelerators carry."""
+        self._pipeline: Pipeline | None = None
+        """The buckets of a compressed call, once all members are in it."""
 
     def run(self, record: RankRecord, in_flight: int) -> tuple[Trailer, Results]:
         """Carry out all operations. GroupError if one failed: then abort the group and ``settle``."""
@@ -161,6 +166,25 @@ class Attempt:
         """Begin the operation on a slot."""
         self._window.append((group.submit(Operation(OperationKind.ALLREDUCE, slot.flat, slot.bucket.op)), slot))
 
+    def _begin_operations(self, number: int, slot: Slot) -> Work:
+        """Begin the operation on a staged slot, or the operations if it is compressed."""
+        session, layout, group = self._session, self._call.layout, self._session.group
+        assert group is not None
+        reduction = Operation(OperationKind.ALLREDUCE, slot.flat, slot.bucket.op)
+        if layout.compression is None or number == 0:
+            return group.submit(reduction)
+        if self._pipeline is None:
+            self._pipeline = Pipeline(group, [layout.stages if bucket.compressed else 1 for bucket in layout.buckets[1:]])
+            owner = None if self._call.foreign or not self._call.owners else self._call.owners[0]
+            many = sum(bucket.compressed for bucket in layout.buckets)
+            self._staging.memory.begin(self._call.number, session.view.view_id, owner, many)
+        if not slot.bucket.compressed:
+            return self._pipeline.add(number - 1, functools.partial(iter, (reduction,)))
+        parts = [Part(piece.offset, piece.offset + piece.stop - piece.start, piece.shape) for piece in slot.bucket.pieces]
+        reduce = self._staging.memory.reduce
+        steps = functools.partial(reduce, number, layout.compression, slot.host, parts, session.rank, session.size)
+        return self._pipeline.add(number - 1, steps)
+
     def _launch(self, group: Group, *, accelerated: bool) -> dict[int, Slot]:
         """Have the accelerators carry what they take, if all members' work; returns these slots, by the buckets' numbers."""
         if not accelerated:
@@ -198,6 +222,22 @@ class Attempt:
                 self._staging.abandon(slot)
         if self._bulk is not None:
             self._bulk.give_up(self._staging)
+
+    def _begin_head(self, group: Group, record: RankRecord) -> Slot:
+        """Begin the head's operation, after a prelude if not all members may expect this layout.
+
+        As ``run`` does it in its loop, which most calls on the CPU run through, and so has no function for it.
+        """
+        session, layout = self._session, self._call.layout
+        agreed, said = session.agreed, None
+        if agreed is not layout and (agreed is None or agreed.signature != layout.signature):
+            said = self._say(BARE if agreed is None else agreed.head, record)
+        slot = self._filled(0)  # staged beside the prelude, in a free slot
+        session.codec.write(slot.trailer, record, slot.bucket.op)
+        if said is not None:
+            self._hear(said)
+        self._submit(group, slot)
+        return slot
 
     def _prelude(self, head: Bucket, record: RankRecord) -> None:
         self._hear(self._say(head, record))

@@ -8,9 +8,8 @@ earlier result is needed any more. The host waits once: for the copies to CPU me
 from __future__ import annotations
 
 from ...frameworks.base import Group
-from ..tensors.staging import Slot
 from ..tensors.trailer import Flag, RankRecord, Trailer
-from .attempt import BARE, Attempt
+from .attempt import Attempt
 from .call import Results
 
 __all__ = ["DeviceAttempt"]
@@ -56,19 +55,3 @@ class DeviceAttempt(Attempt):
         start = group.accelerator_start(self._call.layout.nbytes / GLOO_SPEED)
         if start is not None:
             self.wait(start, None)
-
-    def _begin_head(self, group: Group, record: RankRecord) -> Slot:
-        """Begin the head's operation, after a prelude if not all members may expect this layout.
-
-        As ``Attempt.run`` does it in its loop, which every call on the CPU runs through, and so has no function for it.
-        """
-        session, layout = self._session, self._call.layout
-        agreed, said = session.agreed, None
-        if agreed is not layout and (agreed is None or agreed.signature != layout.signature):
-            said = self._say(BARE if agreed is None else agreed.head, record)
-        slot = self._filled(0)  # staged beside the prelude, in a free slot
-        session.codec.write(slot.trailer, record, slot.bucket.op)
-        if said is not None:
-            self._hear(said)
-        self._submit(group, slot)
-        return slot

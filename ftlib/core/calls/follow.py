@@ -11,7 +11,6 @@ from collections.abc import Callable
 import torch
 
 from ...errors import GroupError
-from ...frameworks.base import Operation, OperationKind
 from ..tensors.layout import Layout
 from ..tensors.staging import Slot, Staging, StagingPool, finite
 from ..tensors.trailer import Flag, RankRecord, Trailer
@@ -94,6 +93,7 @@ class FollowedAttempt(Attempt):
             layout, begun = self._layout_of(self._session, said), []
             self._staging, self._trailer, self._finite = self._followed.turn(self._pool.staging(layout)), None, True
         self._followed.learn(layout)
+        in_flight = max(in_flight, layout.stages)
         if begun and self._followed.veto:
             self._finite = self._finite and finite(first.data)
         slots = list(begun)
@@ -109,7 +109,7 @@ class FollowedAttempt(Attempt):
         if layout.places:
             self._session.heard(accelerated=trailer.accelerated)
         if self._followed.counts_as_step:
-            self._followed.assume(self._session.divisor)
+            self._followed.assume(self._session.divisor if layout.compression is None else trailer.divisor)
             self._session.averaged(trailer.weight)
         return trailer, Results(self._call.number, layout, slots, trailer.weight, self._finite, assumed=self._followed.assumed)
 
@@ -127,13 +127,12 @@ class FollowedAttempt(Attempt):
                 return slot
 
     def _begin(self, record: RankRecord, number: int) -> Slot:
-        group, codec = self._session.group, self._session.codec
-        assert group is not None
+        codec = self._session.codec
         slot = self._staging.slot(number, codec.elements)
         self._call.fill(slot)
         if number == 0:
             codec.write(slot.trailer, record, slot.bucket.op)
-        self._window.append((group.submit(Operation(OperationKind.ALLREDUCE, slot.flat, slot.bucket.op)), slot))
+        self._window.append((self._begin_operations(number, slot), slot))
         return slot
 
     def _said(self, trailer: Trailer) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ...errors import GroupError
-from ...frameworks.base import Operation, OperationKind
 from ..tensors.staging import Slot, Staging
 from ..tensors.trailer import RankRecord, Trailer
 from .attempt import Attempt, EnteredObserver, Waits
@@ -66,10 +65,12 @@ class OpenAttempt(Attempt):
         self.call.provide(slot.bucket)
         if self.call.views and self.call.shares_memory(slot):
             slot = self._staging.aside(number, session.codec.elements)
+        if self._trailer is not None and self.call.layout.compression is not None:
+            self.call.assume(self._trailer.divisor)  # see ``compressed_attempt``
         self.call.fill(slot)
         if number == 0:
             session.codec.write(slot.trailer, self.record, slot.bucket.op)
-        self._window.append((session.group.submit(Operation(OperationKind.ALLREDUCE, slot.flat, slot.bucket.op)), slot))
+        self._window.append((self._begin_operations(number, slot), slot))
         self._slots.append(slot)
 
     def run(self, record: RankRecord, in_flight: int) -> tuple[Trailer, Results]:  # noqa: ARG002 - all of it is under way

@@ -6,6 +6,7 @@ own. In any other call it takes part with nothing of its own. Meanwhile it gets 
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -17,6 +18,7 @@ from ..calls.follower import NoFollowing, Recovery
 from ..calls.session import Session
 from ..plane.failures import Failures
 from ..plane.plane import Plane
+from ..tensors.compression.names import Unknown
 from ..tensors.layout import Layout
 from ..tensors.layout_book import LayoutBook
 from ..tensors.staging import Slot
@@ -185,9 +187,17 @@ class Arrival:
         return True
 
     def layout(self, session: Session, start: bytes) -> Layout:
-        """The layout whose signature starts with ``start``. GroupError if no member answers."""
+        """The layout whose signature starts with ``start``. GroupError if no member answers; NoFollowing if this member does
+        not know how the call is compressed.
+        """
         assert self._recovery is not None  # only a follower may lack a layout
-        return self._layouts.find(start) or self._recovery.layout(session, start)
+        found = self._layouts.find(start) or self._recovery.layout(session, start)
+        if not isinstance(found.compression, Unknown):
+            return found
+        compression = self._layouts.compression(found.compression.name)
+        if compression is None:
+            raise NoFollowing(f"the others compress by {found.compression.name}, which this worker has not used yet")
+        return dataclasses.replace(found, compression=compression)
 
     def begin(self, own: Call) -> None:
         """Begin the arrival with ``own``: the program comes in with this call, if it can. Idempotent."""

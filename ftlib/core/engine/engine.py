@@ -20,6 +20,7 @@ from ...status import Status
 from ..calls.adoption import Adoption
 from ..calls.attempt import SETTLE, Attempt, Disagreement
 from ..calls.call import Call, Results
+from ..calls.compressed_attempt import CompressedAttempt
 from ..calls.device_attempt import DeviceAttempt
 from ..calls.follow import Followed, FollowedAttempt, NobodyThere
 from ..calls.follower import NoFollowing, Recovery, kept
@@ -376,7 +377,7 @@ class Engine:
             return FollowedAttempt(call, session, self._pool, self._waiting, self._arrival.layout, self._plane)
         if call.layout is not self._newest:
             self._note(call.layout)
-        kind = DeviceAttempt if call.on_devices else Attempt
+        kind = DeviceAttempt if call.on_devices else CompressedAttempt if call.layout.compression else Attempt
         return kind(call, session, self._pool.staging(call.layout), self._waiting, self._plane)
 
     def _alone(self, call: Call, session: Session, record: RankRecord) -> Results | None:
@@ -419,6 +420,9 @@ class Engine:
     def _finished(self, call: Call, results: Results) -> None:
         """Notify the observers. One may keep the buffers, as reading them takes longer than the next call."""
         self._consensus.average_success(call.number)
+        if results.layout.compression is not None and not call.void(results):
+            memory = self._pool.staging(results.layout).memory
+            memory.finished(results.number, results.view_id, checked=call.veto)
         instead: Sequence[Slot] | None = self._observers.finished(call, results) if self._observers.present else None
         if instead is not None:
             self.keep(results, instead)

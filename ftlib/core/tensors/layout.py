@@ -11,10 +11,12 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
 from ...common.devices import HOST
+from .compression.compression import Compression
 from .dtypes import wire_dtype
 from .trailer import CARRIERS
 
@@ -46,6 +48,8 @@ class Bucket:
     pieces: tuple[Piece, ...]
     place: str = HOST
     """The device of the tensors (see ``common.devices``)."""
+    compressed: bool = False
+    """Whether the data goes by the operations of the layout's compression, not by an allreduce of it as it is."""
 
     @property
     def nbytes(self) -> int:
@@ -73,11 +77,19 @@ class Layout:
     spares: int | None = None
     """How many buckets may be staged before the first operation has ended, and so have two slots; None: as many as are under
     way at a time (see ``staging``)."""
+    compression: Compression | None = None
+    """How buckets that are ``compressed`` are averaged. The head of such a call has no data, and the others are staged after it
+    has ended (see ``compressed_attempt``)."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "check", self.signature[:_CHECK])
         object.__setattr__(self, "nbytes", sum(bucket.nbytes for bucket in self.buckets))
         object.__setattr__(self, "places", tuple(dict.fromkeys(bucket.place for bucket in self.buckets if bucket.place)))
+
+    @property
+    def stages(self) -> int:
+        """How many operations a bucket has, at most."""
+        return 1 if self.compression is None else max(1, self.compression.stages)
 
     @property
     def head(self) -> Bucket:
@@ -93,20 +105,31 @@ _CHECK = 4
 """Bytes at a signature's beginning that also depend on the order of the tensors in the buckets."""
 
 
-def lay_out(kind: str, specs: Sequence[TensorSpec], op: str, bucket_bytes: int, places: Sequence[str] = ()) -> Layout:
+def lay_out(
+    kind: str,
+    specs: Sequence[TensorSpec],
+    op: str,
+    bucket_bytes: int,
+    places: Sequence[str] = (),
+    compression: Compression | None = None,
+) -> Layout:
     """The layout of a call of ``kind`` (its name, and anything else that must agree) over tensors of ``specs``.
 
     ``places``: the tensors' devices; empty if all are on the CPU. Members must agree on the kind of device, not on its number.
+    ``compression``: of the tensors on the CPU that it suits.
     """
     where = places or [HOST] * len(specs)
     names = _names(specs, where)
-    digest = hashlib.blake2b(f"{kind}|{op}|{bucket_bytes}|{'|'.join(names)}".encode(), digest_size=16).digest()
-    text = _text(kind, names, where)
+    fixed = f"{kind}|{op}|{bucket_bytes}|{'|'.join(names)}{_compressed_by(compression)}"
+    digest = hashlib.blake2b(fixed.encode(), digest_size=16).digest()
+    text = _text(kind, names, where, compression)
     buckets: list[Bucket] = []
-    wired = [(place, wire_dtype(dtype, op)) for (dtype, _), place in zip(specs, where, strict=True)]
-    for place, dtype in sorted(dict.fromkeys(wired), key=lambda key: bool(key[0])):  # the CPU's first
-        members = [(index, specs[index][1]) for index, found in enumerate(wired) if found == (place, dtype)]
-        buckets += _fill(dtype, members, op, bucket_bytes, place)
+    ways = _ways(specs, where, op, compression)
+    for way in sorted(dict.fromkeys(ways), key=lambda key: bool(key.place)):  # the CPU's first
+        members = [(index, specs[index][1]) for index, found in enumerate(ways) if found == way]
+        buckets += _fill(way, members, op, bucket_bytes)
+    if compression is not None:
+        return Layout(digest, kind, text, _headed(buckets, alone=True), spares=1, compression=compression)
     return Layout(digest, kind, text, _headed(buckets, alone=any(where)))
 
 
@@ -117,6 +140,7 @@ def lay_out_in_order(
     bucket_bytes: int,
     first_bytes: int,
     places: Sequence[str] = (),
+    compression: Compression | None = None,
 ) -> Layout:
     """The layout of an average whose buckets are sent one by one, as soon as their tensors are there.
 
@@ -126,24 +150,27 @@ def lay_out_in_order(
     """
     where = places or [HOST] * len(specs)
     names = _names(specs, where)
-    fixed = f"{kind}|in order|{bucket_bytes}|{first_bytes}|{'|'.join(names)}"
+    fixed = f"{kind}|in order|{bucket_bytes}|{first_bytes}|{'|'.join(names)}{_compressed_by(compression)}"
     identity = hashlib.blake2b(fixed.encode(), digest_size=16 - _CHECK).digest()
     check = hashlib.blake2b(identity + repr(list(order)).encode(), digest_size=_CHECK).digest()
     found: list[tuple[int, Bucket]] = []
-    wired = [(place, wire_dtype(dtype, "SUM")) for (dtype, _), place in zip(specs, where, strict=True)]
+    ways = _ways(specs, where, "SUM", compression)
     turn = {index: number for number, index in enumerate(order)}
-    for place, dtype in dict.fromkeys(wired[index] for index in order):
-        members = [(index, specs[index][1]) for index in order if wired[index] == (place, dtype)]
-        buckets = _fill(dtype, members, "SUM", bucket_bytes, place, first_bytes)
+    for way in dict.fromkeys(ways[index] for index in order):
+        members = [(index, specs[index][1]) for index in order if ways[index] == way]
+        buckets = _fill(way, members, "SUM", bucket_bytes, first_bytes)
         found += [(max(turn[piece.index] for piece in bucket.pieces), bucket) for bucket in buckets]
     found.sort(key=lambda each: each[0])  # stable: the pieces of one tensor stay in order
     in_order = [bucket for _, bucket in found]
+    text = _text(kind, names, where, compression)
+    if compression is not None:
+        return Layout(check + identity, kind, text, _headed(in_order, alone=True), spares=1, compression=compression)
     headed = _headed(in_order, alone=any(where))
     # The small first bucket is ready long before the others; a second slot for each of these would double the memory.
     first = next((bucket for bucket in headed if bucket.count), None)
     alone = first is None or headed[0] is first or first.nbytes > 2 * first_bytes or first.pieces[0].shape is None
-    spares = 1 if alone else 2
-    return Layout(check + identity, kind, _text(kind, names, where), headed, spares=spares)
+    spares = 1 if alone or compression is not None else 2
+    return Layout(check + identity, kind, text, headed, spares=spares)
 
 
 def _names(specs: Sequence[TensorSpec], where: Sequence[str]) -> list[str]:
@@ -153,15 +180,37 @@ def _names(specs: Sequence[TensorSpec], where: Sequence[str]) -> list[str]:
     ]
 
 
-def _text(kind: str, names: Sequence[str], where: Sequence[str]) -> str:
+class _Way(NamedTuple):
+    """How a tensor is reduced: tensors that are reduced alike share buckets."""
+
+    place: str
+    dtype: torch.dtype
+    compressed: bool
+
+
+def _ways(specs: Sequence[TensorSpec], where: Sequence[str], op: str, compression: Compression | None) -> list[_Way]:
+    ways = []
+    for (dtype, shape), place in zip(specs, where, strict=True):
+        wire = wire_dtype(dtype, op)
+        compressed = compression is not None and wire is torch.float32 and not place and compression.suits(shape)
+        ways.append(_Way(place, wire, compressed))
+    return ways
+
+
+def _compressed_by(compression: Compression | None) -> str:
+    return "" if compression is None else f"|compressed by {compression.name}"
+
+
+def _text(kind: str, names: Sequence[str], where: Sequence[str], compression: Compression | None) -> str:
+    kind += "" if compression is None else f" by {compression.name}"
     kinds = sorted({place.partition(":")[0] for place in where if place})
     many = f"{kind} of {len(names)} tensors{' on ' if kinds else ''}{', '.join(kinds)}"
     return many if len(names) > 3 else f"{kind}({', '.join(names)})"
 
 
 def _headed(buckets: Sequence[Bucket], *, alone: bool) -> tuple[Bucket, ...]:
-    """The buckets with a head. ``alone``: the head has no data, since some are on a device: its operation is there at once, and
-    the others begin after it (see ``attempt``).
+    """The buckets with a head. ``alone``: the head has no data, since some are on a device or compressed: its operation is
+    there at once, and the others begin after it (see ``attempt``).
     """
     if not buckets or alone or buckets[0].nbytes > HEAD_BYTES or buckets[0].dtype not in CARRIERS:
         return (Bucket(torch.uint8, 0, "SUM", ()), *buckets)
@@ -169,14 +218,10 @@ def _headed(buckets: Sequence[Bucket], *, alone: bool) -> tuple[Bucket, ...]:
 
 
 def _fill(
-    dtype: torch.dtype,
-    members: Sequence[tuple[int, tuple[int, ...]]],
-    op: str,
-    bucket_bytes: int,
-    place: str,
-    first_bytes: int | None = None,
+    way: _Way, members: Sequence[tuple[int, tuple[int, ...]]], op: str, bucket_bytes: int, first_bytes: int | None = None
 ) -> list[Bucket]:
     """``first_bytes``: the size of the first bucket; a larger tensor than that is alone in it. By default as the others."""
+    dtype = way.dtype
     whole = max(1, bucket_bytes // dtype.itemsize)
     room = whole if first_bytes is None else max(1, first_bytes // dtype.itemsize)
     done: list[Bucket] = []
@@ -186,7 +231,7 @@ def _fill(
     def close() -> None:
         nonlocal pieces, used, room
         if pieces:
-            done.append(Bucket(dtype, used, op, tuple(pieces), place))
+            done.append(Bucket(dtype, used, op, tuple(pieces), way.place, way.compressed))
             room = whole
         pieces, used = [], 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 
+from .compression.compression import Compression
 from .layout import Layout
 
 _KEPT = 64
@@ -33,6 +34,12 @@ class LayoutBook:
         with self._lock:
             found = [layout for signature, layout in self._layouts.items() if signature.startswith(start)]
         return found[-1] if start and found else None
+
+    def compression(self, name: str) -> Compression | None:
+        """The compression of that name with which a call was made here lately; None if there is none."""
+        with self._lock:
+            used = [layout.compression for layout in self._layouts.values() if layout.compression is not None]
+        return next((each for each in used if each.name == name), None)
 
     def may_know(self, signature: bytes) -> bool:
         """True if a call of that signature was made or followed here, in whatever order, or may have been and was forgotten."""

@@ -21,6 +21,7 @@ from ...common.device_waits import drop_held, hold
 from ...common.devices import Event, device_at
 from ...common.host_copies import Bundle
 from ...common.memory import room
+from .compression.memory import CallMemory
 from .device_work import DeviceWork
 from .layout import Bucket, Layout
 
@@ -172,6 +173,8 @@ class Staging:
     def __init__(self, layout: Layout, in_flight: int, allocate: Allocate = room) -> None:
         """``in_flight``: how many operations are under way at a time, unless the layout says how many spares there are."""
         self.layout = layout
+        self.memory = CallMemory(allocate)
+        """What compressed calls keep."""
         self.spares = in_flight if layout.spares is None else layout.spares
         """How many buckets may be staged before the first operation has ended."""
         self._allocate = allocate

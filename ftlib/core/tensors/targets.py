@@ -15,6 +15,7 @@ from torch.nn.parameter import UninitializedParameter
 from ...common.devices import device_at
 from ...errors import ConfigError
 from ...frameworks.base import Framework
+from .compression.compression import Compression
 from .dtypes import reason_against, wire_dtype
 from .layout import Layout, lay_out, lay_out_in_order
 
@@ -115,14 +116,23 @@ class Layouts:
         self._bucket_bytes = bucket_bytes
         self._known: OrderedDict[tuple[object, ...], Layout] = OrderedDict()
 
-    def layout(self, kind: str, targets: Targets, op: str, *, mean: bool = False) -> Layout:
-        """The layout of such a call, with which every call begins.
+    def layout(
+        self,
+        kind: str,
+        targets: Targets,
+        op: str,
+        *,
+        mean: bool = False,
+        views: bool = False,
+        compression: Compression | None = None,
+    ) -> Layout:
+        """The layout of such a call, with which every call begins. ``views``: the tensors shall become views of the result.
 
         ConfigError names a tensor that cannot take part, and says why; or says that a device only records what it is told.
         """
         found = [owner if source is None else source for source, owner in zip(targets.sources, targets.owners, strict=True)]
         try:
-            key = (kind, op, *((t.dtype, t.shape, t.layout, t.device) for t in found))
+            key = (kind, op, views, compression, *((t.dtype, t.shape, t.layout, t.device) for t in found))
         except RuntimeError:  # tensors without a shape
             raise ConfigError(_shapeless(targets, found)) from None
         layout = self._known.get(key)
@@ -133,7 +143,12 @@ class Layouts:
                     raise ConfigError(f"{targets.name(index)} of {list(tensor.shape)}{reason}")
             places = [self._framework.place(t) for t in found]
             specs = [(t.dtype, tuple(t.shape)) for t in found]
-            layout = lay_out(kind, specs, op, self._bucket_bytes, places if any(places) else ())
+            _check_places(places, compression)
+            where, size = places if any(places) else (), self._bucket_bytes
+            if views:  # a split tensor has buckets of its own
+                layout = lay_out_in_order(kind, specs, range(len(specs)), size, size, where, compression)
+            else:
+                layout = lay_out(kind, specs, op, size, where, compression)
             self._known[key] = layout
             while len(self._known) > _LAYOUTS_KEPT:
                 self._known.popitem(last=False)
@@ -143,7 +158,16 @@ class Layouts:
             device_at(place).check_capture()
         return layout
 
-    def in_order(self, kind: str, targets: Targets, order: Sequence[int], *, bucket_bytes: int, first_bytes: int) -> Layout:
+    def in_order(
+        self,
+        kind: str,
+        targets: Targets,
+        order: Sequence[int],
+        *,
+        bucket_bytes: int,
+        first_bytes: int,
+        compression: Compression | None = None,
+    ) -> Layout:
         """The layout of an average whose buckets become complete in the given order of the targets (see ``lay_out_in_order``).
 
         Not cached. ConfigError names a tensor that cannot take part.
@@ -154,7 +178,8 @@ class Layouts:
                 raise ConfigError(f"{targets.name(index)} of {list(owner.shape)}{reason}")
         places = [self._framework.place(owner) for owner in targets.owners]
         specs = [(owner.dtype, tuple(owner.shape)) for owner in targets.owners]
-        return lay_out_in_order(kind, specs, order, bucket_bytes, first_bytes, places if any(places) else ())
+        _check_places(places, compression)
+        return lay_out_in_order(kind, specs, order, bucket_bytes, first_bytes, places if any(places) else (), compression)
 
     def _reason(self, tensor: torch.Tensor, op: str, *, mean: bool) -> str:
         """Why a tensor cannot take part, as the end of a sentence; empty if it can."""
@@ -168,6 +193,14 @@ class Layouts:
         except ConfigError as error:
             return f": {error}"
         return ""
+
+
+def _check_places(places: Sequence[str], compression: Compression | None) -> None:
+    if compression is not None and any(places):
+        raise ConfigError(
+            f"compression by {compression.name} works on tensors on the CPU, and some of these are on a device: "
+            "leave compression= out"
+        )
 
 
 def check_writable(targets: Targets) -> None:

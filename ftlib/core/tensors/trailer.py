@@ -107,6 +107,11 @@ class Trailer:
     accelerated: bool = False
     """True if the accelerators of all ranks work."""
 
+    @property
+    def divisor(self) -> float:
+        """The sum of the weights; 1.0 if that is 0, as the call then has no result."""
+        return self.weight or 1.0
+
     @classmethod
     def of(cls, slots: tuple[RankRecord, ...]) -> Trailer:
         """Derive the sums from the slots."""

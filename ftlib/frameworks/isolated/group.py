@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ftlib.errors import ConfigError, GroupError
-from ftlib.frameworks.base import Group, GroupSpec, Operation, OperationKind, Work
+from ftlib.frameworks.base import Group, GroupSpec, Operation, OperationKind, Work, check_parts
 from ftlib.frameworks.gloo_work import FailedWork
 
 from .group_process import GroupProcess
@@ -33,6 +33,8 @@ class IsolatedGroup(Group):
             raise ConfigError(f"unknown operation {operation.op!r}: choose one of {', '.join(filter(None, REDUCTIONS))}")
         if kind is OperationKind.ALLREDUCE and not carried(tensor.dtype):
             return FailedWork(GroupError(f"rank {self.rank} of {self.size}: tensors of {tensor.dtype} cannot be reduced"))
+        if kind in (OperationKind.ALL_TO_ALL, OperationKind.ALL_GATHER):
+            check_parts(operation, self.size)
         return self._child.run(operation)
 
     def abort(self) -> None:

@@ -23,7 +23,7 @@ _CUT = 0.02
 """Seconds for a child to cut its group's connections, and for what is under way there to end; then it is killed at once."""
 _REST = 0.3
 """Seconds until it is killed otherwise. The end of a process takes a processor for milliseconds: first others need that."""
-_TARGETS = frozenset({OperationKind.ALLREDUCE, OperationKind.BROADCAST, OperationKind.RECV})
+_TARGETS = frozenset(OperationKind) - {OperationKind.SEND}
 """Operations that change their tensor."""
 
 Attend = Callable[[threading.Event, float], bool]

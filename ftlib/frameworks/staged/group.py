@@ -63,7 +63,7 @@ class StagedGroup(Group):
         host = row.memory[: tensor.nbytes].view(tensor.dtype)
         try:
             after = None
-            if gives or kind is OperationKind.ALLREDUCE:
+            if gives or kind not in (OperationKind.BROADCAST, OperationKind.RECV):
                 _fetch(device, row, host, tensor)
             else:
                 after = device.record()

@@ -1,7 +1,7 @@
 """A call's layout as bytes: a joiner that takes part in calls that its own program has not entered learns layouts from others.
 
-msgpack: ``[signature, kind, text, [[dtype, count, op, [[index, start, stop, offset, shape or nil], ...], place], ...]]``. The
-reader checks everything, as sizes become allocations.
+msgpack: ``[signature, kind, text, compression's name or "", [bucket, ...]]``, a bucket being ``[dtype, count, op, [[index,
+start, stop, offset, shape or nil], ...], place, compressed]``. The reader checks everything, as sizes become allocations.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TypeGuard
 import msgpack
 import torch
 
+from ...core.tensors.compression.names import known_by_name
 from ...core.tensors.layout import Bucket, Layout, Piece
 
 _DTYPES = {
@@ -35,6 +36,8 @@ _MOST_DIMENSIONS = 64
 _MOST_BYTES = 1 << 40
 """Maximum size of all buckets together."""
 _LONGEST = 1 << 62
+_LONGEST_NAME = 256
+"""Maximum length of a compression's name."""
 _LONGEST_PLACE = 32
 """Maximum length of a device's name."""
 
@@ -51,10 +54,12 @@ def encode(layout: Layout) -> bytes:
                 for piece in bucket.pieces
             ],
             bucket.place,
+            bucket.compressed,
         ]
         for bucket in layout.buckets
     ]
-    return bytes(msgpack.packb([layout.signature, layout.kind, layout.text, buckets]))
+    compression = "" if layout.compression is None else layout.compression.name
+    return bytes(msgpack.packb([layout.signature, layout.kind, layout.text, compression, buckets]))
 
 
 def decode(data: bytes) -> Layout:
@@ -64,8 +69,15 @@ def decode(data: bytes) -> Layout:
     except Exception as error:
         raise ValueError(f"this is no layout: {error}") from error
     match packed:
-        case [bytes(signature), str(kind), str(text), list(found)] if len(signature) == 16 and found:
-            layout = Layout(signature, kind, text, tuple(_bucket(bucket) for bucket in found))
+        case [bytes(signature), str(kind), str(text), str(name), list(found)] if (
+            len(signature) == 16 and found and len(name) <= _LONGEST_NAME
+        ):
+            buckets = tuple(_bucket(bucket) for bucket in found)
+            if not name and any(bucket.compressed for bucket in buckets):
+                raise ValueError("this is no layout: a bucket is compressed, and nothing says how")
+            spares = 1 if name else None
+            compression = known_by_name(name) if name else None
+            layout = Layout(signature, kind, text, buckets, spares=spares, compression=compression)
             if layout.nbytes > _MOST_BYTES:
                 raise ValueError(f"this is no layout: {layout.nbytes} bytes are too many")
             return layout
@@ -74,7 +86,7 @@ def decode(data: bytes) -> Layout:
 
 def _bucket(packed: object) -> Bucket:
     match packed:
-        case [str(name), int(count), str(op), list(found), str(place)] if (
+        case [str(name), int(count), str(op), list(found), str(place), bool(compressed)] if (
             name in _DTYPES and _natural(count) and op in _OPERATIONS and len(place) <= _LONGEST_PLACE
         ):
             pieces = tuple(_piece(piece) for piece in found)
@@ -85,7 +97,9 @@ def _bucket(packed: object) -> Bucket:
                 end += piece.stop - piece.start
             if end != count:
                 raise ValueError(f"this is no layout: a bucket of {count} elements has pieces of {end}")
-            return Bucket(_DTYPES[name], count, op, pieces, place)
+            if compressed and (name != "float32" or place):
+                raise ValueError(f"this is no layout: a bucket of {name} at {place!r} is compressed")
+            return Bucket(_DTYPES[name], count, op, pieces, place, compressed)
     raise ValueError("this is no layout: a bucket has the wrong shape")
 
 

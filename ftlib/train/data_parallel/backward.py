@@ -21,6 +21,7 @@ from torch.autograd import profiler
 
 from ...common.units import size
 from ...core.engine.open_average import OpenAverage
+from ...core.tensors.compression.compression import Compression
 from ...core.tensors.layout import Layout
 from ...errors import ConfigError
 from ...ftlib import FTLib
@@ -50,6 +51,7 @@ class Options:
     views: bool
     static: bool
     find_unused: bool
+    compression: Compression | None
 
 
 class Backward:
@@ -260,8 +262,14 @@ class Backward:
         if self._layout is None or key != self._key:
             order, owners, options = self._order.order(), self._owners(), self._options
             order += range(len(order), len(owners))  # the flags
-            sizes = {"bucket_bytes": options.bucket_bytes, "first_bytes": options.first_bytes}
-            self._layout = self._ft.lay_out_average(self._module, owners, order, **sizes)
+            self._layout = self._ft.lay_out_average(
+                self._module,
+                owners,
+                order,
+                bucket_bytes=options.bucket_bytes,
+                first_bytes=options.first_bytes,
+                compression=options.compression,
+            )
             self._key, self._laid_out = key, False
         return self._layout
 

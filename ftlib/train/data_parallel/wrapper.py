@@ -11,6 +11,8 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
+from ...core.tensors.compression.compression import Compression
+from ...core.tensors.compression.names import compression_of
 from ...errors import ConfigError
 from ...ftlib import FTLib
 from ...state.parts import Parts
@@ -60,7 +62,7 @@ class DistributedDataParallel(nn.Module):
         find_unused_parameters: bool = False,
         broadcast_buffers: bool = False,
         static_graph: bool = False,
-        compression: Any = None,
+        compression: str | Compression | None = None,
         **others: Any,
     ) -> None:
         """``bucket_mb``, ``first_bucket_mb``: MB of gradients that are sent together; the first bucket is small, so that it is
@@ -68,7 +70,8 @@ class DistributedDataParallel(nn.Module):
         registered; change them with ``clip_grad_norm_`` rather than in place. ``find_unused_parameters``: the gradient of a
         parameter that no worker used stays as it is, instead of becoming zero. ``broadcast_buffers``: in each forward whose
         backward averages, buffers become those of rank 0. ``static_graph``: every backward accumulates the same gradients as
-        the first. ``others``: further arguments of torch's are refused with the remedy.
+        the first. ``compression``: see ``FTLib.allreduce_average``. ``others``: further arguments of torch's are refused with the
+        remedy.
         """
         super().__init__()
         refuse(others)
@@ -76,14 +79,13 @@ class DistributedDataParallel(nn.Module):
             raise ConfigError("DistributedDataParallel(ft, module): the first argument is what FTLib.init() returned")
         if not isinstance(module, nn.Module):
             raise ConfigError(f"DistributedDataParallel(ft, module): expected a module, not {type(module).__name__}")
-        if compression is not None:
-            raise ConfigError(f"compression={compression!r} is not known: leave it out")
         options = Options(
             bucket_bytes=_bytes("bucket_mb", bucket_mb),
             first_bytes=_bytes("first_bucket_mb", first_bucket_mb),
             views=gradient_as_bucket_view,
             static=static_graph,
             find_unused=find_unused_parameters,
+            compression=compression_of(compression),
         )
         self.module = module
         self._ft = ft

@@ -1,0 +1,54 @@
+"""One bucket in one call, as a compression works on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+
+from .buffers import Buffers
+
+__all__ = ["Part", "Reduction"]
+
+
+class Part(NamedTuple):
+    """Elements ``start`` to ``stop`` of the bucket: a tensor of ``shape``, or a part of one that is larger than a bucket."""
+
+    start: int
+    stop: int
+    shape: tuple[int, ...] | None
+    """None for a part of a tensor."""
+
+
+@dataclass(slots=True)
+class Reduction:
+    """What ``Compression.reduce`` gets."""
+
+    rank: int
+    size: int
+    """This member's rank, and how many members there are."""
+    data: torch.Tensor
+    """Float32, one row. This member's contribution, which the sum of all members' replaces. The sum is the average already."""
+    parts: Sequence[Part]
+    """The tensors in ``data``, in order and without gaps."""
+    unsent: torch.Tensor | None
+    """A row like ``data``, with undefined values; None without feedback."""
+    state: dict[str, torch.Tensor]
+    """Empty in the first call of a session (a view with its group), then as the last call of the session left it. A call that
+    others joined, or that had inf or nan in its result, leaves nothing."""
+    buffers: Buffers
+    taken: list[torch.Tensor] = field(default_factory=list)
+    """Buffers to give back after the last operation."""
+
+    def take(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """A row of ``count`` elements with undefined values; valid until ``reduce`` has ended."""
+        row = self.buffers.take(count * dtype.itemsize)
+        self.taken.append(row)
+        return row[: count * dtype.itemsize].view(dtype)
+
+    def end(self) -> None:
+        """No operation is under way any more: the buffers may be used again."""
+        self.buffers.give(self.taken)
+        self.taken = []
