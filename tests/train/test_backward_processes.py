@@ -1,4 +1,4 @@
-"""Real processes whose backward averages: one joins, and has the order of the buckets; one is killed between any two of them."""
+"""Real processes whose backward averages: one joins and has the order of the buckets, one is killed between any two of them."""
 
 from __future__ import annotations
 
