@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, TypeVar, overload
 
 import torch
@@ -169,7 +170,7 @@ class Calls(ABC):
             remark=targets.remark,
         )
         self._trains = True
-        return OpenAverage(call, self._finish_open)
+        return OpenAverage(call, self)
 
     def wait_gradients_ready(self, model: Any = None, params: Any = None) -> Status:
         """Call ``allreduce_average`` by its older name; ``params`` may be numpy arrays."""
@@ -304,9 +305,40 @@ class Calls(ABC):
         finally:
             self._unit = None
 
-    def _finish_open(self, call: OpenCall) -> Status:
-        """Carry out what is left of an open call."""
-        call.provide(range(len(call.owners)))
+    def begin_open(self, call: OpenCall) -> bool:
+        """See ``CarriesOut``."""
+        if not self._call_lock.try_open(call.layout.text):
+            return False
+        opened = False
+        try:
+            with _plain():
+                opened = self._lives.life.open(call)
+        finally:
+            if not opened:
+                self._call_lock.end_open()
+        return opened
+
+    def advance_open(self, complete: int) -> None:
+        """See ``CarriesOut``."""
+        with _plain():
+            self._engine.advance(complete)
+
+    def restart_open(self) -> None:
+        """See ``CarriesOut``."""
+        self._engine.restart()
+
+    def abandon_open(self) -> None:
+        """See ``CarriesOut``."""
+        try:
+            self._lives.life.abandon()
+        finally:
+            self._call_lock.end_open()
+
+    def finish_open(self, call: OpenCall, *, opened: bool) -> Status:
+        """See ``CarriesOut``."""
+        call.provide_all()
+        if opened:
+            return self._carry_out(call, functools.partial(self._finish, call), opened=True)
         if self._execution is not None:  # within a unit calls are laid out alike, whoever makes them
             return self.allreduce_average(
                 list(call.owners), weight=None if call.by_samples else call.weight, batches=call.batches
@@ -326,14 +358,18 @@ class Calls(ABC):
             ended = error
         return self._lives.carry_on(call, ended)
 
-    def _carry_out(self, call: Call, carry_out: Callable[[], Status]) -> Status:
+    def _carry_out(self, call: Call, carry_out: Callable[[], Status], *, opened: bool = False) -> Status:
+        """``opened``: True if this thread has the call lock already."""
         if torch.is_inference_mode_enabled():  # staging outlives the call: it must not become inference tensors
             with torch.inference_mode(mode=False):
-                return self._carry_out(call, carry_out)
+                return self._carry_out(call, carry_out, opened=opened)
         call_lock, grad = self._call_lock, torch.is_grad_enabled()
         torch.set_grad_enabled(False)  # as no_grad does, which takes longer
         try:
-            status = call_lock.take(call.layout.text, carry_out, self._call_back)
+            if opened:
+                status = call_lock.finish_open(carry_out, self._call_back)
+            else:
+                status = call_lock.take(call.layout.text, carry_out, self._call_back)
         except JobEnded as reason:
             self._not_needed(reason)
             raise SystemExit(0) from None
@@ -362,6 +398,13 @@ class Calls(ABC):
             else:
                 straggler = plane.step_times.fallen.pop(0)
                 self._untold = [functools.partial(callback, straggler) for callback in self._on_straggler]
+
+
+@contextmanager
+def _plain() -> Iterator[None]:
+    """Without autograd, and without inference tensors: staging outlives the call."""
+    with torch.inference_mode(mode=False), torch.no_grad():
+        yield
 
 
 def _check_batches(batches: Any) -> None:

@@ -27,6 +27,7 @@ from ..common.device_waits import drop_held
 from ..common.memory import room
 from ..core.calls.call import Call
 from ..core.calls.observer import Observers
+from ..core.calls.open_call import OpenCall
 from ..core.engine.call_lock import CallLock
 from ..core.engine.callbacks import Listeners
 from ..core.engine.engine import Engine
@@ -163,6 +164,10 @@ class Lifetime:
         """Finish a call of the program's while this thread has the call lock; returns its status. Raises what ends this
         lifetime.
         """
+        self.open: Callable[[OpenCall], bool] = self.engine.open if self.deputy is None else self.deputy.open
+        """Enter an open call in the middle of backward, if that may be; this thread has the call lock."""
+        self.abandon: Callable[[], None] = self.engine.abandon if self.deputy is None else self.deputy.abandon
+        """The open call gets no gradients; this thread has the call lock."""
         self.known: View | None = None
         """The job's view when this worker met the job."""
         self._means = means

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -19,21 +19,31 @@ from ...frameworks.base import Group, Work
 from ..tensors.staging import Slot, Staging, finite, land
 from .call import Call, Results
 
-_HEADER = struct.Struct("<4sIQdI8s16s16s")
-_MAGIC = b"ftl3"
+_HEADER = struct.Struct("<4sIQddI8s16s16s")
+_MAGIC = b"ftl4"
 _SHARES_LIMIT = 1 << 20
 """Limit on the size of the members' shares, in bytes."""
 
 
+class Spoilt(Exception):
+    """The results are not those of the call any more."""
+
+
 def donate(group: Group, rank: int, results: Results) -> list[Work]:
-    """Start sending ``results`` to ``rank``."""
+    """Start sending ``results`` to ``rank``. ``Spoilt`` if the program has changed them by now."""
     shares = bytearray(packed_shares(results.shares))
     land(results.slots)
-    digest, signature = _digest(shares, results.slots), results.layout.signature
+    rows = [slot.data for slot in results.slots if slot.data.numel()]
+    if results.shown:
+        rows = [row.clone() for row in rows]  # the program may write there while they are sent
+        if results.changed:
+            raise Spoilt(f"the program has changed the result of call {results.number} in place")
+    digest, signature = _digest(shares, rows), results.layout.signature
     view_id = bytes.fromhex(results.view_id)
-    header = _HEADER.pack(_MAGIC, len(results.slots), results.number, results.weight, len(shares), view_id, signature, digest)
+    weights = (results.weight, results.assumed)
+    header = _HEADER.pack(_MAGIC, len(results.slots), results.number, *weights, len(shares), view_id, signature, digest)
     tensors = [torch.frombuffer(data, dtype=torch.uint8) for data in (bytearray(header), shares)]
-    tensors += [slot.data for slot in results.slots if slot.data.numel()]
+    tensors += rows
     return [group.send(tensor, rank, _tag(results.number, number)) for number, tensor in enumerate(tensors)]
 
 
@@ -50,7 +60,7 @@ class Adoption:
         """The verified results; ``wait`` blocks until a work has ended. GroupError if they do not arrive intact."""
         call = self._call
         wait(self._group.recv(self._header, self._donor, _tag(call.number, 0)), None)
-        magic, count, number, weight, told, view_id, signature, digest = _HEADER.unpack(self._header.numpy().tobytes())
+        magic, count, number, weight, assumed, told, view_id, signature, digest = _HEADER.unpack(self._header.numpy().tobytes())
         if magic != _MAGIC or number != call.number or told > _SHARES_LIMIT:
             raise GroupError(f"rank {self._donor} donated something else than {call}", (self._donor,))
         if signature != call.layout.signature or count != len(self._slots):
@@ -65,10 +75,10 @@ class Adoption:
             slot.claim()
             wait(self._group.recv(slot.data, self._donor, _tag(call.number, index)), slot)
         shares = row.numpy().tobytes()
-        if _digest(shares, self._slots) != digest:
+        if _digest(shares, [slot.data for slot in filled]) != digest:
             raise GroupError(f"the result of {call} arrived damaged from rank {self._donor}", (self._donor,))
         intact = not call.veto or all(finite(slot.data) for slot in self._slots)
-        results = Results(call.number, call.layout, self._slots, weight, intact)
+        results = Results(call.number, call.layout, self._slots, weight, intact, assumed=assumed)
         results.computed_in(view_id.hex())
         try:
             results.share(unpacked_shares(shares))
@@ -77,11 +87,10 @@ class Adoption:
         return results
 
 
-def _digest(shares: bytes | bytearray, slots: tuple[Slot, ...] | list[Slot]) -> bytes:
+def _digest(shares: bytes | bytearray, rows: Sequence[torch.Tensor]) -> bytes:
     digest = hashlib.blake2b(shares, digest_size=16)
-    for slot in slots:
-        if slot.data.numel():
-            digest.update(slot.data.view(torch.uint8).numpy().data)
+    for row in rows:
+        digest.update(row.view(torch.uint8).numpy().data)
     return digest.digest()
 
 

@@ -88,13 +88,18 @@ class Attempt:
         session, call, layout, window = self._session, self._call, self._call.layout, self._window
         group, agreed, said = session.group, session.agreed, None
         assert group is not None
+        spares = self._staging.spares
+        if call.counts_as_step:
+            call.assume(session.divisor)
         if agreed is not layout and (agreed is None or agreed.signature != layout.signature):
             said = self._say(BARE if agreed is None else agreed.head, record)
         slots = []
         for number, bucket in enumerate(layout.buckets):
-            if number and len(window) == in_flight:
+            if number and (len(window) == in_flight or (number == spares and self._trailer is None)):
                 self._reap()
             slot = self._staging.slot(number, session.codec.elements)
+            if call.views and call.shares_memory(slot):
+                slot = self._staging.aside(number, session.codec.elements)
             call.fill(slot)  # the head is staged beside a prelude, in a free slot
             if number == 0:
                 session.codec.write(slot.trailer, record, bucket.op)
@@ -107,7 +112,9 @@ class Attempt:
         assert self._trailer is not None
         if agreed is not layout or call.changes_state:
             session.agree(layout, call.script)
-        return self._trailer, Results(call.number, layout, slots, self._trailer.weight, self._finite)
+        if call.counts_as_step:
+            session.averaged(self._trailer.weight)
+        return self._trailer, Results(call.number, layout, slots, self._trailer.weight, self._finite, assumed=call.assumed)
 
     def _filled(self, number: int) -> Slot:
         """The slot of bucket ``number``, staged; from a device as soon as that has done it."""

@@ -15,9 +15,10 @@ from ...common.device_waits import Fence
 from ...data.sampling import Share
 from ...errors import ConfigError
 from ..tensors.device_copies import bring, each_finite, fetch, flatten, fold
-from ..tensors.dtypes import load, store
+from ..tensors.dtypes import EXTREMES, load, store
 from ..tensors.layout import Bucket, Layout, Piece
 from ..tensors.staging import Slot, finite
+from .presentation import present
 from .session import Session
 
 _NOTHING, _INFERENCE = -1, -2
@@ -35,15 +36,39 @@ class Kind(Enum):
 
 
 class Results:
-    """A finished call's sums in staging, not yet divided. Valid until an operation of the next call has finished."""
+    """A finished call's sums in staging. Valid until an operation of the next call has finished."""
 
-    __slots__ = ("accelerated", "finite", "layout", "number", "shares", "slots", "view_id", "weight")
+    __slots__ = (
+        "_shown",
+        "accelerated",
+        "assumed",
+        "finite",
+        "kept",
+        "layout",
+        "number",
+        "shares",
+        "slots",
+        "view_id",
+        "weight",
+    )
 
-    def __init__(self, number: int, layout: Layout, slots: Sequence[Slot], weight: float, intact: bool = True) -> None:
+    def __init__(
+        self,
+        number: int,
+        layout: Layout,
+        slots: Sequence[Slot],
+        weight: float,
+        intact: bool = True,
+        *,
+        assumed: float = 1.0,
+    ) -> None:
+        """``assumed``: see ``Call.assume``."""
         self.number = number
         self.layout = layout
         self.slots = tuple(slots)
         self.weight = weight
+        """The sum of the weights."""
+        self.assumed = assumed
         self.finite = intact
         """False if the call's result was checked for inf and nan, and holds some."""
         self.shares: Mapping[str, Share] = {}
@@ -52,6 +77,36 @@ class Results:
         """True if accelerators have carried the bulk of it."""
         self.view_id = ""
         """The view whose members' inputs these are. If all members that finished the call die, another view may redo it."""
+        self.kept = False
+        """True if the slots were left to an observer."""
+        self._shown: tuple[tuple[Slot, int], ...] = ()
+        """The slots that the program sees as gradients, each with its version then."""
+
+    @property
+    def divisor(self) -> float:
+        """What the sums in an average have yet to be divided by: 1.0 if the weights have the sum that was assumed."""
+        return self.weight / self.assumed
+
+    def keep(self) -> None:
+        """An observer keeps the slots."""
+        self.kept = True
+
+    def show(self, slots: Sequence[Slot]) -> None:
+        """The program is about to see these slots as its gradients, and may change them."""
+        self._shown = tuple((slot, slot.buffer._version) for slot in slots)  # noqa: SLF001 - the only way to ask
+
+    @property
+    def shown(self) -> bool:
+        """True if the program sees a part of the results."""
+        return bool(self._shown)
+
+    @property
+    def changed(self) -> bool:
+        """True if the program has changed what it sees, so that no other member can get these results. Any thread.
+
+        Noticed by the version that torch counts, which changes through ``.data`` and numpy leave as it is (see ``Slot.total``).
+        """
+        return any(slot.buffer._version != version for slot, version in self._shown)  # noqa: SLF001
 
     def carried(self, *, accelerated: bool) -> Results:
         """Note who has carried the bulk; returns itself."""
@@ -88,6 +143,7 @@ class Call:
         batches: int = 0,
         divide: bool = False,
         veto: bool = False,
+        views: bool = False,
         root_rank: int | None = None,
         name: Callable[[int], str] = "tensor {}".format,
         remark: Callable[[], str] = str,
@@ -97,8 +153,8 @@ class Call:
 
         ``weight``: this member's share in an average (``divide``); ``by_samples``: if samples are counted, their number is the
         weight. ``batches``: how many of the elastic sampler's batches the call uses up. ``veto``: nobody applies a result with
-        inf or nan. ``root_rank``: the rank whose tensors a broadcast spreads. ``name``: a tensor's name for people. ``remark``:
-        a possible explanation of a mismatch.
+        inf or nan. ``views``: gradients become views of the result, where they can. ``root_rank``: the rank whose tensors a
+        broadcast spreads. ``name``: a tensor's name for people. ``remark``: a possible explanation of a mismatch.
         """
         self.kind = kind
         self.layout = layout
@@ -118,12 +174,15 @@ class Call:
         self._outdated = False
         self.divide = divide
         self.veto = veto
+        self.views = views
         self.name = name
         self.remark = remark
         self.silent = False
         """True if this member contributes zeros, as all but the root of a broadcast do."""
         self.root_rank = root_rank
         self._root = ""
+        self.assumed = 1.0
+        """See ``assume``."""
         self.number = 0
         self.began = 0.0
         """When the call was entered, on the clock of the threads that carry it out."""
@@ -208,6 +267,12 @@ class Call:
         self.silent = self._root != session.member_id
         self.weight = 0.0 if self.silent else 1.0
 
+    def assume(self, divisor: float) -> None:
+        """Divide each input by ``divisor`` as it is staged, since the weights' sum was that in the average before. All members
+        of the session assume the same, so where it holds again the sums are the averages.
+        """
+        self.assumed = divisor
+
     def weigh(self, samples: float) -> None:
         """Set an average's weight to the number of samples behind this member's input, which counts nothing without any."""
         if not self._outdated and (self._by_samples or not samples):
@@ -271,7 +336,7 @@ class Call:
         ``row``: on their device, where they are staged for an accelerator; else in CPU memory.
         """
         sources, pieces, views = self.sources, slot.bucket.pieces, slot.views
-        scale = self.weight if self.divide and weighted else 1.0
+        scale = self.weight / self.assumed if self.divide and weighted else 1.0
         if row is not None:
             fetch(slot, self._parts(slot.bucket), 0.0 if self.silent else scale, row)
             return
@@ -297,9 +362,23 @@ class Call:
                 source = self._flattened(piece.index, source)[piece.start : piece.stop]
             store(view, source, op, scale)
 
-    def deliver(self, results: Results) -> None:
-        """Copy the finished call's results to the caller's tensors; in an average divided by the sum of the weights."""
-        divisor = results.weight if self.divide else 1.0
+    def shares_memory(self, slot: Slot) -> bool:
+        """True if an input lies in the slot itself: the program has left the last average there, and added to it."""
+        first = slot.buffer.data_ptr()
+        end = first + slot.buffer.nbytes
+        sources = (self.sources[piece.index] for piece in slot.bucket.pieces)
+        return any(source is not None and first <= source.data_ptr() < end for source in sources)
+
+    def deliver(self, results: Results, *, views: bool = False) -> None:
+        """Copy the finished call's results to the caller's tensors; in an average divided by the sum of the weights.
+
+        ``views``: gradients may become views of the results instead, which then are in use until the program drops them.
+        """
+        if views and results.divisor == 1.0 and not results.kept:
+            present(results, self.owners, self._load)
+            self._fold()
+            return
+        divisor = results.divisor if self.divide else 1.0
         if _INFERENCE not in self._versions:
             self._write(results.slots, divisor)
             return
@@ -315,6 +394,8 @@ class Call:
             if slot.bucket.place:
                 bring(slot, [self._part(piece, slot.bucket.place) for piece in slot.bucket.pieces], divisor)
                 continue
+            if not averaged and slot.bucket.op not in EXTREMES and self._copied(slot):
+                continue
             for piece, view in zip(slot.bucket.pieces, slot.views, strict=True):
                 target = self.sources[piece.index]
                 if target is None:
@@ -325,6 +406,17 @@ class Call:
                     torch.div(view, divisor, out=target)
                 else:
                     load(target, view, divisor)
+        self._fold()
+
+    def _load(self, piece: Piece, view: torch.Tensor) -> None:
+        """Write an average that is there to the caller's tensor."""
+        target = self._target(piece.index)
+        if piece.shape is None:
+            target = self._flattened(piece.index, target)[piece.start : piece.stop]
+        load(target, view)
+
+    def _fold(self) -> None:
+        """Write rows of split tensors back to the tensors that they are copies of."""
         for index, flat in self._flat.items():
             target = self._target(index)
             if target.is_contiguous():
@@ -334,6 +426,18 @@ class Call:
             else:
                 target.copy_(flat.view(target.shape))
         self._flat.clear()
+
+    def _copied(self, slot: Slot) -> bool:
+        """Copy a bucket of whole tensors in one go; False if it has parts of tensors, or of gradients that do not exist yet."""
+        targets = [
+            target
+            for piece in slot.bucket.pieces
+            if (target := self.sources[piece.index]) is not None and piece.shape is not None
+        ]
+        if not targets or len(targets) < len(slot.views):
+            return False
+        torch._foreach_copy_(targets, slot.views)
+        return True
 
     @property
     def _places(self) -> dict[int, str]:

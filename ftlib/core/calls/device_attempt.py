@@ -27,6 +27,8 @@ class DeviceAttempt(Attempt):
         session, call, layout, window = self._session, self._call, self._call.layout, self._window
         agreed, group = session.agreed, session.group
         assert group is not None
+        if call.counts_as_step:
+            call.assume(session.divisor)
         if agreed is None:
             self._await_accelerator(group)
         if group.accelerated:
@@ -43,8 +45,10 @@ class DeviceAttempt(Attempt):
         session.heard(accelerated=trailer.accelerated)
         if agreed is not layout or call.changes_state:
             session.agree(layout, call.script)
+        if call.counts_as_step:
+            session.averaged(trailer.weight)
         in_order = [(slots | bulk)[number] for number in range(len(layout.buckets))]
-        results = Results(call.number, layout, in_order, trailer.weight, self._finite)
+        results = Results(call.number, layout, in_order, trailer.weight, self._finite, assumed=call.assumed)
         return trailer, results.carried(accelerated=accelerated or call.accelerated)
 
     def _await_accelerator(self, group: Group) -> None:

@@ -108,7 +108,10 @@ class FollowedAttempt(Attempt):
         self._session.agree(layout)
         if layout.places:
             self._session.heard(accelerated=trailer.accelerated)
-        return trailer, Results(self._call.number, layout, slots, trailer.weight, self._finite)
+        if self._followed.counts_as_step:
+            self._followed.assume(self._session.divisor)
+            self._session.averaged(trailer.weight)
+        return trailer, Results(self._call.number, layout, slots, trailer.weight, self._finite, assumed=self._followed.assumed)
 
     def _first(self, record: RankRecord) -> Slot:
         """Run the first operation, whose trailer says what the others are about to do; repeat it while nobody is there."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ..tensors.layout import Layout
+from ..tensors.layout import Bucket, Layout
 from .call import Call, Kind
 
 __all__ = ["OpenCall"]
@@ -47,17 +47,31 @@ class OpenCall(Call):
             batches=batches,
             divide=True,
             veto=veto,
+            views=views,
             name=name,
             remark=remark,
         )
         self.by_samples = by_samples
-        self._views = views
         self._relaid = relaid
+        self._provided: set[int] = set()
 
-    def provide(self, indices: Sequence[int]) -> None:
-        """The gradients of these parameters are complete: they are this member's inputs, and must stay as they are."""
-        for index in indices:
-            self.supply(index, self.owners[index].grad)
+    def provide(self, bucket: Bucket) -> None:
+        """The gradients of this bucket are complete: they are this member's inputs, and must stay as they are."""
+        for piece in bucket.pieces:
+            if piece.start == 0:
+                self._provided.add(piece.index)
+                self.supply(piece.index, self.owners[piece.index].grad)
+
+    def provide_all(self) -> None:
+        """All gradients are complete."""
+        for index in range(len(self.owners)):
+            if index not in self._provided:
+                self.supply(index, self.owners[index].grad)
+        self._provided.update(range(len(self.owners)))
+
+    def withdraw(self) -> None:
+        """No gradient counts as provided: what was staged is void."""
+        self._provided.clear()
 
     def reloaded(self) -> None:
         """See ``Call``: the loaded state has the agreed order of the parameters as well."""

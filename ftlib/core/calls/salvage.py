@@ -22,8 +22,8 @@ from consensus import View
 REPORT_LIMIT = 512
 """Bytes; a longer report is refused."""
 
-_VERSION = 3
-_SHAPE: tuple[type, ...] = (int, int, int, bytes, bytes, str, bool, bool, bool, bool, bytes, bool)
+_VERSION = 4
+_SHAPE: tuple[type, ...] = (int, int, int, bytes, bytes, str, bool, bool, bool, bool, bytes, bool, bool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,8 @@ class Report:
     """The data that the member has drawn, as its sampler reports; empty if it draws nothing."""
     newcomer: bool = False
     """True if the program has not finished a call of its own since admission: it only took part in the others' calls."""
+    spoilt: bool = False
+    """True if the program has changed the result of call ``finished`` in place, so that nobody can get it from here."""
 
     def encode(self) -> bytes:
         """As bytes, at most ``REPORT_LIMIT``."""
@@ -112,7 +114,8 @@ class SalvagePlan:
     newcomers: tuple[str, ...] = ()
     """Blank members, and those that only took part in others' calls since admission: their calls say nothing about the job."""
     healed: tuple[str, ...] = ()
-    """Members that were more than one call behind: their state is worthless, and they get the state like joiners."""
+    """Members that were more than one call behind, or behind with a call whose result nobody can give any more: their state is
+    worthless, and they get the state like joiners."""
     authority: str = ""
     """The origin of the valid state; empty if no member has it."""
     holders: tuple[str, ...] = ()
@@ -140,11 +143,13 @@ def plan(view: View, reports: Mapping[str, bytes]) -> SalvagePlan:
         text = "every member that held the state ended before it was passed on: start anew, from a checkpoint if there is one"
         return SalvagePlan(0, 0, blank=view.ids, newcomers=view.ids, fault=Fault(FaultKind.STATE_LOST, view.ids, text))
     call = max(report.finished for report in acted.values())
-    healed = tuple(member_id for member_id, report in acted.items() if report.finished < call - 1 and report.has_state)
+    finishers = [member_id for member_id, report in acted.items() if report.finished == call]
+    donors = [member_id for member_id in finishers if not acted[member_id].spoilt]
+    oldest = call - 1 if donors else call  # without a donor, nobody can go on from the call before
+    healed = tuple(member_id for member_id, report in acted.items() if report.finished < oldest and report.has_state)
     for member_id in healed:
         del acted[member_id]
     blank = tuple(member_id for member_id in view.ids if member_id not in acted or acted[member_id].blank)
-    donors = [member_id for member_id, report in acted.items() if report.finished == call]
     newcomers = tuple(m for m in view.ids if m in blank or known[m].newcomer)
     drawing = {m: report.drawn for m, report in known.items() if report.drawn and (m in acted or report.finished == call)}
     adopters = [member_id for member_id, report in acted.items() if report.finished < call]
@@ -152,19 +157,21 @@ def plan(view: View, reports: Mapping[str, bytes]) -> SalvagePlan:
     if not authority:  # all who act only follow; a joiner in the same call may have loaded the state they lack
         fresh = {m: report for m, report in known.items() if report.blank and report.origin and report.finished == call}
         authority, holders = _authority(fresh)
-    leader = next((member_id for member_id in holders if known[member_id].finished == call), donors[0])
+    leader = next((member_id for member_id in holders if known[member_id].finished == call), finishers[0])
     return SalvagePlan(
         call=call,
         step=known[leader].step,
-        signature=acted[donors[0]].last_signature,
-        adoptions=tuple((adopter, donors[i % len(donors)]) for i, adopter in enumerate(adopters)),
+        signature=acted[finishers[0]].last_signature,
+        adoptions=tuple((adopter, donors[i % len(donors)]) for i, adopter in enumerate(adopters)) if donors else (),
         blank=blank,
         newcomers=newcomers,
         healed=healed,
         authority=authority,
         holders=holders,
         drawn=tuple(drawing.items()),
-        fault=_mismatch(call, acted, donors, adopters, newcomers) or _lost(view, acted, healed, authority),
+        fault=_mismatch(call, acted, finishers, adopters, newcomers)
+        or _lost(view, acted, healed, authority)
+        or _ungiven(call, adopters, donors),
     )
 
 
@@ -220,8 +227,19 @@ def _lost(view: View, acted: Mapping[str, Report], healed: Sequence[str], author
     return Fault(FaultKind.STATE_LOST, view.ids, "all who held the trained state are gone: start anew from a checkpoint")
 
 
+def _ungiven(call: int, adopters: Sequence[str], donors: Sequence[str]) -> Fault | None:
+    """A fault of adopters that registered no state, which could have replaced the result that nobody can give."""
+    if not adopters or donors:
+        return None
+    text = (
+        f"all members that finished call {call} have changed its result in place, so it cannot be passed on; with "
+        "register_state at every worker those behind would get the others' state"
+    )
+    return Fault(FaultKind.MISMATCH, tuple(adopters), text)
+
+
 def _mismatch(
-    call: int, acted: Mapping[str, Report], donors: Sequence[str], adopters: Sequence[str], newcomers: Sequence[str]
+    call: int, acted: Mapping[str, Report], finishers: Sequence[str], adopters: Sequence[str], newcomers: Sequence[str]
 ) -> Fault | None:
     late = tuple(member_id for member_id in adopters if acted[member_id].finished < call - 1)
     if late:
@@ -231,16 +249,16 @@ def _mismatch(
             "worker those behind would get the others' state"
         )
         return Fault(FaultKind.MISMATCH, late, text)
-    result = acted[donors[0]].last_signature
-    wrong = [m for m in donors if acted[m].last_signature != result]
+    result = acted[finishers[0]].last_signature
+    wrong = [m for m in finishers if acted[m].last_signature != result]
     if wrong:
-        return Fault(FaultKind.MISMATCH, tuple(donors), f"members finished call {call} with different tensors or operations")
+        return Fault(FaultKind.MISMATCH, tuple(finishers), f"members finished call {call} with different tensors or operations")
     # A newcomer may not know yet which call it is in: an empty signature is no mismatch.
     wrong = [m for m in adopters if acted[m].current == call and acted[m].current_signature not in (result, b"")]
     if wrong:
         text = f"call {call}: {', '.join(wrong)} entered it with other tensors or another operation than those who finished it"
         return Fault(FaultKind.MISMATCH, tuple(wrong), text)
-    entered = {m: acted[m].current_signature for m in donors if acted[m].current == call + 1 and acted[m].current_signature}
+    entered = {m: acted[m].current_signature for m in finishers if acted[m].current == call + 1 and acted[m].current_signature}
     blamed = blame(entered, newcomers)
     if not blamed:
         return None

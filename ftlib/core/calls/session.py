@@ -42,6 +42,9 @@ class Session:
         self.script: tuple[Layout, ...] = ()
         """Layouts of the calls of the newest unit finished in this session, its commit last (training thread only)."""
 
+        self.divisor = 1.0
+        """The sum of the weights in the newest average that was finished in this session (training thread only). Equal at all
+        members when they are in the same call."""
         self.accelerated = False
         """True if, in the newest call with tensors on devices that was finished in this session, all members said that their
         accelerators work (training thread only). Equal at all members when they are in the same call."""
@@ -53,6 +56,11 @@ class Session:
         """All members have ended a call with that layout. ``script``: the layouts of a unit's calls. Training thread only."""
         self.agreed = script[0] if script else layout
         self.script = script or self.script
+
+    def averaged(self, weight: float) -> None:
+        """An average has ended, with that sum of weights. Training thread only."""
+        if weight:
+            self.divisor = weight
 
     def heard(self, *, accelerated: bool) -> None:
         """A call with tensors on devices has ended: what its trailer says of accelerators. Training thread only."""

@@ -19,6 +19,7 @@ T = TypeVar("T")
 
 _IN_CALL = "{} was called within another call, from a signal handler or a state function; return from it first"
 _IN_CALLBACK = "{}: a callback of on_view_change cannot average, as the call that tells it has not returned; act after it"
+_IN_OPEN = "{} was called while {} is under way in backward, and calls are carried out one by one: call it after backward"
 _LOOK = 0.05
 """Seconds between two checks whether the program leaves. No event: a signal handler may leave while its thread would wait."""
 
@@ -38,6 +39,8 @@ class CallLock:
         """How often the program took its turn."""
         self._busy = ""
         """The error text for a call that the thread in ``_holder`` makes within its turn; empty outside of calls."""
+        self._open = ""
+        """The name of the open call for which the holder keeps its turn; empty if there is none."""
         self._holder: Thread | None = None
         self.leaving = False
         """True once a notice said that this worker has to leave (see ``drain``): set by any thread, or a signal handler."""
@@ -68,8 +71,8 @@ class CallLock:
 
     @property
     def carrying(self) -> bool:
-        """True while a call is carried out."""
-        return self._busy is _IN_CALL
+        """True while a call is carried out, or is open."""
+        return self._busy is _IN_CALL or bool(self._open)
 
     @property
     def says_goodbye(self) -> bool:
@@ -106,6 +109,35 @@ class CallLock:
                 self._busy, self._holder = "", None
         finally:
             self._serial.release()
+
+    def try_open(self, call: str) -> bool:
+        """Take this thread's turn for the open call named ``call``, and keep it until ``end_open`` or ``finish_open``. False if
+        it would have to wait for another thread.
+        """
+        if self.awaited or os.getpid() != self._process or not self._serial.acquire(blocking=False):
+            return False
+        if self._busy:  # within another call of this thread
+            self._serial.release()
+            return False
+        self._holder, self._open, self._busy = self._threads.current(), call, _IN_OPEN.format("{}", call)
+        self._taken += 1
+        return True
+
+    def finish_open(self, carry_out: Callable[[], T], tell: Callable[[], None]) -> T:
+        """As ``take``, in the turn that ``try_open`` took; then gives it back."""
+        try:
+            self._busy = _IN_CALL
+            result = carry_out()
+            self._busy = _IN_CALLBACK
+            tell()
+            return result
+        finally:
+            self.end_open()
+
+    def end_open(self) -> None:
+        """Give back the turn that ``try_open`` took."""
+        self._busy, self._open, self._holder = "", "", None
+        self._serial.release()
 
     @property
     def awaited(self) -> bool:

@@ -24,6 +24,8 @@ from ..calls.device_attempt import DeviceAttempt
 from ..calls.follow import Followed, FollowedAttempt, NobodyThere
 from ..calls.follower import NoFollowing, Recovery, kept
 from ..calls.observer import Observers
+from ..calls.open_attempt import OpenAttempt
+from ..calls.open_call import OpenCall
 from ..calls.session import Session
 from ..execute.execution import Executor, Means
 from ..execute.unit import Unit
@@ -43,6 +45,7 @@ from ..tensors.trailer import Flag, RankRecord, Trailer
 from .arrival import Arrival
 from .call_lock import CallLock
 from .inquiry import Entered, Inquiry
+from .open_calls import Move, OpenCalls, OpenFacts, next_move
 from .transport import Transport
 from .waiting import Limits, Waiting
 
@@ -156,6 +159,7 @@ class Engine:
         means = Means(plane, self._failures, self._waiting, self._nonfinite, self._layouts, registered, allocate)
         self._units = Executor(means)
         self._arrival = Arrival(plane, limits, self._failures, inquiry, recovery, self._layouts)
+        self._open = OpenCalls(plane, self._failures, self._waiting, self._observers, call_lock, limits.min_size)
         self.said_goodbye = False
         """True once a finished call announced that this member leaves: all members know."""
 
@@ -163,15 +167,21 @@ class Engine:
         """Finish ``call`` in this thread's turn; returns its status. Raises the error that ends this lifetime."""
         plane = self._plane
         if self._call_lock.departed:
+            self._open.abandon()
             return Status.ABORT
+        begun = self._open.take(call) if isinstance(call, OpenCall) else None
         try:
-            plane.enter(call)
-            plane.step_times.entered(call.began)
-            staging = self._pool.staging(call.layout)
-            if plane.phase is Phase.WAITING:
-                self._admit(call)
-            staging.turn()
-            found = self._carry_out(call)
+            found = None
+            if begun is None:
+                plane.enter(call)
+                plane.step_times.entered(call.began)
+                staging = self._pool.staging(call.layout)
+                if plane.phase is Phase.WAITING:
+                    self._admit(call)
+                staging.turn()
+            else:
+                found = self._end(begun)
+            found = found or self._carry_out(call)
             return Status.FAIL if found is None else self._delivered(call, *found)
         except LeftError:
             self._units.leave(call)
@@ -192,6 +202,54 @@ class Engine:
                 if self._arrival.call is not None:
                     self._arrival.end()
                 plane.step_times.left(self._threads.now())
+
+    # --- an open call ---------------------------------------------------------------------------------------------------
+
+    def open(self, call: OpenCall) -> bool:
+        """Enter ``call`` in the middle of backward, if that may be; then ``advance`` it, and ``run`` it at the end of backward,
+        or ``abandon`` it.
+        """
+        plane, session = self._plane, self._open.may_enter(call)
+        facts = OpenFacts(entered=False, early=session is not None, failed=False, complete=1, begun=0, room=True)
+        if next_move(facts) is not Move.ENTER or session is None:
+            return False
+        plane.enter(call)
+        plane.step_times.entered(call.began)
+        plane.computes(call, True)
+        staging = self._pool.staging(call.layout)
+        staging.turn()
+        record, goodbye = self._record(call)
+        if goodbye:
+            self._consensus.commit_to_leave()
+        if call.layout is not self._newest:
+            self._note(call.layout)
+        self._open.enter(call, session, staging, record)
+        return True
+
+    def advance(self, complete: int) -> None:
+        """The gradients of so many buckets of the open call are complete: begin what may begin."""
+        self._open.advance(complete)
+
+    def restart(self) -> None:
+        """An input of the open call has changed after it was staged: redo it at the end of backward."""
+        self._open.restart()
+
+    def abandon(self) -> None:
+        """The open call gets no gradients. Idempotent."""
+        self._open.abandon()
+        self._plane.step_times.left(self._threads.now())
+
+    def _end(self, attempt: OpenAttempt) -> tuple[Results, Session] | None:
+        """Backward has ended: finish what is under way. None if it failed: decide again in the next view."""
+        plane, call, session = self._plane, attempt.call, attempt.session
+        call.provide_all()
+        call.restart(self._threads.now())  # the deadline of a call counts what it waits for, not what the program computes
+        plane.computes(call, False)
+        results = self.attempt(call, session, attempt)
+        if results is not None:
+            return results, session
+        call.check_untouched()
+        return None
 
     # --- the story of a call -------------------------------------------------------------------------------------------
 
@@ -228,19 +286,25 @@ class Engine:
             call.check_untouched()  # it failed: in the next view decide again, to adopt it or redo it from the same inputs
         return None
 
-    def attempt(self, call: Call, session: Session) -> Results | None:
-        """Carry out all operations in ``session``; None if one failed, or there was a freeze meanwhile."""
+    def attempt(self, call: Call, session: Session, begun: OpenAttempt | None = None) -> Results | None:
+        """Carry out all operations in ``session``; None if one failed, or there was a freeze meanwhile.
+
+        ``begun``: the attempt at an open call, to be ended.
+        """
         plane = self._plane
-        if call.root_rank is not None:
-            call.address(session)
-        if not (self._units.perform(call, session) if isinstance(call, Unit) else plane.begin(session)):
-            return None
-        record, goodbye = self._record(call)
-        if session.group is None:
-            return self._alone(call, session, record)
-        if goodbye:
-            self._consensus.commit_to_leave()  # before a member can read the goodbye and act on it while the call fails here
-        attempt = self._operations(call, session)
+        if begun is None:
+            if call.root_rank is not None:
+                call.address(session)
+            if not (self._units.perform(call, session) if isinstance(call, Unit) else plane.begin(session)):
+                return None
+            record, goodbye = self._record(call)
+            if session.group is None:
+                return self._alone(call, session, record)
+            if goodbye:
+                self._consensus.commit_to_leave()  # before a member can read the goodbye and act on it, while the call fails
+            attempt = self._operations(call, session)
+        else:
+            attempt, record = begun, begun.record
         try:
             trailer, results = attempt.run(record, self._in_flight)
         except NobodyThere:
@@ -357,7 +421,7 @@ class Engine:
         self._consensus.average_success(call.number)
         instead: Sequence[Slot] | None = self._observers.finished(call, results) if self._observers.present else None
         if instead is not None:
-            self._pool.staging(results.layout).exchange(results.slots, instead)
+            self.keep(results, instead)
         elif self._handed:
             self._pool.staging(results.layout).cool()
         self._handed = instead is not None
@@ -367,7 +431,7 @@ class Engine:
             if not results.finite:
                 self._nonfinite.explain(call, session)
             return Status.FAIL
-        call.deliver(results)
+        call.deliver(results, views=call.views and self._plane.has_state)  # else nothing could replace results that are changed
         self._plane.counters.call_seconds.add(self._threads.now() - call.began)
         return Status.SUCCESS if session.size > 1 else Status.NO_NEED
 
@@ -439,6 +503,7 @@ class Engine:
 
     def keep(self, results: Results, instead: Sequence[Slot]) -> None:
         """Leave the slots of ``results`` to the observer that keeps them, and use the slots ``instead`` from now on."""
+        results.keep()
         self._pool.staging(results.layout).exchange(results.slots, instead)
 
     def undelivered(self, call: Call, error: BaseException) -> None:

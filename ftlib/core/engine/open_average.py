@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
 
 from ...status import Status
 from ..calls.open_call import OpenCall
 from ..tensors.layout import Layout
 
-__all__ = ["OpenAverage"]
+__all__ = ["CarriesOut", "OpenAverage"]
+
+
+class CarriesOut(Protocol):
+    """Carries out open calls (see ``FTLib``)."""
+
+    def begin_open(self, call: OpenCall) -> bool:
+        """Enter ``call`` now, if that may be."""
+
+    def advance_open(self, complete: int) -> None:
+        """The gradients of so many buckets are complete."""
+
+    def restart_open(self) -> None:
+        """A gradient that was staged has changed."""
+
+    def finish_open(self, call: OpenCall, *, opened: bool) -> Status:
+        """Carry out what is left of ``call``."""
+
+    def abandon_open(self) -> None:
+        """The call gets no gradients."""
 
 
 class OpenAverage:
@@ -18,16 +40,23 @@ class OpenAverage:
     will be no gradients. Between the first ``push`` and the end other calls of this thread are a ConfigError.
     """
 
-    def __init__(self, call: OpenCall, finish: Callable[[OpenCall], Status]) -> None:
-        """``finish``: carries out what is left of the call."""
+    def __init__(self, call: OpenCall, calls: CarriesOut) -> None:
+        """``calls``: carries out ``call``."""
         self._call = call
-        self._finish = finish
+        self._calls = calls
         self._pushed = 0
+        self._asked = False
+        self._opened = False
 
     @property
     def layout(self) -> Layout:
         """The buckets; their pieces have the indices of the parameters in the list that was passed."""
         return self._call.layout
+
+    @property
+    def inputs(self) -> Sequence[torch.Tensor | None]:
+        """This member's gradients as they were averaged, by the parameters' indices; kept as long as this object."""
+        return self._call.sources
 
     def push(self, number: int) -> None:
         """All gradients of bucket ``number`` are complete, and stay as they are until ``finish`` has returned.
@@ -38,15 +67,25 @@ class OpenAverage:
         if number != self._pushed:
             raise ValueError(f"bucket {number} was pushed, but bucket {self._pushed} comes next")
         self._pushed += 1
+        if not self._asked and self._call.layout.buckets[number].count:
+            self._asked, self._opened = True, self._calls.begin_open(self._call)
+        if self._opened:
+            self._calls.advance_open(self._pushed)
 
     def restart(self) -> None:
         """A gradient of a pushed bucket has changed after all: what was sent does not count, ``finish`` sends it anew."""
+        if self._opened:
+            self._calls.restart_open()
 
     def finish(self) -> Status:
         """Push what is left, wait for all members, and write the averages to the gradients. Statuses and errors: see
         ``FTLib.allreduce_average``.
         """
-        return self._finish(self._call)
+        opened, self._asked, self._opened = self._opened, True, False
+        return self._calls.finish_open(self._call, opened=opened)
 
     def abandon(self) -> None:
         """There will be no gradients: let no member wait for this one. Idempotent, also after ``finish``."""
+        opened, self._asked, self._opened = self._opened, True, False
+        if opened:
+            self._calls.abandon_open()

@@ -172,6 +172,8 @@ class Plane:
         with self.changed:
             call.compute(computing)
             self.tell()
+            if not computing:
+                self.changed.notify_all()  # who waits until this member is in the call
 
     def caught_up(self, origin: str, number: int) -> bool:
         """This member has the state on entry to call ``number``, which has just finished; it descends from ``origin``."""
@@ -307,9 +309,15 @@ class Plane:
             self.changed.wait_for(lambda: not self._acting_in(session), timeout)
 
     def in_call(self, number: int) -> bool:
-        """True if the training thread is inside call ``number``: unless the call changes the state, it is as on entry."""
+        """True if the training thread is inside call ``number``: unless the call changes the state, it is as on entry.
+
+        False while an open call computes: backward may change buffers.
+        """
         with self.changed:
-            return self.current is not None and self.current.number == number and not self.current.stand_in
+            current = self.current
+            if current is None or current.number != number or current.stand_in:
+                return False
+            return current.changes_state or not current.computing
 
     # --- the rebuild thread --------------------------------------------------------------------------------------------
 
@@ -478,4 +486,5 @@ class Plane:
         is_founder, late, drawn = self.founder, self.lag.calls > 0, self.data.report()
         signatures = (self._last_signature, entered)
         state = (is_founder, self.blank, self.has_state, late)
-        return Report(*calls, *signatures, self.origin, *state, drawn, self.newcomer)
+        spoilt = self.results is not None and self.results.changed
+        return Report(*calls, *signatures, self.origin, *state, drawn, self.newcomer, spoilt)

@@ -30,7 +30,7 @@ from ...errors import FTLibError
 from ...frameworks.base import Framework, Group, Work
 from ...frameworks.staged.group import StagedGroup
 from ...frameworks.staged.rows import HostRows
-from ..calls.adoption import donate
+from ..calls.adoption import Spoilt, donate
 from ..calls.salvage import FaultKind, SalvagePlan, plan
 from ..calls.session import Session
 from .hang import log_stall
@@ -272,10 +272,22 @@ class Rebuilder:
         for adopter in session.plan.adopters_of(self._plane.member_id):
             if results is None or session.group is None or results.number != session.plan.call:
                 raise FTLibError(f"the result of call {session.plan.call} is gone, but {session.name(adopter)} needs it")
+            try:
+                self._donations += donate(session.group, session.ranks[adopter], results)
+            except Spoilt as reason:
+                self._cannot_give(session, adopter, str(reason))
+                return
             extra = self._plane.about("donation", call=results.number, to=adopter)
             logger.info("giving the result of call %d to %s", results.number, session.name(adopter), extra=extra)
-            self._donations += donate(session.group, session.ranks[adopter], results)
             self._plane.counters.donated += 1
+
+    def _cannot_give(self, session: Session, adopter: str, why: str) -> None:
+        """A donation fails here: the next view's plan takes that into account, and gives the adopter the state instead."""
+        extra = self._plane.about("cannot_give", to=adopter)
+        logger.info("%s: %s gets the state instead of it", why, session.name(adopter), extra=extra)
+        self._consensus.average_failure(self._plane.finished + 1, ())  # before any thread can see the group fail
+        if session.group is not None:
+            session.group.abort()
 
     def _log(self, old: Session | None, new: Session) -> None:
         """Log the one INFO line of a view change: which members, why, the new size, the pause, and the driver."""

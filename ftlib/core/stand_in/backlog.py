@@ -159,7 +159,9 @@ class Backlog:
             results = entry.results
             if results.slots and not entry.granted:
                 self._nbytes -= results.layout.nbytes
-                entry.results = Results(results.number, results.layout, (), results.weight, results.finite)
+                entry.results = Results(
+                    results.number, results.layout, (), results.weight, results.finite, assumed=results.assumed
+                )
 
 
 def _give_back(call: Call, own: Sequence[torch.Tensor | None]) -> None:

@@ -32,6 +32,7 @@ from ...state.replay import why_not as why_not_replayed
 from ...status import Status
 from ..calls.call import Call, Results
 from ..calls.follower import NoFollowing
+from ..calls.open_call import OpenCall
 from ..calls.session import Session
 from ..engine.call_lock import CallLock
 from ..engine.engine import Engine
@@ -136,6 +137,20 @@ class Deputy:
             self._retired = ""
             with self._changed:
                 self._since = self._threads.now()
+
+    def open(self, call: OpenCall) -> bool:
+        """As ``Engine.open``. From then on the program is in its call, for which no deputy stands in."""
+        if self._backlog or not self._engine.open(call):
+            return False
+        with self._changed:
+            self._since = None
+        return True
+
+    def abandon(self) -> None:
+        """As ``Engine.abandon``."""
+        self._engine.abandon()
+        with self._changed:
+            self._since = self._threads.now()
 
     def _taken_over(self, call: Call) -> Status | None:
         """The status of ``call`` if the others have already finished it, else None. Raises like a call."""

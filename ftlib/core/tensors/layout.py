@@ -70,6 +70,9 @@ class Layout:
     """Bytes of data in all buckets."""
     places: tuple[str, ...] = field(init=False)
     """The devices of tensors that are not on the CPU."""
+    spares: int | None = None
+    """How many buckets may be staged before the first operation has ended, and so have two slots; None: as many as are under
+    way at a time (see ``staging``)."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "check", self.signature[:_CHECK])
@@ -135,7 +138,12 @@ def lay_out_in_order(
         found += [(max(turn[piece.index] for piece in bucket.pieces), bucket) for bucket in buckets]
     found.sort(key=lambda each: each[0])  # stable: the pieces of one tensor stay in order
     in_order = [bucket for _, bucket in found]
-    return Layout(check + identity, kind, _text(kind, names, where), _headed(in_order, alone=any(where)))
+    headed = _headed(in_order, alone=any(where))
+    # The small first bucket is ready long before the others; a second slot for each of these would double the memory.
+    first = next((bucket for bucket in headed if bucket.count), None)
+    alone = first is None or headed[0] is first or first.nbytes > 2 * first_bytes or first.pieces[0].shape is None
+    spares = 1 if alone else 2
+    return Layout(check + identity, kind, _text(kind, names, where), headed, spares=spares)
 
 
 def _names(specs: Sequence[TensorSpec], where: Sequence[str]) -> list[str]:

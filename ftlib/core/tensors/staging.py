@@ -7,6 +7,7 @@ alternate, the others have one.
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from collections import OrderedDict
@@ -169,11 +170,15 @@ class Staging:
     """The slots of one layout. Owned by the training thread."""
 
     def __init__(self, layout: Layout, in_flight: int, allocate: Allocate = room) -> None:
+        """``in_flight``: how many operations are under way at a time, unless the layout says how many spares there are."""
         self.layout = layout
+        self.spares = in_flight if layout.spares is None else layout.spares
+        """How many buckets may be staged before the first operation has ended."""
         self._allocate = allocate
-        self._turns = [2 if number < in_flight else 1 for number in range(len(layout.buckets))]
+        self._turns = [2 if number < self.spares else 1 for number in range(len(layout.buckets))]
         self._slots: list[list[Slot | None]] = [[None] * turns for turns in self._turns]
         self._free: list[list[Slot]] = [[] for _ in self._turns]
+        self._runs = _runs(layout)
         self._turn = 0
         self._prelude: torch.Tensor | None = None
 
@@ -196,14 +201,37 @@ class Staging:
         if slot is None and self._free[number]:
             slot = self._slots[number][turn] = self._free[number].pop()
         if slot is None or (slot.elements != wanted and not slot.fit(wanted)):
-            slot = self._slots[number][turn] = Slot(self.layout.buckets[number], wanted, self._allocate)
+            slot = self._slots[number][turn] = self._made(number, wanted)
         return slot
+
+    def aside(self, number: int, trailer_elements: int) -> Slot:
+        """As ``slot``, but another one than that: the program has its inputs there, in the last average."""
+        turn = self._turn % self._turns[number]
+        used, self._slots[number][turn] = self._slots[number][turn], None
+        slot = self.slot(number, trailer_elements)
+        if used is not None:
+            self._free[number].append(used)
+        return slot
+
+    def _made(self, number: int, trailer_elements: int) -> Slot:
+        """A new slot. Those of a split tensor are made side by side, so that together they are a tensor."""
+        run = self._runs.get(number)
+        if run is None:
+            return Slot(self.layout.buckets[number], trailer_elements, self._allocate)
+        buckets = self.layout.buckets[run.start : run.stop]
+        row = self._allocate(sum(bucket.count for bucket in buckets), buckets[0].dtype)
+        offset = 0
+        for each, bucket in zip(run, buckets, strict=True):
+            part = row[offset : offset + bucket.count]
+            self._free[each].append(Slot(bucket, 0, functools.partial(_given, part)))
+            offset += bucket.count
+        return self._free[number].pop()
 
     def warm(self, more: int) -> None:
         """Touch all memory that attempts will use, plus ``more`` sets of slots, before any thread waits for it."""
-        for number, bucket in enumerate(self.layout.buckets):
+        for number in range(len(self.layout.buckets)):
             while len(self._free[number]) < self._turns[number] + more:
-                self._free[number].append(Slot(bucket, 0, self._allocate))
+                self._free[number].append(self._made(number, 0))
                 self._free[number][-1].buffer.zero_()
 
     def cool(self) -> None:
@@ -250,6 +278,27 @@ class StagingPool:
         else:
             self._stagings.move_to_end(layout.signature)
         return staging
+
+
+def _given(part: torch.Tensor, _count: int, _dtype: torch.dtype) -> torch.Tensor:
+    """An ``Allocate`` that returns memory that is there."""
+    return part
+
+
+def _runs(layout: Layout) -> dict[int, range]:
+    """By number, the buckets that are parts of the same tensor and of nothing else, where slots have one turn each alike."""
+    runs: dict[int, range] = {}
+    tensors = [
+        bucket.pieces[0].index if len(bucket.pieces) == 1 and bucket.pieces[0].shape is None and not bucket.place else -1
+        for bucket in layout.buckets
+    ]
+    if layout.spares is None:
+        return runs
+    for number, index in enumerate(tensors):
+        if index >= 0:
+            begin = runs[number - 1].start if number and tensors[number - 1] == index else number
+            runs |= dict.fromkeys(range(begin, number + 1), range(begin, number + 1))
+    return runs
 
 
 def finite(tensor: torch.Tensor, numbers: Numbers | None = None) -> bool:

@@ -98,7 +98,7 @@ class ReplicationSender:
             return None
         layout = results.layout
         applied = call.kind is Kind.AVERAGE and not call.void(results)
-        slots, weight = results.slots if applied else (), results.weight
+        slots, weight = results.slots if applied else (), results.divisor
         if applied and not slots:  # a view of one: this member's own input is the result
             slots, weight = tuple(_staged(call, self._allocate)), 1.0
         record = ReplicationRecord(results.number, layout.signature, layout.kind, float(weight), results.view_id, slots)

@@ -39,7 +39,7 @@ class ReplicationRecord:
     kind: str
     """The layout's kind."""
     weight: float
-    """The sum of the weights, by which the sums in ``slots`` have to be divided."""
+    """The divisor (see ``Results``), by which the sums in ``slots`` have to be divided."""
     view_id: str
     """The view in which the result was computed: two records of one call are equal if their views are."""
     slots: tuple[Slot, ...]

@@ -1,0 +1,90 @@
+"""An open call's operations in the session in which it was entered: begun one by one, beside the program's computing."""
+
+from __future__ import annotations
+
+from ...errors import GroupError
+from ...frameworks.base import Operation, OperationKind
+from ..tensors.staging import Slot, Staging
+from ..tensors.trailer import RankRecord, Trailer
+from .attempt import Attempt, EnteredObserver, Waits
+from .call import Results
+from .open_call import OpenCall
+from .session import Session
+
+__all__ = ["OpenAttempt"]
+
+
+class OpenAttempt(Attempt):
+    """See ``Attempt``. Its layout is the one that all members expect, so there is no prelude."""
+
+    def __init__(
+        self,
+        call: OpenCall,
+        session: Session,
+        staging: Staging,
+        waits: Waits,
+        record: RankRecord,
+        plane: EnteredObserver | None = None,
+    ) -> None:
+        """``record``: this member's, for the head. The rest: see ``Attempt``."""
+        super().__init__(call, session, staging, waits, plane)
+        self.call = call
+        self.session = session
+        self.failure: GroupError | None = None
+        """Why it failed; None while it has not."""
+        self.record = record
+        self._count = len(call.layout.buckets)
+        self._slots: list[Slot] = []
+        """Those of the buckets whose operations were begun."""
+        call.assume(session.divisor)
+
+    @property
+    def begun(self) -> int:
+        """The number of operations that were begun."""
+        return len(self._slots)
+
+    @property
+    def room(self) -> bool:
+        """True if another bucket may be staged: before the first operation has ended, others may need this member's results."""
+        return self._trailer is not None or len(self._slots) < self._staging.spares
+
+    def fail(self, error: GroupError) -> None:
+        """Note that it failed."""
+        if self.failure is None:
+            self.failure = error
+
+    def poll(self) -> None:
+        """Look at the operations that have ended by now, in order. GroupError if one failed."""
+        while self._window and self._window[0][0].done():
+            self._reap()
+
+    def begin(self) -> None:
+        """Stage the next bucket, and begin its operation. There has to be ``room``."""
+        number, session = len(self._slots), self._session
+        assert session.group is not None
+        slot = self._staging.slot(number, session.codec.elements)
+        self.call.provide(slot.bucket)
+        if self.call.views and self.call.shares_memory(slot):
+            slot = self._staging.aside(number, session.codec.elements)
+        self.call.fill(slot)
+        if number == 0:
+            session.codec.write(slot.trailer, self.record, slot.bucket.op)
+        self._window.append((session.group.submit(Operation(OperationKind.ALLREDUCE, slot.flat, slot.bucket.op)), slot))
+        self._slots.append(slot)
+
+    def run(self, record: RankRecord, in_flight: int) -> tuple[Trailer, Results]:  # noqa: ARG002 - all of it is under way
+        """All gradients are there: begin what is left, and wait for everything. GroupError if an operation failed."""
+        if self.failure is not None:
+            raise self.failure
+        call, session = self.call, self._session
+        while len(self._slots) < self._count:
+            if not self.room:
+                self._reap()
+            self.begin()
+        while self._window:
+            self._reap()
+        assert self._trailer is not None
+        session.agree(call.layout)
+        session.averaged(self._trailer.weight)
+        results = Results(call.number, call.layout, self._slots, self._trailer.weight, self._finite, assumed=call.assumed)
+        return self._trailer, results

@@ -1,0 +1,88 @@
+"""Results as gradients: ``.grad`` becomes a view of the slot that holds the average, instead of a copy.
+
+So a step saves one pass over all gradients. The gradients that backward made stay as they are; whoever holds the call decides
+how long. A survivor that needs the results gets them only while the program has left them alone (see ``Results.changed``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Protocol
+
+import torch
+
+from ..tensors.layout import Piece
+from ..tensors.staging import Slot
+
+__all__ = ["Shown", "present"]
+
+
+class Shown(Protocol):
+    """The results that are presented (see ``Results``)."""
+
+    slots: tuple[Slot, ...]
+
+    def show(self, slots: Sequence[Slot]) -> None:
+        """The program is about to see these slots."""
+
+
+def present(results: Shown, owners: Sequence[torch.Tensor], copy: Callable[[Piece, torch.Tensor], None]) -> None:
+    """Point the gradients of ``owners`` to the averages in ``results``.
+
+    ``copy``: writes the average of a piece to the gradient that is there. It gets what cannot be a view: gradients of another
+    dtype or memory format than the wire's, and parts of tensors whose slots are not side by side.
+    """
+    shown: list[Slot] = []
+    gradients: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for slot in results.slots:
+        found = [
+            (owner, view)
+            for piece, view in zip(slot.bucket.pieces, slot.views, strict=True)
+            if piece.shape is not None and fits(owner := owners[piece.index], slot)
+        ]
+        if found:
+            shown.append(slot)
+            gradients += found
+    for index, parts in groupby(_parts(results.slots), key=lambda part: part[1].index):
+        slots = [slot for slot, _ in parts]
+        if (whole := joined(slots, owners[index])) is not None:
+            shown += slots
+            gradients.append((owners[index], whole))
+    results.show(shown)  # first: a change right after must be noticed
+    for owner, view in gradients:
+        owner.grad = view
+    if len(gradients) < len(owners):
+        taken = {id(owner) for owner, _ in gradients}
+        for slot in results.slots:
+            for piece, view in zip(slot.bucket.pieces, slot.views, strict=True):
+                if id(owners[piece.index]) not in taken:
+                    copy(piece, view)
+
+
+def fits(owner: torch.Tensor, slot: Slot) -> bool:
+    """True if a view of the slot can be the gradient of ``owner``."""
+    return (
+        type(owner) is torch.nn.Parameter
+        and owner.dtype is slot.bucket.dtype
+        and owner.is_contiguous()
+        and not slot.bucket.place
+    )
+
+
+def joined(slots: Sequence[Slot], owner: torch.Tensor) -> torch.Tensor | None:
+    """The data of consecutive slots as the gradient of ``owner``; None where that is not possible."""
+    if not fits(owner, slots[0]):
+        return None
+    first = slots[0].host
+    address = first.data_ptr()
+    for slot in slots:
+        if slot.host.data_ptr() != address or slot.host.untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
+            return None
+        address += slot.host.nbytes
+    return first.as_strided(owner.shape, owner.stride(), first.storage_offset())
+
+
+def _parts(slots: Sequence[Slot]) -> list[tuple[Slot, Piece]]:
+    """The pieces that are parts of tensors, in order."""
+    return [(slot, piece) for slot in slots for piece in slot.bucket.pieces if piece.shape is None]

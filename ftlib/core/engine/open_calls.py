@@ -1,0 +1,163 @@
+"""Open calls: averages that are entered and begun while the program still computes its gradients.
+
+``next_move`` is the one decision, ``OpenCalls`` carries it out, on the training thread. Where a call may not be entered early,
+or its communication fails, nothing is done until the end of backward; then the engine carries it out like any other call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from ...errors import GroupError
+from ..calls.attempt import SETTLE, Waits
+from ..calls.observer import Observers
+from ..calls.open_attempt import OpenAttempt
+from ..calls.open_call import OpenCall
+from ..calls.session import Session
+from ..plane.failures import Failures
+from ..plane.phase import Phase
+from ..plane.plane import Plane
+from ..tensors.staging import Staging
+from ..tensors.trailer import RankRecord
+from .call_lock import CallLock
+
+__all__ = ["Move", "OpenCalls", "OpenFacts", "next_move", "why_not_early"]
+
+
+class Move(Enum):
+    """What an open call does next, while the program computes."""
+
+    ENTER = "enter the call, and begin its first operation"
+    BEGIN = "begin the next bucket's operation"
+    HOLD = "wait for more gradients, or for the first operation to end"
+    DEFER = "leave everything else to the end of backward"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFacts:
+    """The inputs of a decision."""
+
+    entered: bool
+    early: bool
+    """True if the call may be entered now (see ``why_not_early``); counts before it is entered only."""
+    failed: bool
+    """True if communication has failed, or the session is over."""
+    complete: int
+    """The number of buckets whose gradients are complete."""
+    begun: int
+    """The number of buckets whose operations were begun."""
+    room: bool
+    """True if another bucket may be staged now."""
+
+
+def next_move(facts: OpenFacts) -> Move:
+    """What an open call does next."""
+    if facts.failed or not (facts.entered or facts.early):
+        return Move.DEFER
+    if not facts.entered:
+        return Move.ENTER
+    return Move.BEGIN if facts.begun < facts.complete and facts.room else Move.HOLD
+
+
+def why_not_early(plane: Plane, call: OpenCall, min_size: int) -> str:
+    """Why ``call`` may not be entered in the middle of backward; empty if it may. Under the plane's lock.
+
+    Such a call may have to wait, to load the state, to take part in other calls, or to freeze at its end: that belongs to the
+    end of backward.
+    """
+    session = plane.session
+    if plane.phase is not Phase.ACTIVE or session is None:
+        return "no view is active"
+    agreed = session.agreed
+    reasons = (
+        (session.group is None or session.size < min_size, "there are too few members"),
+        (plane.newcomer or not plane.level, "this member does not have the state yet"),
+        (plane.lag.calls > 0, "this member is late"),
+        (plane.wished or plane.leaving(), "a member joins or leaves after this call"),
+        (session.donor is not None and plane.finished < session.plan.call, "the others have finished this call"),
+        (agreed is None or agreed.signature != call.layout.signature, "the call before was another one"),
+        (bool(call.layout.places), "tensors are on devices"),
+    )
+    return next((text for holds, text in reasons if holds), "")
+
+
+class OpenCalls:
+    """The open call of one lifetime, if there is one. Owned by the training thread."""
+
+    def __init__(
+        self, plane: Plane, failures: Failures, waits: Waits, observers: Observers, call_lock: CallLock, min_size: int
+    ) -> None:
+        self._plane = plane
+        self._failures = failures
+        self._waits = waits
+        self._observers = observers
+        self._call_lock = call_lock
+        self._min_size = min_size
+        self._attempt: OpenAttempt | None = None
+        self._call: OpenCall | None = None
+        """The call that was entered early."""
+
+    def may_enter(self, call: OpenCall) -> Session | None:
+        """The session in which ``call`` may be entered now; None if it may not."""
+        plane = self._plane
+        if (
+            self._call_lock.departed or self._observers.present
+        ):  # an observer may be reading the state, which backward may change
+            return None
+        with plane.changed:
+            return None if why_not_early(plane, call, self._min_size) else plane.session
+
+    def enter(self, call: OpenCall, session: Session, staging: Staging, record: RankRecord) -> None:
+        """The plane has entered ``call``: begin its operations in ``session``."""
+        plane = self._plane
+        self._call, self._attempt = call, OpenAttempt(call, session, staging, self._waits, record, plane)
+        if not plane.begin(session):
+            self._attempt.fail(GroupError("the session was over before the call began"))
+
+    def advance(self, complete: int) -> None:
+        """Begin what may begin, now that the gradients of so many buckets are complete. Waits for nobody."""
+        attempt, call = self._attempt, self._call
+        if attempt is None or call is None or attempt.failure is not None:
+            return
+        try:
+            attempt.poll()
+            while self._move(attempt, complete) is Move.BEGIN:
+                attempt.begin()
+        except GroupError as error:
+            self._fail(attempt, error)
+
+    def restart(self) -> None:
+        """An input has changed after it was staged: what was sent is void."""
+        attempt = self._attempt
+        if attempt is not None and attempt.failure is None:
+            self._fail(attempt, GroupError("a gradient changed after it was sent"))
+        if self._call is not None:
+            self._call.withdraw()
+
+    def take(self, call: OpenCall) -> OpenAttempt | None:
+        """The program's backward has ended: the attempt that is under way for ``call``, to be ended by the caller."""
+        if self._call is not call:
+            return None
+        attempt, self._attempt, self._call = self._attempt, None, None
+        return attempt
+
+    def abandon(self) -> None:
+        """The call gets no gradients: let the others know, so that none waits for this member. Idempotent."""
+        attempt, self._attempt, self._call = self._attempt, None, None
+        if attempt is None:
+            return
+        if self._plane.current is attempt.call:
+            self._failures.abandon()
+        attempt.settle(SETTLE)
+
+    def _move(self, attempt: OpenAttempt, complete: int) -> Move:
+        failed = attempt.failure is not None
+        return next_move(
+            OpenFacts(entered=True, early=False, failed=failed, complete=complete, begun=attempt.begun, room=attempt.room)
+        )
+
+    def _fail(self, attempt: OpenAttempt, error: GroupError) -> None:
+        """Report at once, though the program goes on computing: the others may wait for a view without a dead member."""
+        attempt.fail(error)
+        self._failures.report(attempt.call, attempt.session, error)
