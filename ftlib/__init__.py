@@ -36,9 +36,11 @@ if TYPE_CHECKING:
     from .data.distributed_sampler import DistributedSampler
     from .data.elastic_sampler import ElasticSampler
     from .ftlib import FTLib
+    from .train.data_parallel import DistributedDataParallel
 
 __all__ = [
     "ConfigError",
+    "DistributedDataParallel",
     "DistributedSampler",
     "ElasticSampler",
     "Excluded",
@@ -55,6 +57,7 @@ __all__ = [
 ]
 
 _LAZY = {
+    "DistributedDataParallel": "train.data_parallel",
     "DistributedSampler": "data.distributed_sampler",
     "ElasticSampler": "data.elastic_sampler",
     "FTLib": "ftlib",

@@ -160,7 +160,8 @@ class FTLib(Calls):
         if apply is not None and not callable(apply):
             raise ConfigError("apply= must be callable")
         roles = {"model": model, "optimizer": optimizer, "sampler": sampler, "extra": extra}
-        registered, data = Registered(roles, state_dict, load_state_dict, apply), self._plane.data
+        registered = Registered(roles, state_dict, load_state_dict, apply, agreed=self.agreed)
+        data = self._plane.data
         for elastic in registered.elastic():
             data.register(elastic)
         self._lives.life.register(registered)

@@ -31,6 +31,7 @@ from .core.tensors.targets import Layouts, Targets, check_writable, targets_of
 from .data.unregistered import READ
 from .errors import ConfigError, Excluded, FTLibError, JobEnded
 from .lifecycle.rejoin import Succession
+from .state.agreed import Agreed
 from .status import Status
 
 logger = logging.getLogger("ftlib")
@@ -65,6 +66,8 @@ class Calls(ABC):
         self._trains = False
         """Whether gradients were averaged."""
         self._reminders = Reminders()
+        self.agreed = Agreed()
+        """Values that the members agreed upon; they travel with the registered state."""
 
     @property
     def _plane(self) -> Plane:
@@ -127,6 +130,16 @@ class Calls(ABC):
             remark=targets.remark,
         )
         return self._run(call) if wait else self._begin(call)
+
+    @property
+    def has_state(self) -> bool:
+        """True if the program registered its state."""
+        return self._plane.has_state
+
+    @property
+    def in_unit(self) -> bool:
+        """True within the function of ``execute``."""
+        return self._execution is not None
 
     def lay_out_average(
         self, module: torch.nn.Module, parameters: Sequence[torch.nn.Parameter], order: Sequence[int], **sizes: int

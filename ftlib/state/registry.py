@@ -15,9 +15,12 @@ from ..common.device_waits import settle
 from ..common.devices import HOST, place_of
 from ..data.sampling import Sampling
 from ..errors import ConfigError
+from .agreed import Agreed
 
 UNKNOWN = bytes(16)
 """See ``Registered.shape``."""
+_AGREED = "agreed"
+"""The key of ``Registered.agreed`` in the tree, beside the roles."""
 
 Kind = TypeVar("Kind")
 
@@ -42,8 +45,11 @@ class Registered:
         state_dict: Callable[[], Any] | None = None,
         load_state_dict: Callable[[Any], Any] | None = None,
         apply: Callable[[], Any] | None = None,
+        *,
+        agreed: Agreed | None = None,
     ) -> None:
         """``roles``: name -> one object or a sequence. ``apply``: applies the gradients that lie in the parameters.
+        ``agreed``: values that travel with the state.
 
         ConfigError naming the object that has no state.
         """
@@ -51,6 +57,7 @@ class Registered:
         if (state_dict is None) != (load_state_dict is None):
             raise ConfigError("register_state needs both state_dict= and load_state_dict=, or neither")
         self._save, self._load, self.apply = state_dict, load_state_dict, apply
+        self.agreed = Agreed() if agreed is None else agreed
         if not self._roles and state_dict is None:
             raise ConfigError(
                 "register_state was given nothing: pass model=, optimizer=, ... or state_dict= and load_state_dict="
@@ -61,7 +68,7 @@ class Registered:
         tree: dict[str, Any] = {role: [item.state_dict() for item in items] for role, items in self._roles.items()}
         if self._save is not None:
             tree["custom"] = self._save()
-        return {"step": step, **tree}
+        return {"step": step, _AGREED: self.agreed.state(), **tree}
 
     def of(self, kind: type[Kind]) -> dict[tuple[str, int], Kind]:
         """The objects of class ``kind``, by role and index: ``tree()[role][index]`` is such an object's state."""
@@ -128,6 +135,7 @@ class Registered:
                     _load(role, item.load_state_dict, state)
         if self._load is not None:
             _load("load_state_dict", self._load, tree["custom"])
+        self.agreed.load(tree.get(_AGREED))
 
     def check(self, tree: object) -> None:
         """ConfigError if ``tree`` has other roles, or another number of objects."""

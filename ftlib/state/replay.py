@@ -25,6 +25,8 @@ def replay(registered: Registered, without: Iterable[torch.Tensor] = ()) -> None
 
 def why_not(registered: Registered) -> str:
     """Why averages cannot be replayed; empty if they can."""
+    if registered.agreed.obstacle:
+        return registered.agreed.obstacle
     if registered.apply is not None:
         return ""
     optimizers = stepping(registered)

@@ -1,0 +1,1 @@
+"""Training in data parallel: wrappers that average gradients while backward runs, and optimizers that know of steps."""

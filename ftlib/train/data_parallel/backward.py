@@ -1,0 +1,367 @@
+"""One backward pass after the other: gradients are counted down by hooks, averaged at its end at the latest.
+
+A pass begins when backward reaches an output of ``forward`` (or, if it reached none, the first parameter): there the callback
+for its end is queued, since it then runs after everything else, re-entrant checkpoints included. The average is opened with the
+first gradient. Where backward fails, the engine drops the callback uncalled, before the program's ``except`` clause runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd import profiler
+
+from ...common.units import size
+from ...core.engine.open_average import OpenAverage
+from ...core.tensors.layout import Layout
+from ...errors import ConfigError
+from ...ftlib import FTLib
+from ...status import Status
+from ..wrapped import Outcomes
+from .countdown import Countdown
+from .outputs import reaches
+from .ready_order import ReadyOrder
+from .trained import Trained
+from .used import Used
+
+__all__ = ["Backward", "Options"]
+
+logger = logging.getLogger("ftlib")
+
+_IDLE, _BEGUN, _OPEN = 0, 1, 2
+"""Between passes; backward has begun; the average has been opened. Plain numbers, as hooks compare them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the program chose."""
+
+    bucket_bytes: int
+    first_bytes: int
+    views: bool
+    static: bool
+    find_unused: bool
+
+
+class Backward:
+    """The passes of one wrapped module. Used by the thread that runs backward."""
+
+    def __init__(self, ft: FTLib, module: nn.Module, trained: Trained, options: Options, outcomes: Outcomes) -> None:
+        """``outcomes`` is told how each pass ended."""
+        self._ft = ft
+        self._module = module
+        self._trained = trained
+        self._options = options
+        self._outcomes = outcomes
+        self._order = ReadyOrder(ft)
+        self._queue = _QUEUES.setdefault(ft, [])
+        count = len(trained.all)
+        self._countdown = Countdown(count + 1)  # the last one: the flags of used parameters
+        self._used = Used(count) if options.find_unused else None
+        self._hooks: dict[int, torch.utils.hooks.RemovableHandle] = {}
+        self._layout: Layout | None = None
+        self._key = b""
+        """Of the order that ``_layout`` has."""
+        self._laid_out = False
+        """True if the countdown is of ``_layout``."""
+        self._learned = False
+        """True once a pass has shown how often each gradient comes."""
+        self._phase = [_IDLE]
+        self._armed = False
+        """True if a gradient begins a pass, though backward reached no output."""
+        self._roots: list[Any] = []
+        """The nodes of the graph at which backward entered the module."""
+        self._average: OpenAverage | None = None
+        """The present average; between passes the last one, which keeps the memory of its gradients for the next."""
+        self._pushed = 0
+        self._early = False
+        """True while buckets may be pushed before the end."""
+        self._weight: float | None = None
+        self._batches = 1
+        self._views_told = not options.views
+
+    # --- outside of backward -------------------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Forward begins, and backward will average."""
+        if self._phase[0] != _IDLE and torch._C._current_graph_task_id() == -1:  # noqa: SLF001 - the only way to ask
+            self.failed()
+        self.look()
+        self._armed = bool(self._trained.numbers)
+
+    def disarm(self) -> None:
+        """Forward begins, and backward will not average."""
+        self._armed = False
+
+    def weigh(self, weight: float | None, batches: int) -> None:
+        """Of the next pass."""
+        self._weight, self._batches = weight, batches
+
+    def look(self) -> None:
+        """Take account of parameters that were frozen, or are trained again."""
+        changed = self._trained.look()
+        if changed is None:
+            return
+        for number in self._trained.numbers:
+            if number not in self._hooks:
+                hook = self._hook(number)
+                parameter = self._trained.all[number]
+                self._hooks[number] = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+        self._order.concern(len(self._trained.numbers), self._trained.digest())
+        self._countdown.forget()
+        self._layout, self._learned = None, False
+        if changed:
+            logger.info("the buckets of gradients are laid out again, as other parameters are trained: %s", changed)
+
+    def detach(self) -> None:
+        """Remove the hooks."""
+        for handle in self._hooks.values():
+            handle.remove()
+        self._hooks.clear()
+
+    # --- in backward ---------------------------------------------------------------------------------------------------
+
+    def reached(self, _gradient: torch.Tensor) -> None:
+        """Backward has reached an output of the module."""
+        if self._phase[0] == _IDLE:
+            self._begin()
+        if self._phase[0] == _BEGUN:
+            self._roots.append(torch._C._current_autograd_node())  # noqa: SLF001 - the only way to ask
+
+    def failed(self) -> None:
+        """There will be no more gradients."""
+        average, opened = self._average, self._phase[0] == _OPEN
+        self._close(None)
+        if opened and average is not None:
+            average.abandon()
+
+    def _hook(self, number: int) -> Callable[[torch.Tensor], None]:
+        """The hook of one parameter. It runs for every gradient: nothing here that does not have to be."""
+        phase, countdown = self._phase, self._countdown
+        remaining, buckets, left, seen = countdown.remaining, countdown.buckets, countdown.left, countdown.seen.append
+        opens, odd, complete = self._opens, self._odd, self._complete
+
+        def hook(_parameter: torch.Tensor) -> None:
+            if phase[0] != _OPEN and not opens(number):
+                return
+            count = remaining[number] - 1
+            remaining[number] = count
+            if count:
+                odd(number, count)
+                return
+            seen(number)
+            for bucket in buckets[number]:
+                left[bucket] -= 1
+                if not left[bucket]:
+                    complete(bucket)
+
+        return hook
+
+    def _opens(self, number: int) -> bool:
+        """A gradient came while no average is open: open one, if this is a pass."""
+        if self._phase[0] == _IDLE:
+            if not self._armed:
+                if self._used is not None:
+                    self._used.here[number] = True
+                return False
+            if _inside_checkpoint():
+                raise ConfigError(
+                    "backward has reached parameters within a re-entrant checkpoint, but no tensor that forward returned: its "
+                    "end cannot be seen there; use checkpoint(..., use_reentrant=False), or return the tensors from forward"
+                )
+            self._begin()
+        self._open()
+        return True
+
+    def _odd(self, number: int, count: int) -> None:
+        """A gradient came that is not the last one, or one more than was expected."""
+        if count < 0 and any(bucket < self._pushed for bucket in self._countdown.buckets[number]):
+            self._early = False
+            if self._average is not None:
+                self._average.restart()
+
+    def _complete(self, bucket: int) -> None:
+        """All gradients of ``bucket`` are there."""
+        if bucket == self._pushed and self._early:
+            self._push()
+
+    def _begin(self) -> None:
+        self._average = None
+        self._roots.clear()
+        self._phase[0] = _BEGUN
+        self._queue.append(self)
+        end = _End(weakref.WeakMethod(self._end), weakref.WeakMethod(self.failed))
+        torch.autograd.Variable._execution_engine.queue_callback(end)  # noqa: SLF001 - no public name
+
+    def _open(self) -> None:
+        """The first gradient is there. Buckets may be on their way from now on, or the average waits for the end: where tensors
+        are on devices or sharded, where the order is to be agreed on before, and behind another model's average, as all members
+        must have the averages of one backward in the same order.
+        """
+        layout, trained = self._lay_out(), self._trained
+        if not self._laid_out:
+            numbers = [*trained.numbers, len(trained.all)]
+            self._countdown.lay_out([[numbers[piece.index] for piece in bucket.pieces] for bucket in layout.buckets])
+            self._laid_out = True
+        self._countdown.begin()
+        self._pushed = 0
+        self._phase[0] = _OPEN
+        self._early = self._queue[0] is self and not (layout.places or trained.sharded or self._order.due)
+        if self._early:
+            self._make()
+            self._push()
+
+    def _make(self) -> None:
+        """Make the average."""
+        options = self._options
+        views = options.views and self._ft.has_state
+        if not views and not self._views_told:
+            self._views_told = True
+            logger.info(
+                "gradient_as_bucket_view: gradients are copied, as no state is registered, with which another worker could be "
+                "helped once they have been changed in place; call register_state before the first backward"
+            )
+        self._average = self._ft.open_average(
+            self._owners(),
+            self._lay_out(),
+            self._lay_out,
+            module=self._module,
+            weight=self._weight,
+            batches=self._batches,
+            views=views,
+        )
+
+    def _lay_out(self) -> Layout:
+        """The buckets, in the order that is agreed by now."""
+        key = self._order.key
+        if self._layout is None or key != self._key:
+            order, owners, options = self._order.order(), self._owners(), self._options
+            order += range(len(order), len(owners))  # the flags
+            sizes = {"bucket_bytes": options.bucket_bytes, "first_bytes": options.first_bytes}
+            self._layout = self._ft.lay_out_average(self._module, owners, order, **sizes)
+            self._key, self._laid_out = key, False
+        return self._layout
+
+    def _owners(self) -> list[nn.Parameter]:
+        owners = self._trained.owners
+        return owners if self._used is None else [*owners, self._used.flags(len(owners))]
+
+    def _push(self) -> None:
+        """Push the next buckets, as many as are complete."""
+        left = self._countdown.left
+        while self._pushed < len(left) and not left[self._pushed]:
+            self._pushed += 1  # at once: a push may let other code run
+            self._push_one(self._pushed - 1)
+
+    def _push_one(self, number: int) -> None:
+        average = self._average
+        assert average is not None
+        if profiler._is_profiler_enabled:  # noqa: SLF001 - what torch's own optimizers ask
+            with profiler.record_function(f"ftlib bucket {number} ({size(average.layout.buckets[number].nbytes)})"):
+                average.push(number)
+        else:
+            average.push(number)
+
+    # --- its end -------------------------------------------------------------------------------------------------------
+
+    def _end(self) -> None:
+        """All gradients that come in this backward are there."""
+        if self._phase[0] == _BEGUN:
+            if reaches(self._roots, self._trained.ids):  # they were asked for nothing: torch.autograd.grad
+                self._leave()
+                return
+            self._open()
+        try:
+            if self._average is None:
+                self._order.agree()
+                self._make()
+            status = self._finish()
+        except BaseException:
+            self.failed()
+            raise
+        self._close(status)
+
+    def _finish(self) -> Status:
+        trained, countdown, used, average = self._trained, self._countdown, self._used, self._average
+        assert average is not None
+        countdown.remaining[-1] -= 1  # the flags come now
+        if used is not None:
+            for number in trained.numbers:
+                used.here[number] |= countdown.times(number) > 0
+            used.enter(trained.numbers, trained.owners)
+        trained.lend()
+        for number in range(self._pushed, len(average.layout.buckets)):
+            self._push_one(number)
+        if profiler._is_profiler_enabled:  # noqa: SLF001
+            with profiler.record_function("ftlib finish"):
+                status = average.finish()
+        else:
+            status = average.finish()
+        if used is not None:
+            used.leave(averaged=status is Status.SUCCESS)
+        trained.take_back()
+        if status is not Status.ABORT:
+            self._learn()
+        return status
+
+    def _learn(self) -> None:
+        """This pass shows how often each gradient comes, and in what order: later ones wait for as many."""
+        countdown, trained, static = self._countdown, self._trained, self._options.static and not self._learned
+        if static or min(countdown.remaining) < 0:
+            countdown.learn(all_of=static)
+        self._learned = True
+        self._order.finished(countdown.seen, trained.numbers)
+
+    def _close(self, status: Status | None) -> None:
+        """The pass is over; None: it failed."""
+        self._leave()
+        self._armed = False
+        self._weight, self._batches = None, 1
+        self._outcomes.ended(status)
+
+    def _leave(self) -> None:
+        self._phase[0] = _IDLE
+        self._roots.clear()
+        if self in self._queue:
+            self._queue.remove(self)
+
+
+_QUEUES: weakref.WeakKeyDictionary[FTLib, list[Backward]] = weakref.WeakKeyDictionary()
+"""By worker: the models whose passes are under way, in the order in which they began, which is that of their ends."""
+
+
+class _End:
+    """The callback at the end of backward. Uncalled, it tells by its end that backward has failed."""
+
+    def __init__(self, end: weakref.WeakMethod[Callable[[], None]], failed: weakref.WeakMethod[Callable[[], None]]) -> None:
+        self._end = end
+        self._failed: weakref.WeakMethod[Callable[[], None]] | None = failed
+
+    def __call__(self) -> None:
+        self._failed = None
+        if (end := self._end()) is not None:
+            end()
+
+    def __del__(self) -> None:
+        if self._failed is not None and (failed := self._failed()) is not None:
+            failed()
+
+
+def _inside_checkpoint() -> bool:
+    """True if this is called by the backward of a re-entrant checkpoint."""
+    module = sys.modules.get("torch.utils.checkpoint")
+    if module is None:
+        return False
+    code = module.CheckpointFunction.backward.__code__
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001 - the engine's frames are on the same stack
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame is not None

@@ -1,0 +1,93 @@
+"""The order in which gradients become ready, as all members have agreed on it.
+
+Buckets follow it, so that the first ones are complete early in backward. Nobody knows it before the first backward: until then
+it is the reverse of the order in which the parameters were registered, the best guess. The first average shows each member its
+own order; just before the next average the members take over that of rank 0, once and for good.
+
+What was agreed is one of the values that travel with the registered state (``state.agreed``), as are the steps towards it: so
+whoever has the state acts as the others do. Without registered state nothing could tell a joiner, and the guess stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from ...ftlib import FTLib
+
+__all__ = ["ReadyOrder"]
+
+_DIGEST = 8
+
+
+class ReadyOrder:
+    """The order of one wrapper: indices into the list of its trained parameters."""
+
+    def __init__(self, ft: FTLib) -> None:
+        self._ft = ft
+        self._name = ft.agreed.name()
+        self._digest = b""
+        self._count = 0
+        self._observed: list[int] | None = None
+        """The order of this member's latest backward, until one is agreed."""
+
+    def concern(self, count: int, digest: bytes) -> None:
+        """From now on the order is of so many parameters; ``digest`` (8 bytes) says which."""
+        self._count, self._digest, self._observed = count, digest, None
+
+    @property
+    def key(self) -> bytes:
+        """Equal bytes stand for the same order."""
+        agreed = self._agreed()
+        return self._digest + (b"" if agreed is None else agreed)
+
+    def order(self) -> list[int]:
+        """The order that holds for the next average."""
+        agreed = self._agreed()
+        if agreed:
+            order: list[int] = np.frombuffer(agreed, "<u4").tolist()
+            if sorted(order) == list(range(self._count)):
+                return order
+        return list(reversed(range(self._count)))
+
+    @property
+    def due(self) -> bool:
+        """True if the order is to be agreed on before the next average."""
+        return self._agreed() == b"" and self._may()
+
+    def agree(self) -> None:
+        """Before an average, outside of any call: take over the order of rank 0, if that is due."""
+        if not self.due:
+            return
+        observed = self._observed or list(reversed(range(self._count)))
+        order = torch.tensor(observed, dtype=torch.int64)
+        if self._ft.broadcast(order, 0):  # else rank 0 is gone: all members try again before the next average
+            self._put(order.tolist())
+            self._observed = None
+
+    def finished(self, observed: Sequence[int], numbers: Sequence[int]) -> None:
+        """An average has been finished, by all members; here, gradients were complete in the order ``observed``.
+
+        ``numbers``: what stands in ``observed`` for each of the trained parameters.
+        """
+        agreed = self._agreed()
+        if agreed or not self._may():
+            return
+        places = {number: index for index, number in enumerate(numbers)}
+        first = dict.fromkeys(places[number] for number in observed)
+        self._observed = [*first, *(index for index in reversed(range(self._count)) if index not in first)]
+        if agreed is None:
+            self._put([])
+
+    def _may(self) -> bool:
+        return self._count > 1 and self._ft.has_state and not self._ft.in_unit
+
+    def _agreed(self) -> bytes | None:
+        """The agreed order; empty if it is to be agreed before the next average; None before the first average."""
+        value = self._ft.agreed.get(self._name)
+        return value[_DIGEST:] if value is not None and value[:_DIGEST] == self._digest else None
+
+    def _put(self, order: Sequence[int]) -> None:
+        self._ft.agreed.put(self._name, self._digest + np.array(order, "<u4").tobytes())

@@ -1,0 +1,91 @@
+"""The parameters of a wrapped module, and which of them are trained at present."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from typing import Any
+
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
+
+from ...errors import ConfigError
+
+__all__ = ["Trained"]
+
+
+class Trained:
+    """All parameters of a module, each once; those with ``requires_grad`` are averaged. A *number* is an index among all."""
+
+    def __init__(self, module: nn.Module) -> None:
+        """ConfigError names a parameter that cannot be averaged."""
+        named = list(module.named_parameters())
+        for name, parameter in named:
+            if isinstance(parameter, UninitializedParameter):
+                raise ConfigError(f"parameter {name} has no shape yet: run a forward pass before the module is wrapped")
+        for name, part in module.named_modules():
+            if isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and part.sparse and part.weight.requires_grad:
+                raise ConfigError(f"module {name} has sparse gradients, only dense ones can be averaged: give it sparse=False")
+        self.names = [name for name, _ in named]
+        self.all = [parameter for _, parameter in named]
+        self.ids = frozenset(map(id, self.all))
+        self.numbers: list[int] = []
+        """The numbers of the trained ones, in registration order."""
+        self.owners: list[nn.Parameter] = []
+        """What is averaged: those parameters themselves; for a DTensor, a plain parameter on the same memory."""
+        self._flags = [False] * len(named)
+        self._sharded: list[tuple[Any, nn.Parameter]] = []
+        """The trained DTensors, with the plain parameters that stand for them."""
+
+    def look(self) -> str | None:
+        """See which are trained now. None if that is as before; else what has changed, in words."""
+        flags = [parameter.requires_grad for parameter in self.all]
+        if flags == self._flags:
+            return None
+        both = zip(self.names, flags, self._flags, strict=True)
+        changed = [(name, now) for name, now, before in both if now != before]
+        first, self._flags = not self.numbers, flags
+        self.numbers = [number for number, flag in enumerate(flags) if flag]
+        self._sharded = []
+        self.owners = [self._owner(self.all[number]) for number in self.numbers]
+        return "" if first else "; ".join(filter(None, (_said(changed, now=True), _said(changed, now=False))))
+
+    def digest(self) -> bytes:
+        """Eight bytes, equal where the same parameters are trained."""
+        text = "\n".join(f"{self.names[number]} {tuple(self.all[number].shape)}" for number in self.numbers)
+        return hashlib.blake2b(text.encode(), digest_size=8).digest()
+
+    def lend(self) -> None:
+        """Before an average: give the local parts of sharded gradients to the plain parameters."""
+        for parameter, plain in self._sharded:
+            plain.grad = None if parameter.grad is None else parameter.grad.to_local()
+
+    def take_back(self) -> None:
+        """After an average: the results are the local parts of the sharded gradients."""
+        for parameter, plain in self._sharded:
+            if plain.grad is None or (parameter.grad is not None and parameter.grad.to_local() is plain.grad):
+                continue
+            mesh, placements = parameter.device_mesh, parameter.placements
+            shape, stride = parameter.shape, parameter.stride()
+            parameter.grad = type(parameter.data).from_local(
+                plain.grad, mesh, placements, run_check=False, shape=shape, stride=stride
+            )
+
+    @property
+    def sharded(self) -> bool:
+        """True if some of the trained parameters are DTensors."""
+        return bool(self._sharded)
+
+    def _owner(self, parameter: nn.Parameter) -> nn.Parameter:
+        tensors = sys.modules.get("torch.distributed.tensor")  # without it there are no DTensors
+        if tensors is None or not isinstance(parameter.data, tensors.DTensor):
+            return parameter
+        plain = nn.Parameter(parameter.data.to_local().detach())
+        self._sharded.append((parameter, plain))
+        return plain
+
+
+def _said(changed: list[tuple[str, bool]], *, now: bool) -> str:
+    names = [name for name, trained in changed if trained is now]
+    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    return f"{'trained' if now else 'frozen'} from now on: {shown}" if names else ""

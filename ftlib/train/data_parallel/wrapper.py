@@ -1,0 +1,181 @@
+"""The wrapper that programs see, with the names and meanings of torch's own."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import weakref
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+from ...errors import ConfigError
+from ...ftlib import FTLib
+from ...status import Status
+from ..wrapped import Outcomes, note
+from .backward import Backward, Options
+from .outputs import tensors_in
+from .refusals import refuse
+from .trained import Trained
+
+__all__ = ["DistributedDataParallel"]
+
+_TRIES = 8
+"""How often buffers are sent again after the worker that sent them was lost."""
+
+
+class DistributedDataParallel(nn.Module):
+    """A module whose gradients are averaged over all workers while ``backward`` runs, as torch's wrapper of that name does.
+
+        model = DistributedDataParallel(ft, model)
+        loss_fn(model(batch)).backward()
+        if model.status:
+            optimizer.step()
+
+    ``backward`` returns with the averages in ``.grad``, or with the gradients as they were and a ``status`` that is false. The
+    loss of workers costs a repetition of the communication, not of the pass. What ends this worker's part leaves ``backward``
+    as the exception that it is.
+
+    Every backward through an output of a forward outside of ``no_sync`` ends with one average, which all workers take part in:
+    two losses with a backward each are two averages. An average is of the whole ``.grad``, accumulated gradients included, of
+    all parameters with ``requires_grad``, also those that this backward did not reach (a gradient of None counts as zeros).
+    A parameter that was frozen may be trained later, from the same step on at all workers. A module of which nothing is trained
+    is left alone.
+
+    Gradients on the CPU are sent while backward still computes others; those on other devices at its end.
+    """
+
+    def __init__(
+        self,
+        ft: FTLib,
+        module: nn.Module,
+        *,
+        bucket_mb: float = 25,
+        first_bucket_mb: float = 1,
+        gradient_as_bucket_view: bool = True,
+        find_unused_parameters: bool = False,
+        broadcast_buffers: bool = False,
+        static_graph: bool = False,
+        compression: Any = None,
+        **others: Any,
+    ) -> None:
+        """``bucket_mb``, ``first_bucket_mb``: MB of gradients that are sent together; the first bucket is small, so that it is
+        on its way early. ``gradient_as_bucket_view``: gradients become views of the averages instead of copies, if state is
+        registered; change them with ``clip_grad_norm_`` rather than in place. ``find_unused_parameters``: the gradient of a
+        parameter that no worker used stays as it is, instead of becoming zero. ``broadcast_buffers``: in each forward whose
+        backward averages, buffers become those of rank 0. ``static_graph``: every backward accumulates the same gradients as
+        the first. ``others``: further arguments of torch's are refused with the remedy.
+        """
+        super().__init__()
+        refuse(others)
+        if not isinstance(ft, FTLib):
+            raise ConfigError("DistributedDataParallel(ft, module): the first argument is what FTLib.init() returned")
+        if not isinstance(module, nn.Module):
+            raise ConfigError(f"DistributedDataParallel(ft, module): expected a module, not {type(module).__name__}")
+        if compression is not None:
+            raise ConfigError(f"compression={compression!r} is not known: leave it out")
+        options = Options(
+            bucket_bytes=_bytes("bucket_mb", bucket_mb),
+            first_bytes=_bytes("first_bucket_mb", first_bucket_mb),
+            views=gradient_as_bucket_view,
+            static=static_graph,
+            find_unused=find_unused_parameters,
+        )
+        self.module = module
+        self._ft = ft
+        self._outcomes = Outcomes()
+        self._trained = Trained(module)
+        self._backward = Backward(ft, module, self._trained, options, self._outcomes)
+        self._backward.look()
+        self._buffers_too = broadcast_buffers
+        self._sync = True
+        weakref.finalize(self, self._backward.detach).atexit = False
+        note(ft, self)
+
+    @property
+    def status(self) -> Status | None:
+        """How the latest average ended. None before the first one, and after a backward that failed."""
+        return self._outcomes.last
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Call the module with these arguments; backward through what it returns averages the gradients."""
+        sync = self._sync and torch.is_grad_enabled()
+        if sync:
+            self._backward.prepare()
+            if self._buffers_too:
+                self._broadcast()
+        output = self.module(*inputs, **kwargs)
+        if sync:
+            for tensor in tensors_in(output):
+                if tensor.requires_grad and tensor.grad_fn is not None:
+                    tensor.register_hook(self._backward.reached)  # type: ignore[no-untyped-call]
+        elif torch.is_grad_enabled():
+            self._backward.disarm()
+        return output
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward through what a forward in this context returned accumulates gradients, and averages nothing."""
+        before, self._sync = self._sync, False
+        try:
+            yield
+        finally:
+            self._sync = before
+
+    def weigh(self, weight: float, batches: int = 1) -> None:
+        """Weight and batches of the next average: see ``FTLib.allreduce_average``. 0: this worker's gradients do not count."""
+        self._backward.weigh(weight, batches)
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        """Clip the norm of all gradients together to ``max_norm``; returns the norm before.
+
+        As ``torch.nn.utils.clip_grad_norm_``, except that gradients which are views of the averages are replaced rather than
+        changed: another worker may still need the averages.
+        """
+        raise NotImplementedError
+
+    # --- for the optimizer ---------------------------------------------------------------------------------------------
+
+    def averages(self, parameter: nn.Parameter) -> bool:
+        """True if the gradient of ``parameter`` is averaged here."""
+        return id(parameter) in self._trained.ids
+
+    def begin_step(self) -> None:
+        """A step begins: what came before does not count in ``outcome`` any more."""
+        self._outcomes.begin()
+
+    def outcome(self) -> Status | None:
+        """The worst of the averages since ``begin_step``; a backward that failed counts as FAIL. None if there were none."""
+        return self._outcomes.together()
+
+    # --- what cannot work here -----------------------------------------------------------------------------------------
+
+    def register_comm_hook(self, *_args: Any, **_kwargs: Any) -> NoReturn:
+        """Raise ConfigError."""
+        raise ConfigError("register_comm_hook cannot work here, as a hook's operations cannot be repeated: use compression=")
+
+    def join(self, *_args: Any, **_kwargs: Any) -> NoReturn:
+        """Raise ConfigError."""
+        raise ConfigError(
+            "join cannot work here: a worker without data calls weigh(0) before a backward of any loss, or draws from an "
+            "ElasticSampler, with which all workers end together"
+        )
+
+    def __getstate__(self) -> NoReturn:
+        raise ConfigError("DistributedDataParallel belongs to this process: copy or save its .module, or its state_dict()")
+
+    # --- inside --------------------------------------------------------------------------------------------------------
+
+    def _broadcast(self) -> None:
+        buffers = list(self.module.buffers())
+        for _ in range(_TRIES if buffers else 0):
+            if self._ft.broadcast(buffers, 0) is not Status.FAIL:  # else rank 0 is gone, and another worker has that rank
+                return
+
+
+def _bytes(name: str, megabytes: float) -> int:
+    if not isinstance(megabytes, (int, float)) or not 0 < megabytes < math.inf:
+        raise ConfigError(f"{name}={megabytes!r} must be a positive number of MB")
+    return max(1, int(megabytes * 2**20))
