@@ -16,6 +16,9 @@ PYTHON: an interpreter that has ``torchft-nightly`` beside what ftlib and the be
   backward, and beside torch's. Needs root, iproute2 and a kernel with tbf.
 * small, cost: a model of 4 KB; 1,000 parameters against one, in processor time of the training thread.
 * flat: an average of one flat parameter beside ``all_reduce`` and ``div_``.
+* kills: SIGKILLs at random moments of forward, backward and step, 2 to 5 workers, 3 to 10 buckets, the modes in turns; the
+  lines of all workers are compared with each other and with a replay without faults.
+* joins: workers join three others that train; bars as in ``joining``. messages: between the agents, beyond those of a rest.
 * memory: the most resident memory of a worker, in fresh processes.
 
 ``--seconds``: of each row of steps, link and torchft. ``--runs``: each in fresh processes; their rounds are put together.
@@ -29,6 +32,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from benchmarks.data_parallel.flat import flat
+from benchmarks.data_parallel.kills import joins, kills, messages
 from benchmarks.data_parallel.memory import memory
 from benchmarks.data_parallel.steps import MODES, cost, faults, link, small, steps, torchft
 from benchmarks.report import Report, parser
@@ -57,11 +61,14 @@ PARTS = {
     "cost": Part(cost, "modes", 20.0),
     "flat": Part(flat, "workers modes", 20.0),
     "memory": Part(memory, "models modes", 0.0),
+    "kills": Part(kills, "", 300.0),
+    "joins": Part(joins, "", 75.0),
+    "messages": Part(messages, "", 0.0),
 }
 
 
 def main() -> int:
-    options = parser(__doc__, agent=False, seconds=25.0, runs=1, seed=1)
+    options = parser(__doc__, agent=False, seconds=25.0, runs=1, kills=300, joins=30, seed=1)
     options.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=", ".join(PARTS))
     options.add_argument("--models", nargs="+", choices=LARGE, default=list(LARGE))
     options.add_argument("--workers", nargs="+", type=int, default=[2, 4])
