@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .data.elastic_sampler import ElasticSampler
     from .ftlib import FTLib
     from .train.data_parallel import DistributedDataParallel
+    from .train.optimizer import Optimizer
 
 __all__ = [
     "ConfigError",
@@ -48,6 +49,7 @@ __all__ = [
     "FTLibError",
     "GroupError",
     "JoinError",
+    "Optimizer",
     "QuorumLost",
     "RankAssignScheme",
     "RebuildTimeout",
@@ -61,6 +63,7 @@ _LAZY = {
     "DistributedSampler": "data.distributed_sampler",
     "ElasticSampler": "data.elastic_sampler",
     "FTLib": "ftlib",
+    "Optimizer": "train.optimizer",
     "RankAssignScheme": "core.plane.ranks",
 }
 

@@ -169,6 +169,11 @@ class FTLib(Calls):
         if self.settings.resume:
             self.load(self.settings.resume)
 
+    @property
+    def registered(self) -> Registered | None:
+        """What the program has registered so far, None before."""
+        return self._lives.life.transfer.registered
+
     def save(self, path: str | os.PathLike[str], *, wait: bool = False) -> None:
         """Write the registered state to a checkpoint in the directory ``path``, beside the training.
 

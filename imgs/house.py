@@ -22,6 +22,7 @@ import grimp
 ROOT = Path(__file__).resolve().parents[1]
 FTLIB = {
     "cli": ("cli", "the command ftlib"),
+    "train": ("train", "wrappers of a program's model and optimizer"),
     "launch": ("launch", "ftlib run: starts and restarts workers"),
     "ftlib": ("FTLib", "what a program calls"),
     "lifecycle": ("lifecycle", "a worker's lifetimes: meet the job, leave, rejoin"),
@@ -119,7 +120,7 @@ def _layers(graph: grimp.ImportGraph, package: str, told: Mapping[str, tuple[str
         floor = _floor(module)
         if floor:
             floors.setdefault(room, {}).setdefault(floor, set())
-        for other in graph.find_modules_directly_imported_by(module):
+        for other in () if module == "ftlib" else graph.find_modules_directly_imported_by(module):  # its door has all names
             if _room(other) == (home, room):
                 if floor and _floor(other) not in ("", floor):
                     floors[room][floor].add(_floor(other))

@@ -41,7 +41,8 @@ def separable(registered: Registered) -> bool:
     optimizers = optimizers_of(registered).values()
     found = {id(p) for p in by_memory(registered).values() if plain(p)}
     known = all(type(each) in _SEPARATE and all(id(p) in found for p in parameters_of(each)) for each in optimizers)
-    return registered.apply is None and known
+    plainly = not any(registered.applying(each) for each in optimizers)  # a norm, for one, is of all gradients together
+    return registered.apply is None and known and plainly
 
 
 def plain(tensor: torch.Tensor) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar
 
 import torch
 from torch.nn import Module
@@ -16,6 +16,7 @@ from ..common.devices import HOST, place_of
 from ..data.sampling import Sampling
 from ..errors import ConfigError
 from .agreed import Agreed
+from .parts import Composite, Parts, Stateful
 
 UNKNOWN = bytes(16)
 """See ``Registered.shape``."""
@@ -23,17 +24,6 @@ _AGREED = "agreed"
 """The key of ``Registered.agreed`` in the tree, beside the roles."""
 
 Kind = TypeVar("Kind")
-
-
-@runtime_checkable
-class Stateful(Protocol):
-    """Modules, optimizers, schedulers, samplers."""
-
-    def state_dict(self) -> Any:
-        """The state as a tree (see ``state``)."""
-
-    def load_state_dict(self, state: Any) -> Any:
-        """Take over such a tree."""
 
 
 class Registered:
@@ -51,9 +41,15 @@ class Registered:
         """``roles``: name -> one object or a sequence. ``apply``: applies the gradients that lie in the parameters.
         ``agreed``: values that travel with the state.
 
-        ConfigError naming the object that has no state.
+        In the place of a ``Composite`` its parts are registered. ConfigError naming the object that has no state.
         """
-        self._roles = {role: _listed(role, value) for role, value in roles.items() if value is not None}
+        listed = {role: _listed(role, value) for role, value in roles.items() if value is not None}
+        composites = {
+            id(item): item.registered_parts() for items in listed.values() for item in items if isinstance(item, Composite)
+        }
+        self._roles = _taken_apart(listed, composites)
+        self._applying = {id(parts.wrapped): parts.apply for parts in composites.values() if parts.apply is not None}
+        """How composites apply gradients, by the ``id`` of the optimizer that each wraps."""
         if (state_dict is None) != (load_state_dict is None):
             raise ConfigError("register_state needs both state_dict= and load_state_dict=, or neither")
         self._save, self._load, self.apply = state_dict, load_state_dict, apply
@@ -62,6 +58,10 @@ class Registered:
             raise ConfigError(
                 "register_state was given nothing: pass model=, optimizer=, ... or state_dict= and load_state_dict="
             )
+
+    def applying(self, optimizer: Optimizer) -> Callable[[], object] | None:
+        """What applies the gradients in the parameters of a registered optimizer, if that is more than its ``step``."""
+        return self._applying.get(id(optimizer))
 
     def tree(self, step: int) -> dict[str, Any]:
         """The state now. Tensors are not copied."""
@@ -175,6 +175,21 @@ def _same_algorithm(optimizer: Optimizer, state: object) -> None:
             f"optimizer: the job's is another one than this worker's {type(optimizer).__name__} (its settings are "
             f"{', '.join(foreign)} instead of {', '.join(missing)}): build the same everywhere"
         )
+
+
+def _taken_apart(listed: Mapping[str, list[Stateful]], composites: Mapping[int, Parts]) -> dict[str, list[Stateful]]:
+    """The objects with the parts of composites in place of these. What is part of one does not count a second time.
+
+    ``composites``: by ``id``.
+    """
+    others = {id(other): (role, other) for parts in composites.values() for role, other in parts.others.items()}
+    taken = {
+        role: [composites[id(item)].wrapped if id(item) in composites else item for item in items if id(item) not in others]
+        for role, items in listed.items()
+    }
+    for role, other in others.values():
+        taken.setdefault(role, []).append(other)
+    return taken
 
 
 def _listed(role: str, value: object) -> list[Stateful]:

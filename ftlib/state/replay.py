@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -12,15 +14,43 @@ from .live import stepping
 from .registry import Registered
 
 
+class _Here(threading.local):
+    """What is the case on a thread: each has its own."""
+
+    replaying = False
+
+    @contextmanager
+    def replay(self) -> Iterator[None]:
+        """Within it averages are applied again."""
+        self.replaying = True
+        try:
+            yield
+        finally:
+            self.replaying = False
+
+
+_HERE = _Here()
+
+
+def replaying() -> bool:
+    """True on a thread that applies an average again: the gradients are averages, and no call may be made."""
+    return _HERE.replaying
+
+
 def replay(registered: Registered, without: Iterable[torch.Tensor] = ()) -> None:
     """Apply the gradients in the parameters. Those in ``without`` lose their gradients, so no optimizer steps them."""
     for parameter in without:
         parameter.grad = None
-    if registered.apply is not None:
-        registered.apply()
-        return
-    for optimizer in stepping(registered):
-        optimizer.step()
+    with _HERE.replay():
+        if registered.apply is not None:
+            registered.apply()
+            return
+        for optimizer in stepping(registered):
+            apply = registered.applying(optimizer)
+            if apply is None:
+                optimizer.step()
+            else:
+                apply()
 
 
 def why_not(registered: Registered) -> str:

@@ -6,18 +6,18 @@ import weakref
 from collections.abc import Iterable
 from typing import Protocol
 
-from torch import nn
+import torch
 
 from ..ftlib import FTLib
 from ..status import Status
 
-__all__ = ["Outcomes", "Wrapped", "note", "wrapped_in"]
+__all__ = ["Outcomes", "Wrapped", "note", "worst", "wrapped_in"]
 
 
 class Wrapped(Protocol):
     """A wrapper of a model that averages gradients by itself."""
 
-    def averages(self, parameter: nn.Parameter) -> bool:
+    def averages(self, parameter: torch.Tensor) -> bool:
         """True if the gradient of ``parameter`` is averaged here."""
 
     def begin_step(self) -> None:
@@ -49,19 +49,25 @@ class Outcomes:
         self.last: Status | None = None
         """Of the latest average; None before the first, and after a backward that failed."""
         self._step: list[Status] = []
+        self._looked_at = False
+        """True if the step was taken or left: the next average is of another one, also where no ``begin`` says so."""
 
     def begin(self) -> None:
         """A step begins."""
         self._step.clear()
+        self._looked_at = False
 
     def ended(self, status: Status | None) -> None:
         """An average has ended; None: its backward failed, so that its gradients are not to be applied."""
         self.last = status
+        if self._looked_at:
+            self.begin()
         self._step.append(Status.FAIL if status is None else status)
         del self._step[:-_KEPT]
 
     def together(self) -> Status | None:
         """The worst of the step's statuses, as a step is applied as a whole or not at all; None if there was no average."""
+        self._looked_at = bool(self._step)
         return worst(self._step)
 
 

@@ -24,7 +24,7 @@ import torch
 import xxhash
 from torch import nn
 
-from ftlib import FTLib
+from ftlib import FTLib, Status
 from tests.harness.worker import SLOTS, Lines, Task, joined, place
 
 __all__ = ["Orders", "asked", "learn", "prepare", "state_bytes"]
@@ -104,6 +104,8 @@ class Learner:
         else:
             self.optimizer = torch.optim.SGD(parameters, lr=1e-4, momentum=0.9)
         self.scheduler = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.999) if orders.schedule else None
+        self.others: list[Any] = [] if self.scheduler is None else [self.scheduler]
+        """What has a state, besides the model and the optimizer."""
         if orders.drag:
             self.optimizer.register_step_pre_hook(lambda *_: time.sleep(orders.drag))
         for parameter in self.model.parameters():
@@ -130,6 +132,10 @@ class Learner:
             marker.grad.zero_()
             marker.grad[slot] = 1.0
 
+    def average(self, ft: FTLib) -> Status:
+        """Make the step's call."""
+        return ft.allreduce_average(self.model)
+
     def apply(self) -> None:
         """The averaged gradients."""
         if self.orders.clip:
@@ -154,8 +160,8 @@ class Learner:
         for parameter in self.model.parameters():
             _feed(parameters, parameter)
         _feed(others, self.optimizer.state_dict())
-        if self.scheduler is not None:
-            _feed(others, self.scheduler.state_dict())
+        for each in self.others:
+            _feed(others, each.state_dict())
         return f"{parameters.hexdigest()}:{others.hexdigest()}"
 
     def buffers(self) -> str:
@@ -166,11 +172,11 @@ class Learner:
         return digest.hexdigest()
 
 
-def learn(task: Task, lines: Lines) -> int:
+def learn(task: Task, lines: Lines, kind: type[Learner] = Learner) -> int:
     """Train until asked to end."""
     wake = {signal.SIGUSR2}
     signal.pthread_sigmask(signal.SIG_BLOCK, wake)
-    learner = Learner(task, lines)
+    learner = kind(task, lines)
     lines.write(event="ready", pid=os.getpid())
     if learner.orders.hold:
         signal.sigwait(wake)
@@ -182,7 +188,7 @@ def learn(task: Task, lines: Lines) -> int:
         while True:
             began = time.monotonic()
             learner.compute(task.slot)
-            status = ft.allreduce_average(learner.model)
+            status = learner.average(ft)
             end = time.monotonic()
             if not status:
                 lines.write(event="status", status=status.name)

@@ -14,6 +14,7 @@ from torch import nn
 from ...errors import ConfigError
 from ...ftlib import FTLib
 from ...status import Status
+from ..clipping import GradientCopies, clip
 from ..wrapped import Outcomes, note
 from .backward import Backward, Options
 from .outputs import tensors_in
@@ -91,6 +92,8 @@ class DistributedDataParallel(nn.Module):
         self._backward.look()
         self._buffers_too = broadcast_buffers
         self._sync = True
+        self._views = gradient_as_bucket_view
+        self._copies = GradientCopies()
         weakref.finalize(self, self._backward.detach).atexit = False
         note(ft, self)
 
@@ -134,11 +137,11 @@ class DistributedDataParallel(nn.Module):
         As ``torch.nn.utils.clip_grad_norm_``, except that gradients which are views of the averages are replaced rather than
         changed: another worker may still need the averages.
         """
-        raise NotImplementedError
+        return clip(self.module.parameters(), max_norm, norm_type, copies=self._copies, in_place=not self._views)
 
     # --- for the optimizer ---------------------------------------------------------------------------------------------
 
-    def averages(self, parameter: nn.Parameter) -> bool:
+    def averages(self, parameter: torch.Tensor) -> bool:
         """True if the gradient of ``parameter`` is averaged here."""
         return id(parameter) in self._trained.ids
 
