@@ -15,6 +15,7 @@ from consensus import View
 
 from .core.calls.call import Call, Kind
 from .core.calls.open_call import OpenCall
+from .core.calls.presentation import Inputs
 from .core.engine.call_lock import CallLock
 from .core.engine.callbacks import Listeners
 from .core.engine.engine import Engine
@@ -68,6 +69,9 @@ class Calls(ABC):
         self._reminders = Reminders()
         self.agreed = Agreed()
         """Values that the members agreed upon; they travel with the registered state."""
+        self._inputs = Inputs()
+        self._told_copies = False
+        """Whether the log shows why gradients are no views."""
 
     @property
     def _plane(self) -> Plane:
@@ -79,16 +83,22 @@ class Calls(ABC):
 
     @overload
     def allreduce_average(
-        self, target: Any, *, weight: float | None = None, batches: int = 1, wait: Literal[True] = True
+        self,
+        target: Any,
+        *,
+        weight: float | None = None,
+        batches: int = 1,
+        views: bool = False,
+        wait: Literal[True] = True,
     ) -> Status: ...
 
     @overload
     def allreduce_average(
-        self, target: Any, *, weight: float | None = None, batches: int = 1, wait: Literal[False]
+        self, target: Any, *, weight: float | None = None, batches: int = 1, views: bool = False, wait: Literal[False]
     ) -> PendingCall: ...
 
     def allreduce_average(
-        self, target: Any, *, weight: float | None = None, batches: int = 1, wait: bool = True
+        self, target: Any, *, weight: float | None = None, batches: int = 1, views: bool = False, wait: bool = True
     ) -> Status | PendingCall:
         """Average over all members, weighted: ``sum(weight * tensor) / sum(weight)``.
 
@@ -100,6 +110,9 @@ class Calls(ABC):
         ``batches``: how many of the ``ElasticSampler``'s batches this call uses up, 0 to 65535: several if gradients are
         accumulated over them, 0 in a second average for the same batch. A filler of the sampler weighs 0, whatever ``weight``
         is.
+
+        ``views``: gradients become views of the result, which saves a copy (docs/data_parallel.md#views); where no state is
+        registered, and within ``execute``, they are copied.
 
         ``wait=False``, within ``execute`` only: return at once; ``wait()`` of the returned object gives the status.
         """
@@ -115,7 +128,8 @@ class Calls(ABC):
                 "no parameter has a gradient here: this worker contributes zeros; call loss.backward() before averaging",
                 extra=self._plane.about("no_gradient"),
             )
-        layout = self._layout("average", targets, "SUM", mean=True)
+        views = views and self._may_show(targets)
+        layout = self._layout("average", targets, "SUM", mean=True, views=views)
         call = Call(
             Kind.AVERAGE,
             layout,
@@ -126,9 +140,12 @@ class Calls(ABC):
             batches=batches,
             divide=True,
             veto=self._veto,
+            views=views,
             name=targets.name,
             remark=targets.remark,
         )
+        if views:
+            self._inputs.keep(targets.owners[0], targets.sources)
         return self._run(call) if wait else self._begin(call)
 
     @property
@@ -183,6 +200,8 @@ class Calls(ABC):
             remark=targets.remark,
         )
         self._trains = True
+        if views and not self._plane.has_state:
+            self._copies()
         return OpenAverage(call, self)
 
     def wait_gradients_ready(self, model: Any = None, params: Any = None) -> Status:
@@ -295,10 +314,25 @@ class Calls(ABC):
         unit = self._unit
         return unit.execution if unit is not None and self._call_lock.inside() else None
 
-    def _layout(self, kind: str, targets: Targets, op: str, *, mean: bool = False) -> Layout:
+    def _layout(self, kind: str, targets: Targets, op: str, *, mean: bool = False, views: bool = False) -> Layout:
         """Return ``Layouts.layout``; calls within a unit match no call outside."""
         within = self._unit is not None and self._execution is not None
-        return self._layouts.layout(WITHIN + kind if within else kind, targets, op, mean=mean)
+        return self._layouts.layout(WITHIN + kind if within else kind, targets, op, mean=mean, views=views)
+
+    def _may_show(self, targets: Targets) -> bool:
+        """Whether gradients may become views. ConfigError for other tensors."""
+        if not targets.owners or not all(isinstance(owner, torch.nn.Parameter) for owner in targets.owners):
+            raise ConfigError("views=True is for gradients: pass a module or its parameters")
+        if not self._plane.has_state:
+            self._copies()
+        return self._plane.has_state and self._execution is None
+
+    def _copies(self) -> None:
+        """Say once that gradients are copied."""
+        if not self._told_copies:
+            self._told_copies = True
+            text = "gradients are copied, as no state is registered that could replace an average which the program has changed"
+            logger.info("%s: call register_state first", text, extra=self._plane.about("no_views"))
 
     def _may_go_on(self) -> None:
         if self._execution is None:

@@ -1,13 +1,13 @@
 """A worker that trains with ``DistributedDataParallel``: whose pass is in which average, and whether any was lost or repeated.
 
-A ``program`` of ``worker.Task``. Its orders, ``Task.given``, are ``Orders``; ``Task.sizes`` are the elements of its layers, each
-of which is a bucket. Forward and backward of a layer take a fixed time in which the processor rests, as if an accelerator
-computed. The gradient of a pass is drawn from the worker's slot and the number of the pass alone, so that the parameters can be
-computed from the lines (see ``replayed``); each layer has marks, too, whose average says whose passes with which numbers are in it.
+A ``program`` of ``worker.Task``. Its orders, ``Task.given``, are ``Orders``; ``Task.sizes`` are the elements of its layers,
+each of which is a bucket. Forward and backward of a layer take a fixed time in which the processor rests, as if an accelerator
+computed. The gradient of a pass is drawn from the worker's slot and the number of the pass alone, so that the parameters can
+be computed from the lines (see ``replayed``); each layer has marks, too, whose average says whose passes are in it.
 
-Lines: ``began`` (of forward), ``backward`` (its begin), ``computed`` (the last gradients are there), ``end`` (of backward), ``done``
-(the optimizer has stepped); ``passes`` (numbers, by slots), ``own`` (this worker's), ``probe`` (two parameters of each layer).
-What a worker is at is in a file as well (see ``At``), which outlives it.
+Lines: ``began`` (of forward), ``backward`` (its begin), ``computed`` (the last gradients are there), ``end`` (of backward),
+``done`` (the optimizer has stepped); ``passes`` (numbers by slots), ``own`` (this worker's), ``probe`` (two parameters of each
+layer). What a worker is at is in a file as well (see ``At``), which outlives it.
 """
 
 from __future__ import annotations

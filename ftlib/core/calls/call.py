@@ -366,8 +366,8 @@ class Call:
         """True if an input lies in the slot itself: the program has left the last average there, and added to it."""
         first = slot.buffer.data_ptr()
         end = first + slot.buffer.nbytes
-        sources = (self.sources[piece.index] for piece in slot.bucket.pieces)
-        return any(source is not None and first <= source.data_ptr() < end for source in sources)
+        sources = (source for piece in slot.bucket.pieces if (source := self.sources[piece.index]) is not None)
+        return any((begin := source.data_ptr()) < end and begin + source.nbytes > first for source in sources)
 
     def deliver(self, results: Results, *, views: bool = False) -> None:
         """Copy the finished call's results to the caller's tensors; in an average divided by the sum of the weights.

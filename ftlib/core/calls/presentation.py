@@ -11,11 +11,33 @@ from itertools import groupby
 from typing import Protocol
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from ..tensors.layout import Piece
 from ..tensors.staging import Slot
 
-__all__ = ["Shown", "present"]
+__all__ = ["Inputs", "Shown", "present"]
+
+
+class Inputs:
+    """The gradients that backward made, kept until the next backward begins.
+
+    If they were dropped when others took their place, their memory would go back to the system, and come again page by page.
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[torch.Tensor | None] = []
+        self._hook: RemovableHandle | None = None
+
+    def keep(self, owner: torch.Tensor, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Keep ``gradients`` until ``owner``, a parameter, gets the next one."""
+        if self._hook is not None:
+            self._hook.remove()
+        self._kept = list(gradients)
+        self._hook = owner.register_post_accumulate_grad_hook(self._drop)  # type: ignore[no-untyped-call]
+
+    def _drop(self, _owner: torch.Tensor) -> None:
+        self._kept.clear()
 
 
 class Shown(Protocol):

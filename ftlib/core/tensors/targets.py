@@ -115,14 +115,14 @@ class Layouts:
         self._bucket_bytes = bucket_bytes
         self._known: OrderedDict[tuple[object, ...], Layout] = OrderedDict()
 
-    def layout(self, kind: str, targets: Targets, op: str, *, mean: bool = False) -> Layout:
-        """The layout of such a call, with which every call begins.
+    def layout(self, kind: str, targets: Targets, op: str, *, mean: bool = False, views: bool = False) -> Layout:
+        """The layout of such a call, with which every call begins. ``views``: the tensors shall become views of the result.
 
         ConfigError names a tensor that cannot take part, and says why; or says that a device only records what it is told.
         """
         found = [owner if source is None else source for source, owner in zip(targets.sources, targets.owners, strict=True)]
         try:
-            key = (kind, op, *((t.dtype, t.shape, t.layout, t.device) for t in found))
+            key = (kind, op, views, *((t.dtype, t.shape, t.layout, t.device) for t in found))
         except RuntimeError:  # tensors without a shape
             raise ConfigError(_shapeless(targets, found)) from None
         layout = self._known.get(key)
@@ -133,7 +133,11 @@ class Layouts:
                     raise ConfigError(f"{targets.name(index)} of {list(tensor.shape)}{reason}")
             places = [self._framework.place(t) for t in found]
             specs = [(t.dtype, tuple(t.shape)) for t in found]
-            layout = lay_out(kind, specs, op, self._bucket_bytes, places if any(places) else ())
+            where, size = places if any(places) else (), self._bucket_bytes
+            if views:  # a split tensor has buckets of its own
+                layout = lay_out_in_order(kind, specs, range(len(specs)), size, size, where)
+            else:
+                layout = lay_out(kind, specs, op, size, where)
             self._known[key] = layout
             while len(self._known) > _LAYOUTS_KEPT:
                 self._known.popitem(last=False)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from consensus import View
@@ -31,8 +32,11 @@ __all__ = ["Outcome", "Promises"]
 STORY = 5000
 """Lines of the story that are kept."""
 
+DIGITS = 6
+"""Of what was contributed, an integer: what was divided comes back as exactly as that."""
+
 Sums = tuple[tuple[float, ...], ...]
-"""By bucket and lane."""
+"""By tensor and lane."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,15 @@ class Outcome:
 
     call: int
     sums: Sums
+    """Bit for bit."""
     weight: float
+    assumed: float = 1.0
+    """What each contribution was divided by (see ``Call.assume``)."""
+
+    @cached_property
+    def given(self) -> Sums:
+        """What was contributed, undivided."""
+        return tuple(tuple(round(value * self.assumed, DIGITS) if value else 0.0 for value in row) for row in self.sums)
 
 
 @dataclass
@@ -77,9 +89,16 @@ class _Place:
 
 
 def _sums(results: Results) -> Sums:
-    """In the order of the tensors. A head without data is left out; what is on a device stays there."""
-    slots = sorted((slot for slot in results.slots if slot.bucket.pieces), key=lambda slot: slot.bucket.pieces[0].index)
-    return tuple(tuple((slot.host if slot.row is None else slot.row).tolist()) for slot in slots)
+    """In the order of the tensors, however these are in buckets. What is on a device stays there."""
+    parts: dict[tuple[int, int], list[float]] = {}
+    for slot in results.slots:
+        row = (slot.host if slot.row is None else slot.row).tolist()
+        for piece in slot.bucket.pieces:
+            parts[piece.index, piece.start] = row[piece.offset : piece.offset + piece.stop - piece.start]
+    tensors: dict[int, list[float]] = {}
+    for index, start in sorted(parts):
+        tensors.setdefault(index, []).extend(parts[index, start])
+    return tuple(map(tuple, tensors.values()))
 
 
 class Promises(Observer):
@@ -132,7 +151,7 @@ class Promises(Observer):
     def finished(self, process: Process, call: Call, results: Results) -> None:
         """A call was finished, or adopted."""
         sums = _sums(results) if results.slots else self._alone(process)
-        outcome = Outcome(call.number, sums, results.weight)
+        outcome = Outcome(call.number, sums, results.weight, results.assumed)
         place, session = self._place(process), process.plane.running or process.plane.session
         assert session is not None
         self.counts["finished"] += 1
@@ -290,7 +309,7 @@ class Promises(Observer):
         """Who has a part in it: each bucket the same, each with what it offered for this call, together exactly the view."""
         found: dict[str, float] = {}
         weights = 0.0
-        for lane, values in enumerate(zip(*outcome.sums, strict=True)):
+        for lane, values in enumerate(zip(*outcome.given, strict=True)):
             if not any(values):
                 continue
             assert lane < len(self._jobs.processes), self._say(process, f"finds {values} in call {outcome.call}, of nobody")
@@ -330,7 +349,7 @@ class Promises(Observer):
 
     def _own(self, process: Process, place: _Place, outcome: Outcome) -> None:
         """The own contribution is in it, exactly once."""
-        share = outcome.sums[0][process.index]
+        share = outcome.given[0][process.index]
         wanted = 0.0 if place.reloaded else place.token * place.weight
         assert share == wanted, self._say(
             process, f"finished {self._text(outcome)}, in which its own part is {share:g} instead of {wanted:g}"
@@ -366,7 +385,7 @@ class Promises(Observer):
     def _text(self, outcome: Outcome) -> str:
         parts = [
             f"{self._jobs.processes[self._by_lane(lane)].host.name}:{share:g}"
-            for lane, share in enumerate(outcome.sums[0])
+            for lane, share in enumerate(outcome.given[0])
             if share and lane < len(self._jobs.processes)
         ]
         return f"call {outcome.call} = ({' '.join(parts)})/{outcome.weight:g}"
