@@ -213,14 +213,6 @@ class Call:
         """
         return live
 
-    @property
-    def user(self) -> int:
-        """Who alone may use the slots of this call, as its gradients may become views of them; 0: they are free after the call.
-
-        Another model with such parameters, or a deputy, would overwrite the gradients before they are applied.
-        """
-        return id(self.owners[0]) if self.views and self.owners else 0
-
     def steps(self, results: Results) -> int:
         """Number of optimizer steps that the call grants with these results."""
         return int(self.counts_as_step and not self.void(results))
@@ -369,13 +361,6 @@ class Call:
             if piece.shape is None:
                 source = self._flattened(piece.index, source)[piece.start : piece.stop]
             store(view, source, op, scale)
-
-    def shares_memory(self, slot: Slot) -> bool:
-        """True if an input lies in the slot itself: the program has left the last average there, and added to it."""
-        first = slot.buffer.data_ptr()
-        end = first + slot.buffer.nbytes
-        sources = (source for piece in slot.bucket.pieces if (source := self.sources[piece.index]) is not None)
-        return any((begin := source.data_ptr()) < end and begin + source.nbytes > first for source in sources)
 
     def deliver(self, results: Results, *, views: bool = False) -> None:
         """Copy the finished call's results to the caller's tensors; in an average divided by the sum of the weights.

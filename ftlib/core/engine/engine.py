@@ -176,10 +176,10 @@ class Engine:
             if begun is None:
                 plane.enter(call)
                 plane.step_times.entered(call.began)
-                staging = self._pool.staging(call.layout, call.user)
+                staging = self._pool.staging(call.layout)
                 if plane.phase is Phase.WAITING:
                     self._admit(call)
-                staging.turn()
+                staging.turn(plane.needed)
             else:
                 found = self._end(begun)
             found = found or self._carry_out(call)
@@ -211,14 +211,14 @@ class Engine:
         or ``abandon`` it.
         """
         plane, session = self._plane, self._open.may_enter(call)
-        facts = OpenFacts(entered=False, early=session is not None, failed=False, complete=1, begun=0, room=True)
+        early, count = session is not None, len(call.layout.buckets)
+        facts = OpenFacts(entered=False, early=early, failed=False, complete=1, begun=0, count=count, room=True)
         if next_move(facts) is not Move.ENTER or session is None:
             return False
         plane.enter(call)
         plane.step_times.entered(call.began)
         plane.computes(call, True)
-        staging = self._pool.staging(call.layout, call.user)
-        staging.turn()
+        staging = self._pool.staging(call.layout).turn(plane.needed)
         record, goodbye = self._record(call)
         if goodbye:
             self._consensus.commit_to_leave()
@@ -243,7 +243,6 @@ class Engine:
     def _end(self, attempt: OpenAttempt) -> tuple[Results, Session] | None:
         """Backward has ended: finish what is under way. None if it failed: decide again in the next view."""
         plane, call, session = self._plane, attempt.call, attempt.session
-        call.provide_all()
         call.restart(self._threads.now())  # the deadline of a call counts what it waits for, not what the program computes
         plane.computes(call, False)
         results = self.attempt(call, session, attempt)
@@ -332,7 +331,7 @@ class Engine:
         assert donor is not None and group is not None
         if not plane.begin(session):
             return None
-        staging = self._pool.staging(call.layout, call.user)
+        staging = self._pool.staging(call.layout)
         attempt = Attempt(call, session, staging, self._waiting)
         try:
             results = Adoption(call, group, session.ranks[donor], staging).receive(attempt.wait)
@@ -378,7 +377,7 @@ class Engine:
         if call.layout is not self._newest:
             self._note(call.layout)
         kind = DeviceAttempt if call.on_devices else CompressedAttempt if call.layout.compression else Attempt
-        return kind(call, session, self._pool.staging(call.layout, call.user), self._waiting, self._plane)
+        return kind(call, session, self._pool.staging(call.layout), self._waiting, self._plane)
 
     def _alone(self, call: Call, session: Session, record: RankRecord) -> Results | None:
         """A single member needs no operation: its own input is the result."""
@@ -427,7 +426,7 @@ class Engine:
         if instead is not None:
             self.keep(results, instead)
         elif self._handed:
-            self._pool.holding(results.layout, results.slots).cool()
+            self._pool.staging(results.layout).cool()
         self._handed = instead is not None
 
     def _delivered(self, call: Call, results: Results, session: Session) -> Status:
@@ -441,7 +440,7 @@ class Engine:
 
     def _admit(self, call: Call) -> None:
         """Seek admission: this member is in no view yet, and with this call it is ready for one."""
-        self._pool.staging(call.layout, call.user).warm(kept(call.layout, self._limits.held))
+        self._pool.staging(call.layout).warm(kept(call.layout, self._limits.held))
         self._consensus.seek_admission()
         if self._admission is not None:
             self._admission(call)
@@ -508,7 +507,7 @@ class Engine:
     def keep(self, results: Results, instead: Sequence[Slot]) -> None:
         """Leave the slots of ``results`` to the observer that keeps them, and use the slots ``instead`` from now on."""
         results.keep()
-        self._pool.holding(results.layout, results.slots).exchange(results.slots, instead)
+        self._pool.staging(results.layout).exchange(results.slots, instead)
 
     def undelivered(self, call: Call, error: BaseException) -> None:
         """See ``Failures``."""
@@ -517,11 +516,11 @@ class Engine:
     def reloaded(self, own: Call) -> None:
         """The registered state has changed since the program made its call."""
         own.reloaded()
-        self._pool.staging(own.layout, own.user).cool()  # drops the buffers for averages to keep
+        self._pool.staging(own.layout).cool()  # drops the buffers for averages to keep
 
     def turn_back(self, own: Call) -> None:
         """Go on with the program's call, after calls of the others."""
-        self._pool.staging(own.layout, own.user).turn()  # a survivor may still need the previous call's result
+        self._pool.staging(own.layout).turn(self._plane.needed)
         self._plane.turn_to(own)
 
     def fail(self, error: Exception) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,7 +26,7 @@ from .compression.memory import CallMemory
 from .device_work import DeviceWork
 from .layout import Bucket, Layout
 
-_LAYOUTS_KEPT = 32
+_LAYOUTS_KEPT = 16
 _FEW = 1 << 14
 """Number of elements up to which numpy looks for inf and nan."""
 
@@ -42,6 +43,8 @@ class Slot:
     __slots__ = (
         "_landed",
         "_row",
+        "_seen",
+        "_span",
         "bucket",
         "buffer",
         "elements",
@@ -72,6 +75,10 @@ class Slot:
         """The same data on the bucket's device."""
         self._landed = True
         """False if only ``_row`` holds the data."""
+        self._seen: tuple[weakref.ref[torch.Tensor], ...] = ()
+        """The parameters whose gradients the program sees here."""
+        self._span = (0, 0)
+        """Where these gradients are: addresses."""
         self.views = [self._view(piece.offset, piece.stop - piece.start, piece.shape) for piece in bucket.pieces]
         self.elements = -1
         self.fit(trailer_elements)
@@ -140,6 +147,21 @@ class Slot:
         """A device reads this slot until ``end``."""
         self.reader = end
 
+    def show(self, owners: Sequence[torch.Tensor], span: tuple[int, int]) -> None:
+        """The gradients of ``owners`` are views of this slot now, or of a row of slots with it; ``span``: their addresses."""
+        self._seen, self._span = tuple(map(weakref.ref, owners)), span
+
+    @property
+    def in_use(self) -> bool:
+        """True while the program has a gradient here: the average that is here, or what it has made of it."""
+        begin, end = self._span
+        for seen in self._seen:
+            owner = seen()
+            if owner is not None and owner.grad is not None and begin <= owner.grad.data_ptr() < end:
+                return True
+        self._seen = ()
+        return False
+
     def claim(self) -> None:
         """Before the CPU writes here: wait until no device reads the slot. Excluded if the device hangs."""
         reader, self.reader = self.reader, None
@@ -170,12 +192,10 @@ def land(slots: Sequence[Slot]) -> None:
 class Staging:
     """The slots of one layout. Owned by the training thread."""
 
-    def __init__(self, layout: Layout, in_flight: int, allocate: Allocate = room, memory: CallMemory | None = None) -> None:
-        """``in_flight``: how many operations are under way at a time, unless the layout says how many spares there are.
-        ``memory``: see there; None: its own.
-        """
+    def __init__(self, layout: Layout, in_flight: int, allocate: Allocate = room) -> None:
+        """``in_flight``: how many operations are under way at a time, unless the layout says how many spares there are."""
         self.layout = layout
-        self.memory = CallMemory(allocate) if memory is None else memory
+        self.memory = CallMemory(allocate)
         """What compressed calls keep."""
         self.spares = in_flight if layout.spares is None else layout.spares
         """How many buckets may be staged before the first operation has ended."""
@@ -194,29 +214,35 @@ class Staging:
             row = self._prelude = self._allocate(count, dtype)
         return row[:count].zero_()
 
-    def turn(self) -> None:
-        """A new attempt begins: the previous attempt's slots stay readable as far as promised."""
-        self._turn ^= 1
+    def turn(self, needed: Sequence[Slot]) -> Staging:
+        """An attempt begins, which uses none of the slots ``needed`` before its first operation has ended. Returns itself.
+
+        ``needed``: the newest results, while a survivor may need them. The slots do not simply alternate: a call may have begun
+        and have been given up since, and the results are where they were.
+        """
+        if any(row[self._turn] is slot for row, slot in zip(self._slots, needed, strict=False) if len(row) > 1):
+            self._turn ^= 1
+        return self
 
     def slot(self, number: int, trailer_elements: int) -> Slot:
         """The slot of bucket ``number`` for this attempt; ``trailer_elements`` counts in the head only."""
         turn = self._turn % self._turns[number]
         slot = self._slots[number][turn]
         wanted = 0 if number else trailer_elements
-        if slot is None and self._free[number]:
-            slot = self._slots[number][turn] = self._free[number].pop()
+        if slot is not None and slot.in_use:
+            self._free[number].append(slot)
+            slot = None
+        if slot is None:
+            slot = self._slots[number][turn] = self._unused(number)
         if slot is None or (slot.elements != wanted and not slot.fit(wanted)):
             slot = self._slots[number][turn] = self._made(number, wanted)
         return slot
 
-    def aside(self, number: int, trailer_elements: int) -> Slot:
-        """As ``slot``, but another one than that: the program has its inputs there, in the last average."""
-        turn = self._turn % self._turns[number]
-        used, self._slots[number][turn] = self._slots[number][turn], None
-        slot = self.slot(number, trailer_elements)
-        if used is not None:
-            self._free[number].append(used)
-        return slot
+    def _unused(self, number: int) -> Slot | None:
+        """A free slot that the program has no gradients in; None if there is none."""
+        free = self._free[number]
+        found = next((place for place, slot in enumerate(free) if not slot.in_use), None)
+        return None if found is None else free.pop(found)
 
     def _made(self, number: int, trailer_elements: int) -> Slot:
         """A new slot. Those of a split tensor are made side by side, so that together they are a tensor."""
@@ -252,11 +278,6 @@ class Staging:
             if id(slot.bucket) in numbers:
                 self._free[numbers[id(slot.bucket)]].append(slot)
 
-    def holds(self, slots: Sequence[Slot]) -> bool:
-        """True if some of ``slots`` are in use here."""
-        wanted = {id(slot) for slot in slots}
-        return any(id(held) in wanted for row in self._slots for held in row if held is not None)
-
     def abandon_prelude(self) -> None:
         """Never use the prelude's row again: see ``abandon``."""
         self._prelude = None
@@ -270,36 +291,24 @@ class Staging:
 
 
 class StagingPool:
-    """Stagings by signature and user; the least recently used are dropped. Owned by the training thread."""
+    """Stagings by signature; the least recently used are dropped. Owned by the training thread."""
 
     def __init__(self, in_flight: int, allocate: Allocate = room) -> None:
         """``allocate``: see ``Framework``."""
         self.in_flight = in_flight
         self._allocate = allocate
-        self._stagings: OrderedDict[tuple[bytes, int], Staging] = OrderedDict()
+        self._stagings: OrderedDict[bytes, Staging] = OrderedDict()
 
-    def staging(self, layout: Layout, user: int = 0) -> Staging:
-        """The staging of ``layout``. ``user``: who alone uses it, as results stay in use after the call; 0: all others.
-
-        What compressed calls keep is common to all users, as it has to be the same at all members, of which some may follow.
-        """
-        memory = self.staging(layout).memory if user else None
-        key = layout.signature, user
-        staging = self._stagings.get(key)
+    def staging(self, layout: Layout) -> Staging:
+        """The staging of ``layout``."""
+        staging = self._stagings.get(layout.signature)
         if staging is None:
-            staging = self._stagings[key] = Staging(layout, self.in_flight, self._allocate, memory)
+            staging = self._stagings[layout.signature] = Staging(layout, self.in_flight, self._allocate)
             while len(self._stagings) > _LAYOUTS_KEPT:
                 self._stagings.popitem(last=False)
         else:
-            self._stagings.move_to_end(key)
+            self._stagings.move_to_end(layout.signature)
         return staging
-
-    def holding(self, layout: Layout, slots: Sequence[Slot]) -> Staging:
-        """The staging of ``layout`` that ``slots`` belong to; that of all others where they belong to none."""
-        for (signature, _), staging in self._stagings.items():
-            if signature == layout.signature and staging.holds(slots):
-                return staging
-        return self.staging(layout)
 
 
 def _given(part: torch.Tensor, _count: int, _dtype: torch.dtype) -> torch.Tensor:
@@ -308,7 +317,10 @@ def _given(part: torch.Tensor, _count: int, _dtype: torch.dtype) -> torch.Tensor
 
 
 def _runs(layout: Layout) -> dict[int, range]:
-    """By number, the buckets that are parts of the same tensor and of nothing else, where slots have one turn each alike."""
+    """By number, the buckets that are parts of the same tensor and of nothing else, where slots have one turn each alike.
+
+    Without the head, which needs room for the trailer behind its data.
+    """
     runs: dict[int, range] = {}
     tensors = [
         bucket.pieces[0].index if len(bucket.pieces) == 1 and bucket.pieces[0].shape is None and not bucket.place else -1
@@ -317,8 +329,8 @@ def _runs(layout: Layout) -> dict[int, range]:
     if layout.spares is None:
         return runs
     for number, index in enumerate(tensors):
-        if index >= 0:
-            begin = runs[number - 1].start if number and tensors[number - 1] == index else number
+        if index >= 0 and number:  # the head has the trailer
+            begin = runs[number - 1].start if tensors[number - 1] == index and number > 1 else number
             runs |= dict.fromkeys(range(begin, number + 1), range(begin, number + 1))
     return runs
 
