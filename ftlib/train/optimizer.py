@@ -63,7 +63,6 @@ class Optimizer(torch.optim.Optimizer):
         """Weight and batches of the next average."""
         self._compared: Registered | None = None
         """What was registered when it was last compared with this optimizer."""
-        self._compare_registered()
         if scaler is not None and _owner(scaler) is None:
             _SCALED[scaler] = weakref.ref(self)
 

@@ -23,6 +23,7 @@ COPIED = [
     ("calls.md", "What a call returns"),
     ("elasticity.md", "Joining again in the same process"),
     ("migrating.md", None),
+    ("data_parallel.md", None),
 ]
 """Pages, and the section of each (None: all of it), whose snippets run one after the other."""
 
