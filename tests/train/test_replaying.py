@@ -25,6 +25,7 @@ from tests.harness.basics import eventually
 from tests.harness.cluster import Cluster
 from tests.harness.company import company
 from tests.harness.nursery import Nursery
+from tests.harness.program import Program, ftlib_run
 from tests.harness.verdict import Verdict
 
 # --- what is registered ------------------------------------------------------------------------------------------------
@@ -187,3 +188,11 @@ def test_a_process_that_joins_has_what_the_others_have(cluster: Cluster) -> None
     assert not [*verdict.violations, *cluster.faults()]
     assert len(joiner.calls) > 3
     assert "the others wait" not in joiner.output(), "it followed"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("style", [[], ["--wrapped"]], ids=["plain", "wrapped"])
+def test_what_is_vetoed_is_applied_by_no_process(nursery: Nursery, tmp_path: Path, style: list[str]) -> None:
+    with Program(nursery, tmp_path, *ftlib_run("-n", 2, Path(__file__).with_name("vetoing.py"), *style)) as launcher:
+        assert launcher.wait(100.0) == 0, launcher.stdout + launcher.stderr
+        assert "rank 0 of 2: 8 steps" in launcher.stdout and "rank 1 of 2: 8 steps" in launcher.stdout
