@@ -92,11 +92,13 @@ def clip(
     if not place_of(factor) and factor.item() == 1.0:
         return norm
     factors = {gradient.device: factor.to(gradient.device) for gradient in gradients}
+    if in_place:
+        for device, share in factors.items():
+            torch._foreach_mul_([gradient for gradient in gradients if gradient.device == device], share)
+        return norm
     for position, owner, gradient in found:
         share = factors[gradient.device]
-        if in_place:
-            gradient.mul_(share)
-        elif copies is None or not _plain(gradient):
+        if copies is None or not _plain(gradient):
             owner.grad = (gradient * share).to(gradient.dtype)
         else:
             owner.grad = torch.mul(gradient, share, out=copies.room(position, gradient))

@@ -111,7 +111,9 @@ class Optimizer(torch.optim.Optimizer):
         parameters = self._parameters()
         models = self._models(parameters)
         self._status = status = self._outcome(models, parameters) if models else self._average(parameters)
-        if status:
+        if status and self._plain:
+            self._inner.step()
+        elif status:
             former = [found for model in models if (found := model.former_gradients()) is not None]
             places = ((at, each.get(id(parameter))) for at, parameter in enumerate(parameters) for each in former)
             self._copies.of({at: gradient for at, gradient in places if gradient is not None})
@@ -224,12 +226,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def _outcome(self, models: list[Wrapped], parameters: list[torch.Tensor]) -> Status:
         """How the averages of the models' backward passes ended, taken together."""
-        for number, parameter in enumerate(parameters):
-            if parameter.requires_grad and not any(model.averages(parameter) for model in models):
-                raise ConfigError(
-                    f"parameter {number} of the optimizer, of {list(parameter.shape)}, is in no wrapped model, as others are: "
-                    "nobody averages its gradient; make it a parameter of the module, or give it an Optimizer of its own"
-                )
+        if not any(all(map(model.averages, parameters)) for model in models):
+            self._check_none_is_loose(models, parameters)
         status = worst(found for model in models if (found := model.outcome()) is not None)
         if status is None:
             raise ConfigError(
@@ -237,6 +235,15 @@ class Optimizer(torch.optim.Optimizer):
                 "step belongs outside of no_sync()"
             )
         return status
+
+    def _check_none_is_loose(self, models: list[Wrapped], parameters: list[torch.Tensor]) -> None:
+        """ConfigError names a trained parameter that none of the models averages."""
+        for number, parameter in enumerate(parameters):
+            if parameter.requires_grad and not any(model.averages(parameter) for model in models):
+                raise ConfigError(
+                    f"parameter {number} of the optimizer, of {list(parameter.shape)}, is in no wrapped model, as others are: "
+                    "nobody averages its gradient; make it a parameter of the module, or give it an Optimizer of its own"
+                )
 
     def _average(self, parameters: list[torch.Tensor]) -> Status:
         """Average what is in the gradients now."""
