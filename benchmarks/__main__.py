@@ -34,6 +34,7 @@ ALL = (
     ("fencing", "", "--repetitions 1"),
     ("average", "", "--sizes 25MB"),
     ("overlap", "", "--rounds 2"),
+    ("compression", "", "--rounds 2 --seeds 2 --steps 100"),
     ("isolated", "", "--repetitions 5 --rounds 20 --small-rounds 500 --rebuilds 100"),
     ("accelerator", "", "--starts 0.5 --repetitions 4 --rounds 20"),
     ("rebuilds", "", "--rebuilds 100 --frameworks gloo rehearsal"),

@@ -29,6 +29,9 @@ def model_of(seed: int, width: int = WIDTH) -> nn.Module:
 class Pupil:
     """One worker's model and Adam, with data of its own."""
 
+    compression: Any = None
+    """Of its averages."""
+
     def __init__(self, ft: FTLib, seed: int, *, pace: float = 0.002, width: int = WIDTH, **registered: Any) -> None:
         self.ft = ft
         self.model, self.optimizer = self.build(seed, width)
@@ -61,7 +64,7 @@ class Pupil:
 
     def step(self) -> Status:
         self.compute()
-        status = self.ft.allreduce_average(self.model)
+        status = self.ft.allreduce_average(self.model, compression=self.compression)
         self.statuses.append(status)
         if status:
             self.apply()

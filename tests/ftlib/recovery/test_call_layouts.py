@@ -28,8 +28,10 @@ def packed() -> Any:
     return msgpack.unpackb(layouts.encode(lay_out("average", [(torch.float32, (3, 4)), (torch.float32, (50,))], "SUM", 80)))
 
 
-def changed(*path: int, value: Any) -> bytes:
+def changed(*path: int, value: Any, name: str = "") -> bytes:
+    """``name``: of a compression."""
     whole = inner = packed()
+    whole[3] = name
     for index in path[:-1]:
         inner = inner[index]
     inner[path[-1]] = value
@@ -47,21 +49,26 @@ def changed(*path: int, value: Any) -> bytes:
         changed(1, value=7),
         changed(2, value=7),
         changed(3, value=[]),
-        changed(3, 0, value=[]),
-        changed(3, 0, 0, value="object"),
-        changed(3, 0, 1, value=2**40),
-        changed(3, 0, 1, value=-1),
-        changed(3, 0, 1, value=True),
-        changed(3, 0, 2, value="XOR"),
-        changed(3, 0, 3, value="pieces"),
-        changed(3, 0, 3, 0, value=[0, 0, 12, 0]),
-        changed(3, 0, 3, 0, 0, value=-1),
-        changed(3, 0, 3, 0, 2, value=0),
-        changed(3, 0, 3, 0, 3, value=1),
-        changed(3, 0, 3, 0, 4, value=[3, 5]),
-        changed(3, 0, 3, 0, 4, value=[[3], 4]),
-        changed(3, 0, 3, 0, 4, value=[-3, -4]),
-        msgpack.packb([b"x" * 16, "", "", [["float32", 2**50, "SUM", [[0, 0, 2**50, 0, None]]]]]),
+        changed(3, value="x" * 1000),
+        changed(4, value=[]),
+        changed(4, 0, value=[]),
+        changed(4, 0, 0, value="object"),
+        changed(4, 0, 1, value=2**40),
+        changed(4, 0, 1, value=-1),
+        changed(4, 0, 1, value=True),
+        changed(4, 0, 2, value="XOR"),
+        changed(4, 0, 3, value="pieces"),
+        changed(4, 0, 3, 0, value=[0, 0, 12, 0]),
+        changed(4, 0, 3, 0, 0, value=-1),
+        changed(4, 0, 3, 0, 2, value=0),
+        changed(4, 0, 3, 0, 3, value=1),
+        changed(4, 0, 3, 0, 4, value=[3, 5]),
+        changed(4, 0, 3, 0, 4, value=[[3], 4]),
+        changed(4, 0, 3, 0, 4, value=[-3, -4]),
+        changed(4, 0, 5, value=1),
+        changed(4, 0, 5, value=True),  # how, is not said
+        changed(4, 0, value=["float64", 12, "SUM", [[0, 0, 12, 0, [3, 4]]], "", True], name="int8"),
+        msgpack.packb([b"x" * 16, "", "", "", [["float32", 2**50, "SUM", [[0, 0, 2**50, 0, None]], "", False]]]),
     ],
 )
 def test_what_is_no_layout_is_refused(data: bytes) -> None:
