@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
 from ftlib import ConfigError, DistributedDataParallel, Status
@@ -35,6 +36,14 @@ def bare() -> Iterator[Crew]:
     """Workers that have registered nothing."""
     with Crew(SIZE) as crew:
         yield crew
+
+
+@pytest.fixture
+def mesh() -> Iterator[DeviceMesh]:
+    """Of this process alone."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    distributed.destroy_process_group()
 
 
 def expected(make: Callable[[], nn.Module], loss: Callable[[nn.Module, int], torch.Tensor]) -> list[torch.Tensor]:
@@ -515,3 +524,67 @@ def test_copies_without_registered_state_are_said_once(bare: Crew, caplog: pytes
     with caplog.at_level(logging.INFO, "ftlib"):
         bare.all(train)
     assert caplog.text.count("gradient_as_bucket_view") == SIZE
+
+
+@by_all("crew")
+def test_clipping_leaves_the_averages_as_they_are(ft: FTLib, index: int) -> None:
+    """Clipped gradients lie where autograd had put its own, so that they take no memory."""
+    model = DistributedDataParallel(ft, small())
+    loss(model, ft.rank).backward()
+    wanted = small()
+    for parameter, average in zip(wanted.parameters(), expected(small, loss), strict=True):
+        parameter.grad = average
+    results = [parameter.grad for parameter in model.parameters()]
+    before = gradients(model)
+    assert model.clip_grad_norm_(1e6) == torch.nn.utils.clip_grad_norm_(wanted.parameters(), 1e6)
+    assert all(parameter.grad is result for parameter, result in zip(model.parameters(), results, strict=True))
+    norm = model.clip_grad_norm_(0.01)
+    torch.testing.assert_close(norm, torch.nn.utils.clip_grad_norm_(wanted.parameters(), 0.01))
+    near(gradients(model), gradients(wanted))
+    near(results, before)
+    average = model._backward._average
+    assert average is not None
+    former = {gradient.data_ptr() for gradient in average.inputs if gradient is not None}
+    assert {parameter.grad.data_ptr() for parameter in model.parameters() if parameter.grad is not None} == former
+
+
+@by_all("crew")
+def test_what_was_averaged_is_not_added_to_in_place(ft: FTLib, index: int) -> None:
+    """Another worker may still need it."""
+    model = DistributedDataParallel(ft, small())
+    loss(model, ft.rank).backward()
+    results, before = [parameter.grad for parameter in model.parameters()], gradients(model)
+    with model.no_sync():
+        loss(model, ft.rank).backward()
+    near(results, before)
+    loss(model, ft.rank).backward()
+    near(gradients(model), [3 * each for each in expected(small, loss)])
+
+
+@by_all("crew")
+def test_sharded_parameters_are_averaged_by_their_local_part(ft: FTLib, index: int, mesh: DeviceMesh) -> None:
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    class Sharded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            inner = nn.Linear(4, 3)
+            built(inner)
+            self.weight = nn.Parameter(DTensor.from_local(inner.weight.detach(), mesh, [Shard(0)]))
+            self.spare = nn.Parameter(DTensor.from_local(torch.ones(2), mesh, [Replicate()]))
+            self.bias = inner.bias
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return inputs @ self.weight.to_local().t() + self.bias
+
+    model = DistributedDataParallel(ft, Sharded())
+    for _ in range(3):
+        for parameter in model.parameters():
+            parameter.grad = None
+        loss(model, ft.rank).backward()
+        weight, spare, bias = (parameter.grad for parameter in model.parameters())
+        assert isinstance(weight, DTensor) and isinstance(spare, DTensor)
+        found = expected(lambda: built(nn.Linear(4, 3)), loss)
+        near([weight.to_local(), bias], found)
+        assert not spare.to_local().any()
+        assert weight.placements == (Shard(0),)

@@ -93,6 +93,10 @@ class DistributedDataParallel(nn.Module):
         self._trained = Trained(module)
         self._backward = Backward(ft, module, self._trained, options, self._outcomes)
         self._backward.look()
+        if find_unused_parameters:
+            ft.agreed.hinder(
+                "find_unused_parameters leaves out gradients that averages have: the others wait for a joiner instead"
+            )
         self._buffers_too = broadcast_buffers
         self._sync = True
         weakref.finalize(self, self._backward.detach).atexit = False
