@@ -18,7 +18,10 @@ from torch.utils.checkpoint import checkpoint
 
 from ftlib import ConfigError, DistributedDataParallel, Status
 from ftlib.ftlib import FTLib
+from ftlib.state.registry import Registered
+from ftlib.state.replay import why_not
 from tests.ftlib.crew import Crew, by_all
+from tests.ftlib.workers import Job, Worker
 from tests.train.cases import Branches, built, data, gradients, near, perceptron
 
 SIZE = 2
@@ -272,8 +275,13 @@ def test_a_backward_that_fails_here_is_begun_again(ft: FTLib, index: int, place:
         model.zero_grad()
     before = ft.step
     if ft.rank == 1:
-        with breaking(list(model.parameters())[place]), pytest.raises(Broken):
-            loss(model, ft.rank).backward()
+        with breaking(list(model.parameters())[place]):
+            try:
+                loss(model, ft.rank).backward()
+            except Broken:
+                assert ft._plane.current is None, "the others know by now"
+            else:
+                pytest.fail("nothing was raised")
         assert model.status is None
         assert model.outcome() is Status.FAIL
         assert ft.step == before
@@ -282,6 +290,37 @@ def test_a_backward_that_fails_here_is_begun_again(ft: FTLib, index: int, place:
     assert model.status is Status.SUCCESS
     assert ft.step == before + 1
     near(gradients(model), expected(make, loss))
+
+
+def test_after_the_end_backward_still_returns() -> None:
+    def train(worker: Worker) -> None:
+        model = DistributedDataParallel(worker.ft, small())
+        loss(model, 0).backward()
+        assert model.status is Status.NO_NEED
+        worker.ft.leave()
+        model.zero_grad()
+        loss(model, 0).backward()
+        assert model.status is Status.ABORT
+        alone = small()
+        loss(alone, 0).backward()
+        near(gradients(model), gradients(alone))
+
+    with Job(1) as job:
+        job.run({"a": train})
+
+
+def test_notice_to_leave_ends_the_program_in_backward() -> None:
+    """As in any other call: this worker's part is over."""
+
+    def train(worker: Worker) -> None:
+        model = DistributedDataParallel(worker.ft, small())
+        loss(model, 0).backward()
+        worker.ft.drain()
+        with pytest.raises(SystemExit):
+            loss(model, 0).backward()
+
+    with Job(1) as job:
+        job.run({"a": train})
 
 
 @by_all("crew")
@@ -588,3 +627,16 @@ def test_sharded_parameters_are_averaged_by_their_local_part(ft: FTLib, index: i
         near([weight.to_local(), bias], found)
         assert not spare.to_local().any()
         assert weight.placements == (Shard(0),)
+
+
+def test_averages_that_leave_gradients_out_are_not_replayed() -> None:
+    """A joiner would apply zeros where the others applied nothing."""
+
+    def train(worker: Worker) -> str:
+        module = small()
+        DistributedDataParallel(worker.ft, module, find_unused_parameters=True)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        return why_not(Registered({"model": module, "optimizer": optimizer}, agreed=worker.ft.agreed))
+
+    with Job(1) as job:
+        assert "find_unused_parameters" in job.run({"a": train})["a"]
