@@ -493,6 +493,22 @@ def test_the_wrapper_leaves_the_module_as_it_was(ft: FTLib, index: int) -> None:
     assert not any(parameter._post_accumulate_grad_hooks for parameter in module.parameters())
 
 
+@pytest.mark.parametrize("wanted", [False, True])
+def test_buffers_are_those_of_rank_0_if_asked_for(crew: Crew, wanted: bool) -> None:
+    def train(ft: FTLib, _: int) -> tuple[int, list[torch.Tensor]]:
+        module = nn.Sequential(built(nn.Linear(4, 3)), nn.BatchNorm1d(3))
+        model, seen = DistributedDataParallel(ft, module, broadcast_buffers=wanted), []
+        module.register_forward_pre_hook(lambda *_: seen.append(module[1].running_mean.clone()))
+        for seed in range(3):
+            model(data(ft.rank, 5, 4, seed=seed)).square().mean().backward()
+            with torch.no_grad():
+                module[1].running_mean += ft.rank
+        return ft.rank, seen
+
+    first, second = (seen for _, seen in sorted(crew.all(train), key=lambda each: each[0]))
+    assert [torch.equal(one, other) for one, other in zip(first, second, strict=True)] == [True, wanted, wanted]
+
+
 class Shuffled(nn.Module):
     """Registered in another order than it computes."""
 
@@ -617,14 +633,15 @@ def test_sharded_parameters_are_averaged_by_their_local_part(ft: FTLib, index: i
             return inputs @ self.weight.to_local().t() + self.bias
 
     model = DistributedDataParallel(ft, Sharded())
-    for _ in range(3):
+    for times in (1, 1, 1, 2):
         for parameter in model.parameters():
             parameter.grad = None
-        loss(model, ft.rank).backward()
+        for _ in range(times):
+            loss(model, ft.rank).backward()
         weight, spare, bias = (parameter.grad for parameter in model.parameters())
         assert isinstance(weight, DTensor) and isinstance(spare, DTensor)
         found = expected(lambda: built(nn.Linear(4, 3)), loss)
-        near([weight.to_local(), bias], found)
+        near([weight.to_local(), bias], [times * each for each in found])
         assert not spare.to_local().any()
         assert weight.placements == (Shard(0),)
 
@@ -640,3 +657,17 @@ def test_averages_that_leave_gradients_out_are_not_replayed() -> None:
 
     with Job(1) as job:
         assert "find_unused_parameters" in job.run({"a": train})["a"]
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@by_all("crew")
+def test_the_wrapper_itself_may_be_computed_again(ft: FTLib, index: int, reentrant: bool) -> None:
+    def make() -> nn.Module:
+        return built(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, affine=False), nn.Linear(3, 2)))
+
+    model = DistributedDataParallel(ft, make(), bucket_mb=1e-5, broadcast_buffers=True)
+    for _ in range(3):
+        model.zero_grad()
+        inputs = data(ft.rank, 5, 4).requires_grad_()
+        checkpoint(model, inputs, use_reentrant=reentrant).square().mean().backward()
+        near(gradients(model), expected(make, loss))

@@ -98,11 +98,16 @@ class Backward:
 
     def prepare(self) -> bool:
         """Forward begins, and backward will average; False if nothing is trained."""
-        if self._phase[0] != _IDLE and torch._C._current_graph_task_id() == -1:  # noqa: SLF001 - the only way to ask
+        if self._phase[0] != _IDLE and not self.computes_again:
             self.failed()
         self.look()
         self._armed = bool(self._trained.numbers)
         return self._armed
+
+    @property
+    def computes_again(self) -> bool:
+        """True if forward runs within backward, as checkpoints do."""
+        return torch._C._current_graph_task_id() != -1  # noqa: SLF001 - the only way to ask
 
     def disarm(self) -> None:
         """Forward begins, and backward will not average."""
@@ -234,9 +239,10 @@ class Backward:
             return
         with torch.no_grad():
             for number, owner, gradient in left:
-                copy = room.room(number, gradient)
-                if copy is not gradient:
-                    owner.grad = copy.copy_(gradient)
+                if type(gradient) is not torch.Tensor:  # sharded: it has views inside
+                    owner.grad = gradient.clone()
+                elif gradient._base is not None:  # noqa: SLF001 - no view is none of the average
+                    owner.grad = room.room(number, gradient).copy_(gradient)
 
     def _open(self) -> None:
         """The first gradient is there. Buckets may be on their way from now on, or the average waits for the end: where tensors
@@ -318,12 +324,12 @@ class Backward:
 
     def _end(self) -> None:
         """All gradients that come in this backward are there."""
-        if self._phase[0] == _BEGUN:
-            if reaches(self._roots, self._trained.ids):  # they were asked for nothing: torch.autograd.grad
-                self._leave()
-                return
-            self._open()
+        if self._phase[0] == _BEGUN and reaches(self._roots, self._trained.ids):
+            self._leave()  # parameters were there, but asked for nothing: torch.autograd.grad
+            return
         try:
+            if self._phase[0] == _BEGUN:
+                self._open()
             if self._average is None:
                 self._order.agree()
                 self._make()

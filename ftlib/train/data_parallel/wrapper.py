@@ -114,7 +114,7 @@ class DistributedDataParallel(nn.Module):
         backward = self._backward
         if self._sync:
             hook = backward.reached if backward.prepare() else None
-            if self._buffers_too and hook is not None:
+            if self._buffers_too and hook is not None and not backward.computes_again:
                 self._broadcast()
         else:
             hook = backward.accumulates
