@@ -306,6 +306,9 @@ class WarmStandby:
         round_ = self._round
         if record.signature != own.signature and record.kind == own.kind and round_ is not None:
             round_.check_fit()
+            if own.same_call(record.signature):
+                self._own.relay()
+                raise NoFollowing("the order in which the others average has become known with their state")
             raise NoFollowing("the others average something else")
 
     def _keep(self, record: ReplicationRecord) -> bool:

@@ -24,6 +24,29 @@ def cluster(nursery: Nursery, tmp_path: Path) -> Iterator[Cluster]:
         yield cluster
 
 
+def judge(cluster: Cluster) -> None:
+    """No step was lost, and none differs."""
+    verdict = Verdict()
+    verdict.check(cluster.workers)
+    assert not [*verdict.violations, *cluster.faults()]
+
+
+def test_a_spare_keeps_pace_in_the_order_of_the_others(cluster: Cluster) -> None:
+    """It takes the place of who dies at once, as it has the state."""
+    task = {"sizes": SIZES, "pause": 0.002, "settings": {"max_size": 2, "log_level": "info"}}
+    _, dead = cluster.found(2, **task)
+    cluster.training(2)
+    cluster.advanced()
+    spare = cluster.join(**task)
+    cluster.until("it has the state", lambda: "this spare has the state" in spare.output())
+    dead.kill()
+    cluster.until("it counts", lambda: spare.last.get("who", 0) >> spare.task.slot & 1)
+    cluster.training(2)
+    cluster.advanced()
+    assert "the others wait" not in spare.output()
+    judge(cluster)
+
+
 def test_who_joins_has_the_order_of_the_others(cluster: Cluster) -> None:
     """Whoever dies in the middle of backward, at whichever bucket, costs no step."""
     task = {"sizes": SIZES, "pause": 0.002}
@@ -37,9 +60,7 @@ def test_who_joins_has_the_order_of_the_others(cluster: Cluster) -> None:
         cluster.advanced()
         assert len(joiner.calls) == 3
         assert "the others wait" not in joiner.output(), "it followed"
-    verdict = Verdict()
-    verdict.check(cluster.workers)
-    assert not [*verdict.violations, *cluster.faults()]
+    judge(cluster)
     orders = [tuple(line["order"]) for worker in cluster.workers for line in worker.calls if line["step"] > 1]
     assert set(orders) == {(0, 1, 2, 3, 4, 5)}
     assert all(worker.last["early"] for worker in cluster.workers if worker.code is None)

@@ -12,12 +12,16 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
 from ftlib import ConfigError, DistributedDataParallel, Status
 from ftlib.ftlib import FTLib
+from ftlib.state.registry import Registered
+from ftlib.state.replay import why_not
 from tests.ftlib.crew import Crew, by_all
+from tests.ftlib.workers import Job, Worker
 from tests.train.cases import Branches, built, data, gradients, near, perceptron
 
 SIZE = 2
@@ -35,6 +39,14 @@ def bare() -> Iterator[Crew]:
     """Workers that have registered nothing."""
     with Crew(SIZE) as crew:
         yield crew
+
+
+@pytest.fixture
+def mesh() -> Iterator[DeviceMesh]:
+    """Of this process alone."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    distributed.destroy_process_group()
 
 
 def expected(make: Callable[[], nn.Module], loss: Callable[[nn.Module, int], torch.Tensor]) -> list[torch.Tensor]:
@@ -263,8 +275,13 @@ def test_a_backward_that_fails_here_is_begun_again(ft: FTLib, index: int, place:
         model.zero_grad()
     before = ft.step
     if ft.rank == 1:
-        with breaking(list(model.parameters())[place]), pytest.raises(Broken):
-            loss(model, ft.rank).backward()
+        with breaking(list(model.parameters())[place]):
+            try:
+                loss(model, ft.rank).backward()
+            except Broken:
+                assert ft._plane.current is None, "the others know by now"
+            else:
+                pytest.fail("nothing was raised")
         assert model.status is None
         assert model.outcome() is Status.FAIL
         assert ft.step == before
@@ -273,6 +290,37 @@ def test_a_backward_that_fails_here_is_begun_again(ft: FTLib, index: int, place:
     assert model.status is Status.SUCCESS
     assert ft.step == before + 1
     near(gradients(model), expected(make, loss))
+
+
+def test_after_the_end_backward_still_returns() -> None:
+    def train(worker: Worker) -> None:
+        model = DistributedDataParallel(worker.ft, small())
+        loss(model, 0).backward()
+        assert model.status is Status.NO_NEED
+        worker.ft.leave()
+        model.zero_grad()
+        loss(model, 0).backward()
+        assert model.status is Status.ABORT
+        alone = small()
+        loss(alone, 0).backward()
+        near(gradients(model), gradients(alone))
+
+    with Job(1) as job:
+        job.run({"a": train})
+
+
+def test_notice_to_leave_ends_the_program_in_backward() -> None:
+    """As in any other call: this worker's part is over."""
+
+    def train(worker: Worker) -> None:
+        model = DistributedDataParallel(worker.ft, small())
+        loss(model, 0).backward()
+        worker.ft.drain()
+        with pytest.raises(SystemExit):
+            loss(model, 0).backward()
+
+    with Job(1) as job:
+        job.run({"a": train})
 
 
 @by_all("crew")
@@ -445,6 +493,22 @@ def test_the_wrapper_leaves_the_module_as_it_was(ft: FTLib, index: int) -> None:
     assert not any(parameter._post_accumulate_grad_hooks for parameter in module.parameters())
 
 
+@pytest.mark.parametrize("wanted", [False, True])
+def test_buffers_are_those_of_rank_0_if_asked_for(crew: Crew, wanted: bool) -> None:
+    def train(ft: FTLib, _: int) -> tuple[int, list[torch.Tensor]]:
+        module = nn.Sequential(built(nn.Linear(4, 3)), nn.BatchNorm1d(3))
+        model, seen = DistributedDataParallel(ft, module, broadcast_buffers=wanted), []
+        module.register_forward_pre_hook(lambda *_: seen.append(module[1].running_mean.clone()))
+        for seed in range(3):
+            model(data(ft.rank, 5, 4, seed=seed)).square().mean().backward()
+            with torch.no_grad():
+                module[1].running_mean += ft.rank
+        return ft.rank, seen
+
+    first, second = (seen for _, seen in sorted(crew.all(train), key=lambda each: each[0]))
+    assert [torch.equal(one, other) for one, other in zip(first, second, strict=True)] == [True, wanted, wanted]
+
+
 class Shuffled(nn.Module):
     """Registered in another order than it computes."""
 
@@ -515,3 +579,95 @@ def test_copies_without_registered_state_are_said_once(bare: Crew, caplog: pytes
     with caplog.at_level(logging.INFO, "ftlib"):
         bare.all(train)
     assert caplog.text.count("gradient_as_bucket_view") == SIZE
+
+
+@by_all("crew")
+def test_clipping_leaves_the_averages_as_they_are(ft: FTLib, index: int) -> None:
+    """Clipped gradients lie where autograd had put its own, so that they take no memory."""
+    model = DistributedDataParallel(ft, small())
+    loss(model, ft.rank).backward()
+    wanted = small()
+    for parameter, average in zip(wanted.parameters(), expected(small, loss), strict=True):
+        parameter.grad = average
+    results = [parameter.grad for parameter in model.parameters()]
+    before = gradients(model)
+    assert model.clip_grad_norm_(1e6) == torch.nn.utils.clip_grad_norm_(wanted.parameters(), 1e6)
+    assert all(parameter.grad is result for parameter, result in zip(model.parameters(), results, strict=True))
+    norm = model.clip_grad_norm_(0.01)
+    torch.testing.assert_close(norm, torch.nn.utils.clip_grad_norm_(wanted.parameters(), 0.01))
+    near(gradients(model), gradients(wanted))
+    near(results, before)
+    average = model._backward._average
+    assert average is not None
+    former = {gradient.data_ptr() for gradient in average.inputs if gradient is not None}
+    assert {parameter.grad.data_ptr() for parameter in model.parameters() if parameter.grad is not None} == former
+
+
+@by_all("crew")
+def test_what_was_averaged_is_not_added_to_in_place(ft: FTLib, index: int) -> None:
+    """Another worker may still need it."""
+    model = DistributedDataParallel(ft, small())
+    loss(model, ft.rank).backward()
+    results, before = [parameter.grad for parameter in model.parameters()], gradients(model)
+    with model.no_sync():
+        loss(model, ft.rank).backward()
+    near(results, before)
+    loss(model, ft.rank).backward()
+    near(gradients(model), [3 * each for each in expected(small, loss)])
+
+
+@by_all("crew")
+def test_sharded_parameters_are_averaged_by_their_local_part(ft: FTLib, index: int, mesh: DeviceMesh) -> None:
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    class Sharded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            inner = nn.Linear(4, 3)
+            built(inner)
+            self.weight = nn.Parameter(DTensor.from_local(inner.weight.detach(), mesh, [Shard(0)]))
+            self.spare = nn.Parameter(DTensor.from_local(torch.ones(2), mesh, [Replicate()]))
+            self.bias = inner.bias
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return inputs @ self.weight.to_local().t() + self.bias
+
+    model = DistributedDataParallel(ft, Sharded())
+    for times in (1, 1, 1, 2):
+        for parameter in model.parameters():
+            parameter.grad = None
+        for _ in range(times):
+            loss(model, ft.rank).backward()
+        weight, spare, bias = (parameter.grad for parameter in model.parameters())
+        assert isinstance(weight, DTensor) and isinstance(spare, DTensor)
+        found = expected(lambda: built(nn.Linear(4, 3)), loss)
+        near([weight.to_local(), bias], [times * each for each in found])
+        assert not spare.to_local().any()
+        assert weight.placements == (Shard(0),)
+
+
+def test_averages_that_leave_gradients_out_are_not_replayed() -> None:
+    """A joiner would apply zeros where the others applied nothing."""
+
+    def train(worker: Worker) -> str:
+        module = small()
+        DistributedDataParallel(worker.ft, module, find_unused_parameters=True)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        return why_not(Registered({"model": module, "optimizer": optimizer}, agreed=worker.ft.agreed))
+
+    with Job(1) as job:
+        assert "find_unused_parameters" in job.run({"a": train})["a"]
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@by_all("crew")
+def test_the_wrapper_itself_may_be_computed_again(ft: FTLib, index: int, reentrant: bool) -> None:
+    def make() -> nn.Module:
+        return built(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, affine=False), nn.Linear(3, 2)))
+
+    model = DistributedDataParallel(ft, make(), bucket_mb=1e-5, broadcast_buffers=True)
+    for _ in range(3):
+        model.zero_grad()
+        inputs = data(ft.rank, 5, 4).requires_grad_()
+        checkpoint(model, inputs, use_reentrant=reentrant).square().mean().backward()
+        near(gradients(model), expected(make, loss))

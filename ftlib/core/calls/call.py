@@ -307,6 +307,9 @@ class Call:
         self._versions = [_version(source) for source in self.sources]
         self._flat.clear()
 
+    def relay(self) -> None:
+        """Other state was loaded, in which the order of the call's tensors may be another one."""
+
     def reattach(self) -> None:
         """Attach this call's gradients to their parameters again: applying a result may have dropped them."""
         for owner, source in zip(self.owners, self.sources, strict=False):

@@ -72,4 +72,8 @@ class OpenCall(Call):
     def reloaded(self) -> None:
         """See ``Call``: the loaded state has the agreed order of the parameters as well."""
         super().reloaded()
+        self.relay()
+
+    def relay(self) -> None:
+        """See ``Call``."""
         self.layout = self._relaid()

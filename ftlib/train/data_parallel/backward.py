@@ -98,11 +98,16 @@ class Backward:
 
     def prepare(self) -> bool:
         """Forward begins, and backward will average; False if nothing is trained."""
-        if self._phase[0] != _IDLE and torch._C._current_graph_task_id() == -1:  # noqa: SLF001 - the only way to ask
+        if self._phase[0] != _IDLE and not self.computes_again:
             self.failed()
         self.look()
         self._armed = bool(self._trained.numbers)
         return self._armed
+
+    @property
+    def computes_again(self) -> bool:
+        """True if forward runs within backward, as checkpoints do."""
+        return torch._C._current_graph_task_id() != -1  # noqa: SLF001 - the only way to ask
 
     def disarm(self) -> None:
         """Forward begins, and backward will not average."""
@@ -128,13 +133,13 @@ class Backward:
         if changed:
             logger.info("the buckets of gradients are laid out again, as other parameters are trained: %s", changed)
 
-    def room(self) -> dict[str, Any]:
-        """How ``clip`` may write: in place, except where gradients are views of an average."""
+    def room(self) -> FormerGradients | None:
+        """Where ``clip`` may write, as gradients are views of an average; None if they may be changed in place."""
         average = self._average
         if average is None or not self._viewing:
-            return {"in_place": True}
+            return None
         inputs = zip(self._trained.numbers, average.inputs, strict=False)
-        return {"copies": self._room.of({number: gradient for number, gradient in inputs if gradient is not None})}
+        return self._room.of({number: gradient for number, gradient in inputs if gradient is not None})
 
     def former_gradients(self) -> Mapping[int, torch.Tensor] | None:
         """See ``Wrapped``."""
@@ -158,6 +163,11 @@ class Backward:
             self._begin()
         if self._phase[0] == _BEGUN:
             self._roots.append(torch._C._current_autograd_node())  # noqa: SLF001 - the only way to ask
+
+    def accumulates(self, _gradient: torch.Tensor) -> None:
+        """Backward has reached an output of the module, and will not average."""
+        if self._phase[0] == _IDLE:
+            self._keep_results()
 
     def failed(self) -> None:
         """There will be no more gradients."""
@@ -217,6 +227,7 @@ class Backward:
             self._push()
 
     def _begin(self) -> None:
+        self._keep_results()
         self._average = None  # and with it the memory of the last gradients
         self._room.of({})
         self._roots.clear()
@@ -224,6 +235,22 @@ class Backward:
         self._queue.append(self)
         end = _End(weakref.WeakMethod(self._end), weakref.WeakMethod(self.failed))
         torch.autograd.Variable._execution_engine.queue_callback(end)  # noqa: SLF001 - no public name
+
+    def _keep_results(self) -> None:
+        """Where gradients are still views of the last average, backward would add to it in place: let it add to copies, as
+        another worker may have to get that average from here.
+        """
+        owners = [(number, self._trained.all[number]) for number in self._trained.numbers]
+        left = [(number, owner, owner.grad) for number, owner in owners if owner.grad is not None]
+        room = self.room() if left else None
+        if room is None:
+            return
+        with torch.no_grad():
+            for number, owner, gradient in left:
+                if type(gradient) is not torch.Tensor:  # sharded: it has views inside
+                    owner.grad = gradient.clone()
+                elif gradient._base is not None:  # noqa: SLF001 - no view is none of the average
+                    owner.grad = room.room(number, gradient).copy_(gradient)
 
     def _open(self) -> None:
         """The first gradient is there. Buckets may be on their way from now on, or the average waits for the end: where tensors
@@ -305,12 +332,12 @@ class Backward:
 
     def _end(self) -> None:
         """All gradients that come in this backward are there."""
-        if self._phase[0] == _BEGUN:
-            if reaches(self._roots, self._trained.ids):  # they were asked for nothing: torch.autograd.grad
-                self._leave()
-                return
-            self._open()
+        if self._phase[0] == _BEGUN and reaches(self._roots, self._trained.ids):
+            self._leave()  # parameters were there, but asked for nothing: torch.autograd.grad
+            return
         try:
+            if self._phase[0] == _BEGUN:
+                self._open()
             if self._average is None:
                 self._order.agree()
                 self._make()

@@ -93,6 +93,10 @@ class DistributedDataParallel(nn.Module):
         self._trained = Trained(module)
         self._backward = Backward(ft, module, self._trained, options, self._outcomes)
         self._backward.look()
+        if find_unused_parameters:
+            ft.agreed.hinder(
+                "find_unused_parameters leaves out gradients that averages have: the others wait for a joiner instead"
+            )
         self._buffers_too = broadcast_buffers
         self._sync = True
         weakref.finalize(self, self._backward.detach).atexit = False
@@ -105,16 +109,21 @@ class DistributedDataParallel(nn.Module):
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Call the module with these arguments; backward through what it returns averages the gradients."""
-        sync = self._sync and torch.is_grad_enabled() and self._backward.prepare()
-        if sync and self._buffers_too:
-            self._broadcast()
+        if not torch.is_grad_enabled():
+            return self.module(*inputs, **kwargs)
+        backward = self._backward
+        if self._sync:
+            hook = backward.reached if backward.prepare() else None
+            if self._buffers_too and hook is not None and not backward.computes_again:
+                self._broadcast()
+        else:
+            hook = backward.accumulates
+            backward.disarm()
         output = self.module(*inputs, **kwargs)
-        if sync:
+        if hook is not None:
             for tensor in tensors_in(output):
                 if tensor.requires_grad and tensor.grad_fn is not None:
-                    tensor.register_hook(self._backward.reached)  # type: ignore[no-untyped-call]
-        elif torch.is_grad_enabled():
-            self._backward.disarm()
+                    tensor.register_hook(hook)  # type: ignore[no-untyped-call]
         return output
 
     @contextlib.contextmanager
@@ -136,7 +145,8 @@ class DistributedDataParallel(nn.Module):
         As ``torch.nn.utils.clip_grad_norm_``, except that gradients which are views of the averages are replaced rather than
         changed: another worker may still need the averages.
         """
-        return clip(self.module.parameters(), max_norm, norm_type, **self._backward.room())
+        room = self._backward.room()
+        return clip(self.module.parameters(), max_norm, norm_type, copies=room, in_place=room is None)
 
     # --- for the library -----------------------------------------------------------------------------------------------
 

@@ -1,0 +1,168 @@
+"""The agreed order of gradients is a part of the state: of a joiner's, of a checkpoint's; members that differ are found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ftlib import ConfigError, DistributedDataParallel, StepMismatch
+from ftlib.ftlib import FTLib
+from ftlib.state.agreed import Agreed
+from ftlib.state.registry import Registered
+from tests.ftlib.workers import Job, Worker
+from tests.train.cases import built, data
+
+
+class Shuffled(nn.Module):
+    """Registered in another order than it computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.middle, self.last, self.first = nn.Linear(8, 8), nn.Linear(8, 3), nn.Linear(4, 8)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.last(self.middle(self.first(inputs).tanh()).tanh())
+        return found
+
+
+REVERSED = [5, 4, 3, 2, 1, 0]
+
+
+def ready(order: list[int]) -> bool:
+    """The last layer's, the middle one's, the first one's."""
+    return [set(order[i : i + 2]) for i in (0, 2, 4)] == [{2, 3}, {0, 1}, {4, 5}]
+
+
+class Trainer:
+    """A program: one model, registered itself or through its wrapper, before or after that is made."""
+
+    def __init__(self, ft: FTLib, *, through: bool = False, first: bool = False) -> None:
+        self.ft = ft
+        self.module = built(Shuffled())
+        self.optimizer = torch.optim.SGD(self.module.parameters(), lr=0.1, momentum=0.5)
+        if first:
+            ft.register_state(model=self.module, optimizer=self.optimizer)
+        self.model = DistributedDataParallel(ft, self.module, bucket_mb=1e-4)
+        if not first:
+            ft.register_state(model=self.model if through else self.module, optimizer=self.optimizer)
+
+    @property
+    def order(self) -> list[int]:
+        return self.model._backward._order.order()
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        self.model(data(self.ft.rank, 5, 4, seed=self.ft.step)).square().mean().backward()
+        assert self.model.status
+        self.optimizer.step()
+
+    def digest(self) -> bytes:
+        return b"".join(parameter.detach().numpy().tobytes() for parameter in self.module.parameters())
+
+
+def test_values_travel_with_whatever_is_registered() -> None:
+    agreed, other = Agreed(), Agreed()
+    assert [agreed.name(), agreed.name()] == ["1", "2"]
+    agreed.put("1", b"x")
+    tree = Registered({"model": nn.Linear(2, 2)}, agreed=agreed).tree(3)
+    there = Registered({"model": nn.Linear(2, 2)}, agreed=other)
+    there.load(tree)
+    assert other.get("1") == b"x"
+    assert other.get("2") is None
+    with pytest.raises(ConfigError):
+        there.check({**tree, "optimizer": [{}]})
+
+
+def test_a_state_of_an_older_release_has_none() -> None:
+    agreed = Agreed()
+    agreed.put("1", b"x")
+    registered = Registered({"model": nn.Linear(2, 2)}, agreed=agreed)
+    tree = registered.tree(0)
+    del tree["agreed"]
+    registered.load(tree)
+    assert agreed.get("1") is None
+
+
+@pytest.mark.parametrize("through", [False, True])
+def test_a_checkpoint_has_the_order(tmp_path: Path, through: bool) -> None:
+    """Also where the one job registered the wrapper, and the other the module."""
+
+    def save(worker: Worker) -> list[int]:
+        trainer = Trainer(worker.ft, through=through)
+        for _ in range(3):
+            trainer.step()
+        worker.ft.save(tmp_path, wait=True)
+        trainer.step()
+        worker.ft.close()
+        return trainer.order
+
+    def load(worker: Worker) -> list[list[int]]:
+        trainer = Trainer(worker.ft, through=not through, first=through)
+        found = [trainer.order]
+        assert worker.ft.load(tmp_path) is not None
+        found.append(trainer.order)
+        trainer.step()
+        return [*found, trainer.order]
+
+    with Job(1) as job:
+        order = job.run({"a": save})["a"]
+    assert ready(order)
+    with Job(1) as job:
+        assert job.run({"b": load})["b"] == [REVERSED, order, order]
+
+
+@pytest.mark.parametrize("begin", [1, 2, 3, 6])
+def test_a_joiner_comes_while_the_order_is_agreed(begin: int) -> None:
+    """Or before, or after: all have the same parameters and the same order in the end."""
+    ends, trainers = [1 << 30], dict[str, Trainer]()
+
+    def train(worker: Worker) -> None:
+        trainer = trainers[worker.name] = Trainer(worker.ft, through=worker.name == "b", first=worker.name == "a")
+        while worker.ft.step < ends[0]:
+            trainer.step()
+            if worker.name == "c" and len(ends) == 1:
+                ends[:] = [worker.ft.step + 5, 0]  # nobody is there yet
+            if worker.name == "a" and worker.ft.step == begin:
+                job.start("c", train)
+
+    with Job(2) as job:
+        job.start("a", train)
+        job.start("b", train)
+        for name in "abc":
+            while name not in job.workers:
+                job.workers["a"].thread.join(0.01)
+            job.workers[name].join()
+    assert len({trainer.digest() for trainer in trainers.values()}) == 1
+    assert all(ready(trainer.order) for trainer in trainers.values())
+
+
+def _another_order(trainer: Trainer) -> None:
+    order = trainer.model._backward._order
+    order._put([*REVERSED[1:], REVERSED[0]])
+
+
+def _frozen(trainer: Trainer) -> None:
+    trainer.module.last.bias.requires_grad_(False)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("differ", [_another_order, _frozen])
+def test_members_that_differ_are_found(differ: Callable[[Trainer], Any]) -> None:
+    def train(worker: Worker) -> str:
+        trainer = Trainer(worker.ft)
+        for _ in range(3):
+            trainer.step()
+        if worker.name == "b":
+            differ(trainer)
+        with pytest.raises(StepMismatch) as caught:
+            trainer.step()
+        return str(caught.value)
+
+    with Job(2) as job:
+        found = job.run({"a": train, "b": train})
+    if differ is _frozen:
+        assert "frozen parameters here: last.bias" in found["b"]
