@@ -126,8 +126,6 @@ class Attempt:
     def _filled(self, number: int) -> Slot:
         """The slot of bucket ``number``, staged; from a device as soon as that has done it."""
         slot = self._staging.slot(number, self._session.codec.elements)
-        if self._call.views and self._call.shares_memory(slot):
-            slot = self._staging.aside(number, self._session.codec.elements)
         self._call.fill(slot)
         return slot
 
