@@ -102,7 +102,7 @@ BUGS = [
     Bug(last_bucket_at_once, known=11),
     Bug(enters_unexpectedly),
     Bug(gives_what_was_changed, known=12),
-    Bug(looks_before_it_copies),
+    Bug(looks_before_it_copies, known=83),
     Bug(keeps_what_was_void),
     Bug(divides_by_its_own),
     Bug(slots_alternate, known=5),
