@@ -311,7 +311,8 @@ class Engine:
             self._failures.withdraw(session)
             return None
         except GroupError as error:
-            self._failures.report(call, session, error)  # also aborts: every operation under way ends, here and at the peers
+            if begun is None or begun.failure is None:  # else it was reported in backward
+                self._failures.report(call, session, error)  # also aborts: all operations under way end, here and at the peers
             attempt.settle(SETTLE)
             if isinstance(error, Disagreement) and plane.member_id in error.blamed:
                 raise StepMismatch(str(error)) from None  # the others' report may have stopped the plane first
