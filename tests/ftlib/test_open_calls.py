@@ -93,6 +93,7 @@ LATE = Lag()
 LATE.grow(1)
 BEHIND = SalvagePlan(8, 8, adoptions=(("a", "b"),), authority="b", holders=("b",))
 ELSEWHERE = replace(LAYOUT, buckets=tuple(replace(bucket, place="cuda:0") for bucket in LAYOUT.buckets))
+WHOLE = lay_out_in_order("average", SPECS, [3, 2, 1, 0], 1 << 20, 1 << 20)
 REORDERED = lay_out_in_order("average", SPECS, [0, 1, 2, 3], 4 * ROW, 4 * ROW)
 
 
@@ -109,6 +110,7 @@ def test_in_a_job_that_just_trains_it_may() -> None:
         (place(phase=Phase.WAITING, session=None), a_call(), 1, "no view is active"),
         (place(), a_call(), 3, "too few members"),
         (place(session=Session(VIEW, SalvagePlan(7, 7), "a", {"a": 0}, None)), a_call(), 1, "too few members"),
+        (place(), a_call(WHOLE), 1, "only bucket"),
         (place(newcomer=True), a_call(), 1, "does not have the state"),
         (place(level=False), a_call(), 1, "does not have the state"),
         (place(lag=LATE), a_call(), 1, "is late"),
@@ -132,16 +134,19 @@ class Work:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor, self.ended = tensor, False
+        self.patience = 0.0
+        self.waited: list[float] = []
         self.error: GroupError | None = None
 
     def done(self) -> bool:
         return self.ended
 
     def wait(self, timeout: float) -> bool:
-        assert self.ended, "nothing may wait here"
+        self.waited.append(timeout)
+        assert self.ended or self.patience, "nothing may wait here"
         if self.error is not None:
             raise self.error
-        return True
+        return self.ended
 
 
 @dataclass
@@ -156,7 +161,12 @@ class Stand:
         group: Any = SimpleNamespace(submit=self._submit)
         self.session = session(group=group)
         self.plane: Any = SimpleNamespace(
-            begin=lambda _session: not self.over, current=None, needed=(), entered=lambda: None, session=self.session
+            begin=lambda _session: not self.over,
+            current=None,
+            results=None,
+            needed=(),
+            entered=lambda: None,
+            session=self.session,
         )
         failures: Any = SimpleNamespace(
             report=lambda _call, _session, error: self.reported.append(str(error)),
@@ -250,14 +260,30 @@ def test_a_session_that_is_over_on_entry_is_left_to_the_end() -> None:
 
 def test_a_gradient_that_changes_voids_what_was_sent() -> None:
     stand = Stand()
-    stand.enter()
+    call = stand.enter()
     stand.calls.advance(1)
     stand.calls.restart()
     stand.calls.restart()
-    assert stand.reported == ["a gradient changed after it was sent"]
     stand.end(0)
     stand.calls.advance(4)
     assert len(stand.works) == 1
+    assert not stand.reported, "a member may still be in the call before; and none can go on without this one's backward"
+    attempt = stand.calls.take(call)
+    assert attempt is not None
+    with pytest.raises(GroupError, match="changed after it was sent"):
+        attempt.run(attempt.record, 2)
+
+
+@pytest.mark.parametrize("changed", [True, False])
+def test_before_giving_up_what_nobody_could_give_on_others_may_finish_it(changed: bool) -> None:
+    stand = Stand()
+    stand.plane.results = SimpleNamespace(changed=changed)
+    stand.enter()
+    stand.calls.advance(1)
+    stand.works[0].patience = 1.0
+    stand.calls.abandon()
+    assert stand.reported == ["abandoned"]
+    assert stand.works[0].waited == ([1.0, 0.1] if changed else [0.1])
 
 
 def test_giving_it_up_is_said_once_and_leaves_no_call() -> None:

@@ -67,7 +67,7 @@ def test_the_histories_have_everything() -> None:
         counts.update(played(seed)[1])
     assert counts["opened"] > 200
     assert counts["not opened"] > 200
-    assert counts["adopted"] > 5
+    assert counts["adopted"] > 0
     assert counts["loaded"] > 10
     assert counts["abandoned"] > 10
     assert counts["replaced"] > 0, "nobody got the state because results were changed in place"
