@@ -266,6 +266,8 @@ class Engine:
                 if self._observers.present:
                     self._observers.entering(call.number)
                 if step is Next.LOAD and self._load(call, session):
+                    if isinstance(call, OpenCall) and plane.leaving() and not plane.level:
+                        raise LeftError("asked to leave before it had the state, and with it the order of the buckets")
                     self.reloaded(call)
                 results = self.attempt(call, session)
             elif step is Next.FOLLOW:
