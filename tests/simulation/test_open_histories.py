@@ -46,6 +46,13 @@ def test_promises_hold_whatever_is_plotted() -> None:
     assert scenes
 
 
+@pytest.mark.parametrize("seed", [2150, 2508])
+def test_a_worker_that_has_to_leave_before_it_has_the_state_stays_out(seed: int) -> None:
+    """It does not know the order of the buckets: the others would find it different, in one view after the other."""
+    result, plot = play_plot(seed, opens=True)
+    assert result.good, f"{plot.script}\n{result}"
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("first", range(0, SOAK, CHUNK))
 def test_promises_hold_in_many_more(first: int) -> None:
