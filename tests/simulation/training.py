@@ -7,7 +7,7 @@ from random import Random
 from typing import Self
 
 from consensus.simulation import Host, World, judged, living
-from tests.simulation.data_plane import Accelerators, Ambush, Ambushes, Pace, Trainers
+from tests.simulation.data_plane import Accelerators, Ambush, Ambushes, Habits, Pace, Trainers
 from tests.simulation.data_plane.accelerator import Draw
 
 
@@ -62,6 +62,27 @@ def torn(seed: int) -> Job:
             moment = rng.choice(["reduced", "completed", "completed", "finished", "adopting", "loaded"])
             if len(living(job.world)) > 2:
                 job.ambush(moment, rng.randint(1, 9), "kill-other", rng.uniform(0.0, 0.01))
+            job.world.run(rng.uniform(0.3, 1.0))
+        job.world.run(0.5)
+    return job
+
+
+def opened(seed: int) -> Job:
+    """As ``torn``, where averages are open calls and backward takes a while: deaths at any moment of it, and after it.
+
+    All weigh the same, so that results are shown as gradients; most are changed in place.
+    """
+    rng = Random(seed)
+    habits = Habits(restarts=0.15, raises=0.15, clips=0.6, thinks=0.15, views=0.8, heavy=0.0)
+    settings = {"compute": 0.02, "tensors": rng.choice([3, 5]), "pace": Pace(slow=0.1, unbuilt=0.0), "habits": habits}
+    with Job(seed, rng.choice([3, 4, 5]), **settings) as job:
+        for turn in range(3):
+            if rng.random() < 0.5:
+                job.join(f"j{turn}")
+            job.world.run(rng.uniform(0.05, 0.6))
+            moment = rng.choice(["entered", "reduced", "completed", "completed", "finished", "adopting", "loaded"])
+            if len(living(job.world)) > 2:
+                job.ambush(moment, rng.randint(1, 9), "kill-other", rng.uniform(0.0, 0.02))
             job.world.run(rng.uniform(0.3, 1.0))
         job.world.run(0.5)
     return job

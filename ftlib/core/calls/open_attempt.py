@@ -30,7 +30,9 @@ class OpenAttempt(Attempt):
         self.call = call
         self.session = session
         self.failure: GroupError | None = None
-        """Why it failed; None while it has not."""
+        """Why it failed, as was reported; None while it has not."""
+        self.void = False
+        """True if an input has changed after it was staged."""
         self.record = record
         self.count = len(call.layout.buckets)
         """The number of operations in all."""
@@ -52,6 +54,15 @@ class OpenAttempt(Attempt):
         """Note that it failed."""
         if self.failure is None:
             self.failure = error
+
+    def drop(self) -> None:
+        """An input has changed after it was staged."""
+        self.void = True
+
+    def meet(self, timeout: float) -> None:
+        """Wait at most ``timeout`` seconds until all members are in the call. GroupError if they cannot be any more."""
+        if self._trailer is None and self._window and self._window[0][0].wait(timeout):
+            self._reap()
 
     def poll(self) -> None:
         """Look at the operations that have ended by now, in order. GroupError if one failed."""
@@ -76,6 +87,10 @@ class OpenAttempt(Attempt):
         """All gradients are there: begin what is left, and wait for everything. GroupError if an operation failed."""
         if self.failure is not None:
             raise self.failure
+        if self.void:
+            while self._window:  # not before: somebody may still be in the call before, with operations of the same group
+                self._reap()
+            raise GroupError("a gradient changed after it was sent")
         call, session = self.call, self._session
         while len(self._slots) < self.count:
             if not self.room:

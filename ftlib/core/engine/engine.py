@@ -265,8 +265,8 @@ class Engine:
             elif step is Next.ATTEMPT or step is Next.LOAD:
                 if self._observers.present:
                     self._observers.entering(call.number)
-                if step is Next.LOAD and self._load(call, session):
-                    self.reloaded(call)
+                if step is Next.LOAD:
+                    self._get_state(call, session)
                 results = self.attempt(call, session)
             elif step is Next.FOLLOW:
                 results = self._arrival.follow(self, call)
@@ -285,6 +285,14 @@ class Engine:
                 self._arrival.stay_out(self, call)
             call.check_untouched()  # it failed: in the next view decide again, to adopt it or redo it from the same inputs
         return None
+
+    def _get_state(self, call: Call, session: Session) -> None:
+        """Load the state that this member lacks, while the others wait. LeftError if it has to leave without it."""
+        if not self._load(call, session):
+            return
+        if isinstance(call, OpenCall) and self._plane.leaving() and not self._plane.level:
+            raise LeftError("asked to leave before it had the state, and with it the order of the buckets")
+        self.reloaded(call)
 
     def attempt(self, call: Call, session: Session, begun: OpenAttempt | None = None) -> Results | None:
         """Carry out all operations in ``session``; None if one failed, or there was a freeze meanwhile.
@@ -311,7 +319,8 @@ class Engine:
             self._failures.withdraw(session)
             return None
         except GroupError as error:
-            self._failures.report(call, session, error)  # also aborts: every operation under way ends, here and at the peers
+            if begun is None or begun.failure is None:  # else it was reported in backward
+                self._failures.report(call, session, error)  # also aborts: all operations under way end, here and at the peers
             attempt.settle(SETTLE)
             if isinstance(error, Disagreement) and plane.member_id in error.blamed:
                 raise StepMismatch(str(error)) from None  # the others' report may have stopped the plane first

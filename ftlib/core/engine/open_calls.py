@@ -6,6 +6,7 @@ or its communication fails, nothing is done until the end of backward; then the 
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from enum import Enum
 
@@ -25,6 +26,10 @@ from .call_lock import CallLock
 __all__ = ["Move", "OpenCalls", "OpenFacts", "next_move", "why_not_early"]
 
 
+_GRACE = 1.0
+"""Seconds for which a call that is given up stays, so that slower members can finish the call before."""
+
+
 class Move(Enum):
     """What an open call does next, while the program computes."""
 
@@ -42,7 +47,7 @@ class OpenFacts:
     early: bool
     """True if the call may be entered now (see ``why_not_early``); counts before it is entered only."""
     failed: bool
-    """True if communication has failed, or the session is over."""
+    """True if communication has failed, the session is over, or an input has changed."""
     complete: int
     """The number of buckets whose gradients are complete."""
     begun: int
@@ -76,6 +81,7 @@ def why_not_early(plane: Plane, call: OpenCall, min_size: int) -> str:
     agreed = session.agreed
     reasons = (
         (session.group is None or session.size < min_size, "there are too few members"),
+        (len(call.layout.buckets) < 2, "its only bucket begins at the end of backward"),
         (plane.newcomer or not plane.level, "this member does not have the state yet"),
         (plane.lag.calls > 0, "this member is late"),
         (plane.wished or plane.leaving(), "a member joins or leaves after this call"),
@@ -133,9 +139,8 @@ class OpenCalls:
 
     def restart(self) -> None:
         """An input has changed after it was staged: what was sent is void."""
-        attempt = self._attempt
-        if attempt is not None and attempt.failure is None:
-            self._fail(attempt, GroupError("a gradient changed after it was sent"))
+        if self._attempt is not None:
+            self._attempt.drop()
 
     def take(self, call: OpenCall) -> OpenAttempt | None:
         """The program's backward has ended: the attempt that is under way for ``call``, to be ended by the caller."""
@@ -150,11 +155,15 @@ class OpenCalls:
         if attempt is None:
             return
         if self._plane.current is attempt.call:
+            results = self._plane.results
+            if results is not None and results.changed:  # who is still in that call could get it from nobody
+                with contextlib.suppress(GroupError):
+                    attempt.meet(_GRACE)
             self._failures.abandon()
         attempt.settle(SETTLE)
 
     def _move(self, attempt: OpenAttempt, complete: int) -> Move:
-        failed = attempt.failure is not None
+        failed = attempt.void or attempt.failure is not None
         begun, count = attempt.begun, attempt.count
         return next_move(
             OpenFacts(entered=True, early=False, failed=failed, complete=complete, begun=begun, count=count, room=attempt.room)

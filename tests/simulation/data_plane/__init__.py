@@ -6,8 +6,9 @@ averaged over one set of members at every survivor, and that none is lost or rep
 
 from .accelerator import HEALTHY, Accelerators, Equipment
 from .ambush import Ambush, Ambushes
+from .backward import Habits
 from .pace import Pace
-from .play import accelerated, play, play_plot, plotted_history, random_history, settings
+from .play import accelerated, opening, play, play_plot, plotted_history, random_history, settings
 from .plot import Plot, Script, Step
 from .promises import Promises
 from .trainers import Trainers
@@ -18,6 +19,7 @@ __all__ = [
     "Ambush",
     "Ambushes",
     "Equipment",
+    "Habits",
     "Pace",
     "Plot",
     "Promises",
@@ -25,6 +27,7 @@ __all__ = [
     "Step",
     "Trainers",
     "accelerated",
+    "opening",
     "play",
     "play_plot",
     "plotted_history",

@@ -30,9 +30,6 @@ __all__ = ["Habits", "OpenTrainer"]
 STALE = 0.5
 """What a gradient is off by, before it turns out not to be complete: no contribution has such a fraction."""
 
-BOUND = 1 << 20
-"""Gradients above it are clipped, by half; as are those of every third call."""
-
 
 @dataclass(frozen=True)
 class Habits:
@@ -47,7 +44,12 @@ class Habits:
     """Adds to the gradients that are there, views of the last result."""
     clips: float = 0.34
     """Share of the calls after which all clip what they got, in place."""
+    thinks: float = 0.02
+    """Seconds at most, now and then, between an average and what is done with it."""
     views: float = 0.7
+    """Share of the jobs whose gradients become views of the results."""
+    heavy: float | None = None
+    """Share of the passes that weigh more; drawn for each job if None."""
     reorder: int = 7
     """After so many steps the buckets are in another order; 0: never."""
 
@@ -69,7 +71,8 @@ class OpenTrainer(Trainer):
         row = jobs.lanes * torch.float64.itemsize
         self._sizes = own.choice([row, row, row, 2 * row, row // 2]), own.choice([row, row, row // 2])
         self._bare = own.random() < 0.3
-        self._heavy = own.choice([0.0, 0.0, 0.25])
+        drawn = own.choice([0.0, 0.0, 0.25])
+        self._heavy = drawn if self._habits.heavy is None else self._habits.heavy
         self._views = own.random() < self._habits.views
         self.order = torch.arange(jobs.tensors)
         self._layouts: dict[tuple[int, ...], Layout] = {}
@@ -136,6 +139,7 @@ class OpenTrainer(Trainer):
             ends = rng.randrange(1, len(buckets) + 1)
         raises = rng.randrange(len(buckets) + 1) if rng.random() < habits.raises else -1
         restarts = rng.randrange(len(buckets)) if rng.random() < habits.restarts else -1
+        notices = rng.randrange(restarts, len(buckets)) if restarts >= 0 else -1
         for number, bucket in enumerate(buckets):
             if bucket.pieces:
                 threads.sleep(rng.expovariate(len(buckets) / self._pace))
@@ -144,14 +148,14 @@ class OpenTrainer(Trainer):
             self._compute(bucket, off=STALE if number == restarts else 0.0)
             if number < ends:
                 average.push(number)
-            if number == restarts:
-                self._again(average, bucket)
+            if number == notices:
+                self._again(average, buckets[restarts])
         if raises == len(buckets):
             raise _RaisedError
 
     def _again(self, average: OpenAverage, bucket: Bucket) -> None:
         """The gradients of ``bucket`` were not complete after all."""
-        self._process.threads.sleep(self._rng.choice([0.0, 0.1, 1.0]) * self._rng.expovariate(1.0 / self._pace))
+        self._process.threads.sleep(self._rng.choice([0.0, 1.0, 4.0]) * self._rng.expovariate(1.0 / self._pace))
         average.restart()
         self._compute(bucket)
 
@@ -165,6 +169,8 @@ class OpenTrainer(Trainer):
                     owner.grad[self._process.index] = self.token * (piece.index + 1) + off
 
     def _step(self, call: Call) -> None:
+        if self._rng.random() < 0.5:
+            self._process.threads.sleep(self._rng.uniform(0.0, self._habits.thinks))
         clips = Random(f"{self._process.jobs.seed} {call.number}").random() < self._habits.clips
         for owner, parameter in zip(self._owners, self.parameters, strict=True):
             assert owner.grad is not None

@@ -37,10 +37,18 @@ Tell = Callable[[Host, str], None]
 class Rooms:
     """Where the members of each view meet. ``tell`` is told of moments: "entered", "reduced", "completed" operations."""
 
-    def __init__(self, rng: Random, pace: Pace | None = None, tell: Tell = lambda _host, _moment: None) -> None:
+    def __init__(
+        self,
+        rng: Random,
+        pace: Pace | None = None,
+        tell: Tell = lambda _host, _moment: None,
+        differ: Tell = lambda _host, _text: None,
+    ) -> None:
+        """``differ``: told if members begin an operation with different sizes."""
         self.rng = rng
         self.pace = pace or Pace()
         self.tell = tell
+        self.differ = differ
         self.late: dict[str, float] = {}
         """Members (ids) whose results come so many seconds later."""
         self._rooms: dict[str, _Room] = {}
@@ -174,6 +182,10 @@ class _Room:
         if self.lost or any(work.ended for work in operation.works.values()):
             return
         total = operation.works[0].tensor.clone()
+        sizes = {rank: work.tensor.nbytes for rank, work in operation.works.items()}
+        if len(set(sizes.values())) > 1:  # which would end a process with Gloo
+            self.rooms.differ(self.seats[0].host, f"an operation has {sizes} bytes at ranks of one group")
+            return
         for rank in range(1, self.size):
             total += operation.works[rank].tensor
         operation.value = total

@@ -13,10 +13,11 @@ from consensus.simulation.script.faults import Part
 
 from .accelerator import Accelerators
 from .ambush import Ambushes
+from .backward import Habits
 from .plot import Plot, Script
 from .trainers import Trainers
 
-__all__ = ["accelerated", "play", "play_plot", "plotted_history", "random_history", "settings"]
+__all__ = ["accelerated", "opening", "play", "play_plot", "plotted_history", "random_history", "settings"]
 
 GENTLE = FaultProfile.parse(
     "crash=2,restart,pause=2,stall,trap,one_way,isolate=2,halves=0.5,loss=0.5,reordering=0.5,clog,slow=0.5,heal=4,"
@@ -57,6 +58,11 @@ def accelerated(seed: int) -> Trainers:
     return Trainers(seed, **found, accelerators=Accelerators(seed), on_device=on_device)
 
 
+def opening(seed: int) -> Trainers:
+    """Processes whose averages are open calls."""
+    return Trainers(seed, **settings(seed), habits=Habits())
+
+
 def random_history(seed: int, policy: str = "") -> Scenario:
     """Every third has all faults; the others let most jobs live, with those faults that training notices.
 
@@ -74,9 +80,12 @@ def plotted_history(seed: int, policy: str = "") -> Scenario:
     return replace(scenario, early=False, rest=PLOT)
 
 
-def play_plot(seed: int, policy: str = "", *, leaver: bool = False) -> tuple[Result, Plot]:
-    """A history whose faults hang together, from a moment of the data plane on (see ``Script``)."""
-    jobs = Trainers(seed, **settings(seed))
+def play_plot(seed: int, policy: str = "", *, leaver: bool = False, opens: bool = False) -> tuple[Result, Plot]:
+    """A history whose faults hang together, from a moment of the data plane on (see ``Script``).
+
+    ``opens``: averages are open calls.
+    """
+    jobs = opening(seed) if opens else Trainers(seed, **settings(seed))
     plot = Plot(jobs, Script.draw(seed, leaver=leaver))
     return play(plotted_history(seed, policy), jobs=jobs, observers=[plot], ambushes=False), plot
 

@@ -265,6 +265,10 @@ class Promises(Observer):
         text = f"frees memory that operations of {self._names([other.host.id])} use, with which it goes on"
         assert not other.computes_on(view_id), self._say(process, text)
 
+    def differ(self, host: Host, text: str) -> None:
+        """Members began one operation with different sizes."""
+        raise AssertionError(self._say(self._jobs.processes[host.id], text))
+
     def ended(self, process: Process, error: Exception) -> None:
         """A program ended with ``error``: members that do the same things are never told that they differ."""
         self._tell(process, f"ended: {type(error).__name__}: {error}")

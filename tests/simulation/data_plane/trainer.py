@@ -111,6 +111,8 @@ class Trainer:
                 threads.sleep(self._rng.uniform(0.0, 1.0))
             status, call = self._perform()
             if status is Status.ABORT:
+                if process.call_lock.says_goodbye:
+                    self._leave()
                 return
             process.jobs.promises.used_up(process, batch)
             if status:

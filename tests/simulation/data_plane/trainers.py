@@ -64,7 +64,7 @@ class Trainers(Observer):
         self.on_moment: Happens | None = None
         """A script's: told of each moment (see ``tell``), within whatever happens there."""
         self.rng = Random(f"{seed} trainers")
-        self.rooms = Rooms(self.rng, pace, self.tell)
+        self.rooms = Rooms(self.rng, pace, self.tell, self.promises.differ)
 
     def plane(self, host: Host) -> Process:
         """The data plane of a new process (``MakePlane``)."""

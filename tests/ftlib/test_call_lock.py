@@ -1,0 +1,121 @@
+"""The call lock while an average is open in backward: whose calls wait, and whose are refused."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+import pytest
+
+from ftlib.core.engine.call_lock import CallLock
+from ftlib.errors import ConfigError, RebuildTimeout
+
+T = TypeVar("T")
+
+
+def nothing() -> None:
+    pass
+
+
+def elsewhere(action: Callable[[], T]) -> T:
+    """What ``action`` returns or raises in another thread."""
+    found: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(action())
+        except BaseException as error:  # noqa: BLE001 - raised below
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(10.0)
+    if errors:
+        raise errors[0]
+    return found[0]
+
+
+def test_calls_of_the_same_thread_are_refused_by_name() -> None:
+    lock = CallLock(1.0)
+    assert lock.try_open("average of 4 tensors")
+    assert lock.inside()
+    assert lock.carrying
+    with pytest.raises(ConfigError, match="barrier was called while average of 4 tensors is under way in backward"):
+        lock.take("barrier", nothing, nothing)
+    assert not lock.try_open("another average")
+    lock.end_open()
+    assert not lock.inside()
+    assert lock.take("barrier", lambda: 5, nothing) == 5
+
+
+def test_calls_of_other_threads_wait() -> None:
+    lock = CallLock(0.05)
+    assert lock.try_open("average")
+    with pytest.raises(RebuildTimeout, match=r"was in a call for 0\.05 s"):
+        elsewhere(lambda: lock.take("barrier", nothing, nothing))
+    assert not elsewhere(lambda: lock.try_open("another"))
+    assert elsewhere(lambda: lock.lend(lambda: 5)) is None, "no deputy stands in from its first bucket on"
+    lock.end_open()
+    assert elsewhere(lambda: lock.take("barrier", lambda: 5, nothing)) == 5
+
+
+def test_it_is_not_opened_before_those_that_wait() -> None:
+    lock = CallLock(10.0)
+    entered, leave = threading.Event(), threading.Event()
+
+    def call() -> None:
+        entered.set()
+        leave.wait(10.0)
+
+    first = threading.Thread(target=lambda: lock.take("barrier", call, nothing))
+    first.start()
+    assert entered.wait(10.0)
+    assert not lock.try_open("average")
+    leave.set()
+    first.join(10.0)
+    assert lock.try_open("average")
+    lock.end_open()
+
+
+def test_within_a_call_it_is_not_opened() -> None:
+    lock = CallLock(1.0)
+    assert not lock.take("barrier", lambda: lock.try_open("average"), nothing)
+    assert lock.take("barrier", lambda: 5, nothing) == 5
+
+
+@pytest.mark.parametrize("raises", [True, False])
+def test_its_end_gives_the_turn_back(raises: bool) -> None:
+    lock = CallLock(1.0)
+    told: list[str] = []
+    assert lock.try_open("average")
+
+    def carry_out() -> int:
+        with pytest.raises(ConfigError, match="within another call"):
+            lock.take("barrier", nothing, nothing)
+        if raises:
+            raise KeyError
+        return 5
+
+    def tell() -> None:
+        told.append("told")
+        with pytest.raises(ConfigError, match="callback"):
+            lock.take("barrier", nothing, nothing)
+
+    if raises:
+        with pytest.raises(KeyError):
+            lock.finish_open(carry_out, tell)
+    else:
+        assert lock.finish_open(carry_out, tell) == 5
+    assert told == ([] if raises else ["told"])
+    assert elsewhere(lambda: lock.take("barrier", lambda: 6, nothing)) == 6
+
+
+def test_who_waits_for_the_program_sees_that_it_has_come() -> None:
+    lock = CallLock(1.0)
+    returned = lock.returned()
+    assert not returned()
+    assert lock.try_open("average")
+    assert returned()
+    lock.end_open()
