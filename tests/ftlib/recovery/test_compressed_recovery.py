@@ -11,7 +11,6 @@ import pytest
 
 from ftlib import Compression, PowerSGD
 from ftlib.core.stand_in.pattern import WINDOW
-from ftlib.core.tensors.compression.compression import allreduce
 from ftlib.core.tensors.compression.reduction import Reduction
 from ftlib.frameworks.base import Operation
 from tests.ftlib.latecomers import Latecomer, late, steps
@@ -32,7 +31,7 @@ class Rounded(Compression):
     stages = 1
 
     def reduce(self, reduction: Reduction) -> Iterator[Operation]:
-        yield allreduce(reduction.data)
+        yield reduction.allreduce(reduction.data)
         reduction.data.mul_(64.0).round_().div_(64.0)
 
 

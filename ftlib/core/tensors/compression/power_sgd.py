@@ -15,7 +15,7 @@ import torch
 from ftlib.errors import ConfigError
 from ftlib.frameworks.base import Operation
 
-from .compression import Compression, allreduce
+from .compression import Compression
 from .matrices import orthonormal, write_product
 from .reduction import Part, Reduction
 
@@ -95,13 +95,13 @@ class PowerSGD(Compression):
         for group in groups:
             group.project(data)
         _gather(data, rest, first[left:])
-        yield allreduce(first)
+        yield reduction.allreduce(first)
         for group in groups:
             group.project_back(data, unsent)
         if unsent is not None:
             for span in rest:
                 unsent[span].zero_()
-        yield allreduce(second)
+        yield reduction.allreduce(second)
         scratch = reduction.take(max([_SCRATCH, *(group.columns for group in groups)]), torch.float32)
         for group in groups:
             group.write(data, scratch)

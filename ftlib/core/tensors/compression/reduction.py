@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import torch
 
+from ftlib.frameworks.base import Operation, OperationKind
+
 from .buffers import Buffers
 
 __all__ = ["Part", "Reduction"]
@@ -41,6 +43,20 @@ class Reduction:
     buffers: Buffers
     taken: list[torch.Tensor] = field(default_factory=list)
     """Buffers to give back after the last operation."""
+
+    def allreduce(self, tensor: torch.Tensor) -> Operation:
+        """To be yielded: sum a contiguous tensor over all members, in place."""
+        return Operation(OperationKind.ALLREDUCE, tensor, "SUM")
+
+    def all_to_all(self, tensor: torch.Tensor) -> Operation:
+        """To be yielded: exchange equal parts of a contiguous tensor. Part ``i`` goes to rank ``i``, and is replaced by the
+        part that rank ``i`` has for this one.
+        """
+        return Operation(OperationKind.ALL_TO_ALL, tensor)
+
+    def all_gather(self, tensor: torch.Tensor) -> Operation:
+        """To be yielded: fill the equal parts of a contiguous tensor. Part ``rank`` is sent, the others are received."""
+        return Operation(OperationKind.ALL_GATHER, tensor)
 
     def take(self, count: int, dtype: torch.dtype) -> torch.Tensor:
         """A row of ``count`` elements with undefined values; valid until ``reduce`` has ended."""
