@@ -1,6 +1,7 @@
 """A small transformer that learns to write Python from the source of Python's own standard library. Kill some workers of it.
 
-    ftlib run -n 3 examples/transformer.py
+    ftlib run -n 3 examples/transformer.py            # averages between backward and the step
+    ftlib run -n 3 examples/transformer.py --wrapped  # the same beside backward, as torch's DistributedDataParallel does it
 
 Every character is learnt from exactly once an epoch, whoever comes and goes. One epoch takes a few minutes on two cores.
 """
@@ -15,10 +16,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset
 
-from ftlib import ElasticSampler, FTLib
+from ftlib import DistributedDataParallel, ElasticSampler, FTLib, Optimizer
 
-epochs = int(sys.argv[1]) if len(sys.argv) > 1 else 1
-characters = int(sys.argv[2]) if len(sys.argv) > 2 else 2_000_000
+wrapped = "--wrapped" in sys.argv
+numbers = [int(argument) for argument in sys.argv[1:] if argument != "--wrapped"]
+epochs, characters = (*numbers, *(1, 2_000_000)[len(numbers) :])
 context, width, layers, heads = 64, 96, 3, 4
 batch_size = 96  # of all workers together, however many there are
 peak_rate, warmup = 2e-3, 100
@@ -73,22 +75,33 @@ loader = DataLoader(pages, batch_sampler=sampler, num_workers=1, persistent_work
 
 def apply():
     """What one averaged gradient does to the model: a worker that joins does the same with those that it missed."""
-    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
+    if wrapped:
+        optimizer.apply()  # it clips, too
+    else:
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
     scheduler.step()
 
 
-with FTLib.init() as ft:  # meets the other workers
+with FTLib.init() as ft:  # meets the other workers; each counts as many samples as it has read
+    if wrapped:
+        model, optimizer = DistributedDataParallel(ft, model), Optimizer(ft, optimizer, clip_norm=1.0)
     ft.register_state(model=model, optimizer=[optimizer, scheduler], sampler=sampler, apply=apply)
     for _ in sampler.epochs(epochs):
         for page in loader:
             loss = cross_entropy(model(page[:, :-1]).transpose(1, 2), page[:, 1:])
             loss.backward()
-            if ft.allreduce_average(model):  # weighted by the number of pages that this worker has read
-                apply()
-                if ft.step % 10 == 0 and ft.rank == 0:
-                    bits = loss.item() / math.log(2)
-                    print(f"epoch {sampler.epoch} step {ft.step} of about {steps}: {bits:.2f} bits a letter, {ft.size} workers")
+            if wrapped:
+                status = optimizer.step()  # backward has averaged already
+                if status:
+                    scheduler.step()
+            else:
+                status = ft.allreduce_average(model)
+                if status:
+                    apply()
+            if status and ft.step % 10 == 0 and ft.rank == 0:
+                bits = loss.item() / math.log(2)
+                print(f"epoch {sampler.epoch} step {ft.step} of about {steps}: {bits:.2f} bits a letter, {ft.size} workers")
             optimizer.zero_grad()
 
     if ft.rank == 0:

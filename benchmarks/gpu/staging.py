@@ -71,9 +71,9 @@ def measured(stand: Stand, pieces: int) -> tuple[list[float], list[float]]:
     specs = [(tensor.dtype, tuple(tensor.shape)) for tensor in tensors]
     layout = lay_out("average", specs, "SUM", BUCKET, [stand.place] * pieces)
     staging = Staging(layout, in_flight=4)
-    device, host = [], []
+    device, host, slots = [], [], []
     for _ in range(ROUNDS):
-        staging.turn()
+        staging.turn(slots)
         slots = [staging.slot(number, 0) for number, bucket in enumerate(layout.buckets) if bucket.place]
         call = Call(Kind.AVERAGE, layout, tensors, divide=True, veto=True)
         stand.synchronize()

@@ -42,8 +42,9 @@ def test_digits_with_whole_steps(nursery: Nursery, tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_the_transformer(nursery: Nursery, tmp_path: Path) -> None:
-    said = run(nursery, tmp_path, 2, "transformer.py", "1", "130000")
+@pytest.mark.parametrize("style", [[], ["--wrapped"]], ids=["plain", "wrapped"])
+def test_the_transformer(nursery: Nursery, tmp_path: Path, style: list[str]) -> None:
+    said = run(nursery, tmp_path, 2, "transformer.py", "1", "130000", *style)
     bits = [float(found) for found in re.findall(r"([0-9.]+) bits a letter, 2 workers", said)]
     assert len(bits) == 2
     assert bits[1] < bits[0] < 7.0

@@ -56,10 +56,10 @@ def test_signatures_tell_what_members_must_agree_on() -> None:
 def test_staging_spares_what_the_call_before_left() -> None:
     layout = lay_out("average", [(torch.float32, (1000,))], "SUM", 1000)
     staging = Staging(layout, in_flight=2)
-    staging.turn()
+    staging.turn(())
     first = [staging.slot(number, 34) for number in range(4)]
     assert [staging.slot(number, 34) for number in range(4)] == first
-    staging.turn()
+    staging.turn(first)
     second = [staging.slot(number, 34) for number in range(4)]
     assert all(a is not b for a, b in zip(first[:2], second[:2], strict=True))
     assert second[2:] == first[2:]

@@ -26,7 +26,7 @@ from tests.train.test_replaying import LateWrapping, Wrapping
 @pytest.fixture(scope="module", params=["copies", "views"])
 def pair(request: pytest.FixtureRequest) -> Iterator[Crew]:
     """Two workers; with registered state gradients are views of results."""
-    with Crew(2, nonfinite="pass" if request.param == "scaled" else "veto") as crew:
+    with Crew(2) as crew:
         if request.param != "copies":
             crew.all(lambda ft, _: ft.register_state(state_dict=dict, load_state_dict=lambda _: None))
         yield crew
@@ -135,6 +135,26 @@ def test_two_optimizers_of_one_model_and_two_models_of_one_optimizer(ft: FTLib, 
     before = copy.deepcopy(model)
     assert both.step() is Status.FAIL, "all of it or nothing"
     assert equal(model, before)
+
+
+@by_all("pair")
+def test_models_of_the_same_form_keep_their_averages(ft: FTLib, i: int) -> None:
+    """Their calls look alike; so do an average without a wrapper, and a deputy's."""
+    models = [model_of(seed) for seed in range(3)]
+    wrapped = [DistributedDataParallel(ft, model, bucket_mb=1e-5, first_bucket_mb=1e-5) for model in models]
+    loose = [nn.Parameter(parameter.detach().clone()) for parameter in models[0].parameters()]
+    for step in range(3):
+        found = []
+        for model, wrapper in zip(models, wrapped, strict=True):
+            wrapper.zero_grad()
+            backward(wrapper, step, i)
+            found.append([parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None])
+        for parameter in loose:
+            parameter.grad = torch.full_like(parameter, 7.0)
+        assert ft.allreduce_average(loose)
+        for model, before in zip(models, found, strict=True):
+            for parameter, gradient in zip(model.parameters(), before, strict=True):
+                assert parameter.grad is not None and torch.equal(parameter.grad, gradient)
 
 
 @by_all("pair")

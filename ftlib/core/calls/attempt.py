@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -62,6 +62,10 @@ class Waits(Protocol):
 class EnteredObserver(Protocol):
     """Notified once all members are in the call."""
 
+    @property
+    def needed(self) -> Sequence[Slot]:
+        """The slots of the newest results, while a survivor may need them."""
+
     def entered(self) -> None:
         """An operation of the call has finished: all members are in it, hence have finished the previous call."""
 
@@ -103,8 +107,6 @@ class Attempt:
             if number and (len(window) == in_flight or (number == spares and self._trailer is None)):
                 self._reap()
             slot = self._staging.slot(number, session.codec.elements)
-            if call.views and call.shares_memory(slot):
-                slot = self._staging.aside(number, session.codec.elements)
             call.fill(slot)  # the head is staged beside a prelude, in a free slot
             if number == 0:
                 session.codec.write(slot.trailer, record, bucket.op)
@@ -124,8 +126,6 @@ class Attempt:
     def _filled(self, number: int) -> Slot:
         """The slot of bucket ``number``, staged; from a device as soon as that has done it."""
         slot = self._staging.slot(number, self._session.codec.elements)
-        if self._call.views and self._call.shares_memory(slot):
-            slot = self._staging.aside(number, self._session.codec.elements)
         self._call.fill(slot)
         return slot
 

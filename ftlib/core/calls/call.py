@@ -362,13 +362,6 @@ class Call:
                 source = self._flattened(piece.index, source)[piece.start : piece.stop]
             store(view, source, op, scale)
 
-    def shares_memory(self, slot: Slot) -> bool:
-        """True if an input lies in the slot itself: the program has left the last average there, and added to it."""
-        first = slot.buffer.data_ptr()
-        end = first + slot.buffer.nbytes
-        sources = (source for piece in slot.bucket.pieces if (source := self.sources[piece.index]) is not None)
-        return any((begin := source.data_ptr()) < end and begin + source.nbytes > first for source in sources)
-
     def deliver(self, results: Results, *, views: bool = False) -> None:
         """Copy the finished call's results to the caller's tensors; in an average divided by the sum of the weights.
 

@@ -12,7 +12,7 @@ import torch
 
 from ...errors import GroupError
 from ..tensors.layout import Layout
-from ..tensors.staging import Slot, Staging, StagingPool, finite
+from ..tensors.staging import Slot, StagingPool, finite
 from ..tensors.trailer import Flag, RankRecord, Trailer
 from .attempt import BARE, Attempt, EnteredObserver, Waits
 from .call import Call, Kind, Results
@@ -36,7 +36,6 @@ class Followed(Call):
         super().__init__(Kind.BARRIER, UNKNOWN, (), weight=0.0, divide=True)
         self._vetoes = veto
         self.began = began
-        self._turned: set[bytes] = set()
 
     def learn(self, layout: Layout) -> None:
         """The call has this layout. NoFollowing if such a call cannot be followed."""
@@ -46,13 +45,6 @@ class Followed(Call):
         self.veto = self.counts_as_step and self._vetoes
         if self.kind is Kind.UNIT:
             raise NoFollowing("the others carry out a whole step (execute), whose averages only they can apply")
-
-    def turn(self, staging: Staging) -> Staging:
-        """``staging``, ready for this call's next attempt; turned only before the first one."""
-        if staging.layout.signature not in self._turned:
-            self._turned.add(staging.layout.signature)
-            staging.turn()
-        return staging
 
     def fill(self, slot: Slot, *, weighted: bool = True, row: torch.Tensor | None = None) -> None:  # noqa: ARG002
         """Stage values that do not change the result."""
@@ -76,7 +68,8 @@ class FollowedAttempt(Attempt):
         see ``Attempt``.
         """
         agreed = UNKNOWN if session.agreed is None else session.agreed
-        super().__init__(call, session, call.turn(pool.staging(agreed)), waits, plane)
+        needed = () if plane is None else plane.needed
+        super().__init__(call, session, pool.staging(agreed).turn(needed), waits, plane)
         self._followed = call
         self._pool = pool
         self._layout_of = layout_of
@@ -91,7 +84,7 @@ class FollowedAttempt(Attempt):
             layout, begun = self._agreed, [first]
         else:  # that was a prelude
             layout, begun = self._layout_of(self._session, said), []
-            self._staging, self._trailer, self._finite = self._followed.turn(self._pool.staging(layout)), None, True
+            self._staging, self._trailer, self._finite = self._pool.staging(layout).turn(()), None, True
         self._followed.learn(layout)
         in_flight = max(in_flight, layout.stages)
         if begun and self._followed.veto:

@@ -32,7 +32,8 @@ class OpenAttempt(Attempt):
         self.failure: GroupError | None = None
         """Why it failed; None while it has not."""
         self.record = record
-        self._count = len(call.layout.buckets)
+        self.count = len(call.layout.buckets)
+        """The number of operations in all."""
         self._slots: list[Slot] = []
         """Those of the buckets whose operations were begun."""
         call.assume(session.divisor)
@@ -63,8 +64,6 @@ class OpenAttempt(Attempt):
         assert session.group is not None
         slot = self._staging.slot(number, session.codec.elements)
         self.call.provide(slot.bucket)
-        if self.call.views and self.call.shares_memory(slot):
-            slot = self._staging.aside(number, session.codec.elements)
         if self._trailer is not None and self.call.layout.compression is not None:
             self.call.assume(self._trailer.divisor)  # see ``compressed_attempt``
         self.call.fill(slot)
@@ -78,7 +77,7 @@ class OpenAttempt(Attempt):
         if self.failure is not None:
             raise self.failure
         call, session = self.call, self._session
-        while len(self._slots) < self._count:
+        while len(self._slots) < self.count:
             if not self.room:
                 self._reap()
             self.begin()

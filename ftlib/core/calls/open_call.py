@@ -53,25 +53,21 @@ class OpenCall(Call):
         )
         self.by_samples = by_samples
         self._relaid = relaid
-        self._provided: set[int] = set()
 
     def provide(self, bucket: Bucket) -> None:
-        """The gradients of this bucket are complete: they are this member's inputs, and must stay as they are."""
+        """The gradients of this bucket are complete: they are this member's inputs."""
         for piece in bucket.pieces:
             if piece.start == 0:
-                self._provided.add(piece.index)
-                self.supply(piece.index, self.owners[piece.index].grad)
+                self.sources[piece.index] = self.owners[piece.index].grad
 
     def provide_all(self) -> None:
-        """All gradients are complete."""
-        for index in range(len(self.owners)):
-            if index not in self._provided:
-                self.supply(index, self.owners[index].grad)
-        self._provided.update(range(len(self.owners)))
+        """All gradients are complete, and must stay as they are from now on.
 
-    def withdraw(self) -> None:
-        """No gradient counts as provided: what was staged is void."""
-        self._provided.clear()
+        Their versions count only now: until then no member can finish the call, and gradients that are views of one buffer
+        share one version, while backward still adds to some of them.
+        """
+        for index, owner in enumerate(self.owners):
+            self.supply(index, owner.grad)
 
     def reloaded(self) -> None:
         """See ``Call``: the loaded state has the agreed order of the parameters as well."""

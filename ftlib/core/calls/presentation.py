@@ -66,11 +66,14 @@ def present(results: Shown, owners: Sequence[torch.Tensor], copy: Callable[[Piec
         if found:
             shown.append(slot)
             gradients += found
+            slot.show([owner for owner, _ in found], span(slot.host))
     for index, parts in groupby(_parts(results.slots), key=lambda part: part[1].index):
         slots = [slot for slot, _ in parts]
         if (whole := joined(slots, owners[index])) is not None:
             shown += slots
             gradients.append((owners[index], whole))
+            for slot in slots:
+                slot.show((owners[index],), span(whole))
     results.show(shown)  # first: a change right after must be noticed
     for owner, view in gradients:
         owner.grad = view
@@ -80,6 +83,11 @@ def present(results: Shown, owners: Sequence[torch.Tensor], copy: Callable[[Piec
             for piece, view in zip(slot.bucket.pieces, slot.views, strict=True):
                 if id(owners[piece.index]) not in taken:
                     copy(piece, view)
+
+
+def span(row: torch.Tensor) -> tuple[int, int]:
+    """The addresses of a contiguous tensor."""
+    return row.data_ptr(), row.data_ptr() + row.nbytes
 
 
 def fits(owner: torch.Tensor, slot: Slot) -> bool:

@@ -179,7 +179,7 @@ class Engine:
                 staging = self._pool.staging(call.layout)
                 if plane.phase is Phase.WAITING:
                     self._admit(call)
-                staging.turn()
+                staging.turn(plane.needed)
             else:
                 found = self._end(begun)
             found = found or self._carry_out(call)
@@ -211,14 +211,14 @@ class Engine:
         or ``abandon`` it.
         """
         plane, session = self._plane, self._open.may_enter(call)
-        facts = OpenFacts(entered=False, early=session is not None, failed=False, complete=1, begun=0, room=True)
+        early, count = session is not None, len(call.layout.buckets)
+        facts = OpenFacts(entered=False, early=early, failed=False, complete=1, begun=0, count=count, room=True)
         if next_move(facts) is not Move.ENTER or session is None:
             return False
         plane.enter(call)
         plane.step_times.entered(call.began)
         plane.computes(call, True)
-        staging = self._pool.staging(call.layout)
-        staging.turn()
+        staging = self._pool.staging(call.layout).turn(plane.needed)
         record, goodbye = self._record(call)
         if goodbye:
             self._consensus.commit_to_leave()
@@ -243,7 +243,6 @@ class Engine:
     def _end(self, attempt: OpenAttempt) -> tuple[Results, Session] | None:
         """Backward has ended: finish what is under way. None if it failed: decide again in the next view."""
         plane, call, session = self._plane, attempt.call, attempt.session
-        call.provide_all()
         call.restart(self._threads.now())  # the deadline of a call counts what it waits for, not what the program computes
         plane.computes(call, False)
         results = self.attempt(call, session, attempt)
@@ -521,7 +520,7 @@ class Engine:
 
     def turn_back(self, own: Call) -> None:
         """Go on with the program's call, after calls of the others."""
-        self._pool.staging(own.layout).turn()  # a survivor may still need the previous call's result
+        self._pool.staging(own.layout).turn(self._plane.needed)
         self._plane.turn_to(own)
 
     def fail(self, error: Exception) -> None:

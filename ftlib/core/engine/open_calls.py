@@ -30,7 +30,7 @@ class Move(Enum):
 
     ENTER = "enter the call, and begin its first operation"
     BEGIN = "begin the next bucket's operation"
-    HOLD = "wait for more gradients, or for the first operation to end"
+    HOLD = "wait for more gradients, for the first operation to end, or for the end of backward"
     DEFER = "leave everything else to the end of backward"
 
 
@@ -47,17 +47,21 @@ class OpenFacts:
     """The number of buckets whose gradients are complete."""
     begun: int
     """The number of buckets whose operations were begun."""
+    count: int
+    """The number of buckets."""
     room: bool
     """True if another bucket may be staged now."""
 
 
 def next_move(facts: OpenFacts) -> Move:
-    """What an open call does next."""
+    """What an open call does next. The last operation begins at the end of backward only: until then no member can finish the
+    call, so a gradient may still turn out to be incomplete (``restart``), or backward may raise.
+    """
     if facts.failed or not (facts.entered or facts.early):
         return Move.DEFER
     if not facts.entered:
         return Move.ENTER
-    return Move.BEGIN if facts.begun < facts.complete and facts.room else Move.HOLD
+    return Move.BEGIN if facts.begun < min(facts.complete, facts.count - 1) and facts.room else Move.HOLD
 
 
 def why_not_early(plane: Plane, call: OpenCall, min_size: int) -> str:
@@ -132,8 +136,6 @@ class OpenCalls:
         attempt = self._attempt
         if attempt is not None and attempt.failure is None:
             self._fail(attempt, GroupError("a gradient changed after it was sent"))
-        if self._call is not None:
-            self._call.withdraw()
 
     def take(self, call: OpenCall) -> OpenAttempt | None:
         """The program's backward has ended: the attempt that is under way for ``call``, to be ended by the caller."""
@@ -153,8 +155,9 @@ class OpenCalls:
 
     def _move(self, attempt: OpenAttempt, complete: int) -> Move:
         failed = attempt.failure is not None
+        begun, count = attempt.begun, attempt.count
         return next_move(
-            OpenFacts(entered=True, early=False, failed=failed, complete=complete, begun=attempt.begun, room=attempt.room)
+            OpenFacts(entered=True, early=False, failed=failed, complete=complete, begun=begun, count=count, room=attempt.room)
         )
 
     def _fail(self, attempt: OpenAttempt, error: GroupError) -> None:

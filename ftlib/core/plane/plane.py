@@ -8,7 +8,7 @@ the lock, in the session in which its operations ran, while the phase is ACTIVE;
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from consensus import View
@@ -19,6 +19,7 @@ from ...frameworks.base import Group
 from ..calls.call import Call, Results
 from ..calls.salvage import Report
 from ..calls.session import Session
+from ..tensors.staging import Slot
 from ..tensors.trailer import Trailer
 from .data_accounting import DataAccounting, shares_in
 from .lag import Lag
@@ -114,6 +115,12 @@ class Plane:
     def level(self) -> bool:
         """True if this member has the state that is valid in the active session."""
         return self.origin == self.authority and bool(self.authority)
+
+    @property
+    def needed(self) -> Sequence[Slot]:
+        """The slots of the newest results, while a survivor may need them."""
+        results = self.results
+        return () if results is None else results.slots
 
     def about(self, event: str, **more: Any) -> dict[str, Any]:
         """``extra=`` of a log record: the event in one word, this worker's place, and ``more``."""

@@ -165,7 +165,8 @@ def lay_out_in_order(
     text = _text(kind, names, where, compression)
     if compression is not None:
         return Layout(check + identity, kind, text, _headed(in_order, alone=True), spares=1, compression=compression)
-    headed = _headed(in_order, alone=any(where))
+    split = bool(in_order) and in_order[0].pieces[0].shape is None  # its parts are to lie side by side, without a trailer
+    headed = _headed(in_order, alone=split or any(where))
     # The small first bucket is ready long before the others; a second slot for each of these would double the memory.
     first = next((bucket for bucket in headed if bucket.count), None)
     alone = first is None or headed[0] is first or first.nbytes > 2 * first_bytes or first.pieces[0].shape is None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -42,6 +43,8 @@ class Slot:
     __slots__ = (
         "_landed",
         "_row",
+        "_seen",
+        "_span",
         "bucket",
         "buffer",
         "elements",
@@ -72,6 +75,10 @@ class Slot:
         """The same data on the bucket's device."""
         self._landed = True
         """False if only ``_row`` holds the data."""
+        self._seen: tuple[weakref.ref[torch.Tensor], ...] = ()
+        """The parameters whose gradients the program sees here."""
+        self._span = (0, 0)
+        """Where these gradients are: addresses."""
         self.views = [self._view(piece.offset, piece.stop - piece.start, piece.shape) for piece in bucket.pieces]
         self.elements = -1
         self.fit(trailer_elements)
@@ -140,6 +147,21 @@ class Slot:
         """A device reads this slot until ``end``."""
         self.reader = end
 
+    def show(self, owners: Sequence[torch.Tensor], span: tuple[int, int]) -> None:
+        """The gradients of ``owners`` are views of this slot now, or of a row of slots with it; ``span``: their addresses."""
+        self._seen, self._span = tuple(map(weakref.ref, owners)), span
+
+    @property
+    def in_use(self) -> bool:
+        """True while the program has a gradient here: the average that is here, or what it has made of it."""
+        begin, end = self._span
+        for seen in self._seen:
+            owner = seen()
+            if owner is not None and owner.grad is not None and begin <= owner.grad.data_ptr() < end:
+                return True
+        self._seen = ()
+        return False
+
     def claim(self) -> None:
         """Before the CPU writes here: wait until no device reads the slot. Excluded if the device hangs."""
         reader, self.reader = self.reader, None
@@ -192,29 +214,35 @@ class Staging:
             row = self._prelude = self._allocate(count, dtype)
         return row[:count].zero_()
 
-    def turn(self) -> None:
-        """A new attempt begins: the previous attempt's slots stay readable as far as promised."""
-        self._turn ^= 1
+    def turn(self, needed: Sequence[Slot]) -> Staging:
+        """An attempt begins, which uses none of the slots ``needed`` before its first operation has ended. Returns itself.
+
+        ``needed``: the newest results, while a survivor may need them. The slots do not simply alternate: a call may have begun
+        and have been given up since, and the results are where they were.
+        """
+        if any(row[self._turn] is slot for row, slot in zip(self._slots, needed, strict=False) if len(row) > 1):
+            self._turn ^= 1
+        return self
 
     def slot(self, number: int, trailer_elements: int) -> Slot:
         """The slot of bucket ``number`` for this attempt; ``trailer_elements`` counts in the head only."""
         turn = self._turn % self._turns[number]
         slot = self._slots[number][turn]
         wanted = 0 if number else trailer_elements
-        if slot is None and self._free[number]:
-            slot = self._slots[number][turn] = self._free[number].pop()
+        if slot is not None and slot.in_use:
+            self._free[number].append(slot)
+            slot = None
+        if slot is None:
+            slot = self._slots[number][turn] = self._unused(number)
         if slot is None or (slot.elements != wanted and not slot.fit(wanted)):
             slot = self._slots[number][turn] = self._made(number, wanted)
         return slot
 
-    def aside(self, number: int, trailer_elements: int) -> Slot:
-        """As ``slot``, but another one than that: the program has its inputs there, in the last average."""
-        turn = self._turn % self._turns[number]
-        used, self._slots[number][turn] = self._slots[number][turn], None
-        slot = self.slot(number, trailer_elements)
-        if used is not None:
-            self._free[number].append(used)
-        return slot
+    def _unused(self, number: int) -> Slot | None:
+        """A free slot that the program has no gradients in; None if there is none."""
+        free = self._free[number]
+        found = next((place for place, slot in enumerate(free) if not slot.in_use), None)
+        return None if found is None else free.pop(found)
 
     def _made(self, number: int, trailer_elements: int) -> Slot:
         """A new slot. Those of a split tensor are made side by side, so that together they are a tensor."""
@@ -289,7 +317,10 @@ def _given(part: torch.Tensor, _count: int, _dtype: torch.dtype) -> torch.Tensor
 
 
 def _runs(layout: Layout) -> dict[int, range]:
-    """By number, the buckets that are parts of the same tensor and of nothing else, where slots have one turn each alike."""
+    """By number, the buckets that are parts of the same tensor and of nothing else, where slots have one turn each alike.
+
+    Without the head, which needs room for the trailer behind its data.
+    """
     runs: dict[int, range] = {}
     tensors = [
         bucket.pieces[0].index if len(bucket.pieces) == 1 and bucket.pieces[0].shape is None and not bucket.place else -1
@@ -298,8 +329,8 @@ def _runs(layout: Layout) -> dict[int, range]:
     if layout.spares is None:
         return runs
     for number, index in enumerate(tensors):
-        if index >= 0:
-            begin = runs[number - 1].start if number and tensors[number - 1] == index else number
+        if index >= 0 and number:  # the head has the trailer
+            begin = runs[number - 1].start if tensors[number - 1] == index and number > 1 else number
             runs |= dict.fromkeys(range(begin, number + 1), range(begin, number + 1))
     return runs
 

@@ -70,7 +70,7 @@ class DistributedDataParallel(nn.Module):
         registered; change them with ``clip_grad_norm_`` rather than in place. ``find_unused_parameters``: the gradient of a
         parameter that no worker used stays as it is, instead of becoming zero. ``broadcast_buffers``: in each forward whose
         backward averages, buffers become those of rank 0. ``static_graph``: every backward accumulates the same gradients as
-        the first. ``compression``: see ``FTLib.allreduce_average``. ``others``: further arguments of torch's are refused with the
+        the first. ``compression``: see ``FTLib.allreduce_average``. ``others``: what else torch has is refused with the
         remedy.
         """
         super().__init__()

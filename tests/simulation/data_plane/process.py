@@ -21,6 +21,7 @@ from ftlib.errors import Excluded, GroupError
 from ftlib.frameworks.base import Group, GroupSpec
 
 from .accelerator import SimulatedAccelerator, SimulatedHybrid
+from .backward import OpenTrainer
 from .door import Door, Pipe
 from .framework import SimulatedFramework
 from .state import SimulatedTransfer
@@ -58,7 +59,7 @@ class Process:
         self.transfer = SimulatedTransfer(self.plane, host, self.threads, rng, jobs.transfer_of, self.door.tell)
         self.engine = Engine(self.plane, self.door, self._rebuilder, self.call_lock, limits, jobs.in_flight, load=self._load)
         self._framework.on_fatal(lambda reason: self.engine.fail(Excluded(reason)))
-        self.trainer = Trainer(self, rng)
+        self.trainer = Trainer(self, rng) if jobs.habits is None else OpenTrainer(self, rng)
         self._inbox = Pipe(host, rng, self.threads.happens)
         self._orders = self.threads.queue()
         if jobs.accelerators is not None:
@@ -145,7 +146,7 @@ class _Plane(Plane):
     """The real one; what it does is told."""
 
     def __init__(self, process: Process, threads: SimulatedThreads) -> None:
-        super().__init__(process.host.id, process.door.progress, threads)
+        super().__init__(process.host.id, process.door.progress, threads, leaving=lambda: process.call_lock.leaving)
         self._process = process
 
     def _finished(self, call: Call, results: Results) -> None:

@@ -123,6 +123,7 @@ class Promises(Observer):
         self.story: deque[str] = deque(maxlen=STORY)
         self.counts = {"finished": 0, "adopted": 0, "redone": 0, "loaded": 0, "views": 0, "orphans": 0, "healed": 0}
         self.counts |= {"drawn": 0, "epochs": 0, "accelerated": 0, "freed": 0}
+        self.counts |= {"opened": 0, "not opened": 0, "abandoned": 0, "replaced": 0}
         """What there was to check; ``orphans``: results that nobody went on with."""
 
     # What processes tell
@@ -136,6 +137,18 @@ class Promises(Observer):
         )
         place.token, place.weight, place.reloaded = trainer.token, call.weight, False
         place.offers[trainer.token] = call.weight
+
+    def opened(self, opened: bool) -> None:
+        """A program would enter a call in the middle of backward."""
+        self.counts["opened" if opened else "not opened"] += 1
+
+    def abandoned(self, process: Process, call: Call) -> None:
+        """A program's backward has raised: nobody may ever count these gradients."""
+        place = self._place(process)
+        assert place.offers.pop(place.token) == call.weight
+        place.counted = place.token
+        self.counts["abandoned"] += 1
+        self._tell(process, f"raises in backward {place.token}")
 
     def loaded(self, process: Process, call: Call) -> None:
         """State was loaded within ``call``."""
@@ -217,14 +230,16 @@ class Promises(Observer):
         """A process acts in a view from now on."""
         self.counts["views"] += 1
         place, plan = self._place(process), session.plan
+        new = session.view.view_id not in self._plans
         known = self._plans.setdefault(session.view.view_id, plan)
         assert known == plan, self._say(process, f"follows another plan for {session.view} than the others: {plan}, {known}")
         self._tell(process, f"acts in {session.view}: {self._plan_text(plan)}")
-        unexpected = [member_id for member_id in plan.healed if member_id not in self.lagging]
+        unexpected = [m for m in plan.healed if new and m not in self.lagging and not self._replaced(m, plan)]
         assert not unexpected, self._say(process, f"takes {self._names(unexpected)} for more than one call behind")
         if process.host.id in plan.healed:  # it goes on like a joiner
             place.outcome = None
             self.counts["healed"] += 1
+            self.counts["replaced"] += process.host.id not in self.lagging
         if place.reloaded and process.plane.current is not None:
             self._void.add((process.host.id, process.plane.current.number))
         if place.outcome is not None and plan.donor_of(process.host.id) is None:
@@ -354,6 +369,11 @@ class Promises(Observer):
         assert share == wanted, self._say(
             process, f"finished {self._text(outcome)}, in which its own part is {share:g} instead of {wanted:g}"
         )
+
+    def _replaced(self, member_id: str, plan: SalvagePlan) -> bool:
+        """Whether it gets the state since all who have the result have changed it, only one call behind."""
+        outcome = self._place(self._jobs.processes[member_id]).outcome
+        return self._jobs.habits is not None and outcome is not None and outcome.call == plan.call - 1
 
     def _stand(self, process: Process, outcome: Outcome) -> None:
         """Somebody goes on with it."""

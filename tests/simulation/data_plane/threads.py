@@ -291,7 +291,7 @@ class _Queue:
 class _Lock:
     """Of ``threading.RLock`` the same."""
 
-    def acquire(self, timeout: float = -1) -> bool:
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         return True
 
     def release(self) -> None:

@@ -71,6 +71,8 @@ class Trainer:
         self.ending = ""
         self.sampler = Counting(range(SAMPLES), batch_size=BATCH, seed=jobs.seed)
         self._depth = rng.choice([0, 1, 3])
+        self._heavy = 0.25
+        """Share of the passes that weigh more."""
 
     # What ``register_state`` is given
 
@@ -107,17 +109,14 @@ class Trainer:
             threads.sleep(self._rng.expovariate(1.0 / self._pace))
             if self._rng.random() < process.jobs.long_steps:
                 threads.sleep(self._rng.uniform(0.0, 1.0))
-            self._backward()
-            call = self._call()
-            process.jobs.promises.entered(process, call)
-            status = process.call_lock.take(call.layout.text, functools.partial(process.engine.run, call), lambda: None)
+            status, call = self._perform()
             if status is Status.ABORT:
                 return
             process.jobs.promises.used_up(process, batch)
             if status:
                 if self._rng.random() < 0.3:
                     threads.sleep(self._rng.uniform(0.0, 0.02))  # clips, logs
-                self._step()
+                self._step(call)
                 process.jobs.promises.applied(process, call)
                 self.applied += 1
             if process.engine.said_goodbye:
@@ -157,9 +156,20 @@ class Trainer:
             threads.sleep(0.02)
         return plane.phase is not Phase.STOPPED
 
-    def _backward(self) -> None:
+    def _perform(self) -> tuple[Status, Call]:
+        """One pass, and the call that averages its gradients."""
+        process = self._process
+        self._begin_pass()
+        self._backward()
+        call = self._call()
+        process.jobs.promises.entered(process, call)
+        return process.call_lock.take(call.layout.text, functools.partial(process.engine.run, call), lambda: None), call
+
+    def _begin_pass(self) -> None:
         self.token += 1
-        self.weight = WEIGHTS[self._rng.random() < 0.25]
+        self.weight = WEIGHTS[self._rng.random() < self._heavy]
+
+    def _backward(self) -> None:
         for number, gradient in enumerate(self._gradients):
             gradient.zero_()
             gradient[self._process.index] = self.token * (number + 1)
@@ -168,6 +178,11 @@ class Trainer:
         veto = self._process.jobs.veto
         return Call(Kind.AVERAGE, self._layout, self._gradients, weight=self.weight, batches=1, divide=True, veto=veto)
 
-    def _step(self) -> None:
+    def _step(self, call: Call) -> None:
+        """Apply what ``call`` has averaged."""
+        del call
         for parameter, gradient in zip(self.parameters, self._gradients, strict=True):
-            parameter.mul_(3).add_((gradient * _SCALE).round_().to(torch.int64))
+            self._apply(parameter, gradient)
+
+    def _apply(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        parameter.mul_(3).add_((gradient * _SCALE).round_().to(torch.int64))

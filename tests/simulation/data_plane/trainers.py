@@ -9,6 +9,7 @@ from random import Random
 from consensus.simulation import Host, Observer
 
 from .accelerator import Accelerators
+from .backward import Habits
 from .collective import Rooms
 from .pace import Pace
 from .process import Process
@@ -37,11 +38,13 @@ class Trainers(Observer):
         pace: Pace | None = None,
         accelerators: Accelerators | None = None,
         on_device: int = 0,
+        habits: Habits | None = None,
     ) -> None:
         """``lanes``: at least as many as processes will be started. ``compute``: mean seconds of a forward and backward pass.
 
         ``tensors``: also the buckets of a call. ``long_steps``: share of the passes that take up to a second longer.
         ``accelerators``: those of the processes, if their groups have some; ``on_device``: so many of the tensors are there.
+        ``habits``: of programs whose averages are open calls; None where they are not.
         """
         self.seed = seed
         self.lanes = lanes
@@ -52,6 +55,7 @@ class Trainers(Observer):
         self.veto = veto
         self.accelerators = accelerators
         self.on_device = on_device
+        self.habits = habits
         self._system = ExitStack()
         if accelerators is not None:
             self._system.enter_context(simulated_system())

@@ -1,0 +1,45 @@
+"""Real processes whose backward averages: one joins and has the order of the buckets, one is killed between any two of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.harness.cluster import Cluster
+from tests.harness.nursery import Nursery
+from tests.harness.verdict import Verdict
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+
+SIZES = [300, 2000, 100, 900, 60, 700]
+"""Of the parameters: the second is larger than a bucket."""
+
+
+@pytest.fixture
+def cluster(nursery: Nursery, tmp_path: Path) -> Iterator[Cluster]:
+    settings = {"agent": "thread"}
+    with Cluster(tmp_path, nursery, program="tests.train.backward_learner:learn", settings=settings) as cluster:
+        yield cluster
+
+
+def test_who_joins_has_the_order_of_the_others(cluster: Cluster) -> None:
+    """Whoever dies in the middle of backward, at whichever bucket, costs no step."""
+    task = {"sizes": SIZES, "pause": 0.002}
+    cluster.found(2, **task)
+    cluster.training(2)
+    for place in range(len(SIZES)):
+        joiner = cluster.join(**task, given={"die": place})
+        cluster.until("it has died", lambda joiner=joiner: joiner.code is not None)
+        joiner.killed = True
+        cluster.training(2)
+        cluster.advanced()
+        assert len(joiner.calls) == 3
+        assert "the others wait" not in joiner.output(), "it followed"
+    verdict = Verdict()
+    verdict.check(cluster.workers)
+    assert not [*verdict.violations, *cluster.faults()]
+    orders = [tuple(line["order"]) for worker in cluster.workers for line in worker.calls if line["step"] > 1]
+    assert set(orders) == {(0, 1, 2, 3, 4, 5)}
+    assert all(worker.last["early"] for worker in cluster.workers if worker.code is None)
