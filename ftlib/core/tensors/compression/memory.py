@@ -114,6 +114,9 @@ class CallMemory:
         key = id(owner)
         found = self._debts.get(key)
         if found is None or found.owner() is not owner:
-            self._debts = {each: kept for each, kept in self._debts.items() if kept.owner() is not None}
+            gone = [each for each, kept in self._debts.items() if kept.owner() is None]
+            former = [self._debts.pop(each) for each in gone]
             found = self._debts[key] = _Debts(weakref.ref(owner))
+            if former:  # a program that passes new tensors in each call owes nothing, and should not pay for new rows either
+                found.spare = former[0].owed | former[0].spare
         return found

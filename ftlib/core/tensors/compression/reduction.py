@@ -38,8 +38,8 @@ class Reduction:
     unsent: torch.Tensor | None
     """A row like ``data``, with undefined values; None without feedback."""
     state: dict[str, torch.Tensor]
-    """Empty in the first call of a session (a view with its group), then as the last call of the session left it. A call that
-    others joined, or that had inf or nan in its result, leaves nothing."""
+    """Kept from call to call while the same members average; empty in the first call of a view. So it has the same content at
+    all of them, if ``reduce`` puts the same in."""
     buffers: Buffers
     taken: list[torch.Tensor] = field(default_factory=list)
     """Buffers to give back after the last operation."""
