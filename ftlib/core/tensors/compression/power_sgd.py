@@ -46,10 +46,10 @@ class _Matrices:
     def project_back(self, data: torch.Tensor, unsent: torch.Tensor | None) -> None:
         """With the summed P, made orthonormal: Q = M' P. ``unsent`` = M - P Q', which need not have the same bits anywhere."""
         self._p.copy_(orthonormal(self._p))
-        for matrix, p, q in zip(self._in(data), self._p, self._q, strict=True):
+        left = [None] * len(self.starts) if unsent is None else self._in(unsent)
+        for matrix, p, q, there in zip(self._in(data), self._p, self._q, left, strict=True):
             torch.mm(p.t(), matrix, out=q)
-        if unsent is not None:
-            for matrix, p, q, there in zip(self._in(data), self._p, self._q, self._in(unsent), strict=True):
+            if there is not None:  # now, while the matrix is in the cache
                 torch.addmm(matrix, p, q, alpha=-1.0, out=there)
 
     def write(self, data: torch.Tensor, scratch: torch.Tensor) -> None:
