@@ -3,14 +3,14 @@
     python -m benchmarks compression [--parts wire codes training] [--rounds 7] [--seeds 5] [--steps 300]
 
 wire      Two workers on two hosts (network namespaces) average the gradients of ten layers of 1000 x 1000: bytes that both
-          interfaces have sent in a call, and the time of a call over a link of 402 Mbit/s each way (tc tbf). In each round every
-          compression takes its turn, in random order; the ratios are to the float32 calls of the same round.
+          interfaces have sent in a call, and the time of a call over a link of 402 Mbit/s each way (tc tbf). In each round
+          every compression takes its turn, in random order; the ratios are to the float32 calls of the same round.
 codes     Encoding and decoding of 25 MB in blocks, one thread.
 training  A small transformer learns Python's standard library, by two workers, from so many seeds: the loss on text that it has
           not seen. Deviations are those of float32's losses over the seeds. All kinds see the same data and begin alike.
 
-``wire`` needs root, iproute2 and a kernel with tbf. The bars: bytes 0.51 (bf16), 0.27 (int8), 0.03 (PowerSGD) of float32's; time
-0.55, 0.33, 0.10; int8 14 and 7 ms; bf16 and int8 with feedback within two deviations.
+``wire`` needs root, iproute2 and a kernel with tbf. The bars: bytes 0.51 (bf16), 0.27 (int8), 0.03 (PowerSGD) of float32's;
+time 0.55, 0.33, 0.10; int8 14 and 7 ms; bf16 and int8 with feedback within two deviations.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def sent() -> int:
     raise AssertionError("there is no eth0")
 
 
-def average_all(ft: FTLib, rounds: int, calls: int) -> None:
+def average_all(ft: FTLib, rounds: int, calls: int, kinds: list[str]) -> None:
     """For each round and kind a line: seconds of the median call, and bytes sent a call. A line on the input: go on."""
     torch.manual_seed(ft.rank)
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
@@ -101,7 +101,7 @@ def average_all(ft: FTLib, rounds: int, calls: int) -> None:
         if number == 1:
             tell(warm=True)
             sys.stdin.readline()
-        for name in turns.sample(list(KINDS), len(KINDS)):
+        for name in turns.sample(kinds, len(kinds)):
             times, before = [], 0
             for call in range(calls + 1):
                 for parameter, gradient in zip(model.parameters(), kept, strict=True):
@@ -183,7 +183,7 @@ def work(part: str, address: str, introducer: str, secret: str, args: argparse.N
     with FTLib.init(config={}, **settings) as ft:
         ft.barrier()
         if part == "wire":
-            average_all(ft, args.rounds, args.calls)
+            average_all(ft, args.rounds, args.calls, args.kinds)
         else:
             learn_all(ft, args.seeds, args.steps)
 
@@ -199,7 +199,7 @@ def workers(part: str, places: list[tuple[str, str]], args: argparse.Namespace) 
     found = []
     for namespace, address in places:
         command = [sys.executable, "-m", "benchmarks", "compression", *numbers]
-        command += ["--worker", part, namespace, address, introducer, secret]
+        command += ["--kinds", *args.kinds, "--worker", part, namespace, address, introducer, secret]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         found.append(subprocess.Popen(command, text=True, env=environment, **pipes))  # type: ignore[call-overload]
@@ -222,10 +222,10 @@ def read(worker: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def measure_wire(report: Report, args: argparse.Namespace) -> None:
-    times: dict[str, list[float]] = {name: [] for name in KINDS}
-    bytes_sent: dict[str, list[float]] = {name: [] for name in KINDS}
+    times: dict[str, list[float]] = {name: [] for name in args.kinds}
+    bytes_sent: dict[str, list[float]] = {name: [] for name in args.kinds}
     with Network(2) as hosts, workers("wire", [(host.name, f"{host.v4}:7411") for host in hosts], args) as found:
-        while "warm" not in [read(worker) for worker in found][0]:
+        while not any("warm" in told for told in list(map(read, found))):
             pass
         for host in hosts:
             host.run(*f"tc qdisc add dev eth0 root tbf rate {RATE}mbit burst 128kb latency 500ms".split())
@@ -233,16 +233,18 @@ def measure_wire(report: Report, args: argparse.Namespace) -> None:
             assert worker.stdin is not None
             worker.stdin.write("\n")
             worker.stdin.flush()
-        for number in range(args.rounds * len(KINDS)):
+        for number in range(args.rounds * len(args.kinds)):
             told = [read(worker) for worker in found]
             times[told[0]["kind"]].append(max(each["seconds"] for each in told))
             bytes_sent[told[0]["kind"]].append(sum(each["sent"] for each in told))
-            report.say(f"wire: {number + 1} of {args.rounds * len(KINDS)}")
-    for name in KINDS:
+            report.say(f"wire: {number + 1} of {args.rounds * len(args.kinds)}")
+    for name in args.kinds:
         report.row(f"{name}: sent by both, a call", f"{statistics.median(bytes_sent[name]) / 1e6:.2f} MB")
         report.row(f"{name}: a call over {RATE} Mbit/s", spread(times[name]))
     for title, values, bars in (("bytes", bytes_sent, BYTES), ("time", times, TIMES)):
-        for name in list(KINDS)[1:]:
+        for name in args.kinds:
+            if name == "float32":
+                continue
             ratios = [one / whole for one, whole in zip(values[name], values["float32"], strict=True)]
             text = f"{statistics.median(ratios):.4f} [{min(ratios):.4f} - {max(ratios):.4f}]"
             bar = bars.get(name)
@@ -289,7 +291,8 @@ def measure_training(report: Report, args: argparse.Namespace) -> None:
     deviation = statistics.stdev(losses["float32"]) if args.seeds > 1 else math.nan
     for name, values in losses.items():
         off = (statistics.mean(values) - mean) / deviation
-        text = f"{statistics.mean(values):.4f} +- {statistics.stdev(values) if len(values) > 1 else 0:.4f}, off by {off:+.2f} deviations"
+        spread_of = statistics.stdev(values) if len(values) > 1 else math.nan
+        text = f"{statistics.mean(values):.4f} +- {spread_of:.4f}, off by {off:+.2f} deviations"
         good = abs(off) <= 2 if name in WITHIN else None
         report.row(f"loss, {name}", text, bar="" if good is None else "within 2", good=good)
 
@@ -297,6 +300,7 @@ def measure_training(report: Report, args: argparse.Namespace) -> None:
 def main() -> int:
     options = parser(__doc__, agent=False, rounds=7, calls=3, seeds=5, steps=300)
     options.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    options.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="of the wire; float32 among them")
     options.add_argument("--worker", nargs=5, help=argparse.SUPPRESS)
     args = options.parse_args()
     if args.worker:
@@ -305,6 +309,8 @@ def main() -> int:
             enter(namespace)
         work(part, address, introducer, secret, args)
         return 0
+    if "float32" not in args.kinds:
+        options.error("float32 has to be among the kinds: the others are compared with it")
     seconds = {"wire": 20 + args.rounds * 10.0, "codes": 3.0, "training": 10 + args.seeds * args.steps * len(TRAINED) * 0.04}
     report = Report("Compression of averages", sum(seconds[part] for part in args.parts))
     if "wire" in args.parts:

@@ -52,6 +52,22 @@ def loop(group: Group, framework: MemoryFramework) -> tuple[int, GroupError]:
         count += 1
 
 
+def test_operations_on_parts() -> None:
+    def work(group: Group, framework: MemoryFramework) -> tuple[list[float], list[float]]:
+        row = torch.tensor([10.0 * group.rank + to for to in range(3)])
+        assert group.all_to_all(row).wait(WAIT)
+        own = torch.full((3, 2), 9.0)
+        own[group.rank] = group.rank
+        assert group.all_gather(own).wait(WAIT)
+        for operation in (group.all_to_all, group.all_gather):
+            with pytest.raises(ConfigError, match="no equal parts"):
+                operation(torch.zeros(4))
+        return row.tolist(), own.view(-1).tolist()
+
+    gathered = [0.0, 0.0, 1.0, 1.0, 2.0, 2.0]
+    assert together(MemoryHub(), 3, work) == [([float(rank), 10.0 + rank, 20.0 + rank], gathered) for rank in range(3)]
+
+
 def test_operations() -> None:
     def work(group: Group, framework: MemoryFramework) -> list[float]:
         results = []

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from ftlib import Compression, ConfigError, PowerSGD, Status, StepMismatch
-from ftlib.core.tensors.compression.compression import allreduce
 from ftlib.core.tensors.compression.reduction import Reduction
 from ftlib.frameworks.base import Operation
 from ftlib.frameworks.gloo import GlooFramework
@@ -183,7 +182,7 @@ class Halves(Compression):
     def reduce(self, reduction: Reduction) -> Iterator[Operation]:
         half = reduction.take(-(-reduction.data.numel() // 2), torch.float32)
         half.copy_(reduction.data[::2])
-        yield allreduce(half)
+        yield reduction.allreduce(half)
         reduction.data.zero_()
         reduction.data[::2] = half * 2
 
@@ -194,6 +193,20 @@ def test_a_compression_of_the_programs_own(trio: Crew) -> None:
     for vector, matrix in tensors:
         assert vector[:3].tolist() == [2.0, 0.0, 2.0]
         assert torch.equal(matrix, torch.ones(5, 5))
+
+
+@pytest.mark.parametrize(("stages", "text"), [(2, "2 operations, and has 1"), (0, "0 operations, and has more")])
+def test_a_compression_that_miscounts(stages: int, text: str) -> None:
+    class Miscounting(Halves):
+        name = f"miscounting {stages}"
+
+    def body(worker: Worker) -> None:
+        with pytest.raises(ConfigError, match=text):
+            worker.ft.allreduce_average(torch.ones(100), compression=Miscounting())
+
+    Miscounting.stages = stages
+    with Job(2) as job:
+        job.run({f"w{i}": body for i in range(2)})
 
 
 @pytest.mark.parametrize("other", [None, "fp8", PowerSGD(3)], ids=str)

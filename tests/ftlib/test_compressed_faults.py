@@ -63,7 +63,7 @@ def test_a_failed_operation_costs_no_step_and_loses_nothing(compression: Any, el
     assert error < (0.1 if compression == "bf16" else 1e-4)
 
 
-@pytest.mark.parametrize(("compression", "at"), [(kind, at) for kind in KINDS for at in range(4 if kind == "bf16" else 6)])
+@pytest.mark.parametrize(("compression", "at"), [(kind, at) for kind in KINDS[1:] for at in range(6)])
 def test_a_death_in_mid_operation_leaves_what_the_survivors_have(compression: Any, at: int) -> None:
     """The redo gives the bits of a job without the dead member, whose contribution was under way: whichever of the call's
     operations it begins last, a prelude among them.

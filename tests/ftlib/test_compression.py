@@ -12,6 +12,7 @@ from ftlib.core.tensors.compression.buffers import Buffers
 from ftlib.core.tensors.compression.compression import Compression
 from ftlib.core.tensors.compression.half_precision import HalfPrecision
 from ftlib.core.tensors.compression.matrices import orthonormal, write_product
+from ftlib.core.tensors.compression.memory import CallMemory
 from ftlib.core.tensors.compression.names import compression_of, known_by_name
 from ftlib.core.tensors.compression.power_sgd import PowerSGD
 from ftlib.core.tensors.compression.reduction import Part, Reduction
@@ -198,10 +199,10 @@ def test_orthonormal_columns() -> None:
 
 
 def test_products_without_a_library() -> None:
-    left, right = torch.randn(70, 3), torch.randn(50, 3)
+    left, right = torch.randn(70, 3), torch.randn(3, 50)
     product = torch.empty(70, 50)
     write_product(left, right, product, torch.empty(160))
-    assert torch.allclose(product, left @ right.t(), atol=1e-5)
+    assert torch.allclose(product, left @ right, atol=1e-5)
 
 
 def test_names() -> None:
@@ -222,3 +223,39 @@ def test_names() -> None:
     for rank in (0, -1, 2.0, True):
         with pytest.raises(ConfigError, match="rank"):
             PowerSGD(rank)  # type: ignore[arg-type]
+
+
+def test_a_debt_changes_with_the_call_that_it_belongs_to() -> None:
+    """Not when another view has finished the call, nor where only some buckets of the attempt were encoded."""
+    memory, owner = CallMemory(lambda count, dtype: torch.zeros(count, dtype=dtype)), torch.zeros(1)
+
+    def attempt(number: int, view_id: str, *, buckets: int = 2) -> None:
+        memory.begin(number, view_id, owner, 2)
+        for bucket in range(buckets):
+            data = torch.linspace(-1.0, 1.0, 300) * number
+            running = memory.reduce(bucket, Int8(), data, [Part(0, 300, (300,))], 0, 1)
+            for operation in running:
+                carry_out([operation])
+
+    attempt(1, "a")
+    assert not memory.owed(owner)
+    memory.finished(1, "b", checked=True)
+    assert not memory.owed(owner), "of another view"
+    attempt(1, "b", buckets=1)
+    memory.finished(1, "b", checked=True)
+    assert not memory.owed(owner), "not all was sent"
+    attempt(1, "b")
+    memory.finished(1, "b", checked=True)
+    first = {bucket: row.clone() for bucket, row in memory.owed(owner).items()}
+    assert set(first) == {0, 1}
+    assert first[0].abs().max() > 0
+    memory.finished(1, "b", checked=True)
+    attempt(2, "b")
+    assert all(torch.equal(row, first[bucket]) for bucket, row in memory.owed(owner).items()), "the call is in progress"
+    memory.finished(2, "b", checked=True)
+    assert not torch.equal(memory.owed(owner)[0], first[0])
+    owner = torch.zeros(1)
+    assert not memory.owed(owner), "another model owes nothing"
+    attempt(3, "b")
+    memory.finished(3, "b", checked=True)
+    assert memory.owed(owner)[0].abs().max() <= 3 / 254

@@ -11,7 +11,6 @@ import pytest
 
 from ftlib import Compression, PowerSGD
 from ftlib.core.stand_in.pattern import WINDOW
-from ftlib.core.tensors.compression.compression import allreduce
 from ftlib.core.tensors.compression.reduction import Reduction
 from ftlib.frameworks.base import Operation
 from tests.ftlib.latecomers import Latecomer, late, steps
@@ -20,9 +19,11 @@ from tests.ftlib.recovery.test_following import SLOW, followed, join, school
 from tests.ftlib.recovery.test_spares import Spare
 from tests.ftlib.recovery.test_spares import school as with_spares
 
-AT_LENGTH = [pytest.param("bf16", marks=pytest.mark.soak), "int8", pytest.param(PowerSGD(2), marks=pytest.mark.soak)]
-NAMED = pytest.mark.parametrize("compression", AT_LENGTH, ids=str)
-"""The operations of one of them are more than those of the others, and each takes seconds."""
+KINDS = ["bf16", "int8", PowerSGD(2)]
+NAMED = pytest.mark.parametrize(
+    "compression", [kind if kind == "int8" else pytest.param(kind, marks=pytest.mark.soak) for kind in KINDS], ids=str
+)
+"""Each takes seconds."""
 
 
 class Rounded(Compression):
@@ -32,7 +33,7 @@ class Rounded(Compression):
     stages = 1
 
     def reduce(self, reduction: Reduction) -> Iterator[Operation]:
-        yield allreduce(reduction.data)
+        yield reduction.allreduce(reduction.data)
         reduction.data.mul_(64.0).round_().div_(64.0)
 
 
@@ -41,7 +42,7 @@ def thrifty(kind: type[Any], compression: Any) -> type[Any]:
     return type("Thrifty", (kind,), {"compression": compression})
 
 
-@pytest.mark.parametrize("compression", [*AT_LENGTH, Rounded()], ids=str)
+@pytest.mark.parametrize("compression", [*(pytest.param(kind, marks=pytest.mark.soak) for kind in KINDS), Rounded()], ids=str)
 def test_a_joiner_follows_and_replays(compression: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     with school(3, thrifty(Pupil, compression), **SLOW) as made:
@@ -51,6 +52,7 @@ def test_a_joiner_follows_and_replays(compression: Any, caplog: pytest.LogCaptur
     assert joiner.statuses[0]
 
 
+@pytest.mark.soak
 @NAMED
 def test_members_die_and_others_come(compression: Any) -> None:
     with school(4, thrifty(Pupil, compression)) as made:

@@ -18,7 +18,7 @@ import torch
 
 from ftlib.frameworks.base import Operation
 
-from .compression import Compression, all_gather, all_to_all
+from .compression import Compression
 from .reduction import Reduction
 
 __all__ = ["Blocks", "Float8", "Int8"]
@@ -66,7 +66,7 @@ class Blocks(Compression):
         parts = row.view(size, -1)
         for part, share in zip(parts, shares, strict=True):
             coder.encode(data[share], part, None if unsent is None else unsent[share])
-        yield all_to_all(row)
+        yield reduction.all_to_all(row)
         own = data[shares[rank]]
         for each, part in enumerate(parts):
             coder.decode(part, own, add=each > 0)
@@ -74,7 +74,7 @@ class Blocks(Compression):
         coder.encode(own, parts[rank], left)
         if unsent is not None and left is not None:
             unsent[shares[rank]].add_(left)
-        yield all_gather(row)
+        yield reduction.all_gather(row)
         for part, share in zip(parts, shares, strict=True):
             coder.decode(part, data[share], add=False)
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
-import torch
-
-from ftlib.frameworks.base import Operation, OperationKind
+from ftlib.frameworks.base import Operation
 
 from .reduction import Reduction
 
-__all__ = ["Compression", "all_gather", "all_to_all", "allreduce"]
+__all__ = ["Compression"]
 
 
 class Compression(ABC):
@@ -41,14 +39,14 @@ class Compression(ABC):
     def reduce(self, reduction: Reduction) -> Iterator[Operation]:
         """Replace ``reduction.data``, what this member contributes, by the sum of all members' contributions.
 
-        Yield each operation when its tensor is ready; its result is there when ``reduce`` goes on. All members must yield the
-        same operations, on tensors of equal size and dtype. The result must have the same bits at all of them: compute it from
-        what operations have brought alone, and only with functions whose rounding does not depend on the processor (sums,
-        products and quotients of elements, but not matrix products).
+        Yield each operation (``reduction.allreduce`` and the like) when its tensor is ready; its result is there when
+        ``reduce`` goes on. All members must yield the same operations, on tensors of equal size and dtype. The result must have
+        the same bits at all of them: compute it from what operations have brought alone, and only with functions whose rounding
+        does not depend on the processor (sums, products and quotients of elements, but not matrix products).
 
-        Inf and nan in any contribution must make the result inf or nan somewhere. With ``feedback``: write to
-        ``reduction.unsent`` what was not sent, so that the sum of the contributions is that of the result and of all members'
-        ``unsent``.
+        Inf and nan in any contribution must make the result inf or nan somewhere. With ``feedback``: before the last operation
+        write to ``reduction.unsent`` what will not have been sent, so that the sum of the contributions is that of the result
+        and of all members' ``unsent``.
         """
 
     def __eq__(self, other: object) -> bool:
@@ -59,18 +57,3 @@ class Compression(ABC):
 
     def __repr__(self) -> str:
         return f"<compression {self.name}>"
-
-
-def allreduce(tensor: torch.Tensor) -> Operation:
-    """Sum a contiguous tensor over all members, in place."""
-    return Operation(OperationKind.ALLREDUCE, tensor, "SUM")
-
-
-def all_to_all(tensor: torch.Tensor) -> Operation:
-    """See ``Group.all_to_all``."""
-    return Operation(OperationKind.ALL_TO_ALL, tensor)
-
-
-def all_gather(tensor: torch.Tensor) -> Operation:
-    """See ``Group.all_gather``."""
-    return Operation(OperationKind.ALL_GATHER, tensor)

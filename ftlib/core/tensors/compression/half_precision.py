@@ -12,7 +12,7 @@ import torch
 
 from ftlib.frameworks.base import Operation
 
-from .compression import Compression, allreduce
+from .compression import Compression
 from .reduction import Reduction
 
 __all__ = ["HalfPrecision"]
@@ -39,5 +39,5 @@ class HalfPrecision(Compression):
         data = reduction.data
         half = reduction.take(data.numel(), self.dtype)
         half.copy_(data)
-        yield allreduce(half)
+        yield reduction.allreduce(half)
         data.copy_(half)

@@ -11,8 +11,6 @@ __all__ = ["orthonormal", "write_product"]
 
 _LOST = 1e-8
 """Part of a column's square that is left where the column depends on those before it; what is left is rounding then."""
-_AT_A_TIME = 1 << 16
-"""Elements of a product that are worked on together: they fit into the second-level cache."""
 
 
 def orthonormal(columns: torch.Tensor) -> torch.Tensor:
@@ -34,15 +32,17 @@ def orthonormal(columns: torch.Tensor) -> torch.Tensor:
 
 
 def write_product(left: torch.Tensor, right: torch.Tensor, product: torch.Tensor, scratch: torch.Tensor) -> None:
-    """Write ``left @ right.T`` to ``product``. ``scratch``: working memory, at least as many elements as a row has."""
+    """Write ``left @ right`` to ``product``. ``scratch``: working memory, at least as many elements as a row has.
+
+    By sums of products of the columns and rows, so many rows at a time as ``scratch`` holds.
+    """
     rows, columns = product.shape
-    many = max(1, min(_AT_A_TIME, scratch.numel()) // columns)
+    many = scratch.numel() // columns
     for start in range(0, rows, many):
         there = product[start : start + many]
         term = scratch[: there.numel()].view(there.shape)
         for number in range(left.shape[1]):
-            factors = left[start : start + many, number, None], right[None, :, number].contiguous()
-            torch.mul(*factors, out=term if number else there)
+            torch.mul(left[start : start + many, number, None], right[number], out=term if number else there)
             if number:
                 there.add_(term)
 

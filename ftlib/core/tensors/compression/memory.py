@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ftlib.errors import ConfigError
 from ftlib.frameworks.base import Operation
 
 from .buffers import Allocate, Buffers
@@ -73,9 +74,16 @@ class CallMemory:
         left = compression.stages
         for operation in compression.reduce(reduction):
             left -= 1
+            if left < 0:
+                break
             if not left and debts is not None and unsent is not None:
                 debts.unsent[number] = unsent
             yield operation
+        if left:
+            raise ConfigError(
+                f"compression {compression.name} says that it has {compression.stages} operations, and has "
+                f"{'more' if left < 0 else compression.stages - left}: correct its stages"
+            )
         reduction.end()
 
     def finished(self, number: int, view_id: str, *, checked: bool) -> None:
@@ -106,6 +114,9 @@ class CallMemory:
         key = id(owner)
         found = self._debts.get(key)
         if found is None or found.owner() is not owner:
-            self._debts = {each: kept for each, kept in self._debts.items() if kept.owner() is not None}
+            gone = [each for each, kept in self._debts.items() if kept.owner() is None]
+            former = [self._debts.pop(each) for each in gone]
             found = self._debts[key] = _Debts(weakref.ref(owner))
+            if former:  # a program that passes new tensors in each call owes nothing, and should not pay for new rows either
+                found.spare = former[0].owed | former[0].spare
         return found

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import torch
 
+from ftlib.frameworks.base import Operation, OperationKind
+
 from .buffers import Buffers
 
 __all__ = ["Part", "Reduction"]
@@ -36,11 +38,25 @@ class Reduction:
     unsent: torch.Tensor | None
     """A row like ``data``, with undefined values; None without feedback."""
     state: dict[str, torch.Tensor]
-    """Empty in the first call of a session (a view with its group), then as the last call of the session left it. A call that
-    others joined, or that had inf or nan in its result, leaves nothing."""
+    """Kept from call to call while the same members average; empty in the first call of a view. So it has the same content at
+    all of them, if ``reduce`` puts the same in."""
     buffers: Buffers
     taken: list[torch.Tensor] = field(default_factory=list)
     """Buffers to give back after the last operation."""
+
+    def allreduce(self, tensor: torch.Tensor) -> Operation:
+        """To be yielded: sum a contiguous tensor over all members, in place."""
+        return Operation(OperationKind.ALLREDUCE, tensor, "SUM")
+
+    def all_to_all(self, tensor: torch.Tensor) -> Operation:
+        """To be yielded: exchange equal parts of a contiguous tensor. Part ``i`` goes to rank ``i``, and is replaced by the
+        part that rank ``i`` has for this one.
+        """
+        return Operation(OperationKind.ALL_TO_ALL, tensor)
+
+    def all_gather(self, tensor: torch.Tensor) -> Operation:
+        """To be yielded: fill the equal parts of a contiguous tensor. Part ``rank`` is sent, the others are received."""
+        return Operation(OperationKind.ALL_GATHER, tensor)
 
     def take(self, count: int, dtype: torch.dtype) -> torch.Tensor:
         """A row of ``count`` elements with undefined values; valid until ``reduce`` has ended."""
