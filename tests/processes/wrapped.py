@@ -89,8 +89,8 @@ class Orders:
     """Seconds that every step of the optimizer takes longer."""
     hold: bool = False
     """Once all is built, wait for SIGUSR2 before ``FTLib.init``."""
-    fault: dict[str, Any] = field(default_factory=dict)
-    """A ``Fault``."""
+    faults: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """A ``Fault`` for each slot that has one."""
 
 
 def prepare() -> None:
@@ -169,7 +169,7 @@ class Trainer:
         self.task = task
         self.lines = lines
         self.orders = Orders(**task.given)
-        self.fault = Fault(**self.orders.fault)
+        self.fault = Fault(**self.orders.faults.get(str(task.slot), {}))
         self.told = Told(_path(task))
         self.number = 0
         """Of this pass; each is one forward and one backward."""
