@@ -244,7 +244,7 @@ class Engine:
         """Backward has ended: finish what is under way. None if it failed: decide again in the next view."""
         plane, call, session = self._plane, attempt.call, attempt.session
         call.restart(self._threads.now())  # the deadline of a call counts what it waits for, not what the program computes
-        plane.computes(call, False)
+        plane.computed(call)
         results = self.attempt(call, session, attempt)
         if results is not None:
             return results, session

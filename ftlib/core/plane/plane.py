@@ -179,8 +179,12 @@ class Plane:
         with self.changed:
             call.compute(computing)
             self.tell()
-            if not computing:
-                self.changed.notify_all()  # who waits until this member is in the call
+
+    def computed(self, call: Call) -> None:
+        """Backward has ended: the program is inside its open ``call`` now. As on entry, nobody is told before it waits."""
+        with self.changed:
+            call.compute(False)
+            self.changed.notify_all()
 
     def caught_up(self, origin: str, number: int) -> bool:
         """This member has the state on entry to call ``number``, which has just finished; it descends from ``origin``."""
