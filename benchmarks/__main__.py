@@ -35,6 +35,7 @@ ALL = (
     ("average", "", "--sizes 25MB"),
     ("overlap", "", "--rounds 2"),
     ("compression", "", "--rounds 2 --seeds 2 --steps 100"),
+    ("data_parallel", "", "--seconds 8 --kills 30 --joins 4 --models 8x512 --workers 2"),
     ("isolated", "", "--repetitions 5 --rounds 20 --small-rounds 500 --rebuilds 100"),
     ("accelerator", "", "--starts 0.5 --repetitions 4 --rounds 20"),
     ("rebuilds", "", "--rebuilds 100 --frameworks gloo rehearsal"),

@@ -38,11 +38,13 @@ EXCLUDED = 10.0
 PAUSE_BAR = 0.060
 JOIN_BAR, COUNTS_BAR = 0.040, 0.5
 PARAMETERS, LAYERS = 1_000_000, 10
+REST = 0.015
+"""Seconds of forward and backward, in which the processor rests."""
 UNDISTURBED, FURTHER = 20, 30
 """Steps before a join, and from the joiner's first contribution on."""
 PERIODIC = "Digest"
 """A message that is sent every few seconds, whatever else happens."""
-REST = 8.0
+COUNTED = 8.0
 """Seconds in which control messages are counted."""
 
 
@@ -168,7 +170,8 @@ def pauses(workers: Sequence[Worker]) -> list[float]:
 def joins(args: Namespace, report: Report) -> None:
     """Three workers of 1 M parameters; one more joins and is killed, again and again."""
     sizes, mode = [PARAMETERS // LAYERS] * LAYERS, args.modes[0]
-    given, found = {"views": MODES[mode], "optimizer": True}, []
+    given = {"views": MODES[mode], "forward": REST / LAYERS / 3, "backward": REST / LAYERS * 2 / 3}
+    found = []
     with crew("parallel-joins", 3, program=PROGRAM, sizes=sizes, given=given, digest=False) as cluster:
         for number in range(args.joins):
             report.say(f"join {number + 1} of {args.joins}")
@@ -188,13 +191,15 @@ def joins(args: Namespace, report: Report) -> None:
 def messages(_args: Namespace, report: Report) -> None:
     """Control messages that a healthy step causes: those sent while training, beyond as long a rest's."""
     directory = Path(tempfile.mkdtemp(prefix="ftlib-parallel-quiet-"))
-    with Cluster(directory, program=PROGRAM, sizes=[1_000] * 4, given={"forward": 0.0, "backward": 0.0}, idle=REST) as cluster:
+    with Cluster(
+        directory, program=PROGRAM, sizes=[1_000] * 4, given={"forward": 0.0, "backward": 0.0}, idle=COUNTED
+    ) as cluster:
         cluster.found(3)
 
         def counted() -> bool:
             return all(sum("sent" in event for event in worker.events) == 3 for worker in cluster.workers)
 
-        cluster.until("all have counted", counted, 2 * REST + 40.0, poll=0.2)
+        cluster.until("all have counted", counted, 2 * COUNTED + 40.0, poll=0.2)
         more, kinds, steps = [], set[str](), []
         for worker in cluster.workers:
             start, idle, busy = (event for event in worker.events if "sent" in event)

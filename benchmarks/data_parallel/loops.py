@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -40,13 +40,13 @@ class Case:
     """``host:port`` at which the workers meet for torch's groups."""
     lighthouse: str = ""
     """Address of torchft's."""
-    settings: dict[str, Any] = field(default_factory=dict)
-    """Of ``FTLib.init``; by default all are variables of the environment."""
+    beside: int = 7413
+    """A free port on the first worker's host, for the second job of ``blocking``."""
 
 
 def needs_ftlib(case: Case) -> bool:
     """Whether any of its loops is ours."""
-    return any(_kind(name) in ("ours", "managed", "blocking") for name in case.loops)
+    return any(_kind(name) in ("ours", "managed") for name in case.loops)
 
 
 class Loop:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import resource
 import sys
@@ -29,15 +30,17 @@ def main() -> None:
     if len(sys.argv) > 4:
         enter(sys.argv[4])
     torch.set_num_threads(1)
-    with _member(case) as ft:
+    with _member(case) as ft, _member_beside(case, rank) as beside:
         if case.loops != ["ours"]:
             host, _, port = case.store.rpartition(":")
             store = dist.TCPStore(host, int(port), size, rank == 0)
             dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=LIMIT)
         before = _resident()
-        loops = {name: build(name, case, ft, rank) for name in case.loops}
-        if ft is not None:
-            _register(ft, list(loops.values()))
+        loops = {name: build(name, case, beside if name == "blocking" else ft, rank) for name in case.loops}
+        for member, names in ((ft, ("ours", "managed")), (beside, ("blocking",))):
+            own = [loops[name] for name in names if name in loops]
+            if own:
+                member.register_state(model=[loop.model for loop in own], optimizer=[loop.optimizer for loop in own])
         measured = _measure(case, loops)
         _tell(rank=rank, **measured, before=before, after=_resident(), agent=_children())
         if dist.is_initialized():
@@ -47,20 +50,31 @@ def main() -> None:
 
 @contextlib.contextmanager
 def _member(case: Case) -> Iterator[Any]:
+    """A member for our wrapper."""
     if not needs_ftlib(case):  # then it is not even imported: it would count as memory
         yield None
         return
     from ftlib import FTLib
 
-    settings = {**case.settings, "config": {}} if case.settings else {}
-    with FTLib.init(**settings) as ft:
+    with FTLib.init(config={}) as ft:
         yield ft
 
 
-def _register(ft: Any, loops: list[Loop]) -> None:
-    """What our loops train. Loops of other systems are not ours to hand on."""
-    own = [loop for loop in loops if loop.__class__.__name__ in ("Ours", "Managed", "Blocking")]
-    ft.register_state(model=[loop.wrapped for loop in own], optimizer=[loop.optimizer for loop in own])
+@contextlib.contextmanager
+def _member_beside(case: Case, rank: int) -> Iterator[Any]:
+    """A member of a second job, for averages after backward: an open call begins early only after another one like it."""
+    if "blocking" not in case.loops:
+        yield None
+        return
+    from ftlib import FTLib
+
+    first = os.environ["FTLIB_INTRODUCERS"].partition(",")[0].rpartition(":")[0]
+    own = os.environ.get("FTLIB_BIND", f"{first}:0").rpartition(":")[0]
+    for name in ("FTLIB_BIND", "FTLIB_SOCKET_FDS"):
+        os.environ.pop(name, None)
+    bind = f"{own}:{case.beside if rank == 0 else 0}"
+    with FTLib.init(config={}, job="benchmark-beside", introducers=[f"{first}:{case.beside}"], bind=bind) as ft:
+        yield ft
 
 
 def _measure(case: Case, loops: dict[str, Loop]) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftlib.core.tensors.dtypes import wire_dtype
-from ftlib.core.tensors.layout import HEAD_BYTES, lay_out
-from ftlib.core.tensors.staging import Staging
+from ftlib.core.tensors.layout import HEAD_BYTES, lay_out, lay_out_in_order
+from ftlib.core.tensors.staging import Staging, StagingPool
 from ftlib.core.tensors.trailer import CARRIERS
 
 dtypes = st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.int8, torch.int64])
@@ -69,3 +69,16 @@ def test_staging_spares_what_the_call_before_left() -> None:
     assert grown.flat.numel() == layout.head.count + 51
     assert staging.slot(0, 17) is grown
     assert grown.flat.numel() == layout.head.count + 17
+
+
+def test_a_call_in_another_order_takes_no_further_memory() -> None:
+    """A wrapper lays its call out anew once it knows the order of its gradients; the buffers before that are of no use then."""
+    specs = [(torch.float32, (size,)) for size in (8, 5, 3)]
+    first, later = (lay_out_in_order("average", specs, order, 64, 16) for order in ([2, 1, 0], [0, 2, 1]))
+    other = lay_out_in_order("average", specs[:2], [1, 0], 64, 16)
+    pool = StagingPool(2)
+    kept = [pool.staging(first), pool.staging(other)]
+    newest = pool.staging(later)
+    assert pool.staging(later) is newest
+    assert pool.staging(other) is kept[1]
+    assert pool.staging(first) is not kept[0]

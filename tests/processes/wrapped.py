@@ -2,8 +2,9 @@
 
 A ``program`` of ``worker.Task``. Its orders, ``Task.given``, are ``Orders``; ``Task.sizes`` are the elements of its layers,
 each of which is a bucket. Forward and backward of a layer take a fixed time in which the processor rests, as if an accelerator
-computed. The gradient of a pass is drawn from the worker's slot and the number of the pass alone, so that the parameters can
-be computed from the lines (see ``replayed``); each layer has marks, too, whose average says whose passes are in it.
+computed. The gradient of a weight is the worker's own; its ends are drawn from the slot and the number of the pass alone, so
+that these parameters can be computed from the lines (see ``replayed``). Each layer has marks, too, whose average says whose
+passes are in it.
 
 Lines: ``began`` (of forward), ``backward`` (its begin), ``computed`` (the last gradients are there), ``end`` (of backward),
 ``done`` (the optimizer has stepped); ``passes`` (numbers by slots), ``own`` (this worker's), ``probe`` (two parameters of each
@@ -89,8 +90,8 @@ class Orders:
     """Seconds that every step of the optimizer takes longer."""
     hold: bool = False
     """Once all is built, wait for SIGUSR2 before ``FTLib.init``."""
-    fault: dict[str, Any] = field(default_factory=dict)
-    """A ``Fault``."""
+    faults: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """A ``Fault`` for each slot that has one."""
 
 
 def prepare() -> None:
@@ -121,11 +122,9 @@ def at(worker: Worker) -> At:
     return At(Phase.STARTING, 0)
 
 
-def coefficients(size: int, slot: int, number: int) -> torch.Tensor:
-    """The gradient of a layer's weight: small whole numbers, the first of which is never 0."""
-    values = (torch.arange(size) * 5 + slot * 7 + number * 3) % 11 - 5
-    values[0] = 1 + (slot * 3 + number) % 5
-    return values.float()
+def coefficient(first: bool, slot: int, number: int) -> float:
+    """The gradient of the first or the last element of a layer's weight: a small whole number, that of the first not 0."""
+    return 1.0 + (slot * 3 + number) % 5 if first else float((slot * 7 + number * 3) % 11 - 5)
 
 
 class Computing(torch.autograd.Function):
@@ -145,7 +144,9 @@ class Computing(torch.autograd.Function):
         slot, number = trainer.task.slot, trainer.number
         marks = torch.zeros(2 * SLOTS)
         marks[slot], marks[SLOTS + slot] = 1.0, float(number)
-        return gradient, coefficients(layer.weight.numel(), slot, number), marks, None
+        weights = layer.usual.clone()
+        weights[0], weights[-1] = coefficient(True, slot, number), coefficient(False, slot, number)
+        return gradient, weights, marks, None
 
 
 class Layer(nn.Module):
@@ -157,6 +158,8 @@ class Layer(nn.Module):
         # Who loads nothing differs from the others, but for the founders, from whose state all else follows.
         self.weight = nn.Parameter(torch.zeros(size) if founder else torch.randn(size))
         self.marks = nn.Parameter(torch.zeros(2 * SLOTS) if founder else torch.randn(2 * SLOTS))
+        self.usual = (torch.arange(size) * 5 + trainer.task.slot * 7).remainder(11).float() - 5.0
+        """This worker's gradient, but for its ends, which are drawn for each pass."""
 
     def forward(self, tensor: torch.Tensor) -> torch.Tensor:
         return Computing.apply(tensor, self.weight, self.marks, self)  # type: ignore[no-any-return,no-untyped-call]
@@ -169,7 +172,7 @@ class Trainer:
         self.task = task
         self.lines = lines
         self.orders = Orders(**task.given)
-        self.fault = Fault(**self.orders.fault)
+        self.fault = Fault(**self.orders.faults.get(str(task.slot), {}))
         self.told = Told(_path(task))
         self.number = 0
         """Of this pass; each is one forward and one backward."""
@@ -331,23 +334,17 @@ def replayed(workers: Iterable[Worker], sizes: Sequence[int]) -> list[str]:
     """Parameters that are not those of a replay, without faults, of the passes that each step had in it."""
     lines = {line["step"]: line for worker in workers for line in worker.calls}
     expected = [0.0] * 2 * len(sizes)
-    spots = [(size, spot) for size in sizes for spot in (0, size - 1)]
     for step in sorted(lines):
         if step > 1 and step - 1 not in lines:
             return [f"nobody has seen step {step - 1}"]
         passes = {int(slot): number for slot, number in lines[step]["passes"].items()}
-        for index, (_, spot) in enumerate(spots):
-            gradients = [_coefficient(spot, slot, number) for slot, number in passes.items()]
+        for index in range(len(expected)):
+            gradients = [coefficient(index % 2 == 0, slot, number) for slot, number in passes.items()]
             expected[index] -= RATE * sum(gradients) / len(gradients)
         told = lines[step]["probe"]
         if any(abs(one - other) > RATE / 50 for one, other in zip(expected, told, strict=True)):
             return [f"step {step}: the parameters are {told[:4]}, a replay has {expected[:4]}"]
     return []
-
-
-def _coefficient(spot: int, slot: int, number: int) -> float:
-    """See ``coefficients``."""
-    return 1.0 + (slot * 3 + number) % 5 if spot == 0 else float((spot * 5 + slot * 7 + number * 3) % 11 - 5)
 
 
 def _read(marks: torch.Tensor | None) -> dict[int, int]:

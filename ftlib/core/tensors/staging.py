@@ -303,12 +303,19 @@ class StagingPool:
         """The staging of ``layout``."""
         staging = self._stagings.get(layout.signature)
         if staging is None:
+            self._drop_like(layout)
             staging = self._stagings[layout.signature] = Staging(layout, self.in_flight, self._allocate)
             while len(self._stagings) > _LAYOUTS_KEPT:
                 self._stagings.popitem(last=False)
         else:
             self._stagings.move_to_end(layout.signature)
         return staging
+
+    def _drop_like(self, layout: Layout) -> None:
+        """Drop the stagings of the same call in another order of its tensors: each has as much memory as the gradients."""
+        if layout.compression is None:  # else they keep more than buffers
+            for signature in [each for each in self._stagings if layout.same_call(each)]:
+                del self._stagings[signature]
 
 
 def _given(part: torch.Tensor, _count: int, _dtype: torch.dtype) -> torch.Tensor:
