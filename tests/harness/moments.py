@@ -93,7 +93,7 @@ class _Counter:
     def __init__(self, left: int, silently: bool) -> None:
         self._left, self._silently = left, silently
 
-    def __call__(self, *_: Any) -> None:
+    def __call__(self, *_: Any, **__: Any) -> None:
         self._left -= 1
         if self._left == 0:
             if self._silently:
