@@ -104,7 +104,7 @@ class Results:
     def changed(self) -> bool:
         """True if the program has changed what it sees, so that no other member can get these results. Any thread.
 
-        Noticed by the version that torch counts, which changes through ``.data`` and numpy leave as it is (see ``Slot.total``).
+        Noticed by the version that torch counts; changes through ``.data`` or numpy leave that as it is, and go unnoticed.
         """
         return any(slot.buffer._version != version for slot, version in self._shown)  # noqa: SLF001
 
