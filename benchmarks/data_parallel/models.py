@@ -21,12 +21,12 @@ class Elsewhere(torch.autograd.Function):
 
     @staticmethod
     def forward(_: Any, tensor: torch.Tensor) -> torch.Tensor:
-        time.sleep(FORWARD)
+        time.sleep(FORWARD)  # as an accelerator would compute
         return tensor.clone()
 
     @staticmethod
     def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        time.sleep(BACKWARD)
+        time.sleep(BACKWARD)  # as above
         return gradient
 
 

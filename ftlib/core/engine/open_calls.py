@@ -105,15 +105,13 @@ class OpenCalls:
         self._call_lock = call_lock
         self._min_size = min_size
         self._attempt: OpenAttempt | None = None
-        self._call: OpenCall | None = None
-        """The call that was entered early."""
+        """Of the call that was entered early."""
 
     def may_enter(self, call: OpenCall) -> Session | None:
         """The session in which ``call`` may be entered now; None if it may not."""
         plane = self._plane
-        if (
-            self._call_lock.departed or self._observers.present
-        ):  # an observer may be reading the state, which backward may change
+        # An observer may be reading the state, which backward may change.
+        if self._call_lock.departed or self._observers.present:
             return None
         with plane.changed:
             return None if why_not_early(plane, call, self._min_size) else plane.session
@@ -121,14 +119,14 @@ class OpenCalls:
     def enter(self, call: OpenCall, session: Session, staging: Staging, record: RankRecord) -> None:
         """The plane has entered ``call``: begin its operations in ``session``."""
         plane = self._plane
-        self._call, self._attempt = call, OpenAttempt(call, session, staging, self._waits, record, plane)
+        self._attempt = OpenAttempt(call, session, staging, self._waits, record, plane)
         if not plane.begin(session):
             self._attempt.fail(GroupError("the session was over before the call began"))
 
     def advance(self, complete: int) -> None:
         """Begin what may begin, now that the gradients of so many buckets are complete. Waits for nobody."""
-        attempt, call = self._attempt, self._call
-        if attempt is None or call is None or attempt.failure is not None:
+        attempt = self._attempt
+        if attempt is None or attempt.failure is not None:
             return
         try:
             attempt.poll()
@@ -144,14 +142,15 @@ class OpenCalls:
 
     def take(self, call: OpenCall) -> OpenAttempt | None:
         """The program's backward has ended: the attempt that is under way for ``call``, to be ended by the caller."""
-        if self._call is not call:
+        attempt = self._attempt
+        if attempt is None or attempt.call is not call:
             return None
-        attempt, self._attempt, self._call = self._attempt, None, None
+        self._attempt = None
         return attempt
 
     def abandon(self) -> None:
         """The call gets no gradients: let the others know, so that none waits for this member. Idempotent."""
-        attempt, self._attempt, self._call = self._attempt, None, None
+        attempt, self._attempt = self._attempt, None
         if attempt is None:
             return
         if self._plane.current is attempt.call:
