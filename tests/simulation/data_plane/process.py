@@ -59,6 +59,7 @@ class Process:
         self.transfer = SimulatedTransfer(self.plane, host, self.threads, rng, jobs.transfer_of, self.door.tell)
         self.engine = Engine(self.plane, self.door, self._rebuilder, self.call_lock, limits, jobs.in_flight, load=self._load)
         self._framework.on_fatal(lambda reason: self.engine.fail(Excluded(reason)))
+        self.run, self.open, self.abandon = self.engine.run, self.engine.open, self.engine.abandon
         self.trainer = Trainer(self, rng) if jobs.habits is None else OpenTrainer(self, rng)
         self._inbox = Pipe(host, rng, self.threads.happens)
         self._orders = self.threads.queue()

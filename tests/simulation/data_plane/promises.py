@@ -85,7 +85,7 @@ class _Place:
     samples: int = 0
     """Of its own that the last call used up."""
     applied: tuple[int, bytes] | None = None
-    """The last call that it applied, and its parameters after that."""
+    """The last average that it applied (``Trainer.clock``), and its parameters after that."""
 
 
 def _sums(results: Results) -> Sums:
@@ -114,6 +114,7 @@ class Promises(Observer):
         self._void: set[tuple[str, int]] = set()
         """(member, call): it loaded state within that call, so that it has no part in it."""
         self._parameters: dict[int, list[tuple[bytes, list[str]]]] = {}
+        """By ``Trainer.clock``, as ``_parameters_stand``."""
         self._parameters_stand: dict[int, bytes] = {}
         self._plans: dict[str, SalvagePlan] = {}
         self.lagging: set[str] = set()
@@ -190,25 +191,27 @@ class Promises(Observer):
         place.samples = 0 if share is None else share.samples
         self.counts["drawn"] += place.samples
 
-    def applied(self, process: Process, call: Call) -> None:
-        """The result was applied to the parameters."""
+    def applied(self, process: Process, clock: int, call: Call | None) -> None:
+        """The result of ``call`` was applied to the parameters, as the ``clock``-th; None: that of one that it missed."""
         place = self._place(process)
         if place.applied is not None:
-            assert place.applied[0] + 1 == call.number, self._say(process, f"applied {call} after {place.applied[0]}")
+            assert place.applied[0] + 1 == clock, self._say(process, f"applied average {clock} after {place.applied[0]}")
             self._parameters_of(process, *place.applied)
         data = b"".join(parameter.numpy().tobytes() for parameter in process.trainer.parameters)
-        place.applied = (call.number, data)
-        known = self._parameters.setdefault(call.number, [])
+        place.applied = (clock, data)
+        known = self._parameters.setdefault(clock, [])
         for other, holders in known:
             if other == data:
                 holders.append(process.host.id)
                 break
         else:
             known.append((data, [process.host.id]))
-        stands = self._parameters_stand.get(call.number)
+        if call is None:
+            return
+        stands = self._parameters_stand.get(clock)
         outcome, standing = place.outcome, self._stands.get(call.number)
         if stands is not None and outcome == standing:
-            assert stands == data, self._say(process, f"has other parameters after call {call.number} than those who went on")
+            assert stands == data, self._say(process, f"has other parameters after average {clock} than those who went on")
 
     def used_up(self, process: Process, batch: list[int]) -> None:
         """The call that has just returned was made from ``batch``: the ledger has it, and no sample twice."""
@@ -387,9 +390,9 @@ class Promises(Observer):
         stands = self._stands.setdefault(outcome.call, outcome)
         assert stands == outcome, self._say(process, f"goes on after {self._text(outcome)}, others after {self._text(stands)}")
 
-    def _parameters_of(self, process: Process, call: int, data: bytes) -> None:
-        stands = self._parameters_stand.setdefault(call, data)
-        assert stands == data, self._say(process, f"goes on with other parameters after call {call} than the others")
+    def _parameters_of(self, process: Process, clock: int, data: bytes) -> None:
+        stands = self._parameters_stand.setdefault(clock, data)
+        assert stands == data, self._say(process, f"goes on with other parameters after average {clock} than the others")
 
     # Words
 
