@@ -52,6 +52,16 @@ class Habits:
     """Share of the passes that weigh more; drawn for each job if None."""
     reorder: int = 7
     """After so many steps the buckets are in another order; 0: never."""
+    dawdles: float = 0.0
+    """Takes long in the middle of backward."""
+    program: str = ""
+    """See ``program``; "" for one average after the other."""
+    extras: int = 0
+    """Each call whose number is a multiple of that is a barrier instead; 0: none."""
+    deadline: float | None = None
+    """Seconds after which a member's deputy acts; None: it has none."""
+    follows: bool = False
+    """Joiners follow the others' calls until they have the state."""
 
 
 class _RaisedError(Exception):
@@ -86,7 +96,8 @@ class Model:
         if order not in self._layouts:
             layout = lay_out_in_order("average", self._specs, order, *self._sizes)
             if self._bare:  # as if the first bucket were large
-                layout = replace(layout, buckets=(Bucket(torch.uint8, 0, "SUM", ()), *layout.buckets), spares=2)
+                buckets = (Bucket(torch.uint8, 0, "SUM", ()), *layout.buckets)
+                layout = replace(layout, buckets=buckets, spares=2, signature=bytes(each ^ 255 for each in layout.signature))
             self._layouts[order] = layout
         return self._layouts[order]
 
@@ -142,7 +153,7 @@ class OpenTrainer(Trainer):
             model.owners,
             weight=self.weight,
             by_samples=False,
-            batches=1,
+            batches=int(self._draws()),
             veto=self._process.jobs.veto,
             views=self._views,
             relaid=model.layout,
@@ -168,7 +179,10 @@ class OpenTrainer(Trainer):
         raises = rng.randrange(len(buckets) + 1) if rng.random() < habits.raises else -1
         restarts = rng.randrange(len(buckets)) if rng.random() < habits.restarts else -1
         notices = rng.randrange(restarts, len(buckets)) if restarts >= 0 else -1
+        dawdles = rng.randrange(len(buckets)) if habits.dawdles and rng.random() < habits.dawdles else -1
         for number, bucket in enumerate(buckets):
+            if number == dawdles:
+                threads.sleep(rng.uniform(0.0, 0.5))
             if bucket.pieces:
                 threads.sleep(rng.expovariate(len(buckets) / self._pace))
             if number == raises:
@@ -235,6 +249,7 @@ class _Calls:
             if not opened:
                 process.call_lock.end_open()
         process.jobs.promises.opened(opened)
+        process.trainer.open = call if opened else None
         return opened
 
     def advance_open(self, complete: int) -> None:
@@ -248,6 +263,7 @@ class _Calls:
     def finish_open(self, call: OpenCall, *, opened: bool) -> Status:
         """See ``CarriesOut``."""
         process = self._process
+        process.trainer.open = None
         call.provide_all()
         carry_out = functools.partial(process.run, call)
         with torch.no_grad():
@@ -257,6 +273,7 @@ class _Calls:
 
     def abandon_open(self) -> None:
         """See ``CarriesOut``."""
+        self._process.trainer.open = None
         try:
             self._process.abandon()
         finally:

@@ -126,6 +126,7 @@ class Promises(Observer):
         self.story: deque[str] = deque(maxlen=STORY)
         self.counts = {"finished": 0, "adopted": 0, "redone": 0, "loaded": 0, "views": 0, "orphans": 0, "healed": 0}
         self.counts |= {"drawn": 0, "epochs": 0, "accelerated": 0, "freed": 0}
+        self.counts |= {"followed": 0, "caught up": 0, "stood in": 0, "taken over": 0}
         self.counts |= {"opened": 0, "not opened": 0, "abandoned": 0, "replaced": 0}
         """What there was to check; ``orphans``: results that nobody went on with."""
 
@@ -153,6 +154,34 @@ class Promises(Observer):
         self.counts["abandoned"] += 1
         self._tell(process, f"raises in backward {place.token}")
 
+    def begins(self, process: Process, call: Call) -> None:
+        """A process takes part in an attempt at ``call``; with its own contribution, or without one."""
+        part = process.host.id, call.number
+        if call.foreign:
+            self._void.add(part)
+        elif not self._place(process).reloaded:
+            self._void.discard(part)
+
+    def stands_in(self, process: Process) -> None:
+        """A deputy enters the others' call: its program has begun none."""
+        lock = process.call_lock
+        program = process.plane.current is None and process.trainer.open is None
+        assert program and lock.carrying, self._say(process, "has a deputy in a call that its program has begun")
+
+    def caught_up(self, process: Process, number: int) -> None:
+        """A follower has got the state on entry to a call, which is its program's call from now on."""
+        place = self._place(process)
+        place.reloaded, place.applied, place.counted = True, None, place.token
+        self.counts["caught up"] += 1
+        self._tell(process, f"has caught up with call {number}")
+
+    def taken_over(self, process: Process) -> None:
+        """A call was finished without the program, which was late: nobody may ever count its gradients."""
+        place = self._place(process)
+        place.offers.pop(place.token)
+        place.counted = place.token
+        self.counts["taken over"] += 1
+
     def loaded(self, process: Process, call: Call) -> None:
         """State was loaded within ``call``."""
         place = self._place(process)
@@ -166,7 +195,7 @@ class Promises(Observer):
 
     def finished(self, process: Process, call: Call, results: Results) -> None:
         """A call was finished, or adopted."""
-        sums = _sums(results) if results.slots else self._alone(process)
+        sums = _sums(results) if results.slots else self._alone(process, len(call.sources))
         outcome = Outcome(call.number, sums, results.weight, results.assumed)
         place, session = self._place(process), process.plane.running or process.plane.session
         assert session is not None
@@ -181,12 +210,16 @@ class Promises(Observer):
             )
             self._stand(process, place.outcome)
         finish = self._finish(process, session, outcome, adopted=adopted)
-        self._own(process, place, outcome)
+        self._own(process, place, outcome, call)
         finish.holders.append(process.host.id)
         for other in self._calls[outcome.call]:
             if other is not finish:
                 self._apart(process, *sorted((finish, other), key=lambda each: each.view.epoch))
-        place.outcome, place.counted, place.finished = outcome, place.token, place.finished + 1
+        place.outcome, place.finished = outcome, place.finished + 1
+        if call.foreign:
+            self.counts["stood in" if call.stand_in else "followed"] += 1
+        else:
+            place.counted = place.token
         share = results.shares.get(process.host.id)
         place.samples = 0 if share is None else share.samples
         self.counts["drawn"] += place.samples
@@ -245,8 +278,9 @@ class Promises(Observer):
             place.outcome = None
             self.counts["healed"] += 1
             self.counts["replaced"] += process.host.id not in self.lagging
-        if place.reloaded and process.plane.current is not None:
-            self._void.add((process.host.id, process.plane.current.number))
+        current = process.plane.current
+        if current is not None and (place.reloaded or current.foreign):
+            self._void.add((process.host.id, current.number))
         if place.outcome is not None and plan.donor_of(process.host.id) is None:
             assert place.outcome.call == plan.call, self._say(
                 process, f"goes on after call {plan.call}, but finished {place.outcome.call} last"
@@ -332,6 +366,8 @@ class Promises(Observer):
 
     def _contributors(self, process: Process, session: Session, outcome: Outcome) -> frozenset[str]:
         """Who has a part in it: each bucket the same, each with what it offered for this call, together exactly the view."""
+        if not outcome.sums:  # a barrier
+            return frozenset()
         found: dict[str, float] = {}
         weights = 0.0
         for lane, values in enumerate(zip(*outcome.given, strict=True)):
@@ -372,10 +408,12 @@ class Promises(Observer):
         """Whether no other call has counted it."""
         return self._used.get((member_id, token), outcome.call) == outcome.call
 
-    def _own(self, process: Process, place: _Place, outcome: Outcome) -> None:
+    def _own(self, process: Process, place: _Place, outcome: Outcome, call: Call) -> None:
         """The own contribution is in it, exactly once."""
+        if not outcome.sums:
+            return
         share = outcome.given[0][process.index]
-        wanted = 0.0 if place.reloaded else place.token * place.weight
+        wanted = 0.0 if place.reloaded or call.foreign else place.token * place.weight
         assert share == wanted, self._say(
             process, f"finished {self._text(outcome)}, in which its own part is {share:g} instead of {wanted:g}"
         )
@@ -396,12 +434,12 @@ class Promises(Observer):
 
     # Words
 
-    def _alone(self, process: Process) -> Sums:
+    def _alone(self, process: Process, tensors: int) -> Sums:
         """What a single member contributes is the result."""
         place = self._place(process)
         lanes = [0.0] * self._jobs.lanes
         lanes[process.index] = 0.0 if place.reloaded else place.token * place.weight
-        return tuple(tuple(value * (number + 1) for value in lanes) for number in range(self._jobs.tensors))
+        return tuple(tuple(value * (number + 1) for value in lanes) for number in range(tensors))
 
     def _place(self, process: Process) -> _Place:
         return self._places.setdefault(process.host.id, _Place())
@@ -415,7 +453,7 @@ class Promises(Observer):
     def _text(self, outcome: Outcome) -> str:
         parts = [
             f"{self._jobs.processes[self._by_lane(lane)].host.name}:{share:g}"
-            for lane, share in enumerate(outcome.given[0])
+            for lane, share in enumerate(outcome.given[0] if outcome.given else ())
             if share and lane < len(self._jobs.processes)
         ]
         return f"call {outcome.call} = ({' '.join(parts)})/{outcome.weight:g}"

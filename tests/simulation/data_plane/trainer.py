@@ -67,6 +67,8 @@ class Trainer:
         """Forward and backward passes so far."""
         self.weight = 1.0
         """Of the latest."""
+        self.open: Call | None = None
+        """The call that was begun in backward, until it ends."""
         self.ending = ""
         self.sampler = Counting(range(SAMPLES), batch_size=BATCH, seed=jobs.seed)
         self._depth = rng.choice([0, 1, 3])
