@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ftlib import Compression
 from ftlib.core.calls.call import Call
 from ftlib.core.calls.open_call import OpenCall
 from ftlib.core.engine.open_average import CarriesOut, OpenAverage
 from ftlib.core.tensors.layout import Bucket, Layout, lay_out_in_order
 from ftlib.status import Status
 
+from .compressing import Halving
 from .trainer import Trainer
 
 if TYPE_CHECKING:
@@ -60,6 +62,8 @@ class Habits:
     """Each call whose number is a multiple of that is a barrier instead; 0: none."""
     deadline: float | None = None
     """Seconds after which a member's deputy acts; None: it has none."""
+    compressed: bool = False
+    """Averages go by ``Halving``."""
     follows: bool = False
     """Joiners follow the others' calls until they have the state."""
 
@@ -71,16 +75,18 @@ class _RaisedError(Exception):
 class Model:
     """One of a program's models: what it has trained so far, the gradients' places, and the order of the buckets."""
 
-    def __init__(self, parameters: Sequence[torch.Tensor], own: Random) -> None:
-        """``own``: draws alike at all members."""
+    def __init__(self, parameters: Sequence[torch.Tensor], own: Random, compression: Compression | None = None) -> None:
+        """``own``: draws alike at all members. ``compression``: of its averages, which are of float32 then."""
+        dtype = torch.float64 if compression is None else torch.float32
         count, lanes = len(parameters), parameters[0].numel()
         self.parameters = parameters
-        self.owners = [torch.nn.Parameter(torch.zeros(lanes, dtype=torch.float64)) for _ in parameters]
+        self.owners = [torch.nn.Parameter(torch.zeros(lanes, dtype=dtype)) for _ in parameters]
         self.order = torch.arange(count)
-        row = lanes * torch.float64.itemsize
+        row = lanes * dtype.itemsize
         self._sizes = own.choice([row, row, row, 2 * row, row // 2]), own.choice([row, row, row // 2])
         self._bare = own.random() < 0.3
-        self._specs = [(torch.float64, (lanes,))] * count
+        self._specs = [(dtype, (lanes,))] * count
+        self._compression = compression
         self._layouts: dict[tuple[int, ...], Layout] = {}
         self.average: OpenAverage | None = None
         """Kept until the next pass."""
@@ -94,8 +100,8 @@ class Model:
         """As the order is now."""
         order = tuple(self.order.tolist())
         if order not in self._layouts:
-            layout = lay_out_in_order("average", self._specs, order, *self._sizes)
-            if self._bare:  # as if the first bucket were large
+            layout = lay_out_in_order("average", self._specs, order, *self._sizes, compression=self._compression)
+            if self._bare and self._compression is None:  # as if the first bucket were large
                 buckets = (Bucket(torch.uint8, 0, "SUM", ()), *layout.buckets)
                 layout = replace(layout, buckets=buckets, spares=2, signature=bytes(each ^ 255 for each in layout.signature))
             self._layouts[order] = layout
@@ -111,7 +117,8 @@ class OpenTrainer(Trainer):
         self._habits = jobs.habits or Habits()
         self._calls = _Calls(process)
         own = Random(f"{jobs.seed} layouts")
-        self._model = Model(self.parameters, own)
+        self._compression = Halving() if self._habits.compressed else None
+        self._model = Model(self.parameters, own, self._compression)
         """The one whose turn it is."""
         drawn = own.choice([0.0, 0.0, 0.25])
         self._heavy = drawn if self._habits.heavy is None else self._habits.heavy

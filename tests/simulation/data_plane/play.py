@@ -69,14 +69,15 @@ def mixing(seed: int) -> Trainers:
     """Programs that make other calls, too: some with deputies, some with joiners that follow."""
     rng, found = Random(f"{seed} programs"), settings(seed)
     program = rng.choice(PROGRAMS)
-    late = rng.random() < 0.4
+    late, compressed = rng.random() < 0.4, rng.random() < 0.3  # what is owed is so for a layout, order included
     habits = Habits(
         program=program,
         extras=0 if late else rng.choice([0, 0, 11, 17]),
         deadline=rng.choice([0.05, 0.1, 0.3]) if late else None,
         follows=rng.random() < 0.6,
-        reorder=0 if late else rng.choice([0, 7, 13]),
+        reorder=0 if late or compressed else rng.choice([0, 7, 13]),
         dawdles=0.05,
+        compressed=compressed,
     )
     if late:  # a deputy knows the program's pattern after many calls that repeat it
         found |= {"compute": rng.choice([0.002, 0.01]), "long_steps": 0.03, "pace": Pace(transit=0.003, slow=0.02)}

@@ -202,7 +202,8 @@ class _Plane(Plane):
 
     def begin(self, session: Session) -> bool:
         begins = super().begin(session)
-        if begins and self.current is not None:
+        adopts = session.donor is not None and self.finished < session.plan.call
+        if begins and self.current is not None and not adopts:
             self._process.jobs.promises.begins(self._process, self.current)
         return begins
 

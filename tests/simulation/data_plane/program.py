@@ -39,7 +39,7 @@ class MixedTrainer(OpenTrainer):
         own = Random(f"{jobs.seed} other layouts")
         count = jobs.tensors + 1  # calls of models of equal shapes could not be told apart: a joiner comes in with any of them
         others = [torch.full((jobs.lanes,), 5 + process.index, dtype=torch.int64) for _ in range(count)]
-        self._main, self._other = self._model, Model(others, own)
+        self._main, self._other = self._model, Model(others, own, self._compression)
         self.parameters = [*self.parameters, *others]
         self._program = self._habits.program
         self._place = torch.zeros((), dtype=torch.int64)

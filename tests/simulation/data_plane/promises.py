@@ -21,6 +21,7 @@ from ftlib.core.calls.salvage import SalvagePlan
 from ftlib.core.calls.session import Session
 from ftlib.errors import ConfigError, RebuildTimeout, StateLost, StepMismatch
 
+from .compressing import SENT
 from .trainer import SAMPLES, WEIGHTS
 
 if TYPE_CHECKING:
@@ -35,6 +36,9 @@ STORY = 5000
 DIGITS = 6
 """Of what was contributed, an integer: what was divided comes back as exactly as that."""
 
+CLOSE = 1e-4
+"""How much what ``Halving`` has sent in float32 may differ."""
+
 Sums = tuple[tuple[float, ...], ...]
 """By tensor and lane."""
 
@@ -48,7 +52,9 @@ class Outcome:
     """Bit for bit."""
     weight: float
     assumed: float = 1.0
-    """What each contribution was divided by (see ``Call.assume``)."""
+    """What each contribution was divided by (see ``Results``)."""
+    layout: bytes = b""
+    """The signature of a compressed call's layout; empty for others. Then contributions are as ``Halving`` has sent them."""
 
     @cached_property
     def given(self) -> Sums:
@@ -64,6 +70,8 @@ class _Finish:
     view: View
     holders: list[str] = field(default_factory=list)
     contributors: frozenset[str] = frozenset()
+    owed: dict[str, float] = field(default_factory=dict)
+    """What members owe after a compressed call: of the average of the first tensor, in their own lanes."""
 
 
 @dataclass
@@ -76,6 +84,8 @@ class _Place:
     """Weights of all its contributions by token."""
     reloaded: bool = False
     """Whether it loaded state within the call that it is in: its contribution does not count."""
+    foreign: bool = False
+    """Whether its newest attempt is at a call of the others: it neither contributes, nor sends what it owes."""
     outcome: Outcome | None = None
     """Of the call that it finished last."""
     counted: int = 0
@@ -84,6 +94,8 @@ class _Place:
     """How many calls it has finished."""
     samples: int = 0
     """Of its own that the last call used up."""
+    owed: dict[bytes, float] = field(default_factory=dict)
+    """By compressed layout: see ``_Finish``."""
     applied: tuple[int, bytes] | None = None
     """The last average that it applied (``Trainer.clock``), and its parameters after that."""
 
@@ -157,6 +169,7 @@ class Promises(Observer):
     def begins(self, process: Process, call: Call) -> None:
         """A process takes part in an attempt at ``call``; with its own contribution, or without one."""
         part = process.host.id, call.number
+        self._place(process).foreign = call.foreign
         if call.foreign:
             self._void.add(part)
         elif not self._place(process).reloaded:
@@ -186,6 +199,7 @@ class Promises(Observer):
         """State was loaded within ``call``."""
         place = self._place(process)
         place.reloaded, place.applied = True, None
+        place.owed.clear()
         own = process.host.id
         # It may be back in an earlier call, if all who had finished that one died: later calls are then to come again.
         self._void = {(member, number) for member, number in self._void if member != own or number < call.number}
@@ -196,7 +210,9 @@ class Promises(Observer):
     def finished(self, process: Process, call: Call, results: Results) -> None:
         """A call was finished, or adopted."""
         sums = _sums(results) if results.slots else self._alone(process, len(call.sources))
-        outcome = Outcome(call.number, sums, results.weight, results.assumed)
+        compressed = bool(results.slots) and results.layout.compression is not None
+        layout = results.layout.signature if compressed else b""
+        outcome = Outcome(call.number, sums, results.weight, results.assumed, layout)
         place, session = self._place(process), process.plane.running or process.plane.session
         assert session is not None
         self.counts["finished"] += 1
@@ -210,7 +226,9 @@ class Promises(Observer):
             )
             self._stand(process, place.outcome)
         finish = self._finish(process, session, outcome, adopted=adopted)
-        self._own(process, place, outcome, call)
+        if compressed and not place.foreign:
+            place.owed[layout] = finish.owed.get(process.host.id, place.owed.get(layout, 0.0))
+        self._own(process, place, outcome)
         finish.holders.append(process.host.id)
         for other in self._calls[outcome.call]:
             if other is not finish:
@@ -220,6 +238,8 @@ class Promises(Observer):
             self.counts["stood in" if call.stand_in else "followed"] += 1
         else:
             place.counted = place.token
+            if place.foreign:  # its deputy was in the call, and the program adopts the result
+                place.offers.pop(place.token)
         share = results.shares.get(process.host.id)
         place.samples = 0 if share is None else share.samples
         self.counts["drawn"] += place.samples
@@ -346,7 +366,10 @@ class Promises(Observer):
                 return finish
         assert not adopted, self._say(process, f"adopted {self._text(outcome)}, which nobody has finished so")
         finish = _Finish(outcome, session.view)
-        finish.contributors = self._contributors(process, session, outcome)
+        if outcome.layout:
+            finish.owed = self._sent(process, session, outcome)
+        else:
+            finish.contributors = self._contributors(process, session, outcome)
         for other in known:
             self.counts["orphans"] += 1
             assert other.view.epoch != finish.view.epoch, self._say(
@@ -404,16 +427,33 @@ class Promises(Observer):
         )
         return frozenset(found)
 
+    def _sent(self, process: Process, session: Session, outcome: Outcome) -> dict[str, float]:
+        """What members owe after a compressed call, in which each has sent its part of what it had to send, and owed before."""
+        owed = {}
+        for lane, values in enumerate(zip(*outcome.sums, strict=True)):
+            member = self._by_lane(lane) if lane < len(self._jobs.processes) else ""
+            wanted = 0.0
+            place = self._places.get(member)
+            if member in session.view and place is not None and not place.foreign:
+                part = 0.0 if (member, outcome.call) in self._void else place.token * place.weight / outcome.weight
+                due = part + place.owed.get(outcome.layout, 0.0)
+                wanted, owed[member] = due * SENT, due * (1.0 - SENT)
+            for number, value in enumerate(values):
+                assert abs(value - wanted * (number + 1)) <= CLOSE * (1.0 + abs(value)), self._say(
+                    process, f"finds {value:g} of {member and self._names([member])} in call {outcome.call}, not {wanted:g}"
+                )
+        return owed
+
     def _fresh(self, member_id: str, token: int, outcome: Outcome) -> bool:
         """Whether no other call has counted it."""
         return self._used.get((member_id, token), outcome.call) == outcome.call
 
-    def _own(self, process: Process, place: _Place, outcome: Outcome, call: Call) -> None:
+    def _own(self, process: Process, place: _Place, outcome: Outcome) -> None:
         """The own contribution is in it, exactly once."""
-        if not outcome.sums:
+        if not outcome.sums or outcome.layout:
             return
         share = outcome.given[0][process.index]
-        wanted = 0.0 if place.reloaded or call.foreign else place.token * place.weight
+        wanted = 0.0 if place.reloaded or place.foreign else place.token * place.weight
         assert share == wanted, self._say(
             process, f"finished {self._text(outcome)}, in which its own part is {share:g} instead of {wanted:g}"
         )
@@ -421,7 +461,7 @@ class Promises(Observer):
     def _replaced(self, member_id: str, plan: SalvagePlan) -> bool:
         """Whether it gets the state since all who have the result have changed it, only one call behind."""
         outcome = self._place(self._jobs.processes[member_id]).outcome
-        return self._jobs.habits is not None and outcome is not None and outcome.call == plan.call - 1
+        return self._jobs.habits is not None and (0 if outcome is None else outcome.call) == plan.call - 1
 
     def _stand(self, process: Process, outcome: Outcome) -> None:
         """Somebody goes on with it."""
