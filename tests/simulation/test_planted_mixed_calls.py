@@ -1,4 +1,4 @@
-"""Rules of other calls between averages, of followers and of deputies, broken on purpose; the promises must notice."""
+"""Rules of other calls between averages, of followers, deputies and compression, broken on purpose; the promises must notice."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from ftlib.core.calls.open_call import OpenCall
 from ftlib.core.calls.session import Session
 from ftlib.core.engine.call_lock import CallLock
 from ftlib.core.stand_in.deputy import Deputy
+from ftlib.core.tensors.compression.memory import CallMemory
 from tests.harness.basics import around
 
 from .test_planted_open_calls import Bug, Patch
-from .training import first_violation, mixed
+from .training import compressed, first_violation, mixed
 
 
 def forgets_what_it_followed(patch: Patch) -> None:
@@ -98,6 +99,26 @@ def keeps_its_own_gradients(patch: Patch) -> None:
     patch.setattr(Deputy, "_taken_over", lambda self, call: self._backlog.clear())
 
 
+def owes_for_calls_that_failed(patch: Patch) -> None:
+    """What an attempt did not send is owed although the call failed: its redo sends from other inputs."""
+
+    @around(patch, CallMemory, "begin")
+    def begin(honest: Any, self: CallMemory, *arguments: Any) -> None:
+        if self._current is not None and self._attempt is not None:
+            self._current.owed.update({number: row.clone() for number, row in self._current.unsent.items()})
+        honest(self, *arguments)
+
+
+def owes_with_the_state_of_others(patch: Patch) -> None:
+    """Who gets the others' state sends again what is in it already."""
+    patch.setattr(CallMemory, "forget", lambda _self: None)
+
+
+def owes_what_was_sent(patch: Patch) -> None:
+    """A finished call leaves what was owed before."""
+    patch.setattr(CallMemory, "finished", lambda _self, *_place, **_more: None)
+
+
 BUGS = [
     Bug(forgets_what_it_followed),
     Bug(expects_what_was_before),
@@ -109,14 +130,22 @@ BUGS = [
 ]
 
 
-@pytest.mark.parametrize("bug", BUGS, ids=[bug.plant.__name__ for bug in BUGS])
+COMPRESSED = [
+    Bug(owes_for_calls_that_failed),
+    Bug(owes_with_the_state_of_others, known=30),
+    Bug(owes_what_was_sent),
+]
+
+
+@pytest.mark.parametrize("bug", [*BUGS, *COMPRESSED], ids=[bug.plant.__name__ for bug in [*BUGS, *COMPRESSED]])
 def test_a_planted_bug_is_found(bug: Bug, monkeypatch: Patch) -> None:
     bug.plant(monkeypatch)
-    found = first_violation(mixed, (bug.known, *range(bug.seeds)))
+    history = compressed if bug in COMPRESSED else mixed
+    found = first_violation(history, (bug.known, *range(bug.seeds)))
     print(bug.plant.__name__, found and (found[0], found[1].split("\n")[0]))
     assert found is not None, f"{bug.plant.__doc__} Nobody noticed within {bug.seeds} histories."
     monkeypatch.undo()
-    mixed(found[0])
+    history(found[0])
 
 
 def test_the_same_histories_are_clean_without_bugs() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from random import Random
-from typing import Self
+from typing import Any, Self
 
 from consensus.simulation import Host, World, judged, living
 from tests.simulation.data_plane import Accelerators, Ambush, Ambushes, Habits, Pace, Trainers
@@ -67,13 +67,18 @@ def torn(seed: int) -> Job:
     return job
 
 
-def opened(seed: int) -> Job:
+def compressed(seed: int) -> Job:
+    """As ``opened``, where a member owes a half of what it has to send."""
+    return opened(seed, program="X", compressed=True, reorder=0)
+
+
+def opened(seed: int, **more: Any) -> Job:
     """As ``torn``, where averages are open calls and backward takes a while: deaths at any moment of it, and after it.
 
-    All weigh the same, so that results are shown as gradients; most are changed in place.
+    All weigh the same, so that results are shown as gradients; most are changed in place. ``more``: further ``Habits``.
     """
     rng = Random(seed)
-    habits = Habits(restarts=0.15, raises=0.15, clips=0.6, thinks=0.15, views=0.8, heavy=0.0)
+    habits = Habits(restarts=0.15, raises=0.15, clips=0.6, thinks=0.15, views=0.8, heavy=0.0, **more)
     settings = {"compute": 0.02, "tensors": rng.choice([3, 5]), "pace": Pace(slow=0.1, unbuilt=0.0), "habits": habits}
     with Job(seed, rng.choice([3, 4, 5]), **settings) as job:
         for turn in range(3):
