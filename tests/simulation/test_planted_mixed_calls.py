@@ -1,4 +1,4 @@
-"""Rules of other calls between averages, of followers, deputies and compression, broken on purpose; the promises must notice."""
+"""Rules of mixed calls, followers, deputies and compression, broken on purpose; the promises must notice."""
 
 from __future__ import annotations
 

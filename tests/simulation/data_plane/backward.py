@@ -260,8 +260,12 @@ class _Calls:
         return opened
 
     def advance_open(self, complete: int) -> None:
-        """See ``CarriesOut``."""
+        """See ``CarriesOut``. A failure that has come by now is reported when this returns."""
+        attempt = self._process.engine._open._attempt
+        failed = attempt is not None and any(getattr(work, "error", None) is not None for work, _ in attempt._window)
         self._process.engine.advance(complete)
+        if attempt is not None and failed:
+            self._process.jobs.promises.failed_in_backward(self._process, attempt.session)
 
     def restart_open(self) -> None:
         """See ``CarriesOut``."""
@@ -281,7 +285,10 @@ class _Calls:
     def abandon_open(self) -> None:
         """See ``CarriesOut``."""
         self._process.trainer.open = None
+        attempt = self._process.engine._open._attempt
         try:
             self._process.abandon()
         finally:
             self._process.call_lock.end_open()
+        if attempt is not None:
+            self._process.jobs.promises.failed_in_backward(self._process, attempt.session)

@@ -19,6 +19,7 @@ from consensus.simulation import Host, Observer
 from ftlib.core.calls.call import Call, Results
 from ftlib.core.calls.salvage import SalvagePlan
 from ftlib.core.calls.session import Session
+from ftlib.core.plane.phase import Phase
 from ftlib.errors import ConfigError, RebuildTimeout, StateLost, StepMismatch
 
 from .compressing import SENT
@@ -96,6 +97,8 @@ class _Place:
     """Of its own that the last call used up."""
     owed: dict[bytes, float] = field(default_factory=dict)
     """By compressed layout: see ``_Finish``."""
+    hinted: int = 0
+    """The epoch of the newest session whose failure it has told the others."""
     applied: tuple[int, bytes] | None = None
     """The last average that it applied (``Trainer.clock``), and its parameters after that."""
 
@@ -138,7 +141,7 @@ class Promises(Observer):
         self.story: deque[str] = deque(maxlen=STORY)
         self.counts = {"finished": 0, "adopted": 0, "redone": 0, "loaded": 0, "views": 0, "orphans": 0, "healed": 0}
         self.counts |= {"drawn": 0, "epochs": 0, "accelerated": 0, "freed": 0}
-        self.counts |= {"followed": 0, "caught up": 0, "stood in": 0, "taken over": 0}
+        self.counts |= {"failed in backward": 0, "followed": 0, "caught up": 0, "stood in": 0, "taken over": 0}
         self.counts |= {"opened": 0, "not opened": 0, "abandoned": 0, "replaced": 0}
         """What there was to check; ``orphans``: results that nobody went on with."""
 
@@ -165,6 +168,23 @@ class Promises(Observer):
         place.counted = place.token
         self.counts["abandoned"] += 1
         self._tell(process, f"raises in backward {place.token}")
+
+    def hints(self, process: Process) -> None:
+        """A process tells the others of a failure."""
+        session = process.plane.session
+        self._place(process).hinted = 0 if session is None else session.view.epoch
+
+    def failed_in_backward(self, process: Process, session: Session) -> None:
+        """An open call has failed in ``session``, or was given up, and backward or an ``except`` clause goes on: the others
+        have been told, and what they have under way with this member ends.
+        """
+        self.counts["failed in backward"] += 1
+        plane, group = process.plane, session.group
+        assert not plane.acting_in(session), self._say(process, f"goes on in {session.view}, though its call has failed")
+        assert group is None or group.broken() is not None, self._say(process, f"lets the others wait in {session.view}")
+        ordered = plane._reported is not None and plane._reported[0] > session.view.epoch
+        told = ordered or plane.phase is Phase.STOPPED or self._place(process).hinted >= session.view.epoch
+        assert told, self._say(process, f"tells nobody that its call in {session.view} has failed")
 
     def begins(self, process: Process, call: Call) -> None:
         """A process takes part in an attempt at ``call``; with its own contribution, or without one."""

@@ -87,6 +87,8 @@ class Trainers(Observer):
         """One of ``ambush.MOMENTS`` has come for a process."""
         if moment == "reported" and not self.processes[host.id].threads.over:
             self.promises.reported(self.processes[host.id])
+        if moment == "hinted":
+            self.promises.hints(self.processes[host.id])
         if self.on_moment is not None:
             self.on_moment(host, moment)
 
