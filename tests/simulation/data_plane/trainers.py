@@ -57,7 +57,7 @@ class Trainers(Observer):
         self.on_device = on_device
         self.habits = habits
         self._system = ExitStack()
-        if accelerators is not None:
+        if accelerators is not None or (habits is not None and habits.compressed):
             self._system.enter_context(simulated_system())
         self.processes: dict[str, Process] = {}
         self.promises = Promises(self)
