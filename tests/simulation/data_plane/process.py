@@ -12,6 +12,7 @@ from consensus.simulation import Host
 from ftlib.core.calls.call import Call, Results
 from ftlib.core.calls.session import Session
 from ftlib.core.engine.call_lock import CallLock
+from ftlib.core.engine.catching_up import Obtained
 from ftlib.core.engine.engine import Engine
 from ftlib.core.engine.waiting import Limits
 from ftlib.core.plane.plane import Plane
@@ -19,6 +20,7 @@ from ftlib.core.plane.ranks import RankAssignScheme
 from ftlib.core.plane.rebuild import Rebuilder, RebuildError
 from ftlib.errors import Excluded, GroupError
 from ftlib.frameworks.base import Group, GroupSpec
+from ftlib.recovery import Border
 
 from .accelerator import SimulatedAccelerator, SimulatedHybrid
 from .backward import OpenTrainer
@@ -57,7 +59,10 @@ class Process:
         limits = Limits()
         self.call_lock = CallLock(limits.step_timeout, self.threads)
         self.transfer = SimulatedTransfer(self.plane, host, self.threads, rng, jobs.transfer_of, self.door.tell)
-        self.engine = Engine(self.plane, self.door, self._rebuilder, self.call_lock, limits, jobs.in_flight, load=self._load)
+        self._border = Border(self.plane, self.transfer, limits.step_timeout)
+        self.transfer.serves(Border.PATH, self._border.source)
+        gets = {"load": self._load, "obtain": self._obtain}
+        self.engine = Engine(self.plane, self.door, self._rebuilder, self.call_lock, limits, jobs.in_flight, **gets)
         self._framework.on_fatal(lambda reason: self.engine.fail(Excluded(reason)))
         self.trainer = Trainer(self, rng) if jobs.habits is None else OpenTrainer(self, rng)
         self._inbox = Pipe(host, rng, self.threads.happens)
@@ -112,6 +117,13 @@ class Process:
             self.jobs.promises.loaded(self, call)
             self.jobs.tell(self.host, "loaded")
         return loaded
+
+    def _obtain(self, call: Call, session: Session, deadline: float) -> Obtained:
+        found = self._border.obtain(call, session, deadline)
+        if found is Obtained.HERE:
+            self.jobs.promises.caught_up(self, call)
+            self.jobs.tell(self.host, "loaded")
+        return found
 
     def _build(self, view: View) -> tuple[Mapping[str, int], Group | None]:
         """``FTLib._rebuild``, with simulated groups."""
