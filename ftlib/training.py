@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar, overload
 
 import torch
@@ -34,6 +33,7 @@ from .core.tensors.layout import Layout
 from .core.tensors.targets import Layouts, Targets, check_writable, targets_of
 from .data.unregistered import READ
 from .errors import ConfigError, Excluded, FTLibError, JobEnded
+from .lifecycle.open_turns import OpenTurns
 from .lifecycle.rejoin import Succession
 from .state.agreed import Agreed
 from .status import Status
@@ -73,6 +73,7 @@ class Calls(ABC):
         self.agreed = Agreed()
         """Values that the members agreed upon; they travel with the registered state."""
         self._inputs = Inputs()
+        self._open_turns = OpenTurns(lives, call_lock, self._finish_open)
         self._told_copies = False
         """Whether the log shows why gradients are no views."""
 
@@ -130,13 +131,14 @@ class Calls(ABC):
 
         ``wait=False``, within ``execute`` only: return at once; ``wait()`` of the returned object gives the status.
         """
-        compressed = compression_of(compression)
+        compressed = None if compression is None else compression_of(compression)
         if compressed is not None and self._execution is not None:
             raise ConfigError("compression= does not work within execute: leave it out there, or average outside of execute")
         if not wait:
             self._may_go_on()
         share = 1.0 if weight is None else _weight(weight)
-        _check_batches(batches)
+        if type(batches) is not int or not 0 <= batches <= MOST_BATCHES:
+            raise _not_a_count(batches)
         targets = targets_of(target)
         self._trains = self._trains or (bool(targets.owners) and isinstance(targets.owners[0], torch.nn.Parameter))
         if not self._told and targets.owners and targets.sources[0] is None and not any(s is not None for s in targets.sources):
@@ -211,7 +213,8 @@ class Calls(ABC):
         ``views``: on success each ``.grad`` becomes a view of the result, and the gradients that were averaged stay in memory
         until the next average of this module. The rest: see ``allreduce_average``. Nothing is begun yet.
         """
-        _check_batches(batches)
+        if type(batches) is not int or not 0 <= batches <= MOST_BATCHES:
+            raise _not_a_count(batches)
         targets = Targets([None] * len(parameters), list(parameters), module=module)
         call = OpenCall(
             layout,
@@ -228,7 +231,7 @@ class Calls(ABC):
         self._trains = True
         if views and not self._plane.has_state:
             self._copies()
-        return OpenAverage(call, self)
+        return OpenAverage(call, self._open_turns)
 
     def wait_gradients_ready(self, model: Any = None, params: Any = None) -> Status:
         """Call ``allreduce_average`` by its older name; ``params`` may be numpy arrays."""
@@ -412,38 +415,8 @@ class Calls(ABC):
         finally:
             self._unit = None
 
-    def begin_open(self, call: OpenCall) -> bool:
-        """See ``CarriesOut``."""
-        if not self._call_lock.try_open(call.layout.text):
-            return False
-        opened = False
-        try:
-            with _plain():
-                opened = self._lives.life.open(call)
-        finally:
-            if not opened:
-                self._call_lock.end_open()
-        return opened
-
-    def advance_open(self, complete: int) -> None:
-        """See ``CarriesOut``."""
-        with _plain():
-            self._engine.advance(complete)
-
-    def restart_open(self) -> None:
-        """See ``CarriesOut``."""
-        self._engine.restart()
-
-    def abandon_open(self) -> None:
-        """See ``CarriesOut``."""
-        try:
-            self._lives.life.abandon()
-        finally:
-            self._call_lock.end_open()
-
-    def finish_open(self, call: OpenCall, *, opened: bool) -> Status:
-        """See ``CarriesOut``."""
-        call.provide_all()
+    def _finish_open(self, call: OpenCall, opened: bool) -> Status:
+        """Carry out what is left of ``call``. ``opened``: True if this thread has its turn already."""
         if opened:
             return self._carry_out(call, functools.partial(self._finish, call), opened=True)
         if self._execution is not None:  # within a unit calls are laid out alike, whoever makes them
@@ -507,16 +480,8 @@ class Calls(ABC):
                 self._untold = [functools.partial(callback, straggler) for callback in self._on_straggler]
 
 
-@contextmanager
-def _plain() -> Iterator[None]:
-    """Without autograd, and without inference tensors: staging outlives the call."""
-    with torch.inference_mode(mode=False), torch.no_grad():
-        yield
-
-
-def _check_batches(batches: Any) -> None:
-    if type(batches) is not int or not 0 <= batches <= MOST_BATCHES:
-        raise ConfigError(f"batches={batches!r} must be a whole number from 0 to {MOST_BATCHES}")
+def _not_a_count(batches: Any) -> ConfigError:
+    return ConfigError(f"batches={batches!r} must be a whole number from 0 to {MOST_BATCHES}")
 
 
 def _weight(weight: Any) -> float:

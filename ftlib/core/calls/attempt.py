@@ -1,9 +1,9 @@
 """One attempt at a call within one session: stage, reduce, and read the trailer. Runs on the training thread.
 
 The first operation of every call has a size that all members know, whatever they are about to do: that of the head of the call
-that they last finished together. (Gloo ends the whole *process* of a receiver whose buffer is too small, so a worker with other
-tensors must be detected before it sends any.) A member whose call has another layout first takes part in a *prelude* of that
-size. This costs one small operation if the layout changes, and nothing if it stays.
+that they expect (see ``Session.expected``). (Gloo ends the whole *process* of a receiver whose buffer is too small, so a worker
+with other tensors must be detected before it sends any.) A member whose call has another layout first takes part in a *prelude*
+of that size. That costs one small operation where calls come in a new order, and nothing in a loop that repeats them.
 """
 
 from __future__ import annotations
@@ -85,6 +85,9 @@ class Attempt:
         self._window: deque[tuple[Work, Slot | None]] = deque()
         self._trailer: Trailer | None = None
         self._finite = True
+        self._assumed = 1.0
+        """What each input is divided by as it is staged: in an average, the sum of the weights in the one before. All members
+        of the session assume the same, so where it holds again the sums are the averages."""
         self._staged: deque[tuple[Slot, Work]] = deque()
         """Slots to which devices may still be copying, and what these do."""
         self._bulk: Bulk | None = None
@@ -95,19 +98,19 @@ class Attempt:
     def run(self, record: RankRecord, in_flight: int) -> tuple[Trailer, Results]:
         """Carry out all operations. GroupError if one failed: then abort the group and ``settle``."""
         session, call, layout, window = self._session, self._call, self._call.layout, self._window
-        group, agreed, said = session.group, session.agreed, None
+        group, expected, said = session.group, session.expected, None
         assert group is not None
         spares = self._staging.spares
         if call.counts_as_step:
-            call.assume(session.divisor)
-        if agreed is not layout and (agreed is None or agreed.signature != layout.signature):
-            said = self._say(BARE if agreed is None else agreed.head, record)
+            self._assumed = session.divisor
+        if expected is not layout and (expected is None or expected.signature != layout.signature):
+            said = self._say(BARE if expected is None else expected.head, record)
         slots = []
         for number, bucket in enumerate(layout.buckets):
             if number and (len(window) == in_flight or (number == spares and self._trailer is None)):
                 self._reap()
             slot = self._staging.slot(number, session.codec.elements)
-            call.fill(slot)  # the head is staged beside a prelude, in a free slot
+            call.fill(slot, self._assumed)  # the head is staged beside a prelude, in a free slot
             if number == 0:
                 session.codec.write(slot.trailer, record, bucket.op)
                 if said is not None:
@@ -116,17 +119,22 @@ class Attempt:
             slots.append(slot)
         while window:
             self._reap()
-        assert self._trailer is not None
-        if agreed is not layout or call.changes_state:
-            session.agree(layout, call.script)
-        if call.counts_as_step:
-            session.averaged(self._trailer.weight)
-        return self._trailer, Results(call.number, layout, slots, self._trailer.weight, self._finite, assumed=call.assumed)
+        return self._ended(slots)
+
+    def _ended(self, slots: Sequence[Slot]) -> tuple[Trailer, Results]:
+        """All operations have ended, on these slots."""
+        session, call, trailer = self._session, self._call, self._trailer
+        assert trailer is not None
+        layout, weight = call.layout, trailer.weight if call.counts_as_step else 0.0
+        if session.repeated is not layout or weight != session.divisor:  # else all stays as it is
+            session.ended(layout, weight, call.script)
+        intact, view_id = self._finite, session.view.view_id
+        return trailer, Results(call.number, layout, slots, trailer.weight, intact, assumed=self._assumed, view_id=view_id)
 
     def _filled(self, number: int) -> Slot:
         """The slot of bucket ``number``, staged; from a device as soon as that has done it."""
         slot = self._staging.slot(number, self._session.codec.elements)
-        self._call.fill(slot)
+        self._call.fill(slot, self._assumed)
         return slot
 
     def _carry(self, group: Group, numbers: Iterable[int], in_flight: int) -> dict[int, Slot]:
@@ -191,7 +199,7 @@ class Attempt:
         """Have the accelerators carry what they take, if all members' work; returns these slots, by the buckets' numbers."""
         if not accelerated:
             return {}
-        self._bulk = Bulk(self._call, self._staging, group)
+        self._bulk = Bulk(self._call, self._staging, group, self._assumed)
         return self._bulk.slots
 
     def _end_bulk(self) -> bool:
@@ -231,9 +239,9 @@ class Attempt:
         As ``run`` does it in its loop, which most calls on the CPU run through, and so has no function for it.
         """
         session, layout = self._session, self._call.layout
-        agreed, said = session.agreed, None
-        if agreed is not layout and (agreed is None or agreed.signature != layout.signature):
-            said = self._say(BARE if agreed is None else agreed.head, record)
+        expected, said = session.expected, None
+        if expected is not layout and (expected is None or expected.signature != layout.signature):
+            said = self._say(BARE if expected is None else expected.head, record)
         slot = self._filled(0)  # staged beside the prelude, in a free slot
         session.codec.write(slot.trailer, record, slot.bucket.op)
         if said is not None:
