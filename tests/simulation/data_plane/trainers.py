@@ -60,7 +60,7 @@ class Trainers(Observer):
         self.habits = habits
         self.inner = inner
         self._system = ExitStack()
-        if accelerators is not None:
+        if accelerators is not None or (habits is not None and habits.compressed):
             self._system.enter_context(simulated_system())
         self.processes: dict[str, Process] = {}
         self.promises = Promises(self)
