@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
@@ -27,8 +27,8 @@ class Parts:
 
     wrapped: Stateful
     """Registered in the place of the composite."""
-    others: Mapping[str, Stateful] = field(default_factory=lambda: MappingProxyType({}))
-    """What the composite has besides, by role."""
+    others: Mapping[str, Stateful | Sequence[Stateful]] = field(default_factory=lambda: MappingProxyType({}))
+    """What the composite has besides, by role: one object or several."""
     apply: Callable[[], object] | None = None
     """Where ``wrapped`` is an optimizer: applies the gradients in its parameters. None: that is just its ``step``."""
 

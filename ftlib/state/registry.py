@@ -182,7 +182,12 @@ def _taken_apart(listed: Mapping[str, list[Stateful]], composites: Mapping[int, 
 
     ``composites``: by ``id``.
     """
-    others = {id(other): (role, other) for parts in composites.values() for role, other in parts.others.items()}
+    others = {
+        id(other): (role, other)
+        for parts in composites.values()
+        for role, value in parts.others.items()
+        for other in _listed(role, value)
+    }
     taken = {
         role: [composites[id(item)].wrapped if id(item) in composites else item for item in items if id(item) not in others]
         for role, items in listed.items()
