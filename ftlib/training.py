@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar, overload
 
 import torch
@@ -33,6 +32,7 @@ from .core.tensors.layout import Layout
 from .core.tensors.targets import Layouts, Targets, check_writable, targets_of
 from .data.unregistered import READ
 from .errors import ConfigError, Excluded, FTLibError, JobEnded
+from .lifecycle.open_turns import OpenTurns
 from .lifecycle.rejoin import Succession
 from .state.agreed import Agreed
 from .status import Status
@@ -72,6 +72,7 @@ class Calls(ABC):
         self.agreed = Agreed()
         """Values that the members agreed upon; they travel with the registered state."""
         self._inputs = Inputs()
+        self._open_turns = OpenTurns(lives, call_lock, self._finish_open)
         self._told_copies = False
         """Whether the log shows why gradients are no views."""
 
@@ -235,7 +236,7 @@ class Calls(ABC):
         self._trains = True
         if views and not self._plane.has_state:
             self._copies()
-        return OpenAverage(call, self)
+        return OpenAverage(call, self._open_turns)
 
     def wait_gradients_ready(self, model: Any = None, params: Any = None) -> Status:
         """Call ``allreduce_average`` by its older name; ``params`` may be numpy arrays."""
@@ -395,42 +396,8 @@ class Calls(ABC):
         finally:
             self._unit = None
 
-    def begin_open(self, call: OpenCall) -> bool:
-        """See ``CarriesOut``."""
-        if not self._call_lock.try_open(call.layout.text):
-            return False
-        opened = False
-        try:
-            with _plain():
-                opened = self._lives.life.open(call)
-        finally:
-            if not opened:
-                self._call_lock.end_open()
-        return opened
-
-    def advance_open(self, complete: int) -> None:
-        """See ``CarriesOut``."""
-        with _plain():
-            self._engine.advance(complete)
-
-    def restart_open(self) -> None:
-        """See ``CarriesOut``."""
-        self._engine.restart()
-
-    def abandon_open(self) -> None:
-        """See ``CarriesOut``."""
-        try:
-            self._lives.life.abandon()
-        finally:
-            self._call_lock.end_open()
-
-    def has_finished(self, call: OpenCall) -> bool:
-        """See ``CarriesOut``."""
-        return 0 < call.number <= self._plane.finished
-
-    def finish_open(self, call: OpenCall, *, opened: bool) -> Status:
-        """See ``CarriesOut``."""
-        call.provide_all()
+    def _finish_open(self, call: OpenCall, opened: bool) -> Status:
+        """Carry out what is left of ``call``. ``opened``: True if this thread has its turn already."""
         if opened:
             return self._carry_out(call, functools.partial(self._finish, call), opened=True)
         if self._execution is not None:  # within a unit calls are laid out alike, whoever makes them
@@ -492,13 +459,6 @@ class Calls(ABC):
             else:
                 straggler = plane.step_times.fallen.pop(0)
                 self._untold = [functools.partial(callback, straggler) for callback in self._on_straggler]
-
-
-@contextmanager
-def _plain() -> Iterator[None]:
-    """Without autograd, and without inference tensors: staging outlives the call."""
-    with torch.inference_mode(mode=False), torch.no_grad():
-        yield
 
 
 def _check_batches(batches: Any) -> None:

@@ -42,7 +42,7 @@ def enters_unexpectedly(patch: Patch) -> None:
 
     def why(plane: Plane, call: OpenCall, min_size: int) -> str:
         reason = why_not_early(plane, call, min_size)
-        return "" if reason == "the call before was another one" else reason
+        return "" if reason == "the members expect another call" else reason
 
     patch.setattr(open_calls, "why_not_early", why)
 

@@ -15,7 +15,7 @@ __all__ = ["CarriesOut", "OpenAverage"]
 
 
 class CarriesOut(Protocol):
-    """Carries out open calls (see ``FTLib``)."""
+    """Carries out open calls, each in its thread's turn (see ``OpenTurns``)."""
 
     def begin_open(self, call: OpenCall) -> bool:
         """Enter ``call`` now, if that may be."""
