@@ -17,6 +17,7 @@ from .core.calls.open_call import OpenCall
 from .core.calls.presentation import Inputs
 from .core.engine.call_lock import CallLock
 from .core.engine.callbacks import Listeners
+from .core.engine.catching_up import CatchUp
 from .core.engine.engine import Engine
 from .core.engine.open_average import OpenAverage
 from .core.engine.reminders import Reminders
@@ -296,6 +297,30 @@ class Calls(ABC):
     def barrier(self) -> Status:
         """Wait until all members are here."""
         return self._run(Call(Kind.BARRIER, self._layout("barrier", Targets([], []), "SUM"), []))
+
+    def catch_up(self) -> bool:
+        """Wait until the registered state is here, so that what follows is computed with it; True if it came just now.
+
+        Call it at the beginning of the loop, or once before it: between two calls, where nothing of the step before is left to
+        be done. A member that has the state returns at once, having sent nothing. A joiner is let in, and returns with the
+        others' state between two of their calls; from the next one on it counts in full. The others wait in that call until it
+        comes, unless their shared state is changed by calls alone (``private=``): then they go on meanwhile.
+
+        RebuildTimeout if no state comes within ``step_timeout``; ConfigError if none is registered here, or nowhere else.
+        False once this worker has left.
+        """
+        if self._execution is not None:
+            raise ConfigError("catch_up was called within execute: call it before")
+        plane = self._plane
+        if plane.level and plane.phase is not Phase.STOPPED:
+            came = False
+        else:
+            status = self._run(CatchUp())
+            if status is Status.ABORT:
+                return False
+            came = status is Status.SUCCESS
+        self._lives.life.transfer.copies.at_border()
+        return came
 
     def execute(self, func: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
         """Run ``func(*args, **kwargs)`` as one step, by all members or by none; returns its result.

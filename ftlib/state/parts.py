@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
-__all__ = ["Composite", "Parts", "Stateful"]
+from ..errors import ConfigError
+
+__all__ = ["Composite", "Parts", "Stateful", "listed_objects", "load_into"]
 
 
 @runtime_checkable
@@ -39,3 +41,22 @@ class Composite(Protocol):
 
     def registered_parts(self) -> Parts:
         """What is registered in its place; the same objects every time."""
+
+
+def listed_objects(role: str, value: object) -> list[Stateful]:
+    """What a program registered as ``role``, one object or a sequence, as a list. ConfigError if one has no state."""
+    listed: list[Stateful] = []
+    for item in value if isinstance(value, Sequence) and not isinstance(value, Stateful) else [value]:
+        if not isinstance(item, Stateful):
+            raise ConfigError(f"{role}={type(item).__name__} has no state_dict and load_state_dict: it cannot be registered")
+        listed.append(item)
+    return listed
+
+
+def load_into(role: str, load: Callable[[Any], Any], state: object) -> None:
+    """``load(state)``. ConfigError if the state does not fit what is registered as ``role``."""
+    try:
+        load(state)
+    except Exception as error:  # the program's own code: whatever it raises, the two states do not fit
+        text = " ".join(str(error).split())
+        raise ConfigError(f"{role}: the job's state does not fit this worker's ({text}): build the same everywhere") from error
