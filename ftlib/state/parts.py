@@ -33,6 +33,8 @@ class Parts:
     """What the composite has besides, by role: one object or several."""
     apply: Callable[[], object] | None = None
     """Where ``wrapped`` is an optimizer: applies the gradients in its parameters. None: that is just its ``step``."""
+    private: Mapping[str, Stateful] = field(default_factory=lambda: MappingProxyType({}))
+    """What it has that differs between members, by name."""
 
 
 @runtime_checkable

@@ -5,7 +5,7 @@ Global weights change in syncs only, at all members alike. Local ones are a work
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import nn
 from .fragments import Named
 from .outer import Contribution
 
-__all__ = ["Fragment", "GlobalModel"]
+__all__ = ["Fragment", "GlobalModel", "Remainder"]
 
 
 class GlobalModel(nn.Module):
@@ -98,6 +98,23 @@ class Fragment:
 
     def _here(self) -> list[torch.Tensor]:
         return [local_part(parameter) for parameter in self._local]
+
+
+class Remainder:
+    """What a model has besides its trained parameters: buffers and frozen parameters, which nobody averages."""
+
+    def __init__(self, model: nn.Module, trained: Iterable[str]) -> None:
+        """``trained``: the names of the parameters that are left out."""
+        self._model = model
+        self._trained = frozenset(trained)
+
+    def state_dict(self) -> dict[str, Any]:
+        """By the names that they have in the model."""
+        return {name: value for name, value in self._model.state_dict().items() if name not in self._trained}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over such a state."""
+        self._model.load_state_dict(state, strict=False)
 
 
 class _Room:

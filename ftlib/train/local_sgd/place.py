@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ...errors import ConfigError
 from ...ftlib import FTLib
 
@@ -67,7 +69,14 @@ class Place:
             self._behind[fragment], self._samples[fragment] = 0, 0.0
 
     def anew(self) -> None:
-        """The local weights are the global ones: the inner steps until now count nothing."""
-        self.steps = 0
+        """The local weights are the global ones: the inner steps until now weigh nothing."""
         self._behind = [0] * len(self._behind)
         self._samples = [0.0] * len(self._samples)
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far the member is in its round, which is what a joiner takes over of it."""
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on at another member's place."""
+        self.steps = int(state["steps"])

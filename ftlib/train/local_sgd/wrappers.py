@@ -15,12 +15,12 @@ from ...core.tensors.compression.compression import Compression
 from ...core.tensors.compression.names import compression_of
 from ...errors import ConfigError
 from ...ftlib import FTLib
-from ...state.parts import Parts
+from ...state.parts import Parts, Stateful
 from ...status import Status
 from ..data_parallel import DistributedDataParallel
 from ..optimizer import Optimizer
 from .fragments import fragments_of
-from .global_model import GlobalModel
+from .global_model import GlobalModel, Remainder
 from .outer import Assign, Contribution, Outer, outer_optimizers, pseudo_gradients, weights_themselves
 from .place import Place
 from .rounds import Rounds
@@ -58,6 +58,7 @@ class LocalTraining:
         self._inner = inner
         with torch.no_grad():
             self._global = GlobalModel(named, backup_device, contribution)
+        self._remainder = Remainder(model, [name for part in named for name, _ in part])
         parts = [part.parameters for part in self._global.parts]
         self._outer = outer_optimizers(outer, parts, self._global.replaced)
         self._place = Place(len(named), weight)
@@ -66,8 +67,6 @@ class LocalTraining:
         )
         self._handles: list[RemovableHandle] = []
         self._inside = False
-        if len(named) > 1:
-            ft.agreed.hinder("averages of fragments in turns are of different tensors: the others wait for a joiner instead")
 
     @property
     def status(self) -> Status | None:
@@ -108,6 +107,7 @@ class LocalTraining:
         if self._inside:
             raise ConfigError(f"{self._name}: this context is entered already")
         self._compare_registered()
+        self._ft.catch_up()
         self._rounds.take_over()
         self._inside = True
         if self._inner is not None:
@@ -130,8 +130,11 @@ class LocalTraining:
             self._rounds.abandon()
 
     def registered_parts(self) -> Parts:
-        """See ``Composite``: the global weights, and what steps them."""
-        return Parts(self._global, {"optimizer": self._optimizers})
+        """See ``Composite``: shared are the global weights, and what steps them."""
+        private: dict[str, Stateful] = {"place": self._place, "remainder": self._remainder}
+        if self._inner is not None:
+            private["inner"] = self._inner
+        return Parts(self._global, {"optimizer": self._optimizers}, private=private)
 
     def state_dict(self) -> dict[str, Any]:
         """The global weights, and the state of what steps them. Tensors are not copied."""
@@ -182,10 +185,6 @@ class LocalTraining:
         if any(id(parameter) in own for module in registered.of(nn.Module).values() for parameter in module.parameters()):
             raise ConfigError(
                 f"{self._name}: the model itself is registered, but between syncs its weights are each worker's: call {remedy}"
-            )
-        if self._inner is not None and any(each is self._inner for each in registered.of(torch.optim.Optimizer).values()):
-            raise ConfigError(
-                f"{self._name}: the inner optimizer is registered, but its state is each worker's own: leave optimizer= out"
             )
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -62,10 +62,16 @@ MOMENTS = [
     "finish:after@5",
     "deliver:before@5",
 ]
+"""The boundaries of a sync."""
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("way", WAYS)
+def some(way: str, moment: str) -> Any:
+    """Every boundary once and every way once; all of each in the soak."""
+    usual = (list(WAYS).index(way) - MOMENTS.index(moment)) % len(WAYS) == 0
+    return pytest.param(way, moment, marks=[] if usual else pytest.mark.soak)
+
+
+@pytest.mark.parametrize(("way", "moment"), [some(*each) for each in itertools.product(WAYS, MOMENTS)])
 def test_a_member_dies_in_a_sync(cluster: Cluster, way: str, moment: str) -> None:
     """The others finish that sync with the inner steps that they have done."""
     workers = cluster.found(3, **task(way), first={"kill_at": moment})
@@ -73,7 +79,7 @@ def test_a_member_dies_in_a_sync(cluster: Cluster, way: str, moment: str) -> Non
     judge(cluster)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["delayed", *(pytest.param(way, marks=pytest.mark.soak) for way in WAYS if way != "delayed")])
 def test_a_member_dies_between_inner_steps(cluster: Cluster, way: str) -> None:
     """Before, between and after the begin and the end of a sync: each member of a row before another inner step."""
     cluster.found(2, **task(way))
@@ -99,7 +105,7 @@ def test_who_joins_in_mid_round_counts_in_the_syncs_after(cluster: Cluster, way:
     for worker in cluster.workers:
         inner = [line["inner"] for line in worker.calls]
         period = WAYS[way]["sync_every"] // WAYS[way].get("fragments", 1)
-        assert {b - a for a, b in pairwise(inner)} <= {period}, "no inner step was lost, or done twice"
+        assert {b - a for a, b in itertools.pairwise(inner)} <= {period}, "no inner step was lost, or done twice"
 
 
 @pytest.mark.parametrize("way", WAYS)
