@@ -131,13 +131,14 @@ class Calls(ABC):
 
         ``wait=False``, within ``execute`` only: return at once; ``wait()`` of the returned object gives the status.
         """
-        compressed = compression_of(compression)
+        compressed = None if compression is None else compression_of(compression)
         if compressed is not None and self._execution is not None:
             raise ConfigError("compression= does not work within execute: leave it out there, or average outside of execute")
         if not wait:
             self._may_go_on()
         share = 1.0 if weight is None else _weight(weight)
-        _check_batches(batches)
+        if type(batches) is not int or not 0 <= batches <= MOST_BATCHES:
+            raise _not_a_count(batches)
         targets = targets_of(target)
         self._trains = self._trains or (bool(targets.owners) and isinstance(targets.owners[0], torch.nn.Parameter))
         if not self._told and targets.owners and targets.sources[0] is None and not any(s is not None for s in targets.sources):
@@ -220,7 +221,8 @@ class Calls(ABC):
         ``views``: on success each ``.grad`` becomes a view of the result, and the gradients that were averaged stay in memory
         until the next average of this module. The rest: see ``allreduce_average``. Nothing is begun yet.
         """
-        _check_batches(batches)
+        if type(batches) is not int or not 0 <= batches <= MOST_BATCHES:
+            raise _not_a_count(batches)
         targets = Targets([None] * len(parameters), list(parameters), module=module)
         call = OpenCall(
             layout,
@@ -486,9 +488,8 @@ class Calls(ABC):
                 self._untold = [functools.partial(callback, straggler) for callback in self._on_straggler]
 
 
-def _check_batches(batches: Any) -> None:
-    if type(batches) is not int or not 0 <= batches <= MOST_BATCHES:
-        raise ConfigError(f"batches={batches!r} must be a whole number from 0 to {MOST_BATCHES}")
+def _not_a_count(batches: Any) -> ConfigError:
+    return ConfigError(f"batches={batches!r} must be a whole number from 0 to {MOST_BATCHES}")
 
 
 def _weight(weight: Any) -> float:

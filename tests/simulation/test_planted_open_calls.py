@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 
 from ftlib.core.calls import call as calls
+from ftlib.core.calls.attempt import Attempt
 from ftlib.core.calls.call import Call, Results
 from ftlib.core.calls.open_attempt import OpenAttempt
 from ftlib.core.calls.open_call import OpenCall
@@ -65,10 +67,16 @@ def keeps_what_was_void(patch: Patch) -> None:
 def divides_by_its_own(patch: Patch) -> None:
     """A redo divides by what an earlier session's average had, which the others may not have."""
 
-    @around(patch, Call, "assume")
-    def assume(honest: Any, self: Call, divisor: float) -> None:
-        if self.assumed == 1.0:
-            honest(self, divisor)
+    first: WeakKeyDictionary[Call, float] = WeakKeyDictionary()
+
+    @around(patch, Call, "fill")
+    def fill(honest: Any, self: Call, slot: Slot, assumed: float = 1.0, **more: Any) -> None:
+        honest(self, slot, first.setdefault(self, assumed), **more)
+
+    @around(patch, Attempt, "_ended")
+    def ended(honest: Any, self: Any, slots: Sequence[Slot]) -> Any:
+        self._assumed = first.get(self._call, self._assumed)
+        return honest(self, slots)
 
 
 def slots_alternate(patch: Patch) -> None:

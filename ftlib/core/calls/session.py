@@ -45,6 +45,9 @@ class Session:
         """The layout with which all members expect the next call to begin; None before a session's first call (training thread
         only). It is that of the call that came after two like the newest two the last time, or else the newest's own. All
         members carry out every call of a session, so they expect the same."""
+        self.repeated: Layout | None = None
+        """The layout of the newest three calls, if they had the same one: another such call changes nothing here, unless the
+        weights change (training thread only)."""
         self._newest = (b"", b"")
         """Signatures of the newest two calls that were finished in this session."""
         self._after: dict[tuple[bytes, bytes], Layout] = {}
@@ -74,8 +77,9 @@ class Session:
         self._after[self._newest] = first
         if len(self._after) > _REMEMBERED:
             del self._after[next(iter(self._after))]
-        self._newest = (self._newest[1], layout.signature)
+        before, self._newest = self._newest, (self._newest[1], layout.signature)
         self.expected = self._after.get(self._newest, first)
+        self.repeated = layout if first is layout and self._newest == before else None
 
     def expect(self, layout: Layout | None) -> None:
         """The commit of a unit comes next: the members expect it to begin like that. Training thread only."""

@@ -416,7 +416,8 @@ class Engine:
         """A single member needs no operation: its own input is the result."""
         intact = not (call.veto and call.spoilt())
         trailer = Trailer.of((record,))
-        return self._finish(call, session, trailer, Results(call.number, call.layout, (), trailer.weight, intact))
+        results = Results(call.number, call.layout, (), trailer.weight, intact, view_id=session.view.view_id)
+        return self._finish(call, session, trailer, results)
 
     def _finish(self, call: Call, session: Session, trailer: Trailer, results: Results) -> Results | None:
         """Finish ``call`` here. None if a freeze came first: then the next session finishes it, by adoption or redo."""

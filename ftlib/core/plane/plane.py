@@ -241,7 +241,6 @@ class Plane:
                 self._order = order
                 self.tell()
                 return None
-            results.computed_in(session.view.view_id)
             if trailer.draws:
                 results.share(shares_in(session.by_rank, trailer))
             self._finished(call, results)

@@ -129,17 +129,11 @@ class StepTimes:
             return QUIET
         self._sums = None
         self._recent.append((by_rank, times))
-        if not self._rows and self._even(times):
+        # The others' median is at least this, whichever member is left out: a cheap way to see that none is slow.
+        least = max(LEAST, sorted(times)[len(times) // 2 - 1])
+        if not self._rows and (len(times) == 1 or max(times) <= self._factor * least):
             return QUIET
         return self._judged(self._slow(times))
-
-    def _even(self, times: list[float]) -> bool:
-        """A cheap check: True only if no member is slow. Members with unknown time are not slow."""
-        if len(times) == 1:
-            return True
-        # The others' median is at least this, whichever member is left out.
-        least = max(LEAST, sorted(times)[len(times) // 2 - 1])
-        return max(times) <= self._factor * least
 
     def _slow(self, times: list[float]) -> dict[str, tuple[float, float]]:
         """Time and the others' median of each member that is slow in this step. Zeros are unknown times."""

@@ -43,7 +43,6 @@ class Slot:
     __slots__ = (
         "_landed",
         "_row",
-        "_seen",
         "_span",
         "bucket",
         "buffer",
@@ -53,6 +52,7 @@ class Slot:
         "norm",
         "numbers",
         "reader",
+        "seen",
         "trailer",
         "views",
     )
@@ -75,7 +75,7 @@ class Slot:
         """The same data on the bucket's device."""
         self._landed = True
         """False if only ``_row`` holds the data."""
-        self._seen: tuple[weakref.ref[torch.Tensor], ...] = ()
+        self.seen: tuple[weakref.ref[torch.Tensor], ...] = ()
         """The parameters whose gradients the program sees here."""
         self._span = (0, 0)
         """Where these gradients are: addresses."""
@@ -149,17 +149,17 @@ class Slot:
 
     def show(self, owners: Sequence[torch.Tensor], span: tuple[int, int]) -> None:
         """The gradients of ``owners`` are views of this slot now, or of a row of slots with it; ``span``: their addresses."""
-        self._seen, self._span = tuple(map(weakref.ref, owners)), span
+        self.seen, self._span = tuple(map(weakref.ref, owners)), span
 
     @property
     def in_use(self) -> bool:
         """True while the program has a gradient here: the average that is here, or what it has made of it."""
         begin, end = self._span
-        for seen in self._seen:
+        for seen in self.seen:
             owner = seen()
-            if owner is not None and owner.grad is not None and begin <= owner.grad.data_ptr() < end:
+            if owner is not None and (gradient := owner.grad) is not None and begin <= gradient.data_ptr() < end:
                 return True
-        self._seen = ()
+        self.seen = ()
         return False
 
     def claim(self) -> None:
@@ -229,7 +229,7 @@ class Staging:
         turn = self._turn % self._turns[number]
         slot = self._slots[number][turn]
         wanted = 0 if number else trailer_elements
-        if slot is not None and slot.in_use:
+        if slot is not None and slot.seen and slot.in_use:
             self._free[number].append(slot)
             slot = None
         if slot is None:
