@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
@@ -63,8 +63,15 @@ class OpenTurns:
         return self._finish(call, opened)
 
 
+def _plain() -> AbstractContextManager[None]:
+    """Without autograd, and without inference tensors: staging outlives the call. As a rule backward is so already."""
+    return _changed() if torch.is_grad_enabled() or torch.is_inference_mode_enabled() else _AS_IT_IS
+
+
+_AS_IT_IS = nullcontext()
+
+
 @contextmanager
-def _plain() -> Iterator[None]:
-    """Without autograd, and without inference tensors: staging outlives the call."""
+def _changed() -> Iterator[None]:
     with torch.inference_mode(mode=False), torch.no_grad():
         yield

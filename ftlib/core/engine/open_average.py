@@ -48,7 +48,7 @@ class OpenAverage:
         self._call = call
         self._calls = calls
         self._pushed = 0
-        self._asked = False
+        self._asked = len(call.layout.buckets) == 1  # that one begins at the end in any case
         self._opened = False
 
     @property

@@ -67,7 +67,8 @@ class Trainer:
         """Forward and backward passes so far."""
         self.weight = 1.0
         """Of the latest."""
-        self.applied = 0
+        self.open: Call | None = None
+        """The call that was begun in backward, until it ends."""
         self.ending = ""
         self.sampler = Counting(range(SAMPLES), batch_size=BATCH, seed=jobs.seed)
         self._depth = rng.choice([0, 1, 3])
@@ -103,9 +104,11 @@ class Trainer:
         if not self._admitted():
             return
         process.plane.data.register(self.sampler)
-        process.transfer.register(Registered({"sampler": self.sampler}, self.state_dict, self.load_state_dict))
+        process.transfer.register(Registered({"sampler": self.sampler}, self.state_dict, self.load_state_dict, self.replay))
         process.plane.data.settle(process.host.world.config.join_timeout)
-        for batch in self._batches():
+        batches = self._batches()
+        while True:
+            batch = next(batches) if self._draws() else []
             threads.sleep(self._rng.expovariate(1.0 / self._pace))
             if self._rng.random() < process.jobs.long_steps:
                 threads.sleep(self._rng.uniform(0.0, 1.0))
@@ -115,15 +118,31 @@ class Trainer:
                     self._leave()
                 return
             process.jobs.promises.used_up(process, batch)
-            if status:
+            if status and call.counts_as_step:
                 if self._rng.random() < 0.3:
                     threads.sleep(self._rng.uniform(0.0, 0.02))  # clips, logs
                 self._step(call)
-                process.jobs.promises.applied(process, call)
-                self.applied += 1
+                process.jobs.promises.applied(process, self.clock(call), call)
+            self._returned(call)
             if process.engine.said_goodbye:
                 self._leave()
                 return
+
+    def replay(self) -> None:
+        """Apply an average that a deputy or a joiner got (``apply=`` of ``register_state``)."""
+        raise NotImplementedError
+
+    def clock(self, call: Call | None) -> int:
+        """The number of the average that is applied, equal at all members. ``call``: None where it is replayed."""
+        assert call is not None
+        return call.number
+
+    def _draws(self) -> bool:
+        """Whether the next call uses up a batch."""
+        return True
+
+    def _returned(self, call: Call) -> None:
+        """The program is done with a call."""
 
     def _batches(self) -> Iterator[list[int]]:
         """One epoch after the other, drawn ahead as by a loader."""
@@ -165,7 +184,12 @@ class Trainer:
         self._backward()
         call = self._call()
         process.jobs.promises.entered(process, call)
-        return process.call_lock.take(call.layout.text, functools.partial(process.engine.run, call), lambda: None), call
+        return self._blocking(call), call
+
+    def _blocking(self, call: Call) -> Status:
+        """Carry out a call, as ``FTLib`` does."""
+        process = self._process
+        return process.call_lock.take(call.layout.text, functools.partial(process.run, call), lambda: None)
 
     def _begin_pass(self) -> None:
         self.token += 1

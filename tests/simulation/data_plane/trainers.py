@@ -78,10 +78,17 @@ class Trainers(Observer):
         process = self.processes.get(member_id)
         return None if process is None or process.threads.over else process.transfer
 
+    def living(self, member_id: str) -> Process | None:
+        """A member's process, None where it is gone."""
+        process = self.processes.get(member_id)
+        return None if process is None or process.threads.over else process
+
     def tell(self, host: Host, moment: str) -> None:
         """One of ``ambush.MOMENTS`` has come for a process."""
         if moment == "reported" and not self.processes[host.id].threads.over:
             self.promises.reported(self.processes[host.id])
+        if moment == "hinted":
+            self.promises.hints(self.processes[host.id])
         if self.on_moment is not None:
             self.on_moment(host, moment)
 
