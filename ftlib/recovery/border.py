@@ -130,7 +130,7 @@ class Border:
             assert call is not None
             if plane.borders.before != number and (plane.borders.told or call.kind not in (Kind.AVERAGE, Kind.UNIT)):
                 raise Refusal.MIDWAY.error(f"call {number} ({call.layout.text}) is not the first of the loop here")
-        transfer.copies.drop(member)
+        transfer.copies.drop(member, None)
         return transfer.guarded(number, entry, call.fence)
 
     def _inside(self, number: int) -> bool:
@@ -152,4 +152,4 @@ class Border:
         except ConfigError as error:  # before the first chunk
             raise Refusal.UNFIT.error(str(error)) from None
         finally:
-            self._transfer.copies.drop(member)
+            self._transfer.copies.drop(member, copy)

@@ -72,5 +72,9 @@ def caught_up(
         found = obtain(own, session, deadline)
         came = found is Obtained.HERE
         if found is Obtained.MIDWAY:
+            if plane.threads.now() > deadline:
+                raise RebuildTimeout(
+                    f"catch_up: for {timeout:g} s the others have come to calls, but not to the beginning of their loop, where "
+                    "they call catch_up: call it in every step, or only once before the loop"
+                )
             accompany(own)
-            deadline = plane.threads.now() + timeout

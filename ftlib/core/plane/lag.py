@@ -37,10 +37,13 @@ class Borders:
     """
 
     before: int = 0
-    """The call before which the program has come to a border."""
+    """The call before which the program has come to a border; 0: none yet."""
+    step: int = 0
+    """The steps granted by then."""
     told: bool = False
-    """True if it has come to one since its first call: then there are none before other calls."""
+    """True if steps were granted between two of them: it comes to them in its loop, and there are none before other calls."""
 
-    def come(self, number: int, *, again: bool) -> None:
-        """The program is at a border before call ``number``. ``again``: it has finished calls before."""
-        self.before, self.told = number, self.told or again
+    def come(self, number: int, step: int) -> None:
+        """The program is at a border before call ``number``, after ``step`` steps."""
+        self.told = self.told or bool(self.before and step > self.step)
+        self.before, self.step = number, step

@@ -333,7 +333,7 @@ class Plane:
         """The program has come to a border (see ``Borders``). On the training thread, outside of calls or in an open one."""
         with self.changed:
             if self.borders.before <= self.finished and not self.lag.calls:  # a late program is not where the calls are
-                self.borders.come(self.finished + 1, again=self.finished > 0 and not self.newcomer)
+                self.borders.come(self.finished + 1, self.step)
                 self.changed.notify_all()
 
     def settled(self, number: int) -> bool:

@@ -22,6 +22,8 @@ from ...state.snapshot import Backup, Blank
 
 _SMALL = 4 << 20
 """Bytes that are copied at once: to make such buffers takes no longer than to ask for them."""
+_KEPT = 10.0
+"""Seconds for which a copy is kept for a joiner that has been answered "ask again"."""
 _TRIES = 3
 """Borders at which the state may turn out to have grown, before it is copied at any cost."""
 
@@ -33,6 +35,8 @@ class PrivateCopy:
         """Nothing is copied yet."""
         self.version = 0
         """The call before which it was copied; 0: not yet."""
+        self.until = 0.0
+        """When nobody is expected to ask for it any more."""
         self.tree: object = None
         self.fence: Fence | None = None
         """Other threads may read the registered state on devices after that."""
@@ -120,6 +124,8 @@ class PrivateCopies:
         if not plane.settled(version):
             return  # within a unit: its function may have changed everything
         with plane.changed:
+            now = plane.threads.now()
+            self._wanted = {joiner: copy for joiner, copy in self._wanted.items() if copy.until > now}
             copies = [copy for copy in self._wanted.values() if not copy.waits and copy.version != version]
         for copy in copies:
             copy.make(registered, version)
@@ -137,6 +143,7 @@ class PrivateCopies:
         until = plane.threads.now() + timeout
         with plane.changed:
             copy = self._wanted.setdefault(joiner, PrivateCopy())
+            copy.until = until + _KEPT
         while True:
             with plane.changed:
                 plane.changed.wait_for(
@@ -151,7 +158,8 @@ class PrivateCopies:
                     return None
             copy.prepare()
 
-    def drop(self, joiner: str) -> None:
-        """The joiner has its copy, or needs none."""
+    def drop(self, joiner: str, copy: PrivateCopy | None) -> None:
+        """The joiner has this copy, or needs none any more."""
         with self._plane.changed:
-            self._wanted.pop(joiner, None)
+            if copy is None or self._wanted.get(joiner) is copy:
+                self._wanted.pop(joiner, None)
