@@ -53,6 +53,10 @@ class OpenTurns:
         finally:
             self._call_lock.end_open()
 
+    def has_finished(self, call: OpenCall) -> bool:
+        """See ``CarriesOut``."""
+        return 0 < call.number <= self._lives.life.plane.finished
+
     def finish_open(self, call: OpenCall, *, opened: bool) -> Status:
         """See ``CarriesOut``."""
         call.provide_all()
