@@ -17,6 +17,7 @@ from .core.calls.open_call import OpenCall
 from .core.calls.presentation import Inputs
 from .core.engine.call_lock import CallLock
 from .core.engine.callbacks import Listeners
+from .core.engine.catching_up import CatchUp
 from .core.engine.engine import Engine
 from .core.engine.open_average import OpenAverage
 from .core.engine.reminders import Reminders
@@ -172,6 +173,11 @@ class Calls(ABC):
         return self._plane.has_state
 
     @property
+    def draws(self) -> bool:
+        """True if an ``ElasticSampler`` is registered."""
+        return self._plane.data.samples
+
+    @property
     def in_unit(self) -> bool:
         """True within the function of ``execute``."""
         return self._execution is not None
@@ -185,15 +191,18 @@ class Calls(ABC):
         bucket_bytes: int,
         first_bytes: int,
         compression: str | Compression | None = None,
+        purpose: str = "",
     ) -> Layout:
         """The buckets of ``open_average``: ``parameters`` (all of ``module``'s that are trained) in the given order of indices.
 
-        ``bucket_bytes``, ``first_bytes``: see ``lay_out_in_order``. ``compression``: see ``allreduce_average``. ConfigError
-        names a parameter that cannot take part.
+        ``bucket_bytes``, ``first_bytes``: see ``lay_out_in_order``. ``compression``: see ``allreduce_average``. ``purpose``:
+        averages for different purposes are different calls, also of equal shapes. ConfigError names a parameter that cannot
+        take part.
         """
         targets = Targets([None] * len(parameters), list(parameters), module=module)
         sizes = {"bucket_bytes": bucket_bytes, "first_bytes": first_bytes}
-        return self._layouts.in_order(Kind.AVERAGE.value, targets, order, compression=compression_of(compression), **sizes)
+        kind = f"{Kind.AVERAGE.value} {purpose}".strip()
+        return self._layouts.in_order(kind, targets, order, compression=compression_of(compression), **sizes)
 
     def open_average(
         self,
@@ -290,6 +299,30 @@ class Calls(ABC):
     def barrier(self) -> Status:
         """Wait until all members are here."""
         return self._run(Call(Kind.BARRIER, self._layout("barrier", Targets([], []), "SUM"), []))
+
+    def catch_up(self) -> bool:
+        """Wait until the registered state is here, so that what follows is computed with it; True if it came just now.
+
+        Call it at the beginning of the loop, or once before it: between two calls, where nothing of the step before is left to
+        be done. A member that has the state returns at once, having sent nothing. A joiner is let in, and returns with the
+        others' state between two of their calls; from the next one on it counts in full. The others wait in that call until it
+        comes, unless their shared state is changed by calls alone (``private=``): then they go on meanwhile.
+
+        RebuildTimeout if no state comes within ``step_timeout``; ConfigError if none is registered here, or nowhere else.
+        False once this worker has left.
+        """
+        if self._execution is not None:
+            raise ConfigError("catch_up was called within execute: call it before")
+        plane = self._plane
+        if plane.level and plane.phase is not Phase.STOPPED:
+            came = False
+        else:
+            status = self._run(CatchUp())
+            if status is Status.ABORT:
+                return False
+            came = status is Status.SUCCESS
+        self._lives.life.transfer.copies.at_border()
+        return came
 
     def execute(self, func: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
         """Run ``func(*args, **kwargs)`` as one step, by all members or by none; returns its result.

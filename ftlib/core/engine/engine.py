@@ -45,6 +45,7 @@ from ..tensors.staging import Allocate, Slot, StagingPool
 from ..tensors.trailer import Flag, RankRecord, Trailer
 from .arrival import Arrival
 from .call_lock import CallLock
+from .catching_up import CatchUp, Obtain, caught_up
 from .inquiry import Entered, Inquiry
 from .open_calls import Move, OpenCalls, OpenFacts, next_move
 from .transport import Transport
@@ -120,6 +121,7 @@ class Engine:
         in_flight: int,
         *,
         load: Callable[[Call, Session], bool],
+        obtain: Obtain | None = None,
         registered: Callable[[], Registered | None] = lambda: None,
         inquiry: Inquiry | None = None,
         recovery: Recovery | None = None,
@@ -128,8 +130,8 @@ class Engine:
         layouts: LayoutBook | None = None,
         allocate: Allocate = room,
     ) -> None:
-        """``load``: loads registered state if this member lacks it; returns True if it did. ``registered``: returns the
-        registered objects, if any.
+        """``load``: loads registered state if this member lacks it; returns True if it did. ``obtain``: the same between two
+        calls. ``registered``: returns the registered objects, if any.
 
         ``inquiry``: asks for a newcomer which call the others are in; None if all calls are alike. ``recovery``: gets the state
         beside the others' calls. ``admission``: waits, in the first call, until this member is in a view; None if that takes no
@@ -143,6 +145,7 @@ class Engine:
         self._limits = limits
         self._in_flight = in_flight
         self._load = load
+        self._obtain = obtain
         self._admission = admission
         self._observers = Observers() if observers is None else observers
         self._layouts = LayoutBook() if layouts is None else layouts
@@ -179,6 +182,8 @@ class Engine:
                 staging = self._pool.staging(call.layout)
                 if plane.phase is Phase.WAITING:
                     self._admit(call)
+                if isinstance(call, CatchUp):
+                    return self._catch_up(call)
                 staging.turn(plane.needed)
             else:
                 found = self._end(begun)
@@ -200,9 +205,28 @@ class Engine:
                 if plane.current is not None:
                     self._failures.abandon()
             finally:
-                if self._arrival.call is not None:
-                    self._arrival.end()
-                plane.step_times.left(self._threads.now())
+                self._left()
+
+    def _left(self) -> None:
+        """The program leaves its call."""
+        if self._arrival.call is not None:
+            self._arrival.end()
+        self._plane.step_times.left(self._threads.now())
+
+    def _catch_up(self, call: CatchUp) -> Status:
+        """Get the state between two calls of the others. NO_NEED if it is here already."""
+        plane, arrival, waiting = self._plane, self._arrival, self._waiting
+        assert self._obtain is not None
+        arrival.begin(call)
+        came = caught_up(
+            call,
+            plane,
+            self._limits.step_timeout,
+            session_for=lambda own: plane.ready(self._limits.min_size) or waiting.session(own),
+            obtain=self._obtain,
+            accompany=lambda own: arrival.accompany(self, own),
+        )
+        return Status.SUCCESS if came else Status.NO_NEED
 
     # --- an open call ---------------------------------------------------------------------------------------------------
 

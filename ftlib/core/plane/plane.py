@@ -22,7 +22,7 @@ from ..calls.session import Session
 from ..tensors.staging import Slot
 from ..tensors.trailer import Trailer
 from .data_accounting import DataAccounting, shares_in
-from .lag import Lag
+from .lag import Borders, Lag
 from .news import News
 from .orders import FINISHED, Finish, Order
 from .phase import PLANE, Phase, Switch
@@ -88,8 +88,8 @@ class Plane:
         self.peers = Peers()
         self.recovery: Callable[[], Progress] | None = None
         """Progress of this member's recovery; None if there is none. Must not be called under the lock."""
-        self.lag = Lag()
-        """How far the program is behind its deputy."""
+        self.lag, self.borders = Lag(), Borders()
+        """How far the program is behind its deputy; and the newest border between calls that it has come to."""
         self.trailer: Trailer | None = None
         """The trailer of the last call that was finished in the active session."""
         self.step_times = StepTimes() if step_times is None else step_times
@@ -328,6 +328,21 @@ class Plane:
             if current is None or current.number != number or current.stand_in:
                 return False
             return current.changes_state or not current.computing
+
+    def at_border(self) -> None:
+        """The program has come to a border (see ``Borders``). On the training thread, outside of calls or in an open one."""
+        with self.changed:
+            if self.borders.before <= self.finished and not self.lag.calls:  # a late program is not where the calls are
+                self.borders.come(self.finished + 1, self.step)
+                self.changed.notify_all()
+
+    def settled(self, number: int) -> bool:
+        """True if shared state that only calls change is as on entry to call ``number``: in that call, and before it."""
+        with self.changed:
+            units = self.current is not None and self.current.changes_state
+            return (
+                self.phase is not Phase.STOPPED and not units and self.finished == number - 1 and self.borders.before == number
+            )
 
     # --- the rebuild thread --------------------------------------------------------------------------------------------
 
