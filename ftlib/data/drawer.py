@@ -218,7 +218,11 @@ class Drawer:
 
     def finished(self, shares: Mapping[str, Share], step: int) -> None:
         """See ``Sampling.finished``."""
-        call, self._call = self._call, None
+        call, own = self._call, shares.get(self._me)
+        if own is not None and own.late:  # the program adopts what its deputy took part in: its own batches were not used up
+            self.unfinished()
+            call = None
+        self._call = None
         if call is not None:
             self._usual = max(self._usual, call.batches)
             self._queue.pop(call.batches)

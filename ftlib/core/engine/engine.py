@@ -270,7 +270,9 @@ class Engine:
     def _end(self, attempt: OpenAttempt) -> tuple[Results, Session] | None:
         """Backward has ended: finish what is under way. None if it failed: decide again in the next view."""
         plane, call, session = self._plane, attempt.call, attempt.session
-        call.restart(self._threads.now())  # the deadline of a call counts what it waits for, not what the program computes
+        now = self._threads.now()
+        plane.step_times.computed(now - call.began)
+        call.restart(now)  # the deadline of a call counts what it waits for, not what the program computes
         plane.computed(call)
         results = self.attempt(call, session, attempt)
         if results is not None:

@@ -206,6 +206,7 @@ class Promises(Observer):
         """A follower has got the state on entry to a call, which is its program's call from now on."""
         place = self._place(process)
         place.reloaded, place.applied, place.counted = True, None, place.token
+        place.owed.clear()
         self.counts["caught up"] += 1
         self._tell(process, f"has caught up with call {number}")
 
