@@ -136,9 +136,7 @@ def test_digests_say_where_states_differ() -> None:
 # --- founders ----------------------------------------------------------------------------------------------------------
 
 
-def registers(ft: FTLib, seed: int, **more: Any) -> nn.Linear | ConfigError:
-    torch.manual_seed(seed)
-    model = nn.Linear(4, 4)
+def registers(ft: FTLib, model: nn.Linear, **more: Any) -> nn.Linear | ConfigError:
     own = nn.Linear(2, 2)
     with torch.no_grad():
         own.weight.fill_(ft.rank)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,11 +17,12 @@ from torch import nn
 import ftlib.recovery.border as borders
 import ftlib.recovery.donor.private_copies as copying
 from consensus import LeftError
-from ftlib import ConfigError, RebuildTimeout, Status
+from ftlib import ConfigError, FTLibError, RebuildTimeout, StateLost, Status
 from ftlib.recovery.border import Border
 from ftlib.recovery.whole_state import Transfer
 from tests.ftlib.recovery.local import Local, Plain
 from tests.ftlib.recovery.pupils import Pupil, School, assert_equal, steps
+from tests.ftlib.trainees import exclude
 from tests.harness.basics import TIMEOUT, eventually
 from tests.harness.company import Company, at_once, company, in_thread
 
@@ -353,6 +355,7 @@ def test_it_needs_registered_state() -> None:
         joiner = crew.init()
         with pytest.raises(ConfigError, match="catch_up: no state is registered: call register_state before it"):
             joiner.catch_up()
+        joiner.close()
         over.set()
         thread.join(TIMEOUT)
 
@@ -416,3 +419,75 @@ def test_a_wait_for_the_state_is_no_evidence_against_the_others() -> None:
             one.inner_step()  # a border
         joining.join(TIMEOUT)
         assert not joining.is_alive()
+
+
+def test_an_excluded_worker_joins_again_in_catch_up() -> None:
+    with training(3, Local, rejoin=True) as (_, made):
+        eventually(lambda: all(one.hashes for one in made), "they average")
+        out = made[2]
+        out.over.set()
+        eventually(lambda: out.ft._plane.current is None or out.error, "it stops")
+        at = len(out.hashes)
+        exclude(out.ft)
+        eventually(lambda: len(made[0].hashes) > at + 1, "the others go on")
+        assert out.ft.catch_up()
+        assert out.ft.metrics()["rejoins"] == 1
+        assert out.shared_digest() in made[0].hashes.values()
+        assert any(out.private_digest() in one.privates for one in made[:2])
+        out.over.clear()
+        at = len(out.hashes)
+        out.start()
+        eventually(lambda: len(out.hashes) > at + 1 or out.error, "it trains with them again")
+        assert out.error is None
+        assert common_steps(*made) > 1
+
+
+def test_it_ends_if_all_who_had_the_state_end() -> None:
+    found: list[BaseException] = []
+
+    def waits(ft: Any) -> None:
+        try:
+            Plain(ft, 3)
+        except (FTLibError, SystemExit) as error:
+            found.append(error)
+
+    with company(2) as crew:
+        founders = at_once(*[functools.partial(Plain, ft, seed) for seed, ft in enumerate(crew.members)])
+        joiner = crew.init()
+        thread = in_thread(functools.partial(waits, joiner))
+        eventually(lambda: founders[0].ft.size == 3, "it is let in")
+        at_once(*[functools.partial(Pupil.crash, one) for one in founders])
+        thread.join(TIMEOUT)
+        assert [type(error) for error in found] == [StateLost]
+
+
+def test_a_spare_waits_for_room() -> None:
+    with training(2, Local, max_size=2) as (crew, made):
+        eventually(lambda: all(one.hashes for one in made), "they average")
+        came: list[Local] = []
+        thread = in_thread(lambda: came.append(Local(crew.init(), 7)))
+        eventually(lambda: len(made[0].hashes) > 4, "the others go on")
+        assert not came
+        made[1].over.set()
+        made[1].gate.set()
+        made[1].ft.close()
+        thread.join(TIMEOUT)
+        assert came[0].came
+        assert came[0].shared_digest() in made[0].hashes.values()
+
+
+def test_founders_begin_from_a_checkpoint_with_the_writers_private_state(tmp_path: Path) -> None:
+    with company(2) as crew:
+        one, two = at_once(*[functools.partial(Local, ft, seed) for seed, ft in enumerate(crew.members)])
+        for _ in range(2):
+            at_once(one.inner_step, two.inner_step)
+            at_once(one.average, two.average)
+        one.inner_step()
+        two.inner_step()
+        written = one.private_digest(), one.shared_digest()
+        assert two.private_digest() != written[0]
+        at_once(*[functools.partial(each.ft.save, tmp_path) for each in (one, two)])
+    with company(2, resume=str(tmp_path)) as crew:
+        again = at_once(*[functools.partial(Local, ft, 5 + seed) for seed, ft in enumerate(crew.members)])
+        assert {(each.private_digest(), each.shared_digest()) for each in again} == {written}
+        assert not any(each.came for each in again)
