@@ -148,13 +148,17 @@ def registers(ft: FTLib, model: nn.Linear, **more: Any) -> nn.Linear | ConfigErr
     return model
 
 
+def linear(seed: int) -> nn.Linear:
+    torch.manual_seed(seed)
+    return nn.Linear(4, 4)
+
+
 def founded(seeds: list[int], *given: dict[str, Any]) -> list[nn.Linear | ConfigError]:
     crew = Company(len(seeds))
     try:
-        told = [
-            functools.partial(registers, ft, seed, **more) for ft, seed, more in zip(crew.members, seeds, given, strict=True)
-        ]
-        found = at_once(*told)
+        models = [linear(seed) for seed in seeds]  # here, as the seed is that of all threads
+        each = zip(crew.members, models, given, strict=True)
+        found = at_once(*[functools.partial(registers, ft, model, **more) for ft, model, more in each])
         sent = [ft.metrics()["state_bytes"] for ft in crew.members]
         assert not any(sent) or all(more.get("sync", True) for more in given[:1])
         return found
