@@ -173,6 +173,11 @@ class Calls(ABC):
         return self._plane.has_state
 
     @property
+    def draws(self) -> bool:
+        """True if an ``ElasticSampler`` is registered."""
+        return self._plane.data.samples
+
+    @property
     def in_unit(self) -> bool:
         """True within the function of ``execute``."""
         return self._execution is not None
@@ -186,15 +191,18 @@ class Calls(ABC):
         bucket_bytes: int,
         first_bytes: int,
         compression: str | Compression | None = None,
+        purpose: str = "",
     ) -> Layout:
         """The buckets of ``open_average``: ``parameters`` (all of ``module``'s that are trained) in the given order of indices.
 
-        ``bucket_bytes``, ``first_bytes``: see ``lay_out_in_order``. ``compression``: see ``allreduce_average``. ConfigError
-        names a parameter that cannot take part.
+        ``bucket_bytes``, ``first_bytes``: see ``lay_out_in_order``. ``compression``: see ``allreduce_average``. ``purpose``:
+        averages for different purposes are different calls, also of equal shapes. ConfigError names a parameter that cannot
+        take part.
         """
         targets = Targets([None] * len(parameters), list(parameters), module=module)
         sizes = {"bucket_bytes": bucket_bytes, "first_bytes": first_bytes}
-        return self._layouts.in_order(Kind.AVERAGE.value, targets, order, compression=compression_of(compression), **sizes)
+        kind = f"{Kind.AVERAGE.value} {purpose}".strip()
+        return self._layouts.in_order(kind, targets, order, compression=compression_of(compression), **sizes)
 
     def open_average(
         self,

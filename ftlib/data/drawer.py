@@ -304,7 +304,7 @@ class Drawer:
         now = Replica.of(state["state"], self._fresh.deal.rounds, Ledger.of(state["ledger"]))
         if not self._bound:
             now = now.dealt([_ALONE])
-        elif self._founding is not None and self._me not in now.deal.drawers:  # the state is of an earlier job
+        elif self._founding is not None and set(self._founding).isdisjoint(now.deal.drawers):  # the state is of an earlier job
             now = now.dealt(self._founding)
         same = self._now is not None and self._now.same(now)
         self._proposed = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
@@ -53,14 +53,25 @@ class OpenTurns:
         finally:
             self._call_lock.end_open()
 
+    def has_finished(self, call: OpenCall) -> bool:
+        """See ``CarriesOut``."""
+        return 0 < call.number <= self._lives.life.plane.finished
+
     def finish_open(self, call: OpenCall, *, opened: bool) -> Status:
         """See ``CarriesOut``."""
         call.provide_all()
         return self._finish(call, opened)
 
 
+def _plain() -> AbstractContextManager[None]:
+    """Without autograd, and without inference tensors: staging outlives the call. As a rule backward is so already."""
+    return _changed() if torch.is_grad_enabled() or torch.is_inference_mode_enabled() else _AS_IT_IS
+
+
+_AS_IT_IS = nullcontext()
+
+
 @contextmanager
-def _plain() -> Iterator[None]:
-    """Without autograd, and without inference tensors: staging outlives the call."""
+def _changed() -> Iterator[None]:
     with torch.inference_mode(mode=False), torch.no_grad():
         yield

@@ -29,10 +29,12 @@ class Parts:
 
     wrapped: Stateful
     """Registered in the place of the composite."""
-    others: Mapping[str, Stateful] = field(default_factory=lambda: MappingProxyType({}))
-    """What the composite has besides, by role."""
+    others: Mapping[str, Stateful | Sequence[Stateful]] = field(default_factory=lambda: MappingProxyType({}))
+    """What the composite has besides, by role: one object or several."""
     apply: Callable[[], object] | None = None
     """Where ``wrapped`` is an optimizer: applies the gradients in its parameters. None: that is just its ``step``."""
+    private: Mapping[str, Stateful] = field(default_factory=lambda: MappingProxyType({}))
+    """What it has that differs between members, by name."""
 
 
 @runtime_checkable

@@ -48,6 +48,15 @@ class Private:
             raise ConfigError("private=: its keys are names, hence texts")
         return cls(named, travels=source == DONOR)
 
+    @classmethod
+    def joined(cls, first: Mapping[str, Stateful], given: Self | None) -> Self | None:
+        """The objects in ``first``, and then those that were ``given`` besides; None if there are none."""
+        if not first:
+            return given
+        if given is None:
+            return cls(first, travels=True)
+        return cls({**first, **given._named}, travels=given.travels)  # noqa: SLF001 - its like
+
     @property
     def objects(self) -> tuple[Stateful, ...]:
         """All of them, in order."""

@@ -52,7 +52,8 @@ class Registered:
             id(item): item.registered_parts() for items in listed.values() for item in items if isinstance(item, Composite)
         }
         self._roles = _taken_apart(listed, composites)
-        self.private = private
+        own = {name: value for parts in composites.values() for name, value in parts.private.items()}
+        self.private = private = Private.joined(own, private)
         _check_apart(self._roles, private)
         self._applying = {id(parts.wrapped): parts.apply for parts in composites.values() if parts.apply is not None}
         """How composites apply gradients, by the ``id`` of the optimizer that each wraps."""
@@ -203,7 +204,12 @@ def _taken_apart(listed: Mapping[str, list[Stateful]], composites: Mapping[int, 
 
     ``composites``: by ``id``.
     """
-    others = {id(other): (role, other) for parts in composites.values() for role, other in parts.others.items()}
+    others = {
+        id(other): (role, other)
+        for parts in composites.values()
+        for role, value in parts.others.items()
+        for other in listed_objects(role, value)
+    }
     taken = {
         role: [composites[id(item)].wrapped if id(item) in composites else item for item in items if id(item) not in others]
         for role, items in listed.items()

@@ -30,7 +30,7 @@ def test_promises_hold_for_joiners_in_the_middle_of_a_round() -> None:
     happened: Counter[str] = Counter()
     for seed in range(SEEDS):
         happened += Counter(local(seed).trainers.promises.counts)
-    assert happened["caught up"] > SEEDS
+    assert happened["at a border"] > SEEDS
     assert happened["adopted"]
 
 

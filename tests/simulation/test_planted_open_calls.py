@@ -16,6 +16,7 @@ from ftlib.core.calls.open_attempt import OpenAttempt
 from ftlib.core.calls.open_call import OpenCall
 from ftlib.core.engine import open_calls
 from ftlib.core.engine.open_calls import Move, OpenCalls, OpenFacts, next_move, why_not_early
+from ftlib.core.plane.failures import Failures
 from ftlib.core.plane.plane import Plane
 from ftlib.core.tensors.staging import Slot, Staging
 from tests.harness.basics import around
@@ -96,6 +97,16 @@ def stages_onto_gradients(patch: Patch) -> None:
     patch.setattr(calls.Call, "check_untouched", lambda _self: None)
 
 
+def reports_at_the_end(patch: Patch) -> None:
+    """A failure that shows in backward is kept for its end: meanwhile the others wait for a view without the dead."""
+    patch.setattr(OpenCalls, "_fail", lambda _self, attempt, error: attempt.fail(error))
+
+
+def raises_in_silence(patch: Patch) -> None:
+    """Backward raises, and the others learn of it when somebody misses this member."""
+    patch.setattr(Failures, "abandon", lambda self: self._plane.abandon())
+
+
 @dataclass(frozen=True)
 class Bug:
     """``plant`` breaks a rule; ``known``: the first seed that showed it when it was planted, which is tried first."""
@@ -115,6 +126,8 @@ BUGS = [
     Bug(divides_by_its_own),
     Bug(slots_alternate, known=5),
     Bug(stages_onto_gradients, known=2),
+    Bug(reports_at_the_end),
+    Bug(raises_in_silence),
 ]
 
 

@@ -27,7 +27,7 @@ from ..tensors.staging import Slot, Staging, finite
 from ..tensors.trailer import Flag, RankRecord, Region, Trailer
 from .bulk import Bulk
 from .call import Call, Results
-from .salvage import blame
+from .salvage import DISPUTES, blame
 from .session import Session
 
 SETTLE = 0.1
@@ -43,11 +43,14 @@ BARE = Bucket(torch.uint8, 0, "SUM", ())
 
 
 class Disagreement(GroupError):
-    """Members entered this call with different signatures. ``blamed``: ids of the members that have to stop."""
+    """Members entered this call differently, in what ``dispute`` (of ``DISPUTES``) says. ``blamed``: ids of the members that
+    have to stop.
+    """
 
-    def __init__(self, text: str, blamed: tuple[str, ...]) -> None:
+    def __init__(self, text: str, blamed: tuple[str, ...], dispute: str) -> None:
         super().__init__(text)
         self.blamed = blamed
+        self.dispute = dispute
 
 
 class Waits(Protocol):
@@ -305,13 +308,12 @@ class Attempt:
             return
         said = {rank: slot.check for rank, slot in enumerate(trailer.slots) if not slot.flags & Flag.FOLLOWING}
         blamed = self._blamed(said)
-        own = session.name(session.member_id)
+        own, (what, remedy) = session.name(session.member_id), DISPUTES["operations"]
         text = (
-            f"members entered {self._call} with different tensors or operations (this is what {own} "
-            f"entered{self._call.remark()}); it disagrees at {session.names(blamed)}: "
-            "call the same things in the same order everywhere"
+            f"members entered {self._call} {what} (this is what {own} entered{self._call.remark()}); it disagrees at "
+            f"{session.names(blamed)}: {remedy}"
         )
-        raise Disagreement(text, blamed)
+        raise Disagreement(text, blamed, "operations")
 
     def _check_deal(self, trailer: Trailer) -> None:
         """All members must deal the samples alike, or some would be used twice and others never."""
@@ -321,12 +323,9 @@ class Attempt:
             blamed = self._blamed(said)
             if not blamed:
                 continue
-            text = (
-                f"members entered {self._call} with different ideas of who draws which samples; it disagrees at "
-                f"{self._session.names(blamed)}: give ElasticSampler the same dataset, batch size and seed everywhere, and "
-                "call set_epoch with the same epochs"
-            )
-            raise Disagreement(text, blamed)
+            what, remedy = DISPUTES["samples"]
+            text = f"members entered {self._call} {what}; it disagrees at {self._session.names(blamed)}: {remedy}"
+            raise Disagreement(text, blamed, "samples")
 
     def _blamed(self, said: Mapping[int, bytes]) -> tuple[str, ...]:
         """Ids of the members that have to stop because ranks sent different values; empty if all are equal."""

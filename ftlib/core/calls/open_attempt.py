@@ -88,7 +88,9 @@ class OpenAttempt(Attempt):
         if self.failure is not None:
             raise self.failure
         if self.void:
-            while self._window:  # not before: somebody may still be in the call before, with operations of the same group
+            # Not before: somebody may still be in the call before, with operations of the same group. The operations of
+            # compressed buckets wait for those of others, which are not begun any more: there the head's end is enough.
+            while self._window and (self._trailer is None or self._pipeline is None):
                 self._reap()
             raise GroupError("a gradient changed after it was sent")
         while len(self._slots) < self.count:

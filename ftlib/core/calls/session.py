@@ -55,6 +55,9 @@ class Session:
         self.script: tuple[Layout, ...] = ()
         """Layouts of the calls of the newest unit finished in this session, its commit last (training thread only)."""
 
+        self.blamed: tuple[str, ...] = ()
+        """Members that have to stop, as the trailer of an attempt shows (under the plane's lock); ``dispute`` says why."""
+        self.dispute = ""
         self.divisor = 1.0
         """The sum of the weights in the newest average that was finished in this session (training thread only). Equal at all
         members when they are in the same call."""
@@ -84,6 +87,10 @@ class Session:
     def expect(self, layout: Layout | None) -> None:
         """The commit of a unit comes next: the members expect it to begin like that. Training thread only."""
         self.expected = layout
+
+    def blame(self, blamed: tuple[str, ...], dispute: str) -> None:
+        """The trailer of an attempt shows that these members have to stop (see ``Report``). Under the plane's lock."""
+        self.blamed, self.dispute = blamed, dispute
 
     def heard(self, *, accelerated: bool) -> None:
         """A call with tensors on devices has ended: what its trailer says of accelerators. Training thread only."""

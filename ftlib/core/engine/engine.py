@@ -551,6 +551,7 @@ class Engine:
         """The registered state has changed since the program made its call."""
         own.reloaded()
         self._pool.staging(own.layout).cool()  # drops the buffers for averages to keep
+        self._pool.owe_nothing()
 
     def turn_back(self, own: Call) -> None:
         """Go on with the program's call, after calls of the others."""

@@ -32,6 +32,9 @@ class CarriesOut(Protocol):
     def abandon_open(self) -> None:
         """The call gets no gradients."""
 
+    def has_finished(self, call: OpenCall) -> bool:
+        """True if ``call`` has finished, with whatever status."""
+
 
 class OpenAverage:
     """One average of gradients, bucket by bucket. Used by one thread, the one that computes the gradients.
@@ -45,7 +48,7 @@ class OpenAverage:
         self._call = call
         self._calls = calls
         self._pushed = 0
-        self._asked = False
+        self._asked = len(call.layout.buckets) == 1  # that one begins at the end in any case
         self._opened = False
 
     @property
@@ -72,6 +75,11 @@ class OpenAverage:
         if self._opened:
             self._calls.advance_open(self._pushed)
 
+    def poll(self) -> None:
+        """Begin what may begin by now, as ``push`` does: for programs that push all buckets at once."""
+        if self._opened:
+            self._calls.advance_open(self._pushed)
+
     def restart(self) -> None:
         """A gradient of a pushed bucket has changed after all: what was sent does not count, ``finish`` sends it anew."""
         if self._opened:
@@ -83,6 +91,11 @@ class OpenAverage:
         """
         opened, self._asked, self._opened = self._opened, True, False
         return self._calls.finish_open(self._call, opened=opened)
+
+    @property
+    def finished(self) -> bool:
+        """After ``finish``: False if no member has a result, as too few are there, or this one has left."""
+        return self._calls.has_finished(self._call)
 
     def abandon(self) -> None:
         """There will be no gradients: let no member wait for this one. Idempotent, also after ``finish``."""

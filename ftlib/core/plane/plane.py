@@ -17,7 +17,7 @@ from ...common.counters import Counters
 from ...common.threads import SYSTEM, Threads
 from ...frameworks.base import Group
 from ..calls.call import Call, Results
-from ..calls.salvage import Report
+from ..calls.salvage import NAMED, Report
 from ..calls.session import Session
 from ..tensors.staging import Slot
 from ..tensors.trailer import Trailer
@@ -512,4 +512,5 @@ class Plane:
         signatures = (self._last_signature, entered)
         state = (is_founder, self.blank, self.has_state, late)
         spoilt = self.results is not None and self.results.changed
-        return Report(*calls, *signatures, self.origin, *state, drawn, self.newcomer, spoilt)
+        found = ((), "") if self.session is None else (self.session.blamed[:NAMED], self.session.dispute)
+        return Report(*calls, *signatures, self.origin, *state, drawn, self.newcomer, spoilt, *found)

@@ -58,12 +58,12 @@ class Bucket:
     whole: bool = field(init=False)
     """True if there are pieces, and all are whole tensors."""
     small: bool = field(init=False)
-    """True if these are so small that another pass over all of them takes less time than an operation for each."""
+    """True if these are so many and so small that another pass over them takes less time than an operation for each."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "indices", tuple(piece.index for piece in self.pieces))
         object.__setattr__(self, "whole", bool(self.pieces) and all(piece.shape is not None for piece in self.pieces))
-        object.__setattr__(self, "small", self.nbytes < _SMALL * len(self.pieces))
+        object.__setattr__(self, "small", len(self.pieces) > 2 and self.nbytes < _SMALL * len(self.pieces))
 
     @property
     def nbytes(self) -> int:

@@ -311,6 +311,11 @@ class StagingPool:
             self._stagings.move_to_end(layout.signature)
         return staging
 
+    def owe_nothing(self) -> None:
+        """This member has got the others' state: see ``CallMemory.forget``."""
+        for staging in self._stagings.values():
+            staging.memory.forget()
+
     def _drop_like(self, layout: Layout) -> None:
         """Drop the stagings of the same call in another order of its tensors: each has as much memory as the gradients."""
         if layout.compression is None:  # else they keep more than buffers

@@ -372,6 +372,7 @@ def test_it_needs_registered_state() -> None:
             joiner.catch_up()
         joiner.close()
         over.set()
+        joiner.close()  # it may be in the view by now, and the other one in a call that waits for it
         thread.join(TIMEOUT)
 
 

@@ -90,6 +90,7 @@ class Door(Consensus):
     def average_failure(self, call: int, suspects: Sequence[str]) -> None:
         """See ``Consensus``."""
         self._perform(Hint(tuple(suspects)))
+        self.tell("hinted")
 
     def leave(self, *, ended: bool = False) -> None:
         """See ``Consensus``."""

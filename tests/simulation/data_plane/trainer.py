@@ -84,7 +84,8 @@ class Trainer:
         """Forward and backward passes so far."""
         self.weight = 1.0
         """Of the latest."""
-        self.applied = 0
+        self.open: Call | None = None
+        """The call that was begun in backward, until it ends."""
         self.own = torch.zeros(2, dtype=torch.int64)
         """Private: equal numbers, except in the middle of a step."""
         self.ending = ""
@@ -123,12 +124,14 @@ class Trainer:
             return
         process.plane.data.register(self.sampler)
         private = Private.of(_Own(self.own)) if process.jobs.inner else None
-        registered = Registered({"sampler": self.sampler}, self.state_dict, self.load_state_dict, private=private)
-        process.transfer.register(registered)
+        own = (self.state_dict, self.load_state_dict, self.replay)
+        process.transfer.register(Registered({"sampler": self.sampler}, *own, private=private))
         process.plane.data.settle(process.host.world.config.join_timeout)
         if process.jobs.inner and not self._catch_up():
             return
-        for batch in self._batches():
+        batches = self._batches()
+        while True:
+            batch = next(batches) if self._draws() else []
             if process.jobs.inner and not self._inner_steps():
                 return
             threads.sleep(self._rng.expovariate(1.0 / self._pace))
@@ -140,15 +143,31 @@ class Trainer:
                     self._leave()
                 return
             process.jobs.promises.used_up(process, batch)
-            if status:
+            if status and call.counts_as_step:
                 if self._rng.random() < 0.3:
                     threads.sleep(self._rng.uniform(0.0, 0.02))  # clips, logs
                 self._step(call)
-                process.jobs.promises.applied(process, call)
-                self.applied += 1
+                process.jobs.promises.applied(process, self.clock(call), call)
+            self._returned(call)
             if process.engine.said_goodbye:
                 self._leave()
                 return
+
+    def replay(self) -> None:
+        """Apply an average that a deputy or a joiner got (``apply=`` of ``register_state``)."""
+        raise NotImplementedError
+
+    def clock(self, call: Call | None) -> int:
+        """The number of the average that is applied, equal at all members. ``call``: None where it is replayed."""
+        assert call is not None
+        return call.number
+
+    def _draws(self) -> bool:
+        """Whether the next call uses up a batch."""
+        return True
+
+    def _returned(self, call: Call) -> None:
+        """The program is done with a call."""
 
     def _inner_steps(self) -> bool:
         """Some steps on private state, each after a border; False if this worker has left."""
@@ -214,7 +233,12 @@ class Trainer:
         self._backward()
         call = self._call()
         process.jobs.promises.entered(process, call)
-        return process.call_lock.take(call.layout.text, functools.partial(process.engine.run, call), lambda: None), call
+        return self._blocking(call), call
+
+    def _blocking(self, call: Call) -> Status:
+        """Carry out a call, as ``FTLib`` does."""
+        process = self._process
+        return process.call_lock.take(call.layout.text, functools.partial(process.run, call), lambda: None)
 
     def _begin_pass(self) -> None:
         self.token += 1

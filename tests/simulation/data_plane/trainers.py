@@ -60,7 +60,7 @@ class Trainers(Observer):
         self.habits = habits
         self.inner = inner
         self._system = ExitStack()
-        if accelerators is not None:
+        if accelerators is not None or (habits is not None and habits.compressed):
             self._system.enter_context(simulated_system())
         self.processes: dict[str, Process] = {}
         self.promises = Promises(self)
@@ -81,10 +81,17 @@ class Trainers(Observer):
         process = self.processes.get(member_id)
         return None if process is None or process.threads.over else process.transfer
 
+    def living(self, member_id: str) -> Process | None:
+        """A member's process, None where it is gone."""
+        process = self.processes.get(member_id)
+        return None if process is None or process.threads.over else process
+
     def tell(self, host: Host, moment: str) -> None:
         """One of ``ambush.MOMENTS`` has come for a process."""
         if moment == "reported" and not self.processes[host.id].threads.over:
             self.promises.reported(self.processes[host.id])
+        if moment == "hinted":
+            self.promises.hints(self.processes[host.id])
         if self.on_moment is not None:
             self.on_moment(host, moment)
 
