@@ -337,3 +337,32 @@ def test_what_has_to_be_registered(worker: Worker) -> None:
             pass
         with pytest.raises(ConfigError, match="within execute"):
             ft.execute(inner_step, model, inner)
+
+
+# --- a notice to leave -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("delay", [0, 60])
+@pytest.mark.parametrize("near", [True, False], ids=["near", "far"])
+def test_who_has_to_leave_waits_for_a_sync_that_is_near(near: bool, delay: int) -> None:
+    """Else it leaves at once. The others are not kept waiting by it."""
+    with company(2) as crew:
+
+        def work(ft: FTLib) -> tuple[float, int]:
+            model, inner, diloco = local(ft, sync_every=70, delay=delay)
+            last = ft is crew.members[1]
+            try:
+                with diloco:
+                    for step in range(70):
+                        inner_step(model, inner)
+                        if step == 20 and last:
+                            if not near:
+                                diloco._rounds._since -= 1e4
+                            ft.drain("told to")
+            except SystemExit as end:
+                assert last and end.code == 0  # noqa: PT017 - nobody calls this who could expect it
+            return model.now[0], diloco.inner_steps
+
+        stayed, left = at_once(*[lambda ft=ft: work(ft) for ft in crew.members])
+        assert stayed == (1.0 - (70 - delay), 70)
+        assert left[1] == (70 if near else 22)
