@@ -92,6 +92,7 @@ class Rounds:
     def stepped(self) -> Status | None:
         """An inner step was done. The status of the sync that ended with it, if one did."""
         self._place.stepped()
+        self._ft.stepped(self._place.total)
         move = self._schedule.move(self._place.steps, begun=self._average is not None)
         if move is Move.BEGIN or move is Move.WHOLE:
             self._begin(early=move is Move.BEGIN)
