@@ -111,8 +111,9 @@ class Border:
         registered = transfer.registered
         if registered is None:
             with plane.changed:
-                plane.changed.wait_for(lambda: plane.has_state or plane.finished >= number or plane.current is not None, POLL)
-            raise (Refusal.LATER if plane.has_state else Refusal.NOTHING).error("no state is registered here")
+                plane.changed.wait_for(lambda: plane.has_state or plane.current is not None, POLL)
+                calls = plane.current is not None and not plane.has_state
+            raise (Refusal.NOTHING if calls else Refusal.LATER).error("no state is registered here")
         copy = None
         if registered.private is not None:
             copy = transfer.copies.of(member, number, POLL, lambda: self._inside(number))

@@ -132,7 +132,7 @@ BUGS = [
 
 COMPRESSED = [
     Bug(owes_for_calls_that_failed),
-    Bug(owes_with_the_state_of_others, known=30),
+    Bug(owes_with_the_state_of_others, known=18, seeds=150),
     Bug(owes_what_was_sent),
 ]
 

@@ -125,6 +125,22 @@ def mixed(seed: int) -> Job:
     return job
 
 
+def local(seed: int) -> Job:
+    """Rounds of private steps, and joiners that come in the middle of one; deaths while they get the state, and afterwards."""
+    rng = Random(seed)
+    with Job(seed, rng.choice([2, 3, 4]), compute=0.03, tensors=rng.choice([1, 3]), inner=5, pace=Pace(unbuilt=0.0)) as job:
+        for turn in range(4):
+            if rng.random() < 0.8:
+                job.join(f"j{turn}")
+            job.world.run(rng.uniform(0.05, 0.5))
+            if len(living(job.world)) > 2:
+                moment = rng.choice(["loading", "loading", "loaded", "activated", "completed", "finished"])
+                job.ambush(moment, rng.randint(1, 5), rng.choice(["kill-other", "kill-other", "kill"]), rng.uniform(0.0, 0.05))
+            job.world.run(rng.uniform(0.3, 1.5))
+        job.world.run(1.0)
+    return job
+
+
 def late(seed: int) -> Job:
     """Nobody notices a death by itself, and operations take long to end: freezes come in the middle of them."""
     rng = Random(seed)

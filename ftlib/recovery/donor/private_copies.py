@@ -104,11 +104,14 @@ class PrivateCopies:
         remove, self._remove = self._remove, None
         if remove is not None:
             remove()
-        with self._plane.changed:
-            self._wanted.clear()
+        if self._wanted:
+            with self._plane.changed:
+                self._wanted.clear()
 
     def keep_only(self, joiners: Collection[str]) -> None:
         """Drop the copies for members that are gone."""
+        if not self._wanted:
+            return
         with self._plane.changed:
             self._wanted = {joiner: copy for joiner, copy in self._wanted.items() if joiner in joiners}
 

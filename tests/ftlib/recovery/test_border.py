@@ -354,6 +354,7 @@ def test_it_needs_registered_state() -> None:
         with pytest.raises(ConfigError, match="catch_up: no state is registered: call register_state before it"):
             joiner.catch_up()
         over.set()
+        joiner.close()  # it may be in the view by now, and the other one in a call that waits for it
         thread.join(TIMEOUT)
 
 

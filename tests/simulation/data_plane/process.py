@@ -13,6 +13,7 @@ from ftlib.core.calls.call import Call, Results
 from ftlib.core.calls.observer import Observers
 from ftlib.core.calls.session import Session
 from ftlib.core.engine.call_lock import CallLock
+from ftlib.core.engine.catching_up import Obtained
 from ftlib.core.engine.engine import Engine
 from ftlib.core.engine.waiting import Limits
 from ftlib.core.plane.plane import Plane
@@ -23,6 +24,7 @@ from ftlib.core.tensors.layout import Layout
 from ftlib.core.tensors.layout_book import LayoutBook
 from ftlib.errors import Excluded, GroupError
 from ftlib.frameworks.base import Group, GroupSpec
+from ftlib.recovery import Border
 
 from .accelerator import SimulatedAccelerator, SimulatedHybrid
 from .backward import Habits, OpenTrainer
@@ -71,6 +73,8 @@ class Process:
         self.observers, self._layouts = Observers(), LayoutBook()
         habits = jobs.habits or Habits()
         self._inquiry = SimulatedInquiry(self, self._layouts) if habits.program else None
+        self._border = Border(self.plane, self.transfer, limits.step_timeout)
+        self.transfer.serves(Border.PATH, self._border.source)
         self.engine = Engine(
             self.plane,
             self.door,
@@ -79,6 +83,7 @@ class Process:
             limits,
             jobs.in_flight,
             load=self._load,
+            obtain=self._obtain,
             inquiry=self._inquiry,
             recovery=SimulatedRecovery(self, follows=habits.follows) if habits.program else None,
             observers=self.observers,
@@ -158,6 +163,13 @@ class Process:
             self.jobs.promises.loaded(self, call)
             self.jobs.tell(self.host, "loaded")
         return loaded
+
+    def _obtain(self, call: Call, session: Session, deadline: float) -> Obtained:
+        found = self._border.obtain(call, session, deadline)
+        if found is Obtained.HERE:
+            self.jobs.promises.at_border(self, call)
+            self.jobs.tell(self.host, "loaded")
+        return found
 
     def _build(self, view: View) -> tuple[Mapping[str, int], Group | None]:
         """``FTLib._rebuild``, with simulated groups."""

@@ -142,6 +142,7 @@ class Promises(Observer):
         self.counts = {"finished": 0, "adopted": 0, "redone": 0, "loaded": 0, "views": 0, "orphans": 0, "healed": 0}
         self.counts |= {"drawn": 0, "epochs": 0, "accelerated": 0, "freed": 0}
         self.counts |= {"failed in backward": 0, "followed": 0, "caught up": 0, "stood in": 0, "taken over": 0}
+        self.counts |= {"at a border": 0, "inner steps": 0}
         self.counts |= {"opened": 0, "not opened": 0, "abandoned": 0, "replaced": 0}
         """What there was to check; ``orphans``: results that nobody went on with."""
 
@@ -226,6 +227,20 @@ class Promises(Observer):
         self._void.add((own, call.number))
         self.counts["loaded"] += 1
         self._tell(process, f"loaded the state on entry to call {call.number}")
+
+    def at_border(self, process: Process, call: Call) -> None:
+        """The state came before ``call``: what all have applied before it, and private state that is of one moment."""
+        place = self._place(process)
+        place.applied = None
+        self.counts["at a border"] += 1
+        self._tell(process, f"has the state before call {call.number}")
+        data = b"".join(parameter.numpy().tobytes() for parameter in process.trainer.parameters)
+        known = self._parameters.get(call.number - 1)
+        assert known is None or data in [each for each, _ in known], self._say(
+            process, f"has other parameters before call {call.number} than anybody who applied call {call.number - 1}"
+        )
+        one, other = process.trainer.own.tolist()
+        assert one == other, self._say(process, f"has private state in the middle of a step: {one}, {other}")
 
     def finished(self, process: Process, call: Call, results: Results) -> None:
         """A call was finished, or adopted."""
