@@ -231,6 +231,11 @@ class Engine:
         )
         return Status.SUCCESS if came else Status.NO_NEED
 
+    @property
+    def drain_patience(self) -> float:
+        """Seconds that a worker that has to leave waits for what ends soon."""
+        return self._limits.drain_patience
+
     # --- an open call ---------------------------------------------------------------------------------------------------
 
     def open(self, call: OpenCall) -> bool:
