@@ -1,8 +1,8 @@
 """Clock, locks and background tasks for product code that takes them from the operating system: simulated where it is.
 
-Accelerators run beside the training, and their code gets no ``Threads``; nor does that of compressed buckets. Inside a simulated
-process its modules find these objects in the place of ``time``, ``threading`` and ``start_task``; everybody else finds the real
-ones.
+Accelerators run beside the training, and their code gets no ``Threads``; nor does that of compressed buckets. Inside a
+simulated process its modules find these objects in the place of ``time``, ``threading`` and ``start_task``; everybody else
+finds the real ones.
 """
 
 from __future__ import annotations
