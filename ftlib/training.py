@@ -172,6 +172,19 @@ class Calls(ABC):
         """True if the program registered its state."""
         return self._plane.has_state
 
+    def stepped(self, inner: int) -> None:
+        """The program has done its ``inner``-th step by itself, between two calls that may be far apart: it does not hang."""
+        self._plane.stepped(inner)
+
+    @property
+    def patience_to_leave(self) -> float | None:
+        """Seconds for which a worker that was given notice may go on until its last call ends; None if there was no notice."""
+        return self._engine.drain_patience if self._call_lock.says_goodbye else None
+
+    def leave_now(self) -> None:
+        """Leave between two calls, as a notice requires: the next one is too far. SystemExit ends the program."""
+        self._drained()
+
     @property
     def draws(self) -> bool:
         """True if an ``ElasticSampler`` is registered."""

@@ -26,16 +26,18 @@ from ..core.plane.phase import Phase
 from ..core.plane.plane import Plane
 from ..errors import ConfigError, FTLibError, RebuildTimeout, StateLost
 from ..state.codec import encode
+from ..state.live import nbytes_of_parameters
 from ..state.registry import Registered
 from .donor.private_copies import PrivateCopy
 from .joiner.http_transport import FetchError, Later, Midway, Nothing
 from .layout.requests import POLL, Body
+from .layout.shards import LARGE
 from .whole_state import RETRY, Transfer, in_turn, registered_nothing
 
 __all__ = ["Border"]
 
 PATH = "/border"
-_PATIENT = 6
+_PATIENT = 24
 """How often a donor may answer "ask again" before another one is asked: the private state comes from one, and a copy costs."""
 
 
@@ -129,7 +131,8 @@ class Border:
                     raise Refusal.LATER.error(f"not at a border before call {number}")
                 return self._beside(registered, number, copy, member)
             assert call is not None
-            if plane.borders.before != number and (plane.borders.told or call.kind not in (Kind.AVERAGE, Kind.UNIT)):
+            told = plane.borders.told and registered.private is None  # private state says where in its loop a program is
+            if plane.borders.before != number and (told or call.kind not in (Kind.AVERAGE, Kind.UNIT)):
                 raise Refusal.MIDWAY.error(f"call {number} ({call.layout.text}) is not the first of the loop here")
         transfer.copies.drop(member, None)
         return transfer.guarded(number, entry, call.fence)
@@ -142,7 +145,8 @@ class Border:
     def _beside(self, registered: Registered, number: int, copy: PrivateCopy, member: str) -> Body:
         """The shared state as it is, with the copy of the private one, while the program computes."""
         plane = self._plane
-        stand_back()  # this thread serves only this request
+        if nbytes_of_parameters(registered) + copy.nbytes >= LARGE:
+            stand_back()  # training goes first; this thread serves only this request
         try:
             if copy.fence is not None:
                 copy.fence.share_device()

@@ -136,9 +136,7 @@ def test_digests_say_where_states_differ() -> None:
 # --- founders ----------------------------------------------------------------------------------------------------------
 
 
-def registers(ft: FTLib, seed: int, **more: Any) -> nn.Linear | ConfigError:
-    torch.manual_seed(seed)
-    model = nn.Linear(4, 4)
+def registers(ft: FTLib, model: nn.Linear, **more: Any) -> nn.Linear | ConfigError:
     own = nn.Linear(2, 2)
     with torch.no_grad():
         own.weight.fill_(ft.rank)
@@ -150,13 +148,17 @@ def registers(ft: FTLib, seed: int, **more: Any) -> nn.Linear | ConfigError:
     return model
 
 
+def linear(seed: int) -> nn.Linear:
+    torch.manual_seed(seed)
+    return nn.Linear(4, 4)
+
+
 def founded(seeds: list[int], *given: dict[str, Any]) -> list[nn.Linear | ConfigError]:
     crew = Company(len(seeds))
     try:
-        told = [
-            functools.partial(registers, ft, seed, **more) for ft, seed, more in zip(crew.members, seeds, given, strict=True)
-        ]
-        found = at_once(*told)
+        models = [linear(seed) for seed in seeds]  # here, as the seed is that of all threads
+        each = zip(crew.members, models, given, strict=True)
+        found = at_once(*[functools.partial(registers, ft, model, **more) for ft, model, more in each])
         sent = [ft.metrics()["state_bytes"] for ft in crew.members]
         assert not any(sent) or all(more.get("sync", True) for more in given[:1])
         return found

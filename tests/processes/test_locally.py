@@ -39,7 +39,7 @@ def level(*workers: Worker) -> int:
     return len(common)
 
 
-@pytest.mark.parametrize("dies", [False, True], ids=["", "the-donor-dies"])
+@pytest.mark.parametrize("dies", [pytest.param(False, marks=pytest.mark.soak), True], ids=["", "the-donor-dies"])
 def test_a_joiner_comes_in_the_middle_of_a_round(cluster: Cluster, *, dies: bool) -> None:
     given = {"every": 60, "width": 448, "pace": 0.005, "dies": dies}
     founders = cluster.found(3, given=given)

@@ -114,4 +114,5 @@ def _whole(slot: Slot) -> Iterator[tuple[int, torch.Tensor]]:
 
 def _parts(slots: Sequence[Slot]) -> list[tuple[Slot, Piece]]:
     """The pieces that are parts of tensors, in order."""
-    return [(slot, piece) for slot in slots for piece in slot.bucket.pieces if piece.shape is None]
+    split = [slot for slot in slots if not slot.bucket.whole]
+    return [(slot, piece) for slot in split for piece in slot.bucket.pieces if piece.shape is None]

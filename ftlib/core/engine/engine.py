@@ -202,16 +202,19 @@ class Engine:
             raise
         finally:
             try:
-                if plane.current is not None:
-                    self._failures.abandon()
+                if plane.current is not None or self._arrival.call is not None:
+                    self._break_off()
             finally:
-                self._left()
+                plane.step_times.left(self._threads.now())
 
-    def _left(self) -> None:
-        """The program leaves its call."""
-        if self._arrival.call is not None:
-            self._arrival.end()
-        self._plane.step_times.left(self._threads.now())
+    def _break_off(self) -> None:
+        """The program leaves a call that was not finished, or in which this member was arriving."""
+        try:
+            if self._plane.current is not None:
+                self._failures.abandon()
+        finally:
+            if self._arrival.call is not None:
+                self._arrival.end()
 
     def _catch_up(self, call: CatchUp) -> Status:
         """Get the state between two calls of the others. NO_NEED if it is here already."""
@@ -227,6 +230,11 @@ class Engine:
             accompany=lambda own: arrival.accompany(self, own),
         )
         return Status.SUCCESS if came else Status.NO_NEED
+
+    @property
+    def drain_patience(self) -> float:
+        """Seconds that a worker that has to leave waits for what ends soon."""
+        return self._limits.drain_patience
 
     # --- an open call ---------------------------------------------------------------------------------------------------
 

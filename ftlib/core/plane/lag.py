@@ -43,6 +43,13 @@ class Borders:
     told: bool = False
     """True if steps were granted between two of them: it comes to them in its loop, and there are none before other calls."""
 
+    inner: int = 0
+    """How many steps the program has done by itself, between calls or in an open one."""
+
+    def stepped(self, inner: int) -> None:
+        """The program has done its ``inner``-th step by itself."""
+        self.inner = inner
+
     def come(self, number: int, step: int) -> None:
         """The program is at a border before call ``number``, after ``step`` steps."""
         self.told = self.told or bool(self.before and step > self.step)

@@ -100,7 +100,7 @@ class Plane:
         """Accounting of the data that calls use up."""
         self.news: News = News() if former is None else former.news
         """Pending notifications of views to the program."""
-        self._told = (0, 0, False)
+        self._told = (0, 0, False, 0)
         """This member's place as last sent to the others: finished calls, the current call, and whether it is busy with it."""
         self._last_signature = b""
         self._order: Order | None = None
@@ -162,10 +162,16 @@ class Plane:
         current, present = self.current, self.current is None or self.current.present
         number = current.number if current is not None and present and not current.computing else 0
         busy = self.running is not None and present
-        place = self.finished, number, busy
+        place = self.finished, number, busy, self.borders.inner
         if place != self._told:
             self._told = place
-            self._tell(self.finished, number, busy=busy)
+            self._tell(self.finished, number, busy=busy, inner=self.borders.inner)
+
+    def stepped(self, inner: int) -> None:
+        """The program has done a step by itself, its ``inner``-th: it does not hang, however long the others wait."""
+        with self.changed:
+            self.borders.stepped(inner)
+            self.tell()
 
     def turn_to(self, call: Call) -> None:
         """The training thread goes on inside ``call`` instead of, or after, its current call, which has nothing under way."""
@@ -456,10 +462,10 @@ class Plane:
 
     # --- the agent's thread --------------------------------------------------------------------------------------------
 
-    def peer_progress(self, member_id: str, finished: int, current: int) -> None:
-        """Note another member's place."""
+    def peer_progress(self, member_id: str, finished: int, current: int, inner: int = 0) -> None:
+        """Note another member's place, and how many steps it has done by itself."""
         with self.changed:
-            self.peers.note(member_id, (finished, current), self.threads.now())
+            self.peers.note(member_id, (finished, current), self.threads.now(), inner)
 
     # --- within the lock -----------------------------------------------------------------------------------------------
 

@@ -7,12 +7,14 @@ Between two borders another thread makes the buffers and touches them: the progr
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Collection
 from typing import Any
 
 from ...common.device_waits import Fence
 from ...common.devices import place_of
+from ...common.threads import stand_back
 from ...core.plane.phase import Phase
 from ...core.plane.plane import Plane
 from ...state.codec import fill, flatten
@@ -29,7 +31,7 @@ _TRIES = 3
 
 
 class PrivateCopy:
-    """One joiner's copy. Guarded by the plane's lock, except while the training thread fills it."""
+    """One joiner's copy. Its fields are guarded by the plane's lock; what they hold is owned by one thread at a time."""
 
     def __init__(self) -> None:
         """Nothing is copied yet."""
@@ -38,33 +40,31 @@ class PrivateCopy:
         self.until = 0.0
         """When nobody is expected to ask for it any more."""
         self.tree: object = None
+        self.nbytes = 0
         self.fence: Fence | None = None
         """Other threads may read the registered state on devices after that."""
         self._backup = Backup()
-        self._blanks: dict[str, Blank] | None = None
-        """What buffers are to be made for."""
+        self.lacks: dict[str, Blank] | None = None
+        """The buffers that another thread is making. The training thread leaves the copy alone meanwhile."""
         self._tries = 0
 
-    def prepare(self) -> None:
-        """Make the buffers that are asked for, if any. On the thread that serves the joiner."""
-        blanks, self._blanks = self._blanks, None
-        if blanks is not None:
-            self._backup.prepare(blanks)
-
-    @property
-    def waits(self) -> bool:
-        """True while buffers are to be made."""
-        return self._blanks is not None
+    def prepare(self, plane: Plane) -> None:
+        """Make the buffers that it lacks. On a thread of its own."""
+        stand_back()
+        assert self.lacks is not None
+        self._backup.prepare(self.lacks)
+        with plane.changed:
+            self.lacks = None
 
     def make(self, registered: Registered, version: int) -> None:
-        """Copy the private state, or say what buffers it takes. On the training thread."""
+        """Copy the private state, or note what buffers that takes. On the training thread."""
         private = registered.private
         assert private is not None
         packed, tensors = flatten(private.tree() if private.travels else {})
-        large = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()) > _SMALL
-        if large and self._tries < _TRIES and not self._backup.prepared(tensors):
+        self.nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        if self.nbytes > _SMALL and self._tries < _TRIES and not self._backup.prepared(tensors):
             self._tries += 1
-            self._blanks = {path: Blank.of(tensor) for path, tensor in tensors.items()}
+            self.lacks = {path: Blank.of(tensor) for path, tensor in tensors.items()}
             return
         self.tree = fill(packed, self._backup.copy(tensors).values())
         places = {*registered.places(), *map(place_of, tensors.values())}
@@ -129,11 +129,14 @@ class PrivateCopies:
         with plane.changed:
             now = plane.threads.now()
             self._wanted = {joiner: copy for joiner, copy in self._wanted.items() if copy.until > now}
-            copies = [copy for copy in self._wanted.values() if not copy.waits and copy.version != version]
+            copies = [copy for copy in self._wanted.values() if copy.lacks is None and copy.version != version]
         for copy in copies:
             copy.make(registered, version)
-        with plane.changed:
-            plane.changed.notify_all()
+            if copy.lacks is not None:
+                plane.threads.thread(functools.partial(copy.prepare, plane), "ftlib-private").start()
+        if copies:
+            with plane.changed:
+                plane.changed.notify_all()
 
     # --- a thread that serves a joiner ---------------------------------------------------------------------------------
 
@@ -143,23 +146,15 @@ class PrivateCopies:
         Ask again for it. ``instead`` is called with the plane's lock held.
         """
         plane = self._plane
-        until = plane.threads.now() + timeout
         with plane.changed:
             copy = self._wanted.setdefault(joiner, PrivateCopy())
-            copy.until = until + _KEPT
-        while True:
-            with plane.changed:
-                plane.changed.wait_for(
-                    lambda: copy.waits or copy.version == version or instead() or plane.phase is Phase.STOPPED,
-                    max(0.0, until - plane.threads.now()),
-                )
-                if instead() or plane.phase is Phase.STOPPED or self._wanted.get(joiner) is not copy:
-                    return None
-                if copy.version == version:
-                    return copy
-                if not copy.waits:
-                    return None
-            copy.prepare()
+            copy.until = plane.threads.now() + timeout + _KEPT
+            plane.changed.wait_for(
+                lambda: copy.version == version or instead() or plane.phase is Phase.STOPPED or joiner not in self._wanted,
+                timeout,
+            )
+            gone = instead() or plane.phase is Phase.STOPPED or self._wanted.get(joiner) is not copy
+            return copy if copy.version == version and not gone else None
 
     def drop(self, joiner: str, copy: PrivateCopy | None) -> None:
         """The joiner has this copy, or needs none any more."""

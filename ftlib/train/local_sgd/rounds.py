@@ -6,6 +6,7 @@ may be under way while inner steps go on. That last one carries eight bytes: who
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import torch
@@ -57,6 +58,8 @@ class Rounds:
         """The sync that has begun."""
         self._fragment = 0
         """The fragment that it is of."""
+        self._since, self._first = 0.0, 0
+        """When the inner steps were begun to be timed, and how many of the round had been done then."""
         self._loads = ft.agreed.loads
         """How often the state had been loaded when the local weights last became the global ones."""
         self.status: Status | None = None
@@ -72,8 +75,9 @@ class Rounds:
         """True between the begin of a sync and its end."""
         return self._average is not None
 
-    def take_over(self) -> None:
-        """If the global weights were loaded since this was last looked at, the local ones become those."""
+    def enter(self) -> None:
+        """A round begins, or goes on. If the global weights were loaded meanwhile, the local ones become those."""
+        self._since, self._first = time.monotonic(), self._place.steps
         if self._loads != self._ft.agreed.loads:
             self.load_global()
 
@@ -88,13 +92,23 @@ class Rounds:
     def stepped(self) -> Status | None:
         """An inner step was done. The status of the sync that ended with it, if one did."""
         self._place.stepped()
+        self._ft.stepped(self._place.total)
         move = self._schedule.move(self._place.steps, begun=self._average is not None)
         if move is Move.BEGIN or move is Move.WHOLE:
             self._begin(early=move is Move.BEGIN)
         elif move is Move.NOTHING:
             self.poll()
+            patience = self._ft.patience_to_leave
+            if patience is not None and self._left() > patience:
+                self.abandon()
+                self._ft.leave_now()
             return None
         return self.end() if move is not Move.BEGIN else None
+
+    def _left(self) -> float:
+        """Seconds until the next sync ends, at the pace of the inner steps since the last one."""
+        done = self._place.steps - self._first
+        return (self._schedule.period - self._place.steps) * (time.monotonic() - self._since) / max(1, done)
 
     def poll(self) -> None:
         """Let the sync that is under way go on. Waits for nobody."""
@@ -119,7 +133,7 @@ class Rounds:
             if status:
                 with torch.no_grad():
                     part.merge(self._alpha)
-        self.take_over()
+        self.enter()
         return status
 
     def abandon(self) -> None:

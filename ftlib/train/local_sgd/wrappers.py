@@ -108,7 +108,7 @@ class LocalTraining:
             raise ConfigError(f"{self._name}: this context is entered already")
         self._compare_registered()
         self._ft.catch_up()
-        self._rounds.take_over()
+        self._rounds.enter()
         self._inside = True
         if self._inner is not None:
             self._handles = [

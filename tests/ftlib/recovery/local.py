@@ -11,7 +11,6 @@ import xxhash
 from torch import nn
 
 from ftlib import FTLib, FTLibError
-from tests.harness.basics import TIMEOUT
 from tests.harness.company import in_thread
 
 __all__ = ["Local", "Plain", "digest_of"]
@@ -48,9 +47,6 @@ class Local:
         self.done = 0
         self.inner_steps = 0
         """In all."""
-        self.gate = threading.Event()
-        """Closed: it stops before its next average."""
-        self.gate.set()
         self.over = threading.Event()
         self.error: BaseException | None = None
         self.privates: list[str] = []
@@ -103,7 +99,6 @@ class Local:
             while not self.over.is_set():
                 while self.done < self.every and not self.over.is_set():
                     self.inner_step()
-                assert self.gate.wait(TIMEOUT)
                 if not self.over.is_set():
                     self.average()
         except (FTLibError, SystemExit) as error:

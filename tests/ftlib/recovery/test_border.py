@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,13 +17,16 @@ from torch import nn
 import ftlib.recovery.border as borders
 import ftlib.recovery.donor.private_copies as copying
 from consensus import LeftError
-from ftlib import ConfigError, RebuildTimeout, Status
+from ftlib import ConfigError, FTLibError, RebuildTimeout, StateLost, Status
 from ftlib.recovery.border import Border
 from ftlib.recovery.whole_state import Transfer
 from tests.ftlib.recovery.local import Local, Plain
 from tests.ftlib.recovery.pupils import Pupil, School, assert_equal, steps
+from tests.ftlib.trainees import exclude
 from tests.harness.basics import TIMEOUT, eventually
 from tests.harness.company import Company, at_once, company, in_thread
+
+FOREVER = 10**9
 
 
 @contextmanager
@@ -36,7 +40,6 @@ def training(count: int, make: Any, **settings: Any) -> Iterator[tuple[Company, 
         finally:
             for one in made:
                 one.over.set()
-                getattr(one, "gate", threading.Event()).set()
             at_once(*[ft.close for ft in crew.members])
             for thread in threads:
                 thread.join(TIMEOUT)
@@ -47,6 +50,12 @@ def enrolled(crew: Company, made: list[Any], make: Any, **settings: Any) -> Any:
     one = make(crew.init(**settings), 99)
     made.append(one)
     return one
+
+
+def rounds(made: list[Any], every: int) -> None:
+    """Let all average after so many inner steps."""
+    for one in made:
+        one.every = every
 
 
 def common_steps(*locals_: Any, of: str = "hashes") -> int:
@@ -60,11 +69,24 @@ def common_steps(*locals_: Any, of: str = "hashes") -> int:
 # --- private state -----------------------------------------------------------------------------------------------------
 
 
-def test_a_joiner_comes_in_the_middle_of_a_round_with_one_donors_private_state() -> None:
+@pytest.mark.parametrize("large", [True, pytest.param(False, marks=pytest.mark.soak)])
+def test_a_joiner_comes_in_the_middle_of_a_round_with_one_donors_private_state(
+    monkeypatch: pytest.MonkeyPatch, *, large: bool
+) -> None:
+    """``large``: the copy's memory is made by another thread, between two borders."""
+    prepared: list[int] = []
+    prepare = copying.Backup.prepare
+
+    def noted(backup: Any, like: Any) -> None:
+        prepared.append(len(like))
+        prepare(backup, like)
+
+    monkeypatch.setattr(copying.Backup, "prepare", noted)
+    if large:
+        monkeypatch.setattr(copying, "_SMALL", 0)
     with training(2, functools.partial(Local, every=20)) as (crew, made):
         eventually(lambda: len(made[0].hashes) > 1, "they average")
-        for one in made:
-            one.gate.clear()  # nobody comes to a call before the joiner has all
+        rounds(made, FOREVER)  # nobody comes to a call before the joiner has all
         before = [one.inner_steps for one in made]
         joiner = enrolled(crew, made, functools.partial(Local, every=20))
         assert joiner.came
@@ -72,9 +94,11 @@ def test_a_joiner_comes_in_the_middle_of_a_round_with_one_donors_private_state()
         donors = [one for one in made[:2] if joiner.private_digest() in one.privates]
         assert len(donors) == 1, "as it was at one border of one donor: not in the middle of a step, and no mixture"
         assert [one.inner_steps for one in made[:2]] != before, "they went on"
+        assert bool(prepared) == large
+        copies = [one.ft._lives.life.transfer.copies for one in made[:2]]
+        eventually(lambda: not any(each._wanted for each in copies), "nothing is kept")
         joiner.start()
-        for one in made:
-            one.gate.set()
+        rounds(made, 20)
         eventually(lambda: len(joiner.hashes) > 2, "it averages with them")
         assert common_steps(*made) > 1
         assert not [one.error for one in made if one.error]
@@ -103,25 +127,6 @@ def test_its_first_average_counts_in_full() -> None:
         assert all(torch.equal(value, torch.full((3,), 3.0)) for value in values)
 
 
-def test_a_large_private_state_is_copied_into_memory_that_was_made_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copying, "_SMALL", 0)
-    prepared: list[int] = []
-    prepare = copying.Backup.prepare
-
-    def noted(backup: Any, like: Any) -> None:
-        prepared.append(len(like))
-        prepare(backup, like)
-
-    monkeypatch.setattr(copying.Backup, "prepare", noted)
-    with training(2, functools.partial(Local, every=15)) as (crew, made):
-        eventually(lambda: made[0].hashes, "they average")
-        joiner = enrolled(crew, made, functools.partial(Local, every=15))
-        assert any(joiner.private_digest() in one.privates for one in made[:2])
-        assert prepared, "by another thread, between two borders"
-        copies = [one.ft._lives.life.transfer.copies for one in made[:2]]
-        eventually(lambda: not any(each._wanted for each in copies), "nothing is kept")
-
-
 def test_with_fresh_it_keeps_its_own() -> None:
     make = functools.partial(Local, private_from="fresh")
     with training(2, make) as (crew, made):
@@ -133,6 +138,7 @@ def test_with_fresh_it_keeps_its_own() -> None:
         assert joiner.shared_digest() in {digest for one in made[:2] for digest in one.hashes.values()}
 
 
+@pytest.mark.soak
 def test_private_state_that_is_not_registered() -> None:
     with training(2, functools.partial(Unregistered, private="fresh")) as (crew, made):
         eventually(lambda: made[0].hashes, "they average")
@@ -250,7 +256,14 @@ def test_what_is_private_travels_with_one_donors_inline_part_in_a_live_recovery(
 # --- plain loops -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("marks", "loss"), [(True, False), (True, True), (False, False)])
+@pytest.mark.parametrize(
+    ("marks", "loss"),
+    [
+        pytest.param(True, False, marks=pytest.mark.soak),
+        (True, True),
+        pytest.param(False, False, marks=pytest.mark.soak),
+    ],
+)
 def test_a_joiners_first_forward_runs_on_the_loaded_weights(*, marks: bool, loss: bool) -> None:
     make = functools.partial(Plain, marks=marks, loss=loss)
     with training(2, make) as (crew, made):
@@ -267,6 +280,7 @@ def test_a_joiners_first_forward_runs_on_the_loaded_weights(*, marks: bool, loss
         assert joiner.ft.metrics()["state_loads"] == 1
 
 
+@pytest.mark.soak
 def test_programs_that_never_say_where_their_loop_begins_may_have_to_load_twice() -> None:
     """The average is taken for the first call of the loop, and is the second one."""
     make = functools.partial(Plain, marks=False, loss=True)
@@ -279,6 +293,7 @@ def test_programs_that_never_say_where_their_loop_begins_may_have_to_load_twice(
         assert common_steps(*made, of="states") > 3
 
 
+@pytest.mark.soak
 def test_a_joiner_among_units() -> None:
     """``execute`` is the first call of the loop."""
 
@@ -297,6 +312,7 @@ def test_a_joiner_among_units() -> None:
         assert joiner.ft.metrics()["state_loads"] == 1
 
 
+@pytest.mark.soak
 def test_the_donor_of_a_plain_loop_dies_while_it_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     dead: list[Any] = []
     gives = Transfer.guarded
@@ -339,6 +355,7 @@ def test_who_has_the_state_returns_at_once_and_sends_nothing() -> None:
         assert one.ft.metrics()["state_loads"] == 0
 
 
+@pytest.mark.soak
 def test_it_needs_registered_state() -> None:
     with company(1) as crew:
         [one] = crew.members
@@ -353,10 +370,13 @@ def test_it_needs_registered_state() -> None:
         joiner = crew.init()
         with pytest.raises(ConfigError, match="catch_up: no state is registered: call register_state before it"):
             joiner.catch_up()
+        joiner.close()
         over.set()
+        joiner.close()  # it may be in the view by now, and the other one in a call that waits for it
         thread.join(TIMEOUT)
 
 
+@pytest.mark.soak
 def test_it_is_told_if_nobody_else_registered_any() -> None:
     with company(1) as crew:
         [one] = crew.members
@@ -385,6 +405,7 @@ def test_it_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
         assert time.monotonic() - began < TIMEOUT / 2
 
 
+@pytest.mark.soak
 def test_it_ends_when_this_worker_leaves() -> None:
     with company(2) as crew:
         at_once(*[functools.partial(Plain, ft, seed) for seed, ft in enumerate(crew.members)])
@@ -416,3 +437,77 @@ def test_a_wait_for_the_state_is_no_evidence_against_the_others() -> None:
             one.inner_step()  # a border
         joining.join(TIMEOUT)
         assert not joining.is_alive()
+
+
+@pytest.mark.soak
+def test_an_excluded_worker_joins_again_in_catch_up() -> None:
+    with training(3, Local, rejoin=True) as (_, made):
+        eventually(lambda: all(one.hashes for one in made), "they average")
+        out = made[2]
+        out.over.set()
+        eventually(lambda: out.ft._plane.current is None or out.error, "it stops")
+        at = len(out.hashes)
+        exclude(out.ft)
+        eventually(lambda: len(made[0].hashes) > at + 1, "the others go on")
+        assert out.ft.catch_up()
+        assert out.ft.metrics()["rejoins"] == 1
+        assert out.shared_digest() in made[0].hashes.values()
+        assert any(out.private_digest() in one.privates for one in made[:2])
+        out.over.clear()
+        at = len(out.hashes)
+        out.start()
+        eventually(lambda: len(out.hashes) > at + 1 or out.error, "it trains with them again")
+        assert out.error is None
+        assert common_steps(*made) > 1
+
+
+def test_it_ends_if_all_who_had_the_state_end() -> None:
+    found: list[BaseException] = []
+
+    def waits(ft: Any) -> None:
+        try:
+            Plain(ft, 3)
+        except (FTLibError, SystemExit) as error:
+            found.append(error)
+
+    with company(2) as crew:
+        founders = at_once(*[functools.partial(Plain, ft, seed) for seed, ft in enumerate(crew.members)])
+        joiner = crew.init()
+        thread = in_thread(functools.partial(waits, joiner))
+        eventually(lambda: founders[0].ft.size == 3, "it is let in")
+        at_once(*[functools.partial(Pupil.crash, one) for one in founders])
+        thread.join(TIMEOUT)
+        assert [type(error) for error in found] == [StateLost]
+
+
+@pytest.mark.soak
+def test_a_spare_waits_for_room() -> None:
+    with training(2, Local, max_size=2) as (crew, made):
+        eventually(lambda: all(one.hashes for one in made), "they average")
+        came: list[Local] = []
+        thread = in_thread(lambda: came.append(Local(crew.init(), 7)))
+        eventually(lambda: len(made[0].hashes) > 4, "the others go on")
+        assert not came
+        made[1].over.set()
+        made[1].ft.close()
+        thread.join(TIMEOUT)
+        assert came[0].came
+        assert came[0].shared_digest() in made[0].hashes.values()
+
+
+@pytest.mark.soak
+def test_founders_begin_from_a_checkpoint_with_the_writers_private_state(tmp_path: Path) -> None:
+    with company(2) as crew:
+        one, two = at_once(*[functools.partial(Local, ft, seed) for seed, ft in enumerate(crew.members)])
+        for _ in range(2):
+            at_once(one.inner_step, two.inner_step)
+            at_once(one.average, two.average)
+        one.inner_step()
+        two.inner_step()
+        written = one.private_digest(), one.shared_digest()
+        assert two.private_digest() != written[0]
+        at_once(*[functools.partial(each.ft.save, tmp_path) for each in (one, two)])
+    with company(2, resume=str(tmp_path)) as crew:
+        again = at_once(*[functools.partial(Local, ft, 5 + seed) for seed, ft in enumerate(crew.members)])
+        assert {(each.private_digest(), each.shared_digest()) for each in again} == {written}
+        assert not any(each.came for each in again)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,10 +12,23 @@ import pytest
 import torch
 from torch import nn
 
-from ftlib import ConfigError, DiLoCo, DistributedDataParallel, ElasticSampler, FTLib, LocalSGD, Optimizer, PowerSGD, Status
+from ftlib import (
+    ConfigError,
+    DiLoCo,
+    DistributedDataParallel,
+    ElasticSampler,
+    Excluded,
+    FTLib,
+    LocalSGD,
+    Optimizer,
+    PowerSGD,
+    Status,
+)
+from ftlib.core.plane.facts import facts
 from tests.ftlib.crew import Crew, by_all
 from tests.ftlib.recovery.pupils import model_of
 from tests.ftlib.workers import Worker, workers
+from tests.harness.basics import TIMEOUT
 from tests.harness.company import at_once, company
 from tests.train.local_sgd.test_course import Layers, inner_step
 
@@ -337,3 +352,77 @@ def test_what_has_to_be_registered(worker: Worker) -> None:
             pass
         with pytest.raises(ConfigError, match="within execute"):
             ft.execute(inner_step, model, inner)
+
+
+# --- a notice to leave -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("delay", [0, 60])
+@pytest.mark.parametrize("near", [True, False], ids=["near", "far"])
+def test_who_has_to_leave_waits_for_a_sync_that_is_near(near: bool, delay: int) -> None:
+    """Else it leaves at once. The others are not kept waiting by it."""
+    with company(2) as crew:
+
+        def work(ft: FTLib) -> tuple[float, int]:
+            model, inner, diloco = local(ft, sync_every=70, delay=delay)
+            last = ft is crew.members[1]
+            try:
+                with diloco:
+                    for step in range(70):
+                        inner_step(model, inner)
+                        if step == 20 and last:
+                            if not near:
+                                diloco._rounds._since -= 1e4
+                            ft.drain("told to")
+            except SystemExit as end:
+                assert last and end.code == 0  # noqa: PT017 - nobody calls this who could expect it
+            return model.now[0], diloco.inner_steps
+
+        stayed, left = at_once(*[lambda ft=ft: work(ft) for ft in crew.members])
+        assert stayed == (1.0 - (70 - delay), 70)
+        assert left[1] == (70 if near else 22)
+
+
+# --- rounds that take long ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("delay", [0, 4])
+def test_a_round_may_take_longer_than_any_timeout(delay: int) -> None:
+    """Whoever waits for a slow worker sees its inner steps."""
+    with company(2, stall_timeout=0.8, step_timeout=0.8) as crew:
+
+        def work(ft: FTLib) -> float:
+            slow = ft is crew.members[1]
+            model, inner, diloco = local(ft, sync_every=10, delay=delay)
+            with diloco:
+                for _ in range(10):
+                    time.sleep(0.2 * slow)
+                    inner_step(model, inner)
+            inner_steps = facts(ft._plane, ft._framework)["inner_steps"]
+            told = facts(ft._plane, ft._framework)["peers"].values()
+            assert inner_steps == 10 and (slow or next(iter(told))["inner_steps"] > 5)
+            return model.now[0]
+
+        assert at_once(*[lambda ft=ft: work(ft) for ft in crew.members]) == [1.0 - (10 - delay)] * 2
+        assert crew.members[0].size == 2
+
+
+def test_who_does_no_inner_step_any_more_hangs() -> None:
+    with company(2, stall_timeout=0.8) as crew:
+        over = threading.Event()
+
+        def work(ft: FTLib) -> float | None:
+            slow = ft is crew.members[1]
+            model, inner, diloco = local(ft, sync_every=3)
+            with diloco:
+                for step in range(3):
+                    if slow and step == 2:
+                        over.wait(TIMEOUT)
+                        with pytest.raises(Excluded):
+                            inner_step(model, inner)
+                        return None
+                    inner_step(model, inner)
+            over.set()
+            return model.now[0]
+
+        assert at_once(*[lambda ft=ft: work(ft) for ft in crew.members]) == [-2.0, None]
