@@ -122,8 +122,8 @@ def owes_what_was_sent(patch: Patch) -> None:
 BUGS = [
     Bug(forgets_what_it_followed),
     Bug(expects_what_was_before),
-    Bug(remembers_more_than_the_others, known=46),
-    Bug(enters_though_it_missed_calls, known=7),
+    Bug(remembers_more_than_the_others),
+    Bug(enters_though_it_missed_calls, known=9),
     Bug(stands_in_for_who_has_begun),
     Bug(a_follower_counts),
     Bug(keeps_its_own_gradients),
@@ -132,7 +132,7 @@ BUGS = [
 
 COMPRESSED = [
     Bug(owes_for_calls_that_failed),
-    Bug(owes_with_the_state_of_others, known=18, seeds=150),
+    Bug(owes_with_the_state_of_others, known=4),
     Bug(owes_what_was_sent),
 ]
 

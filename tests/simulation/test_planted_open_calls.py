@@ -118,10 +118,10 @@ class Bug:
 
 BUGS = [
     Bug(data_before_the_head, known=1),
-    Bug(last_bucket_at_once, known=11),
+    Bug(last_bucket_at_once, known=72, seeds=150),
     Bug(enters_unexpectedly),
     Bug(gives_what_was_changed, known=12),
-    Bug(looks_before_it_copies, known=83),
+    Bug(looks_before_it_copies, known=100, seeds=200),
     Bug(keeps_what_was_void),
     Bug(divides_by_its_own),
     Bug(slots_alternate, known=5),

@@ -81,13 +81,17 @@ def opened(seed: int, **more: Any) -> Job:
     habits = Habits(restarts=0.15, raises=0.15, clips=0.6, thinks=0.15, views=0.8, heavy=0.0, **more)
     settings = {"compute": 0.02, "tensors": rng.choice([3, 5]), "pace": Pace(slow=0.1, unbuilt=0.0), "habits": habits}
     with Job(seed, rng.choice([3, 4, 5]), **settings) as job:
+        late = rng.choice([*job.hosts, None, None])
+        if late is not None:  # who gets its results later lacks one that the others have changed, if one of them dies now
+            job.trainers.rooms.late[late.id] = 0.05
         for turn in range(3):
             if rng.random() < 0.5:
                 job.join(f"j{turn}")
             job.world.run(rng.uniform(0.05, 0.6))
             moment = rng.choice(["entered", "reduced", "completed", "completed", "finished", "adopting", "loaded"])
             if len(living(job.world)) > 2:
-                job.ambush(moment, rng.randint(1, 9), "kill-other", rng.uniform(0.0, 0.02))
+                moment, action = (moment, "kill-other") if late is None or rng.random() < 0.3 else ("finished", "kill")
+                job.ambush(moment, rng.randint(1, 9), action, rng.uniform(0.0, 0.02))
             job.world.run(rng.uniform(0.3, 1.0))
         job.world.run(0.5)
     return job
