@@ -110,8 +110,8 @@ class OpenCalls:
     def may_enter(self, call: OpenCall) -> Session | None:
         """The session in which ``call`` may be entered now; None if it may not."""
         plane = self._plane
-        # An observer may be reading the state, which backward may change.
-        if self._call_lock.departed or self._observers.present:
+        # An observer may read the state on entry to the call, which backward may change.
+        if self._call_lock.departed or self._observers.reading:
             return None
         with plane.changed:
             return None if why_not_early(plane, call, self._min_size) else plane.session

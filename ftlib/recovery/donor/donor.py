@@ -109,6 +109,11 @@ class Donor(Observer):
 
     # --- the training thread, from the first question on ---------------------------------------------------------------
 
+    @property
+    def reads(self) -> bool:
+        """See ``Observer``. What is left of joiners that have the state are the averages that spares get at a call's end."""
+        return bool(self._asking or self._offers or self._snapshots.nbytes or self.sender.asked)
+
     def entering(self, number: int) -> None:
         """See ``Observer``."""
         call = self._plane.current

@@ -106,9 +106,14 @@ class ReplicationSender:
         return spare if results.slots else None
 
     @property
+    def asked(self) -> bool:
+        """True while a spare gets copies of the state, or wants some. Any thread."""
+        return bool(self._requests or self._standbys)
+
+    @property
     def busy(self) -> bool:
         """True while this sender serves a spare. Under the plane's lock."""
-        return bool(self._requests or self._standbys or self._stream.heard)
+        return self.asked or self._stream.heard
 
     # --- other threads -------------------------------------------------------------------------------------------------
 

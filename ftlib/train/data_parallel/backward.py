@@ -303,6 +303,7 @@ class Backward:
                 bucket_bytes=options.bucket_bytes,
                 first_bytes=options.first_bytes,
                 compression=options.compression,
+                purpose=self._order.model,
             )
             self._key, self._laid_out = key, False
         return self._layout

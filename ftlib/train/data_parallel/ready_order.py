@@ -43,6 +43,12 @@ class ReadyOrder:
         self._seen, self._found = None, None
 
     @property
+    def model(self) -> str:
+        """Tells the averages of several models apart, also of equal shapes; empty for the first one. Equal at all members, which
+        wrap their models in the same order."""
+        return "" if self._name == "1" else f"of model {self._name}"
+
+    @property
     def key(self) -> bytes:
         """Equal bytes stand for the same order."""
         return self._agreed() or b""
