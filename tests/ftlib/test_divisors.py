@@ -111,7 +111,7 @@ def delivered(own: Call, results: Results) -> list[float]:
 
 def test_a_redo_assumes_what_its_own_session_had() -> None:
     former, newer = Echo(3.0), Echo(3.0)
-    former.session.averaged(16.0)
+    former.session.ended(LAYOUT, 16.0)
     own = call(1.0)
     assert attempt(former, own).assumed == 16.0
     results = attempt(newer, own)
@@ -132,8 +132,7 @@ def test_where_the_weights_are_as_before_the_sums_are_the_averages() -> None:
 
 def test_a_follower_keeps_count_and_says_what_was_assumed() -> None:
     echo = Echo(3.0)
-    echo.session.agree(LAYOUT)
-    echo.session.averaged(16.0)
+    echo.session.ended(LAYOUT, 16.0)
     followed = Followed(0.0, veto=True)
     followed.enter(8, 0.0)
     layouts: Any = lambda _session, _start: LAYOUT  # noqa: E731 - in place of a method
@@ -160,7 +159,7 @@ class Post:
 @pytest.mark.parametrize("divisor", [1.0, 16.0, 4.0])
 def test_who_adopts_gets_the_bits_and_what_was_assumed(divisor: float) -> None:
     echo = Echo(3.0)
-    echo.session.averaged(divisor)
+    echo.session.ended(LAYOUT, divisor)
     own, others = call(1.0), call(1.0)
     results = attempt(echo, own)
     results.computed_in(hashlib.blake2b(b"a view", digest_size=8).hexdigest())

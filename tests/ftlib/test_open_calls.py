@@ -59,9 +59,10 @@ def test_what_is_complete_begins_where_there_is_room_but_for_the_last() -> None:
 # --- whether it may be entered ------------------------------------------------------------------------------------------
 
 
-def session(plan: SalvagePlan | None = None, group: Any = None, *, agreed: Layout | None = LAYOUT) -> Session:
+def session(plan: SalvagePlan | None = None, group: Any = None, *, expected: Layout | None = LAYOUT) -> Session:
     made = Session(VIEW, plan or SalvagePlan(7, 7, authority="b", holders=("b",)), "a", {"a": 0, "b": 1}, group or object())
-    made.agree(agreed)
+    if expected is not None:
+        made.ended(expected)
     return made
 
 
@@ -117,9 +118,9 @@ def test_in_a_job_that_just_trains_it_may() -> None:
         (place(wished=True), a_call(), 1, "joins or leaves"),
         (place(leaving=lambda: True), a_call(), 1, "joins or leaves"),
         (place(session=session(BEHIND)), a_call(), 1, "have finished this call"),
-        (place(session=session(agreed=None)), a_call(), 1, "was another one"),
-        (place(session=session(agreed=REORDERED)), a_call(), 1, "was another one"),
-        (place(session=session(agreed=ELSEWHERE)), a_call(ELSEWHERE), 1, "on devices"),
+        (place(session=session(expected=None)), a_call(), 1, "expect another"),
+        (place(session=session(expected=REORDERED)), a_call(), 1, "expect another"),
+        (place(session=session(expected=ELSEWHERE)), a_call(ELSEWHERE), 1, "on devices"),
     ],
 )
 def test_each_reason_against_it(plane: Plane, call: OpenCall, min_size: int, reason: str) -> None:
@@ -310,7 +311,7 @@ def test_another_call_is_not_the_one_that_is_open() -> None:
 @pytest.mark.parametrize(("weight", "divisor"), [(1.0, 1.0), (2.0, 1.0), (3.0, 4.0), (0.0, 4.0)])
 def test_inputs_are_divided_by_what_the_session_had_last(weight: float, divisor: float) -> None:
     stand = Stand()
-    stand.session.averaged(divisor)
+    stand.session.ended(LAYOUT, divisor)
     call = stand.enter(weight=weight)
     stand.calls.advance(1)
     assert torch.equal(stand.works[0].tensor[:ROW], torch.full((ROW,), 3.0 * weight / divisor))
@@ -318,7 +319,7 @@ def test_inputs_are_divided_by_what_the_session_had_last(weight: float, divisor:
     assert results.assumed == divisor
     assert results.weight == 2 * weight
     assert stand.session.divisor == (2 * weight or divisor), "a call without any weight changes nothing"
-    assert stand.session.agreed is LAYOUT
+    assert stand.session.expected is LAYOUT
 
 
 # --- the handle ---------------------------------------------------------------------------------------------------------

@@ -57,6 +57,18 @@ def named(pid: int, name: str) -> list[int]:
     return found
 
 
+def nursery(worker: Worker) -> int:
+    """The process that forks the others. One that it has just forked is called like it until it has a name of its own."""
+    found: list[int] = []
+
+    def alone() -> bool:
+        found[:] = named(worker.pid, "ftlib-nursery")
+        return len(found) == 1
+
+    eventually(alone, "it has one nursery")
+    return found[0]
+
+
 class Replaced:
     """A habit: say how many processes were replaced, whenever that changes."""
 
@@ -101,7 +113,7 @@ def test_killed_joined_left_and_nobody_stays(cluster: Cluster) -> None:
     workers = cluster.found(3)
     cluster.training(3)
     left = {pid for worker in workers for pid in descendants(worker.pid)}
-    assert sum(len(named(worker.pid, "ftlib-nursery")) for worker in workers) == 3
+    assert len({nursery(worker) for worker in workers}) == 3
     workers[1].kill()
     cluster.training(2)
     cluster.join()
@@ -120,7 +132,7 @@ def test_processes_of_a_dead_worker_end_when_the_others_have_recovered(cluster: 
     """The end of each takes a processor for milliseconds."""
     workers = cluster.found(2)
     cluster.training(2)
-    [pid] = named(workers[1].pid, "ftlib-nursery")
+    pid = nursery(workers[1])
     groups = named(workers[1].pid, "ftlib-group")
     fd = os.pidfd_open(pid)
     try:
@@ -190,9 +202,9 @@ def test_the_process_of_a_group(cluster: Cluster, number: signal.Signals, isolat
     cluster.until("it is counted", lambda: replaced(workers[0]) and replaced(workers[1]))
     assert "another one takes its place" in workers[0].output()
     assert not replaced(workers[2]), "those that were killed for a new view are not"
-    [nursery] = named(workers[2].pid, "ftlib-nursery")
+    its_nursery = nursery(workers[2])
     before = newest(workers)
-    os.kill(nursery, signal.SIGKILL)
+    os.kill(its_nursery, signal.SIGKILL)
     redone(cluster, workers, before)
     if isolated == "isolated:rehearsal":
         accelerated(cluster, 3, before)

@@ -1,9 +1,9 @@
 """One attempt at a call within one session: stage, reduce, and read the trailer. Runs on the training thread.
 
 The first operation of every call has a size that all members know, whatever they are about to do: that of the head of the call
-that they last finished together. (Gloo ends the whole *process* of a receiver whose buffer is too small, so a worker with other
-tensors must be detected before it sends any.) A member whose call has another layout first takes part in a *prelude* of that
-size. This costs one small operation if the layout changes, and nothing if it stays.
+that they expect (see ``Session.expected``). (Gloo ends the whole *process* of a receiver whose buffer is too small, so a worker
+with other tensors must be detected before it sends any.) A member whose call has another layout first takes part in a *prelude*
+of that size. That costs one small operation where calls come in a new order, and nothing in a loop that repeats them.
 """
 
 from __future__ import annotations
@@ -95,13 +95,13 @@ class Attempt:
     def run(self, record: RankRecord, in_flight: int) -> tuple[Trailer, Results]:
         """Carry out all operations. GroupError if one failed: then abort the group and ``settle``."""
         session, call, layout, window = self._session, self._call, self._call.layout, self._window
-        group, agreed, said = session.group, session.agreed, None
+        group, expected, said = session.group, session.expected, None
         assert group is not None
         spares = self._staging.spares
         if call.counts_as_step:
             call.assume(session.divisor)
-        if agreed is not layout and (agreed is None or agreed.signature != layout.signature):
-            said = self._say(BARE if agreed is None else agreed.head, record)
+        if expected is not layout and (expected is None or expected.signature != layout.signature):
+            said = self._say(BARE if expected is None else expected.head, record)
         slots = []
         for number, bucket in enumerate(layout.buckets):
             if number and (len(window) == in_flight or (number == spares and self._trailer is None)):
@@ -117,10 +117,7 @@ class Attempt:
         while window:
             self._reap()
         assert self._trailer is not None
-        if agreed is not layout or call.changes_state:
-            session.agree(layout, call.script)
-        if call.counts_as_step:
-            session.averaged(self._trailer.weight)
+        session.ended(layout, self._trailer.weight if call.counts_as_step else 0.0, call.script)
         return self._trailer, Results(call.number, layout, slots, self._trailer.weight, self._finite, assumed=call.assumed)
 
     def _filled(self, number: int) -> Slot:
@@ -231,9 +228,9 @@ class Attempt:
         As ``run`` does it in its loop, which most calls on the CPU run through, and so has no function for it.
         """
         session, layout = self._session, self._call.layout
-        agreed, said = session.agreed, None
-        if agreed is not layout and (agreed is None or agreed.signature != layout.signature):
-            said = self._say(BARE if agreed is None else agreed.head, record)
+        expected, said = session.expected, None
+        if expected is not layout and (expected is None or expected.signature != layout.signature):
+            said = self._say(BARE if expected is None else expected.head, record)
         slot = self._filled(0)  # staged beside the prelude, in a free slot
         session.codec.write(slot.trailer, record, slot.bucket.op)
         if said is not None:

@@ -34,7 +34,5 @@ class CompressedAttempt(Attempt):
             slots.append(slot)
         while window:
             self._reap()
-        if session.agreed is not layout:
-            session.agree(layout)
-        session.averaged(trailer.weight)
+        session.ended(layout, trailer.weight)
         return trailer, Results(call.number, layout, slots, trailer.weight, self._finite, assumed=call.assumed)

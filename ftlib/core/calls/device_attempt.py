@@ -24,11 +24,11 @@ class DeviceAttempt(Attempt):
     def run(self, record: RankRecord, in_flight: int) -> tuple[Trailer, Results]:
         """See ``Attempt.run``."""
         session, call, layout, window = self._session, self._call, self._call.layout, self._window
-        agreed, group = session.agreed, session.group
+        group = session.group
         assert group is not None
         if call.counts_as_step:
             call.assume(session.divisor)
-        if agreed is None:
+        if session.expected is None:
             self._await_accelerator(group)
         if group.accelerated:
             record = record._replace(flags=record.flags | Flag.READY)
@@ -42,10 +42,7 @@ class DeviceAttempt(Attempt):
             self._reap()
         accelerated = self._end_bulk()
         session.heard(accelerated=trailer.accelerated)
-        if agreed is not layout or call.changes_state:
-            session.agree(layout, call.script)
-        if call.counts_as_step:
-            session.averaged(trailer.weight)
+        session.ended(layout, trailer.weight if call.counts_as_step else 0.0, call.script)
         in_order = [(slots | bulk)[number] for number in range(len(layout.buckets))]
         results = Results(call.number, layout, in_order, trailer.weight, self._finite, assumed=call.assumed)
         return trailer, results.carried(accelerated=accelerated or call.accelerated)

@@ -1,6 +1,6 @@
 """A follower's part in a call of the others: it contributes nothing of its own, and does not know the call beforehand.
 
-Every call begins with an operation whose size all members know: the head of the previous call, or a prelude just as large. So a
+Every call begins with an operation whose size all members know: the head of the expected call, or a prelude just as large. So a
 follower reads in the first trailer what the others are about to do, and asks one of them for the layout if it is new.
 """
 
@@ -67,21 +67,21 @@ class FollowedAttempt(Attempt):
         """``layout_of``: returns the layout whose signature starts with the bytes; GroupError if no member knows it. The rest:
         see ``Attempt``.
         """
-        agreed = UNKNOWN if session.agreed is None else session.agreed
+        expected = UNKNOWN if session.expected is None else session.expected
         needed = () if plane is None else plane.needed
-        super().__init__(call, session, pool.staging(agreed).turn(needed), waits, plane)
+        super().__init__(call, session, pool.staging(expected).turn(needed), waits, plane)
         self._followed = call
         self._pool = pool
         self._layout_of = layout_of
-        self._agreed = agreed
+        self._expected = expected
 
     def run(self, record: RankRecord, in_flight: int) -> tuple[Trailer, Results]:
         """See ``Attempt.run``."""
         first = self._first(record)
         assert self._trailer is not None
         said = self._said(self._trailer)
-        if self._agreed is not UNKNOWN and said == self._agreed.check:
-            layout, begun = self._agreed, [first]
+        if self._expected is not UNKNOWN and said == self._expected.check:
+            layout, begun = self._expected, [first]
         else:  # that was a prelude
             layout, begun = self._layout_of(self._session, said), []
             self._staging, self._trailer, self._finite = self._pool.staging(layout).turn(()), None, True
@@ -98,12 +98,11 @@ class FollowedAttempt(Attempt):
             self._reap()
         trailer = self._trailer
         assert trailer is not None
-        self._session.agree(layout)
         if layout.places:
             self._session.heard(accelerated=trailer.accelerated)
         if self._followed.counts_as_step:
             self._followed.assume(self._session.divisor if layout.compression is None else trailer.divisor)
-            self._session.averaged(trailer.weight)
+        self._session.ended(layout, trailer.weight if self._followed.counts_as_step else 0.0)
         return trailer, Results(self._call.number, layout, slots, trailer.weight, self._finite, assumed=self._followed.assumed)
 
     def _first(self, record: RankRecord) -> Slot:

@@ -99,7 +99,6 @@ class OpenAttempt(Attempt):
         while self._window:
             self._reap()
         assert self._trailer is not None
-        session.agree(call.layout)
-        session.averaged(self._trailer.weight)
+        session.ended(call.layout, self._trailer.weight)
         results = Results(call.number, call.layout, self._slots, self._trailer.weight, self._finite, assumed=call.assumed)
         return self._trailer, results

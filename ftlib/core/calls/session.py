@@ -11,6 +11,10 @@ from ..tensors.layout import Layout
 from ..tensors.trailer import TrailerCodec
 from .salvage import SalvagePlan
 
+_REMEMBERED = 64
+"""Pairs of calls of which a session remembers what came after them: enough for a step, and a bound for a program whose calls
+never repeat."""
+
 
 class Session:
     """What a member needs to act in a view. ``group`` is None if the member is alone."""
@@ -37,8 +41,14 @@ class Session:
         self.codec = TrailerCodec(self.rank, self.size)
         self.donor = plan.donor_of(member_id)
         """The member that gives this one the result of the newest finished call; None if this member needs none."""
-        self.agreed: Layout | None = None
-        """Layout of the newest call that was finished in this session (training thread only)."""
+        self.expected: Layout | None = None
+        """The layout with which all members expect the next call to begin; None before a session's first call (training thread
+        only). It is that of the call that came after two like the newest two the last time, or else the newest's own. Every call
+        of a session is carried out by all members, so they expect the same."""
+        self._newest = (b"", b"")
+        """Signatures of the newest two calls that were finished in this session."""
+        self._after: dict[tuple[bytes, bytes], Layout] = {}
+        """By the signatures of two calls: the layout of the call that came after them the last time in this session."""
         self.script: tuple[Layout, ...] = ()
         """Layouts of the calls of the newest unit finished in this session, its commit last (training thread only)."""
 
@@ -52,15 +62,24 @@ class Session:
     def __str__(self) -> str:
         return f"{self.view}, rank {self.rank} of {self.size}"
 
-    def agree(self, layout: Layout | None, script: tuple[Layout, ...] = ()) -> None:
-        """All members have ended a call with that layout. ``script``: the layouts of a unit's calls. Training thread only."""
-        self.agreed = script[0] if script else layout
-        self.script = script or self.script
+    def ended(self, layout: Layout, weight: float = 0.0, script: tuple[Layout, ...] = ()) -> None:
+        """All members have ended a call with that layout. Training thread only.
 
-    def averaged(self, weight: float) -> None:
-        """An average has ended, with that sum of weights. Training thread only."""
+        ``weight``: the sum of the weights, if it was an average. ``script``: the layouts of a unit's calls, its commit last.
+        """
         if weight:
             self.divisor = weight
+        self.script = script or self.script
+        first = script[0] if script else layout
+        self._after[self._newest] = first
+        if len(self._after) > _REMEMBERED:
+            del self._after[next(iter(self._after))]
+        self._newest = (self._newest[1], layout.signature)
+        self.expected = self._after.get(self._newest, first)
+
+    def expect(self, layout: Layout | None) -> None:
+        """The commit of a unit comes next: the members expect it to begin like that. Training thread only."""
+        self.expected = layout
 
     def heard(self, *, accelerated: bool) -> None:
         """A call with tensors on devices has ended: what its trailer says of accelerators. Training thread only."""

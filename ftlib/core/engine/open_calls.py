@@ -78,7 +78,7 @@ def why_not_early(plane: Plane, call: OpenCall, min_size: int) -> str:
     session = plane.session
     if plane.phase is not Phase.ACTIVE or session is None:
         return "no view is active"
-    agreed = session.agreed
+    expected = session.expected
     reasons = (
         (session.group is None or session.size < min_size, "there are too few members"),
         (len(call.layout.buckets) < 2, "its only bucket begins at the end of backward"),
@@ -86,7 +86,7 @@ def why_not_early(plane: Plane, call: OpenCall, min_size: int) -> str:
         (plane.lag.calls > 0, "this member is late"),
         (plane.wished or plane.leaving(), "a member joins or leaves after this call"),
         (session.donor is not None and plane.finished < session.plan.call, "the others have finished this call"),
-        (agreed is None or agreed.signature != call.layout.signature, "the call before was another one"),
+        (expected is None or expected.signature != call.layout.signature, "the members expect another call"),
         (bool(call.layout.places), "tensors are on devices"),
     )
     return next((text for holds, text in reasons if holds), "")

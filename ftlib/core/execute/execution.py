@@ -80,7 +80,7 @@ class Execution:
         """The layout with which all members expect the next call to begin: see ``inner``."""
         place, session = len(self.layouts), self.session
         if place == 0:
-            return session.agreed
+            return session.expected
         return session.script[place] if place < len(session.script) else None
 
     def start(self, call: Call) -> PendingCall:
@@ -245,7 +245,7 @@ class Executor:
             unit.restart(plane.threads.now())  # deadlines of waits count from here on
         if execution.failure is None:
             unit.performed(execution.layouts)
-            session.agree(execution.expected)
+            session.expect(execution.expected)
             return True
         self._failed_attempt(unit, execution, execution.failure)
         return False

@@ -104,13 +104,19 @@ def test_a_spare_is_level_while_it_waits_and_counts_at_once(backend: str) -> Non
         spare = made.spare()
         made.level(spare)
         eventually(lambda: not any(donor_of(pupil)._snapshots.nbytes for pupil in made.pupils), "the pins are given back")
-        first, spare_id = made.pupils[0].ft, spare.ft._plane.member_id
-        entered: list[int] = []
-        first.on_view_change(lambda view: entered.append(first.step) if spare_id in view.ids else None)
-        made.pupils.pop(1).ft.leave()
+        leaver, spare_id = made.pupils.pop(1).ft, spare.ft._plane.member_id
+        entered: dict[FTLib, int] = {}
+
+        def note(ft: FTLib) -> None:
+            ft.on_view_change(lambda view: entered.setdefault(ft, ft.step) if spare_id in view.ids else None)
+
+        for pupil in made.pupils:
+            note(pupil.ft)
+        leaver.leave()
         made.counts(spare, 3)
         assert assert_equal(*made.pupils, spare) > 2
-        assert min(spare.hashes) <= entered[0] + 1, "from the first call of the view that it is in"
+        # One of them may have finished a call that the other gets from it: the view's first call is the one after that.
+        assert min(spare.hashes) <= max(entered.values()) + 1, "from the first call of the view that it is in"
         assert not any(pupil.ft.metrics()["state_loads"] > 1 for pupil in made.pupils)
 
 

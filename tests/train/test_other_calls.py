@@ -1,0 +1,88 @@
+"""Other calls between the averages of a wrapper: the loss of each step, another model's average, a barrier now and then."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from ftlib.core.calls.open_call import OpenCall
+from ftlib.core.engine.engine import Engine
+from tests.ftlib.workers import Job, Worker
+from tests.train.test_agreed_order import Trainer
+
+STEPS = 12
+KNOWN = 5
+"""From this step on the order of buckets is agreed, and the calls have repeated themselves."""
+
+
+@pytest.fixture
+def early(monkeypatch: pytest.MonkeyPatch) -> dict[Engine, list[bool]]:
+    """By engine: whether each open call was entered in the middle of backward."""
+    found: dict[Engine, list[bool]] = defaultdict(list)
+    opens = Engine.open
+
+    def note(engine: Engine, call: OpenCall) -> bool:
+        entered = opens(engine, call)
+        found[engine].append(entered)
+        return entered
+
+    monkeypatch.setattr(Engine, "open", note)
+    return found
+
+
+def a_loss(trainer: Trainer, _: int) -> None:
+    trainer.ft.allreduce(torch.ones(1))
+
+
+def two_kinds(trainer: Trainer, _: int) -> None:
+    trainer.ft.allreduce(torch.ones(1))
+    trainer.ft.broadcast(torch.ones(3), 0)
+
+
+def a_barrier_now_and_then(trainer: Trainer, step: int) -> None:
+    if step % 4 == 3:
+        trainer.ft.barrier()
+
+
+@pytest.mark.parametrize(
+    ("between", "late"),
+    [(a_loss, set()), (two_kinds, set()), (a_barrier_now_and_then, {6, 10})],
+    ids=["loss", "two", "barrier"],
+)
+def test_averages_begin_in_backward_all_the_same(
+    early: dict[Engine, list[bool]], between: Callable[[Trainer, int], None], late: set[int]
+) -> None:
+    """``late``: steps before which a barrier is expected, as it came there the last time."""
+
+    def train(worker: Worker) -> bytes:
+        trainer = Trainer(worker.ft)
+        for step in range(STEPS):
+            trainer.step()
+            between(trainer, step)
+        return trainer.digest()
+
+    with Job(2) as job:
+        found = job.run({"a": train, "b": train})
+    assert found["a"] == found["b"]
+    assert len(early) == 2
+    for entered in early.values():
+        not_entered = {STEPS - len(entered) + step for step, yes in enumerate(entered) if not yes}
+        assert {step for step in not_entered if step >= KNOWN} <= late
+
+
+def test_two_models_that_take_turns_both_begin_in_backward(early: dict[Engine, list[bool]]) -> None:
+    def train(worker: Worker) -> list[bytes]:
+        one, other = Trainer(worker.ft), Trainer(worker.ft, through=True)
+        for trainer in itertools.islice(itertools.cycle([one, other]), 2 * STEPS):
+            trainer.step()
+        return [one.digest(), other.digest()]
+
+    with Job(2) as job:
+        found = job.run({"a": train, "b": train})
+    assert found["a"] == found["b"]
+    for entered in early.values():
+        assert all(entered[2 * KNOWN - 2 * STEPS :])
