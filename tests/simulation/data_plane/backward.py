@@ -44,6 +44,8 @@ class Habits:
     """Adds to the gradients that are there, views of the last result."""
     clips: float = 0.34
     """Share of the calls after which all clip what they got, in place."""
+    unseen: float = 0.5
+    """Share of these that do so in a way which no version shows, where sums do."""
     thinks: float = 0.02
     """Seconds at most, now and then, between an average and what is done with it."""
     views: float = 0.7
@@ -171,11 +173,12 @@ class OpenTrainer(Trainer):
     def _step(self, call: Call) -> None:
         if self._rng.random() < 0.5:
             self._process.threads.sleep(self._rng.uniform(0.0, self._habits.thinks))
-        clips = Random(f"{self._process.jobs.seed} {call.number}").random() < self._habits.clips
+        chance = Random(f"{self._process.jobs.seed} {call.number}")
+        clips, unseen = chance.random() < self._habits.clips, call.veto and chance.random() < self._habits.unseen
         for owner, parameter in zip(self._owners, self.parameters, strict=True):
             assert owner.grad is not None
             if clips:
-                owner.grad.mul_(0.5)
+                (owner.grad.data if unseen else owner.grad).mul_(0.5)
                 if self._rng.random() < 0.1:
                     self._process.threads.sleep(self._rng.uniform(0.0, 0.01))
             self._apply(parameter, owner.grad)
