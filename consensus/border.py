@@ -75,6 +75,7 @@ class PeerProgress:
     member_id: str
     finished: int
     current: int
+    inner: int = 0
 
 
 @dataclass(frozen=True, slots=True)

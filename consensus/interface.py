@@ -108,9 +108,10 @@ class Consensus(ABC):
         """Whether a joiner waits to be admitted at the next boundary."""
 
     @abstractmethod
-    def progress(self, finished: int, current: int, *, busy: bool = False) -> None:
+    def progress(self, finished: int, current: int, *, busy: bool = False, inner: int = 0) -> None:
         """Where the data plane is: ``finished``, the last call that ended; ``current``, the call in progress (0: none);
-        ``busy``, whether operations of that call are under way. Joiners wait until those have ended.
+        ``busy``, whether operations of that call are under way. Joiners wait until those have ended. ``inner``: steps that this
+        member has done by itself; who does some does not hang.
 
         Local and cheap: it travels with the pings that are sent anyway, so that peers know which member they wait for.
         """

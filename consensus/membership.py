@@ -244,10 +244,10 @@ class Membership(Consensus):
         """This member is ready to take part."""
         self._tell(SeekAdmission())
 
-    def progress(self, finished: int, current: int, *, busy: bool = False) -> None:
+    def progress(self, finished: int, current: int, *, busy: bool = False, inner: int = 0) -> None:
         """Where the data plane is."""
         if self._host is not None:
-            self._host.cell.write(Progress(finished, current, now(), busy))
+            self._host.cell.write(Progress(finished, current, now(), busy, inner=inner))
 
     def commit_to_leave(self) -> None:
         """From now on others may learn that this member leaves."""

@@ -39,11 +39,13 @@ if TYPE_CHECKING:
     from .data.elastic_sampler import ElasticSampler
     from .ftlib import FTLib
     from .train.data_parallel import DistributedDataParallel
+    from .train.local_sgd import DiLoCo, LocalSGD
     from .train.optimizer import Optimizer
 
 __all__ = [
     "Compression",
     "ConfigError",
+    "DiLoCo",
     "DistributedDataParallel",
     "DistributedSampler",
     "ElasticSampler",
@@ -52,6 +54,7 @@ __all__ = [
     "FTLibError",
     "GroupError",
     "JoinError",
+    "LocalSGD",
     "Optimizer",
     "PowerSGD",
     "QuorumLost",
@@ -64,10 +67,12 @@ __all__ = [
 
 _LAZY = {
     "Compression": "core.tensors.compression.compression",
+    "DiLoCo": "train.local_sgd",
     "DistributedDataParallel": "train.data_parallel",
     "DistributedSampler": "data.distributed_sampler",
     "ElasticSampler": "data.elastic_sampler",
     "FTLib": "ftlib",
+    "LocalSGD": "train.local_sgd",
     "Optimizer": "train.optimizer",
     "PowerSGD": "core.tensors.compression.power_sgd",
     "RankAssignScheme": "core.plane.ranks",

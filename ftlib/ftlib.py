@@ -35,6 +35,7 @@ from .lifecycle.lifetime import CLOSE_TIMEOUT, Lifetime, Means
 from .lifecycle.meeting import introduced
 from .lifecycle.rejoin import Succession
 from .settings.config import BACKENDS, UNSAID, VETO, Settings, check_storage, resolve
+from .state.private import DONOR, Private
 from .state.registry import Registered
 from .training import Calls
 
@@ -141,6 +142,9 @@ class FTLib(Calls):
         apply: Callable[[], Any] | None = None,
         state_dict: Callable[[], Any] | None = None,
         load_state_dict: Callable[[Any], Any] | None = None,
+        private: Any = None,
+        private_from: str = DONOR,
+        sync: bool = True,
     ) -> None:
         """Register the training state, so that joiners get it and all founders start with the same state.
 
@@ -149,6 +153,15 @@ class FTLib(Calls):
         others' training: averages that come meanwhile are replayed there through ``apply()``, which applies the gradients in
         the parameters (by default, the optimizers' step). If ``apply`` leaves out a part of the program's step, such as
         clipping, or if ``extra`` is registered without ``apply``, the others wait for the joiner instead.
+
+        ``private``: what belongs to this member alone, as the inner optimizer of local training: an object with ``state_dict``
+        and ``load_state_dict``, a list, or a dict of these by name. It is never compared between members. A joiner gets that of
+        one donor, all of it as of one moment; with ``private_from="fresh"`` it keeps its own. ``private="fresh"`` says that
+        there is private state which is not registered. The rest is shared: with ``private``, only what calls lead to may
+        change it, before the next step of a private optimizer or ``catch_up`` (docs/state.md#state-that-is-not-shared).
+
+        ``sync=False``: the founders promise that they start with equal shared states: digests are compared instead of states
+        sent, and each founder keeps its private state. ConfigError names what differs.
 
         Pass an ``ElasticSampler`` as ``sampler``, before the first average: from then on every call reports the batches that it
         uses up.
@@ -160,11 +173,12 @@ class FTLib(Calls):
         if apply is not None and not callable(apply):
             raise ConfigError("apply= must be callable")
         roles = {"model": model, "optimizer": optimizer, "sampler": sampler, "extra": extra}
-        registered = Registered(roles, state_dict, load_state_dict, apply, agreed=self.agreed)
+        own = Private.of(private, private_from)
+        registered = Registered(roles, state_dict, load_state_dict, apply, agreed=self.agreed, private=own)
         data = self._plane.data
         for elastic in registered.elastic():
             data.register(elastic)
-        self._lives.life.register(registered)
+        self._lives.life.register(registered, sync=sync)
         data.settle(self.settings.consensus.join_timeout)
         if self.settings.resume:
             self.load(self.settings.resume)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar, overload
 
 import torch
@@ -18,6 +17,7 @@ from .core.calls.open_call import OpenCall
 from .core.calls.presentation import Inputs
 from .core.engine.call_lock import CallLock
 from .core.engine.callbacks import Listeners
+from .core.engine.catching_up import CatchUp
 from .core.engine.engine import Engine
 from .core.engine.open_average import OpenAverage
 from .core.engine.reminders import Reminders
@@ -34,6 +34,7 @@ from .core.tensors.norms import Norms
 from .core.tensors.targets import Layouts, Targets, check_writable, targets_of
 from .data.unregistered import READ
 from .errors import ConfigError, Excluded, FTLibError, JobEnded
+from .lifecycle.open_turns import OpenTurns
 from .lifecycle.rejoin import Succession
 from .state.agreed import Agreed
 from .status import Status
@@ -73,6 +74,7 @@ class Calls(ABC):
         self.agreed = Agreed()
         """Values that the members agreed upon; they travel with the registered state."""
         self._inputs = Inputs()
+        self._open_turns = OpenTurns(lives, call_lock, self._finish_open)
         self._told_copies = False
         """Whether the log shows why gradients are no views."""
 
@@ -130,13 +132,14 @@ class Calls(ABC):
 
         ``wait=False``, within ``execute`` only: return at once; ``wait()`` of the returned object gives the status.
         """
-        compressed = compression_of(compression)
+        compressed = None if compression is None else compression_of(compression)
         if compressed is not None and self._execution is not None:
             raise ConfigError("compression= does not work within execute: leave it out there, or average outside of execute")
         if not wait:
             self._may_go_on()
         share = 1.0 if weight is None else _weight(weight)
-        _check_batches(batches)
+        if type(batches) is not int or not 0 <= batches <= MOST_BATCHES:
+            raise _not_a_count(batches)
         targets = targets_of(target)
         self._trains = self._trains or (bool(targets.owners) and isinstance(targets.owners[0], torch.nn.Parameter))
         if not self._told and targets.owners and targets.sources[0] is None:
@@ -166,7 +169,8 @@ class Calls(ABC):
     ) -> tuple[Status, Norms]:
         """As ``allreduce_average``, also of the norms of the averages, in as far as they come with the look for inf and nan."""
         share = 1.0 if weight is None else _weight(weight)
-        _check_batches(batches)
+        if type(batches) is not int or not 0 <= batches <= MOST_BATCHES:
+            raise _not_a_count(batches)
         targets = targets_of(parameters)
         self._trains = True
         if not self._told:
@@ -192,6 +196,24 @@ class Calls(ABC):
         """True if the program registered its state."""
         return self._plane.has_state
 
+    def stepped(self, inner: int) -> None:
+        """The program has done its ``inner``-th step by itself, between two calls that may be far apart: it does not hang."""
+        self._plane.stepped(inner)
+
+    @property
+    def patience_to_leave(self) -> float | None:
+        """Seconds for which a worker that was given notice may go on until its last call ends; None if there was no notice."""
+        return self._engine.drain_patience if self._call_lock.says_goodbye else None
+
+    def leave_now(self) -> None:
+        """Leave between two calls, as a notice requires: the next one is too far. SystemExit ends the program."""
+        self._drained()
+
+    @property
+    def draws(self) -> bool:
+        """True if an ``ElasticSampler`` is registered."""
+        return self._plane.data.samples
+
     @property
     def in_unit(self) -> bool:
         """True within the function of ``execute``."""
@@ -206,15 +228,18 @@ class Calls(ABC):
         bucket_bytes: int,
         first_bytes: int,
         compression: str | Compression | None = None,
+        purpose: str = "",
     ) -> Layout:
         """The buckets of ``open_average``: ``parameters`` (all of ``module``'s that are trained) in the given order of indices.
 
-        ``bucket_bytes``, ``first_bytes``: see ``lay_out_in_order``. ``compression``: see ``allreduce_average``. ConfigError
-        names a parameter that cannot take part.
+        ``bucket_bytes``, ``first_bytes``: see ``lay_out_in_order``. ``compression``: see ``allreduce_average``. ``purpose``:
+        averages for different purposes are different calls, also of equal shapes. ConfigError names a parameter that cannot
+        take part.
         """
         targets = Targets([None] * len(parameters), list(parameters), module=module)
         sizes = {"bucket_bytes": bucket_bytes, "first_bytes": first_bytes}
-        return self._layouts.in_order(Kind.AVERAGE.value, targets, order, compression=compression_of(compression), **sizes)
+        kind = f"{Kind.AVERAGE.value} {purpose}".strip()
+        return self._layouts.in_order(kind, targets, order, compression=compression_of(compression), **sizes)
 
     def open_average(
         self,
@@ -235,7 +260,8 @@ class Calls(ABC):
         until the next average of this module. ``norms``: those of the views are wanted, too. The rest: see
         ``allreduce_average``. Nothing is begun yet.
         """
-        _check_batches(batches)
+        if type(batches) is not int or not 0 <= batches <= MOST_BATCHES:
+            raise _not_a_count(batches)
         targets = Targets([None] * len(parameters), list(parameters), module=module)
         call = OpenCall(
             layout,
@@ -253,7 +279,7 @@ class Calls(ABC):
         self._trains = True
         if views and not self._plane.has_state:
             self._copies()
-        return OpenAverage(call, self)
+        return OpenAverage(call, self._open_turns)
 
     def wait_gradients_ready(self, model: Any = None, params: Any = None) -> Status:
         """Call ``allreduce_average`` by its older name; ``params`` may be numpy arrays."""
@@ -313,6 +339,30 @@ class Calls(ABC):
     def barrier(self) -> Status:
         """Wait until all members are here."""
         return self._run(Call(Kind.BARRIER, self._layout("barrier", Targets([], []), "SUM"), []))
+
+    def catch_up(self) -> bool:
+        """Wait until the registered state is here, so that what follows is computed with it; True if it came just now.
+
+        Call it at the beginning of the loop, or once before it: between two calls, where nothing of the step before is left to
+        be done. A member that has the state returns at once, having sent nothing. A joiner is let in, and returns with the
+        others' state between two of their calls; from the next one on it counts in full. The others wait in that call until it
+        comes, unless their shared state is changed by calls alone (``private=``): then they go on meanwhile.
+
+        RebuildTimeout if no state comes within ``step_timeout``; ConfigError if none is registered here, or nowhere else.
+        False once this worker has left.
+        """
+        if self._execution is not None:
+            raise ConfigError("catch_up was called within execute: call it before")
+        plane = self._plane
+        if plane.level and plane.phase is not Phase.STOPPED:
+            came = False
+        else:
+            status = self._run(CatchUp())
+            if status is Status.ABORT:
+                return False
+            came = status is Status.SUCCESS
+        self._lives.life.transfer.copies.at_border()
+        return came
 
     def execute(self, func: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
         """Run ``func(*args, **kwargs)`` as one step, by all members or by none; returns its result.
@@ -422,38 +472,8 @@ class Calls(ABC):
         finally:
             self._unit = None
 
-    def begin_open(self, call: OpenCall) -> bool:
-        """See ``CarriesOut``."""
-        if not self._call_lock.try_open(call.layout.text):
-            return False
-        opened = False
-        try:
-            with _plain():
-                opened = self._lives.life.open(call)
-        finally:
-            if not opened:
-                self._call_lock.end_open()
-        return opened
-
-    def advance_open(self, complete: int) -> None:
-        """See ``CarriesOut``."""
-        with _plain():
-            self._engine.advance(complete)
-
-    def restart_open(self) -> None:
-        """See ``CarriesOut``."""
-        self._engine.restart()
-
-    def abandon_open(self) -> None:
-        """See ``CarriesOut``."""
-        try:
-            self._lives.life.abandon()
-        finally:
-            self._call_lock.end_open()
-
-    def finish_open(self, call: OpenCall, *, opened: bool) -> Status:
-        """See ``CarriesOut``."""
-        call.provide_all()
+    def _finish_open(self, call: OpenCall, opened: bool) -> Status:
+        """Carry out what is left of ``call``. ``opened``: True if this thread has its turn already."""
         if opened:
             return self._carry_out(call, functools.partial(self._finish, call), opened=True)
         if self._execution is not None:  # within a unit calls are laid out alike, whoever makes them
@@ -517,16 +537,8 @@ class Calls(ABC):
                 self._untold = [functools.partial(callback, straggler) for callback in self._on_straggler]
 
 
-@contextmanager
-def _plain() -> Iterator[None]:
-    """Without autograd, and without inference tensors: staging outlives the call."""
-    with torch.inference_mode(mode=False), torch.no_grad():
-        yield
-
-
-def _check_batches(batches: Any) -> None:
-    if type(batches) is not int or not 0 <= batches <= MOST_BATCHES:
-        raise ConfigError(f"batches={batches!r} must be a whole number from 0 to {MOST_BATCHES}")
+def _not_a_count(batches: Any) -> ConfigError:
+    return ConfigError(f"batches={batches!r} must be a whole number from 0 to {MOST_BATCHES}")
 
 
 def _weight(weight: Any) -> float:

@@ -151,7 +151,7 @@ def _progress(status: _Values, member_id: str) -> str:
     upper = _upper(status)
     if member_id == status.get("member"):
         call, finished = upper.get("in_call"), upper.get("finished_calls")
-        state = _getting(upper)
+        state = _inner(upper) + _getting(upper)
         if call is not None:
             return f"{finished} calls, in call {call['number']} for {span(call['seconds'])}{state}{_pace(upper, member_id)}"
         return f"{finished} calls, outside of calls{state}{_pace(upper, member_id)}" if finished is not None else "-"
@@ -166,7 +166,12 @@ def _progress(status: _Values, member_id: str) -> str:
         place = f"{peer['finished']} calls, {where}{still}"
     told_itself = (status.get("followers") or {}).get(member_id) or {}
     state = _getting(told_itself) or (", gets the state" if peer.get("following") else "")
-    return f"{place}{state}{_pace(upper, member_id)}"
+    return f"{place}{_inner(peer)}{state}{_pace(upper, member_id)}"
+
+
+def _inner(member: _Values) -> str:
+    """Return how many steps the member has done by itself, if it does any."""
+    return f", {member['inner_steps']} inner steps" if member.get("inner_steps") else ""
 
 
 def _pace(upper: _Values, member_id: str) -> str:

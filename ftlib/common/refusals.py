@@ -21,6 +21,8 @@ class Refusal(IntEnum):
     """No state is registered."""
     UNFIT = HTTPStatus.UNPROCESSABLE_ENTITY
     """The state now holds a value that cannot be transferred."""
+    MIDWAY = HTTPStatus.TOO_EARLY
+    """The program is in a call, but not in the first of its loop: take part in that one, then ask again."""
     OVER = HTTPStatus.GONE
     """The request came after the call that it is about."""
 
@@ -34,4 +36,5 @@ _WORDS = {
     Refusal.READING: "ask again: ",
     Refusal.ABSENT: "absent: ",
     Refusal.NOTHING: "nothing: ",
+    Refusal.MIDWAY: "midway: ",
 }

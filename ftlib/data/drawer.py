@@ -218,7 +218,11 @@ class Drawer:
 
     def finished(self, shares: Mapping[str, Share], step: int) -> None:
         """See ``Sampling.finished``."""
-        call, self._call = self._call, None
+        call, own = self._call, shares.get(self._me)
+        if own is not None and own.late:  # the program adopts what its deputy took part in: its own batches were not used up
+            self.unfinished()
+            call = None
+        self._call = None
         if call is not None:
             self._usual = max(self._usual, call.batches)
             self._queue.pop(call.batches)
@@ -304,7 +308,7 @@ class Drawer:
         now = Replica.of(state["state"], self._fresh.deal.rounds, Ledger.of(state["ledger"]))
         if not self._bound:
             now = now.dealt([_ALONE])
-        elif self._founding is not None and self._me not in now.deal.drawers:  # the state is of an earlier job
+        elif self._founding is not None and set(self._founding).isdisjoint(now.deal.drawers):  # the state is of an earlier job
             now = now.dealt(self._founding)
         same = self._now is not None and self._now.same(now)
         self._proposed = False

@@ -45,7 +45,7 @@ from ..core.stand_in.deputy import Deputy, Terms, replayable
 from ..core.tensors.layout_book import LayoutBook
 from ..errors import ConfigError, Excluded, GroupError, JoinError
 from ..frameworks.base import Framework, Group, GroupSpec
-from ..recovery import Catchup, Donor, GroupTransport, HTTPTransport, RecoveryLimits, Transfer, WarmStandby
+from ..recovery import Border, Catchup, Donor, GroupTransport, HTTPTransport, RecoveryLimits, Transfer, WarmStandby
 from ..settings.config import VETO, Settings
 from ..state.registry import Registered
 from ..status import Status
@@ -121,6 +121,7 @@ class Lifetime:
             former=None if former is None else former.transfer,
         )
         registered = self.transfer.what
+        self._border = Border(plane, self.transfer, settings.step_timeout)
         self.resumption = Resumption(plane, self.transfer, config.join_timeout, observers)
         allocate = means.framework.allocate
         copies = allocate if settings.recovery_transport == "group" else room  # what goes by HTTP needs no special memory
@@ -151,6 +152,7 @@ class Lifetime:
             ),
             settings.in_flight,
             load=self.transfer.load,
+            obtain=self._border.obtain,
             registered=registered,
             inquiry=self._inquiry,
             recovery=catchup,
@@ -207,6 +209,7 @@ class Lifetime:
         if settings.supervisor:
             meta["supervisor"] = settings.supervisor
         consensus.serve(Transfer.PATH, self.transfer.source)
+        consensus.serve(Border.PATH, self._border.source)
         consensus.serve(INQUIRY, self._inquiry.source)
         consensus.serve(RESUMPTION, self.resumption.source)
         consensus.serve(Donor.PATH, self.donor.source)
@@ -299,11 +302,11 @@ class Lifetime:
             self._rebuilder.close(CLOSE_TIMEOUT)
         self.engine.forget()  # this object may stay uncollected for long, and its buffers are as large as the model
         self.donor.forget()
-        self.transfer.forget()
+        self.transfer.close()
         self.resumption.forget()
         drop_held(CLOSE_TIMEOUT)
 
-    def register(self, registered: Registered) -> None:
+    def register(self, registered: Registered, *, sync: bool = True) -> None:
         """Register the state (see ``Transfer.register``). Raises ConfigError if it does not fit the settings."""
         if self.deputy is not None and (reason := replayable(registered)):
             raise ConfigError(f"straggler_deadline is set, but a late worker could not take over what it missed: {reason}")
@@ -313,7 +316,7 @@ class Lifetime:
                 "scaler does not learn of it and never lowers its scale; set nonfinite=pass (FTLIB_NONFINITE) at every worker",
                 extra=self.plane.about("scaler_and_veto"),
             )
-        self.transfer.register(registered)
+        self.transfer.register(registered, sync=sync)
 
     def _deputy(self, settings: Settings, means: Means) -> Deputy | None:
         """Return the deputy that stands in while the program is late; None if ``straggler_deadline`` is not set."""
@@ -383,6 +386,7 @@ class Lifetime:
         self._means.framework.settled(view.epoch)
         if session is not None:
             self.donor.activated(session)
+            self.transfer.activated(session)
         if self._past is not None:
             self._tell_of(self._past, view)
             self._past = None

@@ -7,9 +7,10 @@ since then.
 ``layout`` is what both sides agree on: manifest, shards, requests, records of the replication log. ``donor`` keeps
 copy-on-write snapshots and serves them; ``joiner`` fetches, replays and verifies. Neither imports the other. ``warm_standby``
 keeps a spare level with the members, and ``catchup`` combines all of it into the ``Recovery`` of a lifetime. ``whole_state`` is
-the other way to get the state: a member loads all of it from one donor while the others wait.
+the other way to get the state: a member loads all of it from one donor while the others wait; ``border`` is that between calls.
 """
 
+from .border import Border
 from .catchup import Catchup
 from .donor.donor import Donor
 from .joiner.group_transport import GroupTransport
@@ -18,4 +19,4 @@ from .joiner.limits import RecoveryLimits
 from .warm_standby import WarmStandby
 from .whole_state import Transfer
 
-__all__ = ["Catchup", "Donor", "GroupTransport", "HTTPTransport", "RecoveryLimits", "Transfer", "WarmStandby"]
+__all__ = ["Border", "Catchup", "Donor", "GroupTransport", "HTTPTransport", "RecoveryLimits", "Transfer", "WarmStandby"]

@@ -25,7 +25,9 @@ from ..core.plane.phase import Phase
 from ..core.plane.plane import Plane
 from ..errors import ConfigError, FTLibError, RebuildTimeout, StateLost
 from ..state.codec import StateReader, encode, flatten, snapshot
+from ..state.digests import difference, digests, pack, unpack
 from ..state.registry import Registered
+from .donor.private_copies import PrivateCopies
 from .joiner.http_transport import FetchError, Later, Nothing, Refused, Unfit, request
 from .joiner.progress_log import ArrivingState
 from .layout.requests import POLL, Body, pieces
@@ -40,6 +42,10 @@ RETRY = 0.5
 _COMPARED = 30.0
 """Maximum seconds for which a member that registered nothing asks whether the others did."""
 REGISTERED = "registered"
+PROMISED = "promised"
+"""A founder asks only for digests, as all founders promise to begin equal."""
+_MOST_DIGESTS = 1 << 28
+"""Maximum bytes of these."""
 
 
 class Transfer(Observer):
@@ -68,28 +74,36 @@ class Transfer(Observer):
         self._outdated = former is not None
         self._compared = False
         """True once this member, which registered nothing, has learnt that the others did not either."""
+        self.copies = PrivateCopies(plane)
+        """Copies of this member's private state, for joiners."""
         if former is not None and self._registered is not None:
             plane.registers(former._plane.state_places)  # noqa: SLF001 - its like
+            self.copies.watch(self._registered)
         self._observers = Observers() if observers is None else observers
         self._snapshot: bytes | None = None
-        """The state before the first step, for the other founders. Guarded by the plane's lock, like ``_registered``."""
+        """The state before the first step, for the other founders; its digests if it is not sent. Guarded by the plane's lock,
+        like ``_registered``."""
+        self._sends = True
+        """False if founders only compare digests."""
 
     # --- the member that lacks the state, on the training thread -------------------------------------------------------
 
-    def register(self, registered: Registered) -> None:
+    def register(self, registered: Registered, *, sync: bool = True) -> None:
         """Note the registered objects. A founder has the most senior member's state when this returns.
 
+        ``sync``: False if all founders promise to have equal shared states: then nothing is sent but digests.
         ConfigError if the state cannot be transferred: also at a lone worker, as others may join later.
         """
         plane = self._plane
-        _, tensors = flatten(registered.tree(plane.step))
+        _, tensors = flatten(registered.tree(plane.step, own=True))
         places = {*registered.places(), *map(place_of, tensors.values())} - {HOST}
+        self.copies.watch(registered)
         with plane.changed:
             self._registered = registered
             plane.registers(tuple(sorted(places)))
             founding = plane.founder and plane.step == 0
         if founding:
-            self._found(registered)
+            self._found(registered, sync=sync)
 
     @property
     def registered(self) -> Registered | None:
@@ -110,6 +124,15 @@ class Transfer(Observer):
         """Drop the initial state."""
         self._snapshot = None
 
+    def activated(self, session: Session) -> None:
+        """Drop what was kept for members that are gone. Any thread."""
+        self.copies.keep_only([member_id for member_id in session.view.ids if member_id not in session.plan.holders])
+
+    def close(self) -> None:
+        """Drop everything: this lifetime is over."""
+        self.forget()
+        self.copies.close()
+
     def load(self, call: Call, session: Session) -> bool:
         """Load the state on entry to ``call`` if this member lacks it. Returns early if ``session`` ends.
 
@@ -129,9 +152,7 @@ class Transfer(Observer):
                 raise StateLost(f"all founders ended before anybody in {session.view} had their state: start anew")
             return False
         deadline = call.began + self._step_timeout
-        holders = [session.view.member(m) for m in plan.holders]
-        start = session.view.index(plane.member_id) % len(holders)
-        holders = holders[start:] + holders[:start]
+        holders = in_turn(session)
         query = {"call": str(call.number), "origin": authority}
         while plane.acting_in(session):
             errors = self._load_from(holders, query, self._registered, session)
@@ -141,7 +162,7 @@ class Transfer(Observer):
             if plane.leaving():
                 return True
             if len(errors) == len(holders) and all(isinstance(error, Nothing) for error in errors):
-                raise ConfigError(f"{session.names(plan.holders)} registered no state, but this worker did: {_EVERYWHERE}")
+                raise registered_nothing(session)
             if plane.threads.now() > deadline:
                 raise RebuildTimeout(f"{call}: no state from {session.names(plan.holders)} within {self._step_timeout:g} s")
             if not any(isinstance(error, Later) for error in errors):
@@ -188,7 +209,7 @@ class Transfer(Observer):
         errors: list[FTLibError] = []
         for holder in holders:
             try:
-                self._fetch(holder, query, registered, go_on)
+                self.fetch(holder, query, registered, go_on)
             except (FetchError, Later) as error:
                 errors.append(error)
             else:
@@ -197,8 +218,9 @@ class Transfer(Observer):
                 break
         return errors
 
-    def _found(self, registered: Registered) -> None:
+    def _found(self, registered: Registered, *, sync: bool) -> None:
         plane = self._plane
+        own = None if sync else digests(registered.shared(plane.step))
         deadline = plane.threads.now() + self._join_timeout
         while True:
             session = self.active(deadline)
@@ -207,16 +229,20 @@ class Transfer(Observer):
                 return  # the others have loaded a checkpoint: that, or the first call, brings the state
             if plan.authority in (plane.member_id, plane.origin) or not plan.holders:
                 if session.size > 1:
-                    data = snapshot(registered.tree(plane.step))
+                    data = snapshot(registered.tree(plane.step)) if own is None else pack(own)
                     with plane.changed:
-                        self._snapshot = data
+                        self._snapshot, self._sends = data, sync
                         self._observers.attach(self)
                         plane.changed.notify_all()
                 return
             donor = session.view.member(plan.holders[0])
-            query = {"founding": "1", "origin": plan.authority}
+            query = {"founding": "1" if sync else PROMISED, "origin": plan.authority}
+            go_on = functools.partial(plane.newest_is, session)
             try:
-                self._fetch(donor, query, registered, functools.partial(plane.newest_is, session))
+                if own is None:
+                    self.fetch(donor, query, registered, go_on)
+                else:
+                    self._check_equal(donor, query, own, session, go_on)
                 if plane.loaded(session, plan.authority):
                     return
             except Nothing:
@@ -248,14 +274,33 @@ class Transfer(Observer):
                 )
             return plane.session
 
-    def _fetch(self, donor: Member, query: Mapping[str, str], registered: Registered, go_on: Callable[[], bool]) -> None:
+    def fetch(
+        self, donor: Member, query: Mapping[str, str], registered: Registered, go_on: Callable[[], bool], path: str = PATH
+    ) -> None:
         """Load the state of ``donor``. FetchError, Later: it gave none. ConfigError if it never can, or if it does not fit."""
         try:
-            tree = self.receive(donor, PATH, query, go_on, waited_for="call" in query)
+            tree = self.receive(donor, path, query, go_on, waited_for="call" in query)
         except Unfit as error:
             why = str(error).removeprefix(f"{donor}: ")
             raise ConfigError(f"the job's state cannot be given to this worker: {why}") from None
         registered.load(tree)
+
+    def _check_equal(
+        self, donor: Member, query: Mapping[str, str], own: Mapping[str, bytes], session: Session, go_on: Callable[[], bool]
+    ) -> None:
+        """ConfigError if the state of ``donor`` is not equal to this member's, of which ``own`` are the digests."""
+        name = session.name(donor.id)
+        try:
+            with request(self._ring, donor, PATH, query, go_on) as answer:
+                theirs = unpack(answer.read(_MOST_DIGESTS))
+        except Unfit as error:
+            raise ConfigError(f"sync=False: {str(error).removeprefix(f'{donor}: ')}") from None
+        where = difference(own, theirs)
+        if where:
+            raise ConfigError(
+                f"sync=False: the initial state of {session.name(session.member_id)} differs from that of {name} ({where}): "
+                "build the same at every founder, from one seed, or leave sync=False out, so that all get the same"
+            )
 
     def receive(
         self, donor: Member, path: str, query: Mapping[str, str], go_on: Callable[[], bool], *, waited_for: bool = False
@@ -305,7 +350,7 @@ class Transfer(Observer):
     def source(self, query: Mapping[str, str]) -> Body:
         """Serves ``PATH``. LookupError says why there is no state, or none yet."""
         if "founding" in query:
-            return self._initial()
+            return self._initial(sync=query["founding"] != PROMISED)
         if "registered" in query:
             return self._whether()
         call, origin = query.get("call", ""), query.get("origin", "")
@@ -313,15 +358,17 @@ class Transfer(Observer):
             raise LookupError("expected ?call=NUMBER&origin=ID, or founding=1")
         return self._on_entry(int(call), origin)
 
-    def _initial(self) -> Body:
+    def _initial(self, *, sync: bool) -> Body:
         plane = self._plane
         with plane.changed:
             plane.changed.wait_for(lambda: self._snapshot is not None or plane.step > 0 or plane.current is not None, POLL)
-            data = self._snapshot
+            data, sends = self._snapshot, self._sends
             if data is None and (plane.step > 0 or plane.current is not None):
                 raise Refusal.NOTHING.error("no state was registered before the first call")
         if data is None:
             raise Refusal.LATER.error("no state is registered yet")
+        if sends is not sync:
+            raise Refusal.UNFIT.error(f"it was registered with sync={sends} there, and with sync={sync} here: {_ALIKE}")
         return pieces(data)
 
     def _whether(self) -> Body:
@@ -337,8 +384,8 @@ class Transfer(Observer):
     def _on_entry(self, call: int, origin: str) -> Body:
         plane = self._plane
         with plane.changed:
-            plane.changed.wait_for(lambda: self._entry(call) or plane.finished >= call or plane.phase is Phase.STOPPED, POLL)
-            entry, registered, own = self._entry(call), self._registered, plane.origin
+            plane.changed.wait_for(lambda: self.entry(call) or plane.finished >= call or plane.phase is Phase.STOPPED, POLL)
+            entry, registered, own = self.entry(call), self._registered, plane.origin
             fence = None if plane.current is None else plane.current.fence
         if entry is None:
             raise Refusal.LATER.error(f"not inside call {call}")
@@ -346,9 +393,9 @@ class Transfer(Observer):
             raise Refusal.NOTHING.error("no state is registered here")
         if own != origin:
             raise Refusal.LATER.error("this member does not hold that state")
-        return self._guarded(call, entry, fence)
+        return self.guarded(call, entry, fence)
 
-    def _entry(self, call: int) -> Callable[[], object] | None:
+    def entry(self, call: int) -> Callable[[], object] | None:
         """A function that returns the state on entry to ``call``; None unless the program is inside that call."""
         with self._plane.changed:
             current = self._plane.current
@@ -358,16 +405,30 @@ class Transfer(Observer):
         """The registered state, as it is now."""
         return None if self._registered is None else self._registered.tree(self._plane.step)
 
-    def _guarded(self, call: int, entry: Callable[[], object], fence: Fence | None) -> Body:
+    def guarded(self, call: int, entry: Callable[[], object], fence: Fence | None) -> Body:
+        """The state on entry to ``call``, that ``entry`` returns, for as long as the program is in that call."""
         try:
             if fence is not None:
                 fence.share_device()
             for chunk in encode(entry(), fence):
-                if self._entry(call) != entry:  # checked after the copy: a copy made before the call ended is intact
+                if self.entry(call) != entry:  # checked after the copy: a copy made before the call ended is intact
                     raise ConnectionAbortedError(f"call {call} ended while its state was being sent")
                 yield chunk
         except ConfigError as error:  # before the first chunk
             raise Refusal.UNFIT.error(str(error)) from None
 
 
+def in_turn(session: Session) -> list[Member]:
+    """The members that hold the state, in an order of this member's: joiners begin with different ones."""
+    holders = [session.view.member(member_id) for member_id in session.plan.holders]
+    start = session.view.index(session.member_id) % len(holders)
+    return holders[start:] + holders[:start]
+
+
+def registered_nothing(session: Session) -> ConfigError:
+    """The error of a worker that registered state where no other did."""
+    return ConfigError(f"{session.names(session.plan.holders)} registered no state, but this worker did: {_EVERYWHERE}")
+
+
 _EVERYWHERE = "call register_state everywhere"
+_ALIKE = "pass the same sync= at every worker"

@@ -18,6 +18,8 @@ class Agreed:
         self._values: dict[str, bytes] = {}
         self._names = 0
         self._obstacles: list[str] = []
+        self.loads = 0
+        """How often the registered state was loaded here, these values being the last part of it."""
 
     def name(self) -> str:
         """A new name. Programs that ask in the same order get the same names, in every worker."""
@@ -49,3 +51,4 @@ class Agreed:
         """Take over the values of another state; none if it has none, as in checkpoints of older releases."""
         values = state if isinstance(state, Mapping) else {}
         self._values = {str(name): value for name, value in values.items() if isinstance(value, bytes)}
+        self.loads += 1

@@ -74,7 +74,7 @@ def encode(tree: object, after: Fence | None = None) -> Iterator[bytes]:
         digest.update(chunk)
         yield chunk
     for tensor in on_host(tensors.values(), after):
-        for data in _raw(tensor):
+        for data in raw(tensor):
             digest.update(data)
             yield data
     yield digest.digest()
@@ -167,7 +167,8 @@ def decode(data: bytes, limit: int | None = None) -> object:
     return StateReader(read).read(len(data) if limit is None else limit)
 
 
-def _raw(tensor: torch.Tensor) -> Iterator[bytes]:
+def raw(tensor: torch.Tensor) -> Iterator[bytes]:
+    """The bytes of a tensor on the CPU in pieces, in the order of its elements."""
     flat = tensor.detach().contiguous().view(-1)
     if not flat.numel():
         return

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
-__all__ = ["Composite", "Parts", "Stateful"]
+from ..errors import ConfigError
+
+__all__ = ["Composite", "Parts", "Stateful", "listed_objects", "load_into"]
 
 
 @runtime_checkable
@@ -27,10 +29,12 @@ class Parts:
 
     wrapped: Stateful
     """Registered in the place of the composite."""
-    others: Mapping[str, Stateful] = field(default_factory=lambda: MappingProxyType({}))
-    """What the composite has besides, by role."""
+    others: Mapping[str, Stateful | Sequence[Stateful]] = field(default_factory=lambda: MappingProxyType({}))
+    """What the composite has besides, by role: one object or several."""
     apply: Callable[[], object] | None = None
     """Where ``wrapped`` is an optimizer: applies the gradients in its parameters. None: that is just its ``step``."""
+    private: Mapping[str, Stateful] = field(default_factory=lambda: MappingProxyType({}))
+    """What it has that differs between members, by name."""
 
 
 @runtime_checkable
@@ -39,3 +43,22 @@ class Composite(Protocol):
 
     def registered_parts(self) -> Parts:
         """What is registered in its place; the same objects every time."""
+
+
+def listed_objects(role: str, value: object) -> list[Stateful]:
+    """What a program registered as ``role``, one object or a sequence, as a list. ConfigError if one has no state."""
+    listed: list[Stateful] = []
+    for item in value if isinstance(value, Sequence) and not isinstance(value, Stateful) else [value]:
+        if not isinstance(item, Stateful):
+            raise ConfigError(f"{role}={type(item).__name__} has no state_dict and load_state_dict: it cannot be registered")
+        listed.append(item)
+    return listed
+
+
+def load_into(role: str, load: Callable[[Any], Any], state: object) -> None:
+    """``load(state)``. ConfigError if the state does not fit what is registered as ``role``."""
+    try:
+        load(state)
+    except Exception as error:  # the program's own code: whatever it raises, the two states do not fit
+        text = " ".join(str(error).split())
+        raise ConfigError(f"{role}: the job's state does not fit this worker's ({text}): build the same everywhere") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -16,12 +16,15 @@ from ..common.devices import HOST, place_of
 from ..data.sampling import Sampling
 from ..errors import ConfigError
 from .agreed import Agreed
-from .parts import Composite, Parts, Stateful
+from .parts import Composite, Parts, Stateful, listed_objects, load_into
+from .private import Private
 
 UNKNOWN = bytes(16)
 """See ``Registered.shape``."""
 _AGREED = "agreed"
 """The key of ``Registered.agreed`` in the tree, beside the roles."""
+_PRIVATE = "private"
+"""The key of the private state there. Unlike a role's it has a dict for its value, of lists by name."""
 
 Kind = TypeVar("Kind")
 
@@ -37,17 +40,21 @@ class Registered:
         apply: Callable[[], Any] | None = None,
         *,
         agreed: Agreed | None = None,
+        private: Private | None = None,
     ) -> None:
         """``roles``: name -> one object or a sequence. ``apply``: applies the gradients that lie in the parameters.
-        ``agreed``: values that travel with the state.
+        ``agreed``: values that travel with the state. ``private``: what differs between members; None if nothing does.
 
         In the place of a ``Composite`` its parts are registered. ConfigError naming the object that has no state.
         """
-        listed = {role: _listed(role, value) for role, value in roles.items() if value is not None}
+        listed = {role: listed_objects(role, value) for role, value in roles.items() if value is not None}
         composites = {
             id(item): item.registered_parts() for items in listed.values() for item in items if isinstance(item, Composite)
         }
         self._roles = _taken_apart(listed, composites)
+        own = {name: value for parts in composites.values() for name, value in parts.private.items()}
+        self.private = private = Private.joined(own, private)
+        _check_apart(self._roles, private)
         self._applying = {id(parts.wrapped): parts.apply for parts in composites.values() if parts.apply is not None}
         """How composites apply gradients, by the ``id`` of the optimizer that each wraps."""
         if (state_dict is None) != (load_state_dict is None):
@@ -57,14 +64,25 @@ class Registered:
         if not self._roles and state_dict is None:
             raise ConfigError(
                 "register_state was given nothing: pass model=, optimizer=, ... or state_dict= and load_state_dict="
+                + (", besides private=" if private is not None else "")
             )
 
     def applying(self, optimizer: Optimizer) -> Callable[[], object] | None:
         """What applies the gradients in the parameters of a registered optimizer, if that is more than its ``step``."""
         return self._applying.get(id(optimizer))
 
-    def tree(self, step: int) -> dict[str, Any]:
-        """The state now. Tensors are not copied."""
+    def tree(self, step: int, *, own: bool = False, private: object = None) -> dict[str, Any]:
+        """The state now, as another member would get it. Tensors are not copied.
+
+        ``own``: with private state that no other member gets, too. ``private``: this in the place of the private state.
+        """
+        tree = self.shared(step)
+        if self.private is not None and (own or self.private.travels):
+            tree[_PRIVATE] = self.private.tree() if private is None else private
+        return tree
+
+    def shared(self, step: int) -> dict[str, Any]:
+        """The state now without what is private: equal at all members that have it. Tensors are not copied."""
         tree: dict[str, Any] = {role: [item.state_dict() for item in items] for role, items in self._roles.items()}
         if self._save is not None:
             tree["custom"] = self._save()
@@ -93,9 +111,10 @@ class Registered:
 
     def places(self) -> tuple[str, ...]:
         """The devices that the registered modules and optimizers have tensors on."""
-        modules = self.of(Module).values()
+        own = () if self.private is None else self.private.objects
+        modules = [*self.of(Module).values(), *(item for item in own if isinstance(item, Module))]
         found = {place_of(tensor) for module in modules for tensor in (*module.parameters(), *module.buffers())}
-        for optimizer in self.of(Optimizer).values():
+        for optimizer in [*self.of(Optimizer).values(), *(item for item in own if isinstance(item, Optimizer))]:
             kept = (value for state in optimizer.state.values() if isinstance(state, Mapping) for value in state.values())
             found.update(place_of(value) for value in kept if isinstance(value, torch.Tensor))
         return tuple(sorted(found - {HOST}))
@@ -106,6 +125,7 @@ class Registered:
         ``UNKNOWN`` if a parameter gets its shape later. Buffers and optimizer state do not count: they may always come later.
         """
         text = [f"{role} {len(items)}" for role, items in self._roles.items()] + ["custom"] * (self._save is not None)
+        text += [] if self.private is None else self.private.described()
         for (role, index), module in self.of(Module).items():
             for name, parameter in module.named_parameters():
                 if isinstance(parameter, UninitializedParameter):
@@ -118,12 +138,20 @@ class Registered:
         self._take(tree, elastic=True)
 
     def restore(self, tree: object) -> None:
-        """Go back to ``tree``. An elastic sampler keeps its position: only finished calls and view changes move it."""
+        """Go back to ``tree``, which has this member's own private state, too.
+
+        An elastic sampler keeps its position: only finished calls and view changes move it.
+        """
         self._take(tree, elastic=False)
 
     def _take(self, tree: object, *, elastic: bool) -> None:
         self.check(tree)
         assert isinstance(tree, dict)
+        private = self.private if self.private is not None and (self.private.travels or not elastic) else None
+        owned = [] if private is None else private.pairs(tree.get(_PRIVATE))
+        for _, item, state in owned:
+            if isinstance(item, Optimizer):
+                _same_algorithm(item, state)
         settle(self.places())  # what is loaded must not be overwritten by what is still under way
         for role, items in self._roles.items():
             for item, state in zip(items, tree[role], strict=True):
@@ -132,9 +160,11 @@ class Registered:
         for role, items in self._roles.items():
             for item, state in zip(items, tree[role], strict=True):
                 if elastic or not isinstance(item, Sampling):
-                    _load(role, item.load_state_dict, state)
+                    load_into(role, item.load_state_dict, state)
         if self._load is not None:
-            _load("load_state_dict", self._load, tree["custom"])
+            load_into("load_state_dict", self._load, tree["custom"])
+        for name, item, state in owned:
+            load_into(name, item.load_state_dict, state)
         self.agreed.load(tree.get(_AGREED))
 
     def check(self, tree: object) -> None:
@@ -149,14 +179,6 @@ class Registered:
             raise ConfigError(
                 f"this worker registered {_summary(expected)}, the donor {_summary(arrived)}: register the same everywhere"
             )
-
-
-def _load(role: str, load: Callable[[Any], Any], state: object) -> None:
-    try:
-        load(state)
-    except Exception as error:  # the program's own code: whatever it raises, the two states do not fit
-        text = " ".join(str(error).split())
-        raise ConfigError(f"{role}: the job's state does not fit this worker's ({text}): build the same everywhere") from error
 
 
 def _same_algorithm(optimizer: Optimizer, state: object) -> None:
@@ -182,7 +204,12 @@ def _taken_apart(listed: Mapping[str, list[Stateful]], composites: Mapping[int, 
 
     ``composites``: by ``id``.
     """
-    others = {id(other): (role, other) for parts in composites.values() for role, other in parts.others.items()}
+    others = {
+        id(other): (role, other)
+        for parts in composites.values()
+        for role, value in parts.others.items()
+        for other in listed_objects(role, value)
+    }
     taken = {
         role: [composites[id(item)].wrapped if id(item) in composites else item for item in items if id(item) not in others]
         for role, items in listed.items()
@@ -192,13 +219,20 @@ def _taken_apart(listed: Mapping[str, list[Stateful]], composites: Mapping[int, 
     return taken
 
 
-def _listed(role: str, value: object) -> list[Stateful]:
-    listed: list[Stateful] = []
-    for item in value if isinstance(value, Sequence) and not isinstance(value, Stateful) else [value]:
-        if not isinstance(item, Stateful):
-            raise ConfigError(f"{role}={type(item).__name__} has no state_dict and load_state_dict: it cannot be registered")
-        listed.append(item)
-    return listed
+def _check_apart(roles: Mapping[str, list[Stateful]], private: Private | None) -> None:
+    """ConfigError if an object is both shared and private, or is private and cannot be."""
+    own = () if private is None else private.objects
+    shared = {id(item): role for role, items in roles.items() for item in items}
+    for item in own:
+        if id(item) in shared:
+            raise ConfigError(
+                f"register_state: the same {type(item).__name__} was given as {shared[id(item)]}= and as private=: what is "
+                "private differs between members, what is shared does not"
+            )
+        if isinstance(item, Sampling):
+            raise ConfigError(
+                "register_state: an ElasticSampler deals samples to all members: give it as sampler=, not private="
+            )
 
 
 def _summary(counts: Mapping[str, int]) -> str:

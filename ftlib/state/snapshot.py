@@ -9,14 +9,29 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
+from typing import NamedTuple, Self
 
 import torch
 
 from ..common.device_waits import Fence, settle
 from ..common.devices import device_at, place_of
-from ..common.memory import room
+from ..common.memory import room, touch
 from .codec import fill, flatten
 from .registry import Registered
+
+
+class Blank(NamedTuple):
+    """What a buffer has to be like."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    place: str
+    """The device that it is on."""
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Self:
+        """A buffer for ``tensor``."""
+        return cls(tuple(tensor.shape), tensor.dtype, place_of(tensor))
 
 
 class Kept:
@@ -54,8 +69,26 @@ class Backup:
 
     def keep(self, registered: Registered, step: int) -> Kept:
         """Copy the state, as it is after ``step`` steps. ConfigError names a value that cannot be kept."""
-        packed, tensors = flatten(registered.tree(step))
-        self._buffers = {path: self._buffer(path, tensor) for path, tensor in tensors.items()}
+        packed, tensors = flatten(registered.tree(step, own=True))
+        self.copy(tensors)
+        return Kept(registered, packed, self._buffers)
+
+    def prepare(self, like: Mapping[str, Blank]) -> None:
+        """Make the buffers for such tensors, and touch their memory, so that ``copy`` only copies. On any one thread."""
+        made = {path: self._made(blank) for path, blank in like.items()}
+        for path, blank in like.items():
+            if not blank.place and made[path].numel():
+                touch(made[path].view(-1))
+        self._buffers = made
+
+    def prepared(self, tensors: Mapping[str, torch.Tensor]) -> bool:
+        """True if there are buffers for these tensors."""
+        return all(self._fitting(path, tensor) is not None for path, tensor in tensors.items())
+
+    def copy(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """Copy the tensors into the buffers; returns these, by path, too."""
+        found = ((path, tensor, self._fitting(path, tensor)) for path, tensor in tensors.items())
+        self._buffers = {path: self._made(Blank.of(tensor)) if buffer is None else buffer for path, tensor, buffer in found}
         pairs: dict[str, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
         for buffer, tensor in zip(self._buffers.values(), tensors.values(), strict=True):
             buffers, sources = pairs.setdefault(place_of(tensor), ([], []))
@@ -67,15 +100,19 @@ class Backup:
                 device_at(place).enqueue(copy, *buffers)
             else:
                 copy()
-        return Kept(registered, packed, self._buffers)
+        return self._buffers
 
     def forget(self) -> None:
         """Free the memory."""
         self._buffers = {}
 
-    def _buffer(self, path: str, tensor: torch.Tensor) -> torch.Tensor:
+    def _fitting(self, path: str, tensor: torch.Tensor) -> torch.Tensor | None:
         buffer = self._buffers.get(path)
         if buffer is None or (buffer.shape, buffer.dtype, buffer.device) != (tensor.shape, tensor.dtype, tensor.device):
-            make = device_at(place).empty if (place := place_of(tensor)) else room
-            buffer = make(math.prod(tensor.shape), tensor.dtype).view(tensor.shape)
+            return None
         return buffer
+
+    @staticmethod
+    def _made(blank: Blank) -> torch.Tensor:
+        make = device_at(blank.place).empty if blank.place else room
+        return make(math.prod(blank.shape), blank.dtype).view(blank.shape)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from consensus.progress import NOWHERE, Progress
 from consensus.runtime.host.progress_cell import ProgressCell
 
-PLACE = Progress(6, 7, 8.5, busy=True)
+PLACE = Progress(6, 7, 8.5, busy=True, inner=9)
 
 
 def pair() -> tuple[ProgressCell, ProgressCell]:
@@ -38,7 +38,7 @@ def test_a_commitment_stays_whatever_is_written_after_it() -> None:
     for writer, reader in (pair(), (cell := ProgressCell(), cell)):
         writer.commit_to_leave()
         writer.write(PLACE)
-        assert reader.read() == Progress(6, 7, 8.5, busy=True, leaving=True)
+        assert reader.read() == Progress(6, 7, 8.5, busy=True, leaving=True, inner=9)
 
 
 def test_a_commitment_is_read_though_the_writer_is_held_up_in_its_next_value() -> None:
@@ -48,4 +48,4 @@ def test_a_commitment_is_read_though_the_writer_is_held_up_in_its_next_value() -
     reader.read()
     writer.commit_to_leave()
     tear(writer)
-    assert reader.read() == Progress(6, 7, 8.5, busy=True, leaving=True)
+    assert reader.read() == Progress(6, 7, 8.5, busy=True, leaving=True, inner=9)

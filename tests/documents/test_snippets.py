@@ -24,6 +24,7 @@ COPIED = [
     ("elasticity.md", "Joining again in the same process"),
     ("migrating.md", None),
     ("data_parallel.md", None),
+    ("local_sgd.md", None),
 ]
 """Pages, and the section of each (None: all of it), whose snippets run one after the other."""
 

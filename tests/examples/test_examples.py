@@ -42,6 +42,13 @@ def test_digits_with_whole_steps(nursery: Nursery, tmp_path: Path) -> None:
 
 
 @pytest.mark.process
+def test_digits_of_workers_that_seldom_meet(nursery: Nursery, tmp_path: Path) -> None:
+    said = run(nursery, tmp_path, 2, "digits_diloco.py", "6")
+    assert re.search(r"epoch 3 sync 10: loss [0-9.]+, 2 workers in view 1", said)
+    assert accuracy(said) > 80
+
+
+@pytest.mark.process
 @pytest.mark.parametrize("style", [[], ["--wrapped"]], ids=["plain", "wrapped"])
 def test_the_transformer(nursery: Nursery, tmp_path: Path, style: list[str]) -> None:
     said = run(nursery, tmp_path, 2, "transformer.py", "1", "130000", *style)

@@ -69,7 +69,7 @@ class FakeConsensus(Consensus):
     def new_member_join(self) -> bool:
         return bool(self.cluster.waiting)
 
-    def progress(self, finished: int, current: int, *, busy: bool = False) -> None:
+    def progress(self, finished: int, current: int, *, busy: bool = False, inner: int = 0) -> None:
         self.where = (finished, current)
 
     def commit_to_leave(self) -> None:

@@ -259,3 +259,7 @@ def test_a_debt_changes_with_the_call_that_it_belongs_to() -> None:
     attempt(3, "b")
     memory.finished(3, "b", checked=True)
     assert memory.owed(owner)[0].abs().max() <= 3 / 254
+    memory.forget()
+    assert not memory.owed(owner), "the state is another member's now"
+    memory.finished(3, "b", checked=True)
+    assert not memory.owed(owner), "that call was finished before"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -162,7 +161,6 @@ def test_who_adopts_gets_the_bits_and_what_was_assumed(divisor: float) -> None:
     echo.session.ended(LAYOUT, divisor)
     own, others = call(1.0), call(1.0)
     results = attempt(echo, own)
-    results.computed_in(hashlib.blake2b(b"a view", digest_size=8).hexdigest())
     post: Any = Post()
     donate(post, 1, results)
     adopted = Adoption(others, post, 0, Staging(LAYOUT, 2)).receive(lambda _work, _slot: None)

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from consensus import Member, View
-from ftlib.core.calls.salvage import REPORT_LIMIT, FaultKind, Report, SalvagePlan, blame, plan
+from ftlib.core.calls.salvage import DISPUTES, NAMED, REPORT_LIMIT, FaultKind, Report, SalvagePlan, blame, plan
 
 
 def members(ids: list[str]) -> tuple[Member, ...]:
@@ -142,6 +142,19 @@ def test_nonsense_is_no_report(data: bytes) -> None:
         Report.decode(data)
 
 
+def test_a_report_that_blames_many_fits_and_one_that_blames_strangely_is_none() -> None:
+    ids = tuple(f"{number:016x}" for number in range(NAMED))
+    for dispute in DISPUTES:
+        found = Report(
+            *(2**60,) * 3, b"x" * 16, b"y" * 16, "o" * 16, *(True,) * 4, b"d" * 36, newcomer=True, blamed=ids, dispute=dispute
+        )
+        assert len(found.encode()) <= REPORT_LIMIT
+        assert Report.decode(found.encode()) == found
+    for strange in ({"blamed": (1,), "dispute": "samples"}, {"blamed": ("a",), "dispute": "colour"}):
+        with pytest.raises(ValueError, match="flush report"):
+            Report.decode(report(7, **strange).encode())
+
+
 def test_a_report_may_be_as_long_as_the_limit_says() -> None:
     empty = report(1, drawn=b"x" * 300)
     full = report(1, drawn=b"x" * (300 + REPORT_LIMIT - len(empty.encode())))
@@ -251,6 +264,16 @@ def test_who_entered_the_call_with_something_else_is_named() -> None:
     behind = planned({"a": report(8, last=b"x"), "b": report(7, current=8, now=b"y")})
     assert behind.fault is not None
     assert behind.fault.blamed == ("b",)
+
+
+def test_who_was_found_to_differ_stops_also_if_it_has_not_seen_so() -> None:
+    found = {"blamed": ("b", "gone"), "dispute": "samples"}
+    reports = {"a": report(7, current=8, **found), "b": report(7, current=8), "c": report(7, current=8)}
+    fault = planned(reports).fault
+    assert fault is not None and fault.kind is FaultKind.MISMATCH
+    assert fault.blamed == ("b",)
+    assert "who draws which samples" in fault.text and "set_epoch" in fault.text
+    assert planned({"a": report(7, current=8, **found), "c": report(7, current=8)}).fault is None  # it has left meanwhile
 
 
 def test_blame() -> None:

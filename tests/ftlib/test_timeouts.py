@@ -180,7 +180,7 @@ def test_waiting_for_state() -> None:
             finally:
                 ft.close()  # or the other would wait for it
         ft.register_state(state_dict=dict, load_state_dict=lambda _: None)
-        ft._lives.life.transfer._fetch = None  # type: ignore[method-assign,assignment]  # it only gives
+        ft._lives.life.transfer.fetch = None  # type: ignore[method-assign,assignment]  # it only gives
         worker.consensus.sources["/state"] = silent
         ft.barrier()
         job.start("w9", body)

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 
 from ftlib.core.calls import call as calls
+from ftlib.core.calls.attempt import Attempt
 from ftlib.core.calls.call import Call, Results
 from ftlib.core.calls.open_attempt import OpenAttempt
 from ftlib.core.calls.open_call import OpenCall
 from ftlib.core.engine import open_calls
 from ftlib.core.engine.open_calls import Move, OpenCalls, OpenFacts, next_move, why_not_early
+from ftlib.core.plane.failures import Failures
 from ftlib.core.plane.plane import Plane
 from ftlib.core.tensors.staging import Slot, Staging
 from tests.harness.basics import around
@@ -42,7 +45,7 @@ def enters_unexpectedly(patch: Patch) -> None:
 
     def why(plane: Plane, call: OpenCall, min_size: int) -> str:
         reason = why_not_early(plane, call, min_size)
-        return "" if reason == "the call before was another one" else reason
+        return "" if reason == "the members expect another call" else reason
 
     patch.setattr(open_calls, "why_not_early", why)
 
@@ -65,10 +68,16 @@ def keeps_what_was_void(patch: Patch) -> None:
 def divides_by_its_own(patch: Patch) -> None:
     """A redo divides by what an earlier session's average had, which the others may not have."""
 
-    @around(patch, Call, "assume")
-    def assume(honest: Any, self: Call, divisor: float) -> None:
-        if self.assumed == 1.0:
-            honest(self, divisor)
+    first: WeakKeyDictionary[Call, float] = WeakKeyDictionary()
+
+    @around(patch, Call, "fill")
+    def fill(honest: Any, self: Call, slot: Slot, assumed: float = 1.0, **more: Any) -> None:
+        honest(self, slot, first.setdefault(self, assumed), **more)
+
+    @around(patch, Attempt, "_ended")
+    def ended(honest: Any, self: Any, slots: Sequence[Slot]) -> Any:
+        self._assumed = first.get(self._call, self._assumed)
+        return honest(self, slots)
 
 
 def slots_alternate(patch: Patch) -> None:
@@ -88,6 +97,16 @@ def stages_onto_gradients(patch: Patch) -> None:
     patch.setattr(calls.Call, "check_untouched", lambda _self: None)
 
 
+def reports_at_the_end(patch: Patch) -> None:
+    """A failure that shows in backward is kept for its end: meanwhile the others wait for a view without the dead."""
+    patch.setattr(OpenCalls, "_fail", lambda _self, attempt, error: attempt.fail(error))
+
+
+def raises_in_silence(patch: Patch) -> None:
+    """Backward raises, and the others learn of it when somebody misses this member."""
+    patch.setattr(Failures, "abandon", lambda self: self._plane.abandon())
+
+
 @dataclass(frozen=True)
 class Bug:
     """``plant`` breaks a rule; ``known``: the first seed that showed it when it was planted, which is tried first."""
@@ -99,14 +118,16 @@ class Bug:
 
 BUGS = [
     Bug(data_before_the_head, known=1),
-    Bug(last_bucket_at_once, known=11),
+    Bug(last_bucket_at_once, known=72, seeds=150),
     Bug(enters_unexpectedly),
     Bug(gives_what_was_changed, known=12),
-    Bug(looks_before_it_copies, known=83),
+    Bug(looks_before_it_copies, known=100, seeds=200),
     Bug(keeps_what_was_void),
     Bug(divides_by_its_own),
     Bug(slots_alternate, known=5),
     Bug(stages_onto_gradients, known=2),
+    Bug(reports_at_the_end),
+    Bug(raises_in_silence),
 ]
 
 

@@ -119,8 +119,8 @@ def state_of_any_moment(patch: Patch) -> None:
     def guarded(self: Transfer, call: int, entry: Callable[[], object], fence: object) -> Iterator[bytes]:
         return encode(entry())
 
-    patch.setattr(Transfer, "_guarded", guarded)
-    patch.setattr(Transfer, "_entry", lambda self, _call: self._now)
+    patch.setattr(Transfer, "guarded", guarded)
+    patch.setattr(Transfer, "entry", lambda self, _call: self._now)
 
 
 def reports_of_a_quorum(patch: Patch) -> None:

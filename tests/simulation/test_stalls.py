@@ -41,6 +41,19 @@ def test_who_hangs_steps_aside_on_time() -> None:
     assert "call 7" in str(hung.stopped)
 
 
+def test_who_does_inner_steps_does_not_hang() -> None:
+    """Until it does none for so long: that is counted from its last one."""
+    world, [alone, *others] = job(4)
+    enter(world, *others)
+    for inner in range(1, 11):
+        alone.machine.set_progress(Progress(6, 0, world.now, inner=inner))
+        world.run(2.0)
+    assert alone.stopped is None
+    took = world.run_until(lambda: all(size(host) == 3 for host in others), 10.0)
+    assert 1.0 < took < 1.1
+    assert isinstance(alone.stopped, ExcludedError)
+
+
 def test_of_two_one_suffices() -> None:
     world, [hung, other] = job(2)
     enter(world, other)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from random import Random
-from typing import Self
+from typing import Any, Self
 
 from consensus.simulation import Host, World, judged, living
 from tests.simulation.data_plane import Accelerators, Ambush, Ambushes, Habits, Pace, Trainers
@@ -67,24 +67,81 @@ def torn(seed: int) -> Job:
     return job
 
 
-def opened(seed: int) -> Job:
+def compressed(seed: int) -> Job:
+    """As ``opened``, where a member owes a half of what it has to send."""
+    return opened(seed, program="X", compressed=True, reorder=0)
+
+
+def opened(seed: int, **more: Any) -> Job:
     """As ``torn``, where averages are open calls and backward takes a while: deaths at any moment of it, and after it.
 
-    All weigh the same, so that results are shown as gradients; most are changed in place.
+    All weigh the same, so that results are shown as gradients; most are changed in place. ``more``: further ``Habits``.
     """
     rng = Random(seed)
-    habits = Habits(restarts=0.15, raises=0.15, clips=0.6, thinks=0.15, views=0.8, heavy=0.0)
+    habits = Habits(restarts=0.15, raises=0.15, clips=0.6, thinks=0.15, views=0.8, heavy=0.0, **more)
     settings = {"compute": 0.02, "tensors": rng.choice([3, 5]), "pace": Pace(slow=0.1, unbuilt=0.0), "habits": habits}
     with Job(seed, rng.choice([3, 4, 5]), **settings) as job:
+        late = rng.choice([*job.hosts, None, None])
+        if late is not None:  # who gets its results later lacks one that the others have changed, if one of them dies now
+            job.trainers.rooms.late[late.id] = 0.05
         for turn in range(3):
             if rng.random() < 0.5:
                 job.join(f"j{turn}")
             job.world.run(rng.uniform(0.05, 0.6))
             moment = rng.choice(["entered", "reduced", "completed", "completed", "finished", "adopting", "loaded"])
             if len(living(job.world)) > 2:
-                job.ambush(moment, rng.randint(1, 9), "kill-other", rng.uniform(0.0, 0.02))
+                moment, action = (moment, "kill-other") if late is None or rng.random() < 0.3 else ("finished", "kill")
+                job.ambush(moment, rng.randint(1, 9), action, rng.uniform(0.0, 0.02))
             job.world.run(rng.uniform(0.3, 1.0))
         job.world.run(0.5)
+    return job
+
+
+def mixed(seed: int) -> Job:
+    """As ``opened``, with other calls between the averages; half of the jobs have deputies, the others joiners that follow.
+
+    Nothing takes long but now and then a step, so that a deputy soon knows its program's pattern.
+    """
+    rng = Random(seed)
+    late = rng.random() < 0.5
+    habits = Habits(
+        program=rng.choice(["X", "XL", "XXL", "XLB"] if late else ["XL", "XY", "XXL", "XYL", "XYXL"]),
+        deadline=rng.choice([0.02, 0.05]) if late else None,
+        follows=not late,
+        reorder=0 if late else 13,
+        raises=0.05,
+        heavy=0.0,
+        dawdles=0.03,
+    )
+    settings = {"compute": 0.004, "tensors": rng.choice([3, 5]), "long_steps": 0.03, "habits": habits}
+    with Job(seed, rng.choice([3, 4]), pace=Pace(transit=0.003, slow=0.02, unbuilt=0.0), **settings) as job:
+        job.world.run(rng.uniform(0.8, 1.2) if late else 0.3)
+        for turn in range(3):
+            if rng.random() < (0.3 if late else 0.7):
+                job.join(f"j{turn}")
+            job.world.run(rng.uniform(0.05, 0.5))
+            moment = rng.choice(["entered", "reduced", "completed", "finished", "loaded"])
+            if len(living(job.world)) > 2 and rng.random() < 0.5:
+                job.ambush(moment, rng.randint(1, 9), "kill-other", rng.uniform(0.0, 0.02))
+            job.world.run(rng.uniform(0.3, 0.8))
+        job.world.run(0.5)
+        job.go_on()
+    return job
+
+
+def local(seed: int) -> Job:
+    """Rounds of private steps, and joiners that come in the middle of one; deaths while they get the state, and afterwards."""
+    rng = Random(seed)
+    with Job(seed, rng.choice([2, 3, 4]), compute=0.03, tensors=rng.choice([1, 3]), inner=5, pace=Pace(unbuilt=0.0)) as job:
+        for turn in range(4):
+            if rng.random() < 0.8:
+                job.join(f"j{turn}")
+            job.world.run(rng.uniform(0.05, 0.5))
+            if len(living(job.world)) > 2:
+                moment = rng.choice(["loading", "loading", "loaded", "activated", "completed", "finished"])
+                job.ambush(moment, rng.randint(1, 5), rng.choice(["kill-other", "kill-other", "kill"]), rng.uniform(0.0, 0.05))
+            job.world.run(rng.uniform(0.3, 1.5))
+        job.world.run(1.0)
     return job
 
 

@@ -356,7 +356,7 @@ class Detection:
         progress = Progress.unpack(data, now)
         if progress is not None and self._core.table.get(sender) is not None:
             self.stall.heard(sender, progress)
-            self._core.outbox.emit(PeerProgress(sender, progress.finished, progress.current))
+            self._core.outbox.emit(PeerProgress(sender, progress.finished, progress.current, progress.inner))
 
     def on_ack(self, sender: str, ack: Ack, now: float) -> None:
         """An ack to a ping of ours, or to one that we sent for another member."""

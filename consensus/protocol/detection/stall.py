@@ -2,7 +2,8 @@
 
 The hung member's own agent judges, from the pings or leases of its peers: it knows best that its own data plane has not entered
 the call, and its statement about itself is proof (see ``Died``). At least half of the view must have waited for
-``stall_timeout``: so a single fast member never declares all others hung, and of two members one suffices.
+``stall_timeout``: so a single fast member never declares all others hung, and of two members one suffices. A member that does
+steps by itself (local training) hangs only if it has done none for so long.
 """
 
 from __future__ import annotations
@@ -58,7 +59,10 @@ class Stall:
             return None
         began = sorted(since for call, since in self._waiting.values() if call >= wanted)
         needed = (len(core.view) + 1) // 2
-        return max(began[needed - 1], self.awake) if len(began) >= needed else None
+        if len(began) < needed:
+            return None
+        moved = own.since if own.inner and not own.current else -inf  # a round of inner steps may take hours
+        return max(began[needed - 1], self.awake, moved)
 
     def deadline(self) -> float:
         """When the wait becomes a stall."""

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from ...progress import NOWHERE, Progress
 
-_CELL = struct.Struct("<QQQd?")
+_CELL = struct.Struct("<QQQd?Q")
 _LEAVING = _CELL.size
 """The position of the last byte, ``leaving``. It is outside the sequence: a reader must not miss it during another write."""
 _SIZE = _LEAVING + 1
@@ -47,8 +47,9 @@ class ProgressCell:
     def write(self, progress: Progress) -> None:
         """Replace the value, except ``leaving``."""
         memory, sequence = self._memory, self._sequence
-        _CELL.pack_into(memory, 0, sequence + 1, 0, 0, 0.0, False)
-        _CELL.pack_into(memory, 0, sequence + 1, progress.finished, progress.current, progress.since, progress.busy)
+        place = progress.finished, progress.current, progress.since, progress.busy, progress.inner
+        _CELL.pack_into(memory, 0, sequence + 1, 0, 0, 0.0, False, 0)
+        _CELL.pack_into(memory, 0, sequence + 1, *place)
         self._sequence = sequence + 2
         memory[:8] = (sequence + 2).to_bytes(8, "little")
 
@@ -58,12 +59,12 @@ class ProgressCell:
 
     def read(self) -> Progress:
         """The value, or the previous one during a write; ``leaving`` is always current."""
-        sequence, finished, current, since, busy = _CELL.unpack_from(self._memory)
+        sequence, finished, current, since, busy, inner = _CELL.unpack_from(self._memory)
         leaving = self._memory[_LEAVING] == 1
         if sequence == self._read and leaving == self._latest.leaving:
             return self._latest  # the usual case: the agent reads several times in a call
         if sequence % 2 == 0 and self._memory[:8] == sequence.to_bytes(8, "little"):
-            self._latest, self._read = Progress(finished, current, since, busy, leaving), sequence
+            self._latest, self._read = Progress(finished, current, since, busy, leaving, inner), sequence
         elif leaving and not self._latest.leaving:
             self._latest = replace(self._latest, leaving=True)
         return self._latest

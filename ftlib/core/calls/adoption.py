@@ -79,8 +79,7 @@ class Adoption:
         if _digest(shares, [slot.data for slot in filled]) != digest:
             raise GroupError(f"the result of {call} arrived damaged from rank {self._donor}", (self._donor,))
         intact = not call.veto or all(slot.check(norms=call.norms) for slot in self._slots)
-        results = Results(call.number, call.layout, self._slots, weight, intact, assumed=assumed)
-        results.computed_in(view_id.hex())
+        results = Results(call.number, call.layout, self._slots, weight, intact, assumed=assumed, view_id=view_id.hex())
         try:
             results.share(unpacked_shares(shares))
         except ValueError as error:

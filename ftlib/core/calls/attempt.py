@@ -27,7 +27,7 @@ from ..tensors.staging import Slot, Staging
 from ..tensors.trailer import Flag, RankRecord, Region, Trailer
 from .bulk import Bulk
 from .call import Call, Results
-from .salvage import blame
+from .salvage import DISPUTES, blame
 from .session import Session
 
 SETTLE = 0.1
@@ -43,11 +43,14 @@ BARE = Bucket(torch.uint8, 0, "SUM", ())
 
 
 class Disagreement(GroupError):
-    """Members entered this call with different signatures. ``blamed``: ids of the members that have to stop."""
+    """Members entered this call differently, in what ``dispute`` (of ``DISPUTES``) says. ``blamed``: ids of the members that
+    have to stop.
+    """
 
-    def __init__(self, text: str, blamed: tuple[str, ...]) -> None:
+    def __init__(self, text: str, blamed: tuple[str, ...], dispute: str) -> None:
         super().__init__(text)
         self.blamed = blamed
+        self.dispute = dispute
 
 
 class Waits(Protocol):
@@ -85,6 +88,9 @@ class Attempt:
         self._window: deque[tuple[Work, Slot | None]] = deque()
         self._trailer: Trailer | None = None
         self._finite = True
+        self._assumed = 1.0
+        """What each input is divided by as it is staged: in an average, the sum of the weights in the one before. All members
+        of the session assume the same, so where it holds again the sums are the averages."""
         self._staged: deque[tuple[Slot, Work]] = deque()
         """Slots to which devices may still be copying, and what these do."""
         self._bulk: Bulk | None = None
@@ -99,7 +105,7 @@ class Attempt:
         assert group is not None
         spares = self._staging.spares
         if call.counts_as_step:
-            call.assume(session.divisor)
+            self._assumed = session.divisor
         if expected is not layout and (expected is None or expected.signature != layout.signature):
             said = self._say(BARE if expected is None else expected.head, record)
         slots = []
@@ -107,7 +113,7 @@ class Attempt:
             if number and (len(window) == in_flight or (number == spares and self._trailer is None)):
                 self._reap()
             slot = self._staging.slot(number, session.codec.elements)
-            call.fill(slot)  # the head is staged beside a prelude, in a free slot
+            call.fill(slot, self._assumed)  # the head is staged beside a prelude, in a free slot
             if number == 0:
                 session.codec.write(slot.trailer, record, bucket.op)
                 if said is not None:
@@ -116,14 +122,22 @@ class Attempt:
             slots.append(slot)
         while window:
             self._reap()
-        assert self._trailer is not None
-        session.ended(layout, self._trailer.weight if call.counts_as_step else 0.0, call.script)
-        return self._trailer, Results(call.number, layout, slots, self._trailer.weight, self._finite, assumed=call.assumed)
+        return self._ended(slots)
+
+    def _ended(self, slots: Sequence[Slot]) -> tuple[Trailer, Results]:
+        """All operations have ended, on these slots."""
+        session, call, trailer = self._session, self._call, self._trailer
+        assert trailer is not None
+        layout, weight = call.layout, trailer.weight if call.counts_as_step else 0.0
+        if session.repeated is not layout or weight != session.divisor:  # else all stays as it is
+            session.ended(layout, weight, call.script)
+        intact, view_id = self._finite, session.view.view_id
+        return trailer, Results(call.number, layout, slots, trailer.weight, intact, assumed=self._assumed, view_id=view_id)
 
     def _filled(self, number: int) -> Slot:
         """The slot of bucket ``number``, staged; from a device as soon as that has done it."""
         slot = self._staging.slot(number, self._session.codec.elements)
-        self._call.fill(slot)
+        self._call.fill(slot, self._assumed)
         return slot
 
     def _carry(self, group: Group, numbers: Iterable[int], in_flight: int) -> dict[int, Slot]:
@@ -188,7 +202,7 @@ class Attempt:
         """Have the accelerators carry what they take, if all members' work; returns these slots, by the buckets' numbers."""
         if not accelerated:
             return {}
-        self._bulk = Bulk(self._call, self._staging, group)
+        self._bulk = Bulk(self._call, self._staging, group, self._assumed)
         return self._bulk.slots
 
     def _end_bulk(self) -> bool:
@@ -294,13 +308,12 @@ class Attempt:
             return
         said = {rank: slot.check for rank, slot in enumerate(trailer.slots) if not slot.flags & Flag.FOLLOWING}
         blamed = self._blamed(said)
-        own = session.name(session.member_id)
+        own, (what, remedy) = session.name(session.member_id), DISPUTES["operations"]
         text = (
-            f"members entered {self._call} with different tensors or operations (this is what {own} "
-            f"entered{self._call.remark()}); it disagrees at {session.names(blamed)}: "
-            "call the same things in the same order everywhere"
+            f"members entered {self._call} {what} (this is what {own} entered{self._call.remark()}); it disagrees at "
+            f"{session.names(blamed)}: {remedy}"
         )
-        raise Disagreement(text, blamed)
+        raise Disagreement(text, blamed, "operations")
 
     def _check_deal(self, trailer: Trailer) -> None:
         """All members must deal the samples alike, or some would be used twice and others never."""
@@ -310,12 +323,9 @@ class Attempt:
             blamed = self._blamed(said)
             if not blamed:
                 continue
-            text = (
-                f"members entered {self._call} with different ideas of who draws which samples; it disagrees at "
-                f"{self._session.names(blamed)}: give ElasticSampler the same dataset, batch size and seed everywhere, and "
-                "call set_epoch with the same epochs"
-            )
-            raise Disagreement(text, blamed)
+            what, remedy = DISPUTES["samples"]
+            text = f"members entered {self._call} {what}; it disagrees at {self._session.names(blamed)}: {remedy}"
+            raise Disagreement(text, blamed, "samples")
 
     def _blamed(self, said: Mapping[int, bytes]) -> tuple[str, ...]:
         """Ids of the members that have to stop because ranks sent different values; empty if all are equal."""

@@ -14,15 +14,18 @@ __all__ = ["Bulk"]
 class Bulk:
     """To be made only if all members' accelerators work; each member then launches the same operations."""
 
-    def __init__(self, call: Call, staging: Staging, group: Group) -> None:
-        """Stage the buckets on their devices, and launch the operations. ``work`` fails if that cannot be done."""
+    def __init__(self, call: Call, staging: Staging, group: Group, assumed: float) -> None:
+        """Stage the buckets on their devices, and launch the operations. ``work`` fails if that cannot be done.
+
+        ``assumed``: see ``Call.fill``.
+        """
         self._places = call.layout.places
         self.slots: dict[int, Slot] = {}
         """The slots of the buckets that ``group`` takes, by the buckets' numbers."""
         for number, bucket in enumerate(call.layout.buckets):
             if bucket.place and group.takes(device_at(bucket.place).empty(0, bucket.dtype)):
                 slot = self.slots[number] = staging.slot(number, 0)
-                call.fill(slot, row=group.allocate_at(bucket.place, bucket.count, bucket.dtype))
+                call.fill(slot, assumed, row=group.allocate_at(bucket.place, bucket.count, bucket.dtype))
         operations = []
         for slot in self.slots.values():
             assert slot.row is not None

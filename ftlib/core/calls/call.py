@@ -44,6 +44,7 @@ class Results:
         "_spoilt",
         "accelerated",
         "assumed",
+        "divisor",
         "finite",
         "kept",
         "layout",
@@ -63,21 +64,24 @@ class Results:
         intact: bool = True,
         *,
         assumed: float = 1.0,
+        view_id: str = "",
     ) -> None:
-        """``assumed``: see ``Call.assume``."""
+        """``assumed``: what inputs were divided by as they were staged (see ``Attempt``). ``view_id``: see the attribute."""
         self.number = number
         self.layout = layout
         self.slots = tuple(slots)
         self.weight = weight
         """The sum of the weights."""
         self.assumed = assumed
+        self.divisor = weight / assumed
+        """What the sums in an average have yet to be divided by: 1.0 if the weights have the sum that was assumed."""
         self.finite = intact
         """False if the call's result was checked for inf and nan, and holds some."""
         self.shares: Mapping[str, Share] = {}
         """The data that every member used up, by member id; empty if no member draws samples."""
         self.accelerated = False
         """True if accelerators have carried the bulk of it."""
-        self.view_id = ""
+        self.view_id = view_id
         """The view whose members' inputs these are. If all members that finished the call die, another view may redo it."""
         self.kept = False
         """True if the slots were left to an observer."""
@@ -85,11 +89,6 @@ class Results:
         """The slots that the program sees as gradients, each with its version then."""
         self._spoilt = False
         """True once sums have shown that the program has changed what it sees."""
-
-    @property
-    def divisor(self) -> float:
-        """What the sums in an average have yet to be divided by: 1.0 if the weights have the sum that was assumed."""
-        return self.weight / self.assumed
 
     def keep(self) -> None:
         """An observer keeps the slots."""
@@ -130,10 +129,6 @@ class Results:
     def share(self, shares: Mapping[str, Share]) -> None:
         """Note the data that every member used up."""
         self.shares = shares
-
-    def computed_in(self, view_id: str) -> None:
-        """Note the view in which the operations ended, here or at the donor of the results."""
-        self.view_id = view_id
 
 
 class Call:
@@ -200,8 +195,6 @@ class Call:
         """True if this member contributes zeros, as all but the root of a broadcast do."""
         self.root_rank = root_rank
         self._root = ""
-        self.assumed = 1.0
-        """See ``assume``."""
         self.number = 0
         self.began = 0.0
         """When the call was entered, on the clock of the threads that carry it out."""
@@ -214,7 +207,7 @@ class Call:
         self.fence: Fence | None = None
         """What the thread had enqueued on devices on entry; None where the state is on none. Guarded by the plane's lock."""
         self._flat: dict[int, torch.Tensor] = {}
-        self._versions = [_version(source) for source in sources]
+        self._versions = _versions(self.sources)
 
     def __str__(self) -> str:
         return f"call {self.number}, {self.layout.text}"
@@ -286,12 +279,6 @@ class Call:
         self.silent = self._root != session.member_id
         self.weight = 0.0 if self.silent else 1.0
 
-    def assume(self, divisor: float) -> None:
-        """Divide each input by ``divisor`` as it is staged, since the weights' sum was that in the average before. All members
-        of the session assume the same, so where it holds again the sums are the averages.
-        """
-        self.assumed = divisor
-
     def weigh(self, samples: float) -> None:
         """Set an average's weight to the number of samples behind this member's input, which counts nothing without any."""
         if not self._outdated and (self._by_samples or not samples):
@@ -323,7 +310,7 @@ class Call:
         """
         self.weight = 0.0
         self._outdated = True
-        self._versions = [_version(source) for source in self.sources]
+        self._versions = _versions(self.sources)
         self._flat.clear()
 
     def relay(self) -> None:
@@ -340,49 +327,54 @@ class Call:
         self._root = ""
         self.number = 0
 
-    def supply(self, index: int, source: torch.Tensor | None) -> None:
-        """From now on ``source`` is the input with this index."""
-        self.sources[index], self._versions[index] = source, _version(source)
+    def supply(self, sources: Sequence[torch.Tensor | None]) -> None:
+        """From now on these are the inputs."""
+        self.sources[:] = sources
+        self._versions = _versions(sources)
 
     def check_untouched(self) -> None:
         """Before a redo: ConfigError if an input has changed."""
-        for index, (source, version) in enumerate(zip(self.sources, self._versions, strict=True)):
-            if _version(source) != version:
+        for index, (now, before) in enumerate(zip(_versions(self.sources), self._versions, strict=True)):
+            if now != before:
                 raise ConfigError(
                     f"{self.name(index)} of {self} was changed by another thread while the call was in progress: wait for it"
                 )
 
-    def fill(self, slot: Slot, *, weighted: bool = True, row: torch.Tensor | None = None) -> None:
-        """Stage one bucket's inputs, scaled by the weight in an average; a device does so later.
+    def fill(self, slot: Slot, assumed: float = 1.0, *, weighted: bool = True, row: torch.Tensor | None = None) -> None:
+        """Stage one bucket's inputs, scaled by the weight over ``assumed`` in an average; a device does so later.
 
         ``row``: on their device, where they are staged for an accelerator; else in CPU memory.
         """
-        sources, pieces, views = self.sources, slot.bucket.pieces, slot.views
-        scale = self.weight / self.assumed if self.divide and weighted else 1.0
+        bucket = slot.bucket
+        scale = self.weight / assumed if self.divide and weighted else 1.0
         if row is not None:
-            fetch(slot, self._parts(slot.bucket), 0.0 if self.silent else scale, row)
+            fetch(slot, self._parts(bucket), 0.0 if self.silent else scale, row)
             return
         if self.silent or scale == 0.0:
             slot.claim()
             slot.data.zero_()  # not a product: 0 * inf is nan
             return
-        if slot.bucket.place:
-            fetch(slot, self._parts(slot.bucket), scale)
+        if bucket.place:
+            fetch(slot, self._parts(bucket), scale)
             return
-        op, dtype = slot.bucket.op, slot.bucket.dtype
-        if scale == 1.0 and (op not in ("MIN", "MAX") or dtype.is_floating_point):
-            found = [source for piece in pieces if (source := sources[piece.index]) is not None and piece.shape is not None]
-            if found and len(found) == len(pieces):
-                torch._foreach_copy_(views, found)
+        if bucket.whole and bucket.op not in EXTREMES and (scale == 1.0 or bucket.small):
+            found = [source for index in bucket.indices if (source := self.sources[index]) is not None]
+            if len(found) == len(slot.views):
+                torch._foreach_copy_(slot.views, found)
+                if scale != 1.0:
+                    slot.host.mul_(scale)
                 return
-        for piece, view in zip(pieces, views, strict=True):
-            source = sources[piece.index]
+        for piece, view in zip(bucket.pieces, slot.views, strict=True):
+            source = self.sources[piece.index]
             if source is None:
                 view.zero_()
                 continue
             if piece.shape is None:
                 source = self._flattened(piece.index, source)[piece.start : piece.stop]
-            store(view, source, op, scale)
+            if scale != 1.0 and source.dtype is view.dtype:
+                torch.mul(source, scale, out=view)
+            else:
+                store(view, source, bucket.op, scale)
 
     def deliver(self, results: Results, *, views: bool = False) -> None:
         """Copy the finished call's results to the caller's tensors; in an average divided by the sum of the weights.
@@ -413,8 +405,11 @@ class Call:
             if slot.bucket.place:
                 bring(slot, [self._part(piece, slot.bucket.place) for piece in slot.bucket.pieces], divisor)
                 continue
-            if not averaged and slot.bucket.op not in EXTREMES and self._copied(slot):
-                continue
+            if not averaged and slot.bucket.whole and slot.bucket.op not in EXTREMES:
+                found = [target for index in slot.bucket.indices if (target := self.sources[index]) is not None]
+                if len(found) == len(slot.views):
+                    torch._foreach_copy_(found, slot.views)
+                    continue
             for piece, view in zip(slot.bucket.pieces, slot.views, strict=True):
                 target = self.sources[piece.index]
                 if target is None:
@@ -425,7 +420,8 @@ class Call:
                     torch.div(view, divisor, out=target)
                 else:
                     load(target, view, divisor)
-        self._fold()
+        if self._flat:
+            self._fold()
 
     def _load(self, piece: Piece, view: torch.Tensor) -> None:
         """Write an average that is there to the caller's tensor."""
@@ -445,18 +441,6 @@ class Call:
             else:
                 target.copy_(flat.view(target.shape))
         self._flat.clear()
-
-    def _copied(self, slot: Slot) -> bool:
-        """Copy a bucket of whole tensors in one go; False if it has parts of tensors, or of gradients that do not exist yet."""
-        targets = [
-            target
-            for piece in slot.bucket.pieces
-            if (target := self.sources[piece.index]) is not None and piece.shape is not None
-        ]
-        if not targets or len(targets) < len(slot.views):
-            return False
-        torch._foreach_copy_(targets, slot.views)
-        return True
 
     @property
     def _places(self) -> dict[int, str]:
@@ -493,7 +477,9 @@ class Call:
         return flat
 
 
-def _version(source: torch.Tensor | None) -> int:
-    if source is None:
-        return _NOTHING
-    return _INFERENCE if source.is_inference() else source._version  # noqa: SLF001 - the only way to ask
+def _versions(sources: Sequence[torch.Tensor | None]) -> list[int]:
+    """How often each has been changed in place, as torch counts it."""
+    return [
+        _NOTHING if source is None else _INFERENCE if source.is_inference() else source._version  # noqa: SLF001 - no public name
+        for source in sources
+    ]

@@ -19,13 +19,13 @@ class CompressedAttempt(Attempt):
 
     def run(self, record: RankRecord, in_flight: int) -> tuple[Trailer, Results]:
         """See ``Attempt.run``."""
-        session, call, layout, window = self._session, self._call, self._call.layout, self._window
+        session, layout, window = self._session, self._call.layout, self._window
         assert session.group is not None
         slots = [self._begin_head(session.group, record)]
         self._reap()
         trailer = self._trailer
         assert trailer is not None
-        call.assume(trailer.divisor)
+        self._assumed = trailer.divisor
         for number in range(1, len(layout.buckets)):
             if len(window) == max(in_flight, layout.stages):  # a bucket may wait for as many others to be begun
                 self._reap()
@@ -34,5 +34,4 @@ class CompressedAttempt(Attempt):
             slots.append(slot)
         while window:
             self._reap()
-        session.ended(layout, trailer.weight)
-        return trailer, Results(call.number, layout, slots, trailer.weight, self._finite, assumed=call.assumed)
+        return self._ended(slots)

@@ -27,7 +27,7 @@ class DeviceAttempt(Attempt):
         group = session.group
         assert group is not None
         if call.counts_as_step:
-            call.assume(session.divisor)
+            self._assumed = session.divisor
         if session.expected is None:
             self._await_accelerator(group)
         if group.accelerated:
@@ -42,9 +42,7 @@ class DeviceAttempt(Attempt):
             self._reap()
         accelerated = self._end_bulk()
         session.heard(accelerated=trailer.accelerated)
-        session.ended(layout, trailer.weight if call.counts_as_step else 0.0, call.script)
-        in_order = [(slots | bulk)[number] for number in range(len(layout.buckets))]
-        results = Results(call.number, layout, in_order, trailer.weight, self._finite, assumed=call.assumed)
+        trailer, results = self._ended([(slots | bulk)[number] for number in range(len(layout.buckets))])
         return trailer, results.carried(accelerated=accelerated or call.accelerated)
 
     def _await_accelerator(self, group: Group) -> None:

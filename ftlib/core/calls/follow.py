@@ -46,7 +46,7 @@ class Followed(Call):
         if self.kind is Kind.UNIT:
             raise NoFollowing("the others carry out a whole step (execute), whose averages only they can apply")
 
-    def fill(self, slot: Slot, *, weighted: bool = True, row: torch.Tensor | None = None) -> None:  # noqa: ARG002
+    def fill(self, slot: Slot, assumed: float = 1.0, *, weighted: bool = True, row: torch.Tensor | None = None) -> None:  # noqa: ARG002
         """Stage values that do not change the result."""
         slot.claim()
         slot.data.fill_(neutral(slot.bucket.op, slot.bucket.dtype))
@@ -100,10 +100,9 @@ class FollowedAttempt(Attempt):
         assert trailer is not None
         if layout.places:
             self._session.heard(accelerated=trailer.accelerated)
-        if self._followed.counts_as_step:
-            self._followed.assume(self._session.divisor if layout.compression is None else trailer.divisor)
-        self._session.ended(layout, trailer.weight if self._followed.counts_as_step else 0.0)
-        return trailer, Results(self._call.number, layout, slots, trailer.weight, self._finite, assumed=self._followed.assumed)
+        if self._followed.counts_as_step:  # as the others do
+            self._assumed = self._session.divisor if layout.compression is None else trailer.divisor
+        return self._ended(slots)
 
     def _first(self, record: RankRecord) -> Slot:
         """Run the first operation, whose trailer says what the others are about to do; repeat it while nobody is there."""

@@ -36,9 +36,9 @@ class OpenAttempt(Attempt):
         self.record = record
         self.count = len(call.layout.buckets)
         """The number of operations in all."""
+        self._assumed = session.divisor
         self._slots: list[Slot] = []
         """Those of the buckets whose operations were begun."""
-        call.assume(session.divisor)
 
     @property
     def begun(self) -> int:
@@ -76,8 +76,8 @@ class OpenAttempt(Attempt):
         slot = self._staging.slot(number, session.codec.elements)
         self.call.provide(slot.bucket)
         if self._trailer is not None and self.call.layout.compression is not None:
-            self.call.assume(self._trailer.divisor)  # see ``compressed_attempt``
-        self.call.fill(slot)
+            self._assumed = self._trailer.divisor  # see ``compressed_attempt``
+        self.call.fill(slot, self._assumed)
         if number == 0:
             session.codec.write(slot.trailer, self.record, slot.bucket.op)
         self._window.append((self._begin_operations(number, slot), slot))
@@ -88,17 +88,15 @@ class OpenAttempt(Attempt):
         if self.failure is not None:
             raise self.failure
         if self.void:
-            while self._window:  # not before: somebody may still be in the call before, with operations of the same group
+            # Not before: somebody may still be in the call before, with operations of the same group. The operations of
+            # compressed buckets wait for those of others, which are not begun any more: there the head's end is enough.
+            while self._window and (self._trailer is None or self._pipeline is None):
                 self._reap()
             raise GroupError("a gradient changed after it was sent")
-        call, session = self.call, self._session
         while len(self._slots) < self.count:
             if not self.room:
                 self._reap()
             self.begin()
         while self._window:
             self._reap()
-        assert self._trailer is not None
-        session.ended(call.layout, self._trailer.weight)
-        results = Results(call.number, call.layout, self._slots, self._trailer.weight, self._finite, assumed=call.assumed)
-        return self._trailer, results
+        return self._ended(self._slots)

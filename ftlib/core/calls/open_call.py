@@ -58,9 +58,9 @@ class OpenCall(Call):
 
     def provide(self, bucket: Bucket) -> None:
         """The gradients of this bucket are complete: they are this member's inputs."""
-        for piece in bucket.pieces:
-            if piece.start == 0:
-                self.sources[piece.index] = self.owners[piece.index].grad
+        sources, owners = self.sources, self.owners
+        for index in bucket.indices:
+            sources[index] = owners[index].grad
 
     def provide_all(self) -> None:
         """All gradients are complete, and must stay as they are from now on.
@@ -68,8 +68,7 @@ class OpenCall(Call):
         Their versions count only now: until then no member can finish the call, and gradients that are views of one buffer
         share one version, while backward still adds to some of them.
         """
-        for index, owner in enumerate(self.owners):
-            self.supply(index, owner.grad)
+        self.supply([owner.grad for owner in self.owners])
 
     def reloaded(self) -> None:
         """See ``Call``: the loaded state has the agreed order of the parameters as well."""

@@ -6,14 +6,14 @@ how long. A survivor that needs the results gets them only while the program has
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import Protocol
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from ..tensors.layout import Piece
+from ..tensors.layout import Bucket, Piece
 from ..tensors.staging import Slot
 
 __all__ = ["Inputs", "Shown", "present"]
@@ -61,11 +61,9 @@ def present(
     shown: list[Slot] = []
     gradients: list[tuple[torch.Tensor, torch.Tensor]] = []
     for slot in results.slots:
-        found = [
-            (owner, view)
-            for piece, view in zip(slot.bucket.pieces, slot.views, strict=True)
-            if piece.shape is not None and fits(owner := owners[piece.index], slot)
-        ]
+        bucket = slot.bucket
+        tensors = zip(bucket.indices, slot.views, strict=True) if bucket.whole else _whole(slot)
+        found = [(owner, view) for index, view in tensors if fits(owner := owners[index], bucket)]
         if found:
             shown.append(slot)
             gradients += found
@@ -93,19 +91,14 @@ def span(row: torch.Tensor) -> tuple[int, int]:
     return row.data_ptr(), row.data_ptr() + row.nbytes
 
 
-def fits(owner: torch.Tensor, slot: Slot) -> bool:
-    """True if a view of the slot can be the gradient of ``owner``."""
-    return (
-        type(owner) is torch.nn.Parameter
-        and owner.dtype is slot.bucket.dtype
-        and owner.is_contiguous()
-        and not slot.bucket.place
-    )
+def fits(owner: torch.Tensor, bucket: Bucket) -> bool:
+    """True if a view of the bucket's data can be the gradient of ``owner``."""
+    return type(owner) is torch.nn.Parameter and owner.dtype is bucket.dtype and owner.is_contiguous() and not bucket.place
 
 
 def joined(slots: Sequence[Slot], owner: torch.Tensor) -> torch.Tensor | None:
     """The data of consecutive slots as the gradient of ``owner``; None where that is not possible."""
-    if not fits(owner, slots[0]):
+    if not fits(owner, slots[0].bucket):
         return None
     first = slots[0].host
     address = first.data_ptr()
@@ -116,6 +109,13 @@ def joined(slots: Sequence[Slot], owner: torch.Tensor) -> torch.Tensor | None:
     return first.as_strided(owner.shape, owner.stride(), first.storage_offset())
 
 
+def _whole(slot: Slot) -> Iterator[tuple[int, torch.Tensor]]:
+    """The whole tensors in a slot that has parts of tensors as well, by index."""
+    both = zip(slot.bucket.pieces, slot.views, strict=True)
+    return ((piece.index, view) for piece, view in both if piece.shape is not None)
+
+
 def _parts(slots: Sequence[Slot]) -> list[tuple[Slot, Piece]]:
     """The pieces that are parts of tensors, in order."""
-    return [(slot, piece) for slot in slots for piece in slot.bucket.pieces if piece.shape is None]
+    split = [slot for slot in slots if not slot.bucket.whole]
+    return [(slot, piece) for slot in split for piece in slot.bucket.pieces if piece.shape is None]

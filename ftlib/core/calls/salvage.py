@@ -22,8 +22,11 @@ from consensus import View
 REPORT_LIMIT = 512
 """Bytes; a longer report is refused."""
 
-_VERSION = 4
-_SHAPE: tuple[type, ...] = (int, int, int, bytes, bytes, str, bool, bool, bool, bool, bytes, bool, bool)
+NAMED = 8
+"""How many members a report blames at most. If there are more, the next view's reports name the next ones."""
+
+_VERSION = 5
+_SHAPE: tuple[type, ...] = (int, int, int, bytes, bytes, str, bool, bool, bool, bool, bytes, bool, bool, tuple, str)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,11 @@ class Report:
     """True if the program has not finished a call of its own since admission: it only took part in the others' calls."""
     spoilt: bool = False
     """True if the program has changed the result of call ``finished`` in place, so that nobody can get it from here."""
+    blamed: tuple[str, ...] = ()
+    """Ids of members that have to stop, as the trailers of the newest attempt show; the first ``NAMED`` of them. They may not
+    have read them: once a member has, it ends the attempt for all."""
+    dispute: str = ""
+    """Why: a key of ``DISPUTES``."""
 
     def encode(self) -> bytes:
         """As bytes, at most ``REPORT_LIMIT``."""
@@ -76,9 +84,21 @@ class Report:
         if len(values) != len(_SHAPE) or any(type(v) is not t for v, t in zip(values, _SHAPE, strict=True)):
             raise ValueError("flush report has the wrong shape")
         report = cls(*values)
+        if not all(isinstance(member_id, str) for member_id in report.blamed) or report.dispute not in ("", *DISPUTES):
+            raise ValueError("flush report blames nobody that there is, or for nothing")
         if min(report.finished, report.current, report.step) < 0:
             raise ValueError("flush report has negative counts")
         return report
+
+
+DISPUTES = {
+    "operations": ("with different tensors or operations", "call the same things in the same order everywhere"),
+    "samples": (
+        "with different ideas of who draws which samples",
+        "give ElasticSampler the same dataset, batch size and seed everywhere, and call set_epoch with the same epochs",
+    ),
+}
+"""What members can differ in when they enter a call: in words, and the remedy."""
 
 
 class FaultKind(Enum):
@@ -170,6 +190,7 @@ def plan(view: View, reports: Mapping[str, bytes]) -> SalvagePlan:
         holders=holders,
         drawn=tuple(drawing.items()),
         fault=_mismatch(call, acted, finishers, adopters, newcomers)
+        or _blamed(view, call, known)
         or _lost(view, acted, healed, authority)
         or _ungiven(call, adopters, donors),
     )
@@ -262,5 +283,20 @@ def _mismatch(
     blamed = blame(entered, newcomers)
     if not blamed:
         return None
-    text = f"call {call + 1}: members entered it with different tensors or operations; it disagrees at {', '.join(blamed)}"
+    what, _ = DISPUTES["operations"]
+    text = f"call {call + 1}: members entered it {what}; it disagrees at {', '.join(blamed)}"
+    return Fault(FaultKind.MISMATCH, blamed, text)
+
+
+def _blamed(view: View, call: int, known: Mapping[str, Report]) -> Fault | None:
+    """A fault of members that others have found to differ. They may be slower to read than the others are to end the attempt:
+    without this, each view could end in the same way.
+    """
+    named = [report for member_id in view.ids if (report := known.get(member_id)) is not None and report.blamed]
+    found = {member_id for report in named for member_id in report.blamed}
+    blamed = tuple(member_id for member_id in view.ids if member_id in found)
+    if not blamed:
+        return None
+    what, remedy = DISPUTES[named[0].dispute]
+    text = f"call {call + 1}: members entered it {what}; it disagrees at {', '.join(blamed)}: {remedy}"
     return Fault(FaultKind.MISMATCH, blamed, text)

@@ -43,8 +43,11 @@ class Session:
         """The member that gives this one the result of the newest finished call; None if this member needs none."""
         self.expected: Layout | None = None
         """The layout with which all members expect the next call to begin; None before a session's first call (training thread
-        only). It is that of the call that came after two like the newest two the last time, or else the newest's own. Every call
-        of a session is carried out by all members, so they expect the same."""
+        only). It is that of the call that came after two like the newest two the last time, or else the newest's own. All
+        members carry out every call of a session, so they expect the same."""
+        self.repeated: Layout | None = None
+        """The layout of the newest three calls, if they had the same one: another such call changes nothing here, unless the
+        weights change (training thread only)."""
         self._newest = (b"", b"")
         """Signatures of the newest two calls that were finished in this session."""
         self._after: dict[tuple[bytes, bytes], Layout] = {}
@@ -52,6 +55,9 @@ class Session:
         self.script: tuple[Layout, ...] = ()
         """Layouts of the calls of the newest unit finished in this session, its commit last (training thread only)."""
 
+        self.blamed: tuple[str, ...] = ()
+        """Members that have to stop, as the trailer of an attempt shows (under the plane's lock); ``dispute`` says why."""
+        self.dispute = ""
         self.divisor = 1.0
         """The sum of the weights in the newest average that was finished in this session (training thread only). Equal at all
         members when they are in the same call."""
@@ -74,12 +80,17 @@ class Session:
         self._after[self._newest] = first
         if len(self._after) > _REMEMBERED:
             del self._after[next(iter(self._after))]
-        self._newest = (self._newest[1], layout.signature)
+        before, self._newest = self._newest, (self._newest[1], layout.signature)
         self.expected = self._after.get(self._newest, first)
+        self.repeated = layout if first is layout and self._newest == before else None
 
     def expect(self, layout: Layout | None) -> None:
         """The commit of a unit comes next: the members expect it to begin like that. Training thread only."""
         self.expected = layout
+
+    def blame(self, blamed: tuple[str, ...], dispute: str) -> None:
+        """The trailer of an attempt shows that these members have to stop (see ``Report``). Under the plane's lock."""
+        self.blamed, self.dispute = blamed, dispute
 
     def heard(self, *, accelerated: bool) -> None:
         """A call with tensors on devices has ended: what its trailer says of accelerators. Training thread only."""

@@ -45,6 +45,7 @@ from ..tensors.staging import Allocate, Slot, StagingPool
 from ..tensors.trailer import Flag, RankRecord, Trailer
 from .arrival import Arrival
 from .call_lock import CallLock
+from .catching_up import CatchUp, Obtain, caught_up
 from .inquiry import Entered, Inquiry
 from .open_calls import Move, OpenCalls, OpenFacts, next_move
 from .transport import Transport
@@ -120,6 +121,7 @@ class Engine:
         in_flight: int,
         *,
         load: Callable[[Call, Session], bool],
+        obtain: Obtain | None = None,
         registered: Callable[[], Registered | None] = lambda: None,
         inquiry: Inquiry | None = None,
         recovery: Recovery | None = None,
@@ -128,8 +130,8 @@ class Engine:
         layouts: LayoutBook | None = None,
         allocate: Allocate = room,
     ) -> None:
-        """``load``: loads registered state if this member lacks it; returns True if it did. ``registered``: returns the
-        registered objects, if any.
+        """``load``: loads registered state if this member lacks it; returns True if it did. ``obtain``: the same between two
+        calls. ``registered``: returns the registered objects, if any.
 
         ``inquiry``: asks for a newcomer which call the others are in; None if all calls are alike. ``recovery``: gets the state
         beside the others' calls. ``admission``: waits, in the first call, until this member is in a view; None if that takes no
@@ -143,6 +145,7 @@ class Engine:
         self._limits = limits
         self._in_flight = in_flight
         self._load = load
+        self._obtain = obtain
         self._admission = admission
         self._observers = Observers() if observers is None else observers
         self._layouts = LayoutBook() if layouts is None else layouts
@@ -179,6 +182,8 @@ class Engine:
                 staging = self._pool.staging(call.layout)
                 if plane.phase is Phase.WAITING:
                     self._admit(call)
+                if isinstance(call, CatchUp):
+                    return self._catch_up(call)
                 staging.turn(plane.needed)
             else:
                 found = self._end(begun)
@@ -197,12 +202,39 @@ class Engine:
             raise
         finally:
             try:
-                if plane.current is not None:
-                    self._failures.abandon()
+                if plane.current is not None or self._arrival.call is not None:
+                    self._break_off()
             finally:
-                if self._arrival.call is not None:
-                    self._arrival.end()
                 plane.step_times.left(self._threads.now())
+
+    def _break_off(self) -> None:
+        """The program leaves a call that was not finished, or in which this member was arriving."""
+        try:
+            if self._plane.current is not None:
+                self._failures.abandon()
+        finally:
+            if self._arrival.call is not None:
+                self._arrival.end()
+
+    def _catch_up(self, call: CatchUp) -> Status:
+        """Get the state between two calls of the others. NO_NEED if it is here already."""
+        plane, arrival, waiting = self._plane, self._arrival, self._waiting
+        assert self._obtain is not None
+        arrival.begin(call)
+        came = caught_up(
+            call,
+            plane,
+            self._limits.step_timeout,
+            session_for=lambda own: plane.ready(self._limits.min_size) or waiting.session(own),
+            obtain=self._obtain,
+            accompany=lambda own: arrival.accompany(self, own),
+        )
+        return Status.SUCCESS if came else Status.NO_NEED
+
+    @property
+    def drain_patience(self) -> float:
+        """Seconds that a worker that has to leave waits for what ends soon."""
+        return self._limits.drain_patience
 
     # --- an open call ---------------------------------------------------------------------------------------------------
 
@@ -243,7 +275,9 @@ class Engine:
     def _end(self, attempt: OpenAttempt) -> tuple[Results, Session] | None:
         """Backward has ended: finish what is under way. None if it failed: decide again in the next view."""
         plane, call, session = self._plane, attempt.call, attempt.session
-        call.restart(self._threads.now())  # the deadline of a call counts what it waits for, not what the program computes
+        now = self._threads.now()
+        plane.step_times.computed(now - call.began)
+        call.restart(now)  # the deadline of a call counts what it waits for, not what the program computes
         plane.computed(call)
         results = self.attempt(call, session, attempt)
         if results is not None:
@@ -392,7 +426,8 @@ class Engine:
         """A single member needs no operation: its own input is the result."""
         intact = not (call.veto and call.spoilt())
         trailer = Trailer.of((record,))
-        return self._finish(call, session, trailer, Results(call.number, call.layout, (), trailer.weight, intact))
+        results = Results(call.number, call.layout, (), trailer.weight, intact, view_id=session.view.view_id)
+        return self._finish(call, session, trailer, results)
 
     def _finish(self, call: Call, session: Session, trailer: Trailer, results: Results) -> Results | None:
         """Finish ``call`` here. None if a freeze came first: then the next session finishes it, by adoption or redo."""
@@ -526,6 +561,7 @@ class Engine:
         """The registered state has changed since the program made its call."""
         own.reloaded()
         self._pool.staging(own.layout).cool()  # drops the buffers for averages to keep
+        self._pool.owe_nothing()
 
     def turn_back(self, own: Call) -> None:
         """Go on with the program's call, after calls of the others."""

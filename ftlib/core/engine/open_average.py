@@ -16,7 +16,7 @@ __all__ = ["CarriesOut", "OpenAverage"]
 
 
 class CarriesOut(Protocol):
-    """Carries out open calls (see ``FTLib``)."""
+    """Carries out open calls, each in its thread's turn (see ``OpenTurns``)."""
 
     def begin_open(self, call: OpenCall) -> bool:
         """Enter ``call`` now, if that may be."""
@@ -33,6 +33,9 @@ class CarriesOut(Protocol):
     def abandon_open(self) -> None:
         """The call gets no gradients."""
 
+    def has_finished(self, call: OpenCall) -> bool:
+        """True if ``call`` has finished, with whatever status."""
+
 
 class OpenAverage:
     """One average of gradients, bucket by bucket. Used by one thread, the one that computes the gradients.
@@ -46,7 +49,7 @@ class OpenAverage:
         self._call = call
         self._calls = calls
         self._pushed = 0
-        self._asked = False
+        self._asked = len(call.layout.buckets) == 1  # that one begins at the end in any case
         self._opened = False
 
     @property
@@ -78,6 +81,11 @@ class OpenAverage:
         if self._opened:
             self._calls.advance_open(self._pushed)
 
+    def poll(self) -> None:
+        """Begin what may begin by now, as ``push`` does: for programs that push all buckets at once."""
+        if self._opened:
+            self._calls.advance_open(self._pushed)
+
     def restart(self) -> None:
         """A gradient of a pushed bucket has changed after all: what was sent does not count, ``finish`` sends it anew."""
         if self._opened:
@@ -89,6 +97,11 @@ class OpenAverage:
         """
         opened, self._asked, self._opened = self._opened, True, False
         return self._calls.finish_open(self._call, opened=opened)
+
+    @property
+    def finished(self) -> bool:
+        """After ``finish``: False if no member has a result, as too few are there, or this one has left."""
+        return self._calls.has_finished(self._call)
 
     def abandon(self) -> None:
         """There will be no gradients: let no member wait for this one. Idempotent, also after ``finish``."""

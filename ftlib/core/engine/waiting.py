@@ -140,7 +140,7 @@ class Waiting:
         if self._for_operations is None or self._for_operations[0] != key:
             self._for_operations = key, self._patience(call)
         patience = self._for_operations[1]
-        if self.now() > patience.deadline:
+        if self.now() > max(patience.deadline, self._stepped() + limits.step_timeout):
             raise RebuildTimeout(f"{call}: not finished within {limits.step_timeout:g} s; {self.blocking()}")
         long = patience.due()
         if long is not None:
@@ -169,6 +169,11 @@ class Waiting:
         if not absent:
             return f"the members of {session.view} have all entered the call"
         return f"waiting for {session.names(absent)}, not in this call yet"
+
+    def _stepped(self) -> float:
+        """When one of the others has last done a step by itself, as far as their pings show: a round of such may take hours."""
+        with self._plane.changed:
+            return max((when for _, when in self._plane.peers.inner.values()), default=-math.inf)
 
     def _patience(self, call: Call) -> Patience:
         """The call's own patience if it has one, else ``step_timeout`` since the call was entered."""

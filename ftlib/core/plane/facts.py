@@ -35,6 +35,7 @@ def facts(plane: Plane, framework: Framework) -> dict[str, Any]:
                 "finished": finished,
                 "current": current,
                 "seconds": now - plane.peers.changes[member_id] if finished is not None else None,
+                "inner_steps": plane.peers.inner.get(member_id, (0, now))[0],
                 "following": member_id in followers,
                 "late": member_id in late,
             }
@@ -47,6 +48,7 @@ def facts(plane: Plane, framework: Framework) -> dict[str, Any]:
         "epoch": 0 if session is None else session.view.epoch,
         "step": plane.step,
         "finished_calls": plane.finished,
+        "inner_steps": plane.borders.inner,
         "in_call": in_call,
         "peers": peers,
         "step_times": plane.step_times.facts(),

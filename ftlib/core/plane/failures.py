@@ -34,6 +34,8 @@ class Failures:
         """An operation of ``call`` failed in ``session``: report it to the others, and abort the group."""
         plane = self._plane
         with plane.changed:  # report before any thread can see the freeze: the consensus relies on that order
+            if isinstance(error, Disagreement):
+                session.blame(error.blamed, error.dispute)  # part of the flush report
             first, order = plane.failed(session)
             if first:
                 self._consensus.average_failure(call.number, session.members_of(error.peers))

@@ -1,15 +1,18 @@
-"""How far a late program is behind its deputy: calls and steps that were granted, but are not yet in the program's state."""
+"""Where the program is among the calls: how far behind its deputy, and whether at a border between two calls."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Lag"]
+__all__ = ["Borders", "Lag"]
 
 
 @dataclass(slots=True)
 class Lag:
-    """Part of the plane, guarded by the plane's lock."""
+    """How far a late program is behind its deputy: calls and steps that were granted, but are not yet in the program's state.
+
+    Part of the plane, guarded by the plane's lock.
+    """
 
     calls: int = 0
     """Calls that the deputy finished and the program has not taken over."""
@@ -25,3 +28,29 @@ class Lag:
         """The program takes over a call that granted ``granted`` steps. Healing removes the lag: see ``Plane.activate``."""
         self.calls = max(0, self.calls - 1)
         self.steps = max(0, self.steps - granted)
+
+
+@dataclass(slots=True)
+class Borders:
+    """The places between calls at which the program is done with all that the last call led to: the beginning of its loop,
+    where it calls ``catch_up``, and its steps on private state. Part of the plane, guarded by the plane's lock.
+    """
+
+    before: int = 0
+    """The call before which the program has come to a border; 0: none yet."""
+    step: int = 0
+    """The steps granted by then."""
+    told: bool = False
+    """True if steps were granted between two of them: it comes to them in its loop, and there are none before other calls."""
+
+    inner: int = 0
+    """How many steps the program has done by itself, between calls or in an open one."""
+
+    def stepped(self, inner: int) -> None:
+        """The program has done its ``inner``-th step by itself."""
+        self.inner = inner
+
+    def come(self, number: int, step: int) -> None:
+        """The program is at a border before call ``number``, after ``step`` steps."""
+        self.told = self.told or bool(self.before and step > self.step)
+        self.before, self.step = number, step

@@ -17,12 +17,12 @@ from ...common.counters import Counters
 from ...common.threads import SYSTEM, Threads
 from ...frameworks.base import Group
 from ..calls.call import Call, Results
-from ..calls.salvage import Report
+from ..calls.salvage import NAMED, Report
 from ..calls.session import Session
 from ..tensors.staging import Slot
 from ..tensors.trailer import Trailer
 from .data_accounting import DataAccounting, shares_in
-from .lag import Lag
+from .lag import Borders, Lag
 from .news import News
 from .orders import FINISHED, Finish, Order
 from .phase import PLANE, Phase, Switch
@@ -88,8 +88,8 @@ class Plane:
         self.peers = Peers()
         self.recovery: Callable[[], Progress] | None = None
         """Progress of this member's recovery; None if there is none. Must not be called under the lock."""
-        self.lag = Lag()
-        """How far the program is behind its deputy."""
+        self.lag, self.borders = Lag(), Borders()
+        """How far the program is behind its deputy; and the newest border between calls that it has come to."""
         self.trailer: Trailer | None = None
         """The trailer of the last call that was finished in the active session."""
         self.step_times = StepTimes() if step_times is None else step_times
@@ -100,7 +100,7 @@ class Plane:
         """Accounting of the data that calls use up."""
         self.news: News = News() if former is None else former.news
         """Pending notifications of views to the program."""
-        self._told = (0, 0, False)
+        self._told = (0, 0, False, 0)
         """This member's place as last sent to the others: finished calls, the current call, and whether it is busy with it."""
         self._last_signature = b""
         self._order: Order | None = None
@@ -162,10 +162,16 @@ class Plane:
         current, present = self.current, self.current is None or self.current.present
         number = current.number if current is not None and present and not current.computing else 0
         busy = self.running is not None and present
-        place = self.finished, number, busy
+        place = self.finished, number, busy, self.borders.inner
         if place != self._told:
             self._told = place
-            self._tell(self.finished, number, busy=busy)
+            self._tell(self.finished, number, busy=busy, inner=self.borders.inner)
+
+    def stepped(self, inner: int) -> None:
+        """The program has done a step by itself, its ``inner``-th: it does not hang, however long the others wait."""
+        with self.changed:
+            self.borders.stepped(inner)
+            self.tell()
 
     def turn_to(self, call: Call) -> None:
         """The training thread goes on inside ``call`` instead of, or after, its current call, which has nothing under way."""
@@ -241,7 +247,6 @@ class Plane:
                 self._order = order
                 self.tell()
                 return None
-            results.computed_in(session.view.view_id)
             if trailer.draws:
                 results.share(shares_in(session.by_rank, trailer))
             self._finished(call, results)
@@ -329,6 +334,21 @@ class Plane:
             if current is None or current.number != number or current.stand_in:
                 return False
             return current.changes_state or not current.computing
+
+    def at_border(self) -> None:
+        """The program has come to a border (see ``Borders``). On the training thread, outside of calls or in an open one."""
+        with self.changed:
+            if self.borders.before <= self.finished and not self.lag.calls:  # a late program is not where the calls are
+                self.borders.come(self.finished + 1, self.step)
+                self.changed.notify_all()
+
+    def settled(self, number: int) -> bool:
+        """True if shared state that only calls change is as on entry to call ``number``: in that call, and before it."""
+        with self.changed:
+            units = self.current is not None and self.current.changes_state
+            return (
+                self.phase is not Phase.STOPPED and not units and self.finished == number - 1 and self.borders.before == number
+            )
 
     # --- the rebuild thread --------------------------------------------------------------------------------------------
 
@@ -442,10 +462,10 @@ class Plane:
 
     # --- the agent's thread --------------------------------------------------------------------------------------------
 
-    def peer_progress(self, member_id: str, finished: int, current: int) -> None:
-        """Note another member's place."""
+    def peer_progress(self, member_id: str, finished: int, current: int, inner: int = 0) -> None:
+        """Note another member's place, and how many steps it has done by itself."""
         with self.changed:
-            self.peers.note(member_id, (finished, current), self.threads.now())
+            self.peers.note(member_id, (finished, current), self.threads.now(), inner)
 
     # --- within the lock -----------------------------------------------------------------------------------------------
 
@@ -498,4 +518,5 @@ class Plane:
         signatures = (self._last_signature, entered)
         state = (is_founder, self.blank, self.has_state, late)
         spoilt = self.results is not None and self.results.changed
-        return Report(*calls, *signatures, self.origin, *state, drawn, self.newcomer, spoilt)
+        found = ((), "") if self.session is None else (self.session.blamed[:NAMED], self.session.dispute)
+        return Report(*calls, *signatures, self.origin, *state, drawn, self.newcomer, spoilt, *found)

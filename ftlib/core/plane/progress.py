@@ -19,17 +19,22 @@ class Peers:
         """(finished, current) by member id."""
         self.changes: dict[str, float] = {}
         """When a member's place changed last, by member id (seconds on the plane's clock)."""
+        self.inner: dict[str, tuple[int, float]] = {}
+        """How many steps a member has done by itself, and when that number rose last, by member id; without those of none."""
 
-    def note(self, member_id: str, place: tuple[int, int], now: float) -> None:
-        """A member has sent its place."""
+    def note(self, member_id: str, place: tuple[int, int], now: float, inner: int = 0) -> None:
+        """A member has sent its place, and how many steps it has done by itself."""
         if self.places.get(member_id) != place:
             self.places[member_id] = place
             self.changes[member_id] = now
+        if inner and self.inner.get(member_id, (0, 0.0))[0] != inner:
+            self.inner[member_id] = inner, now
 
     def keep(self, ids: Container[str]) -> None:
         """Forget all members that are not in ``ids``."""
         self.places = {member_id: place for member_id, place in self.places.items() if member_id in ids}
         self.changes = {member_id: since for member_id, since in self.changes.items() if member_id in ids}
+        self.inner = {member_id: told for member_id, told in self.inner.items() if member_id in ids}
 
 
 @dataclass(frozen=True, slots=True)

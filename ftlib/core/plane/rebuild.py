@@ -136,8 +136,8 @@ class Rebuilder:
                 self._freeze(order)
             case Wish(wanted):
                 self._plane.wish(wanted)
-            case PeerProgress(member_id, finished, current):
-                self._plane.peer_progress(member_id, finished, current)
+            case PeerProgress(member_id, finished, current, inner):
+                self._plane.peer_progress(member_id, finished, current, inner)
             case Stalled(call, waited):
                 log_stall(self._plane, call, waited)
                 self._given_up()

@@ -1,7 +1,8 @@
 """How long each member is outside of calls, according to the slots of a trailer, and which members fall behind.
 
-A slot holds in one byte how long its rank was outside of calls before this one: forward, backward, optimizer, data. The code is
-logarithmic: 1 stands for up to 100 us, each further code for 9 % more, 255 for about 90 hours; 0 means unknown.
+A slot holds in one byte how long its rank was outside of calls before this one: forward, backward, optimizer, data; and the
+rest of the backward before, if that ended within an open call. The code is logarithmic: 1 stands for up to 100 us, each further
+code for 9 % more, 255 for about 90 hours; 0 means unknown.
 
 Between two averages there may be minor calls (a barrier, the mean of a loss), and some programs average layer by layer. So
 times are added up until an average before which some member worked for ``LEAST`` seconds: that is a *step* here.
@@ -92,6 +93,8 @@ class StepTimes:
         self._factor = factor
         self._steps = steps
         self._left: float | None = None
+        self._inside = 0.0
+        """See ``computed``."""
         self._averages = False
         """True once this program has averaged: from then on only an average ends a step."""
         self._by_rank: tuple[str, ...] = ()
@@ -104,11 +107,18 @@ class StepTimes:
 
     def entered(self, now: float) -> None:
         """A call begins."""
-        self.busy = 0 if self._left is None else coded(now - self._left)
+        self.busy = 0 if self._left is None else coded(now - self._left + self._inside)
+        self._inside = 0.0
 
     def unknown(self) -> None:
         """Mark the time before this call as unknown: it does not show this member's pace."""
         self.busy = 0
+
+    def computed(self, seconds: float) -> None:
+        """The program computed for so long within an open call, which had said its time already: it counts in the next one.
+        So who enters in the middle of backward and who enters at its end say the same.
+        """
+        self._inside = seconds
 
     def left(self, now: float) -> None:
         """The call has ended."""
@@ -129,17 +139,11 @@ class StepTimes:
             return QUIET
         self._sums = None
         self._recent.append((by_rank, times))
-        if not self._rows and self._even(times):
+        # The others' median is at least this, whichever member is left out: a cheap way to see that none is slow.
+        least = max(LEAST, sorted(times)[len(times) // 2 - 1])
+        if not self._rows and (len(times) == 1 or max(times) <= self._factor * least):
             return QUIET
         return self._judged(self._slow(times))
-
-    def _even(self, times: list[float]) -> bool:
-        """A cheap check: True only if no member is slow. Members with unknown time are not slow."""
-        if len(times) == 1:
-            return True
-        # The others' median is at least this, whichever member is left out.
-        least = max(LEAST, sorted(times)[len(times) // 2 - 1])
-        return max(times) <= self._factor * least
 
     def _slow(self, times: list[float]) -> dict[str, tuple[float, float]]:
         """Time and the others' median of each member that is slow in this step. Zeros are unknown times."""

@@ -23,6 +23,9 @@ from .trailer import CARRIERS
 HEAD_BYTES = 64 * 1024
 """A head carries at most this many bytes of data."""
 
+_SMALL = 16 * 1024
+"""Bytes of one tensor that are read and written in about the time that an operation of torch takes by itself."""
+
 TensorSpec = tuple[torch.dtype, tuple[int, ...]]
 
 
@@ -50,6 +53,17 @@ class Bucket:
     """The device of the tensors (see ``common.devices``)."""
     compressed: bool = False
     """Whether the data goes by the operations of the layout's compression, not by an allreduce of it as it is."""
+    indices: tuple[int, ...] = field(init=False)
+    """The tensors of the pieces."""
+    whole: bool = field(init=False)
+    """True if there are pieces, and all are whole tensors."""
+    small: bool = field(init=False)
+    """True if these are so many and so small that another pass over them takes less time than an operation for each."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "indices", tuple(piece.index for piece in self.pieces))
+        object.__setattr__(self, "whole", bool(self.pieces) and all(piece.shape is not None for piece in self.pieces))
+        object.__setattr__(self, "small", len(self.pieces) > 2 and self.nbytes < _SMALL * len(self.pieces))
 
     @property
     def nbytes(self) -> int:

@@ -46,7 +46,6 @@ class Slot:
         "_landed",
         "_probes",
         "_row",
-        "_seen",
         "_span",
         "bucket",
         "buffer",
@@ -57,6 +56,7 @@ class Slot:
         "norms",
         "numbers",
         "reader",
+        "seen",
         "total",
         "trailer",
         "views",
@@ -84,7 +84,7 @@ class Slot:
         """The same data on the bucket's device."""
         self._landed = True
         """False if only ``_row`` holds the data."""
-        self._seen: tuple[weakref.ref[torch.Tensor], ...] = ()
+        self.seen: tuple[weakref.ref[torch.Tensor], ...] = ()
         """The parameters whose gradients the program sees here."""
         self._span = (0, 0)
         """Where these gradients are: addresses."""
@@ -199,7 +199,7 @@ class Slot:
 
         ``checked``: False if ``check`` was not called for this data.
         """
-        self._seen, self._span = tuple(map(weakref.ref, owners)), span
+        self.seen, self._span = tuple(map(weakref.ref, owners)), span
         if not checked:
             self.norms, self.total = (), None
         elif self.total is None:  # few elements
@@ -209,11 +209,11 @@ class Slot:
     def in_use(self) -> bool:
         """True while the program has a gradient here: the average that is here, or what it has made of it."""
         begin, end = self._span
-        for seen in self._seen:
+        for seen in self.seen:
             owner = seen()
-            if owner is not None and owner.grad is not None and begin <= owner.grad.data_ptr() < end:
+            if owner is not None and (gradient := owner.grad) is not None and begin <= gradient.data_ptr() < end:
                 return True
-        self._seen = ()
+        self.seen = ()
         return False
 
     def claim(self) -> None:
@@ -283,7 +283,7 @@ class Staging:
         turn = self._turn % self._turns[number]
         slot = self._slots[number][turn]
         wanted = 0 if number else trailer_elements
-        if slot is not None and slot.in_use:
+        if slot is not None and slot.seen and slot.in_use:
             self._free[number].append(slot)
             slot = None
         if slot is None:
@@ -364,6 +364,11 @@ class StagingPool:
         else:
             self._stagings.move_to_end(layout.signature)
         return staging
+
+    def owe_nothing(self) -> None:
+        """This member has got the others' state: see ``CallMemory.forget``."""
+        for staging in self._stagings.values():
+            staging.memory.forget()
 
     def _drop_like(self, layout: Layout) -> None:
         """Drop the stagings of the same call in another order of its tensors: each has as much memory as the gradients."""

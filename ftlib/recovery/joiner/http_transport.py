@@ -70,6 +70,10 @@ class Later(FTLibError):
     """The donor is not ready yet: ask again. It kept the request waiting for a while, unless it is too busy."""
 
 
+class Midway(FTLibError):
+    """The donor is in a call in the middle of its loop: only after that the state can be had for the beginning of the loop."""
+
+
 class StillReading(Later):
     """The donor is reading a checkpoint, which may take long."""
 
@@ -138,6 +142,7 @@ _REFUSALS: Mapping[int, type[FTLibError]] = {
     Refusal.READING: StillReading,
     Refusal.NOTHING: Nothing,
     Refusal.UNFIT: Unfit,
+    Refusal.MIDWAY: Midway,
     Refusal.OVER: Over,
 }
 

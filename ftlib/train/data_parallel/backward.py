@@ -95,6 +95,7 @@ class Backward:
         """True if the program has asked for the norms of the last average."""
         self._weight: float | None = None
         self._batches = 1
+        self._ends = (weakref.WeakMethod(self._end), weakref.WeakMethod(self.failed))
         self._views_told = not options.views
 
     # --- outside of backward -------------------------------------------------------------------------------------------
@@ -241,15 +242,13 @@ class Backward:
         self._roots.clear()
         self._phase[0] = _BEGUN
         self._queue.append(self)
-        end = _End(weakref.WeakMethod(self._end), weakref.WeakMethod(self.failed))
-        torch.autograd.Variable._execution_engine.queue_callback(end)  # noqa: SLF001 - no public name
+        torch.autograd.Variable._execution_engine.queue_callback(_End(*self._ends))  # noqa: SLF001 - no public name
 
     def _keep_results(self) -> None:
         """Where gradients are still views of the last average, backward would add to it in place: let it add to copies, as
         another worker may have to get that average from here.
         """
-        owners = [(number, self._trained.all[number]) for number in self._trained.numbers]
-        left = [(number, owner, owner.grad) for number, owner in owners if owner.grad is not None]
+        left = [(number, owner, gradient) for number, owner in self._trained.pairs if (gradient := owner.grad) is not None]
         room = self.room() if left else None
         if room is None:
             return

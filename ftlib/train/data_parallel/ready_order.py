@@ -32,16 +32,20 @@ class ReadyOrder:
         self._count = 0
         self._observed: list[int] | None = None
         """The order of this member's latest backward, until one is agreed."""
+        self._seen: bytes | None = None
+        """The value that was agreed when somebody looked last."""
+        self._found: bytes | None = None
+        """What that says of the order."""
 
     def concern(self, count: int, digest: bytes) -> None:
         """From now on the order is of so many parameters; ``digest`` (8 bytes) says which."""
         self._count, self._digest, self._observed = count, digest, None
+        self._seen, self._found = None, None
 
     @property
     def key(self) -> bytes:
         """Equal bytes stand for the same order."""
-        agreed = self._agreed()
-        return self._digest + (b"" if agreed is None else agreed)
+        return self._agreed() or b""
 
     def order(self) -> list[int]:
         """The order that holds for the next average."""
@@ -87,7 +91,10 @@ class ReadyOrder:
     def _agreed(self) -> bytes | None:
         """The agreed order; empty if it is to be agreed before the next average; None before the first average."""
         value = self._ft.agreed.get(self._name)
-        return value[_DIGEST:] if value is not None and value[:_DIGEST] == self._digest else None
+        if value is not self._seen:
+            fits = value is not None and value[:_DIGEST] == self._digest
+            self._seen, self._found = value, value[_DIGEST:] if value is not None and fits else None
+        return self._found
 
     def _put(self, order: Sequence[int]) -> None:
         self._ft.agreed.put(self._name, self._digest + np.array(order, "<u4").tobytes())

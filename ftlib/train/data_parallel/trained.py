@@ -31,6 +31,8 @@ class Trained:
         self.ids = frozenset(map(id, self.all))
         self.numbers: list[int] = []
         """The numbers of the trained ones, in registration order."""
+        self.pairs: list[tuple[int, nn.Parameter]] = []
+        """The same with the parameters."""
         self.owners: list[nn.Parameter] = []
         """What is averaged: those parameters themselves; for a DTensor, a plain parameter on the same memory."""
         self._flags = [False] * len(named)
@@ -46,6 +48,7 @@ class Trained:
         changed = [(name, now) for name, now, before in both if now != before]
         first, self._flags = not self.numbers, flags
         self.numbers = [number for number, flag in enumerate(flags) if flag]
+        self.pairs = [(number, self.all[number]) for number in self.numbers]
         self._sharded = []
         self.owners = [self._owner(self.all[number]) for number in self.numbers]
         return "" if first else "; ".join(filter(None, (_said(changed, now=True), _said(changed, now=False))))

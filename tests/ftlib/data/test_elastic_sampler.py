@@ -358,3 +358,16 @@ def test_a_state_that_is_loaded_after_a_freeze_is_dealt_on_at_once() -> None:
         used += shares["b"].samples
         next(loop)
     assert used == 4, "a batch of its own, not only fillers"
+
+
+def test_a_founder_that_gets_the_state_before_its_first_call_has_ended_deals_as_the_others_do() -> None:
+    """The others finished that call and went on, and it is dealt nothing yet: that is no state of an earlier job."""
+    view = ("a", "b", "c")
+    a, b, c = (_member(name, view) for name in view)
+    _call(("a", a), ("b", b), step=1)
+    reports = {"a": a.report(), "b": b.report()}
+    for sampler in (a, b):
+        sampler.activated(view, reports)
+    _call(("a", a), ("b", b), step=2)
+    c.load_state_dict(decode(snapshot(a.state_dict())))
+    assert c.begin(0).deal == a.begin(0).deal

@@ -147,7 +147,7 @@ def test_who_follows_is_told_by_the_others(plane: Plane) -> None:
     members = (Member("a" * 16, "127.0.0.1", 2), other)
     session = Session(View(2, "parent", members), SalvagePlan(5, 5), members[0].id, {members[0].id: 0, other.id: 1}, None)
     assert plane.activate(session)
-    untold = {"finished": None, "current": None, "seconds": None, "following": False, "late": False}
+    untold = {"finished": None, "current": None, "seconds": None, "inner_steps": 0, "following": False, "late": False}
     assert facts(plane, FRAMEWORK)["peers"] == {other.id: untold}, "it is one of them before its first ping"
     plane.peer_progress(other.id, 5, 6)
     assert facts(plane, FRAMEWORK)["peers"] == {other.id: {**untold, "finished": 5, "current": 6, "seconds": 0.0}}

@@ -8,7 +8,7 @@ from .accelerator import HEALTHY, Accelerators, Equipment
 from .ambush import Ambush, Ambushes
 from .backward import Habits
 from .pace import Pace
-from .play import accelerated, opening, play, play_plot, plotted_history, random_history, settings
+from .play import accelerated, mixing, opening, play, play_plot, plotted_history, random_history, settings
 from .plot import Plot, Script, Step
 from .promises import Promises
 from .trainers import Trainers
@@ -27,6 +27,7 @@ __all__ = [
     "Step",
     "Trainers",
     "accelerated",
+    "mixing",
     "opening",
     "play",
     "play_plot",

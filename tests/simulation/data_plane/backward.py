@@ -7,19 +7,21 @@ at first not at all, because backward raises. The order of the buckets is regist
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ftlib import Compression
 from ftlib.core.calls.call import Call
 from ftlib.core.calls.open_call import OpenCall
-from ftlib.core.engine.open_average import OpenAverage
+from ftlib.core.engine.open_average import CarriesOut, OpenAverage
 from ftlib.core.tensors.layout import Bucket, Layout, lay_out_in_order
 from ftlib.status import Status
 
+from .compressing import Halving
 from .trainer import Trainer
 
 if TYPE_CHECKING:
@@ -54,10 +56,58 @@ class Habits:
     """Share of the passes that weigh more; drawn for each job if None."""
     reorder: int = 7
     """After so many steps the buckets are in another order; 0: never."""
+    dawdles: float = 0.0
+    """Takes long in the middle of backward."""
+    program: str = ""
+    """See ``program``; "" for one average after the other."""
+    extras: int = 0
+    """Each call whose number is a multiple of that is a barrier instead; 0: none."""
+    deadline: float | None = None
+    """Seconds after which a member's deputy acts; None: it has none."""
+    compressed: bool = False
+    """Averages go by ``Halving``."""
+    follows: bool = False
+    """Joiners follow the others' calls until they have the state."""
 
 
 class _RaisedError(Exception):
     """Backward raises."""
+
+
+class Model:
+    """One of a program's models: what it has trained so far, the gradients' places, and the order of the buckets."""
+
+    def __init__(self, parameters: Sequence[torch.Tensor], own: Random, compression: Compression | None = None) -> None:
+        """``own``: draws alike at all members. ``compression``: of its averages, which are of float32 then."""
+        dtype = torch.float64 if compression is None else torch.float32
+        count, lanes = len(parameters), parameters[0].numel()
+        self.parameters = parameters
+        self.owners = [torch.nn.Parameter(torch.zeros(lanes, dtype=dtype)) for _ in parameters]
+        self.order = torch.arange(count)
+        row = lanes * dtype.itemsize
+        self._sizes = own.choice([row, row, row, 2 * row, row // 2]), own.choice([row, row, row // 2])
+        self._bare = own.random() < 0.3
+        self._specs = [(dtype, (lanes,))] * count
+        self._compression = compression
+        self._layouts: dict[tuple[int, ...], Layout] = {}
+        self.average: OpenAverage | None = None
+        """Kept until the next pass."""
+
+    def begin(self, call: OpenCall, calls: CarriesOut) -> OpenAverage:
+        """The next average."""
+        self.average = OpenAverage(call, calls)
+        return self.average
+
+    def layout(self) -> Layout:
+        """As the order is now."""
+        order = tuple(self.order.tolist())
+        if order not in self._layouts:
+            layout = lay_out_in_order("average", self._specs, order, *self._sizes, compression=self._compression)
+            if self._bare and self._compression is None:  # as if the first bucket were large
+                buckets = (Bucket(torch.uint8, 0, "SUM", ()), *layout.buckets)
+                layout = replace(layout, buckets=buckets, spares=2, signature=bytes(each ^ 255 for each in layout.signature))
+            self._layouts[order] = layout
+        return self._layouts[order]
 
 
 class OpenTrainer(Trainer):
@@ -68,29 +118,24 @@ class OpenTrainer(Trainer):
         jobs = process.jobs
         self._habits = jobs.habits or Habits()
         self._calls = _Calls(process)
-        self._owners = [torch.nn.Parameter(torch.zeros(jobs.lanes, dtype=torch.float64)) for _ in range(jobs.tensors)]
         own = Random(f"{jobs.seed} layouts")
-        row = jobs.lanes * torch.float64.itemsize
-        self._sizes = own.choice([row, row, row, 2 * row, row // 2]), own.choice([row, row, row // 2])
-        self._bare = own.random() < 0.3
+        self._compression = Halving() if self._habits.compressed else None
+        self._model = Model(self.parameters, own, self._compression)
+        """The one whose turn it is."""
         drawn = own.choice([0.0, 0.0, 0.25])
         self._heavy = drawn if self._habits.heavy is None else self._habits.heavy
         self._views = own.random() < self._habits.views
-        self.order = torch.arange(jobs.tensors)
-        self._layouts: dict[tuple[int, ...], Layout] = {}
-        self._average: OpenAverage | None = None
-        """Kept until the next pass."""
 
     # What ``register_state`` is given
 
     def state_dict(self) -> dict[str, Any]:
         """The order of the buckets as well."""
-        return super().state_dict() | {"order": self.order}
+        return super().state_dict() | {"order": self._model.order}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a donor's."""
         super().load_state_dict(state)
-        self.order.copy_(state["order"])
+        self._model.order.copy_(state["order"])
 
     # The program
 
@@ -99,7 +144,7 @@ class OpenTrainer(Trainer):
             self._begin_pass()
             self._zero()
             call = self._call()
-            self._average = average = OpenAverage(call, self._calls)
+            average = self._model.begin(call, self._calls)
             self._process.jobs.promises.entered(self._process, call)
             try:
                 self._backward_into(average)
@@ -111,22 +156,23 @@ class OpenTrainer(Trainer):
             return average.finish(), call
 
     def _call(self) -> OpenCall:
+        model = self._model
         return OpenCall(
-            self._layout_now(),
-            self._owners,
+            model.layout(),
+            model.owners,
             weight=self.weight,
             by_samples=False,
-            batches=1,
+            batches=int(self._draws()),
             veto=self._process.jobs.veto,
             views=self._views,
-            relaid=self._layout_now,
+            relaid=model.layout,
             name="parameter {}".format,
             remark=str,
         )
 
     def _zero(self) -> None:
         """``zero_grad``, of either kind."""
-        for owner in self._owners:
+        for owner in self._model.owners:
             if owner.grad is not None and self._rng.random() < self._habits.in_place:
                 owner.grad.zero_()
             else:
@@ -142,7 +188,10 @@ class OpenTrainer(Trainer):
         raises = rng.randrange(len(buckets) + 1) if rng.random() < habits.raises else -1
         restarts = rng.randrange(len(buckets)) if rng.random() < habits.restarts else -1
         notices = rng.randrange(restarts, len(buckets)) if restarts >= 0 else -1
+        dawdles = rng.randrange(len(buckets)) if habits.dawdles and rng.random() < habits.dawdles else -1
         for number, bucket in enumerate(buckets):
+            if number == dawdles:
+                threads.sleep(rng.uniform(0.0, 0.5))
             if bucket.pieces:
                 threads.sleep(rng.expovariate(len(buckets) / self._pace))
             if number == raises:
@@ -164,7 +213,7 @@ class OpenTrainer(Trainer):
     def _compute(self, bucket: Bucket, off: float = 0.0) -> None:
         for piece in bucket.pieces:
             if piece.start == 0:
-                owner = self._owners[piece.index]
+                owner = self._model.owners[piece.index]
                 if owner.grad is None:
                     owner.grad = torch.zeros_like(owner)
                 with torch.no_grad():
@@ -173,28 +222,23 @@ class OpenTrainer(Trainer):
     def _step(self, call: Call) -> None:
         if self._rng.random() < 0.5:
             self._process.threads.sleep(self._rng.uniform(0.0, self._habits.thinks))
-        chance = Random(f"{self._process.jobs.seed} {call.number}")
-        clips, unseen = chance.random() < self._habits.clips, call.veto and chance.random() < self._habits.unseen
-        for owner, parameter in zip(self._owners, self.parameters, strict=True):
+        self._apply_all(self._model, self.clock(call))
+
+    def _apply_all(self, model: Model, clock: int) -> None:
+        """Apply the averages in the gradients of ``model``, as the ``clock``-th."""
+        seed, habits = self._process.jobs.seed, self._habits
+        chance = Random(f"{seed} {clock}")
+        clips, unseen = chance.random() < habits.clips, self._process.jobs.veto and chance.random() < habits.unseen
+        for owner, parameter in zip(model.owners, model.parameters, strict=True):
             assert owner.grad is not None
             if clips:
                 (owner.grad.data if unseen else owner.grad).mul_(0.5)
                 if self._rng.random() < 0.1:
                     self._process.threads.sleep(self._rng.uniform(0.0, 0.01))
             self._apply(parameter, owner.grad)
-        every = self._habits.reorder
-        if every and call.number % every == 0:
-            generator = Random(f"{self._process.jobs.seed} order {call.number}")
-            self.order.copy_(torch.tensor(generator.sample(range(len(self._owners)), len(self._owners))))
-
-    def _layout_now(self) -> Layout:
-        order = tuple(self.order.tolist())
-        if order not in self._layouts:
-            layout = lay_out_in_order("average", self._specs, order, *self._sizes)
-            if self._bare:  # as if the first bucket were large
-                layout = replace(layout, buckets=(Bucket(torch.uint8, 0, "SUM", ()), *layout.buckets), spares=2)
-            self._layouts[order] = layout
-        return self._layouts[order]
+        if habits.reorder and clock % habits.reorder == 0:
+            generator, count = Random(f"{seed} order {clock}"), len(model.owners)
+            model.order.copy_(torch.tensor(generator.sample(range(count), count)))
 
 
 class _Calls:
@@ -210,16 +254,21 @@ class _Calls:
             return False
         opened = False
         try:
-            opened = process.engine.open(call)
+            opened = process.open(call)
         finally:
             if not opened:
                 process.call_lock.end_open()
         process.jobs.promises.opened(opened)
+        process.trainer.open = call if opened else None
         return opened
 
     def advance_open(self, complete: int) -> None:
-        """See ``CarriesOut``."""
+        """See ``CarriesOut``. A failure that has come by now is reported when this returns."""
+        attempt = self._process.engine._open._attempt
+        failed = attempt is not None and any(getattr(work, "error", None) is not None for work, _ in attempt._window)
         self._process.engine.advance(complete)
+        if attempt is not None and failed:
+            self._process.jobs.promises.failed_in_backward(self._process, attempt.session)
 
     def restart_open(self) -> None:
         """See ``CarriesOut``."""
@@ -228,8 +277,9 @@ class _Calls:
     def finish_open(self, call: OpenCall, *, opened: bool) -> Status:
         """See ``CarriesOut``."""
         process = self._process
+        process.trainer.open = None
         call.provide_all()
-        carry_out = functools.partial(process.engine.run, call)
+        carry_out = functools.partial(process.run, call)
         with torch.no_grad():
             if opened:
                 return process.call_lock.finish_open(carry_out, lambda: None)
@@ -237,7 +287,11 @@ class _Calls:
 
     def abandon_open(self) -> None:
         """See ``CarriesOut``."""
+        self._process.trainer.open = None
+        attempt = self._process.engine._open._attempt
         try:
-            self._process.engine.abandon()
+            self._process.abandon()
         finally:
             self._process.call_lock.end_open()
+        if attempt is not None:
+            self._process.jobs.promises.failed_in_backward(self._process, attempt.session)

@@ -7,7 +7,7 @@ are sure to notice a death. What is given up may write into its buffer until it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -119,10 +119,29 @@ class _Work(Work):
 
 @dataclass(slots=True)
 class _Operation:
-    """One allreduce: who has entered it, and how."""
+    """One collective: who has entered it, and how."""
 
     works: dict[int, _Work] = field(default_factory=dict)
-    value: torch.Tensor | None = None
+    kinds: set[OperationKind] = field(default_factory=set)
+    values: dict[int, torch.Tensor] = field(default_factory=dict)
+    """What each rank gets."""
+
+
+_COLLECTIVES = (OperationKind.ALLREDUCE, OperationKind.ALL_TO_ALL, OperationKind.ALL_GATHER)
+
+
+def _results(kind: OperationKind, given: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
+    """What each rank gets for what the ranks gave."""
+    ranks = range(len(given))
+    if kind is OperationKind.ALLREDUCE:
+        total = given[0].clone()
+        for rank in ranks[1:]:
+            total += given[rank]
+        return dict.fromkeys(ranks, total)
+    parts = [tensor.view(len(given), -1) for tensor in given]
+    if kind is OperationKind.ALL_GATHER:
+        return dict.fromkeys(ranks, torch.cat([parts[rank][rank] for rank in ranks]))
+    return {rank: torch.cat([part[rank] for part in parts]) for rank in ranks}
 
 
 class _Room:
@@ -170,9 +189,10 @@ class _Room:
         else:
             group.host.world.after(again, partial(self._notice, group, rank, min(2 * again, AGAIN_AT_MOST)))
 
-    def enter(self, number: int, rank: int, work: _Work) -> None:
+    def enter(self, number: int, rank: int, work: _Work, kind: OperationKind) -> None:
         operation = self.operations.setdefault(number, _Operation())
         operation.works[rank] = work
+        operation.kinds.add(kind)
         if len(operation.works) == self.size and not self.lost:
             self.seats[rank].host.world.after(self._delay(0.2), partial(self._reduce, number))
 
@@ -181,14 +201,15 @@ class _Room:
         operation = self.operations[number]
         if self.lost or any(work.ended for work in operation.works.values()):
             return
-        total = operation.works[0].tensor.clone()
         sizes = {rank: work.tensor.nbytes for rank, work in operation.works.items()}
         if len(set(sizes.values())) > 1:  # which would end a process with Gloo
             self.rooms.differ(self.seats[0].host, f"an operation has {sizes} bytes at ranks of one group")
             return
-        for rank in range(1, self.size):
-            total += operation.works[rank].tensor
-        operation.value = total
+        if len(operation.kinds) > 1:
+            self.rooms.differ(self.seats[0].host, f"an operation is {operation.kinds} at ranks of one group")
+            return
+        (kind,) = operation.kinds
+        operation.values = _results(kind, [operation.works[rank].tensor for rank in range(self.size)])
         for rank, work in operation.works.items():
             host = self.seats[rank].host
             self.rooms.tell(host, "reduced")
@@ -205,7 +226,7 @@ class _Room:
 
     def _complete(self, number: int, rank: int, work: _Work) -> None:
         if not work.ended:
-            work.complete(self.operations[number].value)
+            work.complete(self.operations[number].values[rank])
             self.rooms.tell(self.seats[rank].host, "completed")
 
     def post(self, key: tuple[int, int, int], work: _Work, table: dict[tuple[int, int, int], _Work]) -> None:
@@ -260,16 +281,16 @@ class SimulatedGroup(Group):
         return True
 
     def submit(self, operation: Operation) -> Work:
-        """See ``Group``; of the collectives sums only, as all of them are."""
+        """See ``Group``; of the reductions sums only, as all of them are."""
         kind, tensor, op, peer, tag = operation
         room = self._room
-        if kind is OperationKind.ALLREDUCE:
-            assert op == "SUM"
+        if kind in _COLLECTIVES:
+            assert op == "SUM" or kind is not OperationKind.ALLREDUCE
             work = self._begin(tensor)
             if not work.ended:
                 number, self._entered = self._entered, self._entered + 1
                 room.rooms.tell(self.host, "entered")
-                room.enter(number, self.rank, work)
+                room.enter(number, self.rank, work, kind)
             return work
         assert kind is not OperationKind.BROADCAST, "broadcasts are sums"
         sends = kind is OperationKind.SEND

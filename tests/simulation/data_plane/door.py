@@ -67,10 +67,10 @@ class Door(Consensus):
         """See ``Consensus``."""
         self._perform(SeekAdmission())
 
-    def progress(self, finished: int, current: int, *, busy: bool = False) -> None:
+    def progress(self, finished: int, current: int, *, busy: bool = False, inner: int = 0) -> None:
         """See ``Consensus``."""
         if not self._dead():
-            self._share(Progress(finished, current, self._host.now, busy, self._where.leaving))
+            self._share(Progress(finished, current, self._host.now, busy, self._where.leaving, inner))
 
     def commit_to_leave(self) -> None:
         """See ``Consensus``."""
@@ -90,6 +90,7 @@ class Door(Consensus):
     def average_failure(self, call: int, suspects: Sequence[str]) -> None:
         """See ``Consensus``."""
         self._perform(Hint(tuple(suspects)))
+        self.tell("hinted")
 
     def leave(self, *, ended: bool = False) -> None:
         """See ``Consensus``."""

@@ -14,10 +14,12 @@ from consensus.simulation.script.faults import Part
 from .accelerator import Accelerators
 from .ambush import Ambushes
 from .backward import Habits
+from .pace import Pace
 from .plot import Plot, Script
+from .program import PROGRAMS
 from .trainers import Trainers
 
-__all__ = ["accelerated", "opening", "play", "play_plot", "plotted_history", "random_history", "settings"]
+__all__ = ["accelerated", "mixing", "opening", "play", "play_plot", "plotted_history", "random_history", "settings"]
 
 GENTLE = FaultProfile.parse(
     "crash=2,restart,pause=2,stall,trap,one_way,isolate=2,halves=0.5,loss=0.5,reordering=0.5,clog,slow=0.5,heal=4,"
@@ -63,6 +65,25 @@ def opening(seed: int) -> Trainers:
     return Trainers(seed, **settings(seed), habits=Habits())
 
 
+def mixing(seed: int) -> Trainers:
+    """Programs that make other calls, too: some with deputies, some with joiners that follow."""
+    rng, found = Random(f"{seed} programs"), settings(seed)
+    program = rng.choice(PROGRAMS)
+    late, compressed = rng.random() < 0.4, rng.random() < 0.3  # what is owed is so for a layout, order included
+    habits = Habits(
+        program=program,
+        extras=0 if late else rng.choice([0, 0, 11, 17]),
+        deadline=rng.choice([0.05, 0.1, 0.3]) if late else None,
+        follows=rng.random() < 0.6,
+        reorder=0 if late or compressed else rng.choice([0, 7, 13]),
+        dawdles=0.05,
+        compressed=compressed,
+    )
+    if late:  # a deputy knows the program's pattern after many calls that repeat it
+        found |= {"compute": rng.choice([0.002, 0.01]), "long_steps": 0.03, "pace": Pace(transit=0.003, slow=0.02)}
+    return Trainers(seed, **found, habits=habits)
+
+
 def random_history(seed: int, policy: str = "") -> Scenario:
     """Every third has all faults; the others let most jobs live, with those faults that training notices.
 
@@ -80,12 +101,14 @@ def plotted_history(seed: int, policy: str = "") -> Scenario:
     return replace(scenario, early=False, rest=PLOT)
 
 
-def play_plot(seed: int, policy: str = "", *, leaver: bool = False, opens: bool = False) -> tuple[Result, Plot]:
+def play_plot(
+    seed: int, policy: str = "", *, leaver: bool = False, make: Callable[[int], Trainers] | None = None
+) -> tuple[Result, Plot]:
     """A history whose faults hang together, from a moment of the data plane on (see ``Script``).
 
-    ``opens``: averages are open calls.
+    ``make``: ``opening``, where averages are open calls, or ``mixing``.
     """
-    jobs = opening(seed) if opens else Trainers(seed, **settings(seed))
+    jobs = Trainers(seed, **settings(seed)) if make is None else make(seed)
     plot = Plot(jobs, Script.draw(seed, leaver=leaver))
     return play(plotted_history(seed, policy), jobs=jobs, observers=[plot], ambushes=False), plot
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -10,20 +10,29 @@ from consensus import View
 from consensus.border import Installed, Order
 from consensus.simulation import Host
 from ftlib.core.calls.call import Call, Results
+from ftlib.core.calls.observer import Observers
 from ftlib.core.calls.session import Session
 from ftlib.core.engine.call_lock import CallLock
+from ftlib.core.engine.catching_up import Obtained
 from ftlib.core.engine.engine import Engine
 from ftlib.core.engine.waiting import Limits
 from ftlib.core.plane.plane import Plane
 from ftlib.core.plane.ranks import RankAssignScheme
 from ftlib.core.plane.rebuild import Rebuilder, RebuildError
+from ftlib.core.stand_in.deputy import Deputy, Terms
+from ftlib.core.tensors.layout import Layout
+from ftlib.core.tensors.layout_book import LayoutBook
 from ftlib.errors import Excluded, GroupError
 from ftlib.frameworks.base import Group, GroupSpec
+from ftlib.recovery import Border
 
 from .accelerator import SimulatedAccelerator, SimulatedHybrid
-from .backward import OpenTrainer
+from .backward import Habits, OpenTrainer
 from .door import Door, Pipe
 from .framework import SimulatedFramework
+from .program import MixedTrainer
+from .recovery import SimulatedRecovery
+from .requests import SimulatedInquiry
 from .state import SimulatedTransfer
 from .threads import SimulatedThreads
 from .trainer import Trainer
@@ -35,6 +44,10 @@ __all__ = ["Process"]
 
 BUILD_TIMEOUT = 5.0
 """Seconds that building a group may take."""
+STALL = 5.0
+"""Seconds for which a deputy acts at most."""
+PENDING = 1 << 20
+"""Bytes of results that it keeps at most."""
 
 
 class Process:
@@ -57,14 +70,41 @@ class Process:
         limits = Limits()
         self.call_lock = CallLock(limits.step_timeout, self.threads)
         self.transfer = SimulatedTransfer(self.plane, host, self.threads, rng, jobs.transfer_of, self.door.tell)
-        self.engine = Engine(self.plane, self.door, self._rebuilder, self.call_lock, limits, jobs.in_flight, load=self._load)
+        self.observers, self._layouts = Observers(), LayoutBook()
+        habits = jobs.habits or Habits()
+        self._inquiry = SimulatedInquiry(self, self._layouts) if habits.program else None
+        self._border = Border(self.plane, self.transfer, limits.step_timeout)
+        self.transfer.serves(Border.PATH, self._border.source)
+        self.engine = Engine(
+            self.plane,
+            self.door,
+            self._rebuilder,
+            self.call_lock,
+            limits,
+            jobs.in_flight,
+            load=self._load,
+            obtain=self._obtain,
+            inquiry=self._inquiry,
+            recovery=SimulatedRecovery(self, follows=habits.follows) if habits.program else None,
+            observers=self.observers,
+            layouts=self._layouts,
+        )
         self._framework.on_fatal(lambda reason: self.engine.fail(Excluded(reason)))
-        self.trainer = Trainer(self, rng) if jobs.habits is None else OpenTrainer(self, rng)
+        self.deputy: Deputy | None = None
+        if habits.deadline is not None:
+            terms = Terms(habits.deadline, STALL, 1, PENDING, veto=True)
+            self.deputy = Deputy(self.plane, self.engine, self.call_lock, self.transfer.what, terms, lambda _view: None)
+        acts = self.engine if self.deputy is None else self.deputy
+        self.run, self.open, self.abandon = acts.run, acts.open, acts.abandon
+        make = Trainer if jobs.habits is None else MixedTrainer if habits.program else OpenTrainer
+        self.trainer: Trainer = make(self, rng)
         self._inbox = Pipe(host, rng, self.threads.happens)
         self._orders = self.threads.queue()
         if jobs.accelerators is not None:
             self.threads.thread(self._obey, "agent").start()
         self._rebuilder.start()
+        if self.deputy is not None:
+            self.deputy.start()
         self.threads.thread(self.trainer.run, "training").start()
 
     def __repr__(self) -> str:
@@ -83,6 +123,17 @@ class Process:
             self._rebuilder.handle(order)
         else:
             self._orders.put(order)
+
+    # What other members ask
+
+    def asked(self, query: Mapping[str, str]) -> Iterator[bytes]:
+        """See ``Inquiry.source``."""
+        assert self._inquiry is not None
+        return self._inquiry.source(query)
+
+    def layout(self, start: bytes) -> Layout | None:
+        """Of a call that was made here."""
+        return self._layouts.find(start)
 
     # Inside
 
@@ -112,6 +163,13 @@ class Process:
             self.jobs.promises.loaded(self, call)
             self.jobs.tell(self.host, "loaded")
         return loaded
+
+    def _obtain(self, call: Call, session: Session, deadline: float) -> Obtained:
+        found = self._border.obtain(call, session, deadline)
+        if found is Obtained.HERE:
+            self.jobs.promises.at_border(self, call)
+            self.jobs.tell(self.host, "loaded")
+        return found
 
     def _build(self, view: View) -> tuple[Mapping[str, int], Group | None]:
         """``FTLib._rebuild``, with simulated groups."""
@@ -148,6 +206,24 @@ class _Plane(Plane):
     def __init__(self, process: Process, threads: SimulatedThreads) -> None:
         super().__init__(process.host.id, process.door.progress, threads, leaving=lambda: process.call_lock.leaving)
         self._process = process
+
+    def enter(self, call: Call) -> None:
+        if call.stand_in:
+            self._process.jobs.promises.stands_in(self._process)
+        super().enter(call)
+
+    def begin(self, session: Session) -> bool:
+        begins = super().begin(session)
+        adopts = session.donor is not None and self.finished < session.plan.call
+        if begins and self.current is not None and not adopts:
+            self._process.jobs.promises.begins(self._process, self.current)
+        return begins
+
+    def caught_up(self, origin: str, number: int) -> bool:
+        level = super().caught_up(origin, number)
+        if level:
+            self._process.jobs.promises.caught_up(self._process, number)
+        return level
 
     def _finished(self, call: Call, results: Results) -> None:
         super()._finished(call, results)

@@ -19,8 +19,10 @@ from consensus.simulation import Host, Observer
 from ftlib.core.calls.call import Call, Results
 from ftlib.core.calls.salvage import SalvagePlan
 from ftlib.core.calls.session import Session
+from ftlib.core.plane.phase import Phase
 from ftlib.errors import ConfigError, RebuildTimeout, StateLost, StepMismatch
 
+from .compressing import SENT
 from .trainer import SAMPLES, WEIGHTS
 
 if TYPE_CHECKING:
@@ -35,6 +37,9 @@ STORY = 5000
 DIGITS = 6
 """Of what was contributed, an integer: what was divided comes back as exactly as that."""
 
+CLOSE = 1e-4
+"""How much what ``Halving`` has sent in float32 may differ."""
+
 Sums = tuple[tuple[float, ...], ...]
 """By tensor and lane."""
 
@@ -48,7 +53,9 @@ class Outcome:
     """Bit for bit."""
     weight: float
     assumed: float = 1.0
-    """What each contribution was divided by (see ``Call.assume``)."""
+    """What each contribution was divided by (see ``Results``)."""
+    layout: bytes = b""
+    """The signature of a compressed call's layout; empty for others. Then contributions are as ``Halving`` has sent them."""
 
     @cached_property
     def given(self) -> Sums:
@@ -64,6 +71,8 @@ class _Finish:
     view: View
     holders: list[str] = field(default_factory=list)
     contributors: frozenset[str] = frozenset()
+    owed: dict[str, float] = field(default_factory=dict)
+    """What members owe after a compressed call: of the average of the first tensor, in their own lanes."""
 
 
 @dataclass
@@ -76,6 +85,8 @@ class _Place:
     """Weights of all its contributions by token."""
     reloaded: bool = False
     """Whether it loaded state within the call that it is in: its contribution does not count."""
+    foreign: bool = False
+    """Whether its newest attempt is at a call of the others: it neither contributes, nor sends what it owes."""
     outcome: Outcome | None = None
     """Of the call that it finished last."""
     counted: int = 0
@@ -84,8 +95,12 @@ class _Place:
     """How many calls it has finished."""
     samples: int = 0
     """Of its own that the last call used up."""
+    owed: dict[bytes, float] = field(default_factory=dict)
+    """By compressed layout: see ``_Finish``."""
+    hinted: int = 0
+    """The epoch of the newest session whose failure it has told the others."""
     applied: tuple[int, bytes] | None = None
-    """The last call that it applied, and its parameters after that."""
+    """The last average that it applied (``Trainer.clock``), and its parameters after that."""
 
 
 def _sums(results: Results) -> Sums:
@@ -114,15 +129,20 @@ class Promises(Observer):
         self._void: set[tuple[str, int]] = set()
         """(member, call): it loaded state within that call, so that it has no part in it."""
         self._parameters: dict[int, list[tuple[bytes, list[str]]]] = {}
+        """By ``Trainer.clock``, as ``_parameters_stand``."""
         self._parameters_stand: dict[int, bytes] = {}
         self._plans: dict[str, SalvagePlan] = {}
         self.lagging: set[str] = set()
         """Members that a script has made lag."""
+        self.odd: set[str] = set()
+        """Members that a script has made do something else than the others."""
         self.violation = ""
         """The first one: threads of the data plane may swallow what is raised in them."""
         self.story: deque[str] = deque(maxlen=STORY)
         self.counts = {"finished": 0, "adopted": 0, "redone": 0, "loaded": 0, "views": 0, "orphans": 0, "healed": 0}
         self.counts |= {"drawn": 0, "epochs": 0, "accelerated": 0, "freed": 0}
+        self.counts |= {"failed in backward": 0, "followed": 0, "caught up": 0, "stood in": 0, "taken over": 0}
+        self.counts |= {"at a border": 0, "inner steps": 0}
         self.counts |= {"opened": 0, "not opened": 0, "abandoned": 0, "replaced": 0}
         """What there was to check; ``orphans``: results that nobody went on with."""
 
@@ -150,10 +170,58 @@ class Promises(Observer):
         self.counts["abandoned"] += 1
         self._tell(process, f"raises in backward {place.token}")
 
+    def hints(self, process: Process) -> None:
+        """A process tells the others of a failure."""
+        session = process.plane.session
+        self._place(process).hinted = 0 if session is None else session.view.epoch
+
+    def failed_in_backward(self, process: Process, session: Session) -> None:
+        """An open call has failed in ``session``, or was given up, and backward or an ``except`` clause goes on: the others
+        have been told, and what they have under way with this member ends.
+        """
+        self.counts["failed in backward"] += 1
+        plane, group = process.plane, session.group
+        assert not plane.acting_in(session), self._say(process, f"goes on in {session.view}, though its call has failed")
+        assert group is None or group.broken() is not None, self._say(process, f"lets the others wait in {session.view}")
+        ordered = plane._reported is not None and plane._reported[0] > session.view.epoch
+        told = ordered or plane.phase is Phase.STOPPED or self._place(process).hinted >= session.view.epoch
+        assert told, self._say(process, f"tells nobody that its call in {session.view} has failed")
+
+    def begins(self, process: Process, call: Call) -> None:
+        """A process takes part in an attempt at ``call``; with its own contribution, or without one."""
+        part = process.host.id, call.number
+        self._place(process).foreign = call.foreign
+        if call.foreign:
+            self._void.add(part)
+        elif not self._place(process).reloaded:
+            self._void.discard(part)
+
+    def stands_in(self, process: Process) -> None:
+        """A deputy enters the others' call: its program has begun none."""
+        lock = process.call_lock
+        program = process.plane.current is None and process.trainer.open is None
+        assert program and lock.carrying, self._say(process, "has a deputy in a call that its program has begun")
+
+    def caught_up(self, process: Process, number: int) -> None:
+        """A follower has got the state on entry to a call, which is its program's call from now on."""
+        place = self._place(process)
+        place.reloaded, place.applied, place.counted = True, None, place.token
+        place.owed.clear()
+        self.counts["caught up"] += 1
+        self._tell(process, f"has caught up with call {number}")
+
+    def taken_over(self, process: Process) -> None:
+        """A call was finished without the program, which was late: nobody may ever count its gradients."""
+        place = self._place(process)
+        place.offers.pop(place.token)
+        place.counted = place.token
+        self.counts["taken over"] += 1
+
     def loaded(self, process: Process, call: Call) -> None:
         """State was loaded within ``call``."""
         place = self._place(process)
         place.reloaded, place.applied = True, None
+        place.owed.clear()
         own = process.host.id
         # It may be back in an earlier call, if all who had finished that one died: later calls are then to come again.
         self._void = {(member, number) for member, number in self._void if member != own or number < call.number}
@@ -161,10 +229,26 @@ class Promises(Observer):
         self.counts["loaded"] += 1
         self._tell(process, f"loaded the state on entry to call {call.number}")
 
+    def at_border(self, process: Process, call: Call) -> None:
+        """The state came before ``call``: what all have applied before it, and private state that is of one moment."""
+        place = self._place(process)
+        place.applied = None
+        self.counts["at a border"] += 1
+        self._tell(process, f"has the state before call {call.number}")
+        data = b"".join(parameter.numpy().tobytes() for parameter in process.trainer.parameters)
+        known = self._parameters.get(call.number - 1)
+        assert known is None or data in [each for each, _ in known], self._say(
+            process, f"has other parameters before call {call.number} than anybody who applied call {call.number - 1}"
+        )
+        one, other = process.trainer.own.tolist()
+        assert one == other, self._say(process, f"has private state in the middle of a step: {one}, {other}")
+
     def finished(self, process: Process, call: Call, results: Results) -> None:
         """A call was finished, or adopted."""
-        sums = _sums(results) if results.slots else self._alone(process)
-        outcome = Outcome(call.number, sums, results.weight, results.assumed)
+        sums = _sums(results) if results.slots else self._alone(process, len(call.sources))
+        compressed = bool(results.slots) and results.layout.compression is not None
+        layout = results.layout.signature if compressed else b""
+        outcome = Outcome(call.number, sums, results.weight, results.assumed, layout)
         place, session = self._place(process), process.plane.running or process.plane.session
         assert session is not None
         self.counts["finished"] += 1
@@ -178,35 +262,45 @@ class Promises(Observer):
             )
             self._stand(process, place.outcome)
         finish = self._finish(process, session, outcome, adopted=adopted)
+        if compressed and not place.foreign:
+            place.owed[layout] = finish.owed.get(process.host.id, place.owed.get(layout, 0.0))
         self._own(process, place, outcome)
         finish.holders.append(process.host.id)
         for other in self._calls[outcome.call]:
             if other is not finish:
                 self._apart(process, *sorted((finish, other), key=lambda each: each.view.epoch))
-        place.outcome, place.counted, place.finished = outcome, place.token, place.finished + 1
+        place.outcome, place.finished = outcome, place.finished + 1
+        if call.foreign:
+            self.counts["stood in" if call.stand_in else "followed"] += 1
+        else:
+            place.counted = place.token
+            if place.foreign:  # its deputy was in the call, and the program adopts the result
+                place.offers.pop(place.token)
         share = results.shares.get(process.host.id)
         place.samples = 0 if share is None else share.samples
         self.counts["drawn"] += place.samples
 
-    def applied(self, process: Process, call: Call) -> None:
-        """The result was applied to the parameters."""
+    def applied(self, process: Process, clock: int, call: Call | None) -> None:
+        """The result of ``call`` was applied to the parameters, as the ``clock``-th; None: that of one that it missed."""
         place = self._place(process)
         if place.applied is not None:
-            assert place.applied[0] + 1 == call.number, self._say(process, f"applied {call} after {place.applied[0]}")
+            assert place.applied[0] + 1 == clock, self._say(process, f"applied average {clock} after {place.applied[0]}")
             self._parameters_of(process, *place.applied)
         data = b"".join(parameter.numpy().tobytes() for parameter in process.trainer.parameters)
-        place.applied = (call.number, data)
-        known = self._parameters.setdefault(call.number, [])
+        place.applied = (clock, data)
+        known = self._parameters.setdefault(clock, [])
         for other, holders in known:
             if other == data:
                 holders.append(process.host.id)
                 break
         else:
             known.append((data, [process.host.id]))
-        stands = self._parameters_stand.get(call.number)
+        if call is None:
+            return
+        stands = self._parameters_stand.get(clock)
         outcome, standing = place.outcome, self._stands.get(call.number)
         if stands is not None and outcome == standing:
-            assert stands == data, self._say(process, f"has other parameters after call {call.number} than those who went on")
+            assert stands == data, self._say(process, f"has other parameters after average {clock} than those who went on")
 
     def used_up(self, process: Process, batch: list[int]) -> None:
         """The call that has just returned was made from ``batch``: the ledger has it, and no sample twice."""
@@ -240,8 +334,9 @@ class Promises(Observer):
             place.outcome = None
             self.counts["healed"] += 1
             self.counts["replaced"] += process.host.id not in self.lagging
-        if place.reloaded and process.plane.current is not None:
-            self._void.add((process.host.id, process.plane.current.number))
+        current = process.plane.current
+        if current is not None and (place.reloaded or current.foreign):
+            self._void.add((process.host.id, current.number))
         if place.outcome is not None and plan.donor_of(process.host.id) is None:
             assert place.outcome.call == plan.call, self._say(
                 process, f"goes on after call {plan.call}, but finished {place.outcome.call} last"
@@ -272,7 +367,8 @@ class Promises(Observer):
     def ended(self, process: Process, error: Exception) -> None:
         """A program ended with ``error``: members that do the same things are never told that they differ."""
         self._tell(process, f"ended: {type(error).__name__}: {error}")
-        crashed = isinstance(error, (StepMismatch, ConfigError, RebuildTimeout)) or error.__cause__ is not None
+        mismatch = isinstance(error, StepMismatch) and process.host.id not in self.odd
+        crashed = mismatch or isinstance(error, (ConfigError, RebuildTimeout)) or error.__cause__ is not None
         assert not crashed, self._say(process, f"ended: {error}")
         if isinstance(error, StateLost):
             view = process.door.installed
@@ -306,7 +402,10 @@ class Promises(Observer):
                 return finish
         assert not adopted, self._say(process, f"adopted {self._text(outcome)}, which nobody has finished so")
         finish = _Finish(outcome, session.view)
-        finish.contributors = self._contributors(process, session, outcome)
+        if outcome.layout:
+            finish.owed = self._sent(process, session, outcome)
+        else:
+            finish.contributors = self._contributors(process, session, outcome)
         for other in known:
             self.counts["orphans"] += 1
             assert other.view.epoch != finish.view.epoch, self._say(
@@ -326,6 +425,8 @@ class Promises(Observer):
 
     def _contributors(self, process: Process, session: Session, outcome: Outcome) -> frozenset[str]:
         """Who has a part in it: each bucket the same, each with what it offered for this call, together exactly the view."""
+        if not outcome.sums:  # a barrier
+            return frozenset()
         found: dict[str, float] = {}
         weights = 0.0
         for lane, values in enumerate(zip(*outcome.given, strict=True)):
@@ -362,14 +463,33 @@ class Promises(Observer):
         )
         return frozenset(found)
 
+    def _sent(self, process: Process, session: Session, outcome: Outcome) -> dict[str, float]:
+        """What members owe after a compressed call, in which each has sent its part of what it had to send, and owed before."""
+        owed = {}
+        for lane, values in enumerate(zip(*outcome.sums, strict=True)):
+            member = self._by_lane(lane) if lane < len(self._jobs.processes) else ""
+            wanted = 0.0
+            place = self._places.get(member)
+            if member in session.view and place is not None and not place.foreign:
+                part = 0.0 if (member, outcome.call) in self._void else place.token * place.weight / outcome.weight
+                due = part + place.owed.get(outcome.layout, 0.0)
+                wanted, owed[member] = due * SENT, due * (1.0 - SENT)
+            for number, value in enumerate(values):
+                assert abs(value - wanted * (number + 1)) <= CLOSE * (1.0 + abs(value)), self._say(
+                    process, f"finds {value:g} of {member and self._names([member])} in call {outcome.call}, not {wanted:g}"
+                )
+        return owed
+
     def _fresh(self, member_id: str, token: int, outcome: Outcome) -> bool:
         """Whether no other call has counted it."""
         return self._used.get((member_id, token), outcome.call) == outcome.call
 
     def _own(self, process: Process, place: _Place, outcome: Outcome) -> None:
         """The own contribution is in it, exactly once."""
+        if not outcome.sums or outcome.layout:
+            return
         share = outcome.given[0][process.index]
-        wanted = 0.0 if place.reloaded else place.token * place.weight
+        wanted = 0.0 if place.reloaded or place.foreign else place.token * place.weight
         assert share == wanted, self._say(
             process, f"finished {self._text(outcome)}, in which its own part is {share:g} instead of {wanted:g}"
         )
@@ -377,25 +497,25 @@ class Promises(Observer):
     def _replaced(self, member_id: str, plan: SalvagePlan) -> bool:
         """Whether it gets the state since all who have the result have changed it, only one call behind."""
         outcome = self._place(self._jobs.processes[member_id]).outcome
-        return self._jobs.habits is not None and outcome is not None and outcome.call == plan.call - 1
+        return self._jobs.habits is not None and (0 if outcome is None else outcome.call) == plan.call - 1
 
     def _stand(self, process: Process, outcome: Outcome) -> None:
         """Somebody goes on with it."""
         stands = self._stands.setdefault(outcome.call, outcome)
         assert stands == outcome, self._say(process, f"goes on after {self._text(outcome)}, others after {self._text(stands)}")
 
-    def _parameters_of(self, process: Process, call: int, data: bytes) -> None:
-        stands = self._parameters_stand.setdefault(call, data)
-        assert stands == data, self._say(process, f"goes on with other parameters after call {call} than the others")
+    def _parameters_of(self, process: Process, clock: int, data: bytes) -> None:
+        stands = self._parameters_stand.setdefault(clock, data)
+        assert stands == data, self._say(process, f"goes on with other parameters after average {clock} than the others")
 
     # Words
 
-    def _alone(self, process: Process) -> Sums:
+    def _alone(self, process: Process, tensors: int) -> Sums:
         """What a single member contributes is the result."""
         place = self._place(process)
         lanes = [0.0] * self._jobs.lanes
         lanes[process.index] = 0.0 if place.reloaded else place.token * place.weight
-        return tuple(tuple(value * (number + 1) for value in lanes) for number in range(self._jobs.tensors))
+        return tuple(tuple(value * (number + 1) for value in lanes) for number in range(tensors))
 
     def _place(self, process: Process) -> _Place:
         return self._places.setdefault(process.host.id, _Place())
@@ -409,7 +529,7 @@ class Promises(Observer):
     def _text(self, outcome: Outcome) -> str:
         parts = [
             f"{self._jobs.processes[self._by_lane(lane)].host.name}:{share:g}"
-            for lane, share in enumerate(outcome.given[0])
+            for lane, share in enumerate(outcome.given[0] if outcome.given else ())
             if share and lane < len(self._jobs.processes)
         ]
         return f"call {outcome.call} = ({' '.join(parts)})/{outcome.weight:g}"

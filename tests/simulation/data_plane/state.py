@@ -25,6 +25,7 @@ CHUNK_TIME = 0.01
 GIVE_UP = 3.0
 """Seconds without a byte after which another donor is tried."""
 
+Source = Callable[[Mapping[str, str]], Iterator[bytes | memoryview]]
 Find = Callable[[str], "SimulatedTransfer | None"]
 
 
@@ -40,6 +41,11 @@ class SimulatedTransfer(Transfer):
         self._rng = rng
         self._find = find
         self._tell = tell
+        self._sources: dict[str, Source] = {Transfer.PATH: self.source}
+
+    def serves(self, path: str, source: Source) -> None:
+        """What is asked for at ``path`` is there."""
+        self._sources[path] = source
 
     def receive(
         self, donor: Member, path: str, query: Mapping[str, str], go_on: Callable[[], bool], *, waited_for: bool = False
@@ -50,7 +56,7 @@ class SimulatedTransfer(Transfer):
             raise FetchError(f"{donor} is gone")
         self._tell("loading")
         stream = _Stream(self._threads, self._threads.current())
-        other.serve(query, stream)
+        other.serve(path, query, stream)
         try:
             if (refused := stream.first(GIVE_UP)) is not None:
                 raise refusal(donor, getattr(refused, "status", HTTPStatus.CONFLICT), str(refused.args[0]))
@@ -66,16 +72,16 @@ class SimulatedTransfer(Transfer):
         finally:
             stream.closed = True
 
-    def serve(self, query: Mapping[str, str], stream: _Stream) -> None:
+    def serve(self, path: str, query: Mapping[str, str], stream: _Stream) -> None:
         """Answer a request on a thread of its own."""
         world = self._host.world
-        serve = partial(self._serve, query, stream)
+        serve = partial(self._serve, self._sources[path], query, stream)
         request = partial(self._threads.happens, lambda: self._threads.thread(serve, "serve").start())
         world.after(self._rng.uniform(0.0, CHUNK_TIME), request)
 
-    def _serve(self, query: Mapping[str, str], stream: _Stream) -> None:
+    def _serve(self, source: Source, query: Mapping[str, str], stream: _Stream) -> None:
         try:
-            chunks: Iterator[bytes | memoryview] = self.source(query)
+            chunks = source(query)
             for chunk in chunks:
                 self._send(stream, bytes(chunk))
         except LookupError as error:

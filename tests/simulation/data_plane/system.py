@@ -1,7 +1,8 @@
 """Clock, locks and background tasks for product code that takes them from the operating system: simulated where it is.
 
-Accelerators run beside the training, and their code gets no ``Threads``. Inside a simulated process its modules find these
-objects in the place of ``time``, ``threading`` and ``start_task``; everybody else finds the real ones.
+Accelerators run beside the training, and their code gets no ``Threads``; nor does that of compressed buckets. Inside a
+simulated process its modules find these objects in the place of ``time``, ``threading`` and ``start_task``; everybody else
+finds the real ones.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from types import ModuleType
 from typing import Any, Self
 from unittest import mock
 
+from ftlib.core.tensors.compression import pipeline
 from ftlib.frameworks import background
 from ftlib.frameworks.accelerators import backoff, figures, framework, group, managed, work
 from ftlib.frameworks.accelerators.rehearsal import communicator, stream
@@ -31,6 +33,7 @@ _MODULES: dict[ModuleType, tuple[str, ...]] = {
     group: ("threading",),
     managed: ("time", "threading", "start_task"),
     work: ("time",),
+    pipeline: ("time",),
     communicator: ("time", "threading", "start_task"),
     stream: ("time", "threading", "start_task"),
 }

@@ -6,6 +6,7 @@ which the threads of one process reach its state are searched like those of mess
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 from collections import deque
@@ -106,8 +107,8 @@ class SimulatedThreads(Threads):
         return cast("threading.Condition", _Condition(self))
 
     def lock(self) -> Any:
-        """See ``Threads``. Nothing here contends for one: a process trains on one thread."""
-        return _Lock()
+        """See ``Threads``."""
+        return _Lock(self)
 
     def queue(self) -> queue.SimpleQueue[Any]:
         """See ``Threads``."""
@@ -289,10 +290,36 @@ class _Queue:
 
 
 class _Lock:
-    """Of ``threading.RLock`` the same."""
+    """Of ``threading.RLock`` the same. Who does not have to wait is not held up either."""
+
+    def __init__(self, threads: SimulatedThreads) -> None:
+        self._threads = threads
+        self._owner: Fibre | None = None
+        self._depth = 0
+        self._waiting: list[Fibre] = []
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        threads = self._threads
+        fibre, end = threads.current(), math.inf if timeout < 0 else threads.now() + timeout
+        while self._owner not in (None, fibre):
+            left = end - threads.now()
+            if not blocking or left <= 0:
+                return False
+            self._waiting.append(fibre)
+            try:
+                threads.park(None if left == math.inf else left)
+            finally:
+                if fibre in self._waiting:
+                    self._waiting.remove(fibre)
+        self._owner = fibre
+        self._depth += 1
         return True
 
     def release(self) -> None:
-        pass
+        self._depth -= 1
+        if self._depth:
+            return
+        self._owner = None
+        waiting, self._waiting = self._waiting, []
+        for fibre in waiting:
+            self._threads.wake(fibre)

@@ -17,10 +17,12 @@ import torch
 
 from ftlib.common.devices import HOST
 from ftlib.core.calls.call import Call, Kind
+from ftlib.core.engine.catching_up import CatchUp
 from ftlib.core.plane.phase import Phase
 from ftlib.core.tensors.layout import lay_out
 from ftlib.data.elastic_sampler import ElasticSampler
 from ftlib.errors import FTLibError
+from ftlib.state.private import Private
 from ftlib.state.registry import Registered
 from ftlib.status import Status
 
@@ -50,6 +52,21 @@ class Counting(ElasticSampler):
         return 1.0
 
 
+class _Own:
+    """A tensor as registered private state."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """See ``Stateful``."""
+        return {"own": self._tensor}
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """See ``Stateful``."""
+        self._tensor.copy_(state["own"])
+
+
 class Trainer:
     """One process's training loop and its state."""
 
@@ -67,7 +84,10 @@ class Trainer:
         """Forward and backward passes so far."""
         self.weight = 1.0
         """Of the latest."""
-        self.applied = 0
+        self.open: Call | None = None
+        """The call that was begun in backward, until it ends."""
+        self.own = torch.zeros(2, dtype=torch.int64)
+        """Private: equal numbers, except in the middle of a step."""
         self.ending = ""
         self.sampler = Counting(range(SAMPLES), batch_size=BATCH, seed=jobs.seed)
         self._depth = rng.choice([0, 1, 3])
@@ -103,9 +123,17 @@ class Trainer:
         if not self._admitted():
             return
         process.plane.data.register(self.sampler)
-        process.transfer.register(Registered({"sampler": self.sampler}, self.state_dict, self.load_state_dict))
+        private = Private.of(_Own(self.own)) if process.jobs.inner else None
+        own = (self.state_dict, self.load_state_dict, self.replay)
+        process.transfer.register(Registered({"sampler": self.sampler}, *own, private=private))
         process.plane.data.settle(process.host.world.config.join_timeout)
-        for batch in self._batches():
+        if process.jobs.inner and not self._catch_up():
+            return
+        batches = self._batches()
+        while True:
+            batch = next(batches) if self._draws() else []
+            if process.jobs.inner and not self._inner_steps():
+                return
             threads.sleep(self._rng.expovariate(1.0 / self._pace))
             if self._rng.random() < process.jobs.long_steps:
                 threads.sleep(self._rng.uniform(0.0, 1.0))
@@ -115,15 +143,55 @@ class Trainer:
                     self._leave()
                 return
             process.jobs.promises.used_up(process, batch)
-            if status:
+            if status and call.counts_as_step:
                 if self._rng.random() < 0.3:
                     threads.sleep(self._rng.uniform(0.0, 0.02))  # clips, logs
                 self._step(call)
-                process.jobs.promises.applied(process, call)
-                self.applied += 1
+                process.jobs.promises.applied(process, self.clock(call), call)
+            self._returned(call)
             if process.engine.said_goodbye:
                 self._leave()
                 return
+
+    def replay(self) -> None:
+        """Apply an average that a deputy or a joiner got (``apply=`` of ``register_state``)."""
+        raise NotImplementedError
+
+    def clock(self, call: Call | None) -> int:
+        """The number of the average that is applied, equal at all members. ``call``: None where it is replayed."""
+        assert call is not None
+        return call.number
+
+    def _draws(self) -> bool:
+        """Whether the next call uses up a batch."""
+        return True
+
+    def _returned(self, call: Call) -> None:
+        """The program is done with a call."""
+
+    def _inner_steps(self) -> bool:
+        """Some steps on private state, each after a border; False if this worker has left."""
+        for _ in range(self._rng.randint(1, self._process.jobs.inner)):
+            if not self._catch_up():
+                return False
+            self.own[0] += 1
+            self._process.threads.sleep(self._rng.expovariate(1.0 / self._pace))
+            self.own[1] += 1
+            self._process.jobs.promises.counts["inner steps"] += 1
+        return True
+
+    def _catch_up(self) -> bool:
+        """``FTLib.catch_up``; False if this worker has left."""
+        process = self._process
+        if not process.plane.level or process.plane.phase is Phase.STOPPED:
+            own = CatchUp()
+            status = process.call_lock.take("catch_up", functools.partial(process.engine.run, own), lambda: None)
+            if status is Status.ABORT:
+                if process.call_lock.says_goodbye:
+                    self._leave()
+                return False
+        process.transfer.copies.at_border()
+        return True
 
     def _batches(self) -> Iterator[list[int]]:
         """One epoch after the other, drawn ahead as by a loader."""
@@ -165,7 +233,12 @@ class Trainer:
         self._backward()
         call = self._call()
         process.jobs.promises.entered(process, call)
-        return process.call_lock.take(call.layout.text, functools.partial(process.engine.run, call), lambda: None), call
+        return self._blocking(call), call
+
+    def _blocking(self, call: Call) -> Status:
+        """Carry out a call, as ``FTLib`` does."""
+        process = self._process
+        return process.call_lock.take(call.layout.text, functools.partial(process.run, call), lambda: None)
 
     def _begin_pass(self) -> None:
         self.token += 1

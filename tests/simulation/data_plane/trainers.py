@@ -39,12 +39,14 @@ class Trainers(Observer):
         accelerators: Accelerators | None = None,
         on_device: int = 0,
         habits: Habits | None = None,
+        inner: int = 0,
     ) -> None:
         """``lanes``: at least as many as processes will be started. ``compute``: mean seconds of a forward and backward pass.
 
         ``tensors``: also the buckets of a call. ``long_steps``: share of the passes that take up to a second longer.
         ``accelerators``: those of the processes, if their groups have some; ``on_device``: so many of the tensors are there.
-        ``habits``: of programs whose averages are open calls; None where they are not.
+        ``habits``: of programs whose averages are open calls; None where they are not. ``inner``: at most so many steps on
+        private state before each average; programs that make some begin their loop with ``catch_up``.
         """
         self.seed = seed
         self.lanes = lanes
@@ -56,8 +58,9 @@ class Trainers(Observer):
         self.accelerators = accelerators
         self.on_device = on_device
         self.habits = habits
+        self.inner = inner
         self._system = ExitStack()
-        if accelerators is not None:
+        if accelerators is not None or (habits is not None and habits.compressed):
             self._system.enter_context(simulated_system())
         self.processes: dict[str, Process] = {}
         self.promises = Promises(self)
@@ -78,10 +81,17 @@ class Trainers(Observer):
         process = self.processes.get(member_id)
         return None if process is None or process.threads.over else process.transfer
 
+    def living(self, member_id: str) -> Process | None:
+        """A member's process, None where it is gone."""
+        process = self.processes.get(member_id)
+        return None if process is None or process.threads.over else process
+
     def tell(self, host: Host, moment: str) -> None:
         """One of ``ambush.MOMENTS`` has come for a process."""
         if moment == "reported" and not self.processes[host.id].threads.over:
             self.promises.reported(self.processes[host.id])
+        if moment == "hinted":
+            self.promises.hints(self.processes[host.id])
         if self.on_moment is not None:
             self.on_moment(host, moment)
 

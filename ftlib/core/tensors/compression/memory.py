@@ -105,6 +105,13 @@ class CallMemory:
             else:
                 debts.spare[bucket] = former
 
+    def forget(self) -> None:
+        """The state here was replaced by the others': what was owed may be in theirs already, so nothing is owed any more."""
+        for debts in self._debts.values():
+            debts.spare |= debts.owed
+            debts.owed.clear()
+            debts.unsent.clear()
+
     def owed(self, owner: torch.Tensor) -> dict[int, torch.Tensor]:
         """What this member owes of the model whose first tensor is ``owner``, by the bucket's number."""
         found = self._debts.get(id(owner))

@@ -1,0 +1,160 @@
+"""The whole state from one donor, for a member that waits for it at a *border*: between two calls (``ft.catch_up``).
+
+The member takes part in no call meanwhile, so the others cannot finish their next one, call n, and its result cannot change
+their state. Where a donor is inside call n, its state is as on entry to it, and the others wait for this member: until the
+state is here, and until its program has come to call n as well. A donor whose program computes on private state gives the
+shared state outside of calls, too, from the border before call n on; and a copy of its private state (``private_copies``). Then
+nobody waits, unless the others come to call n before the state is here.
+
+Not every call will do: the program goes on at the beginning of its loop, hence the others have to be there. Their programs say
+so by ``catch_up``, or by a step on private state. Where they never do, an average or a unit counts as the first call of a loop.
+In any other call the waiting member takes part with nothing of its own, and asks again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from consensus import Member
+
+from ..common.refusals import Refusal
+from ..common.threads import stand_back
+from ..core.calls.call import Call, Kind
+from ..core.calls.session import Session
+from ..core.engine.catching_up import Obtained
+from ..core.plane.phase import Phase
+from ..core.plane.plane import Plane
+from ..errors import ConfigError, FTLibError, RebuildTimeout, StateLost
+from ..state.codec import encode
+from ..state.live import nbytes_of_parameters
+from ..state.registry import Registered
+from .donor.private_copies import PrivateCopy
+from .joiner.http_transport import FetchError, Later, Midway, Nothing
+from .layout.requests import POLL, Body
+from .layout.shards import LARGE
+from .whole_state import RETRY, Transfer, in_turn, registered_nothing
+
+__all__ = ["Border"]
+
+PATH = "/border"
+_PATIENT = 24
+"""How often a donor may answer "ask again" before another one is asked: the private state comes from one, and a copy costs."""
+
+
+class Border:
+    """Both sides at one member, in one lifetime."""
+
+    PATH = PATH
+
+    def __init__(self, plane: Plane, transfer: Transfer, step_timeout: float) -> None:
+        """``step_timeout``: seconds within which the state has to come."""
+        self._plane = plane
+        self._transfer = transfer
+        self._step_timeout = step_timeout
+
+    # --- the member that waits, on the training thread -----------------------------------------------------------------
+
+    def obtain(self, call: Call, session: Session, deadline: float) -> Obtained:
+        """Load the state as of the border before ``call.number``. RebuildTimeout if it does not come until ``deadline``."""
+        plane, registered = self._plane, self._transfer.registered
+        if registered is None:
+            raise ConfigError("catch_up: no state is registered: call register_state before it")
+        if not plane.authority:
+            if set(session.plan.blank) == set(session.view.ids):
+                raise StateLost(f"all founders ended before anybody in {session.view} had their state: start anew")
+            raise registered_nothing(session)
+        donors, refused, laters = in_turn(session), dict[str, FTLibError](), 0
+        while plane.acting_in(session) and not plane.leaving():
+            found = self._ask(donors[0], call, session, registered)
+            if isinstance(found, Obtained):
+                return found
+            if isinstance(found, Later):
+                laters += 1
+            else:
+                refused[donors[0].id] = found
+            if not isinstance(found, Later) or laters >= _PATIENT:
+                donors, laters = [*donors[1:], donors[0]], 0
+            if len(refused) == len(donors):
+                if all(isinstance(error, Nothing) for error in refused.values()):
+                    raise registered_nothing(session)
+                refused.clear()
+                plane.wait_end(session, RETRY)
+            if plane.threads.now() > deadline:
+                names = session.names(session.plan.holders)
+                raise RebuildTimeout(f"catch_up: no state from {names} within {self._step_timeout:g} s")
+        return Obtained.OVER
+
+    def _ask(self, donor: Member, call: Call, session: Session, registered: Registered) -> Obtained | FTLibError:
+        """Ask one donor; returns its refusal, if it is one after which another donor may be asked, or the same again."""
+        plane, authority, number = self._plane, self._plane.authority, call.number
+        query = {"number": str(number), "origin": authority, "member": plane.member_id}
+
+        def go_on() -> bool:
+            if any(current >= number for _, current in list(plane.peers.places.values())):
+                plane.present()  # the others are in that call, and wait for this member: they may know why
+            return plane.acting_in(session) and not plane.leaving()
+
+        try:
+            self._transfer.fetch(donor, query, registered, go_on, PATH)
+        except Midway:
+            return Obtained.MIDWAY
+        except (Later, FetchError) as error:
+            return error
+        return Obtained.HERE if plane.loaded(session, authority) else Obtained.OVER
+
+    # --- the donor, on a worker thread of the agent --------------------------------------------------------------------
+
+    def source(self, query: Mapping[str, str]) -> Body:
+        """Serves ``PATH``. LookupError says why there is no state, or none yet."""
+        text, origin, member = query.get("number", ""), query.get("origin", ""), query.get("member", "")
+        if not text.isdigit() or not origin or not member:
+            raise LookupError("expected ?number=NUMBER&origin=ID&member=ID")
+        plane, transfer, number = self._plane, self._transfer, int(text)
+        registered = transfer.registered
+        if registered is None:
+            with plane.changed:
+                plane.changed.wait_for(lambda: plane.has_state or plane.current is not None, POLL)
+                calls = plane.current is not None and not plane.has_state
+            raise (Refusal.NOTHING if calls else Refusal.LATER).error("no state is registered here")
+        copy = None
+        if registered.private is not None:
+            copy = transfer.copies.of(member, number, POLL, lambda: self._inside(number))
+        else:
+            with plane.changed:
+                plane.changed.wait_for(lambda: self._inside(number), POLL)
+        with plane.changed:
+            if plane.origin != origin:
+                raise Refusal.LATER.error("this member does not hold that state")
+            entry, call = transfer.entry(number), plane.current
+            if entry is None:
+                if copy is None or not plane.settled(number):
+                    raise Refusal.LATER.error(f"not at a border before call {number}")
+                return self._beside(registered, number, copy, member)
+            assert call is not None
+            told = plane.borders.told and registered.private is None  # private state says where in its loop a program is
+            if plane.borders.before != number and (told or call.kind not in (Kind.AVERAGE, Kind.UNIT)):
+                raise Refusal.MIDWAY.error(f"call {number} ({call.layout.text}) is not the first of the loop here")
+        transfer.copies.drop(member, None)
+        return transfer.guarded(number, entry, call.fence)
+
+    def _inside(self, number: int) -> bool:
+        """True if there is nothing to wait for: the program is in that call, or past it. Under the plane's lock."""
+        plane = self._plane
+        return self._transfer.entry(number) is not None or plane.finished >= number or plane.phase is Phase.STOPPED
+
+    def _beside(self, registered: Registered, number: int, copy: PrivateCopy, member: str) -> Body:
+        """The shared state as it is, with the copy of the private one, while the program computes."""
+        plane = self._plane
+        if nbytes_of_parameters(registered) + copy.nbytes >= LARGE:
+            stand_back()  # training goes first; this thread serves only this request
+        try:
+            if copy.fence is not None:
+                copy.fence.share_device()
+            for chunk in encode(registered.tree(plane.step, private=copy.tree), copy.fence):
+                if not plane.settled(number):  # checked after the copy: what was read before is intact
+                    raise ConnectionAbortedError(f"call {number} ended while the state before it was being sent")
+                yield chunk
+        except ConfigError as error:  # before the first chunk
+            raise Refusal.UNFIT.error(str(error)) from None
+        finally:
+            self._transfer.copies.drop(member, copy)

@@ -1,0 +1,147 @@
+"""The weights that all workers share, beside those that this worker trains.
+
+Global weights change in syncs only, at all members alike. Local ones are a worker's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from .fragments import Named
+from .outer import Contribution
+
+__all__ = ["Fragment", "GlobalModel", "Remainder"]
+
+
+class GlobalModel(nn.Module):
+    """A copy of a model's trained parameters under their names, without its code: what is registered as the job's state."""
+
+    def __init__(self, fragments: Sequence[Named], device: torch.device | str, contribution: Contribution) -> None:
+        """``device``: where the copies are. ``contribution``: what a worker gives to an average."""
+        super().__init__()
+        self.replaced: dict[int, nn.Parameter] = {}
+        """The copies by the ``id`` of the model's parameters."""
+        room = _Room()
+        self.parts = tuple(self._fragment(named, torch.device(device), contribution, room) for named in fragments)
+
+    def forward(self, *_: Any) -> Any:
+        """It has weights only."""
+        raise NotImplementedError("these are the weights that the workers share: call the model itself")
+
+    def _fragment(self, named: Named, device: torch.device, contribution: Contribution, room: _Room) -> Fragment:
+        module, local, copies = nn.Module(), [], []
+        for name, parameter in named:
+            copy = nn.Parameter(local_part(parameter).to(device, copy=True, memory_format=torch.contiguous_format))
+            self.replaced[id(parameter)] = copy
+            _put(self, name, copy)
+            _put(module, name, copy)
+            local.append(parameter)
+            copies.append(copy)
+        return Fragment(module, local, copies, contribution, room)
+
+
+def _put(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+    """Register ``parameter`` in ``module`` under the dotted ``name``."""
+    *path, last = name.split(".")
+    for each in path:
+        if each not in module._modules:  # noqa: SLF001 - get_submodule knows no default
+            module.add_module(each, nn.Module())
+        module = module.get_submodule(each)
+    module.register_parameter(last, parameter)
+
+
+class Fragment:
+    """The parameters that are averaged together. Used by the training thread, without autograd."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        local: Sequence[nn.Parameter],
+        parameters: Sequence[nn.Parameter],
+        contribution: Contribution,
+        room: _Room,
+    ) -> None:
+        """``module``: has the global ``parameters`` under their names. ``local``: the model's."""
+        self.module = module
+        self.parameters = list(parameters)
+        self._local = list(local)
+        self._contribution = contribution
+        self._room = room
+
+    def contribute(self) -> None:
+        """Write what this worker gives to the average to the gradients of the global parameters."""
+        gradients = self._room.gradients(self.parameters)
+        local = [part.to(copy.device) for part, copy in zip(self._here(), self.parameters, strict=True)]
+        self._contribution(gradients, self.parameters, local)
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            parameter.grad = gradient
+
+    def clear(self) -> None:
+        """The average is applied, or there is none."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def merge(self, alpha: float) -> None:
+        """Local weights become ``(1 - alpha) * global + alpha * local``."""
+        if alpha == 1.0:
+            return
+        local = self._here()
+        found = [copy.to(part.device) for copy, part in zip(self.parameters, local, strict=True)]
+        if alpha == 0.0:
+            torch._foreach_copy_(local, found)
+        else:
+            torch._foreach_lerp_(local, found, 1.0 - alpha)
+
+    def _here(self) -> list[torch.Tensor]:
+        return [local_part(parameter) for parameter in self._local]
+
+
+class Remainder:
+    """What a model has besides its trained parameters: buffers and frozen parameters, which nobody averages."""
+
+    def __init__(self, model: nn.Module, trained: Iterable[str]) -> None:
+        """``trained``: the names of the parameters that are left out."""
+        self._model = model
+        self._trained = frozenset(trained)
+
+    def state_dict(self) -> dict[str, Any]:
+        """By the names that they have in the model."""
+        return {name: value for name, value in self._model.state_dict().items() if name not in self._trained}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over such a state."""
+        self._model.load_state_dict(state, strict=False)
+
+
+class _Room:
+    """Memory for the contributions of one fragment at a time: touching new memory takes longer than filling it."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
+
+    def gradients(self, parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
+        """Tensors of the parameters' shapes and dtypes, with any values; valid until the next call."""
+        found, used = [], dict.fromkeys(self._rows, 0)
+        for key in {(parameter.dtype, parameter.device) for parameter in parameters}:
+            count = sum(each.numel() for each in parameters if (each.dtype, each.device) == key)
+            if key not in self._rows or self._rows[key].numel() < count:
+                self._rows[key] = torch.empty(count, dtype=key[0], device=key[1])
+            used[key] = 0
+        for parameter in parameters:
+            key = parameter.dtype, parameter.device
+            start = used[key]
+            used[key] += parameter.numel()
+            found.append(self._rows[key][start : used[key]].view(parameter.shape))
+        return found
+
+
+def local_part(parameter: torch.Tensor) -> torch.Tensor:
+    """The part of a parameter that is here: all of it, but of a DTensor its own shard."""
+    detached = parameter.detach()
+    take = getattr(detached, "to_local", None)
+    part: torch.Tensor = detached if take is None else take()
+    return part

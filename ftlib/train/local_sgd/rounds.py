@@ -1,0 +1,180 @@
+"""The syncs of one member: after each inner step, what the schedule says.
+
+A sync is one open call (docs/calls.md#open-calls). Its inputs are complete when it begins, so everything but its last operation
+may be under way while inner steps go on. That last one carries eight bytes: whoever ends a sync waits for little.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from ...core.engine.open_average import OpenAverage
+from ...core.tensors.compression.compression import Compression
+from ...core.tensors.layout import Layout
+from ...errors import ConfigError
+from ...ftlib import FTLib
+from ...status import Status
+from .global_model import GlobalModel
+from .place import Place
+from .schedule import Move, Schedule
+
+__all__ = ["Rounds"]
+
+_COUNTER = 8
+"""Bytes of the number of syncs."""
+
+
+class Rounds:
+    """Used by the training thread."""
+
+    def __init__(
+        self,
+        ft: FTLib,
+        model: GlobalModel,
+        outer: Sequence[torch.optim.Optimizer],
+        schedule: Schedule,
+        place: Place,
+        *,
+        alpha: float,
+        compression: Compression | None,
+    ) -> None:
+        """``outer``: the optimizer of each fragment. ``alpha``: the share of the local weights that stays after a sync."""
+        self._ft = ft
+        self._model = model
+        self._outer = list(outer)
+        self._schedule = schedule
+        self._place = place
+        self._alpha = alpha
+        self._compression = compression
+        self._counter = ft.agreed.name()
+        self._layouts: dict[int, Layout] = {}
+        self._tail = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+        """The bucket of the last operation."""
+        self._average: OpenAverage | None = None
+        """The sync that has begun."""
+        self._fragment = 0
+        """The fragment that it is of."""
+        self._since, self._first = 0.0, 0
+        """When the inner steps were begun to be timed, and how many of the round had been done then."""
+        self._loads = ft.agreed.loads
+        """How often the state had been loaded when the local weights last became the global ones."""
+        self.status: Status | None = None
+        """How the last sync ended; None before the first."""
+
+    @property
+    def syncs(self) -> int:
+        """How many syncs the job has made, those included that failed."""
+        return int.from_bytes(self._ft.agreed.get(self._counter) or b"", "little")
+
+    @property
+    def under_way(self) -> bool:
+        """True between the begin of a sync and its end."""
+        return self._average is not None
+
+    def enter(self) -> None:
+        """A round begins, or goes on. If the global weights were loaded meanwhile, the local ones become those."""
+        self._since, self._first = time.monotonic(), self._place.steps
+        if self._loads != self._ft.agreed.loads:
+            self.load_global()
+
+    def load_global(self) -> None:
+        """The local weights become the global ones."""
+        with torch.no_grad():
+            for part in self._model.parts:
+                part.merge(0.0)
+        self._loads = self._ft.agreed.loads
+        self._place.anew()
+
+    def stepped(self) -> Status | None:
+        """An inner step was done. The status of the sync that ended with it, if one did."""
+        self._place.stepped()
+        self._ft.stepped(self._place.total)
+        move = self._schedule.move(self._place.steps, begun=self._average is not None)
+        if move is Move.BEGIN or move is Move.WHOLE:
+            self._begin(early=move is Move.BEGIN)
+        elif move is Move.NOTHING:
+            self.poll()
+            patience = self._ft.patience_to_leave
+            if patience is not None and self._left() > patience:
+                self.abandon()
+                self._ft.leave_now()
+            return None
+        return self.end() if move is not Move.BEGIN else None
+
+    def _left(self) -> float:
+        """Seconds until the next sync ends, at the pace of the inner steps since the last one."""
+        done = self._place.steps - self._first
+        return (self._schedule.period - self._place.steps) * (time.monotonic() - self._since) / max(1, done)
+
+    def poll(self) -> None:
+        """Let the sync that is under way go on. Waits for nobody."""
+        if self._average is not None:
+            self._average.poll()
+
+    def end(self) -> Status | None:
+        """End the sync that has begun, if there is one."""
+        average, part = self._average, self._model.parts[self._fragment]
+        if average is None:
+            return None
+        try:
+            self.status = status = average.finish()
+            if status:
+                self._outer[self._fragment].step()
+        finally:
+            self._average = None
+            part.clear()
+        if average.finished:
+            self._ft.agreed.put(self._counter, (self.syncs + 1).to_bytes(_COUNTER, "little"))
+            self._place.ended(self._fragment, applied=bool(status))
+            if status:
+                with torch.no_grad():
+                    part.merge(self._alpha)
+        self.enter()
+        return status
+
+    def abandon(self) -> None:
+        """Give up the sync that has begun: let no member wait for this one."""
+        average, self._average = self._average, None
+        if average is not None:
+            average.abandon()
+            self._model.parts[self._fragment].clear()
+
+    def _begin(self, *, early: bool) -> None:
+        """``early``: inner steps are to be done before the end."""
+        ft = self._ft
+        if ft.in_unit:
+            raise ConfigError("an inner step within execute would sync: make inner steps outside of it")
+        self._fragment = fragment = self._schedule.fragment(self.syncs)
+        part = self._model.parts[fragment]
+        weight, batches = self._place.begin(ft, fragment)
+        with torch.no_grad():
+            part.contribute()
+            self._tail.grad = torch.zeros_like(self._tail)
+        layout = self._layouts.get(fragment) or self._lay_out(fragment)
+        owners = [*part.parameters, self._tail]
+        self._average = average = ft.open_average(
+            owners, layout, lambda: layout, module=part.module, weight=weight, batches=batches
+        )
+        # While an open call is under way the sampler hands out nothing, as the call has said how many batches are drawn.
+        if early and not ft.draws:
+            for number in range(len(layout.buckets) - 1):
+                average.push(number)
+
+    def _lay_out(self, fragment: int) -> Layout:
+        part = self._model.parts[fragment]
+        nbytes = max(1, int(self._ft.settings.bucket_mb * 2**20))
+        layout = self._ft.lay_out_average(
+            part.module,
+            [*part.parameters, self._tail],
+            range(len(part.parameters) + 1),
+            bucket_bytes=nbytes,
+            first_bytes=nbytes,
+            compression=self._compression,
+            purpose=f"of fragment {fragment + 1} of {len(self._model.parts)}",
+        )
+        self._layouts[fragment] = layout
+        return layout

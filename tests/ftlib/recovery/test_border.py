@@ -1,0 +1,513 @@
+"""``catch_up``: a member that lacks the state gets it between two calls; shared and private state, from one donor."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ftlib.recovery.border as borders
+import ftlib.recovery.donor.private_copies as copying
+from consensus import LeftError
+from ftlib import ConfigError, FTLibError, RebuildTimeout, StateLost, Status
+from ftlib.recovery.border import Border
+from ftlib.recovery.whole_state import Transfer
+from tests.ftlib.recovery.local import Local, Plain
+from tests.ftlib.recovery.pupils import Pupil, School, assert_equal, steps
+from tests.ftlib.trainees import exclude
+from tests.harness.basics import TIMEOUT, eventually
+from tests.harness.company import Company, at_once, company, in_thread
+
+FOREVER = 10**9
+
+
+@contextmanager
+def training(count: int, make: Any, **settings: Any) -> Iterator[tuple[Company, list[Any]]]:
+    """Founders that train."""
+    with company(count, **settings) as crew:
+        made = at_once(*[functools.partial(make, ft, seed) for seed, ft in enumerate(crew.members)])
+        threads = [one.start() for one in made]
+        try:
+            yield crew, made
+        finally:
+            for one in made:
+                one.over.set()
+            at_once(*[ft.close for ft in crew.members])
+            for thread in threads:
+                thread.join(TIMEOUT)
+
+
+def enrolled(crew: Company, made: list[Any], make: Any, **settings: Any) -> Any:
+    """One more, which has caught up; it does not train yet."""
+    one = make(crew.init(**settings), 99)
+    made.append(one)
+    return one
+
+
+def rounds(made: list[Any], every: int) -> None:
+    """Let all average after so many inner steps."""
+    for one in made:
+        one.every = every
+
+
+def common_steps(*locals_: Any, of: str = "hashes") -> int:
+    """How many steps all have in common, which must have led to the same."""
+    histories = [getattr(one, of) for one in locals_]
+    common = set.intersection(*map(set, histories))
+    assert all(len({history[step] for history in histories}) == 1 for step in common)
+    return len(common)
+
+
+# --- private state -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("large", [True, pytest.param(False, marks=pytest.mark.soak)])
+def test_a_joiner_comes_in_the_middle_of_a_round_with_one_donors_private_state(
+    monkeypatch: pytest.MonkeyPatch, *, large: bool
+) -> None:
+    """``large``: the copy's memory is made by another thread, between two borders."""
+    prepared: list[int] = []
+    prepare = copying.Backup.prepare
+
+    def noted(backup: Any, like: Any) -> None:
+        prepared.append(len(like))
+        prepare(backup, like)
+
+    monkeypatch.setattr(copying.Backup, "prepare", noted)
+    if large:
+        monkeypatch.setattr(copying, "_SMALL", 0)
+    with training(2, functools.partial(Local, every=20)) as (crew, made):
+        eventually(lambda: len(made[0].hashes) > 1, "they average")
+        rounds(made, FOREVER)  # nobody comes to a call before the joiner has all
+        before = [one.inner_steps for one in made]
+        joiner = enrolled(crew, made, functools.partial(Local, every=20))
+        assert joiner.came
+        assert joiner.shared_digest() == made[0].shared_digest()
+        donors = [one for one in made[:2] if joiner.private_digest() in one.privates]
+        assert len(donors) == 1, "as it was at one border of one donor: not in the middle of a step, and no mixture"
+        assert [one.inner_steps for one in made[:2]] != before, "they went on"
+        assert bool(prepared) == large
+        copies = [one.ft._lives.life.transfer.copies for one in made[:2]]
+        eventually(lambda: not any(each._wanted for each in copies), "nothing is kept")
+        joiner.start()
+        rounds(made, 20)
+        eventually(lambda: len(joiner.hashes) > 2, "it averages with them")
+        assert common_steps(*made) > 1
+        assert not [one.error for one in made if one.error]
+
+
+def test_its_first_average_counts_in_full() -> None:
+    with company(2) as crew:
+        one, two = at_once(*[functools.partial(Local, ft, seed) for seed, ft in enumerate(crew.members)])
+        over = threading.Event()
+
+        def paces(local: Local) -> None:
+            while not over.is_set():
+                local.inner_step()
+
+        threads = [in_thread(functools.partial(paces, local)) for local in (one, two)]
+        joiner = Local(crew.init(), 7)
+        over.set()
+        for thread in threads:
+            thread.join(TIMEOUT)
+        values = [torch.full((3,), float(value)) for value in (1, 2, 6)]
+        calls = [
+            functools.partial(local.ft.allreduce_average, value)
+            for local, value in zip((one, two, joiner), values, strict=True)
+        ]
+        assert at_once(*calls) == [Status.SUCCESS] * 3
+        assert all(torch.equal(value, torch.full((3,), 3.0)) for value in values)
+
+
+def test_with_fresh_it_keeps_its_own() -> None:
+    make = functools.partial(Local, private_from="fresh")
+    with training(2, make) as (crew, made):
+        eventually(lambda: made[0].hashes, "they average")
+        assert made[0].began != made[1].began, "founders keep theirs, too"
+        joiner = enrolled(crew, made, make)
+        assert joiner.came
+        assert joiner.private_digest() == joiner.began
+        assert joiner.shared_digest() in {digest for one in made[:2] for digest in one.hashes.values()}
+
+
+@pytest.mark.soak
+def test_private_state_that_is_not_registered() -> None:
+    with training(2, functools.partial(Unregistered, private="fresh")) as (crew, made):
+        eventually(lambda: made[0].hashes, "they average")
+        joiner = enrolled(crew, made, functools.partial(Unregistered, private="fresh"))
+        assert joiner.private_digest() == joiner.began
+        joiner.start()
+        eventually(lambda: len(joiner.hashes) > 1, "it trains with them")
+        assert common_steps(*made) > 0
+
+
+class Unregistered(Local):
+    """It says itself when it is at a border."""
+
+    def inner_step(self) -> None:
+        self.ft.catch_up()
+        super().inner_step()
+
+
+def test_the_others_wait_in_their_call_if_the_state_comes_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of the shared state can change until the joiner has it, however slowly it comes."""
+    going, slow = threading.Event(), Border._beside
+
+    def held(*arguments: Any) -> Any:
+        stream = slow(*arguments)
+        yield next(stream)
+        assert going.wait(TIMEOUT)
+        yield from stream
+
+    with training(2, Local) as (crew, made):
+        eventually(lambda: made[0].hashes, "they average")
+        monkeypatch.setattr(Border, "_beside", held)
+        joining = in_thread(lambda: enrolled(crew, made, Local))
+        eventually(lambda: made[0].ft.size == 3, "it is let in")
+        eventually(lambda: all(one.ft._plane.current is not None for one in made[:2]), "the others are in their next call")
+        step = made[0].ft.step
+        time.sleep(0.1)
+        assert made[0].ft.step == step
+        going.set()
+        joining.join(TIMEOUT)
+        joiner = made[2]
+        assert joiner.came
+        assert joiner.shared_digest() == made[0].hashes[step]
+        joiner.start()
+        eventually(lambda: len(joiner.hashes) > 1, "all go on")
+        assert common_steps(*made) > 0
+
+
+def test_a_donor_that_dies_while_it_gives_is_replaced_for_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    dead: list[Any] = []
+    gives = Border._beside
+
+    def dies(border: Border, *arguments: Any) -> Any:
+        stream = gives(border, *arguments)
+        yield next(stream)
+        if not dead:
+            [local] = [one for one in made if one.ft._plane is border._plane]
+            dead.append(local)
+            local.over.set()
+            Pupil.crash(local)
+            raise ConnectionAbortedError
+        yield from stream
+
+    with training(3, functools.partial(Local, every=200)) as (crew, made):
+        eventually(lambda: all(one.inner_steps for one in made), "they train")
+        monkeypatch.setattr(Border, "_beside", dies)
+        joiner = enrolled(crew, made, Local)
+        assert joiner.came
+        assert dead
+        assert joiner.private_digest() not in dead[0].privates
+        assert any(joiner.private_digest() in one.privates for one in made[:3] if one is not dead[0])
+
+
+def test_what_is_private_travels_with_one_donors_inline_part_in_a_live_recovery() -> None:
+    class Counted(Pupil):
+        """It has a number of its own, in two places."""
+
+        torn = False
+
+        def register(self, **registered: Any) -> None:
+            self.own = [nn.Parameter(torch.full((4,), torch.rand(()).item())), nn.Parameter(torch.zeros(4))]
+            self.note_own()
+            private = {"one": nn.ParameterList(self.own[:1]), "two": nn.ParameterList(self.own[1:])}
+            super().register(private=private, **registered)
+            self.note_own()
+
+        def note_own(self) -> None:
+            with torch.no_grad():
+                self.own[1].copy_(self.own[0] * 2)
+
+        def compute(self) -> None:
+            self.torn = self.torn or not torch.equal(self.own[1], self.own[0] * 2)
+            super().compute()
+
+        def apply(self) -> None:
+            super().apply()
+            with torch.no_grad():
+                self.own[0].add_(torch.rand(()))
+            self.note_own()
+
+    with company(3) as crew:
+        school = School(crew, Counted)
+        try:
+            steps(school.pupils[0], 3)
+            joiner = school.enrol()
+            steps(joiner, 5)
+            assert joiner.ft.metrics()["recoveries"] == 1, "beside the training"
+            assert joiner.ft.metrics()["recovery_fallbacks"] == 0
+            assert not joiner.torn, "it is of one moment"
+            assert len({pupil.own[0][0].item() for pupil in school.pupils}) > 1, "and is compared with nobody's"
+            assert assert_equal(*school.pupils) > 3
+        finally:
+            school.end()
+
+
+# --- plain loops -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("marks", "loss"),
+    [
+        pytest.param(True, False, marks=pytest.mark.soak),
+        (True, True),
+        pytest.param(False, False, marks=pytest.mark.soak),
+    ],
+)
+def test_a_joiners_first_forward_runs_on_the_loaded_weights(*, marks: bool, loss: bool) -> None:
+    make = functools.partial(Plain, marks=marks, loss=loss)
+    with training(2, make) as (crew, made):
+        eventually(lambda: len(made[0].states) > 3, "they train")
+        joiner = enrolled(crew, made, make)
+        assert joiner.came
+        joiner.start()
+        eventually(lambda: len(joiner.states) > 5 or joiner.error, "it trains with them")
+        assert joiner.error is None
+        step, weights = joiner.forwards[0]
+        assert weights == made[0].states[step], "those after the newest step"
+        assert min(joiner.states) == step + 1, "and its first call was the one after that"
+        assert common_steps(*made, of="states") > 3
+        assert joiner.ft.metrics()["state_loads"] == 1
+
+
+@pytest.mark.soak
+def test_programs_that_never_say_where_their_loop_begins_may_have_to_load_twice() -> None:
+    """The average is taken for the first call of the loop, and is the second one."""
+    make = functools.partial(Plain, marks=False, loss=True)
+    with training(2, make) as (crew, made):
+        eventually(lambda: len(made[0].states) > 3, "they train")
+        joiner = enrolled(crew, made, make)
+        joiner.start()
+        eventually(lambda: len(joiner.states) > 5 or joiner.error, "it trains with them")
+        assert joiner.error is None
+        assert common_steps(*made, of="states") > 3
+
+
+@pytest.mark.soak
+def test_a_joiner_among_units() -> None:
+    """``execute`` is the first call of the loop."""
+
+    class Units(Plain):
+        def step(self) -> None:
+            self.ft.execute(super().step)
+
+    with training(2, functools.partial(Units, marks=False)) as (crew, made):
+        eventually(lambda: len(made[0].states) > 3, "they train")
+        joiner = enrolled(crew, made, functools.partial(Units, marks=False))
+        assert joiner.came
+        joiner.start()
+        eventually(lambda: len(joiner.states) > 5 or joiner.error, "it trains with them")
+        assert joiner.error is None
+        assert common_steps(*made, of="states") > 3
+        assert joiner.ft.metrics()["state_loads"] == 1
+
+
+@pytest.mark.soak
+def test_the_donor_of_a_plain_loop_dies_while_it_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    dead: list[Any] = []
+    gives = Transfer.guarded
+
+    def dies(transfer: Transfer, *arguments: Any) -> Any:
+        stream = gives(transfer, *arguments)
+        yield next(stream)
+        if not dead:
+            [plain] = [one for one in made if one.ft._plane is transfer._plane]
+            dead.append(plain)
+            plain.over.set()
+            Pupil.crash(plain)
+            raise ConnectionAbortedError
+        yield from stream
+
+    with training(3, Plain) as (crew, made):
+        eventually(lambda: len(made[0].states) > 3, "they train")
+        monkeypatch.setattr(Transfer, "guarded", dies)
+        joiner = enrolled(crew, made, Plain)
+        assert joiner.came
+        assert dead
+        joiner.start()
+        left = [one for one in made if one not in dead]
+        eventually(lambda: len(joiner.states) > 3 or joiner.error, "it trains with those that are left")
+        assert joiner.error is None
+        assert common_steps(*left, of="states") > 2
+
+
+# --- the rest ----------------------------------------------------------------------------------------------------------
+
+
+def test_who_has_the_state_returns_at_once_and_sends_nothing() -> None:
+    with company(2) as crew:
+        one, two = at_once(*[functools.partial(Plain, ft, seed) for seed, ft in enumerate(crew.members)])
+        assert not one.came
+        assert not two.came
+        before = one.ft.metrics()["calls"]
+        assert [one.ft.catch_up() for _ in range(3)] == [False] * 3
+        assert one.ft.metrics()["calls"] == before
+        assert one.ft.metrics()["state_loads"] == 0
+
+
+@pytest.mark.soak
+def test_it_needs_registered_state() -> None:
+    with company(1) as crew:
+        [one] = crew.members
+        plain = Plain(one, 0)
+        over = threading.Event()
+
+        def trains() -> None:
+            while not over.is_set():
+                plain.step()
+
+        thread = in_thread(trains)
+        joiner = crew.init()
+        with pytest.raises(ConfigError, match="catch_up: no state is registered: call register_state before it"):
+            joiner.catch_up()
+        joiner.close()
+        over.set()
+        joiner.close()  # it may be in the view by now, and the other one in a call that waits for it
+        thread.join(TIMEOUT)
+
+
+@pytest.mark.soak
+def test_it_is_told_if_nobody_else_registered_any() -> None:
+    with company(1) as crew:
+        [one] = crew.members
+        thread = in_thread(lambda: [one.barrier() for _ in range(400) if not time.sleep(0.005)])
+        with pytest.raises(ConfigError, match="registered no state, but this worker did"):
+            Plain(crew.init(), 1)
+        one.close()
+        thread.join(TIMEOUT)
+
+
+def test_within_execute_it_is_refused() -> None:
+    with company(1) as crew:
+        plain = Plain(crew.members[0], 0)
+        with pytest.raises(ConfigError, match="catch_up was called within execute"):
+            plain.ft.execute(plain.ft.catch_up)
+
+
+def test_it_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others come to no call, and do not say that their shared state is at rest."""
+    monkeypatch.setattr(borders, "POLL", 0.2)
+    with company(2) as crew:
+        at_once(*[functools.partial(Plain, ft, seed) for seed, ft in enumerate(crew.members)])
+        began = time.monotonic()
+        with pytest.raises(RebuildTimeout, match=r"catch_up: no state from .* within 1 s"):
+            Plain(crew.init(step_timeout=1.0), 2)
+        assert time.monotonic() - began < TIMEOUT / 2
+
+
+@pytest.mark.soak
+def test_it_ends_when_this_worker_leaves() -> None:
+    with company(2) as crew:
+        at_once(*[functools.partial(Plain, ft, seed) for seed, ft in enumerate(crew.members)])
+        joiner = crew.init()
+        came: list[Any] = []
+
+        def waits() -> None:
+            try:
+                came.append(Plain(joiner, 2).came)
+            except (SystemExit, LeftError, Exception) as error:  # noqa: BLE001 - the test looks at it
+                came.append(error)
+
+        thread = in_thread(waits)
+        eventually(lambda: joiner.size == 3, "it is let in")
+        joiner.close()
+        thread.join(TIMEOUT)
+        assert came == [False]
+
+
+def test_a_wait_for_the_state_is_no_evidence_against_the_others() -> None:
+    """They compute for longer than anybody may come late to a call."""
+    with company(2, stall_timeout=0.5) as crew:
+        made = at_once(*[functools.partial(Local, ft, seed) for seed, ft in enumerate(crew.members)])
+        joining = in_thread(lambda: Local(crew.init(), 2))
+        eventually(lambda: made[0].ft.size == 3, "it is let in")
+        time.sleep(1.5)
+        assert made[0].ft.size == 3, "nobody is taken for hung"
+        for one in made:
+            one.inner_step()  # a border
+        joining.join(TIMEOUT)
+        assert not joining.is_alive()
+
+
+@pytest.mark.soak
+def test_an_excluded_worker_joins_again_in_catch_up() -> None:
+    with training(3, Local, rejoin=True) as (_, made):
+        eventually(lambda: all(one.hashes for one in made), "they average")
+        out = made[2]
+        out.over.set()
+        eventually(lambda: out.ft._plane.current is None or out.error, "it stops")
+        at = len(out.hashes)
+        exclude(out.ft)
+        eventually(lambda: len(made[0].hashes) > at + 1, "the others go on")
+        assert out.ft.catch_up()
+        assert out.ft.metrics()["rejoins"] == 1
+        assert out.shared_digest() in made[0].hashes.values()
+        assert any(out.private_digest() in one.privates for one in made[:2])
+        out.over.clear()
+        at = len(out.hashes)
+        out.start()
+        eventually(lambda: len(out.hashes) > at + 1 or out.error, "it trains with them again")
+        assert out.error is None
+        assert common_steps(*made) > 1
+
+
+def test_it_ends_if_all_who_had_the_state_end() -> None:
+    found: list[BaseException] = []
+
+    def waits(ft: Any) -> None:
+        try:
+            Plain(ft, 3)
+        except (FTLibError, SystemExit) as error:
+            found.append(error)
+
+    with company(2) as crew:
+        founders = at_once(*[functools.partial(Plain, ft, seed) for seed, ft in enumerate(crew.members)])
+        joiner = crew.init()
+        thread = in_thread(functools.partial(waits, joiner))
+        eventually(lambda: founders[0].ft.size == 3, "it is let in")
+        at_once(*[functools.partial(Pupil.crash, one) for one in founders])
+        thread.join(TIMEOUT)
+        assert [type(error) for error in found] == [StateLost]
+
+
+@pytest.mark.soak
+def test_a_spare_waits_for_room() -> None:
+    with training(2, Local, max_size=2) as (crew, made):
+        eventually(lambda: all(one.hashes for one in made), "they average")
+        came: list[Local] = []
+        thread = in_thread(lambda: came.append(Local(crew.init(), 7)))
+        eventually(lambda: len(made[0].hashes) > 4, "the others go on")
+        assert not came
+        made[1].over.set()
+        made[1].ft.close()
+        thread.join(TIMEOUT)
+        assert came[0].came
+        assert came[0].shared_digest() in made[0].hashes.values()
+
+
+@pytest.mark.soak
+def test_founders_begin_from_a_checkpoint_with_the_writers_private_state(tmp_path: Path) -> None:
+    with company(2) as crew:
+        one, two = at_once(*[functools.partial(Local, ft, seed) for seed, ft in enumerate(crew.members)])
+        for _ in range(2):
+            at_once(one.inner_step, two.inner_step)
+            at_once(one.average, two.average)
+        one.inner_step()
+        two.inner_step()
+        written = one.private_digest(), one.shared_digest()
+        assert two.private_digest() != written[0]
+        at_once(*[functools.partial(each.ft.save, tmp_path) for each in (one, two)])
+    with company(2, resume=str(tmp_path)) as crew:
+        again = at_once(*[functools.partial(Local, ft, 5 + seed) for seed, ft in enumerate(crew.members)])
+        assert {(each.private_digest(), each.shared_digest()) for each in again} == {written}
+        assert not any(each.came for each in again)

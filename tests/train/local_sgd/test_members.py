@@ -1,0 +1,428 @@
+"""``DiLoCo`` and ``LocalSGD`` in threads of one process: weights, failures, refusals, the ends of a loop."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ftlib import (
+    ConfigError,
+    DiLoCo,
+    DistributedDataParallel,
+    ElasticSampler,
+    Excluded,
+    FTLib,
+    LocalSGD,
+    Optimizer,
+    PowerSGD,
+    Status,
+)
+from ftlib.core.plane.facts import facts
+from tests.ftlib.crew import Crew, by_all
+from tests.ftlib.recovery.pupils import model_of
+from tests.ftlib.workers import Worker, workers
+from tests.harness.basics import TIMEOUT
+from tests.harness.company import at_once, company
+from tests.train.local_sgd.test_course import Layers, inner_step
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Crew]:
+    with Crew(2) as crew:
+        yield crew
+
+
+def outer(weights: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(weights, lr=1.0)
+
+
+def local(ft: FTLib, **more: Any) -> tuple[Layers, torch.optim.Optimizer, DiLoCo]:
+    model = Layers()
+    inner = torch.optim.SGD(model.parameters(), lr=0.5)
+    diloco = DiLoCo(ft, model, inner=inner, outer=outer, **{"sync_every": 2, **more})
+    ft.register_state(model=diloco)
+    return model, inner, diloco
+
+
+# --- weights -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("weight", "expected"), [("steps", 1 - 20 / 6), ("equal", 1 - 6 / 2)])
+@by_all("pair")
+def test_members_of_different_speed(ft: FTLib, i: int, weight: str, expected: float) -> None:
+    """One makes 4 inner steps of -1 while the other makes 2."""
+    model, inner, diloco = local(ft, sync_every=2 + 2 * i, weight=weight)
+    with diloco:
+        for _ in range(2 + 2 * i):
+            inner_step(model, inner)
+    assert model.now == pytest.approx((expected, expected))
+    assert diloco.status is Status.SUCCESS
+
+
+@by_all("pair")
+def test_a_fragment_weighs_what_was_done_since_its_own_sync(ft: FTLib, i: int) -> None:
+    """Of four inner steps in all, two before each sync."""
+    model, inner, diloco = local(ft, sync_every=(4, 8)[i], fragments=2)
+    with diloco:
+        for _ in range((6, 12)[i]):
+            inner_step(model, inner)
+    # Layer 0: 2 and 4 steps, then 4 and 8. Layer 1: 4 and 8; then 2 or 4 more, on its own.
+    assert model.first.item() == pytest.approx(1 - 20 / 6 - 80 / 12)
+    assert model.second.item() == pytest.approx(1 - 80 / 12 - (2, 4)[i])
+
+
+@by_all("pair")
+def test_local_weights_are_averaged(ft: FTLib, i: int) -> None:
+    model = Layers()
+    inner = torch.optim.SGD(model.parameters(), lr=0.5 + i)
+    averaging = LocalSGD(ft, model, sync_every=3)
+    ft.register_state(model=averaging)
+    with averaging:
+        for step in range(3):
+            inner_step(model, inner)
+            assert averaging.step() is (Status.SUCCESS if step == 2 else None)
+    assert model.now == (1 - 6.0, 1 - 6.0)
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+@workers(2)
+def test_samples_of_a_sampler_are_the_weight(worker: Worker, delay: int) -> None:
+    """A member of batches of 4, and in the end one of 2: 10 samples for two; every one is used up once."""
+    ft = worker.ft
+    sampler = ElasticSampler(range(20), batch_size=4, shuffle=False)
+    model = Layers()
+    inner = torch.optim.SGD(model.parameters(), lr=0.5)
+    diloco = DiLoCo(ft, model, inner=inner, outer=outer, sync_every=2, fragments=1, weight="samples", delay=delay)
+    ft.register_state(model=diloco, sampler=sampler)
+    with diloco:
+        for _ in range(2):
+            for _batch in sampler:
+                inner_step(model, inner)
+    used = [index for row in sampler.ledger(0) for index in row.indices]
+    assert sorted(used) == list(range(20))
+    assert diloco.status and ft.step == diloco.syncs > 0
+
+
+@workers(1)
+def test_samples_without_a_sampler(worker: Worker) -> None:
+    model, inner, diloco = local(worker.ft, sync_every=1, weight="samples")
+    with pytest.raises(ConfigError, match="needs an ElasticSampler"), diloco:
+        inner_step(model, inner)
+
+
+# --- what fails --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+@by_all("pair")
+def test_inf_leaves_all_weights_as_they_are(ft: FTLib, i: int, delay: int) -> None:
+    """And the inner steps count on: they weigh in the next sync."""
+    model, inner, diloco = local(ft, delay=delay)
+    before = ft.step
+    with diloco:
+        for step in range(4):
+            if step == 0 and i == 1:
+                with torch.no_grad():
+                    model.first.fill_(math.inf)
+            inner_step(model, inner)
+            if step == 1:
+                assert diloco.status is Status.FAIL and ft.step == before and diloco.syncs == 1
+                assert [weight.item() for weight in diloco.global_model.parameters()] == [1.0, 1.0]
+                assert model.now == (math.inf if i else -1.0, -1.0)
+                if i == 1:
+                    diloco.load_global()
+    # One has made 4 - delay inner steps since the last sync, the other 2 - delay since it took the global weights.
+    steps = (4 - delay) ** 2 + (2 - delay) ** 2
+    assert diloco.status is Status.SUCCESS and ft.step == before + 1
+    assert model.first.item() == pytest.approx(1 - steps / (6 - 2 * delay))
+
+
+@workers(2, min_size=2)
+def test_too_few_members(worker: Worker) -> None:
+    """A sync that nobody could make is made after the next inner step."""
+    model, inner, diloco = local(worker.ft)
+    with diloco:
+        for _ in range(2):
+            inner_step(model, inner)
+        assert diloco.syncs == 1
+        if worker.name == "w1":
+            return
+
+
+def test_the_program_raises_in_the_middle_of_a_sync() -> None:
+    """The others finish it without the one that leaves; nobody waits for it."""
+    with company(3) as crew:
+
+        def work(ft: FTLib) -> tuple[float, float] | None:
+            model, inner, diloco = local(ft, sync_every=3, delay=1)
+            try:
+                with diloco:
+                    for step in range(6):
+                        if step == 5 and ft is crew.members[2]:
+                            assert diloco._rounds.under_way
+                            raise ZeroDivisionError
+                        inner_step(model, inner)
+            except ZeroDivisionError:
+                assert not diloco._rounds.under_way
+                ft.close()
+                return None
+            return model.now
+
+        one, two, none = at_once(*[lambda ft=ft: work(ft) for ft in crew.members])
+        assert one == two == (-3.0, -3.0) and none is None
+
+
+def test_a_loop_that_ends_in_the_middle_of_a_sync_ends_it() -> None:
+    with company(2) as crew:
+
+        def work(ft: FTLib) -> tuple[float, float]:
+            model, inner, diloco = local(ft, sync_every=3, delay=1)
+            with diloco:
+                for _ in range(2):
+                    inner_step(model, inner)
+                assert diloco._rounds.under_way and diloco.syncs == 0
+                with pytest.raises(ConfigError, match="a sync is under way"):
+                    diloco.load_global()
+            assert diloco.syncs == 1
+            return model.now
+
+        assert at_once(*[lambda ft=ft: work(ft) for ft in crew.members]) == [(-1.0, -1.0)] * 2
+
+
+# --- compression, checkpoints, forms of parameters ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compression", ["bf16", "int8", PowerSGD(rank=2)])
+@pytest.mark.parametrize("delay", [0, 2])
+@by_all("pair")
+def test_what_is_sent_is_compressed(ft: FTLib, i: int, compression: Any, delay: int) -> None:
+    model = nn.Linear(40, 30)
+    same = torch.Generator().manual_seed(0)  # threads share torch's own
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.1, generator=same)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    diloco = DiLoCo(ft, model, inner=inner, outer=outer, sync_every=3, delay=delay, compression=compression)
+    ft.register_state(model=diloco)
+    data = torch.Generator().manual_seed(i)
+    with diloco:
+        for _ in range(9):
+            inner.zero_grad()
+            model(torch.randn(20, 40, generator=data)).square().mean().backward()
+            inner.step()
+    assert diloco.status is Status.SUCCESS and diloco.syncs == 3
+    together = [parameter.detach().clone() for parameter in model.parameters()]
+    ft.broadcast(together, 0)
+    assert all(map(torch.equal, together, model.parameters())), "the same bits at all members"
+    assert all(map(torch.equal, together, diloco.global_model.parameters()))
+    assert {layout.compression is not None for layout in diloco._rounds._layouts.values()} == {True}
+
+
+@workers(1)
+def test_its_state_is_the_global_weights(worker: Worker) -> None:
+    ft = worker.ft
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+    inner = torch.optim.SGD(model.parameters(), lr=0.5)
+    momentum: Callable[..., Any] = lambda weights: torch.optim.SGD(weights, lr=1.0, momentum=0.9)  # noqa: E731
+    diloco = DiLoCo(ft, model, inner=inner, outer=momentum, sync_every=4, fragments=2)
+    ft.register_state(model=diloco)
+    with diloco:
+        for step in range(7):
+            inner.zero_grad()
+            model(torch.ones(1, 3) * step).square().mean().backward()
+            inner.step()
+    saved = {name: value.clone() for name, value in diloco.global_model.state_dict().items()}
+    assert saved.keys() == model.state_dict().keys(), "the names are the model's"
+    state = diloco.state_dict()
+    other = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+    again = DiLoCo(ft, other, inner=None, outer=momentum, sync_every=4, fragments=2)
+    again.load_state_dict(state)
+    assert all(torch.equal(saved[name], value) for name, value in other.state_dict().items()), (
+        "local weights are the global ones"
+    )
+    assert again.state_dict()["optimizer"][0]["state"], "the momentum, too"
+
+
+@workers(1)
+def test_frozen_and_tied_parameters_and_buffers_are_left_alone(worker: Worker) -> None:
+    model = model_of(0)
+    model[0].bias.requires_grad_(requires_grad=False)
+    inner = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    diloco = DiLoCo(worker.ft, model, inner=inner, outer=outer, sync_every=1)
+    worker.ft.register_state(model=diloco)
+    bias = model[0].bias.clone()
+    with diloco:
+        for _ in range(2):
+            inner.zero_grad()
+            model(torch.randn(8, 64)).square().mean().backward()
+            inner.step()
+    assert torch.equal(bias, model[0].bias) and diloco.syncs == 2
+    assert "0.bias" not in diloco.global_model.state_dict() and "1.running_mean" not in diloco.global_model.state_dict()
+
+
+@workers(1)
+def test_sharded_parameters_by_their_local_part(worker: Worker, tmp_path_factory: pytest.TempPathFactory) -> None:
+    import torch.distributed as dist
+    from torch.distributed.tensor import DTensor, Shard
+
+    store = tmp_path_factory.mktemp("sharded") / "store"
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+    try:
+        mesh = dist.init_device_mesh("cpu", (1,))
+        model = nn.Linear(4, 2, bias=False)
+        start = model.weight.detach().clone()
+        model.weight = nn.Parameter(DTensor.from_local(start.clone(), mesh, [Shard(0)]))
+        inner = torch.optim.SGD(model.parameters(), lr=0.5)
+        diloco = DiLoCo(worker.ft, model, inner=inner, outer=lambda w: torch.optim.SGD(w, lr=2.0), sync_every=2)
+        worker.ft.register_state(model=diloco)
+        with diloco:
+            for _ in range(2):
+                inner.zero_grad()
+                model.weight.sum().backward()
+                inner.step()
+        weight = model.weight
+        assert isinstance(weight, DTensor)
+        assert torch.allclose(weight.to_local(), start - 2.0 * 2 * 0.5)
+        assert type(next(diloco.global_model.parameters()).data) is torch.Tensor
+    finally:
+        dist.destroy_process_group()
+
+
+# --- what is refused ---------------------------------------------------------------------------------------------------
+
+
+@workers(1)
+def test_what_cannot_be_used(worker: Worker) -> None:
+    ft, model = worker.ft, Layers()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    good: dict[str, Any] = {"inner": inner, "outer": outer, "sync_every": 2}
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"inner": Optimizer(ft, inner)}, "inner= is an ftlib.Optimizer"),
+        ({"inner": model}, "inner= takes an optimizer"),
+        ({"outer": [outer]}, "outer= takes optimizers of torch.optim, not a function"),
+        ({"outer": 3}, "outer= takes a function"),
+        ({"outer": lambda _: None}, "made a NoneType"),
+        ({"outer": torch.optim.SGD(Layers().parameters(), lr=0.1)}, "none of the model's"),
+        ({"outer": torch.optim.SGD([model.first], lr=0.1)}, "lacks some of its parameters"),
+        ({"alpha": 1.5}, "alpha=1.5 must be a number from 0 to 1"),
+        ({"weight": "rank"}, "weight='rank': choose one of steps, samples, equal"),
+        ({"delay": 2}, "delay=2 must be below 2"),
+        ({"fragments": 3}, "fragments=3 must be 1 to 2"),
+        ({"compression": "zip"}, "zip"),
+    ]
+    for arguments, text in refused:
+        with pytest.raises(ConfigError, match=text):
+            DiLoCo(ft, model, **(good | arguments))
+    with pytest.raises(ConfigError, match="pass the module that it wraps"):
+        DiLoCo(ft, DistributedDataParallel(ft, nn.Linear(2, 2)), **good)
+    with pytest.raises(ConfigError, match="the first argument is a Layers"):
+        DiLoCo(model, model, **good)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="expected a module"):
+        LocalSGD(ft, inner, sync_every=1)  # type: ignore[arg-type]
+
+
+@workers(1)
+def test_what_has_to_be_registered(worker: Worker) -> None:
+    ft, model = worker.ft, Layers()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    diloco = DiLoCo(ft, model, inner=inner, outer=outer, sync_every=1)
+
+    def entered(text: str) -> None:
+        with pytest.raises(ConfigError, match=text), diloco:
+            pass
+
+    entered("are not registered")
+    ft.register_state(model=model)
+    entered("are not registered")
+    ft.register_state(model=[diloco, model])
+    entered("the model itself is registered")
+    with pytest.raises(ConfigError, match="was given as optimizer= and as private="):
+        ft.register_state(model=diloco, optimizer=inner)
+    ft.register_state(model=diloco)
+    with pytest.raises(ConfigError, match="outside of its context"):
+        diloco.step()
+    with diloco:
+        with pytest.raises(ConfigError, match="entered already"), diloco:
+            pass
+        with pytest.raises(ConfigError, match="within execute"):
+            ft.execute(inner_step, model, inner)
+
+
+# --- a notice to leave -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("delay", [0, 60])
+@pytest.mark.parametrize("near", [True, False], ids=["near", "far"])
+def test_who_has_to_leave_waits_for_a_sync_that_is_near(near: bool, delay: int) -> None:
+    """Else it leaves at once. The others are not kept waiting by it."""
+    with company(2) as crew:
+
+        def work(ft: FTLib) -> tuple[float, int]:
+            model, inner, diloco = local(ft, sync_every=70, delay=delay)
+            last = ft is crew.members[1]
+            try:
+                with diloco:
+                    for step in range(70):
+                        inner_step(model, inner)
+                        if step == 20 and last:
+                            if not near:
+                                diloco._rounds._since -= 1e4
+                            ft.drain("told to")
+            except SystemExit as end:
+                assert last and end.code == 0  # noqa: PT017 - nobody calls this who could expect it
+            return model.now[0], diloco.inner_steps
+
+        stayed, left = at_once(*[lambda ft=ft: work(ft) for ft in crew.members])
+        assert stayed == (1.0 - (70 - delay), 70)
+        assert left[1] == (70 if near else 22)
+
+
+# --- rounds that take long ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("delay", [0, 4])
+def test_a_round_may_take_longer_than_any_timeout(delay: int) -> None:
+    """Whoever waits for a slow worker sees its inner steps."""
+    with company(2, stall_timeout=0.8, step_timeout=0.8) as crew:
+
+        def work(ft: FTLib) -> float:
+            slow = ft is crew.members[1]
+            model, inner, diloco = local(ft, sync_every=10, delay=delay)
+            with diloco:
+                for _ in range(10):
+                    time.sleep(0.2 * slow)
+                    inner_step(model, inner)
+            inner_steps = facts(ft._plane, ft._framework)["inner_steps"]
+            told = facts(ft._plane, ft._framework)["peers"].values()
+            assert inner_steps == 10 and (slow or next(iter(told))["inner_steps"] > 5)
+            return model.now[0]
+
+        assert at_once(*[lambda ft=ft: work(ft) for ft in crew.members]) == [1.0 - (10 - delay)] * 2
+        assert crew.members[0].size == 2
+
+
+def test_who_does_no_inner_step_any_more_hangs() -> None:
+    with company(2, stall_timeout=0.8) as crew:
+        over = threading.Event()
+
+        def work(ft: FTLib) -> float | None:
+            slow = ft is crew.members[1]
+            model, inner, diloco = local(ft, sync_every=3)
+            with diloco:
+                for step in range(3):
+                    if slow and step == 2:
+                        over.wait(TIMEOUT)
+                        with pytest.raises(Excluded):
+                            inner_step(model, inner)
+                        return None
+                    inner_step(model, inner)
+            over.set()
+            return model.now[0]
+
+        assert at_once(*[lambda ft=ft: work(ft) for ft in crew.members]) == [-2.0, None]
