@@ -16,6 +16,7 @@ from functools import partial
 from random import Random
 from typing import Any, Self, cast
 
+import torch
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from consensus.simulation import Host
@@ -53,6 +54,7 @@ class Fibre:
         self.woken = False
         self.run = greenlet(target)
         self._threads = threads
+        self._grad = True
 
     def __repr__(self) -> str:
         return f"<thread {self.name}{' (ended)' if self.run.dead else ''}>"
@@ -64,6 +66,17 @@ class Fibre:
 
     def join(self, timeout: float | None = None) -> None:
         """See ``Thread``; a simulated process ends as a whole."""
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Until the end of the block it runs: with a grad mode of its own, as torch has one for each thread."""
+        before = torch.is_grad_enabled()
+        torch.set_grad_enabled(self._grad)
+        try:
+            yield
+        finally:
+            self._grad = torch.is_grad_enabled()
+            torch.set_grad_enabled(before)
 
 
 class SimulatedThreads(Threads):
@@ -186,7 +199,8 @@ class SimulatedThreads(Threads):
             for fibre in self._fibres:
                 if not fibre.run.dead and fibre.run is not getcurrent():
                     fibre.run.parent = getcurrent()
-                    fibre.run.throw(GreenletExit)
+                    with fibre.running():
+                        fibre.run.throw(GreenletExit)
         self._fibres.clear()
 
     @contextmanager
@@ -210,7 +224,7 @@ class SimulatedThreads(Threads):
         assert self._running is None
         self._running = fibre
         try:
-            with self.entered():
+            with self.entered(), fibre.running():
                 fibre.run.switch()
         finally:
             self._running = None
