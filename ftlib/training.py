@@ -30,6 +30,7 @@ from .core.tensors.compression.compression import Compression
 from .core.tensors.compression.names import compression_of
 from .core.tensors.device_copies import assign, duplicate
 from .core.tensors.layout import Layout
+from .core.tensors.norms import Norms
 from .core.tensors.targets import Layouts, Targets, check_writable, targets_of
 from .data.unregistered import READ
 from .errors import ConfigError, Excluded, FTLibError, JobEnded
@@ -141,12 +142,8 @@ class Calls(ABC):
             raise _not_a_count(batches)
         targets = targets_of(target)
         self._trains = self._trains or (bool(targets.owners) and isinstance(targets.owners[0], torch.nn.Parameter))
-        if not self._told and targets.owners and targets.sources[0] is None and not any(s is not None for s in targets.sources):
-            self._told = True
-            logger.warning(
-                "no parameter has a gradient here: this worker contributes zeros; call loss.backward() before averaging",
-                extra=self._plane.about("no_gradient"),
-            )
+        if not self._told and targets.owners and targets.sources[0] is None:
+            self._look_for_gradients(targets)
         views = views and self._may_show(targets)
         layout = self._layout("average", targets, "SUM", mean=True, views=views, compression=compressed)
         call = Call(
@@ -166,6 +163,33 @@ class Calls(ABC):
         if views:
             self._inputs.keep(targets.owners[0], targets.sources)
         return self._run(call) if wait else self._begin(call)
+
+    def average_for_clipping(
+        self, parameters: Sequence[torch.Tensor], *, weight: float | None, batches: int
+    ) -> tuple[Status, Norms]:
+        """As ``allreduce_average``, also of the norms of the averages, in as far as they come with the look for inf and nan."""
+        share = 1.0 if weight is None else _weight(weight)
+        if type(batches) is not int or not 0 <= batches <= MOST_BATCHES:
+            raise _not_a_count(batches)
+        targets = targets_of(parameters)
+        self._trains = True
+        if not self._told:
+            self._look_for_gradients(targets)
+        call = Call(
+            Kind.AVERAGE,
+            self._layout("average", targets, "SUM", mean=True),
+            targets.sources,
+            owners=targets.owners,
+            weight=share,
+            by_samples=weight is None,
+            batches=batches,
+            divide=True,
+            veto=self._veto,
+            norms=True,
+            name=targets.name,
+            remark=targets.remark,
+        )
+        return self._run(call), call.gradient_norms
 
     @property
     def has_state(self) -> bool:
@@ -227,12 +251,14 @@ class Calls(ABC):
         weight: float | None = None,
         batches: int = 1,
         views: bool = False,
+        norms: bool = False,
     ) -> OpenAverage:
         """An average of the parameters' gradients that may be under way before all of them are there.
 
         ``layout``: of ``lay_out_average``. ``relaid``: returns the layout after registered state was loaded within the call.
         ``views``: on success each ``.grad`` becomes a view of the result, and the gradients that were averaged stay in memory
-        until the next average of this module. The rest: see ``allreduce_average``. Nothing is begun yet.
+        until the next average of this module. ``norms``: those of the views are wanted, too. The rest: see
+        ``allreduce_average``. Nothing is begun yet.
         """
         if type(batches) is not int or not 0 <= batches <= MOST_BATCHES:
             raise _not_a_count(batches)
@@ -248,6 +274,7 @@ class Calls(ABC):
             relaid=relaid,
             name=targets.name,
             remark=targets.remark,
+            norms=norms,
         )
         self._trains = True
         if views and not self._plane.has_state:
@@ -402,6 +429,15 @@ class Calls(ABC):
         within = self._unit is not None and self._execution is not None
         name = WITHIN + kind if within else kind
         return self._layouts.layout(name, targets, op, mean=mean, views=views, compression=compression)
+
+    def _look_for_gradients(self, targets: Targets) -> None:
+        """Warn once if there are none here."""
+        if targets.owners and not any(source is not None for source in targets.sources):
+            self._told = True
+            logger.warning(
+                "no parameter has a gradient here: this worker contributes zeros; call loss.backward() before averaging",
+                extra=self._plane.about("no_gradient"),
+            )
 
     def _may_show(self, targets: Targets) -> bool:
         """Whether gradients may become views. ConfigError for other tensors."""

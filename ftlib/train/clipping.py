@@ -52,8 +52,21 @@ class GradientCopies:
 
 
 @torch.no_grad()
-def total_norm(gradients: Sequence[torch.Tensor], norm_type: float = 2.0, *, error_if_nonfinite: bool = False) -> torch.Tensor:
-    """The norm of all gradients together, a 0-dimensional tensor with the bits of torch's own."""
+def total_norm(
+    gradients: Sequence[torch.Tensor],
+    norm_type: float = 2.0,
+    *,
+    error_if_nonfinite: bool = False,
+    known: Sequence[torch.Tensor | None] = (),
+) -> torch.Tensor:
+    """The norm of all gradients together, a 0-dimensional tensor with the bits of torch's own.
+
+    ``known``: the norm of each gradient, of order 2, or None; only those are computed then.
+    """
+    if any(norm is not None for norm in known) and _alike(gradients):
+        together = _together(gradients, known)
+        if bool(torch.isfinite(together)):
+            return together
     of_torch = getattr(torch.nn.utils, "get_total_norm", None)  # from torch 2.6 on
     if of_torch is not None:
         norm: torch.Tensor = of_torch(gradients, norm_type, error_if_nonfinite=error_if_nonfinite)
@@ -77,17 +90,20 @@ def clip(
     error_if_nonfinite: bool = False,
     copies: GradientCopies | None = None,
     in_place: bool = False,
+    known: Sequence[torch.Tensor | None] = (),
 ) -> torch.Tensor:
     """Scale the gradients so that their total norm is at most ``max_norm``; returns the norm before.
 
     ``.grad`` is pointed at the scaled gradients, which lie in ``copies`` (None: in new memory). ``in_place``: they are written
     over the old ones instead, as nobody else needs those. On the CPU nothing is changed where the norm is small enough. On a
-    device finding that out would take a wait, so gradients there are always scaled, perhaps by 1.
+    device finding that out would take a wait, so gradients there are always scaled, perhaps by 1. ``known``: the norm of each
+    parameter's gradient, of order 2, where it need not be computed.
     """
     owners = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
     found = [(position, owner, owner.grad) for position, owner in enumerate(owners) if owner.grad is not None]
     gradients = [gradient for _, _, gradient in found]
-    norm = total_norm(gradients, norm_type, error_if_nonfinite=error_if_nonfinite)
+    norms = [known[position] for position, _, _ in found] if known else ()
+    norm = total_norm(gradients, norm_type, error_if_nonfinite=error_if_nonfinite, known=norms)
     factor = torch.clamp(float(max_norm) / (norm + _EPSILON), max=1.0)
     if not place_of(factor) and factor.item() == 1.0:
         return norm
@@ -102,6 +118,20 @@ def clip(
             owner.grad = (gradient * share).to(gradient.dtype)
         else:
             owner.grad = torch.mul(gradient, share, out=copies.room(position, gradient))
+    return norm
+
+
+def _alike(gradients: Sequence[torch.Tensor]) -> bool:
+    """True if all are plain, of one dtype, on the CPU: else torch puts their norms together in an order of its own."""
+    first = gradients[0].dtype
+    return all(type(each) is torch.Tensor and each.dtype is first and each.device.type == "cpu" for each in gradients)
+
+
+def _together(gradients: Sequence[torch.Tensor], known: Sequence[torch.Tensor | None]) -> torch.Tensor:
+    """The norm of all, from those of each that are known."""
+    unknown = [gradient for gradient, norm in zip(gradients, known, strict=True) if norm is None]
+    left = iter(torch._foreach_norm(unknown) if unknown else ())  # noqa: SLF001 - as torch does
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack([next(left) if norm is None else norm for norm in known]))
     return norm
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from ..core.tensors.norms import Norms, together
 from ..errors import ConfigError
 from ..ftlib import FTLib
 from ..settings.config import VETO
@@ -110,14 +111,19 @@ class Optimizer(torch.optim.Optimizer):
         self._compare_registered()
         parameters = self._parameters()
         models = self._models(parameters)
-        self._status = status = self._outcome(models, parameters) if models else self._average(parameters)
+        if models:
+            status = self._outcome(models, parameters)
+            norms: Sequence[Norms] = [model.norms() for model in models] if self._norms_help else ()
+        else:
+            status, norms = self._average(parameters)
+        self._status = status
         if status and self._plain:
             self._inner.step()
         elif status:
             former = [found for model in models if (found := model.former_gradients()) is not None]
             places = ((at, each.get(id(parameter))) for at, parameter in enumerate(parameters) for each in former)
             self._copies.of({at: gradient for at, gradient in places if gradient is not None})
-            self._apply(in_place=not former)  # else another member may need the average
+            self._apply(in_place=not former, norms=norms)  # else another member may need the average
             self._copies.of({})
         return status
 
@@ -181,6 +187,11 @@ class Optimizer(torch.optim.Optimizer):
         """True if what is applied is the wrapped optimizer's step and nothing else."""
         return self._clip_norm is None and self._scaler is None
 
+    @property
+    def _norms_help(self) -> bool:
+        """True if what is clipped are the averages as they are."""
+        return self._clip_norm is not None and (self._scaler is None or not self._scaler.is_enabled())
+
     def _compare_registered(self) -> None:
         """ConfigError if a worker that joins would apply averages in another way than this object does."""
         registered = self._ft.registered
@@ -201,11 +212,13 @@ class Optimizer(torch.optim.Optimizer):
     def _parameters(self) -> list[torch.Tensor]:
         return [parameter for group in self._inner.param_groups for parameter in group["params"]]
 
-    def _apply(self, *, in_place: bool) -> None:
-        """``in_place``: the gradients are no views of a result, so scaled ones may be written over them."""
+    def _apply(self, *, in_place: bool, norms: Sequence[Norms] = ()) -> None:
+        """``in_place``: the gradients are no views of a result, so scaled ones may be written over them. ``norms``: of the
+        gradients, as far as they are known.
+        """
         scaler, parameters = self._scaler, self._parameters()
         if scaler is None or not scaler.is_enabled() or all(parameter.grad is None for parameter in parameters):
-            self._clip(parameters, in_place=in_place)
+            self._clip(parameters, in_place=in_place, norms=norms)
             self._inner.step()
             return
         scaler.scale(torch.zeros((), device=parameters[0].device))  # it may not have seen a loss yet, where there was no data
@@ -216,9 +229,10 @@ class Optimizer(torch.optim.Optimizer):
         scaler.step(self._inner)
         scaler.update()
 
-    def _clip(self, parameters: list[torch.Tensor], *, in_place: bool) -> None:
+    def _clip(self, parameters: list[torch.Tensor], *, in_place: bool, norms: Sequence[Norms] = ()) -> None:
         if self._clip_norm is not None:
-            clip(parameters, self._clip_norm, copies=self._copies, in_place=in_place)
+            known = together(norms, parameters)
+            clip(parameters, self._clip_norm, copies=self._copies, in_place=in_place, known=known)
 
     def _models(self, parameters: list[torch.Tensor]) -> list[Wrapped]:
         """The wrapped models that average some of the parameters by themselves."""
@@ -245,10 +259,13 @@ class Optimizer(torch.optim.Optimizer):
                     "nobody averages its gradient; make it a parameter of the module, or give it an Optimizer of its own"
                 )
 
-    def _average(self, parameters: list[torch.Tensor]) -> Status:
+    def _average(self, parameters: list[torch.Tensor]) -> tuple[Status, Sequence[Norms]]:
         """Average what is in the gradients now."""
         (weight, batches), self._share = self._share, (None, 1)
-        return self._ft.allreduce_average(parameters, weight=weight, batches=batches)
+        if not self._norms_help:
+            return self._ft.allreduce_average(parameters, weight=weight, batches=batches), ()
+        status, norms = self._ft.average_for_clipping(parameters, weight=weight, batches=batches)
+        return status, (norms,)
 
 
 def _check(ft: Any, optimizer: Any, clip_norm: float | None, scaler: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 
+from ..core.tensors.norms import Norms
 from ..ftlib import FTLib
 from ..status import Status
 
@@ -30,6 +31,9 @@ class Wrapped(Protocol):
         """Where gradients are views of a result: those that were averaged, by the ``id`` of their parameter, as nobody needs
         their memory any more. None where gradients are copies, which may be changed in place.
         """
+
+    def norms(self) -> Norms:
+        """The norms of the gradients, as far as they are known. Asking says that the next average should have them."""
 
 
 _WRAPPERS: weakref.WeakKeyDictionary[FTLib, list[weakref.ref[Wrapped]]] = weakref.WeakKeyDictionary()

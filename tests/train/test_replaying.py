@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
-from ftlib import Optimizer, Status
+from ftlib import DistributedDataParallel, Optimizer, Status
 from ftlib.core.stand_in.pattern import WINDOW
 from ftlib.state.live import separable
 from ftlib.state.registry import Registered
@@ -129,6 +129,70 @@ class LateWrapping(Wrapping, Latecomer):
 
     def step(self) -> Status:
         return Wrapping.step(self)
+
+
+class Clipping(Pupil):
+    """Its steps are those of a wrapper that clips, and mostly knows the norms without computing them."""
+
+    BOUND = 1e-2
+
+    def register(self, **registered: Any) -> None:
+        self.wrapper = Optimizer(self.ft, self.optimizer, clip_norm=self.BOUND)
+        self.ft.register_state(model=self.model, optimizer=self.wrapper, **registered)
+
+    def step(self) -> Status:
+        self.compute()
+        status = self.wrapper.step()
+        self.statuses.append(status)
+        if status:
+            self.note()
+        return status
+
+
+class ClippingViews(Clipping):
+    """Its gradients are views of the averages."""
+
+    def register(self, **registered: Any) -> None:
+        super().register(**registered)
+        self.wrapped = DistributedDataParallel(self.ft, self.model)
+
+    def gradients(self) -> None:
+        self.wrapper.zero_grad()
+        self.wrapped(torch.randn(8, self.model[0].in_features, generator=self._random)).square().mean().backward()
+
+
+class LateClipping(Clipping, Latecomer):
+    """It may be late, too."""
+
+    def step(self) -> Status:
+        return Clipping.step(self)
+
+
+@pytest.mark.parametrize("make", [Clipping, ClippingViews])
+def test_a_joiner_clips_by_norms_that_it_has_to_compute(make: type[Pupil], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with company(2, "gloo") as crew:
+        made = School(crew, make)
+        try:
+            eventually(lambda: made.pupils[0].ft.step > 3, "they train")
+            joiner = made.enrol()
+            steps(joiner, 12)
+        finally:
+            made.end()
+    assert not [record for record in caplog.records if getattr(record, "ftlib_event", "") == "no_following"], "nobody waited"
+    assert assert_equal(*made.pupils) >= 10
+
+
+def test_a_late_worker_clips_by_norms_that_it_has_to_compute() -> None:
+    with late(make=LateClipping) as made:
+        first, _, last = made.pupils
+        last.stay_away()
+        steps(first, 12)
+        last.come()
+        assert last.ft.metrics()["stood_in"] > 3
+        made.end()
+    assert assert_equal(*made.pupils) > WINDOW // 4
+    assert set(first.hashes) - set(last.hashes), "it has missed some"
 
 
 @pytest.mark.parametrize("settings", [{}, {"recovery_bandwidth": 100_000}], ids=["quick", "slow"])

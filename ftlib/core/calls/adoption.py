@@ -16,7 +16,7 @@ import torch
 from ...data.sampling import packed_shares, unpacked_shares
 from ...errors import GroupError, StepMismatch
 from ...frameworks.base import Group, Work
-from ..tensors.staging import Slot, Staging, finite, land
+from ..tensors.staging import Slot, Staging, land
 from .call import Call, Results
 
 _HEADER = struct.Struct("<4sIQddI8s16s16s")
@@ -33,10 +33,11 @@ def donate(group: Group, rank: int, results: Results) -> list[Work]:
     """Start sending ``results`` to ``rank``. ``Spoilt`` if the program has changed them by now."""
     shares = bytearray(packed_shares(results.shares))
     land(results.slots)
-    rows = [slot.data for slot in results.slots if slot.data.numel()]
+    slots = [slot for slot in results.slots if slot.bucket.count]
+    rows = [slot.data for slot in slots]
     if results.shown:
         rows = [row.clone() for row in rows]  # the program may write there while they are sent
-        if results.changed:
+        if not results.same(dict(zip(slots, rows, strict=True))):
             raise Spoilt(f"the program has changed the result of call {results.number} in place")
     digest, signature = _digest(shares, rows), results.layout.signature
     view_id = bytes.fromhex(results.view_id)
@@ -77,7 +78,7 @@ class Adoption:
         shares = row.numpy().tobytes()
         if _digest(shares, [slot.data for slot in filled]) != digest:
             raise GroupError(f"the result of {call} arrived damaged from rank {self._donor}", (self._donor,))
-        intact = not call.veto or all(finite(slot.data) for slot in self._slots)
+        intact = not call.veto or all(slot.check(norms=call.norms) for slot in self._slots)
         results = Results(call.number, call.layout, self._slots, weight, intact, assumed=assumed, view_id=view_id.hex())
         try:
             results.share(unpacked_shares(shares))

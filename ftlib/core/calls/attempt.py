@@ -23,7 +23,7 @@ from ..tensors.compression.pipeline import Pipeline
 from ..tensors.compression.reduction import Part
 from ..tensors.device_copies import copies_of, send
 from ..tensors.layout import Bucket
-from ..tensors.staging import Slot, Staging, finite
+from ..tensors.staging import Slot, Staging
 from ..tensors.trailer import Flag, RankRecord, Region, Trailer
 from .bulk import Bulk
 from .call import Call, Results
@@ -298,7 +298,7 @@ class Attempt:
         if self._call.veto and self._finite and slot is not None:
             # Check the result, not this member's input: its bits are equal everywhere, so all decide alike without a message.
             # Check it here, while the next operations are under way and the bucket is in the cache.
-            self._finite = finite(slot.host, slot.numbers)
+            self._finite = slot.check(norms=self._call.norms)
 
     def _check(self, trailer: Trailer) -> None:
         check, session = self._call.layout.check, self._session

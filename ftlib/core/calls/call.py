@@ -17,6 +17,7 @@ from ...errors import ConfigError
 from ..tensors.device_copies import bring, each_finite, fetch, flatten, fold
 from ..tensors.dtypes import EXTREMES, load, store
 from ..tensors.layout import Bucket, Layout, Piece
+from ..tensors.norms import NO_NORMS, Norms
 from ..tensors.staging import Slot, finite
 from .presentation import present
 from .session import Session
@@ -40,6 +41,7 @@ class Results:
 
     __slots__ = (
         "_shown",
+        "_spoilt",
         "accelerated",
         "assumed",
         "divisor",
@@ -85,6 +87,8 @@ class Results:
         """True if the slots were left to an observer."""
         self._shown: tuple[tuple[Slot, int], ...] = ()
         """The slots that the program sees as gradients, each with its version then."""
+        self._spoilt = False
+        """True once sums have shown that the program has changed what it sees."""
 
     def keep(self) -> None:
         """An observer keeps the slots."""
@@ -101,11 +105,21 @@ class Results:
 
     @property
     def changed(self) -> bool:
-        """True if the program has changed what it sees, so that no other member can get these results. Any thread.
+        """True if the program is known to have changed what it sees, so that no other member can get these results. Any thread.
 
-        Noticed by the version that torch counts; changes through ``.data`` or numpy leave that as it is, and go unnoticed.
+        Known by the versions that torch counts. Changes through ``.data`` or numpy leave these as they are: see ``same``.
         """
-        return any(slot.buffer._version != version for slot, version in self._shown)  # noqa: SLF001
+        return self._spoilt or any(slot.buffer._version != version for slot, version in self._shown)  # noqa: SLF001
+
+    def same(self, rows: Mapping[Slot, torch.Tensor]) -> bool:
+        """True if ``rows``, copies of the slots' data, are what the call has ended with; else ``changed`` from now on.
+
+        What no version shows is seen by the sums that were computed in the look for inf and nan; changes after which these are
+        the same to the bit are not, nor is any where nobody looked (``nonfinite="pass"``).
+        """
+        if not self.changed:
+            self._spoilt = any(slot.tells(rows[slot]) for slot, _ in self._shown)
+        return not self.changed
 
     def carried(self, *, accelerated: bool) -> Results:
         """Note who has carried the bulk; returns itself."""
@@ -139,6 +153,7 @@ class Call:
         divide: bool = False,
         veto: bool = False,
         views: bool = False,
+        norms: bool = False,
         root_rank: int | None = None,
         name: Callable[[int], str] = "tensor {}".format,
         remark: Callable[[], str] = str,
@@ -148,8 +163,9 @@ class Call:
 
         ``weight``: this member's share in an average (``divide``); ``by_samples``: if samples are counted, their number is the
         weight. ``batches``: how many of the elastic sampler's batches the call uses up. ``veto``: nobody applies a result with
-        inf or nan. ``views``: gradients become views of the result, where they can. ``root_rank``: the rank whose tensors a
-        broadcast spreads. ``name``: a tensor's name for people. ``remark``: a possible explanation of a mismatch.
+        inf or nan. ``views``: gradients become views of the result, where they can. ``norms``: ``gradient_norms`` is wanted.
+        ``root_rank``: the rank whose tensors a broadcast spreads. ``name``: a tensor's name for people. ``remark``: a possible
+        explanation of a mismatch.
         """
         self.kind = kind
         self.layout = layout
@@ -170,6 +186,9 @@ class Call:
         self.divide = divide
         self.veto = veto
         self.views = views
+        self.norms = norms
+        self.gradient_norms = NO_NORMS
+        """The norms of the averages, as far as the look for inf and nan has computed them."""
         self.name = name
         self.remark = remark
         self.silent = False
@@ -363,12 +382,16 @@ class Call:
         ``views``: gradients may become views of the results instead, which then are in use until the program drops them.
         """
         if views and results.divisor == 1.0 and not results.kept:
-            present(results, self.owners, self._load)
+            present(results, self.owners, self._load, checked=self.veto)
             self._fold()
+            if self.norms and self.veto:
+                self.gradient_norms = Norms(results.slots, self.owners, guarded=True)
             return
         divisor = results.divisor if self.divide else 1.0
         if _INFERENCE not in self._versions:
             self._write(results.slots, divisor)
+            if self.norms and self.veto and divisor == 1.0 and not self.views:
+                self.gradient_norms = Norms(results.slots, self.owners, guarded=False)
             return
         indices = {piece.index for slot in results.slots for piece in slot.bucket.pieces}
         for index in indices:  # created gradients must not be inference tensors

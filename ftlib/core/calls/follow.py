@@ -12,7 +12,7 @@ import torch
 
 from ...errors import GroupError
 from ..tensors.layout import Layout
-from ..tensors.staging import Slot, StagingPool, finite
+from ..tensors.staging import Slot, StagingPool
 from ..tensors.trailer import Flag, RankRecord, Trailer
 from .attempt import BARE, Attempt, EnteredObserver, Waits
 from .call import Call, Kind, Results
@@ -88,7 +88,7 @@ class FollowedAttempt(Attempt):
         self._followed.learn(layout)
         in_flight = max(in_flight, layout.stages)
         if begun and self._followed.veto:
-            self._finite = self._finite and finite(first.data)
+            self._finite = self._finite and first.check()
         slots = list(begun)
         for number in range(len(begun), len(layout.buckets)):
             if len(self._window) == in_flight:

@@ -32,6 +32,7 @@ class OpenCall(Call):
         relaid: Callable[[], Layout],
         name: Callable[[int], str],
         remark: Callable[[], str],
+        norms: bool = False,
     ) -> None:
         """``owners``: the parameters, by the indices of ``layout``. ``views``: the gradients become views of the result.
         ``relaid``: returns the layout after registered state was loaded, which holds the agreed order of the parameters. The
@@ -48,6 +49,7 @@ class OpenCall(Call):
             divide=True,
             veto=veto,
             views=views,
+            norms=norms,
             name=name,
             remark=remark,
         )

@@ -49,11 +49,14 @@ class Shown(Protocol):
         """The program is about to see these slots."""
 
 
-def present(results: Shown, owners: Sequence[torch.Tensor], copy: Callable[[Piece, torch.Tensor], None]) -> None:
+def present(
+    results: Shown, owners: Sequence[torch.Tensor], copy: Callable[[Piece, torch.Tensor], None], *, checked: bool = False
+) -> None:
     """Point the gradients of ``owners`` to the averages in ``results``.
 
     ``copy``: writes the average of a piece to the gradient that is there. It gets what cannot be a view: gradients of another
-    dtype or memory format than the wire's, and parts of tensors whose slots are not side by side.
+    dtype or memory format than the wire's, and parts of tensors whose slots are not side by side. ``checked``: True if the
+    results were looked at for inf and nan.
     """
     shown: list[Slot] = []
     gradients: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -64,14 +67,14 @@ def present(results: Shown, owners: Sequence[torch.Tensor], copy: Callable[[Piec
         if found:
             shown.append(slot)
             gradients += found
-            slot.show([owner for owner, _ in found], span(slot.host))
+            slot.show([owner for owner, _ in found], span(slot.host), checked=checked)
     for index, parts in groupby(_parts(results.slots), key=lambda part: part[1].index):
         slots = [slot for slot, _ in parts]
         if (whole := joined(slots, owners[index])) is not None:
             shown += slots
             gradients.append((owners[index], whole))
             for slot in slots:
-                slot.show((owners[index],), span(whole))
+                slot.show((owners[index],), span(whole), checked=checked)
     results.show(shown)  # first: a change right after must be noticed
     for owner, view in gradients:
         owner.grad = view

@@ -10,6 +10,7 @@ import torch
 from ...status import Status
 from ..calls.open_call import OpenCall
 from ..tensors.layout import Layout
+from ..tensors.norms import Norms
 
 __all__ = ["CarriesOut", "OpenAverage"]
 
@@ -60,6 +61,11 @@ class OpenAverage:
     def inputs(self) -> Sequence[torch.Tensor | None]:
         """This member's gradients as they were averaged, by the parameters' indices; kept as long as this object."""
         return self._call.sources
+
+    @property
+    def norms(self) -> Norms:
+        """The norms of the averages, where they were wanted."""
+        return self._call.gradient_norms
 
     def push(self, number: int) -> None:
         """All gradients of bucket ``number`` are complete, and stay as they are until ``finish`` has returned.

@@ -29,6 +29,8 @@ from .layout import Bucket, Layout
 _LAYOUTS_KEPT = 16
 _FEW = 1 << 14
 """Number of elements up to which numpy looks for inf and nan."""
+_PROBES = 4
+"""How many elements of a tensor are in a sample."""
 
 Numbers = np.ndarray[Any, Any]
 Allocate = Callable[[int, torch.dtype], torch.Tensor]
@@ -42,6 +44,7 @@ class Slot:
 
     __slots__ = (
         "_landed",
+        "_probes",
         "_row",
         "_span",
         "bucket",
@@ -50,9 +53,11 @@ class Slot:
         "flat",
         "host",
         "norm",
+        "norms",
         "numbers",
         "reader",
         "seen",
+        "total",
         "trailer",
         "views",
     )
@@ -69,6 +74,10 @@ class Slot:
         """The CPU memory of ``data``. Out of date where an accelerator has reduced it."""
         self.norm = self.buffer[bucket.count + trailer_elements :]
         """One element for a device to write the largest absolute value to; none if the bucket is on the CPU."""
+        self.norms: Sequence[torch.Tensor] = ()
+        """The norm of each piece, where ``check`` has computed them."""
+        self.total: float | None = None
+        """The sum that ``check`` has found; None if it has computed none."""
         self.numbers: Numbers = self.host.numpy()
         """``host`` as a numpy array."""
         self._row: torch.Tensor | None = None
@@ -79,6 +88,8 @@ class Slot:
         """The parameters whose gradients the program sees here."""
         self._span = (0, 0)
         """Where these gradients are: addresses."""
+        self._probes: torch.Tensor | None = None
+        """The places of the elements in ``sample``."""
         self.views = [self._view(piece.offset, piece.stop - piece.start, piece.shape) for piece in bucket.pieces]
         self.elements = -1
         self.fit(trailer_elements)
@@ -127,6 +138,42 @@ class Slot:
         """The accelerator has reduced ``row``: the CPU memory is out of date."""
         self._landed = False
 
+    def check(self, *, norms: bool = False) -> bool:
+        """False if inf or nan is in the data (in CPU memory). One reading pass: the sum shows it, unless the sum overflows.
+
+        ``norms``: where the pieces are whole tensors the pass computes ``norms``, which show it as well. Either is kept, and
+        shows later whether something was written here. Few elements are looked at by numpy, which is done before torch begins.
+        """
+        self.norms, self.total = (), None
+        if not self.views or not self.bucket.dtype.is_floating_point:
+            return True
+        if norms and self.bucket.pieces[0].shape is not None:
+            self.norms = torch._foreach_norm(self.views)  # noqa: SLF001 - as clipping does
+            total = torch.stack(self.norms).sum().item()
+        elif self.bucket.count <= _FEW:
+            return bool(np.isfinite(self.numbers).all())
+        else:
+            total = self.host.sum().item()
+        self.total = total
+        return math.isfinite(total) or bool(torch.isfinite(self.host).all())
+
+    def tells(self, row: torch.Tensor) -> bool:
+        """True if ``row``, a copy of the data, shows that it is not what ``check`` saw. False where that has kept no sum."""
+        if self.total is None or not math.isfinite(self.total):
+            return False
+        if self.norms:
+            pieces = [row[piece.offset : piece.offset + piece.stop - piece.start] for piece in self.bucket.pieces]
+            row = torch.stack(torch._foreach_norm(pieces))  # noqa: SLF001
+        return row.sum().item() != self.total
+
+    def sample(self) -> torch.Tensor:
+        """Some elements of each tensor: where they change something was written here, though perhaps no version shows it."""
+        if self._probes is None:
+            last = _PROBES - 1
+            places = [p.offset + (p.stop - p.start - 1) * n // last for p in self.bucket.pieces for n in range(_PROBES)]
+            self._probes = torch.tensor(places, device="cpu")
+        return self.host.index_select(0, self._probes)
+
     @property
     def finite(self) -> bool:
         """False if the device has found inf or nan in ``row`` (see ``device_copies.look``)."""
@@ -147,9 +194,16 @@ class Slot:
         """A device reads this slot until ``end``."""
         self.reader = end
 
-    def show(self, owners: Sequence[torch.Tensor], span: tuple[int, int]) -> None:
-        """The gradients of ``owners`` are views of this slot now, or of a row of slots with it; ``span``: their addresses."""
+    def show(self, owners: Sequence[torch.Tensor], span: tuple[int, int], *, checked: bool) -> None:
+        """The gradients of ``owners`` are views of this slot now, or of a row of slots with it; ``span``: their addresses.
+
+        ``checked``: False if ``check`` was not called for this data.
+        """
         self.seen, self._span = tuple(map(weakref.ref, owners)), span
+        if not checked:
+            self.norms, self.total = (), None
+        elif self.total is None:  # few elements
+            self.total = self.host.sum().item()
 
     @property
     def in_use(self) -> bool:
@@ -347,15 +401,9 @@ def _runs(layout: Layout) -> dict[int, range]:
     return runs
 
 
-def finite(tensor: torch.Tensor, numbers: Numbers | None = None) -> bool:
-    """True if the tensor holds neither inf nor nan. One reading pass: the sum shows it, unless the sum itself overflows.
-
-    ``numbers``: the same data as a numpy array; for few elements numpy is done before torch has begun.
-    """
-    count = tensor.numel()
-    if not count or not tensor.is_floating_point():
+def finite(tensor: torch.Tensor) -> bool:
+    """True if the tensor holds neither inf nor nan. One reading pass: the sum shows it, unless the sum itself overflows."""
+    if not tensor.numel() or not tensor.is_floating_point():
         return True
-    if numbers is not None and count <= _FEW:
-        return bool(np.isfinite(numbers).all())
     dtype = torch.float32 if tensor.dtype in _HALF else None
     return math.isfinite(tensor.sum(dtype=dtype).item()) or bool(torch.isfinite(tensor).all())

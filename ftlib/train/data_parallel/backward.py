@@ -23,6 +23,7 @@ from ...common.units import size
 from ...core.engine.open_average import OpenAverage
 from ...core.tensors.compression.compression import Compression
 from ...core.tensors.layout import Layout
+from ...core.tensors.norms import NO_NORMS, Norms
 from ...errors import ConfigError
 from ...ftlib import FTLib
 from ...status import Status
@@ -90,6 +91,8 @@ class Backward:
         self._room = FormerGradients()
         self._viewing = False
         """True if gradients become views of the present average, or are of the last one."""
+        self._clips = False
+        """True if the program has asked for the norms of the last average."""
         self._weight: float | None = None
         self._batches = 1
         self._ends = (weakref.WeakMethod(self._end), weakref.WeakMethod(self.failed))
@@ -149,6 +152,11 @@ class Backward:
             return None
         inputs = zip(trained.numbers, average.inputs, strict=False)
         return {id(trained.all[number]): gradient for number, gradient in inputs if gradient is not None}
+
+    def norms(self) -> Norms:
+        """The norms of the last average's gradients, as far as they are known; the next average will have them."""
+        self._clips = True
+        return NO_NORMS if self._average is None else self._average.norms
 
     def detach(self) -> None:
         """Remove the hooks."""
@@ -288,7 +296,9 @@ class Backward:
             weight=self._weight,
             batches=self._batches,
             views=views,
+            norms=views and self._clips,  # copies may be changed in ways that nobody sees
         )
+        self._clips = False
 
     def _lay_out(self) -> Layout:
         """The buckets, in the order that is agreed by now."""

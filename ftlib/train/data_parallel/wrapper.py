@@ -13,6 +13,7 @@ from torch import nn
 
 from ...core.tensors.compression.compression import Compression
 from ...core.tensors.compression.names import compression_of
+from ...core.tensors.norms import Norms
 from ...errors import ConfigError
 from ...ftlib import FTLib
 from ...state.parts import Parts
@@ -146,7 +147,9 @@ class DistributedDataParallel(nn.Module):
         changed: another worker may still need the averages.
         """
         room = self._backward.room()
-        return clip(self.module.parameters(), max_norm, norm_type, copies=room, in_place=room is None)
+        parameters = list(self.module.parameters())
+        known = self._backward.norms().of(parameters) if norm_type == 2.0 else ()
+        return clip(parameters, max_norm, norm_type, copies=room, in_place=room is None, known=known)
 
     # --- for the library -----------------------------------------------------------------------------------------------
 
@@ -169,6 +172,10 @@ class DistributedDataParallel(nn.Module):
     def former_gradients(self) -> Mapping[int, torch.Tensor] | None:
         """See ``Wrapped``."""
         return self._backward.former_gradients()
+
+    def norms(self) -> Norms:
+        """See ``Wrapped``."""
+        return self._backward.norms()
 
     # --- what cannot work here -----------------------------------------------------------------------------------------
 

@@ -46,6 +46,8 @@ class Habits:
     """Adds to the gradients that are there, views of the last result."""
     clips: float = 0.34
     """Share of the calls after which all clip what they got, in place."""
+    unseen: float = 0.5
+    """Share of these that do so in a way which no version shows, where sums do."""
     thinks: float = 0.02
     """Seconds at most, now and then, between an average and what is done with it."""
     views: float = 0.7
@@ -225,11 +227,12 @@ class OpenTrainer(Trainer):
     def _apply_all(self, model: Model, clock: int) -> None:
         """Apply the averages in the gradients of ``model``, as the ``clock``-th."""
         seed, habits = self._process.jobs.seed, self._habits
-        clips = Random(f"{seed} {clock}").random() < habits.clips
+        chance = Random(f"{seed} {clock}")
+        clips, unseen = chance.random() < habits.clips, self._process.jobs.veto and chance.random() < habits.unseen
         for owner, parameter in zip(model.owners, model.parameters, strict=True):
             assert owner.grad is not None
             if clips:
-                owner.grad.mul_(0.5)
+                (owner.grad.data if unseen else owner.grad).mul_(0.5)
                 if self._rng.random() < 0.1:
                     self._process.threads.sleep(self._rng.uniform(0.0, 0.01))
             self._apply(parameter, owner.grad)
