@@ -44,8 +44,10 @@ class ReadyOrder:
 
     @property
     def model(self) -> str:
-        """Tells the averages of several models apart, also of equal shapes; empty for the first one. Equal at all members, which
-        wrap their models in the same order."""
+        """Tells the averages of several models apart, also of equal shapes; empty for the first one.
+
+        It is equal at all members, which wrap their models in the same order.
+        """
         return "" if self._name == "1" else f"of model {self._name}"
 
     @property
