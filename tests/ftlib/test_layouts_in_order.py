@@ -143,7 +143,7 @@ def test_what_the_program_sees_as_its_gradient_is_set_aside_until_it_lets_go() -
     owner = torch.nn.Parameter(torch.zeros(5, 50))
     whole = parts[0].host.as_strided((5, 50), (50, 1))
     for slot in parts:
-        slot.show((owner,), (whole.data_ptr(), whole.data_ptr() + whole.nbytes))
+        slot.show((owner,), (whole.data_ptr(), whole.data_ptr() + whole.nbytes), checked=True)
     owner.grad = whole
     others = staged(staging)[-3:]
     assert not {id(slot) for slot in others} & {id(slot) for slot in parts}

@@ -114,7 +114,7 @@ class Told:
 
     def __init__(self) -> None:
         self.places: list[tuple[int, int, bool]] = []
-        self.plane = Plane("a", lambda finished, current, *, busy: self.places.append((finished, current, busy)))
+        self.plane = Plane("a", lambda finished, current, *, busy, **_: self.places.append((finished, current, busy)))
         view = View(3, "parent", (Member("a", "127.0.0.1", 1), Member("b", "127.0.0.1", 2)))
         chosen = SalvagePlan(10, 10, authority="a", holders=("a", "b"))
         self.session = Session(view, chosen, "a", {"a": 0, "b": 1}, None)

@@ -44,7 +44,7 @@ def test_every_question_of_one_epoch_gets_the_same_report() -> None:
 def test_a_call_that_failed_is_not_under_way() -> None:
     """Else a coordinator would wait for its end, and let nobody in."""
     told: list[bool] = []
-    plane = Plane("a", lambda _finished, _current, *, busy=False: told.append(busy))
+    plane = Plane("a", lambda _finished, _current, *, busy=False, **_: told.append(busy))
     here = session(3, SalvagePlan(7, 7, authority="a", holders=("a",)), "a")
     assert plane.activate(here)
     plane.wish(wanted=True)  # somebody waits to be let in: only then is every call told
