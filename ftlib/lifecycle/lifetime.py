@@ -277,7 +277,10 @@ class Lifetime:
                 plane.changed.wait_for(lambda: plane.phase is Phase.STOPPED, timeout / 2)
         if plane.phase is Phase.STOPPED:
             return
+        ended_call = plane.part()
         with contextlib.suppress(ConsensusError):
+            if ended_call is not None:
+                self.consensus.average_success(ended_call)  # the training thread may be about to say so
             self.consensus.leave(ended=ended and not plane.newcomer)
         with plane.changed:
             left = plane.changed.wait_for(lambda: plane.phase is Phase.STOPPED, timeout)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +18,9 @@ from torch import nn
 import ftlib.ftlib
 from consensus import LeftError
 from consensus.border import Stopped
-from ftlib import FTLibError, JoinError, Status
+from ftlib import FTLib, FTLibError, JoinError, Status
+from ftlib.core.calls.session import Session
+from ftlib.core.plane.plane import Plane
 from tests.ftlib.workers import Job, Worker
 from tests.harness.basics import TIMEOUT, eventually
 from tests.harness.company import at_once, company, in_thread
@@ -86,6 +90,65 @@ def test_no_call_is_entered_once_the_worker_leaves(monkeypatch: pytest.MonkeyPat
 
     with Job(1) as job:
         job.run({"w0": body})
+
+
+def closing_before_it_finishes(monkeypatch: pytest.MonkeyPatch, closes: FTLib) -> threading.Event:
+    """That worker closes, from another thread, when it has all the results of its call; set once it has begun to."""
+    parted, part, finish = threading.Event(), Plane.part, Plane.finish
+
+    def parts(plane: Plane) -> int | None:
+        found = part(plane)
+        if plane is closes._plane:
+            parted.set()
+        return found
+
+    def finishes(plane: Plane, *call: Any) -> Any:
+        if plane is closes._plane:
+            in_thread(closes.close)
+        assert parted.wait(TIMEOUT)
+        return finish(plane, *call)
+
+    monkeypatch.setattr(Plane, "part", parts)
+    monkeypatch.setattr(Plane, "finish", finishes)
+    return parted
+
+
+def test_a_call_that_the_others_have_to_do_again_ends_with_abort(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It must not apply what nobody else does."""
+    with company(2, "gloo") as crew:
+        closes, other = crew.members
+        closing_before_it_finishes(monkeypatch, closes)
+        finish = Plane.finish
+
+        def held_up(plane: Plane, session: Session, *call: Any) -> Any:
+            if plane is other._plane and session.size == 2:
+                plane.wait_end(session, TIMEOUT)
+            return finish(plane, session, *call)
+
+        monkeypatch.setattr(Plane, "finish", held_up)
+        values = [torch.ones(1), torch.ones(1)]
+        found = at_once(*[functools.partial(ft.allreduce, value) for ft, value in zip(crew.members, values, strict=True)])
+    assert found == [Status.ABORT, Status.NO_NEED]
+    assert values == [torch.ones(1), torch.ones(1)]
+
+
+def test_a_call_that_the_others_end_ends_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They end it because another one has, and leaves."""
+    with company(3, "gloo") as crew:
+        closes, _, last = crew.members
+        parted = closing_before_it_finishes(monkeypatch, closes)
+        monkeypatch.setattr(closes._consensus, "leave", lambda **_kw: None)  # nobody hears that it closes
+
+        def call(ft: FTLib) -> tuple[Status, float]:
+            value = torch.ones(1)
+            status = ft.allreduce(value, "SUM")
+            if ft is last:
+                assert parted.wait(TIMEOUT)
+                ft.close()
+            return status, value.item()
+
+        found = at_once(*[functools.partial(call, ft) for ft in crew.members])
+    assert found == [(Status.SUCCESS, 3.0)] * 3
 
 
 def test_closing_twice_and_from_many_threads() -> None:

@@ -105,7 +105,7 @@ class Plane:
         self._last_signature = b""
         self._order: Order | None = None
         self._reported: tuple[int, bytes] | None = None
-        self._frozen_at = 0.0
+        self._frozen_at, self._parting = 0.0, False
 
     def __repr__(self) -> str:
         now = f"in {self.current}" if self.current else "outside of calls"
@@ -239,8 +239,14 @@ class Plane:
                 self.tell()
 
     def finish(self, session: Session, call: Call, trailer: Trailer, results: Results) -> Finish | None:
-        """Finish ``call``, unless there was a freeze meanwhile (None: redo the call in the next session)."""
+        """Finish ``call``, unless there was a freeze meanwhile (None: redo the call in the next session).
+
+        A member that parts in the middle of a call does not know whether the others end that call, too, or do it again without
+        it. So it waits for the order, which says so; at most as long as the goodbye takes.
+        """
         with self.changed:
+            if self._parting and not trailer.freeze:
+                self.changed.wait_for(lambda: self._order is not None or not self._acting_in(session))
             self.running = None
             order, self._order = self._order, None
             if self.phase is not Phase.ACTIVE or self.session is not session:
@@ -368,6 +374,7 @@ class Plane:
                 self._found()
             if self.phase is Phase.ACTIVE and self._ends_with(order.after_call):
                 self._order = order
+                self.changed.notify_all()
                 return None
             self._order = None
             abort = self.session if order.after_call is None or self.running is not None else None
@@ -437,6 +444,14 @@ class Plane:
             self.data.stopped(error)
             self.changed.notify_all()
             return self.session.group if self.session is not None else None
+
+    def part(self) -> int | None:
+        """This member is about to ask the others to go on without it. Returns the last call that it has ended, if any: a later
+        one ends here only if it ends everywhere.
+        """
+        with self.changed:
+            self._parting = True
+            return self.finished if self.finished_in else None
 
     # --- what is registered, and asked for -----------------------------------------------------------------------------
 
