@@ -85,6 +85,8 @@ class Transfer(Observer):
         like ``_registered``."""
         self._sends = True
         """False if founders only compare digests."""
+        self._given = 0
+        """How often the initial state was given."""
 
     # --- the member that lacks the state, on the training thread -------------------------------------------------------
 
@@ -369,7 +371,18 @@ class Transfer(Observer):
             raise Refusal.LATER.error("no state is registered yet")
         if sends is not sync:
             raise Refusal.UNFIT.error(f"it was registered with sync={sends} there, and with sync={sync} here: {_ALIKE}")
-        return pieces(data)
+        return self._counted(pieces(data))
+
+    def _counted(self, data: Body) -> Body:
+        """The initial state, which is as large as the model, is dropped once as many have got it as there are others. Who has
+        to ask again, and comes too late, gets the state in the first call.
+        """
+        yield from data
+        plane = self._plane
+        with plane.changed:
+            self._given += 1
+            if plane.session is not None and self._given >= plane.session.size - 1:
+                self.forget()
 
     def _whether(self) -> Body:
         """The answer whether state is registered; before the first call it waits for the registration or that call."""

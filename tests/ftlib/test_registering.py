@@ -164,6 +164,17 @@ class Best:
         self.value = state["best"]
 
 
+def test_the_initial_state_is_dropped_once_all_founders_have_it() -> None:
+    """It is as large as the model, and its memory is wanted for gradients."""
+    with founders(3) as crew:
+        models = at_once(*[functools.partial(register, ft) for ft in crew.members])
+        assert len({tuple(model.weight.flatten().tolist()) for model in models}) == 1
+        transfers = [ft._lives.life.transfer for ft in crew.members]
+        eventually(lambda: all(transfer._snapshot is None for transfer in transfers), "nobody keeps it")
+        assert sorted(transfer._given for transfer in transfers) == [0, 0, 2]
+        assert all(at_once(*[functools.partial(average, ft, model) for ft, model in zip(crew.members, models, strict=True)]))
+
+
 def test_what_cannot_be_transferred_is_refused_though_nobody_else_is_there() -> None:
     best = Best()
     best.value = {1, 2}
