@@ -39,16 +39,16 @@ def ready(order: list[int]) -> bool:
 
 
 class Trainer:
-    """A program: one model, registered itself or through its wrapper, before or after that is made."""
+    """A program: one model, registered itself or through its wrapper, before or after that is made, or by somebody else."""
 
-    def __init__(self, ft: FTLib, *, through: bool = False, first: bool = False) -> None:
+    def __init__(self, ft: FTLib, *, through: bool = False, first: bool = False, registers: bool = True) -> None:
         self.ft = ft
         self.module = built(Shuffled())
         self.optimizer = torch.optim.SGD(self.module.parameters(), lr=0.1, momentum=0.5)
         if first:
             ft.register_state(model=self.module, optimizer=self.optimizer)
         self.model = DistributedDataParallel(ft, self.module, bucket_mb=1e-4)
-        if not first:
+        if registers and not first:
             ft.register_state(model=self.model if through else self.module, optimizer=self.optimizer)
 
     @property

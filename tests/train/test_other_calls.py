@@ -112,3 +112,36 @@ def test_averages_begin_in_backward_again_once_a_joiner_has_the_state(early: dic
     assert len(early) == 3
     for entered in early.values():
         assert any(entered[-STEPS:])
+
+
+@pytest.mark.parametrize("begin", [6, 7])
+def test_a_joiner_tells_models_of_equal_shapes_apart(begin: int) -> None:
+    """Its first average is the first model's, whichever the others are in."""
+    ends, trainers = [1 << 30], dict[str, list[Trainer]]()
+
+    def train(worker: Worker) -> None:
+        turns = trainers[worker.name] = [Trainer(worker.ft, registers=False) for _ in range(2)]
+        with torch.no_grad():
+            for parameter in turns[1].module.parameters():
+                parameter.mul_(2.0)
+        worker.ft.register_state(
+            model=[trainer.module for trainer in turns], optimizer=[trainer.optimizer for trainer in turns]
+        )
+        while worker.ft.step < ends[0]:
+            for trainer in turns:
+                trainer.step()
+                if worker.name == "a" and worker.ft.step == begin:
+                    job.start("c", train)
+            if worker.name == "c" and len(ends) == 1:
+                ends[:] = [worker.ft.step + 4, 0]  # nobody is there yet
+
+    with Job(2) as job:
+        job.start("a", train)
+        job.start("b", train)
+        for name in "abc":
+            while name not in job.workers:
+                job.workers["a"].thread.join(0.01)
+            job.workers[name].join()
+    first, other = ({turns[index].digest() for turns in trainers.values()} for index in range(2))
+    assert len(first) == len(other) == 1
+    assert first != other
