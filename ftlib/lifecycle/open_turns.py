@@ -42,6 +42,11 @@ class OpenTurns:
         with _plain():
             self._lives.life.engine.advance(complete)
 
+    def stage_open(self, number: int, index: int) -> None:
+        """See ``CarriesOut``."""
+        with _plain():
+            self._lives.life.engine.stage(number, index)
+
     def restart_open(self) -> None:
         """See ``CarriesOut``."""
         self._lives.life.engine.restart()

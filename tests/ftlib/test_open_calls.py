@@ -275,6 +275,35 @@ def test_a_gradient_that_changes_voids_what_was_sent() -> None:
         attempt.run(attempt.record, 2)
 
 
+def test_a_gradient_is_staged_at_once_where_nobody_needs_the_slot() -> None:
+    stand = Stand()
+    call = stand.enter(weight=2.0)
+    filled = []
+    fill = call.fill
+    call.fill = lambda slot, *more, but: filled.append(set(but)) or fill(slot, *more, but=but)  # type: ignore[method-assign,func-returns-value]
+    stand.calls.advance(1)
+    stand.calls.stage(1, 2)
+    assert not call.ahead(LAYOUT.buckets[1]), "others may be in the call before"
+    stand.end(0)
+    for bucket, index in enumerate((2, 1, 0), start=1):
+        stand.calls.stage(bucket, index)
+    with torch.no_grad():
+        stand.owners[1].grad.add_(4.0)  # type: ignore[union-attr]
+        stand.owners[0].grad = torch.full((ROW,), 7.0)
+    _, results = stand.run(call)
+    assert filled == [set(), {2}, set(), set()], "what has changed, or is another tensor, is staged again"
+    assert [slot.data[0].item() for slot in results.slots] == [6.0, 4.0, 10.0, 14.0]
+
+
+def test_a_failure_is_reported_when_a_gradient_is_staged() -> None:
+    stand = Stand()
+    stand.enter()
+    stand.calls.advance(1)
+    stand.end(0, "connection reset")
+    stand.calls.stage(1, 2)
+    assert stand.reported == ["connection reset"]
+
+
 @pytest.mark.parametrize("changed", [True, False])
 def test_before_giving_up_what_nobody_could_give_on_others_may_finish_it(changed: bool) -> None:
     stand = Stand()
@@ -338,6 +367,9 @@ class Told:
 
     def advance_open(self, complete: int) -> None:
         self.done.append(complete)
+
+    def stage_open(self, number: int, index: int) -> None:
+        self.done.append(("stage", number, index))
 
     def restart_open(self) -> None:
         self.done.append("restart")

@@ -6,7 +6,7 @@ in the same way. A broadcast sums bytes that are zero at all members but the roo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
 
 import torch
@@ -340,10 +340,18 @@ class Call:
                     f"{self.name(index)} of {self} was changed by another thread while the call was in progress: wait for it"
                 )
 
-    def fill(self, slot: Slot, assumed: float = 1.0, *, weighted: bool = True, row: torch.Tensor | None = None) -> None:
+    def fill(
+        self,
+        slot: Slot,
+        assumed: float = 1.0,
+        *,
+        weighted: bool = True,
+        row: torch.Tensor | None = None,
+        but: Collection[int] = (),
+    ) -> None:
         """Stage one bucket's inputs, scaled by the weight over ``assumed`` in an average; a device does so later.
 
-        ``row``: on their device, where they are staged for an accelerator; else in CPU memory.
+        ``row``: on their device, where they are staged for an accelerator; else in CPU memory. ``but``: tensors that are there.
         """
         bucket = slot.bucket
         scale = self.weight / assumed if self.divide and weighted else 1.0
@@ -357,7 +365,7 @@ class Call:
         if bucket.place:
             fetch(slot, self._parts(bucket), scale)
             return
-        if bucket.whole and bucket.op not in EXTREMES and (scale == 1.0 or bucket.small):
+        if bucket.whole and not but and bucket.op not in EXTREMES and (scale == 1.0 or bucket.small):
             found = [source for index in bucket.indices if (source := self.sources[index]) is not None]
             if len(found) == len(slot.views):
                 torch._foreach_copy_(slot.views, found)
@@ -365,6 +373,8 @@ class Call:
                     slot.host.mul_(scale)
                 return
         for piece, view in zip(bucket.pieces, slot.views, strict=True):
+            if piece.index in but:
+                continue
             source = self.sources[piece.index]
             if source is None:
                 view.zero_()

@@ -6,7 +6,7 @@ follower reads in the first trailer what the others are about to do, and asks on
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
 
@@ -46,7 +46,15 @@ class Followed(Call):
         if self.kind is Kind.UNIT:
             raise NoFollowing("the others carry out a whole step (execute), whose averages only they can apply")
 
-    def fill(self, slot: Slot, assumed: float = 1.0, *, weighted: bool = True, row: torch.Tensor | None = None) -> None:  # noqa: ARG002
+    def fill(
+        self,
+        slot: Slot,
+        assumed: float = 1.0,  # noqa: ARG002
+        *,
+        weighted: bool = True,  # noqa: ARG002
+        row: torch.Tensor | None = None,  # noqa: ARG002
+        but: Collection[int] = (),  # noqa: ARG002
+    ) -> None:
         """Stage values that do not change the result."""
         slot.claim()
         slot.data.fill_(neutral(slot.bucket.op, slot.bucket.dtype))

@@ -69,6 +69,15 @@ class OpenAttempt(Attempt):
         while self._window and self._window[0][0].done():
             self._reap()
 
+    def stage(self, number: int, index: int) -> None:
+        """The gradient of parameter ``index`` is complete, the rest of bucket ``number`` is not: stage it, if nobody needs any
+        more what was in the slot. GroupError if an operation has failed.
+        """
+        if self._trailer is None:
+            self.poll()
+        if self._trailer is not None and not self.void and self.call.layout.compression is None:
+            self.call.stage(self._staging.slot(number, self._session.codec.elements), index, self._assumed)
+
     def begin(self) -> None:
         """Stage the next bucket, and begin its operation. There has to be ``room``."""
         number, session = len(self._slots), self._session
@@ -77,7 +86,7 @@ class OpenAttempt(Attempt):
         self.call.provide(slot.bucket)
         if self._trailer is not None and self.call.layout.compression is not None:
             self._assumed = self._trailer.divisor  # see ``compressed_attempt``
-        self.call.fill(slot, self._assumed)
+        self.call.fill(slot, self._assumed, but=self.call.ahead(slot.bucket))
         if number == 0:
             session.codec.write(slot.trailer, self.record, slot.bucket.op)
         self._window.append((self._begin_operations(number, slot), slot))

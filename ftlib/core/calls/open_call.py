@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ..tensors.layout import Bucket, Layout
+from ..tensors.staging import Slot
 from .call import Call, Kind
 
 __all__ = ["OpenCall"]
@@ -55,12 +56,33 @@ class OpenCall(Call):
         )
         self.by_samples = by_samples
         self._relaid = relaid
+        self._ahead: dict[int, tuple[torch.Tensor, int]] = {}
+        """By index: gradients that were staged before the rest of their bucket, each with its version then."""
 
     def provide(self, bucket: Bucket) -> None:
         """The gradients of this bucket are complete: they are this member's inputs."""
         sources, owners = self.sources, self.owners
         for index in bucket.indices:
             sources[index] = owners[index].grad
+
+    def stage(self, slot: Slot, index: int, assumed: float) -> None:
+        """Stage the gradient of one parameter, which is whole in this bucket, before the others are complete: just now it is in
+        the processor's cache, and later it would have to be read from memory. ``assumed``: see ``fill``.
+        """
+        gradient, view = self.owners[index].grad, slot.views[slot.bucket.indices.index(index)]
+        scale = self.weight / assumed
+        if type(gradient) is torch.Tensor and gradient.dtype is view.dtype and scale and not gradient.is_inference():
+            torch.mul(gradient, scale, out=view)
+            self._ahead[index] = gradient, gradient._version  # noqa: SLF001 - the only way to ask
+
+    def ahead(self, bucket: Bucket) -> set[int]:
+        """The tensors of this bucket that were staged, and have not changed since."""
+        found = set()
+        for index in bucket.indices if self._ahead else ():
+            gradient, version = self._ahead.get(index, (None, 0))
+            if gradient is not None and self.sources[index] is gradient and gradient._version == version:  # noqa: SLF001
+                found.add(index)
+        return found
 
     def provide_all(self) -> None:
         """All gradients are complete, and must stay as they are from now on.

@@ -263,6 +263,10 @@ class Engine:
         """The gradients of so many buckets of the open call are complete: begin what may begin."""
         self._open.advance(complete)
 
+    def stage(self, number: int, index: int) -> None:
+        """The gradient of parameter ``index`` is complete, the rest of bucket ``number`` of the open call is not."""
+        self._open.stage(number, index)
+
     def restart(self) -> None:
         """An input of the open call has changed after it was staged: redo it at the end of backward."""
         self._open.restart()

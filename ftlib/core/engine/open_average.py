@@ -24,6 +24,9 @@ class CarriesOut(Protocol):
     def advance_open(self, complete: int) -> None:
         """The gradients of so many buckets are complete."""
 
+    def stage_open(self, number: int, index: int) -> None:
+        """The gradient of parameter ``index`` is complete, the rest of bucket ``number`` is not."""
+
     def restart_open(self) -> None:
         """A gradient that was staged has changed."""
 
@@ -80,6 +83,13 @@ class OpenAverage:
             self._asked, self._opened = True, self._calls.begin_open(self._call)
         if self._opened:
             self._calls.advance_open(self._pushed)
+
+    def stage(self, number: int, index: int) -> None:
+        """The gradient of parameter ``index``, all of which is in bucket ``number``, is complete, and others of the bucket are
+        not: it may be copied now, which is quicker than later. Should it change after all, it is copied again.
+        """
+        if self._opened:
+            self._calls.stage_open(number, index)
 
     def poll(self) -> None:
         """Begin what may begin by now, as ``push`` does: for programs that push all buckets at once."""

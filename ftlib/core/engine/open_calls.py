@@ -135,6 +135,16 @@ class OpenCalls:
         except GroupError as error:
             self._fail(attempt, error)
 
+    def stage(self, number: int, index: int) -> None:
+        """The gradient of parameter ``index`` is complete, the rest of bucket ``number`` is not. Waits for nobody."""
+        attempt = self._attempt
+        if attempt is None or attempt.failure is not None:
+            return
+        try:
+            attempt.stage(number, index)
+        except GroupError as error:
+            self._fail(attempt, error)
+
     def restart(self) -> None:
         """An input has changed after it was staged: what was sent is void."""
         if self._attempt is not None:

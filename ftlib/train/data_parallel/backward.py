@@ -41,6 +41,8 @@ logger = logging.getLogger("ftlib")
 
 _IDLE, _BEGUN, _OPEN = 0, 1, 2
 """Between passes; backward has begun; the average has been opened. Plain numbers, as hooks compare them."""
+_LARGE = 1 << 18
+"""Bytes from which on a gradient is staged as soon as it is there. Of smaller ones whole buckets stay in the cache for long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,8 @@ class Backward:
         self._queue = _QUEUES.setdefault(ft, [])
         count = len(trained.all)
         self._countdown = Countdown(count + 1)  # the last one: the flags of used parameters
+        self._large = [-1] * (count + 1)
+        """By number: the index in the layout of a parameter whose gradient is staged as soon as it is there; else -1."""
         self._used = Used(count) if options.find_unused else None
         self._hooks: dict[int, torch.utils.hooks.RemovableHandle] = {}
         self._layout: Layout | None = None
@@ -189,7 +193,7 @@ class Backward:
         """The hook of one parameter. It runs for every gradient: nothing here that does not have to be."""
         phase, countdown = self._phase, self._countdown
         remaining, buckets, left, seen = countdown.remaining, countdown.buckets, countdown.left, countdown.seen.append
-        opens, odd, complete = self._opens, self._odd, self._complete
+        opens, odd, complete, large, stage = self._opens, self._odd, self._complete, self._large, self._stage
 
         def hook(_parameter: torch.Tensor) -> None:
             if phase[0] != _OPEN and not opens(number):
@@ -204,6 +208,8 @@ class Backward:
                 left[bucket] -= 1
                 if not left[bucket]:
                     complete(bucket)
+                elif large[number] >= 0:
+                    stage(bucket, large[number])
 
         return hook
 
@@ -234,6 +240,11 @@ class Backward:
         """All gradients of ``bucket`` are there."""
         if bucket == self._pushed and self._early:
             self._push()
+
+    def _stage(self, bucket: int, index: int) -> None:
+        """A large gradient is there, others of its bucket are not."""
+        if self._early and self._average is not None:
+            self._average.stage(bucket, index)
 
     def _begin(self) -> None:
         self._keep_results()
@@ -268,6 +279,11 @@ class Backward:
         if not self._laid_out:
             numbers = [*trained.numbers, len(trained.all)]
             self._countdown.lay_out([[numbers[piece.index] for piece in bucket.pieces] for bucket in layout.buckets])
+            self._large[:] = [-1] * len(self._large)
+            for bucket in layout.buckets:
+                for piece in bucket.pieces:
+                    if piece.shape is not None and (piece.stop - piece.start) * bucket.dtype.itemsize >= _LARGE:
+                        self._large[numbers[piece.index]] = piece.index
             self._laid_out = True
         self._countdown.begin()
         self._pushed = 0

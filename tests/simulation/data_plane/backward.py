@@ -125,6 +125,7 @@ class OpenTrainer(Trainer):
         drawn = own.choice([0.0, 0.0, 0.25])
         self._heavy = drawn if self._habits.heavy is None else self._habits.heavy
         self._views = own.random() < self._habits.views
+        self._hurries = Random(f"{jobs.seed} hurries {process.index}")
 
     # What ``register_state`` is given
 
@@ -197,6 +198,9 @@ class OpenTrainer(Trainer):
             if number == raises:
                 raise _RaisedError
             self._compute(bucket, off=STALE if number == restarts else 0.0)
+            for piece in bucket.pieces:
+                if piece.shape is not None and self._hurries.random() < 0.5:
+                    average.stage(number, piece.index)
             if number < ends:
                 average.push(number)
             if number == notices:
@@ -268,6 +272,14 @@ class _Calls:
         failed = attempt is not None and any(getattr(work, "error", None) is not None for work, _ in attempt._window)
         self._process.engine.advance(complete)
         if attempt is not None and failed:
+            self._process.jobs.promises.failed_in_backward(self._process, attempt.session)
+
+    def stage_open(self, number: int, index: int) -> None:
+        """See ``CarriesOut``. As ``advance_open``."""
+        attempt = self._process.engine._open._attempt
+        failed = attempt is not None and any(getattr(work, "error", None) is not None for work, _ in attempt._window)
+        self._process.engine.stage(number, index)
+        if attempt is not None and failed and attempt.failure is not None:
             self._process.jobs.promises.failed_in_backward(self._process, attempt.session)
 
     def restart_open(self) -> None:
