@@ -124,7 +124,7 @@ def run(workers: int, arguments: list[str], settings: dict[str, str]) -> bool:
 
 
 def main() -> None:
-    options = parser(__doc__, bucket_mb=8.0, in_flight=4)
+    options = parser(__doc__, bucket_mb=16.0, in_flight=4)
     options.add_argument("--workers", type=int, nargs="+", default=[2, 4])
     options.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     options.add_argument("--rounds", type=int, default=40, help="pairs for the large sizes")

@@ -46,7 +46,7 @@ _OTHER_VARIABLES = frozenset({"CONFIG", "SUPERVISOR", "NAME", "WORKER_INDEX", "P
 """Variables that are no settings, though some look like settings."""
 _DEFAULT_FILE = Path("ftlib.toml")
 VETO = "veto"
-BUCKET_MB = 8.0
+BUCKET_MB = 16.0
 """Default size of a bucket: smaller ones cost more operations, larger ones overlap copying and sending less."""
 _SECRETS = ("secret", "secret_file")
 """Two ways to give one value: the source that wins decides both."""

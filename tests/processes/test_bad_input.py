@@ -87,7 +87,7 @@ def test_introducer_not_there_other_job_version_terms(stage: Stage) -> None:
     assert re.search("JoinError: .*exclude_after=3.*exclude_after=2.*make them equal", one_line(terms.error))
     assert stage.ended(lonely) == [1]
     assert re.search("JoinError: .*initial_size=3", one_line(lonely.error))
-    assert re.search("JoinError: .*bucket_mb=1.*bucket_mb=8.*make them equal", one_line(buckets.error))
+    assert re.search("JoinError: .*bucket_mb=1.*bucket_mb=16.*make them equal", one_line(buckets.error))
     stage.going(*good)
     healthy(*good)
     assert any("speaks protocol version 77" in player.output() for player in good)
