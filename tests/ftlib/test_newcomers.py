@@ -15,6 +15,7 @@ from ftlib import ElasticSampler, FTLib, Status, StepMismatch
 from ftlib.core.engine.arrival import FOREIGN_CALLS
 from tests.ftlib.scholars import prefetching
 from tests.ftlib.workers import TIMEOUT, Job, Worker
+from tests.harness.basics import eventually
 
 SIZE, BATCH = 60, 3
 
@@ -78,6 +79,7 @@ def joined(job: Job, students: dict[str, Student], *, at: int, pause: float = 0.
         time.sleep(pause)  # for the joiner to come meanwhile
         if ft.step >= at and not now.is_set():
             now.set()
+            eventually(lambda: "j" in job.cluster.waiting, "the joiner knocks, before the others have ended")
 
     students[first].hook = hook
     for name, student in students.items():
