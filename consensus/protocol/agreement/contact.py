@@ -177,12 +177,9 @@ class Contact:
             core.outbox.send_to(address, core.told(view_id))
 
     def pulled(self, sender: str, address: Address, message: Pull, now: float) -> None:
-        """A member behind asks what was chosen since; a joiner gets its INSTALL again, with the whole view.
-
-        No answer while a leaver is still in its last call: whoever had one could tell that member.
-        """
+        """A member behind asks what was chosen since; a joiner gets its INSTALL again, with the whole view."""
         core = self._core
-        if core.view is None or message.epoch >= core.view.epoch or self._installer.keeps_leavers:
+        if core.view is None or message.epoch >= core.view.epoch:
             return
         if sender in core.view or sender == core.member.id:
             joins = None if message.epoch else self._installer.whole(sender)

@@ -43,11 +43,6 @@ class Installer:
         """Whether others may learn of the chosen view: a leaver must keep its old group until INSTALL was sent."""
         return self._installation is None or self._installation.sent
 
-    @property
-    def keeps_leavers(self) -> bool:
-        """Whether nobody may learn of the chosen view because a leaver has yet to end its last call."""
-        return not self.may_tell and self._installation is not None and bool(self._installation.busy_leavers())
-
     def waits_for(self) -> tuple[str, ...]:
         """The members for which the activation waits (empty: nothing under way)."""
         installation = self._installation
