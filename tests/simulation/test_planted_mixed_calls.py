@@ -149,7 +149,7 @@ def test_a_planted_bug_is_found(bug: Bug, monkeypatch: Patch) -> None:
 
 
 def test_the_same_histories_are_clean_without_bugs() -> None:
-    jobs = [mixed(seed) for seed in range(8)]
+    jobs = [mixed(seed) for seed in range(12)]
     counts = [job.trainers.promises.counts for job in jobs]
     assert sum(count["opened"] for count in counts) > 50
     assert sum(count["caught up"] for count in counts) > 2

@@ -434,6 +434,11 @@ class Plane:
             self.changed.notify_all()
             return True
 
+    def let_end(self, timeout: float) -> None:
+        """Wait at most ``timeout`` seconds for the end of a call that a freeze waits for: all who leave may end it, too."""
+        with self.changed:
+            self.changed.wait_for(lambda: self._order is None or self.phase is Phase.STOPPED, timeout)
+
     def stop(self, error: Exception) -> Group | None:
         """End this lifetime; returns the group to abort. The first reason to stop is kept."""
         with self.changed:

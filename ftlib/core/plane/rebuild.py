@@ -60,6 +60,8 @@ _CAUSES = {
     Cause.UNREADY: "never ready",
     Cause.SEVERED: "cut off",
 }
+_LAST_CALL = 0.25
+"""Seconds that a member that has left gets to end the call that all can still end: so long the others wait for it, too."""
 _END = None
 _ALL = sys.maxsize
 """Later than any epoch."""
@@ -176,6 +178,8 @@ class Rebuilder:
             case Activated(view):
                 self._activate(view)
             case Stopped(error):
+                if isinstance(error, LeftError):
+                    self._plane.let_end(_LAST_CALL)
                 self._stop(translated(error))
 
     def _freeze(self, order: Freeze) -> None:
