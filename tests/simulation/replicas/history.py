@@ -26,6 +26,8 @@ from ftlib.settings.replicas import Part
 Average = tuple[int, tuple[str, ...]]
 """The epoch in which a call was reduced, and the replicas that contributed."""
 MOST_EVENTS = 10_000
+TELLING = {"_finish", "_adopt"}
+"""Moments at which others lack what one member has: deaths are likelier after these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +116,10 @@ class History:
         self.happened: Counter[str] = Counter()
         self._shards = shards or self._random.choice((2, 2, 3))
         count = replicas or self._random.choice((2, 3, 3, 4))
-        self._deaths = self._random.choice((1, 2, 3, 5))
+        self._deaths = self._random.choice((1, 2, 3, 5, 7))
         self._danger = self._random.choice((0.002, 0.01, 0.03))
+        self._slow = f"replica-{self._random.randrange(2 * count)}/"
+        """Which replica is slow; in half of the histories none."""
         self._processes: dict[str, Process] = {}
         self._order: list[str] = []
         """The members of the current view and those that are being admitted, by seniority."""
@@ -152,11 +156,21 @@ class History:
             moves = list(self._moves())
             if not moves:
                 raise Wrong(f"nobody can do anything: {self._places()}")
-            name, *arguments = self._random.choice(moves)
+            name, *arguments = self._chosen(moves)
             getattr(self, name)(*arguments)
-            if self._deaths and self._random.random() < self._danger:
+            if self._deaths and self._random.random() < (0.2 if name in TELLING else self._danger):
                 self._die()
         raise Wrong(f"no end: {self._places()}")
+
+    def _chosen(self, moves: list[tuple[Any, ...]]) -> tuple[Any, ...]:
+        """One of the moves; a replica that is slow seldom gets its results before the others have finished."""
+        move = self._random.choice(moves)
+        for _ in range(6):
+            late = move[1] if move[0] == "_reduce" else self._donations[move[1]][1] if move[0] == "_adopt" else ""
+            if not late.startswith(self._slow):
+                break
+            move = self._random.choice(moves)
+        return move
 
     def _moves(self) -> Iterator[tuple[Any, ...]]:
         for index in range(len(self._words)):
@@ -276,6 +290,8 @@ class History:
         self.happened["views"] += 1
         self.happened["keepers"] += len(plan.keepers)
         self.happened["adoptions"] += len(plan.adoptions)
+        if odd := {donor for _, donor in plan.adoptions} - there:
+            raise Wrong(f"{odd} shall give results, but are in no whole replica")
         self._judge(plan)
 
     def _end_broken(self, process: Process) -> None:
