@@ -2,7 +2,7 @@
 
 Each shard is averaged in a group of its own, which knows nothing of the others. Two rules join them. *In a replica*: a member
 finishes a call only once all members of its replica hold their results of it (``Holders``), whether they reduced, kept or
-adopted them. *At a view change*: only replicas that are whole in the new view have a say (``plan_shards``). No lock, no clock,
+adopted them; and it has a state that it has loaded only once all of them have loaded theirs. *At a view change*: only replicas that are whole in the new view have a say (``plan_shards``). No lock, no clock,
 no I/O. docs/replicas.md says why that is enough.
 """
 
@@ -47,7 +47,7 @@ class ShardReport:
     held: int
     """The newest call whose result for its shard is here, to be given or kept; 0: none. At most one above ``finished``."""
     state: bool = True
-    """True if it has the state after call ``finished``."""
+    """True if it has the state after call ``finished``, and knows that all of its replica do."""
 
 
 @dataclass(frozen=True, slots=True)

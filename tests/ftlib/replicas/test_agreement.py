@@ -76,3 +76,17 @@ def test_the_state_is_lost_only_where_no_whole_replica_has_it() -> None:
     assert plan_shards([], reports(r0=(5, 5), s1=(5, 5))).lost
     blank = {member: ShardReport(0, 0, state=False) for member in S}
     assert plan_shards([S], blank) == ShardPlan(0, blank=S)
+
+
+def test_a_member_that_has_loaded_alone_must_not_speak_for_its_replica() -> None:
+    """Why a loaded state counts only once all of a replica have loaded: a history of the simulation came to these reports.
+
+    b0 loaded the state after call 1 and missed the view in which b1 loaded the one after call 0, since all that had finished
+    call 1 were lost.
+    """
+    replicas = [("a0", "a1"), ("b0", "b1")]
+    reports = {"a0": ShardReport(0, 0), "a1": ShardReport(0, 0), "b0": ShardReport(1, 0), "b1": ShardReport(0, 0)}
+    assert plan_shards(replicas, reports).lost
+    reports["b0"] = ShardReport(1, 0, state=False)
+    plan = plan_shards(replicas, reports)
+    assert (plan.call, plan.holders, plan.blank) == (0, ("a0", "a1"), ("b0", "b1"))

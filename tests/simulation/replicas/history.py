@@ -26,7 +26,7 @@ from ftlib.settings.replicas import Part
 Average = tuple[int, tuple[str, ...]]
 """The epoch in which a call was reduced, and the replicas that contributed."""
 MOST_EVENTS = 10_000
-TELLING = {"_finish", "_adopt"}
+TELLING = {"_finish", "_adopt", "_load"}
 """Moments at which others lack what one member has: deaths are likelier after these."""
 
 
@@ -61,6 +61,8 @@ class Process:
     counted: bool = False
     """It has been in a whole replica."""
     state: bool = False
+    loaded: bool = False
+    """It has loaded a state in this view, but does not know yet that all of its replica have."""
     applied: list[Average] = field(default_factory=list)
     results: dict[int, Average] = field(default_factory=dict)
     """Results that can be given, by call."""
@@ -184,6 +186,8 @@ class History:
                 yield "_freeze", process.id
             if process.frozen and process.counted and process.epoch < self._epoch and not self._wanted:
                 yield "_activate", process.id
+            if process.acts and process.loaded and process.holders.complete:
+                yield "_have", process.id
             if not process.acts or not process.state or process.finished >= self._calls:
                 continue
             view, call = self._views[process.epoch], process.finished + 1
@@ -209,7 +213,7 @@ class History:
     def _complete(self) -> bool:
         live = self._live()
         quiet = not self._wanted and not self._waiting and not self._loads
-        return quiet and all(not p.frozen and p.epoch == self._epoch and p.finished >= self._calls for p in live)
+        return quiet and all(p.state and not p.frozen and p.epoch == self._epoch and p.finished >= self._calls for p in live)
 
     # --- processes -----------------------------------------------------------------------------------------------------
 
@@ -329,16 +333,19 @@ class History:
         process, view = self._processes[member], self._views[self._epoch]
         plan = view.plan
         process.frozen, process.epoch, process.entered, process.adopted = False, view.epoch, 0, False
+        process.loaded = False
         process.results = {call: average for call, average in process.results.items() if call == plan.call}
         if member in plan.blank:
             process.state, process.results = False, {}
             self._loads.append((view.epoch, member))
-        self._expect(process)
+            process.holders.enter(self._named(process.epoch), plan.call)
+        else:
+            self._expect(process)
+            if plan.call == process.finished or plan.call in process.results:
+                self._tell(process, plan.call)
         for adopter, donor in plan.adoptions:
             if adopter == member:
                 self._donations.append((view.epoch, adopter, donor))
-        if plan.call in process.results:
-            self._tell(process, plan.call)
 
     # --- calls ---------------------------------------------------------------------------------------------------------
 
@@ -421,9 +428,15 @@ class History:
                 del self._loads[index]
             return
         del self._loads[index]
-        process.applied, process.state = list(self._random.choice(donors).applied), True
-        self._expect(process)
+        process.applied, process.loaded = list(self._random.choice(donors).applied), True
+        self._tell(process, plan.call)
         self.happened["loads"] += 1
+
+    def _have(self, member: str) -> None:
+        """All of its replica have loaded: from now on it can give the state."""
+        process = self._processes[member]
+        process.loaded, process.state = False, True
+        self._expect(process)
 
     # --- what is promised ----------------------------------------------------------------------------------------------
 
