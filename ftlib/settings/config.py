@@ -98,6 +98,9 @@ class Settings:
     also a function (docs/elasticity.md#preemption)."""
     resume: str = ""
     """A directory of checkpoints: the founders load the newest complete one in ``register_state`` (``ftlib run --resume``)."""
+    chaos: bool = False
+    """Whether faults may be injected: by the program (``FaultInjector``), and by whoever has the job's secret
+    (docs/chaos.md)."""
     log_format: str = field(default="", metadata={"reader": one_of(*FORMATS)})
     """``plain`` or ``json``: show this library's log on stderr; none: leave the program's logging alone."""
     log_level: str = field(default="", metadata={"reader": one_of(*LEVELS)})
