@@ -36,6 +36,7 @@ from .lifecycle.lifetime import CLOSE_TIMEOUT, Lifetime, Means
 from .lifecycle.meeting import introduced
 from .lifecycle.rejoin import Succession
 from .settings.config import BACKENDS, UNSAID, VETO, Settings, check_storage, resolve
+from .settings.replicas import check_supported
 from .state.private import DONOR, Private
 from .state.registry import Registered
 from .training import Calls
@@ -92,6 +93,7 @@ class FTLib(Calls):
         ``consensus``: ``gossip`` or ``shared_storage``; if it is not given, the environment or the file may set it.
         """
         resolved = resolve(settings, config, backend=Gossip if isinstance(consensus, Consensus) else _backend_of(consensus))
+        check_supported(resolved.part)
         backend = framework_of(framework)
         resolved = resolved.agreeing(framework=backend.family)
         kind = None if isinstance(consensus, Consensus) else resolved.backend

@@ -24,6 +24,7 @@ from ..errors import ConfigError
 from . import readers
 from .environment import Launched, launched
 from .readers import above, as_preemption, one_of
+from .replicas import Part, part_of
 
 Seconds: TypeAlias = float
 Count: TypeAlias = int
@@ -99,8 +100,13 @@ class Settings:
     resume: str = ""
     """A directory of checkpoints: the founders load the newest complete one in ``register_state`` (``ftlib run --resume``)."""
     chaos: bool = False
-    """Whether faults may be injected: by the program (``FaultInjector``), and by whoever has the job's secret
-    (docs/chaos.md)."""
+    """Whether faults may be injected: by the program, with ``FaultInjector`` (docs/chaos.md)."""
+    replica: str = ""
+    """The replica that this process is part of; equal at the processes of one replica (docs/replicas.md)."""
+    shard: int = 0
+    """Which of the replica's processes this is, from 0; under torchrun, one of which runs in each replica, its RANK."""
+    shards: Count = 1
+    """Processes of a replica, equal at all; under torchrun in a named replica its WORLD_SIZE. Only 1 can be trained yet."""
     log_format: str = field(default="", metadata={"reader": one_of(*FORMATS)})
     """``plain`` or ``json``: show this library's log on stderr; none: leave the program's logging alone."""
     log_level: str = field(default="", metadata={"reader": one_of(*LEVELS)})
@@ -114,6 +120,11 @@ class Settings:
     """What logs call this worker."""
     launched: Launched | None = None
     """What another launcher says; None under ``ftlib run``, without a launcher, and where introducers were given."""
+
+    @property
+    def part(self) -> Part:
+        """Which part of which replica this process is."""
+        return Part(self.replica, self.shard, self.shards)
 
     def agreeing(self, **terms: str) -> Settings:
         """The same settings for a member that also needs ``terms`` (name -> one word) to be equal at all members of its job."""
@@ -165,12 +176,16 @@ def resolve(
             found[name] = _checked(name, value, label)
     named = BACKENDS[found.pop("consensus", "") or "gossip"]
     backend = backend or named
-    launch = None if found.get("introducers") or found.get("socket_fds") else launched(environment)
+    part = part_of(found, environment)
+    # Within a replica of several processes, torchrun knows nothing of the other replicas.
+    met = found.get("introducers") or found.get("socket_fds") or part.shards > 1
+    launch = None if met else launched(environment)
     if launch is not None:
         found = {**launch.settings, **found}
     if found.get("introducers"):
         found.setdefault("bind", "")  # empty: the first introducer that is this host's and free
     own = {name: found.pop(name) for name in _OWN if name in found}
+    own |= {"replica": part.replica, "shard": part.shard, "shards": part.shards}
     own.setdefault("rejoin", found.get("policy") is consensus.Policy.ANY)
     if backend is SharedStorage and found.get("policy", consensus.Policy.STORAGE) is not consensus.Policy.STORAGE:
         raise ConfigError(f"policy={found['policy'].value} goes with consensus='gossip': with shared storage the store decides")

@@ -1,0 +1,1 @@
+"""Replicas of several processes, played in random histories: members, groups a shard, view changes, deaths, restarts."""
