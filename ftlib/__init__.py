@@ -23,6 +23,7 @@ from .errors import (
     Excluded,
     FTLibError,
     GroupError,
+    InjectedFault,
     JoinError,
     QuorumLost,
     RebuildTimeout,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from .data.elastic_sampler import ElasticSampler
     from .ftlib import FTLib
     from .train.data_parallel import DistributedDataParallel
+    from .train.faults import FaultInjector
     from .train.local_sgd import DiLoCo, LocalSGD
     from .train.optimizer import Optimizer
 
@@ -52,7 +54,9 @@ __all__ = [
     "Excluded",
     "FTLib",
     "FTLibError",
+    "FaultInjector",
     "GroupError",
+    "InjectedFault",
     "JoinError",
     "LocalSGD",
     "Optimizer",
@@ -72,6 +76,7 @@ _LAZY = {
     "DistributedSampler": "data.distributed_sampler",
     "ElasticSampler": "data.elastic_sampler",
     "FTLib": "ftlib",
+    "FaultInjector": "train.faults",
     "LocalSGD": "train.local_sgd",
     "Optimizer": "train.optimizer",
     "PowerSGD": "core.tensors.compression.power_sgd",

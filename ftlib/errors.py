@@ -44,6 +44,10 @@ class JobEnded(FTLibError):
     """The programs of the job's last members have ended, and this worker was no member: there is nothing to do."""
 
 
+class InjectedFault(FTLibError):
+    """A fault that the program itself has ordered (``FaultInjector``)."""
+
+
 class GroupError(FTLibError):
     """An operation of a process group failed. ``peers``: ranks it blames (empty: unknown; the own one: nobody else's fault)."""
 

@@ -31,6 +31,7 @@ from .errors import ConfigError, FTLibError, JobEnded
 from .frameworks import framework_of
 from .frameworks.base import Framework, Group
 from .lifecycle.drain import Drain
+from .lifecycle.faults import Faults
 from .lifecycle.lifetime import CLOSE_TIMEOUT, Lifetime, Means
 from .lifecycle.meeting import introduced
 from .lifecycle.rejoin import Succession
@@ -64,7 +65,8 @@ class FTLib(Calls):
         means = Means(settings, framework, rank_assign, _ring_of(settings), call_lock)
         lives = Succession(Lifetime(means, consensus), call_lock, rejoin=settings.rejoin)
         layouts = Layouts(framework, int(settings.bucket_mb * 2**20))
-        super().__init__(lives, call_lock, layouts, means.listeners, veto=settings.nonfinite == VETO)
+        faults = Faults(call_lock) if settings.chaos else None
+        super().__init__(lives, call_lock, layouts, means.listeners, veto=settings.nonfinite == VETO, faults=faults)
         self._keeper = Keeper(settings.keep, settings.step_timeout)
         self._drain = Drain(call_lock, lambda: lives.over, lives.wake)
         self._watch: Watch | None = None

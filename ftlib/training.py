@@ -34,6 +34,7 @@ from .core.tensors.norms import Norms
 from .core.tensors.targets import Layouts, Targets, check_writable, targets_of
 from .data.unregistered import READ
 from .errors import ConfigError, Excluded, FTLibError, JobEnded
+from .lifecycle.faults import Faults
 from .lifecycle.open_turns import OpenTurns
 from .lifecycle.rejoin import Succession
 from .state.agreed import Agreed
@@ -54,8 +55,20 @@ MOST_BATCHES = 65535
 class Calls(ABC):
     """The calls of a program's training loop. Thread-safe: calls of several threads are carried out one by one."""
 
-    def __init__(self, lives: Succession, call_lock: CallLock, layouts: Layouts, listeners: Listeners, *, veto: bool) -> None:
-        """``listeners``: the callbacks for views. ``veto``: whether no member applies an average with inf or nan."""
+    def __init__(
+        self,
+        lives: Succession,
+        call_lock: CallLock,
+        layouts: Layouts,
+        listeners: Listeners,
+        *,
+        veto: bool,
+        faults: Faults | None = None,
+    ) -> None:
+        """``listeners``: the callbacks for views. ``veto``: whether no member applies an average with inf or nan. ``faults``:
+        those that are ordered for calls; None where none may be.
+        """
+        self.faults = faults
         self._lives = lives
         self._call_lock = call_lock
         self._layouts = layouts
@@ -74,7 +87,7 @@ class Calls(ABC):
         self.agreed = Agreed()
         """Values that the members agreed upon; they travel with the registered state."""
         self._inputs = Inputs()
-        self._open_turns = OpenTurns(lives, call_lock, self._finish_open)
+        self._open_turns = OpenTurns(lives, call_lock, self._finish_open, faults)
         self._told_copies = False
         """Whether the log shows why gradients are no views."""
 
@@ -500,6 +513,8 @@ class Calls(ABC):
         if torch.is_inference_mode_enabled():  # staging outlives the call: it must not become inference tensors
             with torch.inference_mode(mode=False):
                 return self._carry_out(call, carry_out, opened=opened)
+        if self.faults is not None and not opened:
+            self.faults.happen(self._plane, call.layout.text)
         call_lock, grad = self._call_lock, torch.is_grad_enabled()
         torch.set_grad_enabled(False)  # as no_grad does, which takes longer
         try:

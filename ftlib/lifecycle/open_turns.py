@@ -10,6 +10,7 @@ import torch
 from ..core.calls.open_call import OpenCall
 from ..core.engine.call_lock import CallLock
 from ..status import Status
+from .faults import Faults
 from .rejoin import Succession
 
 __all__ = ["OpenTurns"]
@@ -18,14 +19,25 @@ __all__ = ["OpenTurns"]
 class OpenTurns:
     """Carries out the open calls of one program: see ``CarriesOut``."""
 
-    def __init__(self, lives: Succession, call_lock: CallLock, finish: Callable[[OpenCall, bool], Status]) -> None:
-        """``finish``: carries out what is left of a call; the second argument is whether this thread has its turn already."""
+    def __init__(
+        self,
+        lives: Succession,
+        call_lock: CallLock,
+        finish: Callable[[OpenCall, bool], Status],
+        faults: Faults | None = None,
+    ) -> None:
+        """``finish``: carries out what is left of a call; the second argument is whether this thread has its turn already.
+        ``faults``: a call with one is not entered in the middle of backward.
+        """
         self._lives = lives
         self._call_lock = call_lock
         self._finish = finish
+        self._faults = faults
 
     def begin_open(self, call: OpenCall) -> bool:
         """See ``CarriesOut``."""
+        if self._faults is not None and self._faults.due(self._lives.life.plane):
+            return False
         if not self._call_lock.try_open(call.layout.text):
             return False
         opened = False

@@ -99,6 +99,8 @@ class Settings:
     also a function (docs/elasticity.md#preemption)."""
     resume: str = ""
     """A directory of checkpoints: the founders load the newest complete one in ``register_state`` (``ftlib run --resume``)."""
+    chaos: bool = False
+    """Whether faults may be injected: by the program, with ``FaultInjector`` (docs/chaos.md)."""
     replica: str = ""
     """The replica that this process is part of; equal at the processes of one replica (docs/replicas.md)."""
     shard: int = 0

@@ -1,0 +1,149 @@
+"""``FaultInjector`` in threads of one process: what happens at which call, and where it is refused."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from ftlib import ConfigError, DistributedDataParallel, Excluded, FaultInjector, FTLib, InjectedFault, Status
+from tests.ftlib.crew import Crew, by_all
+from tests.ftlib.trainees import Trainee, exclude
+from tests.harness.basics import eventually
+from tests.harness.company import at_once, company, in_thread
+
+
+@pytest.fixture
+def pair() -> Iterator[Crew]:
+    with Crew(2, chaos=True) as crew:
+        yield crew
+
+
+def average(ft: FTLib, value: float) -> tuple[Status, float]:
+    tensor = torch.full((4,), float(value))
+    return ft.allreduce_average(tensor), tensor[0].item()
+
+
+@by_all("pair")
+def test_a_call_fails_in_its_step_alone(ft: FTLib, i: int) -> None:
+    """The program catches it and calls again: nobody has lost anything."""
+    if i == 1:
+        FaultInjector(ft).fail_at(2)
+    for step in range(4):
+        assert ft.step == step
+        if i == 1 and step == 2:
+            with pytest.raises(InjectedFault, match="step 2"):
+                average(ft, i)
+        assert average(ft, i) == (Status.SUCCESS, 0.5)
+
+
+@by_all("pair")
+def test_an_allreduce_fails_and_is_repeated(ft: FTLib, i: int) -> None:
+    assert average(ft, i)[0]  # the first call is over at all before the epoch is read
+    before = ft.epoch
+    if i == 1:
+        FaultInjector(ft).fail_allreduce_at(2)
+    for _ in range(3):
+        assert average(ft, i) == (Status.SUCCESS, 0.5)
+    assert (ft.step, ft.size) == (4, 2)
+    assert ft.epoch > before, "nothing broke"
+
+
+@by_all("pair")
+def test_faults_in_backward(ft: FTLib, i: int) -> None:
+    """A call that DistributedDataParallel would enter in the middle of backward fails at its end, as any other."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(ft, nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)), bucket_mb=1e-5)
+    faults, failed = FaultInjector(ft), 0
+    if i == 0:
+        faults.fail_at(3)
+        faults.fail_allreduce_at(1)
+    while ft.step < 5:
+        model.zero_grad()
+        try:
+            model(torch.ones(2, 4)).sum().backward()
+        except InjectedFault:
+            assert (i, ft.step) == (0, 3)
+            failed += 1
+        else:
+            assert model.status is Status.SUCCESS
+    assert failed == (i == 0)
+
+
+def test_a_wedged_member_is_given_up() -> None:
+    """It hangs until it is told that the others went on; then its call ends as for anybody who is excluded."""
+    with company(2, chaos=True, rejoin=False) as crew:
+        first, second = at_once(*[lambda ft=ft: Trainee(ft) for ft in crew.members])
+        FaultInjector(second.ft).wedge_at(1)
+        ended: list[BaseException] = []
+
+        def train() -> None:
+            try:
+                while True:
+                    second.step()
+            except Excluded as error:
+                ended.append(error)
+
+        thread = in_thread(train)
+        assert first.step()
+        eventually(lambda: second.ft.step == 1, "it has come to the step of the fault")
+        time.sleep(0.2)  # were it in its call, it would wait for the other, and not end below
+        assert second.ft._plane.current is None
+        assert not ended
+        exclude(second.ft)
+        thread.join(10)
+        assert ended
+
+
+@by_all("pair")
+def test_a_wedge_that_ends(ft: FTLib, i: int) -> None:
+    if i == 1:
+        FaultInjector(ft).wedge_at(1, seconds=0.3)
+    assert average(ft, i)[0]
+    began = time.monotonic()
+    assert average(ft, i) == (Status.SUCCESS, 0.5)
+    assert time.monotonic() - began >= 0.25
+    assert ft.size == 2
+
+
+def test_closing_ends_a_wedge() -> None:
+    with Crew(1, chaos=True) as crew:
+        ft = crew.job.workers["w0"].ft
+        FaultInjector(ft).wedge_at(0)
+        statuses: list[Status] = []
+        thread = in_thread(lambda: statuses.append(average(ft, 1)[0]))
+        time.sleep(0.1)
+        assert not statuses
+        ft.close()
+        thread.join(10)
+        assert statuses == [Status.ABORT]
+
+
+@by_all("pair")
+def test_a_step_that_is_over_has_no_fault(ft: FTLib, i: int) -> None:
+    assert average(ft, i)[0]
+    assert average(ft, i)[0]
+    FaultInjector(ft).fail_at(1)
+    assert average(ft, i)[0]
+
+
+@by_all("pair")
+def test_orders_that_make_no_sense(ft: FTLib, i: int) -> None:
+    faults = FaultInjector(ft)
+    faults.fail_at(10**6)
+    with pytest.raises(ConfigError, match=r"has a fault already \(fail\): give another step"):
+        faults.wedge_at(10**6)
+    for step in (-1, 1.5, True, "3"):
+        with pytest.raises(ConfigError, match="whole number"):
+            faults.fail_at(step)  # type: ignore[arg-type]
+    for seconds in (0.0, -1.0, float("inf"), float("nan")):
+        with pytest.raises(ConfigError, match="positive number"):
+            faults.wedge_at(3, seconds=seconds)
+
+
+def test_it_is_off_unless_allowed() -> None:
+    with Crew(1) as crew, pytest.raises(ConfigError, match="chaos = true"):
+        FaultInjector(crew.job.workers["w0"].ft)
