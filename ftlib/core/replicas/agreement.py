@@ -2,8 +2,9 @@
 
 Each shard is averaged in a group of its own, which knows nothing of the others. Two rules join them. *In a replica*: a member
 finishes a call only once all members of its replica hold their results of it (``Holders``), whether they reduced, kept or
-adopted them; and it has a state that it has loaded only once all of them have loaded theirs. *At a view change*: only replicas that are whole in the new view have a say (``plan_shards``). No lock, no clock,
-no I/O. docs/replicas.md says why that is enough.
+adopted them; and it has a state that it has loaded only once all of them have loaded theirs. *At a view change*: only
+replicas that are whole in the new view have a say (``plan_shards``). No lock, no clock, no I/O. docs/replicas.md says why
+that is enough.
 """
 
 from __future__ import annotations
