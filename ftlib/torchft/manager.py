@@ -265,7 +265,7 @@ class Manager:
         def complete(done: torch.futures.Future[Any] | None) -> None:
             if not first.acquire(blocking=False):
                 return
-            clock.cancel()
+            ended.set()
             try:
                 if done is None:
                     raise TimeoutError(f"a future took longer than {limit}")
@@ -276,9 +276,13 @@ class Manager:
             wrapped.set_result(value)
 
         limit = timeout or self._timeout
-        clock = threading.Timer(limit.total_seconds(), complete, (None,))
-        clock.daemon = True
-        clock.start()
+        ended = threading.Event()
+
+        def watch() -> None:
+            if not ended.wait(limit.total_seconds()):
+                complete(None)
+
+        threading.Thread(target=watch, name="ftlib-wrapped-future", daemon=True).start()
         fut.add_done_callback(complete)
         return wrapped
 
