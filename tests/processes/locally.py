@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +56,14 @@ class Noted(Local):
 
 
 def _dies(mark: Path, lines: Lines) -> None:
-    gives = Border._beside
+    """Whoever gives its state first dies in the middle of it: beside its program's steps, or, on a busy machine, in a call."""
+    gives = Border.source
 
-    def dying(border: Border, *arguments: Any) -> Iterator[Any]:
-        for number, piece in enumerate(gives(border, *arguments)):
+    def dying(border: Border, query: Mapping[str, str]) -> Iterator[Any]:
+        return until_dead(gives(border, query))
+
+    def until_dead(body: Iterator[Any]) -> Iterator[Any]:
+        for number, piece in enumerate(body):
             yield piece
             if number == PIECES:
                 try:
@@ -69,4 +73,4 @@ def _dies(mark: Path, lines: Lines) -> None:
                 lines.write(event="dies")
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    Border._beside = dying  # type: ignore[method-assign,assignment]
+    Border.source = dying  # type: ignore[method-assign]
