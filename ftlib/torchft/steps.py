@@ -1,0 +1,106 @@
+"""The calls of one step of a ``Manager``.
+
+Tensors are collected, and averaged together as soon as somebody waits for one of them. Before them goes a vote: whoever has an
+error may have nothing to send, and goes on to the end of the step at once, where it votes as well. So nobody waits for tensors
+that do not come: the first vote with an error ends the step at all replicas, which make no further call for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from ..errors import FTLibError
+from ..status import Status
+
+__all__ = ["AVERAGE", "Reduces", "Step"]
+
+AVERAGE = "MEAN"
+_QUANTIZED = "fp8"
+
+
+class Reduces(Protocol):
+    """What a step needs of ``FTLib``."""
+
+    def allreduce(self, tensor: torch.Tensor | Sequence[torch.Tensor], op: str) -> Status:
+        """See ``FTLib``."""
+
+    def allreduce_average(
+        self, target: Sequence[torch.Tensor], *, weight: float, batches: int, compression: str | None
+    ) -> Status:
+        """See ``FTLib``."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    tensor: torch.Tensor
+    op: str
+    quantized: bool
+
+
+class Step:
+    """Used by the thread that trains, and by the one that runs its backward pass, one after the other."""
+
+    def __init__(self, ft: Reduces, *, counts: bool) -> None:
+        """``counts``: False for a spare, whose tensors are zeros of weight 0."""
+        self._ft = ft
+        self._counts = counts
+        self._pending: list[_Item] = []
+        self._sendings = 0
+        self._over = False
+        """No replica applies the step, and all know it."""
+
+    def add(self, tensor: torch.Tensor, op: str, *, quantized: bool) -> int:
+        """Reduce ``tensor`` in place, together with those that come until somebody waits; returns the number of the sending
+        that it goes with. ``op``: as in ``FTLib.allreduce``.
+        """
+        if not self._counts:
+            tensor.zero_()
+        if any(item.tensor.data_ptr() == tensor.data_ptr() for item in self._pending if tensor.numel()):
+            self.send(error=False)  # one after the other: the second is of the first's result
+        self._pending.append(_Item(tensor, op, quantized))
+        return self._sendings
+
+    def settle(self, sending: int, *, error: bool) -> None:
+        """Reduce what goes with ``sending``, if that was not done yet."""
+        if sending == self._sendings:
+            self.send(error=error)
+
+    def send(self, *, error: bool) -> int:
+        """Reduce all that was added. ``error``: this replica cannot apply the step.
+
+        Returns how many replicas count; 0 if no replica applies the step. FTLibError if this worker has left the job.
+        """
+        pending, self._pending = self._pending, []
+        self._sendings += 1
+        count = self._vote(error)
+        while pending and not self._over:
+            first = pending[0]
+            alike = [item.tensor for item in pending if (item.op, item.quantized) == (first.op, first.quantized)]
+            pending = [item for item in pending if (item.op, item.quantized) != (first.op, first.quantized)]
+            self._note(self._reduce(alike, first))
+        return 0 if self._over else count
+
+    def _vote(self, error: bool) -> int:
+        if self._over:
+            return 0
+        ballot = torch.tensor([int(self._counts), int(error)])
+        status = self._ft.allreduce(ballot, "SUM")
+        self._note(status)
+        count, errors = ballot.tolist()
+        self._over = self._over or errors > 0
+        return int(count)
+
+    def _reduce(self, tensors: Sequence[torch.Tensor], like: _Item) -> Status:
+        if like.op != AVERAGE:
+            return self._ft.allreduce(tensors, like.op)
+        compression = _QUANTIZED if like.quantized else None
+        return self._ft.allreduce_average(tensors, weight=float(self._counts), batches=0, compression=compression)
+
+    def _note(self, status: Status) -> None:
+        if status is Status.ABORT:
+            raise FTLibError("this worker has left the job, or its manager was shut down: end the program, or start it again")
+        self._over = self._over or not status
