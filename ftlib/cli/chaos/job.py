@@ -53,22 +53,21 @@ class Job:
 
     def look(self) -> Sight:
         """Ask until a member of a view answers. FTLibError if none does."""
-        first: FTLibError | None = None
+        first = ""  # a text: the error would keep its connection in a circle with this frame
         for address in list(self._addresses):
             try:
                 status = fetch_status(address, self._timeout)
             except ConfigError:
                 raise
             except FTLibError as error:
-                first = first or error
+                first = first or str(error)
                 continue
             members = status.get("members") or ()
             if status.get("stopped") or status.get("member") not in {member["id"] for member in members}:
-                first = first or FTLibError(f"{address} is in no view now: give another member's address")
+                first = first or f"{address} is in no view now: give another member's address"
                 continue
             return self._sight(status)
-        assert first is not None
-        raise first
+        raise FTLibError(first)
 
     def offers(self, seen: Seen) -> tuple[str, ...]:
         """The kinds of faults that this worker takes. FTLibError, with the remedy, if it takes none."""
