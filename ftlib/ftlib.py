@@ -30,6 +30,7 @@ from .core.tensors.targets import Layouts
 from .errors import ConfigError, FTLibError, JobEnded
 from .frameworks import framework_of
 from .frameworks.base import Framework, Group
+from .lifecycle.chaos import Chaos
 from .lifecycle.drain import Drain
 from .lifecycle.faults import Faults
 from .lifecycle.lifetime import CLOSE_TIMEOUT, Lifetime, Means
@@ -62,10 +63,11 @@ class FTLib(Calls):
         self.settings = settings
         self._framework = framework
         call_lock = CallLock(settings.step_timeout)
-        means = Means(settings, framework, rank_assign, _ring_of(settings), call_lock)
+        faults = Faults(call_lock) if settings.chaos else None
+        chaos = None if faults is None else Chaos(faults, functools.partial(_drain, weakref.ref(self)))
+        means = Means(settings, framework, rank_assign, _ring_of(settings), call_lock, chaos=chaos)
         lives = Succession(Lifetime(means, consensus), call_lock, rejoin=settings.rejoin)
         layouts = Layouts(framework, int(settings.bucket_mb * 2**20))
-        faults = Faults(call_lock) if settings.chaos else None
         super().__init__(lives, call_lock, layouts, means.listeners, veto=settings.nonfinite == VETO, faults=faults)
         self._keeper = Keeper(settings.keep, settings.step_timeout)
         self._drain = Drain(call_lock, lambda: lives.over, lives.wake)
@@ -426,6 +428,13 @@ def _ring_of(settings: Settings) -> KeyRing | None:
         return KeyRing.of(settings.consensus)
     except ConsensusConfigError as error:
         raise ConfigError(str(error)) from None
+
+
+def _drain(reference: weakref.ref[FTLib], why: str) -> None:
+    """Give notice, as somebody outside wants."""
+    ft = reference()
+    if ft is not None:
+        ft.drain(why)
 
 
 def _close(reference: weakref.ref[FTLib]) -> None:

@@ -1,4 +1,5 @@
-"""Faults that a program orders for steps of its own worker (``FaultInjector``): they happen as the worker comes to a call.
+"""Faults that are ordered for calls of this worker: by its program for a step (``FaultInjector``), from outside for the next
+call (``chaos``). They happen as the worker comes to that call.
 
 A fault happens on the thread that calls, before the call is entered: a worker that hangs there hangs outside of calls, as one
 whose program computes for ever, and peers find it by the same evidence. A job without ``chaos`` has no such object.
@@ -19,6 +20,8 @@ __all__ = ["Fault", "Faults"]
 
 logger = logging.getLogger("ftlib")
 
+SLOWED = 0.25
+"""Seconds that a slowed worker rests before each call."""
 _LOOK = 0.05
 """Seconds between two looks whether the program has left, while its thread is made to hang."""
 
@@ -42,6 +45,10 @@ class Faults:
         self._lock = threading.Lock()
         self._ordered: dict[int, tuple[Fault, float]] = {}
         """By step: what happens, and for WEDGE after how many seconds it ends at the latest."""
+        self._hangs = 0.0
+        """For how many seconds the next call hangs at most; 0: it does not."""
+        self._slow_until = 0.0
+        """When this worker is slow no more, by the clock of the threads."""
 
     def order(self, step: int, fault: Fault, seconds: float = 0.0) -> None:
         """``fault`` happens in the first call that is made while ``step`` steps have been granted. ConfigError if another one
@@ -54,12 +61,26 @@ class Faults:
                 raise ConfigError(f"step {step} has a fault already ({self._ordered[step][0].value}): give another step")
             self._ordered[step] = (fault, seconds)
 
+    def hang_next(self, seconds: float) -> None:
+        """The next call hangs as in WEDGE, for so many seconds at most."""
+        with self._lock:
+            self._hangs = seconds
+
+    def slow_down(self, until: float) -> None:
+        """Each call is late by ``SLOWED`` seconds, until then (by the clock of the threads)."""
+        with self._lock:
+            self._slow_until = until
+
     def due(self, plane: Plane) -> bool:
         """True if the next call is one with a fault."""
+        if self._hangs or self._slow_until:
+            return True
         return bool(self._ordered) and self._step(plane) in self._ordered
 
     def happen(self, plane: Plane, call: str) -> None:
         """The program makes the call named ``call``: whatever is ordered for it happens."""
+        if self._hangs or self._slow_until:
+            self._happen_now(plane)
         if not self._ordered:
             return
         step = self._step(plane)
@@ -89,6 +110,18 @@ class Faults:
             self.hang(plane, seconds)
         elif fault is Fault.FAIL:
             raise InjectedFault(f"ordered for step {step}: FaultInjector.fail_at")
+
+    def _happen_now(self, plane: Plane) -> None:
+        """Do what was ordered from outside."""
+        with self._lock:
+            hangs, self._hangs = self._hangs, 0.0
+            slow = plane.threads.now() < self._slow_until
+            if not slow:
+                self._slow_until = 0.0
+        if hangs:
+            self.hang(plane, hangs)
+        elif slow:
+            self._call_lock.rest(SLOWED)
 
     def hang(self, plane: Plane, seconds: float) -> None:
         """Do not return before the others have gone on without this worker, or it has left, or ``seconds`` are over."""

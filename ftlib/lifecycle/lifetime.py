@@ -50,6 +50,8 @@ from ..settings.config import VETO, Settings
 from ..state.registry import Registered
 from ..status import Status
 from .binding import bind
+from .chaos import PATH as CHAOS
+from .chaos import Chaos
 from .gathering import gathering
 from .spare import Spare
 from .supervisor_client import announce
@@ -78,6 +80,8 @@ class Means:
     ring: KeyRing | None
     call_lock: CallLock
     listeners: Listeners = field(default_factory=Listeners)
+    chaos: Chaos | None = None
+    """Takes faults from outside; None where none may be injected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +217,8 @@ class Lifetime:
         consensus.serve(INQUIRY, self._inquiry.source)
         consensus.serve(RESUMPTION, self.resumption.source)
         consensus.serve(Donor.PATH, self.donor.source)
+        if self._means.chaos is not None and self._means.ring is not None:  # without a secret anybody could ask
+            consensus.serve(CHAOS, self._means.chaos.source)
         self._rebuilder.start()
         if self.deputy is not None:
             self.deputy.start()

@@ -100,7 +100,8 @@ class Settings:
     resume: str = ""
     """A directory of checkpoints: the founders load the newest complete one in ``register_state`` (``ftlib run --resume``)."""
     chaos: bool = False
-    """Whether faults may be injected: by the program, with ``FaultInjector`` (docs/chaos.md)."""
+    """Whether faults may be injected: by the program (``FaultInjector``), and by whoever has the job's secret
+    (``ftlib chaos``): docs/chaos.md."""
     replica: str = ""
     """The replica that this process is part of; equal at the processes of one replica (docs/replicas.md)."""
     shard: int = 0

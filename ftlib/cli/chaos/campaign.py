@@ -1,0 +1,151 @@
+"""Carries out a plan of faults, one after another, and observes what becomes of each.
+
+The job is whole before each fault: so it never loses more than one worker at a time, unless it is told to (``beyond``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ...errors import FTLibError
+from .job import Seen, Sight
+from .plan import Planned, in_order
+
+__all__ = ["Campaign", "Row", "Target"]
+
+_LASTING = ("stop", "wedge", "slow")
+"""Faults that end by themselves."""
+_EVERY = 0.2
+"""Seconds between two looks."""
+
+
+class Target(Protocol):
+    """The job."""
+
+    def look(self) -> Sight:
+        """Who is in it, and how far. FTLibError if nobody answers."""
+        ...
+
+    def inject(self, seen: Seen, kind: str, seconds: float) -> None:
+        """Tell that worker. FTLibError if it was not told."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What became of a fault."""
+
+    planned: Planned
+    at: float
+    """Seconds since the campaign began."""
+    pause: float
+    """Seconds that the others stood still for view changes, until the job was whole again; the most of any of them."""
+    steps_lost: int
+    """By how much ``ft.step`` went back at any of the others."""
+    epochs: tuple[int, int]
+    """The view before, and the view in the end."""
+    back: str
+    """What became of the worker."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For a log, which can be replayed."""
+        return {
+            **self.planned.as_dict(),
+            "at": round(self.at, 3),
+            "pause": round(self.pause, 4),
+            "steps_lost": self.steps_lost,
+            "epochs": list(self.epochs),
+            "back": self.back,
+        }
+
+
+class Campaign:
+    """One plan on its way."""
+
+    def __init__(self, job: Target, plan: Sequence[Planned], *, patience: float, beyond: bool) -> None:
+        """``patience``: seconds that a worker has to come back. ``beyond``: do not wait for that before the next fault."""
+        self._job = job
+        self._plan = plan
+        self._patience = patience
+        self._beyond = beyond
+
+    def run(self) -> Iterator[Row]:
+        """The rows, each once its fault is over. FTLibError if the job does not become whole in time."""
+        began = time.monotonic()
+        expected = set(self._job.look().members)
+        due = began
+        for planned in self._plan:
+            due += planned.after
+            time.sleep(max(0.0, due - time.monotonic()))
+            before = self._whole({planned.worker} if self._beyond else expected, planned)
+            victim = before.members[planned.worker]
+            at = time.monotonic()
+            self._job.inject(victim, planned.kind, planned.seconds)
+            if planned.kind == "leave":
+                expected.discard(planned.worker)
+            yield self._observe(planned, before, expected, at, at - began)
+
+    def _whole(self, expected: set[str], planned: Planned) -> Sight:
+        """Wait until all of them are in the view, and train."""
+        until = time.monotonic() + self._patience
+        while True:
+            sight = self._look()
+            missing = expected - set(sight.members)
+            if not missing and not sight.changing and (len(sight.members) > 1 or self._beyond):
+                return sight
+            if time.monotonic() > until:
+                who = ", ".join(in_order(missing)) or "a second worker"
+                raise FTLibError(
+                    f"fault {planned.number} ({planned.kind} {planned.worker}) was not injected: {who} is not back within "
+                    f"{self._patience:g} s, and the job may lose no more; see ftlib status, or give --patience, or --beyond"
+                )
+            time.sleep(_EVERY)
+
+    def _observe(self, planned: Planned, before: Sight, expected: set[str], at: float, since: float) -> Row:
+        """Look on until the job is whole again, and steps are granted; at most for as long as it may take."""
+        name, former = planned.worker, before.members[planned.worker].member
+        over = at + (planned.seconds if planned.kind in _LASTING else 0.0)
+        until = over + self._patience
+        steps = {each: seen.step for each, seen in before.members.items() if each != name}
+        lost, gone, back, sight = 0, 0.0, "", before
+        while not back and time.monotonic() < until:
+            time.sleep(_EVERY)
+            sight = self._look()
+            now = time.monotonic()
+            for each, last in list(steps.items()):
+                step = sight.members[each].step if each in sight.members else None
+                if step is not None:
+                    lost = max(lost, (last or 0) - step)
+                    steps[each] = step
+            seen = sight.members.get(name)
+            if (seen is None or seen.member != former) and not gone:
+                gone = now - at
+            goes_on = expected <= set(sight.members) and not sight.changing and now >= over and _advanced(before, sight, name)
+            if not goes_on:
+                continue
+            if planned.kind == "leave":
+                back = "left" if seen is None else ""
+            elif seen is not None and seen.member != former:
+                back = f"back after {now - at:.1f} s"
+            elif planned.kind in _LASTING and seen is not None:
+                back = "stayed"
+        pause = max(
+            (sight.members[each].paused - before.members[each].paused for each in steps if each in sight.members), default=0.0
+        )
+        back = back or (f"not back within {self._patience:g} s" if gone else "stayed, and no step since")
+        return Row(planned, since, max(0.0, pause), lost, (before.epoch, sight.epoch), back)
+
+    def _look(self) -> Sight:
+        try:
+            return self._job.look()
+        except FTLibError:
+            return Sight(changing=True)  # nobody who could tell has an answer just now
+
+
+def _advanced(before: Sight, after: Sight, victim: str) -> bool:
+    """True if one of the others has made a step since."""
+    pairs = [(before.members[name].step, after.members[name].step) for name in after.members if name in before.members]
+    return any(new is not None and new > (old or 0) for old, new in pairs) or victim not in before.members

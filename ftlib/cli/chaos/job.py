@@ -1,0 +1,136 @@
+"""The job as ``ftlib chaos`` sees it: who is in it and how far, and the orders to its workers, with the job's secret."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlencode
+
+from consensus import KeyRing, SecretError, get, parse_address
+
+from ...errors import ConfigError, FTLibError
+from ...launch.credentials import drawn_rings, ring_of_user
+from ..status import fetch_status
+
+__all__ = ["Job", "Seen", "Sight"]
+
+_PATH = "/chaos"
+_MOST_LINE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One member. Numbers are None where its training process does not answer."""
+
+    member: str
+    address: str
+    step: int | None = None
+    paused: float = 0.0
+    """Seconds in view changes so far, all together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """The job at one moment, by one member's view."""
+
+    members: Mapping[str, Seen] = field(default_factory=dict)
+    """By name."""
+    epoch: int = 0
+    changing: bool = False
+
+
+class Job:
+    """A running job, found at one member's address; then at those of all members that were ever seen."""
+
+    def __init__(self, address: str, timeout: float) -> None:
+        """``timeout``: seconds to wait for each answer."""
+        self._addresses = [address]
+        self._timeout = timeout
+
+    def look(self) -> Sight:
+        """Ask until a member of a view answers. FTLibError if none does."""
+        first = ""  # a text: the error would keep its connection in a circle with this frame
+        for address in list(self._addresses):
+            try:
+                status = fetch_status(address, self._timeout)
+            except ConfigError:
+                raise
+            except FTLibError as error:
+                first = first or str(error)
+                continue
+            members = status.get("members") or ()
+            if status.get("stopped") or status.get("member") not in {member["id"] for member in members}:
+                first = first or f"{address} is in no view now: give another member's address"
+                continue
+            return self._sight(status)
+        raise FTLibError(first)
+
+    def offers(self, seen: Seen) -> tuple[str, ...]:
+        """The kinds of faults that this worker takes. FTLibError, with the remedy, if it takes none."""
+        return tuple(self._order(seen, {}).get("kinds") or ())
+
+    def inject(self, seen: Seen, kind: str, seconds: float) -> None:
+        """Have it happen; returns once the worker has been told. FTLibError if it was not."""
+        self._order(seen, {"fault": kind, "seconds": f"{seconds:g}"})
+
+    def _sight(self, status: Mapping[str, Any]) -> Sight:
+        members = [dict(member) for member in status["members"]]
+        with ThreadPoolExecutor(16) as pool:
+            seen = list(pool.map(self._seen, members))
+        known = [each.address for each in seen]
+        self._addresses = known + [address for address in self._addresses if address not in known][:64]
+        names = [_name_of(member) for member in members]
+        return Sight(dict(zip(names, seen, strict=True)), int(status["active_epoch"]), bool(status["changing"]))
+
+    def _seen(self, member: Mapping[str, Any]) -> Seen:
+        try:
+            status = fetch_status(str(member["address"]), self._timeout)
+        except FTLibError:
+            return Seen(str(member["id"]), str(member["address"]))
+        facts = status.get("ftlib") or {}
+        step = None if facts.get("stale") or status.get("member") != member["id"] else facts.get("step")
+        return Seen(str(member["id"]), str(member["address"]), step, float((facts.get("pauses") or {}).get("sum", 0.0)))
+
+    def _order(self, seen: Seen, query: Mapping[str, str]) -> dict[str, Any]:
+        ring = ring_of_user()
+        rings = drawn_rings() if ring is None else [ring]
+        if not rings:
+            raise FTLibError("faults need the job's secret: set FTLIB_SECRET or FTLIB_SECRET_FILE")
+        refused = ""  # a text: the error would keep its connection in a circle with this frame
+        for each in rings:
+            try:
+                return self._ask(seen, query, each)
+            except SecretError as error:
+                refused = refused or str(error)
+        raise FTLibError(refused)
+
+    def _ask(self, seen: Seen, query: Mapping[str, str], ring: KeyRing) -> dict[str, Any]:
+        try:
+            with get(parse_address(seen.address), f"{_PATH}?{urlencode(query)}", ring, timeout=self._timeout) as answer:
+                line = b""
+                while not line.endswith(b"\n") and len(line) < _MOST_LINE and (byte := answer.read(1)):
+                    line += byte  # no more than the line: what comes after it, a killed worker does not send
+        except (OSError, EOFError, http.client.HTTPException) as error:
+            raise FTLibError(
+                f"{seen.address} did not answer ({error}): nothing was injected there, as far as is known"
+            ) from None
+        if answer.status == http.client.NOT_FOUND:
+            raise FTLibError(
+                f"the worker at {seen.address} takes no faults: start all with chaos = true (FTLIB_CHAOS=1) and a secret"
+            )
+        text = line.decode(errors="replace").strip()
+        if answer.status != http.client.OK:
+            raise FTLibError(f"the worker at {seen.address} refuses: {text}")
+        try:
+            return dict(json.loads(text))
+        except ValueError:
+            raise FTLibError(f"{seen.address} answers, but not as a worker of this version") from None
+
+
+def _name_of(member: Mapping[str, Any]) -> str:
+    """``worker-2``; the address of a member without a name."""
+    return str((member.get("meta") or {}).get("name") or member["address"]).replace(" ", "-")

@@ -1,0 +1,132 @@
+"""The command: a plan, its campaign, its log and its table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+import click
+
+from ...errors import ConfigError, FTLibError
+from .campaign import Campaign, Row
+from .job import Job, Sight
+from .plan import Planned, draw, in_order, kinds_of, replayed
+
+__all__ = ["Wanted", "chaos"]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The command line."""
+
+    address: str
+    mtbf: float
+    kinds: str
+    count: int
+    seed: int
+    only: str | None
+    spare_last: bool
+    seconds: float
+    patience: float
+    beyond: bool
+    replay: Path | None
+    timeout: float
+
+
+def chaos(wanted: Wanted, *, dry_run: bool, as_json: bool, log: Path | None) -> int:
+    """Returns 0 if every fault was carried out, no step was lost, and whoever should come back did; else 1."""
+    job = Job(wanted.address, wanted.timeout)
+    sight = job.look()
+    plan = _plan(wanted, sight)
+    if dry_run:
+        for planned in plan:
+            click.echo(json.dumps(planned.as_dict()) if as_json else _announced(planned))
+        return 0
+    _check(job, sight, plan)
+    rows: list[Row] = []
+    failed = ""
+    file = None if log is None else _opened(log)
+    try:
+        for row in Campaign(job, plan, patience=wanted.patience, beyond=wanted.beyond).run():
+            rows.append(row)
+            line = json.dumps(row.as_dict())
+            if file is not None:
+                file.write(line + "\n")
+                file.flush()
+            click.echo(line if as_json else f"{_announced(row.planned)}: {row.back}, {row.pause:.3f} s of pause")
+    except FTLibError as error:
+        failed = str(error)
+    finally:
+        if file is not None:
+            file.close()
+    if not as_json:
+        click.echo(_table(rows))
+    if failed:
+        raise FTLibError(failed)
+    well = all(not row.steps_lost and (row.back == "stayed" or row.back.startswith(("back", "left"))) for row in rows)
+    return 0 if well else 1
+
+
+def _plan(wanted: Wanted, sight: Sight) -> tuple[Planned, ...]:
+    if wanted.replay is not None:
+        try:
+            plan = replayed(wanted.replay.read_text(encoding="utf-8").splitlines())
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--replay: {wanted.replay} cannot be read ({error}): give a file that --log wrote") from None
+        unknown = {planned.worker for planned in plan} - set(sight.members)
+        if unknown:
+            raise ConfigError(f"--replay: the job has no {', '.join(in_order(unknown))}: start it with as many workers")
+        return plan
+    workers = in_order(sight.members)
+    targets = workers[:-1] if wanted.spare_last else workers
+    if wanted.only is not None:
+        if wanted.only not in targets:
+            raise ConfigError(f"--only {wanted.only}: choose one of {', '.join(targets)}")
+        targets = [wanted.only]
+    if len(workers) < 2 and not wanted.beyond:
+        raise ConfigError("the job has one member, which it may not lose: start more, or give --beyond")
+    kinds = kinds_of(wanted.kinds)
+    return draw(wanted.seed, wanted.mtbf, kinds, workers, wanted.count, wanted.seconds, targets=targets)
+
+
+def _check(job: Job, sight: Sight, plan: Sequence[Planned]) -> None:
+    """FTLibError if any worker would refuse: before the first fault, not in the middle."""
+    kinds = {planned.kind for planned in plan}
+    for name in in_order(sight.members):
+        missing = kinds - set(job.offers(sight.members[name]))
+        if missing:
+            raise FTLibError(f"{name} does not offer {', '.join(sorted(missing))}: leave them out of --kinds")
+
+
+def _opened(path: Path) -> TextIO:
+    try:
+        return path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--log: {path} cannot be written ({error.strerror}): give another file") from None
+
+
+def _announced(planned: Planned) -> str:
+    lasting = f" for {planned.seconds:g} s" if planned.kind in ("stop", "wedge", "slow") else ""
+    return f"fault {planned.number}, {planned.after:.1f} s after the one before: {planned.kind} {planned.worker}{lasting}"
+
+
+def _table(rows: Sequence[Row]) -> str:
+    lines = [("fault", "worker", "at", "pause", "steps lost", "views", "worker then")]
+    for row in rows:
+        planned, (old, new) = row.planned, row.epochs
+        lines.append(
+            (
+                planned.kind,
+                planned.worker,
+                f"{row.at:.1f} s",
+                f"{row.pause:.3f} s",
+                str(row.steps_lost),
+                f"{old}-{new}",
+                row.back,
+            )
+        )
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines)

@@ -1,0 +1,104 @@
+"""Which faults happen when, and to whom: drawn from a seed alone, or read from the log of an earlier run. Pure functions."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import ConfigError
+
+__all__ = ["Planned", "draw", "in_order", "kinds_of", "replayed"]
+
+NAMES = ("kill", "stop", "wedge", "slow", "cut", "leave", "agent")
+"""All kinds of faults."""
+OFFERED = ("kill", "stop", "wedge", "slow", "leave")
+"""Those that can be injected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One fault to come."""
+
+    number: int
+    after: float
+    """Seconds from the moment that the fault before was due at; of the first, from the beginning."""
+    kind: str
+    worker: str
+    seconds: float
+    """How long it lasts; it means nothing for ``kill`` and ``leave``."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For a log."""
+        return {name: getattr(self, name) for name in ("number", "after", "kind", "worker", "seconds")}
+
+
+def kinds_of(text: str) -> tuple[str, ...]:
+    """Read ``kill,stop``. ConfigError for a kind that is unknown or not offered."""
+    kinds = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    for kind in kinds:
+        if kind not in NAMES:
+            raise ConfigError(f"--kinds: there is no fault {kind!r}: choose of {', '.join(OFFERED)}")
+        if kind not in OFFERED:
+            raise ConfigError(f"--kinds: the fault {kind} is not offered yet: choose of {', '.join(OFFERED)}")
+    if not kinds:
+        raise ConfigError(f"--kinds: give at least one of {', '.join(OFFERED)}")
+    return kinds
+
+
+def draw(
+    seed: int, mtbf: float, kinds: Sequence[str], workers: Iterable[str], count: int, seconds: float, *, targets: Iterable[str]
+) -> tuple[Planned, ...]:
+    """Draw ``count`` faults: ``mtbf`` seconds apart on average (exponentially), each of any kind, at any of ``targets``.
+
+    Whoever leaves is hit no more, and two stay at least. ConfigError if that leaves fewer faults than ``count``.
+    """
+    randomly, left, hit = random.Random(seed), in_order(workers), in_order(targets)
+    plan: list[Planned] = []
+    for number in range(1, count + 1):
+        possible = [kind for kind in kinds if kind != "leave" or len(left) > 2]
+        if not possible or not hit:
+            raise ConfigError(
+                f"only {number - 1} faults of these kinds are possible, as who has left does not come back, and two stay: "
+                f"give --count {number - 1}, or more --kinds"
+            )
+        after = round(randomly.expovariate(1 / mtbf), 3)
+        kind, worker = randomly.choice(possible), randomly.choice(hit)
+        plan.append(Planned(number, after, kind, worker, seconds))
+        if kind == "leave":
+            left.remove(worker)
+            hit.remove(worker)
+    return tuple(plan)
+
+
+def replayed(lines: Iterable[str]) -> tuple[Planned, ...]:
+    """The faults of a log (one JSON object a line; lines without a kind are left out). ConfigError if it is none."""
+    plan = []
+    for place, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line) if line.strip() else {}
+            if "kind" not in row:
+                continue
+            plan.append(
+                Planned(int(row["number"]), float(row["after"]), str(row["kind"]), str(row["worker"]), float(row["seconds"]))
+            )
+        except (ValueError, TypeError, KeyError) as error:
+            raise ConfigError(f"line {place} is none of a log of ftlib chaos ({error}): give a file that --log wrote") from None
+        kinds_of(plan[-1].kind)
+    if not plan:
+        raise ConfigError("the log has no fault: give a file that --log wrote")
+    return tuple(plan)
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Sorted as people count: worker-2 before worker-10."""
+    return sorted(
+        names, key=lambda name: [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in _parts(name)]
+    )
+
+
+def _parts(name: str) -> list[str]:
+    return re.findall(r"\d+|\D+", name)

@@ -1,0 +1,82 @@
+"""What ``ftlib chaos`` plans: the same for the same seed, and nothing that it does not offer."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ftlib.cli.chaos.plan import OFFERED, draw, in_order, kinds_of, replayed
+from ftlib.errors import ConfigError
+from ftlib.lifecycle.chaos import KINDS
+
+NAMES = ["worker-10", "worker-2", "worker-0", "worker-1"]
+
+
+def test_a_seed_decides_everything() -> None:
+    plans = [
+        draw(seed, 30.0, OFFERED[:4], names, 50, 5.0, targets=names)
+        for seed, names in ((7, NAMES), (7, NAMES[::-1]), (8, NAMES))
+    ]
+    assert plans[0] == plans[1]
+    assert plans[0] != plans[2]
+    assert {planned.kind for planned in plans[0]} == set(OFFERED[:4])
+    assert {planned.worker for planned in plans[0]} == set(NAMES)
+
+
+def test_intervals_are_exponential() -> None:
+    plan = draw(1, 30.0, ["kill"], NAMES, 4000, 5.0, targets=NAMES)
+    mean = sum(planned.after for planned in plan) / len(plan)
+    assert mean == pytest.approx(30.0, rel=0.06)
+    assert sum(planned.after > 30.0 for planned in plan) / len(plan) == pytest.approx(0.3679, abs=0.03)
+
+
+def test_a_log_is_a_plan() -> None:
+    plan = draw(7, 30.0, OFFERED, NAMES, 20, 5.0, targets=NAMES)
+    lines = [json.dumps({**planned.as_dict(), "back": "stayed", "pause": 0.1}) for planned in plan]
+    assert replayed([*lines, "", json.dumps({"end": True})]) == plan
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_who_has_left_is_hit_no_more_and_two_stay(seed: int) -> None:
+    gone: set[str] = set()
+    for planned in draw(seed, 1.0, ["leave", "kill"], NAMES, 40, 5.0, targets=NAMES):
+        assert planned.worker not in gone
+        if planned.kind == "leave":
+            gone.add(planned.worker)
+    assert len(gone) == 2
+
+
+def test_more_leaves_than_workers() -> None:
+    with pytest.raises(ConfigError, match=r"only 2 faults of these kinds are possible.*--count 2"):
+        draw(1, 1.0, ["leave"], NAMES, 3, 5.0, targets=NAMES)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("kill,burn", "no fault 'burn'"),
+        ("cut", "cut is not offered yet"),
+        ("agent", "agent is not offered yet"),
+        (" ,", "at least one"),
+    ],
+)
+def test_kinds_that_are_refused(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        kinds_of(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["nonsense", '{"kind": "kill"}', "", '{"number":1,"after":1,"kind":"burn","worker":"w","seconds":1}']
+)
+def test_what_is_no_log(text: str) -> None:
+    with pytest.raises(ConfigError):
+        replayed([text])
+
+
+def test_workers_do_what_is_offered() -> None:
+    assert KINDS == OFFERED
+
+
+def test_names_are_sorted_as_people_count() -> None:
+    assert in_order(NAMES) == ["worker-0", "worker-1", "worker-2", "worker-10"]

@@ -1,0 +1,96 @@
+"""``ftlib chaos`` on a real job under ``ftlib run``: each kind once, a replay of the log, and refusals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftlib.cli.main import main
+from tests.harness.nursery import Nursery
+from tests.processes.launched import LaunchedRun
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def job(nursery: Nursery, tmp_path: Path) -> Iterator[LaunchedRun]:
+    settings = {"bucket_mb": 0.08, "chaos": True}
+    run = LaunchedRun(tmp_path / "job", 3, nursery=nursery, sizes=[20_000, 300], pause=0.03, settings=settings)
+    try:
+        run.training(3)
+        yield run
+    finally:
+        run.close()
+
+
+def chaos(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main(["chaos", *map(str, arguments)])
+    assert isinstance(ended.value.code, int)
+    return ended.value.code, *capsys.readouterr()
+
+
+def rows(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+
+def test_each_kind_and_again(job: LaunchedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Written down by hand, so that each kind is there once; then the log of that is the plan of the next run."""
+    kinds = [("kill", 0, 1.0), ("stop", 1, 0.5), ("wedge", 2, 0.5), ("slow", 0, 0.5), ("kill", 1, 1.0)]
+    plan = tmp_path / "plan.jsonl"
+    lines = [
+        {"number": number, "after": 0.1, "kind": kind, "worker": f"worker-{worker}", "seconds": seconds}
+        for number, (kind, worker, seconds) in enumerate(kinds, 1)
+    ]
+    plan.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    log = tmp_path / "log.jsonl"
+    address = job.alive()[0].address
+    code, out, err = chaos(capsys, address, "--replay", plan, "--log", log, "--json")
+    assert code == 0, (out, err)
+    found = rows(out)
+    assert [(row["kind"], row["worker"]) for row in found] == [(line["kind"], line["worker"]) for line in lines]
+    assert [row["back"].split()[0] for row in found] == ["back", "stayed", "stayed", "stayed", "back"]
+    assert all(row["steps_lost"] == 0 for row in found)
+    assert found[0]["pause"] > 0, "somebody stood still"
+    assert found[0]["epochs"][1] >= found[0]["epochs"][0] + 2, "one view without it, one with it"
+    code, out, err = chaos(capsys, address, "--replay", log, "--dry-run", "--json")
+    if code:  # that member was killed meanwhile
+        code, out, err = chaos(capsys, job.alive()[0].address, "--replay", log, "--dry-run", "--json")
+    assert (code, rows(out)) == (0, lines)
+
+
+def test_a_worker_leaves(job: LaunchedRun, capsys: pytest.CaptureFixture[str]) -> None:
+    address = job.alive()[0].address
+    code, out, err = chaos(capsys, address, "--kinds", "leave", "--count", 1, "--mtbf", 0.1, "--only", "worker-1")
+    assert code == 0, (out, err)
+    table = out.splitlines()[-2:]
+    assert table[0].split()[:2] == ["fault", "worker"]
+    assert table[1].split()[:2] == ["leave", "worker-1"]
+    assert table[1].endswith("left")
+
+
+def test_off_unless_the_workers_allow_it(nursery: Nursery, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = LaunchedRun(tmp_path, 2, nursery=nursery, sizes=[2_000], pause=0.03)
+    try:
+        run.training(2)
+        code, _, err = chaos(capsys, run.alive()[0].address, "--mtbf", 0.1)
+        assert code == 1
+        assert "takes no faults: start all with chaos = true (FTLIB_CHAOS=1)" in err
+        run.advanced()
+        assert len(run.alive()) == 2
+    finally:
+        run.close()
+
+
+def test_refused_without_the_secret(
+    job: LaunchedRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FTLIB_SECRET", "another secret than the job's")
+    code, out, err = chaos(capsys, job.alive()[0].address, "--mtbf", 0.1)
+    assert (code, out) == (1, "")
+    assert "secret" in err
