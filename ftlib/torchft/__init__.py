@@ -1,6 +1,6 @@
-"""The interface of torchft on top of ftlib: programs that were written for torchft change their imports alone.
+"""The interface of torchft on top of ftlib: what a program written for torchft needs of managers and wrappers.
 
-    from ftlib.torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
+    from ftlib.torchft import DistributedDataParallel, Manager, Optimizer
 
 There is no lighthouse and no manager server: a ``Manager`` is one worker of an ftlib job (``docs/torchft.md``). Nothing is
 pickled. Names are imported on first use.
@@ -16,13 +16,8 @@ _LAZY = {
     "DistributedSampler": ("data", "DistributedSampler"),
     "Manager": ("manager", "Manager"),
     "Optimizer": ("optim", "OptimizerWrapper"),
-    "ProcessGroupBabyNCCL": ("process_group", "ProcessGroupBabyNCCL"),
-    "ProcessGroupBabyXCCL": ("process_group", "ProcessGroupBabyXCCL"),
-    "ProcessGroupGloo": ("process_group", "ProcessGroupGloo"),
-    "ProcessGroupNCCL": ("process_group", "ProcessGroupNCCL"),
-    "ProcessGroupXCCL": ("process_group", "ProcessGroupXCCL"),
 }
-"""What torchft exports at its top: the module, and the name in it."""
+"""Names at the top: the module, and the name in it. docs/torchft.md says which of torchft's are missing."""
 
 
 def __getattr__(name: str) -> Any:
