@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         StoreWipedError,
     )
     from .interface import Bound, Consensus, DataPlane, Mode, NullPlane, Source
-    from .member import Address, Member, format_address, parse_address
+    from .member import COHORT, COHORT_SIZE, Address, Member, format_address, parse_address
     from .membership import Membership
     from .runtime.net.fork import release_in_children
     from .tools.client import Answer, get
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from .wire.slices import short_slices
 
 __all__ = [
+    "COHORT",
+    "COHORT_SIZE",
     "MOST_KEYS",
     "Address",
     "Answer",
@@ -93,6 +95,8 @@ __all__ = [
 _HOMES = {
     "Address": "member",
     "Answer": "tools.client",
+    "COHORT": "member",
+    "COHORT_SIZE": "member",
     "Bound": "interface",
     "Cause": "view",
     "CodecError": "errors",

@@ -27,6 +27,7 @@ from .errors import (
     JoinError,
     QuorumLost,
     RebuildTimeout,
+    ReplicaLost,
     StateLost,
     StepMismatch,
 )
@@ -64,6 +65,7 @@ __all__ = [
     "QuorumLost",
     "RankAssignScheme",
     "RebuildTimeout",
+    "ReplicaLost",
     "StateLost",
     "Status",
     "StepMismatch",
