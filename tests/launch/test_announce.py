@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from consensus import KeyRing
-from ftlib.launch import endpoint
-from ftlib.launch.process import Fate
-from ftlib.launch.sockets import HOST, listen
+from ftlib.launch.processes import endpoint
+from ftlib.launch.processes.process import Fate
+from ftlib.launch.processes.sockets import HOST, listen
 from ftlib.lifecycle.supervisor_client import announce, ask_again
 from tests.ftlib.workers import TIMEOUT, Job
 

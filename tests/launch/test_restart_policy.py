@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ftlib.launch.plan import StartPlan
-from ftlib.launch.restarts import RestartPolicy, RunAction, StartMode, WorkerPhase
+from ftlib.launch.run.plan import StartPlan
+from ftlib.launch.run.restarts import RestartPolicy, RunAction, StartMode, WorkerPhase
 
 
 def begun(workers: int, *, restarts: int = 3, minimum: int = 1, founded: bool = True) -> RestartPolicy:

@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 from consensus import KeyRing, SecretError, get, parse_address
 
 from ...errors import ConfigError, FTLibError
-from ...launch.credentials import drawn_rings, ring_of_user
+from ...launch.processes.credentials import drawn_rings, ring_of_user
 from ..status import fetch_status
 
 __all__ = ["Job", "Seen", "Sight"]
