@@ -221,6 +221,15 @@ class Consensus(ABC):
         """
         raise ConsensusError(f"{type(self).__name__} tells nobody who is over")
 
+    @property
+    def agent_pid(self) -> int:
+        """The pid of this member's agent, for a fault on purpose: its death ends this lifetime. 0: no process of its own."""
+        return 0
+
+    def cut_off(self, seconds: float) -> bool:  # noqa: ARG002 - a backend may have no network
+        """Fault on purpose: for so long this member neither hears nor is heard. False: this backend cannot do that."""
+        return False
+
     @abstractmethod
     def wait_view(self, timeout: float) -> View | None:
         """Block until a view is active, at most ``timeout`` seconds; None if none is by then."""

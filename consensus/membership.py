@@ -332,6 +332,20 @@ class Membership(Consensus):
         """See ``Consensus``."""
         return self._watchers.add(callback)
 
+    # Faults on purpose
+
+    @property
+    def agent_pid(self) -> int:
+        """See ``Consensus``."""
+        return 0 if self._host is None else self._host.pid
+
+    def cut_off(self, seconds: float) -> bool:
+        """See ``Consensus``."""
+        if self._host is None:
+            return False
+        self._host.cut_off(seconds)
+        return True
+
     # Inside
 
     def _running(self) -> Host:

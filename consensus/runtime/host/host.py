@@ -31,7 +31,7 @@ from ..net.fork import release_in_children
 from ..net.names import Introducers
 from ..net.sockets import SocketPair
 from ..net.sources import Request, Sources
-from .exchange import Asked, FactsAsked, FactsReply, Failed, Question, Reply, Serve, Setup, Started, Stop
+from .exchange import Asked, CutOff, FactsAsked, FactsReply, Failed, Question, Reply, Serve, Setup, Started, Stop
 from .pipe import Pipe
 from .progress_cell import ProgressCell
 
@@ -184,6 +184,15 @@ class Host(ABC):
     def commit_to_leave(self) -> None:
         """See ``Consensus``: after this call has returned, it binds everything that the agent does."""
         self.cell.commit_to_leave()
+
+    def cut_off(self, seconds: float) -> None:
+        """Fault on purpose: see ``CutOff``."""
+        self._send(CutOff(seconds))
+
+    @property
+    def pid(self) -> int:
+        """The pid of the agent's own process; 0 if it has none."""
+        return 0
 
     def serve(self, path: str, source: Source) -> None:
         """Answer GET ``path`` with what ``source`` yields, in the training process."""
