@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from .member import Address, Member, format_address, parse_address
     from .membership import Membership
     from .runtime.net.fork import release_in_children
+    from .runtime.net.sockets import addresses_here
     from .tools.client import Answer, get
     from .view import Cause, Reason, View
     from .wire.keys import MOST_KEYS, Key, KeyRing, read_secrets
@@ -81,6 +82,7 @@ __all__ = [
     "StoppedError",
     "StoreWipedError",
     "View",
+    "addresses_here",
     "check_secret",
     "format_address",
     "get",
@@ -127,6 +129,7 @@ _HOMES = {
     "StoppedError": "errors",
     "StoreWipedError": "errors",
     "View": "view",
+    "addresses_here": "runtime.net.sockets",
     "check_secret": "config",
     "format_address": "member",
     "get": "tools.client",
