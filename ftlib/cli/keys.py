@@ -15,7 +15,7 @@ from consensus import MOST_KEYS, KeyRing, read_secrets
 from consensus import ConfigError as ConsensusConfigError
 
 from ..errors import ConfigError
-from ..launch.credentials import drawn_files, new_secret, ring_of_user
+from ..launch.processes.credentials import drawn_files, new_secret, ring_of_user
 
 
 def add_key(path: Path) -> None:

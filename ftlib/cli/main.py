@@ -14,37 +14,15 @@ from pathlib import Path
 
 import click
 
-from ..errors import ConfigError, FTLibError
-from ..launch.plan import DEFAULT_RESTARTS, StartPlan, python_command, random_job
+from ..errors import ConfigError
+from ..launch.command import code_of, run
 
 _REST = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point: run a command and exit."""
-    sys.exit(_run(arguments))
-
-
-def _run(arguments: list[str] | None) -> int:
-    try:
-        code = commands.main(args=arguments, prog_name="ftlib", standalone_mode=False)
-    except click.UsageError as error:
-        where = "ftlib" if error.ctx is None else error.ctx.command_path
-        return _complain(f"{error.format_message()} See {where} --help", 2)
-    except click.ClickException as error:
-        return _complain(error.format_message(), 2)
-    except ConfigError as error:
-        return _complain(str(error), 2)
-    except FTLibError as error:
-        return _complain(str(error), 1)
-    except (click.Abort, KeyboardInterrupt):
-        return 130
-    return code if isinstance(code, int) else 0
-
-
-def _complain(text: str, code: int) -> int:
-    click.echo(f"ftlib: error: {' '.join(text.split())}", err=True)
-    return code
+    sys.exit(code_of(commands, arguments, "ftlib"))
 
 
 @click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
@@ -55,71 +33,7 @@ def commands(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-def _count_of_workers(_context: click.Context, _option: click.Parameter, value: str) -> int:
-    """A number of at least 1; 0 for ``gpu``: as many as there are GPUs."""
-    if value == "gpu":
-        return 0
-    if not value.isdecimal() or not int(value):
-        raise click.BadParameter(f"{value!r} is neither a number of at least 1 nor gpu.")
-    return int(value)
-
-
-_WORKERS = "How many workers to start; gpu: one for each GPU that CUDA_VISIBLE_DEVICES shows."
-
-
-@commands.command(context_settings=_REST)
-@click.option("-n", "workers", metavar="N|gpu", callback=_count_of_workers, required=True, help=_WORKERS)
-@click.option("--min", "min_workers", type=int, default=1, show_default=True, help="Steps wait below this many members.")
-@click.option("--max", "max_workers", type=int, default=None, help="Members above this many stay spares.")
-@click.option("--max-restarts", type=int, default=DEFAULT_RESTARTS, show_default=True, help="Restarts of all workers together.")
-@click.option("--restart-delay", type=float, default=1.0, show_default=True, help="Seconds from a death to the restart.")
-@click.option("--grace", type=float, default=10.0, show_default=True, help="Seconds to drain after Ctrl-C or SIGTERM.")
-@click.option("--log-dir", type=click.Path(path_type=Path), default=None, help="Write worker-N.log there, too.")
-@click.option("--events", type=click.Path(path_type=Path), default=None, help="Append one JSON line an event to this file.")
-@click.option("--resume", type=click.Path(path_type=Path), default=None, help="Go on from the newest checkpoint in there.")
-@click.option("--job", default=None, help="Job name  [default: a random one]")
-@click.option("-m", "module", is_flag=True, help="SCRIPT is a module, as for python -m.")
-@click.argument("script")
-@click.argument("args", nargs=-1, type=click.UNPROCESSED)
-def run(
-    *,
-    workers: int,
-    min_workers: int,
-    max_workers: int | None,
-    max_restarts: int,
-    restart_delay: float,
-    grace: float,
-    log_dir: Path | None,
-    events: Path | None,
-    resume: Path | None,
-    job: str | None,
-    module: bool,
-    script: str,
-    args: tuple[str, ...],
-) -> int:
-    """Start workers of SCRIPT on this host, keep them going, and leave nothing behind.
-
-    A worker that dies is restarted and joins the others; one that its peers find silent is killed first.
-    """
-    from ..launch.gpus import GpuFinder  # noqa: PLC0415 - as the next
-    from ..launch.supervisor import launch  # noqa: PLC0415 - brings the runtime, which the help does without
-
-    gpus = GpuFinder(os.environ).find()
-    plan = StartPlan(
-        command=python_command(script, args, module=module),
-        workers=workers or gpus.required(),
-        gpus=gpus.count,
-        job=job or random_job(),
-        min_workers=min_workers,
-        max_workers=max_workers,
-        max_restarts=max_restarts,
-        restart_delay=restart_delay,
-        log_dir=log_dir,
-        events=events,
-        resume=resume,
-        grace=grace,
-    )
-    return launch(plan)
+commands.add_command(run)
 
 
 @commands.command(context_settings=_REST, add_help_option=False)
@@ -180,7 +94,9 @@ def explain(*, address: str, epoch: int | None, last: int, as_json: bool, timeou
 @click.option(
     "--mtbf", type=click.FloatRange(min=0.01), default=30.0, show_default=True, help="Seconds between faults, on average."
 )
-@click.option("--kinds", default="kill,stop,wedge,slow", show_default=True, help="Of kill, stop, wedge, slow and leave.")
+@click.option(
+    "--kinds", default="kill,stop,wedge,slow", show_default=True, help="Of kill, stop, wedge, slow, cut, leave and agent."
+)
 @click.option("--count", type=click.IntRange(1, 100_000), default=20, show_default=True, help="How many faults.")
 @click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="The same seed, the same faults.")
 @click.option("--only", default=None, help="Only this worker, as worker-2.")
@@ -190,7 +106,7 @@ def explain(*, address: str, epoch: int | None, last: int, as_json: bool, timeou
     type=click.FloatRange(min=0.01, max=3600.0),
     default=5.0,
     show_default=True,
-    help="How long stop, wedge and slow last.",
+    help="How long stop, wedge, slow and cut last.",
 )
 @click.option(
     "--patience", type=click.FloatRange(min=0.1), default=60.0, show_default=True, help="Seconds to come back within."
@@ -337,7 +253,7 @@ def keys() -> None:
 @keys.command("new")
 def keys_new() -> int:
     """Print a new secret: umask 077; ftlib keys new > FILE."""
-    from ..launch.credentials import new_secret  # noqa: PLC0415 - brings cryptography
+    from ..launch.processes.credentials import new_secret  # noqa: PLC0415 - brings cryptography
 
     click.echo(new_secret())
     return 0

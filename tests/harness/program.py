@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from ftlib.launch.process import descendants
+from ftlib.launch.processes.process import descendants
 from tests.harness.nursery import ROOT, Nursery, Stuck
 
 from .forked import program

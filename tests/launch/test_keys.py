@@ -17,7 +17,7 @@ from consensus import Config, Gossip, KeyRing, format_address
 from ftlib.cli.main import main
 from ftlib.cli.status import fetch_status
 from ftlib.errors import ConfigError, FTLibError
-from ftlib.launch.credentials import Credentials, drawn_files, drawn_rings, remove_lost, ring_of_user
+from ftlib.launch.processes.credentials import Credentials, drawn_files, drawn_rings, remove_lost, ring_of_user
 
 from .helpers import LIMIT, ROOT, running, script
 
@@ -179,7 +179,7 @@ class TestCredentials:
     @pytest.mark.parametrize("way", [["--pid", "--fork"], ["--uts", "sh", "-c", 'hostname elsewhere; "$0" "$@"']])
     def test_a_pid_elsewhere_is_told_from_one_here(self, way: list[str]) -> None:
         source = """
-from ftlib.launch.credentials import drawn_files, remove_lost
+from ftlib.launch.processes.credentials import drawn_files, remove_lost
 remove_lost()
 print(len(drawn_files()))
 """

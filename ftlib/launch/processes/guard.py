@@ -17,8 +17,8 @@ import time
 import traceback
 from collections.abc import Callable
 
-from ..common.processes import describe_exit
-from ..lifecycle.drain import TWIN
+from ...common.processes import describe_exit
+from ...lifecycle.drain import TWIN
 from .process import adopt_orphans, kill_descendants, shell_code
 
 _PASSED_ON = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}

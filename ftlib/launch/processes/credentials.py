@@ -19,8 +19,8 @@ from pathlib import Path
 from consensus import ConfigError as ConsensusConfigError
 from consensus import Gossip, KeyRing
 
-from ..errors import ConfigError
-from ..settings.config import resolve
+from ...errors import ConfigError
+from ...settings.config import resolve
 
 _MOST = 64
 """Most drawn secrets that are tried."""

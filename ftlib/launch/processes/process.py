@@ -15,7 +15,7 @@ import time
 from enum import Enum
 from pathlib import Path
 
-from ..errors import ConfigError
+from ...errors import ConfigError
 
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)

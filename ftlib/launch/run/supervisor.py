@@ -1,4 +1,6 @@
-"""The loop that owns all workers: starts them, learns of every exit at once, and carries out the restart policy's decisions.
+"""The loop that decides for all workers of one host: it starts them and carries out the restart policy's decisions.
+
+Who owns their processes, and learns of every exit at once, is the ``Steward``.
 
 One thread, one loop, no locks: processes, timers and requests are all events here. Every wait has a deadline, except
 the one for the workers' own work.
@@ -7,7 +9,6 @@ the one for the workers' own work.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import shutil
 import signal
@@ -21,20 +22,19 @@ from typing import Any
 
 from consensus import KeyRing
 
-from ..common.processes import describe_exit
-from ..errors import ConfigError
-from . import guard
+from ...common.processes import describe_exit
+from ...errors import ConfigError
+from ..processes import guard
+from ..processes.credentials import Credentials, remove_lost
+from ..processes.process import Fate, require_linux, shell_code
+from ..processes.sockets import HOST, ControlSockets, bind_control, listen
+from ..processes.steward import REAP_TIMEOUT, Steward
+from ..processes.worker import Worker
 from .console import Console, outcome, table, traceback_of
-from .credentials import Credentials, remove_lost
 from .environment import Start, worker_environment
 from .plan import StartPlan
-from .process import Fate, kill_descendants, require_linux, shell_code
 from .restarts import RestartPolicy, RunAction, StartMode, WorkerPhase, WorkerRecord
-from .sockets import HOST, ControlSockets, bind_control, listen
-from .worker import Worker
 
-_REAP_TIMEOUT = 5.0
-"""Seconds that a SIGKILLed process may take to end: if it takes longer, it is stuck in the kernel."""
 _SPAWN_FAILED = 71
 """EX_OSERR of sysexits.h: the code noted for a worker that could not be started."""
 
@@ -77,8 +77,6 @@ class Supervisor:
         self._guard_pid = guard_pid
         self._base = dict(os.environ if environment is None else environment)
         self._credentials = Credentials(plan.job, self._base)
-        self._workers: dict[int, Worker] = {}  # by pid; the workers not reaped yet
-        self._past: dict[int, float] = {}  # by pid of an earlier worker that no present one has: when it was gone
         self._tails: dict[int, deque[bytes]] = {}
         self._due: set[int] = set()  # slots that wait for their start, and whose delay is over
         self._timers: dict[int, asyncio.TimerHandle] = {}
@@ -112,24 +110,22 @@ class Supervisor:
         try:
             self._greet()
             self._found(range(self._plan.workers))
-            from .endpoint import serve  # noqa: PLC0415 - aiohttp takes 0.2 s to import: the workers start beside it
+            from ..processes.endpoint import serve  # noqa: PLC0415 - aiohttp takes 0.2 s to import: the workers start beside it
 
             runner = await serve(self, listener)
             await self._over
         finally:
-            for worker in self._workers.values():
-                worker.kill()
+            self._steward.kill_all()
             if runner is not None:
                 await runner.cleanup()
             listener.close()
             unwatch()
-            self._loop.remove_signal_handler(signal.SIGCHLD)  # from here on kill_descendants reaps
-            left = kill_descendants(_REAP_TIMEOUT) if self._guard_pid is not None else set()
+            left = self._steward.close(sweep=self._guard_pid is not None)
             if left:
                 self._console.say(f"still there after SIGKILL, stuck in the kernel: processes {sorted(left)}")
 
     def _take_signals(self) -> Callable[[], None]:
-        self._loop.add_signal_handler(signal.SIGCHLD, self._reap)
+        self._steward = Steward(self._loop, self._reaped)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             self._loop.add_signal_handler(number, self._interrupt, number)
         guard.release_signals()
@@ -215,7 +211,8 @@ class Supervisor:
         record = self.policy.records[index]
         env = worker_environment(self._base, self._plan, start, self._supervisor, self._credentials.environment)
         try:
-            worker = Worker.spawn(start, self._plan.command, env, self._console)
+            fds = start.socket_fds or ()
+            worker = Worker.spawn(index, start.name, self._plan.command, env, self._console, fds)
         except (OSError, subprocess.SubprocessError) as error:
             self._console.say(f"{start.name} could not be started: {error}")
             self.policy.started(index, 0, "", founder=False)
@@ -224,8 +221,7 @@ class Supervisor:
         finally:
             if sockets is not None:
                 sockets.close()  # this process's copies: "connection refused" must prove that the worker is gone
-        self._workers[worker.pid] = worker
-        self._past.pop(worker.pid, None)
+        self._steward.take(worker)
         self._tails[index] = worker.tail
         address = f"{HOST}:{start.port}" if start.port else ""
         self.policy.started(index, worker.pid, address, founder=start.socket_fds is not None)
@@ -241,24 +237,9 @@ class Supervisor:
 
     # Workers that end.
 
-    def _reap(self) -> None:
-        """SIGCHLD: one signal may stand for many exits, of workers and of orphans that this process adopted."""
-        while True:
-            try:
-                zombie = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            except ChildProcessError:
-                return
-            if zombie is None:
-                return
-            worker = self._workers.pop(zombie.si_pid, None)
-            if worker is None:
-                os.waitpid(zombie.si_pid, 0)
-                continue
-            code = worker.reap()
-            self._past[worker.pid] = worker.gone_at
-            index = worker.start.index
-            self._console.event("ended", worker=index, pid=worker.pid, code=code, cause=worker.cause)
-            self._ended(index, code, worker.cause, sent_away=worker.sent_away)
+    def _reaped(self, worker: Worker, code: int) -> None:
+        self._console.event("ended", worker=worker.index, pid=worker.pid, code=code, cause=worker.cause)
+        self._ended(worker.index, code, worker.cause, sent_away=worker.sent_away)
 
     def _ended(self, index: int, code: int, cause: str = "", *, sent_away: bool = False) -> None:
         following = self.policy.exited(index, code, cause, sent_away=sent_away)
@@ -291,7 +272,7 @@ class Supervisor:
     def _retire(self) -> None:
         """The job is done: joiners that hold no view have nothing to join."""
         self.policy.retire_waiting()
-        for worker in self._workers.values():
+        for worker in self._steward:
             worker.send_away()
         self._loop.call_later(self._plan.grace, self._kill_all, "the job was done")
 
@@ -314,7 +295,7 @@ class Supervisor:
         self.stage = RunStage.DRAINING
         for index in list(self._timers):
             self._cancel_timer(index)
-        for worker in self._workers.values():
+        for worker in self._steward:
             worker.signal(signal.SIGTERM)
         self._loop.call_later(self._plan.grace, self._kill_all, f"did not end within {self._plan.grace:g} s")
         if self.policy.over and not self._over.done():
@@ -330,9 +311,8 @@ class Supervisor:
     def _kill_all(self, cause: str) -> None:
         if self.stage is not RunStage.RUNNING:
             self.stage = RunStage.KILLING
-        for worker in self._workers.values():
-            worker.kill(cause)
-        self._loop.call_later(_REAP_TIMEOUT, self._give_up)
+        self._steward.kill_all(cause)
+        self._loop.call_later(REAP_TIMEOUT, self._give_up)
 
     def _give_up(self) -> None:
         """Stop waiting for killed processes: those left are stuck in the kernel."""
@@ -353,19 +333,16 @@ class Supervisor:
 
     async def fence(self, pid: int, member: str, reason: str) -> tuple[Fate, float]:
         """Kill an accused worker, and wait until it is reaped; returns also for how many seconds it has been gone."""
-        worker = self._workers.get(pid)
+        worker = self._steward.of_pid(pid)
         if worker is None:
-            gone_at = self._past.get(pid)
-            return (Fate.UNKNOWN, 0.0) if gone_at is None else (Fate.GONE, time.monotonic() - gone_at)
+            return self._steward.fate_of(pid)
         if member in self.policy.past:
             return Fate.GONE, 0.0  # the pid is a later lifetime's, or the process lives on as another member
         if not worker.cause and not worker.ended:
-            self._console.say(f"{worker.start.name} is silent to its peers ({reason or 'no reason given'}): killed")
-            self._console.event("fenced", worker=worker.start.index, pid=pid, reason=reason)
+            self._console.say(f"{worker.name} is silent to its peers ({reason or 'no reason given'}): killed")
+            self._console.event("fenced", worker=worker.index, pid=pid, reason=reason)
         worker.kill("" if worker.ended else "silent to its peers")
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(worker.gone), _REAP_TIMEOUT)
-        return (Fate.REAPED, time.monotonic() - worker.gone_at) if worker.gone.done() else (Fate.STUCK, 0.0)
+        return await self._steward.fate_within(worker)
 
     def announced(self, pid: int, member: str, address: str, epoch: int) -> bool:
         """Record a worker's member id, address and view."""
@@ -374,6 +351,10 @@ class Supervisor:
             self._console.event("announced", pid=pid, member=member, address=address, epoch=epoch)
             self._start_due()
         return known
+
+    def wanted_again(self, pid: int) -> bool:
+        """Note that a worker is to be started again when it has ended well."""
+        return self.policy.wanted_again(pid)
 
     def report(self) -> dict[str, Any]:
         """Return the body of ``GET /workers``."""

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..errors import ConfigError
+from ...errors import ConfigError
 
 _PATIENCE = 20.0
 """Seconds for ``nvidia-smi``: it takes several where no process keeps the driver's state loaded."""

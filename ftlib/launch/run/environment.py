@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ..processes.sockets import HOST
 from .plan import StartPlan
-from .sockets import HOST
 
 # Variables that an outer launcher may have set, and that this one does not set in every start.
 _STALE = ("FTLIB_SOCKET_FDS", "FTLIB_ADVERTISE", "FTLIB_GPU")

@@ -9,8 +9,8 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..checkpoints.names import Name, complete
-from ..errors import ConfigError
+from ...checkpoints.names import Name, complete
+from ...errors import ConfigError
 
 DEFAULT_RESTARTS = 3
 """Restarts of all workers together. Enough for bad luck; a script that always crashes ends after a few tracebacks."""

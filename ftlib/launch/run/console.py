@@ -13,11 +13,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ..common.processes import describe_exit
-from ..errors import ConfigError
-from .output import Writer, prefix, render
+from ...common.processes import describe_exit
+from ...errors import ConfigError
+from ..processes.output import Writer, prefix, render
+from ..processes.worker import Stream, Worker
 from .restarts import RestartPolicy, WorkerPhase, WorkerRecord
-from .worker import Stream, Worker
 
 _STDOUT, _STDERR = 1, 2
 
@@ -52,7 +52,7 @@ class Console:
     def lines(self, worker: Worker, lines: Sequence[bytes], *, error: bool) -> None:
         """Whole lines of a worker: prefixed to the terminal, untouched to its log."""
         self._show(worker, lines, error=error)
-        log = self._logs.get(worker.start.index)
+        log = self._logs.get(worker.index)
         if log is not None:
             self._disk.put(log, b"".join(line + b"\n" for line in lines))
 
@@ -107,7 +107,7 @@ class Console:
 
     def _show(self, worker: Worker, lines: Sequence[bytes], *, error: bool) -> None:
         fd = _STDERR if error else _STDOUT
-        start = prefix(worker.start.index, coloured=self._coloured[fd])
+        start = prefix(worker.index, coloured=self._coloured[fd])
         self._terminal.put(fd, b"".join(render(start, line) for line in lines))
 
     def _open(self, path: Path, option: str) -> int:

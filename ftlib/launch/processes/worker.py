@@ -15,10 +15,9 @@ import subprocess
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, Self
 
-from ..common.processes import die_with_parent
-from .environment import Start
+from ...common.processes import die_with_parent
 from .output import LineSplitter
 
 TAIL = 40
@@ -48,11 +47,18 @@ class Sink(Protocol):
 
 
 class Worker:
-    """One lifetime of one worker. Use from the loop's thread only."""
+    """One lifetime of one worker, a child of this process. Use from the loop's thread only."""
 
-    def __init__(self, start: Start, process: subprocess.Popen[bytes], loop: asyncio.AbstractEventLoop, sink: Sink) -> None:
-        self.start = start
-        self.pid = process.pid
+    def __init__(
+        self, index: int, name: str, pid: int, out: int, err: int, sink: Sink, process: subprocess.Popen[bytes] | None = None
+    ) -> None:
+        """``out``, ``err``: the reading ends of its pipes, closed here. ``process``: who else believes to own the child."""
+        loop = asyncio.get_running_loop()
+        self.index = index
+        """The slot."""
+        self.name = name
+        """What logs call it."""
+        self.pid = pid
         self.born = time.monotonic()
         self.cause = ""
         """Why the launcher killed it, if it did."""
@@ -65,29 +71,26 @@ class Worker:
         self.tail: deque[bytes] = deque(maxlen=TAIL)
         """The last lines of its stderr."""
         self._process = process
-        assert process.stdout is not None
-        assert process.stderr is not None
-        self._streams = [
-            Stream(self, process.stdout.fileno(), loop, sink, error=False),
-            Stream(self, process.stderr.fileno(), loop, sink, error=True),
-        ]
+        self._streams = [Stream(self, out, loop, sink, error=False), Stream(self, err, loop, sink, error=True)]
 
     @classmethod
-    def spawn(cls, start: Start, command: Sequence[str], env: Mapping[str, str], sink: Sink) -> Worker:
-        """Start the child. Call on the main thread: the kernel ties the child's life to the thread that forks."""
+    def spawn(
+        cls, index: int, name: str, command: Sequence[str], env: Mapping[str, str], sink: Sink, fds: Sequence[int] = ()
+    ) -> Worker:
+        """Start the child, with ``fds`` open. Call on the main thread: the kernel ties its life to the thread that forks."""
         parent = os.getpid()
-        process = subprocess.Popen(  # noqa: S603 - running the user's command is the purpose
-            list(command),
-            env=dict(env),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            pass_fds=start.socket_fds or (),
-            start_new_session=True,
-            preexec_fn=lambda: die_with_parent(parent),  # noqa: PLW1509 - two system calls, no lock
-        )
-        return cls(start, process, asyncio.get_running_loop(), sink)
+        with Pipes() as pipes:
+            process = subprocess.Popen(  # noqa: S603 - running the user's command is the purpose
+                list(command),
+                env=dict(env),
+                stdin=subprocess.DEVNULL,
+                stdout=pipes.out[1],
+                stderr=pipes.err[1],
+                pass_fds=fds,
+                start_new_session=True,
+                preexec_fn=lambda: die_with_parent(parent),  # noqa: PLW1509 - two system calls, no lock
+            )
+            return cls(index, name, process.pid, *pipes.taken(), sink, process)
 
     def signal(self, number: signal.Signals) -> None:
         """Signal the worker itself, unless it has ended."""
@@ -116,13 +119,11 @@ class Worker:
         self._kill_group()  # before the reaping: until then no other process can have this pid
         _, status = os.waitpid(self.pid, 0)
         code = os.waitstatus_to_exitcode(status)
-        self._process.returncode = code  # subprocess must not wait for it again
+        if self._process is not None:
+            self._process.returncode = code  # subprocess must not wait for it again
         self.gone_at = min(self.gone_at, time.monotonic())
         for stream in self._streams:
             stream.finish()
-        for pipe in (self._process.stdout, self._process.stderr):
-            if pipe is not None:
-                pipe.close()
         self.gone.set_result(code)
         return code
 
@@ -137,11 +138,32 @@ class Worker:
 
     def __repr__(self) -> str:
         state = f"gone {self.gone.result()}" if self.gone.done() else "running"
-        return f"<Worker {self.start.index} pid {self.pid} {state}>"
+        return f"<Worker {self.index} pid {self.pid} {state}>"
+
+
+class Pipes:
+    """The pipes of a worker's stdout and stderr: a context that closes what it still has, as reading end and writing end."""
+
+    def __init__(self) -> None:
+        self.out = os.pipe()
+        self.err = os.pipe()
+        self._left = {*self.out, *self.err}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for fd in self._left:
+            os.close(fd)
+
+    def taken(self) -> tuple[int, int]:
+        """The reading ends, which are the caller's to close from now on."""
+        self._left -= {self.out[0], self.err[0]}
+        return self.out[0], self.err[0]
 
 
 class Stream:
-    """The reading end of one pipe."""
+    """The reading end of one pipe, which it closes at the end."""
 
     def __init__(self, worker: Worker, fd: int, loop: asyncio.AbstractEventLoop, sink: Sink, *, error: bool) -> None:
         self._worker = worker
@@ -193,6 +215,7 @@ class Stream:
         if self._open:
             self._open = False
             self._loop.remove_reader(self._fd)
+            os.close(self._fd)
             self._pass_on(self._splitter.finish())
 
     def _pass_on(self, lines: list[bytes]) -> None:

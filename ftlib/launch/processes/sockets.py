@@ -12,7 +12,7 @@ import errno
 import socket
 from dataclasses import dataclass
 
-from ..errors import ConfigError
+from ...errors import ConfigError
 
 HOST = "127.0.0.1"
 _ATTEMPTS = 64
