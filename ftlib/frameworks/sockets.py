@@ -103,7 +103,7 @@ def connections(local: Collection[Address], remote: Collection[Address], but: fr
 
 
 def watched_with(listener: Inode) -> frozenset[Inode]:
-    """All files that one epoll descriptor of this process watches together with ``listener``; empty if that is not to be seen."""
+    """All files that one epoll descriptor watches together with ``listener``, it among them; none if that is not to be seen."""
     for descriptor in _descriptors() if supported() else ():
         with contextlib.suppress(OSError):  # closed since it was listed
             if os.readlink(f"{_DESCRIPTORS}/{descriptor}") != _EPOLL:  # noqa: PTH115 - see ``supported``
