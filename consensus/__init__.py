@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         CodecError,
         ConfigError,
         ConsensusError,
+        DialError,
         ExcludedError,
         FoundedApartError,
         JobEndedError,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
         StoppedError,
         StoreWipedError,
     )
-    from .interface import Bound, Consensus, DataPlane, Mode, NullPlane, Source
+    from .interface import Bound, Consensus, DataPlane, Mode, NullPlane, Source, Stream
     from .member import Address, Member, format_address, parse_address
     from .membership import Membership
     from .runtime.net.fork import release_in_children
@@ -57,6 +58,7 @@ __all__ = [
     "Consensus",
     "ConsensusError",
     "DataPlane",
+    "DialError",
     "ExcludedError",
     "FoundedApartError",
     "Gossip",
@@ -81,6 +83,7 @@ __all__ = [
     "Source",
     "StoppedError",
     "StoreWipedError",
+    "Stream",
     "View",
     "addresses_here",
     "check_secret",
@@ -103,6 +106,7 @@ _HOMES = {
     "Consensus": "interface",
     "ConsensusError": "errors",
     "DataPlane": "interface",
+    "DialError": "errors",
     "ExcludedError": "errors",
     "FoundedApartError": "errors",
     "Gossip": "backends",
@@ -128,6 +132,7 @@ _HOMES = {
     "Source": "interface",
     "StoppedError": "errors",
     "StoreWipedError": "errors",
+    "Stream": "interface",
     "View": "view",
     "addresses_here": "runtime.net.sockets",
     "check_secret": "config",

@@ -387,6 +387,10 @@ class Supervisor:
             self._start_due()
         return known
 
+    def wanted_again(self, pid: int) -> bool:
+        """Note that a worker is to be started again when it has ended well."""
+        return self.policy.wanted_again(pid)
+
     def report(self) -> dict[str, Any]:
         """Return the body of ``GET /workers``."""
         rows = [record.facts() for record in self.policy.records]
