@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         CodecError,
         ConfigError,
         ConsensusError,
+        DialError,
         ExcludedError,
         FoundedApartError,
         JobEndedError,
@@ -35,10 +36,11 @@ if TYPE_CHECKING:
         StoppedError,
         StoreWipedError,
     )
-    from .interface import Bound, Consensus, DataPlane, Mode, NullPlane, Source
+    from .interface import Bound, Consensus, DataPlane, Mode, NullPlane, Source, Stream
     from .member import Address, Member, format_address, parse_address
     from .membership import Membership
     from .runtime.net.fork import release_in_children
+    from .runtime.net.sockets import addresses_here
     from .tools.client import Answer, get
     from .view import Cause, Reason, View
     from .wire.keys import MOST_KEYS, Key, KeyRing, read_secrets
@@ -56,6 +58,7 @@ __all__ = [
     "Consensus",
     "ConsensusError",
     "DataPlane",
+    "DialError",
     "ExcludedError",
     "FoundedApartError",
     "Gossip",
@@ -80,7 +83,9 @@ __all__ = [
     "Source",
     "StoppedError",
     "StoreWipedError",
+    "Stream",
     "View",
+    "addresses_here",
     "check_secret",
     "format_address",
     "get",
@@ -101,6 +106,7 @@ _HOMES = {
     "Consensus": "interface",
     "ConsensusError": "errors",
     "DataPlane": "interface",
+    "DialError": "errors",
     "ExcludedError": "errors",
     "FoundedApartError": "errors",
     "Gossip": "backends",
@@ -126,7 +132,9 @@ _HOMES = {
     "Source": "interface",
     "StoppedError": "errors",
     "StoreWipedError": "errors",
+    "Stream": "interface",
     "View": "view",
+    "addresses_here": "runtime.net.sockets",
     "check_secret": "config",
     "format_address": "member",
     "get": "tools.client",

@@ -98,6 +98,10 @@ class Exchange:
         """The key of this exchange's body, for the side that makes the body (see ``Frames``)."""
         return self._key.derive("body", self._salt, self._target)
 
+    def stream_key(self) -> bytes:
+        """The key of the stream that this exchange opens (see ``streams``)."""
+        return self._key.derive("stream", self._salt, self._target)
+
     def frames(self, status: int) -> Frames:
         """The frames of a body that goes with ``status``."""
         return Frames(self.body_key(), status)

@@ -94,7 +94,9 @@ def explain(*, address: str, epoch: int | None, last: int, as_json: bool, timeou
 @click.option(
     "--mtbf", type=click.FloatRange(min=0.01), default=30.0, show_default=True, help="Seconds between faults, on average."
 )
-@click.option("--kinds", default="kill,stop,wedge,slow", show_default=True, help="Of kill, stop, wedge, slow and leave.")
+@click.option(
+    "--kinds", default="kill,stop,wedge,slow", show_default=True, help="Of kill, stop, wedge, slow, cut, leave and agent."
+)
 @click.option("--count", type=click.IntRange(1, 100_000), default=20, show_default=True, help="How many faults.")
 @click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="The same seed, the same faults.")
 @click.option("--only", default=None, help="Only this worker, as worker-2.")
@@ -104,7 +106,7 @@ def explain(*, address: str, epoch: int | None, last: int, as_json: bool, timeou
     type=click.FloatRange(min=0.01, max=3600.0),
     default=5.0,
     show_default=True,
-    help="How long stop, wedge and slow last.",
+    help="How long stop, wedge, slow and cut last.",
 )
 @click.option(
     "--patience", type=click.FloatRange(min=0.1), default=60.0, show_default=True, help="Seconds to come back within."

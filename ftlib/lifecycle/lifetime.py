@@ -218,7 +218,7 @@ class Lifetime:
         consensus.serve(RESUMPTION, self.resumption.source)
         consensus.serve(Donor.PATH, self.donor.source)
         if self._means.chaos is not None and self._means.ring is not None:  # without a secret anybody could ask
-            consensus.serve(CHAOS, self._means.chaos.source)
+            consensus.serve(CHAOS, functools.partial(self._means.chaos.source, consensus))
         self._rebuilder.start()
         if self.deputy is not None:
             self.deputy.start()

@@ -32,7 +32,7 @@ from ..agent.agent import Agent, Outside
 from ..net.sockets import SocketPair
 from ..net.sources import Request
 from ..net.web import load
-from .exchange import Asked, FactsAsked, FactsReply, Failed, Question, ReadStatus, Reply, Serve, Setup, Started, Stop
+from .exchange import Asked, CutOff, FactsAsked, FactsReply, Failed, Question, ReadStatus, Reply, Serve, Setup, Started, Stop
 from .life_lock import watch_life
 from .parent_watcher import ParentWatcher
 from .pipe import LoopPipe
@@ -163,6 +163,9 @@ class Child:
                         waiting.set_result(facts)
                 case Serve(path):
                     self._served |= {path}
+                case CutOff(seconds):
+                    if self.agent is not None:
+                        self.agent.cut_off(seconds)
                 case Stop():
                     self._spawn(self._stop())
                 case _:

@@ -4,7 +4,8 @@ layer above.
 ``POST /message`` takes a packet (204); everything else passes the ``authenticator`` first. ``GET /tether`` answers with this
 lifetime's id and is then held open: the other side waits for its end, which comes when the process dies. ``GET /identity`` says
 who listens here, to members of any job and version. ``GET /status`` is JSON, ``GET /metrics`` the same for Prometheus. Further
-GET paths come from ``serve``. With a secret, bodies are sealed in frames (see ``proofs``).
+GET paths come from ``serve``. With a secret, bodies are sealed in frames (see ``proofs``). A GET with ``Upgrade: ftlib-stream``
+asks for a duplex connection to the training process (see ``acceptors``).
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ import aiohttp
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
+from ...errors import CodecError
 from ...member import Address, format_address
 from ...wire.envelope import Sealer
 from ...wire.keys import Key
 from ...wire.pieces import LARGEST
 from ...wire.proofs import Exchange
+from ...wire.streams import PROTOCOL, read_query
 from .authenticator import Authenticator, QuietServer, RefusedError, prove, reading
 from .door import Door, UnprovenPeer
 from .metrics import CONTENT_TYPE, render
@@ -142,6 +145,8 @@ class HttpServer:
             if isinstance(exchange, web.Response):
                 return exchange
             prove(request)
+            if request.method == "GET" and request.headers.get("Upgrade") == PROTOCOL:
+                return self._stream(request, exchange)
             if request.method == "GET":
                 return await self._get(request, exchange)
         except web.HTTPException as refusal:
@@ -194,7 +199,8 @@ class HttpServer:
         if request.path == "/identity":
             return web.Response(status=204, headers=self._authenticator.headers(exchange))
         if request.path in self._served():
-            return self._pass_on(request, exchange)
+            key = b"" if exchange is None else exchange.body_key()
+            return self._pass_on(request, exchange, key)
         if request.path == "/status":
             text = json.dumps(dict(await self._status()), default=str)
             return self._body(exchange, 200, text.encode(), "application/json")
@@ -213,15 +219,29 @@ class HttpServer:
         await self._closing.wait()  # cancelled when the client disconnects
         return response
 
-    def _pass_on(self, request: web.BaseRequest, exchange: Exchange | None) -> web.StreamResponse:
+    def _stream(self, request: web.BaseRequest, exchange: Exchange | None) -> web.StreamResponse:
+        """Another member asks for a stream: check whom it means, and hand the connection over."""
+        try:
+            asked = read_query(request.query)
+        except CodecError as error:
+            return self._body(exchange, 400, f"{error}\n".encode(), "text/plain")
+        if not self._authenticator.is_here(asked.to):
+            return self._body(exchange, 410, b"another lifetime answers here\n", "text/plain")
+        if not self._authenticator.is_job(asked.job):
+            return self._body(exchange, 403, b"this is a member of another job\n", "text/plain")
+        return self._pass_on(request, exchange, asked.key(exchange), stream=True)
+
+    def _pass_on(
+        self, request: web.BaseRequest, exchange: Exchange | None, key: bytes, *, stream: bool = False
+    ) -> web.StreamResponse:
         """Hand the connection to the training process, which makes the body, and forget it here."""
         transport = request.transport
         if transport is not None:
             inner = transport.get_extra_info("socket")
             connection = socket.socket(fileno=os.dup(inner.fileno()))
             transport.abort()  # closes our descriptor only: the connection lives on in the duplicate
-            key = b"" if exchange is None else exchange.body_key()
-            self._hand_over(connection, Request(request.path, dict(request.query), self._authenticator.headers(exchange), key))
+            headers = self._authenticator.headers(exchange)
+            self._hand_over(connection, Request(request.path, dict(request.query), headers, key, stream=stream))
         return web.Response(status=204)  # is not sent
 
 

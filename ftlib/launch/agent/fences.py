@@ -71,6 +71,10 @@ class Fences:
             return True
         return False
 
+    def wanted_again(self, pid: int) -> bool:  # noqa: ARG002 - of the protocol
+        """No worker of an agent is started again because it asks for that: the caller decides."""
+        return False
+
     def report(self) -> dict[str, Any]:
         """Return the body of ``GET /workers``."""
         return {"workers": [{"pid": pid, "member": member} for pid, member in self._members.items()]}

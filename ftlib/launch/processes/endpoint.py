@@ -7,6 +7,7 @@ machine the answer may come late, and the time of death counts. 404: the pid was
 let the worker die in time. Neither is a proof.
 
 ``POST /announce {job, pid, member, address, epoch}``: a worker sends its address (see ``lifecycle.supervisor_client``).
+``POST /again {job, pid, member}``: the worker is about to leave, ends with 0, and is to be started again then.
 ``GET /workers``: the launcher's view of its workers, for people and tools.
 
 Requests carry a ``mac`` over their fields under the job's secret, and so does the answer to ``/fence``. Without the secret
@@ -59,6 +60,10 @@ class Operations(Protocol):
         """Record an announcement; False for a pid that is no running worker."""
         ...
 
+    def wanted_again(self, pid: int) -> bool:
+        """Start this worker again when it has ended well; False for a pid that is no running worker."""
+        ...
+
     def report(self) -> dict[str, Any]:
         """Return the body of ``GET /workers``."""
         ...
@@ -72,6 +77,7 @@ async def serve(operations: Operations, listener: socket.socket) -> web.AppRunne
         [
             web.post("/fence", endpoint.fence),
             web.post("/announce", endpoint.announce),
+            web.post("/again", endpoint.again),
             web.get("/workers", endpoint.workers),
         ]
     )
@@ -109,6 +115,16 @@ class _Endpoint:
             raise _refusal(web.HTTPBadRequest, "expected pid, member, address and epoch") from None
         self._key(fields, "announce", "job", "pid", "member", "address", "epoch")
         known = self._operations.announced(*values)
+        return web.json_response({"known": known}, status=200 if known else 404)
+
+    async def again(self, request: web.Request) -> web.Response:
+        fields = await self._fields(request)
+        try:
+            pid = int(fields["pid"])
+        except (KeyError, TypeError, ValueError):
+            raise _refusal(web.HTTPBadRequest, "expected pid (a number) and member") from None
+        self._key(fields, "again", "job", "pid", "member")
+        known = self._operations.wanted_again(pid)
         return web.json_response({"known": known}, status=200 if known else 404)
 
     async def workers(self, request: web.Request) -> web.Response:

@@ -42,8 +42,8 @@ class ControlSockets:
 
 
 def listen(port: int = 0, host: str = HOST) -> socket.socket:
-    """A TCP socket listening at ``host``, a numeric address of this machine; by default on loopback."""
-    tcp = socket.socket(_family(host), socket.SOCK_STREAM)
+    """A TCP socket listening at ``host``, a numeric address of this machine: loopback, unless others shall reach it."""
+    tcp = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of the port's previous owner may linger
         tcp.bind((host, port))
@@ -59,7 +59,7 @@ def bind_control(port: int = 0, host: str = HOST) -> ControlSockets:
     for _ in range(_ATTEMPTS):
         with contextlib.ExitStack() as undo:
             tcp = undo.enter_context(listen(port, host))
-            udp = undo.enter_context(socket.socket(_family(host), socket.SOCK_DGRAM))
+            udp = undo.enter_context(socket.socket(tcp.family, socket.SOCK_DGRAM))
             try:
                 udp.bind(tcp.getsockname())
             except OSError as error:
@@ -76,7 +76,3 @@ def bind_control(port: int = 0, host: str = HOST) -> ControlSockets:
 def address_of(host: str, port: int) -> str:
     """``host:port`` as everything here writes it: brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -4,9 +4,10 @@ The rules, in the order in which they are tried when a worker ended otherwise th
 
 1. Before any view existed, once every worker has failed with an exit code of its own, the run ends: the script is at
    fault, and restarting it would only repeat its traceback.
-2. While restarts are left, the worker is started again (``StartMode``). As long as no view existed: at the same address,
-   because the others were started with that address. Later: as a joiner, with the live members of the view as introducers.
-   Once there is no member left to join: in a new founding, together with all others that may start.
+2. While restarts are left, the worker is started again (``StartMode``); also after an end with 0, if it has asked for that.
+   As long as no view existed: at the same address, because the others were started with that address. Later: as a joiner,
+   with the live members of the view as introducers. Once there is no member left to join: in a new founding, together with
+   all others that may start.
 3. Once a worker has finished and no live worker holds a view, the job is done and nothing is restarted.
 4. With fewer workers than ``--min`` able to run, and none finished, the run ends.
 
@@ -71,6 +72,8 @@ class WorkerRecord:
     """Its return code, as ``subprocess`` gives it."""
     cause: str = ""
     """Why the launcher killed it, if it did."""
+    again: bool = False
+    """Whether it is to be started again though it ends well: it leaves on purpose, to come back."""
 
     def facts(self) -> dict[str, int | str]:
         """Return the public fields, as plain values."""
@@ -176,7 +179,7 @@ class RestartPolicy:
         if record.member:
             self.past.add(record.member)
         record.phase, record.pid, record.founder, record.address = WorkerPhase.RUNNING, pid, founder, address
-        record.member, record.epoch, record.cause = "", 0, ""
+        record.member, record.epoch, record.cause, record.again = "", 0, "", False
         record.starts += 1
 
     def announced(self, pid: int, member: str, address: str, epoch: int) -> bool:
@@ -199,6 +202,14 @@ class RestartPolicy:
             self.founded = self.ever_founded = True
         return True
 
+    def wanted_again(self, pid: int) -> bool:
+        """The worker with this pid is about to end well, and is to be started again then; False if no such worker runs."""
+        record = self.of_pid(pid)
+        if record is None:
+            return False
+        record.again = True
+        return True
+
     def exited(self, index: int, code: int, cause: str = "", *, sent_away: bool = False) -> RunAction:
         """Record that a lifetime ended. A slot left WAITING is to be restarted.
 
@@ -209,7 +220,10 @@ class RestartPolicy:
         if sent_away or self.ending:
             record.phase = WorkerPhase.RETIRED
             return RunAction.GO_ON
-        if code == 0:
+        if code == 0 and record.again and self.restarts_left:
+            record.phase = WorkerPhase.WAITING
+            self.restarts_left -= 1
+        elif code == 0:
             record.phase, self.result = WorkerPhase.DONE, 0
         else:
             self.result, self.last_failed = code, index
@@ -239,7 +253,7 @@ class RestartPolicy:
         if self.in_phase(WorkerPhase.DONE):
             runs = bool(self.introducers()) if self.founded else bool(self.in_phase(WorkerPhase.RUNNING))
             return RunAction.GO_ON if runs else RunAction.RETIRE
-        least = self.plan.min_workers if self.least is None else self.least
+        least = self.plan.fewest if self.least is None else self.least
         if len(able) < least:
             return self.end(f"only {len(able)} of the workers can still run, and --min is {least}")
         return RunAction.GO_ON
