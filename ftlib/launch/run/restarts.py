@@ -223,6 +223,6 @@ class RestartPolicy:
         if self.in_phase(WorkerPhase.DONE):
             runs = bool(self.introducers()) if self.founded else bool(self.in_phase(WorkerPhase.RUNNING))
             return RunAction.GO_ON if runs else RunAction.RETIRE
-        if len(able) < self.plan.min_workers:
-            return self.end(f"only {len(able)} of the workers can still run, and --min is {self.plan.min_workers}")
+        if len(able) < self.plan.fewest:
+            return self.end(f"only {len(able)} of the workers can still run, and --min is {self.plan.fewest}")
         return RunAction.GO_ON
