@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from .member import Address, Member, format_address, parse_address
     from .membership import Membership
     from .runtime.net.fork import release_in_children
+    from .runtime.net.sockets import addresses_here
     from .tools.client import Answer, get
     from .tools.orders import give_order
     from .view import Cause, Reason, View
@@ -88,6 +89,7 @@ __all__ = [
     "StoreWipedError",
     "Stream",
     "View",
+    "addresses_here",
     "check_secret",
     "format_address",
     "get",
@@ -140,6 +142,7 @@ _HOMES = {
     "StoreWipedError": "errors",
     "Stream": "interface",
     "View": "view",
+    "addresses_here": "runtime.net.sockets",
     "check_secret": "config",
     "format_address": "member",
     "get": "tools.client",

@@ -46,6 +46,11 @@ class Credentials:
         self._ring = ring or KeyRing([self._drawn])
 
     @property
+    def drawn(self) -> bool:
+        """Whether the user gave none, so that one was drawn, which no other host knows."""
+        return bool(self._drawn)
+
+    @property
     def environment(self) -> dict[str, str]:
         """Variables that workers need besides those that they inherit."""
         return {"FTLIB_SECRET": self._drawn} if self._drawn else {}
