@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .backends import Gossip, SharedStorage
-    from .config import Config, Home, Liveness, Policy, check_secret
+    from .config import PROTOCOL_VERSION, Config, Home, Liveness, Policy, check_secret
     from .errors import (
         CodecError,
         ConfigError,
         ConsensusError,
+        DialError,
         ExcludedError,
         FoundedApartError,
         JobEndedError,
@@ -35,19 +36,23 @@ if TYPE_CHECKING:
         StoppedError,
         StoreWipedError,
     )
-    from .interface import Bound, Consensus, DataPlane, Mode, NullPlane, Source
+    from .interface import Bound, Consensus, DataPlane, Mode, NullPlane, Source, Stream
     from .member import COHORT, COHORT_SIZE, Address, Member, format_address, parse_address
     from .membership import Membership
     from .runtime.net.fork import release_in_children
+    from .runtime.net.sockets import addresses_here
     from .tools.client import Answer, get
+    from .tools.orders import give_order
     from .view import Cause, Reason, View
     from .wire.keys import MOST_KEYS, Key, KeyRing, read_secrets
+    from .wire.orders import OrderKind, new_order
     from .wire.slices import short_slices
 
 __all__ = [
     "COHORT",
     "COHORT_SIZE",
     "MOST_KEYS",
+    "PROTOCOL_VERSION",
     "Address",
     "Answer",
     "Bound",
@@ -58,6 +63,7 @@ __all__ = [
     "Consensus",
     "ConsensusError",
     "DataPlane",
+    "DialError",
     "ExcludedError",
     "FoundedApartError",
     "Gossip",
@@ -72,6 +78,7 @@ __all__ = [
     "Membership",
     "Mode",
     "NullPlane",
+    "OrderKind",
     "OvertakenError",
     "Policy",
     "QuorumLostError",
@@ -82,10 +89,14 @@ __all__ = [
     "Source",
     "StoppedError",
     "StoreWipedError",
+    "Stream",
     "View",
+    "addresses_here",
     "check_secret",
     "format_address",
     "get",
+    "give_order",
+    "new_order",
     "parse_address",
     "read_secrets",
     "release_in_children",
@@ -105,6 +116,7 @@ _HOMES = {
     "Consensus": "interface",
     "ConsensusError": "errors",
     "DataPlane": "interface",
+    "DialError": "errors",
     "ExcludedError": "errors",
     "FoundedApartError": "errors",
     "Gossip": "backends",
@@ -116,10 +128,12 @@ _HOMES = {
     "LeftError": "errors",
     "Liveness": "config",
     "MOST_KEYS": "wire.keys",
+    "PROTOCOL_VERSION": "config",
     "Member": "member",
     "Membership": "membership",
     "Mode": "interface",
     "NullPlane": "interface",
+    "OrderKind": "wire.orders",
     "OvertakenError": "errors",
     "Policy": "config",
     "QuorumLostError": "errors",
@@ -130,10 +144,14 @@ _HOMES = {
     "Source": "interface",
     "StoppedError": "errors",
     "StoreWipedError": "errors",
+    "Stream": "interface",
     "View": "view",
+    "addresses_here": "runtime.net.sockets",
     "check_secret": "config",
     "format_address": "member",
     "get": "tools.client",
+    "give_order": "tools.orders",
+    "new_order": "wire.orders",
     "parse_address": "member",
     "read_secrets": "wire.keys",
     "release_in_children": "runtime.net.fork",

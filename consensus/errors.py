@@ -59,6 +59,14 @@ class SecretError(ConsensusError):
     """The other side asks for a secret, has none, or has another one. The text names the remedy."""
 
 
+class DialError(ConsensusError):
+    """No stream to a member came about. ``gone``: it is proven that this lifetime of it is over."""
+
+    def __init__(self, text: str, *, gone: bool = False) -> None:
+        super().__init__(text)
+        self.gone = gone
+
+
 class RefusalError(ConsensusError, LookupError):
     """A source (see ``interface.Source``) refuses a request: the answer's HTTP status and text."""
 

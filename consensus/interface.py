@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
 from .border import Freeze, Installed, Order, Wish
+from .errors import ConsensusError
 from .member import Address, Member
 from .view import Reason, View
 
@@ -38,6 +39,22 @@ class Bound:
 
     address: Address
     interface: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A duplex connection between the programs of two members; whoever gets it owns it.
+
+    ``socket``: a ``socket.socket``, connected and blocking. ``key``: 32 bytes of this stream alone, which only its two ends can
+    derive where the job has a secret. ``peer``: the lifetime at the other end, proven where there is a secret. ``dialled``:
+    whether this end asked for the stream. ``here``: this end.
+    """
+
+    socket: Any
+    key: bytes = field(repr=False)
+    peer: Member
+    dialled: bool
+    here: Member
 
 
 class DataPlane(Protocol):
@@ -178,6 +195,40 @@ class Consensus(ABC):
     @abstractmethod
     def serve(self, path: str, source: Source) -> None:
         """Answer GET ``path`` at this member's address with what ``source`` yields."""
+
+    def accept(self, path: str, handler: Callable[[Stream], None]) -> Callable[[], None]:  # noqa: ARG002 - see below
+        """Give every stream that another member asks for at ``path`` to ``handler``, which owns it. Returns what ends that.
+
+        ``handler`` is called on the thread that takes connections from the agent, for streams that have waited for this call
+        within it; it must return soon, and not ``dial``. May be called before ``start``. Raises ConfigError if the path cannot
+        be used.
+        """
+        raise ConsensusError(f"{type(self).__name__} carries no streams between members")
+
+    def dial(self, member: Member, path: str, *, timeout: float) -> Stream:  # noqa: ARG002
+        """A stream to that lifetime of ``member``, once its program accepts ``path``: waits at most ``timeout`` seconds.
+
+        Goes to the member's control port; with a secret both ends prove that they know it. Raises DialError if there is no
+        stream in time (``gone``: that lifetime is over), SecretError if the two sides do not have the same secret.
+        """
+        raise ConsensusError(f"{type(self).__name__} carries no streams between members")
+
+    def watch(self, callback: Callable[[Member, str], None]) -> Callable[[], None]:  # noqa: ARG002
+        """Call ``callback(member, why)`` for each member that is over: dead, gone or excluded. Returns what ends that.
+
+        It is called once a lifetime, as soon as the view without it is installed here, on the backend's own thread: it must
+        return at once. It hears of the end of this member's own lifetime, too, but not of what was before this call.
+        """
+        raise ConsensusError(f"{type(self).__name__} tells nobody who is over")
+
+    @property
+    def agent_pid(self) -> int:
+        """The pid of this member's agent, for a fault on purpose: its death ends this lifetime. 0: no process of its own."""
+        return 0
+
+    def cut_off(self, seconds: float) -> bool:  # noqa: ARG002 - a backend may have no network
+        """Fault on purpose: for so long this member neither hears nor is heard. False: this backend cannot do that."""
+        return False
 
     @abstractmethod
     def wait_view(self, timeout: float) -> View | None:

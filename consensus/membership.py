@@ -19,18 +19,19 @@ from typing import Any, Self
 
 from .border import Boundary, Built, Flushed, Hint, Leave, Report, SeekAdmission, Stopped
 from .config import Config, Home, Policy
-from .errors import ConfigError, ConsensusError, StoppedError
-from .interface import Bound, Consensus, DataPlane, Mode, NullPlane, Source
+from .errors import ConfigError, ConsensusError, DialError, StoppedError
+from .interface import Bound, Consensus, DataPlane, Mode, NullPlane, Source, Stream
 from .member import Address, Member
 from .progress import Progress
 from .runtime.agent.clock import now
-from .runtime.agent.snapshot import Snapshot
+from .runtime.agent.snapshot import Snapshot, Watchers
 from .runtime.host.exchange import Find, ReadStatus
 from .runtime.host.host import Ears, Host
 from .runtime.net.fork import release_in_children
 from .runtime.net.names import Introducers, lookup, parsed
 from .runtime.net.sockets import SocketPair, open_pair, require_secret
 from .storage.locate import store_at
+from .tools.dial import dial
 from .view import Reason, View
 from .wire.keys import KeyRing
 
@@ -73,6 +74,12 @@ class Membership(Consensus):
         self._stopping = False
         self._introducers = Introducers()
         self._pair: SocketPair | None = None
+        self._ring: KeyRing | None = None
+        """The secrets that ``dial`` signs with, once it was called."""
+        self._accepted: dict[str, Callable[[Stream], None]] = {}
+        self._cancels: dict[str, Callable[[], None]] = {}
+        """What ends each of those that were accepted before the start."""
+        self._watchers = Watchers()
         self._elsewhere = elsewhere
         """Whether a launcher chose the port of ``bind``, so that another port will do."""
 
@@ -134,6 +141,8 @@ class Membership(Consensus):
         self._host, self._begun = place, None
         for path, source in self._sources.items():
             self._host.serve(path, source)
+        for path, handler in list(self._accepted.items()):
+            self._cancels[path] = self._host.accept(path, handler)
         try:
             timeout = max(_START_TIMEOUT, self._config.join_timeout)
             ears = Ears(self._plane, self._publish, self._failed)
@@ -282,11 +291,60 @@ class Membership(Consensus):
 
     def serve(self, path: str, source: Source) -> None:
         """Answer GET ``path`` with what ``source`` yields in this process. May be called before ``start``."""
-        if not path.startswith("/") or path in _OWN_PATHS or "?" in path:
-            raise ConfigError(f"path {path!r} cannot be served: give one that starts with / and is none of {_OWN_PATHS}")
+        _require_path(path)
         self._sources[path] = source
         if self._host is not None:
             self._host.serve(path, source)
+
+    def accept(self, path: str, handler: Callable[[Stream], None]) -> Callable[[], None]:
+        """See ``Consensus``."""
+        _require_path(path)
+        if path in self._accepted:
+            raise ConfigError(f"path {path!r} is accepted already: end that first, or take another path")
+        self._accepted[path] = handler
+        cancel = None if self._host is None else self._host.accept(path, handler)
+
+        def end() -> None:
+            if self._accepted.get(path) is handler:
+                del self._accepted[path]
+                if cancel is not None:
+                    cancel()
+                elif self._host is not None:
+                    self._cancels.pop(path)()
+
+        return end
+
+    def dial(self, member: Member, path: str, *, timeout: float) -> Stream:
+        """See ``Consensus``."""
+        _require_path(path)
+        host = self._running()
+        if host.here():
+            raise ConsensusError("dial waits for the network and cannot be called from a callback of the agent")
+        if member.id == self._id:
+            raise DialError(f"{member} is this member itself: there is no stream to oneself")
+        if self._ring is None:
+            self._ring = KeyRing.of(self._config)
+        if self._ring is not None and (line := self._ring.renew()) is not None:
+            _LOG.info("%s", line)
+        return dial(member, path, self.member, self._config.job, self._ring, timeout)
+
+    def watch(self, callback: Callable[[Member, str], None]) -> Callable[[], None]:
+        """See ``Consensus``."""
+        return self._watchers.add(callback)
+
+    # Faults on purpose
+
+    @property
+    def agent_pid(self) -> int:
+        """See ``Consensus``."""
+        return 0 if self._host is None else self._host.pid
+
+    def cut_off(self, seconds: float) -> bool:
+        """See ``Consensus``."""
+        if self._host is None:
+            return False
+        self._host.cut_off(seconds)
+        return True
 
     # Inside
 
@@ -307,6 +365,7 @@ class Membership(Consensus):
             self._snapshot = snapshot
             self._latest_view = snapshot.known or self._latest_view
             self._changed.notify_all()
+        self._watchers.hear(self.member, snapshot)
 
     def _wait(self, get: Callable[[Snapshot], View | None], timeout: float) -> View | None:
         deadline = time.monotonic() + timeout
@@ -325,6 +384,11 @@ class Membership(Consensus):
         self._publish(Snapshot(stopped=stopped))
         if self._plane is not None:
             self._plane.handle(Stopped(stopped))
+
+
+def _require_path(path: str) -> None:
+    if not path.startswith("/") or path in _OWN_PATHS or "?" in path:
+        raise ConfigError(f"path {path!r} cannot be served: give one that starts with / and is none of {_OWN_PATHS}")
 
 
 def _require_command(line: str) -> None:

@@ -63,8 +63,9 @@ class FTLib(Calls):
         self._framework = framework
         call_lock = CallLock(settings.step_timeout)
         faults = Faults(call_lock) if settings.chaos else None
-        chaos = None if faults is None else Chaos(faults, functools.partial(_drain, weakref.ref(self)))
-        means = Means(settings, framework, rank_assign, _ring_of(settings), call_lock, chaos=chaos)
+        ring = _ring_of(settings)
+        chaos = None if faults is None else Chaos(faults, functools.partial(_drain, weakref.ref(self)), settings, ring)
+        means = Means(settings, framework, rank_assign, ring, call_lock, chaos=chaos)
         lives = Succession(Lifetime(means, consensus), call_lock, rejoin=settings.rejoin)
         layouts = Layouts(framework, int(settings.bucket_mb * 2**20))
         super().__init__(lives, call_lock, layouts, means.listeners, veto=settings.nonfinite == VETO, faults=faults)

@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FTLIB = {
     "cli": ("cli", "the command ftlib"),
     "train": ("train", "wrappers of a program's model and optimizer"),
+    "collective": ("collective", "ordered messages and queues between members"),
     "torchft": ("torchft", "torchft's interface on top of ftlib"),
     "launch": ("launch", "ftlib run: starts and restarts workers"),
     "ftlib": ("FTLib", "what a program calls"),

@@ -9,7 +9,8 @@ from __future__ import annotations
 import http.client
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Self
 
 from ..errors import SealError, SecretError
@@ -120,26 +121,26 @@ def get(
     member; SecretError if the two sides do not have the same secret.
     """
     host, port = address
-    connection = _Connection(host, port, timeout=timeout) if go_on is None else _Patient(host, port, timeout, go_on)
+    connection = Connection(host, port, timeout=timeout) if go_on is None else _Patient(host, port, timeout, go_on)
     try:
         connection.connect()
         if ring is None:
-            response, exchange = _plain(connection, target), None
+            response, exchange = ask_plainly(connection, target), None
         else:
-            response, exchange = _signed(connection, target, ring)
+            response, exchange = ask_signed(connection, target, ring)
         return Answer(connection, response, None if exchange is None else exchange.frames(response.status))
     except BaseException:
         connection.close()
         raise
 
 
-class _Connection(http.client.HTTPConnection):
+class Connection(http.client.HTTPConnection):
     """A connection that is opened only once: the server's challenge is valid for one connection."""
 
     auto_open = 0
 
 
-class _Patient(_Connection):
+class _Patient(Connection):
     """A connection that is given up when ``go_on`` returns False."""
 
     def __init__(self, host: str, port: int, timeout: float, go_on: Callable[[], bool]) -> None:
@@ -188,27 +189,40 @@ def _ask(go_on: Callable[[], bool]) -> None:
         raise ConnectionAbortedError("given up at this end")
 
 
-def _plain(connection: http.client.HTTPConnection, target: str) -> http.client.HTTPResponse:
-    connection.request("GET", target)
+def ask_plainly(
+    connection: http.client.HTTPConnection, target: str, headers: Mapping[str, str] = MappingProxyType({})
+) -> http.client.HTTPResponse:
+    """``GET target`` on an open connection; raises SecretError if the other side asks for a secret."""
+    connection.request("GET", target, headers=dict(headers))
     response = connection.getresponse()
     if response.status == 401:
         raise SecretError(f"{_where(connection)} asks for the job's secret: set FTLIB_SECRET or FTLIB_SECRET_FILE")
     return response
 
 
-def _signed(connection: http.client.HTTPConnection, target: str, ring: KeyRing) -> tuple[http.client.HTTPResponse, Exchange]:
+def ask_signed(
+    connection: http.client.HTTPConnection,
+    target: str,
+    ring: KeyRing,
+    headers: Mapping[str, str] = MappingProxyType({}),
+    method: str = "GET",
+) -> tuple[http.client.HTTPResponse, Exchange]:
+    """``GET target``, signed, on an open connection: the answer of a member that has proven itself. ``headers``: further ones.
+
+    Raises SecretError if the two sides do not have the same secret.
+    """
     nonce = fresh_nonce()
-    connection.request("GET", target, headers={"Authorization": greeting(nonce)})
+    connection.request(method, target, headers={"Authorization": greeting(nonce)})
     response = connection.getresponse()
     scheme, _, challenge = response.getheader("WWW-Authenticate", "").partition(" ")
     if response.status != 401 or scheme != SCHEME:
         raise SecretError(f"{_where(connection)} does not authenticate itself: it has no secret, or is no member")
     response.read()
     try:
-        exchange = Exchange(ring.first, nonce, decode(challenge), target)
+        exchange = Exchange(ring.first, nonce, decode(challenge), target, method)
     except SealError as error:
         raise SecretError(f"{_where(connection)}: {error}") from None
-    connection.request("GET", target, headers={"Authorization": exchange.credentials()})
+    connection.request(method, target, headers={**headers, "Authorization": exchange.credentials()})
     response = connection.getresponse()
     if response.status == 401:
         raise SecretError(f"{_where(connection)} uses another secret: give the one of its job")

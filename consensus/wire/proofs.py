@@ -98,6 +98,10 @@ class Exchange:
         """The key of this exchange's body, for the side that makes the body (see ``Frames``)."""
         return self._key.derive("body", self._salt, self._target)
 
+    def stream_key(self) -> bytes:
+        """The key of the stream that this exchange opens (see ``streams``)."""
+        return self._key.derive("stream", self._salt, self._target)
+
     def frames(self, status: int) -> Frames:
         """The frames of a body that goes with ``status``."""
         return Frames(self.body_key(), status)
@@ -159,7 +163,7 @@ class Frames:
         return b"%d" % last
 
 
-def exchange_of(ring: KeyRing, text: str, challenge: bytes, target: str) -> Exchange:
+def exchange_of(ring: KeyRing, text: str, challenge: bytes, target: str, method: str = "GET") -> Exchange:
     """The exchange to which the credentials ``text`` (without the scheme) belong; raises SealError if they are wrong."""
     nonce, _, rest = text.partition(".")
     key_id, _, token = rest.partition(".")
@@ -170,7 +174,7 @@ def exchange_of(ring: KeyRing, text: str, challenge: bytes, target: str) -> Exch
     found = decode(nonce)
     if key is None or len(found) != NONCE:
         raise SealError("unauthentic", "signed with another secret")
-    exchange = Exchange(key, found, challenge, target)
+    exchange = Exchange(key, found, challenge, target, method)
     if not exchange.admits(decode(token)):
         raise SealError("unauthentic", "a wrong token")
     return exchange

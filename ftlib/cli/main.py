@@ -14,40 +14,27 @@ from pathlib import Path
 
 import click
 
-from ..errors import ConfigError, FTLibError
-from ..launch.plan import DEFAULT_RESTARTS, StartPlan, python_command, random_job
+from ..errors import ConfigError
+from ..launch.command import code_of, run
 
 _REST = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point: run a command and exit."""
-    sys.exit(_run(arguments))
+    sys.exit(code_of(commands, arguments, "ftlib"))
 
 
-def _run(arguments: list[str] | None) -> int:
-    try:
-        code = commands.main(args=arguments, prog_name="ftlib", standalone_mode=False)
-    except click.UsageError as error:
-        where = "ftlib" if error.ctx is None else error.ctx.command_path
-        return _complain(f"{error.format_message()} See {where} --help", 2)
-    except click.ClickException as error:
-        return _complain(error.format_message(), 2)
-    except ConfigError as error:
-        return _complain(str(error), 2)
-    except FTLibError as error:
-        return _complain(str(error), 1)
-    except (click.Abort, KeyboardInterrupt):
-        return 130
-    return code if isinstance(code, int) else 0
+def _show_version(context: click.Context, _option: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        from .version import versions  # noqa: PLC0415 - reads the metadata of installed packages
 
-
-def _complain(text: str, code: int) -> int:
-    click.echo(f"ftlib: error: {' '.join(text.split())}", err=True)
-    return code
+        click.echo(versions())
+        context.exit()
 
 
 @click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show versions.")
 @click.pass_context
 def commands(context: click.Context) -> None:
     """Data-parallel PyTorch training that goes on when a worker is killed."""
@@ -55,71 +42,7 @@ def commands(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-def _count_of_workers(_context: click.Context, _option: click.Parameter, value: str) -> int:
-    """A number of at least 1; 0 for ``gpu``: as many as there are GPUs."""
-    if value == "gpu":
-        return 0
-    if not value.isdecimal() or not int(value):
-        raise click.BadParameter(f"{value!r} is neither a number of at least 1 nor gpu.")
-    return int(value)
-
-
-_WORKERS = "How many workers to start; gpu: one for each GPU that CUDA_VISIBLE_DEVICES shows."
-
-
-@commands.command(context_settings=_REST)
-@click.option("-n", "workers", metavar="N|gpu", callback=_count_of_workers, required=True, help=_WORKERS)
-@click.option("--min", "min_workers", type=int, default=1, show_default=True, help="Steps wait below this many members.")
-@click.option("--max", "max_workers", type=int, default=None, help="Members above this many stay spares.")
-@click.option("--max-restarts", type=int, default=DEFAULT_RESTARTS, show_default=True, help="Restarts of all workers together.")
-@click.option("--restart-delay", type=float, default=1.0, show_default=True, help="Seconds from a death to the restart.")
-@click.option("--grace", type=float, default=10.0, show_default=True, help="Seconds to drain after Ctrl-C or SIGTERM.")
-@click.option("--log-dir", type=click.Path(path_type=Path), default=None, help="Write worker-N.log there, too.")
-@click.option("--events", type=click.Path(path_type=Path), default=None, help="Append one JSON line an event to this file.")
-@click.option("--resume", type=click.Path(path_type=Path), default=None, help="Go on from the newest checkpoint in there.")
-@click.option("--job", default=None, help="Job name  [default: a random one]")
-@click.option("-m", "module", is_flag=True, help="SCRIPT is a module, as for python -m.")
-@click.argument("script")
-@click.argument("args", nargs=-1, type=click.UNPROCESSED)
-def run(
-    *,
-    workers: int,
-    min_workers: int,
-    max_workers: int | None,
-    max_restarts: int,
-    restart_delay: float,
-    grace: float,
-    log_dir: Path | None,
-    events: Path | None,
-    resume: Path | None,
-    job: str | None,
-    module: bool,
-    script: str,
-    args: tuple[str, ...],
-) -> int:
-    """Start workers of SCRIPT on this host, keep them going, and leave nothing behind.
-
-    A worker that dies is restarted and joins the others; one that its peers find silent is killed first.
-    """
-    from ..launch.gpus import GpuFinder  # noqa: PLC0415 - as the next
-    from ..launch.supervisor import launch  # noqa: PLC0415 - brings the runtime, which the help does without
-
-    gpus = GpuFinder(os.environ).find()
-    plan = StartPlan(
-        command=python_command(script, args, module=module),
-        workers=workers or gpus.required(),
-        gpus=gpus.count,
-        job=job or random_job(),
-        min_workers=min_workers,
-        max_workers=max_workers,
-        max_restarts=max_restarts,
-        restart_delay=restart_delay,
-        log_dir=log_dir,
-        events=events,
-        resume=resume,
-        grace=grace,
-    )
-    return launch(plan)
+commands.add_command(run)
 
 
 @commands.command(context_settings=_REST, add_help_option=False)
@@ -133,20 +56,41 @@ def demo(args: tuple[str, ...]) -> int:
     return int(module.main(list(args)) or 0)
 
 
+_WHO = click.argument("address", metavar="[ADDRESS]", required=False)
+"""host:port, or a worker of a run here."""
 _TIMEOUT = click.option("--timeout", type=float, default=5.0, show_default=True, help="Seconds to wait for the answer.")
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
 
 @commands.command()
-@click.argument("address")
+@_JSON
+def ps(*, as_json: bool) -> int:
+    """List your jobs on this host (of ftlib run), with their workers."""
+    from .runs import running, show  # noqa: PLC0415 - brings the runtime
+
+    found = running()
+    if as_json:
+        click.echo(json.dumps([run.as_dict() for run in found], indent=2))
+    else:
+        show(found)
+    return 0
+
+
+@commands.command()
+@_WHO
 @_JSON
 @click.option("--watch", is_flag=True, help="Show it anew every second, until Ctrl-C.")
 @_TIMEOUT
-def status(*, address: str, as_json: bool, watch: bool, timeout: float) -> int:
-    """Show what the member at ADDRESS (host:port) believes."""
+def status(*, address: str | None, as_json: bool, watch: bool, timeout: float) -> int:
+    """Show what the member at ADDRESS believes.
+
+    ADDRESS is host:port or the name of a worker, as worker-2 or JOB/worker-2; without it: of your only job on this host.
+    """
     from .overview import show, watch_status  # noqa: PLC0415 - brings the whole runtime, which only this needs
+    from .runs import address_of  # noqa: PLC0415
     from .status import fetch_status, with_followers  # noqa: PLC0415
 
+    address = address_of(address)
     if watch:
         if as_json:
             raise click.UsageError("--watch is for people, --json for programs: give one of them.")
@@ -160,18 +104,86 @@ def status(*, address: str, as_json: bool, watch: bool, timeout: float) -> int:
 
 
 @commands.command()
-@click.argument("address")
+@_WHO
 @click.option("--epoch", type=click.IntRange(min=1), default=None, help="Only the change to this epoch.")
 @click.option("--last", type=click.IntRange(min=1), default=10, show_default=True, help="So many changes, the newest.")
 @_JSON
 @_TIMEOUT
-def explain(*, address: str, epoch: int | None, last: int, as_json: bool, timeout: float) -> int:
-    """Tell why and how each view changed, as the member at ADDRESS (host:port) and the drivers of the changes know it."""
+def explain(*, address: str | None, epoch: int | None, last: int, as_json: bool, timeout: float) -> int:
+    """Tell why and how each view changed.
+
+    As the member at ADDRESS (as for status) and the drivers of the changes know it.
+    """
     from .explain import explain as text_of  # noqa: PLC0415
     from .explain import fetch_story  # noqa: PLC0415
+    from .runs import address_of  # noqa: PLC0415
 
-    story = fetch_story(address, timeout, epoch=epoch, last=last)
+    story = fetch_story(address_of(address), timeout, epoch=epoch, last=last)
     click.echo(json.dumps(story.as_list(), indent=2) if as_json else text_of(story))
+    return 0
+
+
+_ONE = click.argument("address")
+_YES = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+
+
+@commands.command()
+@_ONE
+@_YES
+@_TIMEOUT
+def drain(*, address: str, yes: bool, timeout: float) -> int:
+    """Have one worker leave well, after the call under way; ADDRESS as for status."""
+    return _order("drain", address, yes=yes, timeout=timeout)
+
+
+@commands.command()
+@_ONE
+@_YES
+@_TIMEOUT
+def kill(*, address: str, yes: bool, timeout: float) -> int:
+    """Kill one worker (SIGKILL), whether it hangs or not; ADDRESS as for status."""
+    return _order("kill", address, yes=yes, timeout=timeout)
+
+
+def _order(kind: str, address: str, *, yes: bool, timeout: float) -> int:
+    from consensus import OrderKind  # noqa: PLC0415 - as for status
+
+    from .orders import order  # noqa: PLC0415
+    from .runs import address_of  # noqa: PLC0415
+
+    def agreed(what: str) -> bool:
+        if yes:
+            click.echo(what)
+            return True
+        if not sys.stdin.isatty():
+            raise click.UsageError(f"{what}. Give --yes to do that without a terminal.")
+        return click.confirm(f"{what}. Do it?")
+
+    click.echo(order(OrderKind(kind), address_of(address), timeout, agreed))
+    return 0
+
+
+@commands.command()
+@_ONE
+@_TIMEOUT
+def stack(*, address: str, timeout: float) -> int:
+    """Show where each thread of a worker is, also while it hangs; ADDRESS as for status."""
+    from .orders import stack_of  # noqa: PLC0415 - as for status
+    from .runs import address_of  # noqa: PLC0415
+
+    click.echo(stack_of(address_of(address), timeout).rstrip())
+    return 0
+
+
+@commands.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(*, shell: str) -> int:
+    """Print what makes SHELL complete ftlib's commands: eval "$(ftlib completion bash)"."""
+    from click.shell_completion import get_completion_class  # noqa: PLC0415 - used by this alone
+
+    kind = get_completion_class(shell)
+    assert kind is not None, shell
+    click.echo(kind(commands, {}, "ftlib", "_FTLIB_COMPLETE").source())
     return 0
 
 
@@ -180,7 +192,9 @@ def explain(*, address: str, epoch: int | None, last: int, as_json: bool, timeou
 @click.option(
     "--mtbf", type=click.FloatRange(min=0.01), default=30.0, show_default=True, help="Seconds between faults, on average."
 )
-@click.option("--kinds", default="kill,stop,wedge,slow", show_default=True, help="Of kill, stop, wedge, slow and leave.")
+@click.option(
+    "--kinds", default="kill,stop,wedge,slow", show_default=True, help="Of kill, stop, wedge, slow, cut, leave and agent."
+)
 @click.option("--count", type=click.IntRange(1, 100_000), default=20, show_default=True, help="How many faults.")
 @click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="The same seed, the same faults.")
 @click.option("--only", default=None, help="Only this worker, as worker-2.")
@@ -190,7 +204,7 @@ def explain(*, address: str, epoch: int | None, last: int, as_json: bool, timeou
     type=click.FloatRange(min=0.01, max=3600.0),
     default=5.0,
     show_default=True,
-    help="How long stop, wedge and slow last.",
+    help="How long stop, wedge, slow and cut last.",
 )
 @click.option(
     "--patience", type=click.FloatRange(min=0.1), default=60.0, show_default=True, help="Seconds to come back within."
@@ -337,7 +351,7 @@ def keys() -> None:
 @keys.command("new")
 def keys_new() -> int:
     """Print a new secret: umask 077; ftlib keys new > FILE."""
-    from ..launch.credentials import new_secret  # noqa: PLC0415 - brings cryptography
+    from ..launch.processes.credentials import new_secret  # noqa: PLC0415 - brings cryptography
 
     click.echo(new_secret())
     return 0

@@ -14,7 +14,7 @@ from typing import Any
 from consensus import Address, KeyRing, SecretError, format_address, get, parse_address
 
 from ..errors import ConfigError, FTLibError
-from ..launch.credentials import drawn_rings, ring_of_user
+from ..launch.processes.credentials import drawn_rings, ring_of_user
 
 _MAX_ANSWER = 16 << 20
 _FOLLOWER_TIMEOUT = 1.0

@@ -1,7 +1,5 @@
-"""``ftlib run``: workers of one host, started, watched, fenced, restarted and never left behind.
+"""Starts workers, watches, fences and restarts them, and leaves nothing behind.
 
-Reading order: ``plan`` (what is to run), ``restarts`` (what to do when a worker ends: pure), ``worker`` (one child),
-``supervisor`` (the loop that owns all of them), ``guard`` (why nothing survives the launcher), ``endpoint`` (requests that
-workers may send).
+Rooms: ``run`` is ``ftlib run`` of one host, and decides; ``processes`` owns the processes of one host, for whoever decides.
 Nothing here imports torch: the launcher is up before its workers have imported theirs.
 """

@@ -17,14 +17,18 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 
+from consensus import Consensus, KeyRing
+
+from ..settings.config import Settings
 from .faults import Faults
+from .supervisor_client import ask_again
 
 __all__ = ["KINDS", "LONGEST", "PATH", "Chaos"]
 
 logger = logging.getLogger("ftlib")
 
 PATH = "/chaos"
-KINDS = ("kill", "stop", "wedge", "slow", "leave")
+KINDS = ("kill", "stop", "wedge", "slow", "cut", "leave", "agent")
 """What a worker does to itself."""
 LONGEST = 3600.0
 """Most seconds that a fault lasts."""
@@ -49,20 +53,24 @@ if os.getppid() == parent:
 class Chaos:
     """What a worker does when it is told to. Any thread."""
 
-    def __init__(self, faults: Faults, leave: Callable[[str], None]) -> None:
-        """``leave``: gives this worker notice, with the reason."""
+    def __init__(self, faults: Faults, leave: Callable[[str], None], settings: Settings, ring: KeyRing | None) -> None:
+        """``leave``: gives this worker notice, with the reason. ``ring``: the job's secret."""
         self._faults = faults
         self._leave = leave
+        self._settings = settings
+        self._ring = ring
 
-    def source(self, query: Mapping[str, str]) -> Iterator[bytes]:
+    def source(self, consensus: Consensus, query: Mapping[str, str]) -> Iterator[bytes]:
         """Answer ``GET PATH?fault=KIND&seconds=S`` with one line of JSON, then do it; without ``fault``, the line alone.
 
-        LookupError says what is wrong with the request.
+        ``consensus``: of the present lifetime. LookupError says what is wrong with the request.
         """
         kind, seconds = query.get("fault", ""), _seconds(query.get("seconds", "10"))
-        if kind and kind not in KINDS:
-            raise LookupError(f"the fault {kind} is not offered here: choose {', '.join(KINDS)}")
-        yield json.dumps({"kinds": KINDS, "pid": os.getpid()}).encode() + b"\n"
+        agent = consensus.agent_pid
+        kinds = tuple(each for each in KINDS if agent or each != "agent")
+        if kind and kind not in kinds:
+            raise LookupError(f"the fault {kind} is not offered here: choose {', '.join(kinds)}")
+        yield json.dumps({"kinds": kinds, "pid": os.getpid()}).encode() + b"\n"
         if not kind:
             return
         logger.warning("told to, by ftlib chaos: %s", kind, extra={"ftlib_event": "fault_injected", "fault": kind})
@@ -74,8 +82,21 @@ class Chaos:
             self._faults.hang_next(seconds)
         elif kind == "slow":
             self._faults.slow_down(time.monotonic() + seconds)
+        elif kind == "cut":
+            consensus.cut_off(seconds)
+        elif kind == "agent":
+            os.kill(agent, signal.SIGKILL)
         else:
+            self._come_back(consensus.id)
             self._leave("told to, by ftlib chaos")
+
+    def _come_back(self, member: str) -> None:
+        """Ask the launcher, if there is one, to start this worker again after its end: else it would not, as all was well."""
+        settings = self._settings
+        if not settings.supervisor or self._ring is None:
+            return
+        if not ask_again(settings.supervisor, self._ring.first.vouch, job=settings.consensus.job, member=member):
+            logger.warning("the launcher at %s will not start this worker again once it has left", settings.supervisor)
 
 
 def _seconds(text: str) -> float:

@@ -10,9 +10,9 @@ import http.client
 import json
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-__all__ = ["announce"]
+__all__ = ["announce", "ask_again"]
 
 _refused: set[str] = set()
 """Launchers whose refusal was logged, so that it is not logged again at each activated view."""
@@ -35,16 +35,7 @@ def announce(
     A refusal is logged once.
     """
     facts = {"job": job, "pid": os.getpid(), "member": member, "address": address, "epoch": epoch}
-    body = json.dumps(facts if vouch is None else {**facts, "mac": vouch("announce", *facts.values())})
-    connection = http.client.HTTPConnection(supervisor, timeout=timeout)
-    try:
-        connection.request("POST", "/announce", body, {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        status, said = answer.status, answer.read(1000)
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
+    status, said = _post(supervisor, "announce", vouch, facts, timeout)
     if status == http.client.FORBIDDEN and supervisor not in _refused:
         _refused.add(supervisor)
         logging.getLogger("ftlib").warning(
@@ -55,6 +46,31 @@ def announce(
             extra={"ftlib_event": "announce_refused", "job": job, "member": member, "epoch": epoch},
         )
     return status == http.client.OK
+
+
+def ask_again(supervisor: str, vouch: Callable[..., str], *, job: str, member: str, timeout: float = 5.0) -> bool:
+    """Ask the launcher at ``supervisor`` to start this process's worker again when it has ended well; True if it will.
+
+    Blocks at most about ``timeout`` seconds.
+    """
+    facts = {"job": job, "pid": os.getpid(), "member": member}
+    return _post(supervisor, "again", vouch, facts, timeout)[0] == http.client.OK
+
+
+def _post(
+    supervisor: str, purpose: str, vouch: Callable[..., str] | None, facts: Mapping[str, object], timeout: float
+) -> tuple[int, bytes]:
+    """Status and body of the answer; 0 if there was none."""
+    body = json.dumps(facts if vouch is None else {**facts, "mac": vouch(purpose, *facts.values())})
+    connection = http.client.HTTPConnection(supervisor, timeout=timeout)
+    try:
+        connection.request("POST", f"/{purpose}", body, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        return answer.status, answer.read(1000)
+    except (OSError, http.client.HTTPException):
+        return 0, b""
+    finally:
+        connection.close()
 
 
 def _reason(body: bytes) -> str:

@@ -1,4 +1,4 @@
-"""The interface of torchft on top of ftlib: what a program written for torchft needs of managers and wrappers.
+"""The interface of torchft on top of ftlib: managers, wrappers, process groups.
 
     from ftlib.torchft import DistributedDataParallel, Manager, Optimizer
 
@@ -16,8 +16,25 @@ _LAZY = {
     "DistributedSampler": ("data", "DistributedSampler"),
     "Manager": ("manager", "Manager"),
     "Optimizer": ("optim", "OptimizerWrapper"),
+    "ProcessGroupBabyNCCL": ("process_group", "ProcessGroupBabyNCCL"),
+    "ProcessGroupBabyXCCL": ("process_group", "ProcessGroupBabyXCCL"),
+    "ProcessGroupGloo": ("process_group", "ProcessGroupGloo"),
+    "ProcessGroupNCCL": ("process_group", "ProcessGroupNCCL"),
+    "ProcessGroupXCCL": ("process_group", "ProcessGroupXCCL"),
 }
-"""Names at the top: the module, and the name in it. docs/torchft.md says which of torchft's are missing."""
+"""Names at the top: the module, and the name in it."""
+
+__all__ = [
+    "DistributedDataParallel",
+    "DistributedSampler",
+    "Manager",
+    "Optimizer",
+    "ProcessGroupBabyNCCL",
+    "ProcessGroupBabyXCCL",
+    "ProcessGroupGloo",
+    "ProcessGroupNCCL",
+    "ProcessGroupXCCL",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -215,7 +215,7 @@ class Manager:
         an error the tensor may hold anything, and ``should_commit`` is False at all replicas.
         """
         calls = self._begun("allreduce")
-        op = next((name for known, name in _OPERATIONS if known == reduce_op), None)
+        op = next((name for known, name in _OPERATIONS if reduce_op == known), None)
         if op is None:
             raise ConfigError(f"reduce_op={reduce_op}: choose AVG, SUM, MIN, MAX or PRODUCT")
         if op is AVERAGE and not torch.is_floating_point(tensor):

@@ -65,6 +65,29 @@ def test_a_fork_keeps_neither_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
         founder.stop()
 
 
+def test_who_is_cut_off_neither_hears_nor_is_heard() -> None:
+    """The others find it silent and go on; it never learns of that while the cut lasts, and no view of its own is active."""
+    with members(3, agent=Home.PROCESS, exclude_after=1.0) as group:
+        whole = agree(group, 3)
+        assert group[1].cut_off(4.0)
+        began = time.monotonic()
+        agree([group[0], group[2]], 2)
+        assert time.monotonic() - began < 4.0, "nobody waits for its end"
+        assert group[1].view == whole
+        assert group[1].stopped is None
+        eventually(lambda: group[1].stopped is not None, "it learns that the others went on without it")
+        assert time.monotonic() - began >= 4.0
+
+
+def test_a_short_cut_changes_nothing() -> None:
+    with members(3, agent=Home.PROCESS, exclude_after=2.0) as group:
+        whole = agree(group, 3)
+        assert group[1].cut_off(0.3)
+        time.sleep(1.0)  # nothing is to happen
+        assert [member.view for member in group] == [whole] * 3
+        assert all(member.confirm() for member in group)
+
+
 def test_its_own_death_ends_the_lifetime() -> None:
     with members(3, agent=Home.PROCESS) as group:
         agree(group, 3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -14,10 +15,10 @@ from typing import Any
 import pytest
 
 from consensus import KeyRing
-from ftlib.launch import endpoint
-from ftlib.launch.process import Fate
-from ftlib.launch.sockets import HOST, listen
-from ftlib.lifecycle.supervisor_client import announce
+from ftlib.launch.processes import endpoint
+from ftlib.launch.processes.process import Fate
+from ftlib.launch.processes.sockets import HOST, listen
+from ftlib.lifecycle.supervisor_client import announce, ask_again
 from tests.ftlib.workers import TIMEOUT, Job
 
 OLD, NEW = "the secret of before", "the secret of now, another one"
@@ -37,6 +38,10 @@ class Listening:
 
     def announced(self, pid: int, member: str, address: str, epoch: int) -> bool:
         self.heard.append(f"{pid} {member} {address} {epoch}")
+        return True
+
+    def wanted_again(self, pid: int) -> bool:
+        self.heard.append(f"again {pid}")
         return True
 
     def report(self) -> dict[str, Any]:
@@ -113,3 +118,17 @@ def test_a_refusal_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     assert "another secret" in line
     assert "FTLIB_SECRET_FILE" in line
     assert len(launcher.heard) == 1
+
+
+def test_to_be_started_again_takes_the_secret() -> None:
+    launcher = Listening(NEW)
+
+    def use(address: str) -> None:
+        assert not ask_again(address, KeyRing([OLD]).first.vouch, job="default", member="m")
+        assert not ask_again(address, KeyRing([NEW]).first.vouch, job="another", member="m")
+        assert not launcher.heard
+        assert ask_again(address, KeyRing([NEW]).first.vouch, job="default", member="m")
+
+    serving(launcher, use)
+    assert launcher.heard == [f"again {os.getpid()}"]
+    assert not ask_again(f"{HOST}:1", KeyRing([NEW]).first.vouch, job="default", member="m", timeout=1.0), "nobody there"

@@ -28,7 +28,7 @@ from consensus.runtime.net.pings import TRIES, Pings
 from consensus.tools.diagnosis import Diagnosis, Grade
 from ftlib.cli.doctor.network import examine
 from ftlib.cli.main import main
-from ftlib.launch.credentials import Credentials
+from ftlib.launch.processes.credentials import Credentials
 from tests.consensus.peer import ROOT, spawn
 from tests.harness.network import Host, Network, needs_filter, needs_network
 

@@ -18,7 +18,7 @@ from consensus.tools.diagnosis import Examination, Grade
 from ftlib.cli.doctor.gpus import compared, examined, summary, takes
 from ftlib.cli.doctor.host import HostFacts, HostProbe
 from ftlib.cli.doctor.main import consult
-from ftlib.launch.gpus import Gpu, GpuFinder, Gpus
+from ftlib.launch.processes.gpus import Gpu, GpuFinder, Gpus
 
 from .fake_driver import MODEL, fake_proc, fake_smi, listed, uuid
 from .helpers import cli

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from ftlib.errors import ConfigError
-from ftlib.launch.environment import Start, worker_environment
-from ftlib.launch.gpus import Gpu, GpuFinder, chosen_gpus
-from ftlib.launch.plan import StartPlan
+from ftlib.launch.processes.gpus import Gpu, GpuFinder, chosen_gpus
+from ftlib.launch.run.environment import Start, worker_environment
+from ftlib.launch.run.plan import StartPlan
 
 from .fake_driver import MODEL, fake_proc, fake_smi, listed, uuid
 from .helpers import cli, running, script, wait_until

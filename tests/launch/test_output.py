@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from ftlib.launch.output import MAX_LINE, LineSplitter, Writer, prefix, render
+from ftlib.launch.processes.output import MAX_LINE, LineSplitter, Writer, prefix, render
 
 
 def test_lines_are_whole_however_they_arrive() -> None:

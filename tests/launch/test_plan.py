@@ -12,9 +12,9 @@ import pytest
 
 from ftlib.checkpoints.names import Name
 from ftlib.errors import ConfigError
-from ftlib.launch.environment import Start, worker_environment
-from ftlib.launch.plan import StartPlan, python_command
-from ftlib.launch.sockets import HOST, bind_control
+from ftlib.launch.processes.sockets import HOST, bind_control
+from ftlib.launch.run.environment import Start, worker_environment
+from ftlib.launch.run.plan import StartPlan, python_command
 
 
 @pytest.mark.parametrize(

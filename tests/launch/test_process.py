@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from ftlib.common.processes import describe_exit
-from ftlib.launch.process import descendants, shell_code
+from ftlib.launch.processes.process import descendants, shell_code
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ftlib.launch.plan import StartPlan
-from ftlib.launch.restarts import RestartPolicy, RunAction, StartMode, WorkerPhase
+from ftlib.launch.run.plan import StartPlan
+from ftlib.launch.run.restarts import RestartPolicy, RunAction, StartMode, WorkerPhase
 
 
 def begun(workers: int, *, restarts: int = 3, minimum: int = 1, founded: bool = True) -> RestartPolicy:
@@ -80,6 +80,21 @@ def test_restarts_are_counted_over_all_workers() -> None:
     policy.exited(0, -9)
     policy.exited(1, -9)
     assert phases(policy) == [WorkerPhase.WAITING, WorkerPhase.FAILED, WorkerPhase.RUNNING]
+
+
+def test_who_asked_for_it_comes_back_after_a_good_end() -> None:
+    policy = begun(3, restarts=1)
+    assert policy.wanted_again(101)
+    assert not policy.wanted_again(999), "no such worker"
+    assert policy.exited(1, 0) is RunAction.GO_ON
+    assert phases(policy) == [WorkerPhase.RUNNING, WorkerPhase.WAITING, WorkerPhase.RUNNING]
+    assert policy.start_mode() is StartMode.JOIN
+    policy.started(1, 201, "", founder=False)
+    policy.exited(1, 0)
+    assert phases(policy)[1] is WorkerPhase.DONE, "it had asked once"
+    assert policy.wanted_again(102)
+    policy.exited(2, 0)
+    assert phases(policy)[2] is WorkerPhase.DONE, "no restart is left"
 
 
 def test_a_script_that_fails_everywhere_before_a_view_is_not_restarted() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ftlib.cli.main import main
+from tests.harness.cluster import Cluster
 from tests.harness.nursery import Nursery
 from tests.processes.launched import LaunchedRun
 
@@ -41,7 +42,16 @@ def rows(text: str) -> list[dict[str, Any]]:
 
 def test_each_kind_and_again(job: LaunchedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Written down by hand, so that each kind is there once; then the log of that is the plan of the next run."""
-    kinds = [("kill", 0, 1.0), ("stop", 1, 0.5), ("wedge", 2, 0.5), ("slow", 0, 0.5), ("kill", 1, 1.0)]
+    kinds = [
+        ("kill", 0, 1.0),
+        ("stop", 1, 0.5),
+        ("wedge", 2, 0.5),
+        ("slow", 0, 0.5),
+        ("cut", 1, 0.3),
+        ("agent", 2, 1.0),
+        ("leave", 0, 1.0),
+        ("kill", 1, 1.0),
+    ]
     plan = tmp_path / "plan.jsonl"
     lines = [
         {"number": number, "after": 0.1, "kind": kind, "worker": f"worker-{worker}", "seconds": seconds}
@@ -54,7 +64,7 @@ def test_each_kind_and_again(job: LaunchedRun, tmp_path: Path, capsys: pytest.Ca
     assert code == 0, (out, err)
     found = rows(out)
     assert [(row["kind"], row["worker"]) for row in found] == [(line["kind"], line["worker"]) for line in lines]
-    assert [row["back"].split()[0] for row in found] == ["back", "stayed", "stayed", "stayed", "back"]
+    assert [row["back"].split()[0] for row in found] == ["back", "stayed", "stayed", "stayed", "stayed", "back", "back", "back"]
     assert all(row["steps_lost"] == 0 for row in found)
     assert found[0]["pause"] > 0, "somebody stood still"
     assert found[0]["epochs"][1] >= found[0]["epochs"][0] + 2, "one view without it, one with it"
@@ -64,14 +74,33 @@ def test_each_kind_and_again(job: LaunchedRun, tmp_path: Path, capsys: pytest.Ca
     assert (code, rows(out)) == (0, lines)
 
 
-def test_a_worker_leaves(job: LaunchedRun, capsys: pytest.CaptureFixture[str]) -> None:
-    address = job.alive()[0].address
-    code, out, err = chaos(capsys, address, "--kinds", "leave", "--count", 1, "--mtbf", 0.1, "--only", "worker-1")
+def test_who_leaves_without_a_launcher_stays_away(
+    nursery: Nursery, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"bucket_mb": 0.08, "chaos": True}
+    with Cluster(tmp_path, nursery, sizes=[20_000, 300], pause=0.03, settings=settings) as cluster:
+        monkeypatch.setenv("FTLIB_SECRET", cluster.secret)
+        workers = cluster.found(3)
+        cluster.training(3)
+        code, out, err = chaos(capsys, workers[0].address, "--kinds", "leave", "--count", 1, "--mtbf", 0.1)
+        assert code == 0, (out, err)
+        table = out.splitlines()[-2:]
+        assert table[0].split()[:2] == ["fault", "worker"]
+        assert table[1].split()[0] == "leave"
+        assert table[1].endswith("left")
+        cluster.until("one has ended", lambda: len(cluster.alive()) == 2)
+
+
+def test_who_is_cut_off_for_long_is_given_up(job: LaunchedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The others find it silent, and have it killed; its launcher starts it again."""
+    plan = tmp_path / "plan.jsonl"
+    plan.write_text(json.dumps({"number": 1, "after": 0.1, "kind": "cut", "worker": "worker-2", "seconds": 20.0}) + "\n")
+    code, out, err = chaos(capsys, job.alive()[0].address, "--replay", plan, "--json")
     assert code == 0, (out, err)
-    table = out.splitlines()[-2:]
-    assert table[0].split()[:2] == ["fault", "worker"]
-    assert table[1].split()[:2] == ["leave", "worker-1"]
-    assert table[1].endswith("left")
+    (row,) = rows(out)
+    assert row["back"].startswith("back after")
+    assert row["steps_lost"] == 0
+    assert row["pause"] < 10.0, "the others do not wait for the cut to end"
 
 
 def test_off_unless_the_workers_allow_it(nursery: Nursery, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ftlib import FTLib
-from ftlib.launch.process import descendants
+from ftlib.launch.processes.process import descendants
 from tests.harness.basics import eventually
 from tests.harness.cluster import Cluster, Worker
 from tests.harness.nursery import Nursery

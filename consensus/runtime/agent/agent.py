@@ -19,13 +19,14 @@ from ...errors import CodecError, ForeignJobError, ForeignVersionError, JoinErro
 from ...member import Address, Member, format_address
 from ...messages import Envelope, EvidenceKind, Message, Piece
 from ...progress import Progress
-from ...protocol.state.inputs import Accusation, Checked
-from ...store_requests import StoreOp
+from ...protocol.state.inputs import Accusation, Answered, Checked
+from ...store_requests import Away, StoreOp
 from ...wire.codec import MAX_DATAGRAM, Codec
 from ...wire.envelope import Open, Sealed, Sealer
 from ...wire.keys import KeyRing
+from ...wire.orders import Verdict
 from ...wire.pieces import LARGEST, Pieces, cut
-from ..net.liveness_connection import LivenessConnections
+from ..net.liveness_connection import CHECK_TIMEOUT, LivenessConnections
 from ..net.names import Endpoint, Introducers, numeric, resolve
 from ..net.sockets import SocketPair
 from ..net.sources import HandOver
@@ -34,6 +35,8 @@ from ..net.web import Web, load
 from .discovery import Discovery
 from .driver import Driver
 from .fencing import Fencing
+from .orders import Orders
+from .outage import Outage
 from .ports import DrivenMachine
 from .snapshot import Snapshot
 from .store_session import session_for
@@ -48,6 +51,8 @@ _FOREIGNERS = 64
 
 _LOOK = 0.1
 """Seconds from the start in which a joiner usually finds its job; if it has not by then, its HTTP side starts."""
+
+_CUT = "cut off on purpose"
 
 _RENEW_KEYS = 1.0
 """Seconds between two checks of the file with the secrets."""
@@ -65,6 +70,8 @@ class Outside:
     served: Callable[[], frozenset[str]]
     """The paths that ``hand_over`` answers."""
     hand_over: HandOver
+    signal: Callable[[int], None]
+    """Sends a signal to the training process."""
     held: Callable[[], bool] = lambda: False
     """Whether the training process is stopped."""
     load_http: Callable[[], None] = load
@@ -108,9 +115,11 @@ class Agent:
         """Whether the start of the HTTP side has been planned."""
         self.traffic = Traffic()
         self._outside = outside
+        self._outage = Outage()
         labels = {"job": config.job, "member": member.id}
         self.driver = Driver(core, self, self._tell, outside.progress, outside.held, labels)
-        self.discovery = Discovery(config, member, introducers, self.driver, self._ring, outside.held)
+        self.discovery = Discovery(config, member, introducers, self.driver, self._ring, self._silent)
+        self._orders = Orders(member.id, self._active_epoch, outside.signal, self.driver.note)
         self._fencing = Fencing(config, self._ask_supervisor, self._fenced, self.driver.note)
         self._store = session_for(config, member, self._ring, self.driver, self._spawn)
         self._tethers = LivenessConnections(self._checked, self._ring, trust_refused=config.trust_refused)
@@ -167,6 +176,7 @@ class Agent:
             "meta": self._member.shown(),
             "protocol_version": PROTOCOL_VERSION,
             "messages": self.traffic.as_dict(),
+            "orders": self._orders.counts(),
             **store,
             **self.driver.status(),
         }
@@ -199,11 +209,17 @@ class Agent:
     def ask(self, request: StoreOp) -> None:
         """``Ask``."""
         assert self._store is not None, "a policy without a store asked for one"
-        self._store.ask(request)
+        if self._outage.on:
+            self.driver.handle(Answered(request, Away(_CUT)))
+        else:
+            self._store.ask(request)
 
     def check(self, member: Member) -> None:
         """``Check``."""
-        self._tethers.check(member)
+        if self._outage.on:
+            asyncio.get_running_loop().call_later(CHECK_TIMEOUT, self._checked, member.id, None, _CUT, False)
+        else:
+            self._tethers.check(member)
 
     def keep(self, members: tuple[Member, ...]) -> None:
         """``Tether``."""
@@ -212,7 +228,7 @@ class Agent:
     def fence(self, member: Member, reason: str, *, command: bool) -> None:
         """``Fence``."""
         self._spawn(self._fencing.ask(member, reason))
-        if command:
+        if command and not self._outage.on:
             self._spawn(self._fencing.order(member, reason))
 
     def explain_join(self, error: JoinError) -> None:
@@ -222,6 +238,17 @@ class Agent:
     def let_go(self) -> None:
         """Close everything: the others see a dead process."""
         self._spawn(self.close())
+
+    # Faults on purpose
+
+    def cut_off(self, seconds: float) -> None:
+        """For so long this agent neither hears nor is heard (see ``outage``)."""
+        self.driver.note(logging.WARNING, "cut", f"cut off for {seconds:g} s, on purpose")
+        self._outage.begin(seconds)
+
+    def _silent(self) -> bool:
+        """Whether nobody is to be answered."""
+        return self._outage.on or self._outside.held()
 
     # What arrives
 
@@ -239,7 +266,7 @@ class Agent:
 
         ``host``: the throttle counts by host, since a sender can change its port at will.
         """
-        if self._closed or not self._started or self._outside.held():
+        if self._closed or not self._started or self._silent():
             return False, None
         try:
             opened = self._sealer.unseal(data, host)
@@ -289,6 +316,10 @@ class Agent:
             self.driver.note(logging.WARNING, "foreign", f"ignored messages from {source}: {error}; this is {mine}")
 
     def _checked(self, member_id: str, alive: bool | None, detail: str, listens: bool) -> None:
+        if self._closed:
+            return
+        if self._outage.on:  # asked before, or by a connection that is no packet of this agent's
+            alive, detail, listens = None, _CUT, False
         self.driver.handle(Checked(member_id, alive, detail, listens))
 
     def _send_failed(self, _error: OSError | None) -> None:
@@ -330,9 +361,17 @@ class Agent:
             self.report,
             outside.served,
             outside.hand_over,
-            held=outside.held,
+            self._take_order,
+            held=self._silent,
             limit=limit,
         )
+
+    def _active_epoch(self) -> int:
+        active = self.driver.core.active_view
+        return 0 if active is None else active.epoch
+
+    def _take_order(self, query: Mapping[str, str], source: str, signed: bool) -> Verdict:
+        return self._orders.take(query, source, signed=signed)
 
     def _sealer_of(self, ring: KeyRing | None) -> Sealer:
         config = self._config
@@ -363,6 +402,9 @@ class Agent:
         return self._codec.encode(Envelope(self._config.job, self._member.id, self._member.address, message))
 
     def _put(self, address: Address, kind: str, sealed: bytes) -> None:
+        if self._outage.on:
+            self.traffic.count(Direction.DROPPED, "cut", len(sealed))
+            return
         endpoint = numeric(address)
         if endpoint is not None and fits(len(sealed), endpoint):
             self._send_datagram(endpoint, kind, sealed)
@@ -407,6 +449,8 @@ class Agent:
         return False
 
     async def _ask_supervisor(self, supervisor: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        if self._outage.on:
+            raise OSError(_CUT)
         return await self._web.fence(supervisor, request, None if self._ring is None else self._ring.first)
 
     def _fenced(self, member_id: str, detail: str, age: float) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import functools
 import gc
 import itertools
 import logging
@@ -32,7 +33,7 @@ from ..agent.agent import Agent, Outside
 from ..net.sockets import SocketPair
 from ..net.sources import Request
 from ..net.web import load
-from .exchange import Asked, FactsAsked, FactsReply, Failed, Question, ReadStatus, Reply, Serve, Setup, Started, Stop
+from .exchange import Asked, CutOff, FactsAsked, FactsReply, Failed, Question, ReadStatus, Reply, Serve, Setup, Started, Stop
 from .life_lock import watch_life
 from .parent_watcher import ParentWatcher
 from .pipe import LoopPipe
@@ -163,6 +164,9 @@ class Child:
                         waiting.set_result(facts)
                 case Serve(path):
                     self._served |= {path}
+                case CutOff(seconds):
+                    if self.agent is not None:
+                        self.agent.cut_off(seconds)
                 case Stop():
                     self._spawn(self._stop())
                 case _:
@@ -202,6 +206,7 @@ class Child:
             facts=self._ask_facts,
             served=lambda: self._served,
             hand_over=self._hand_over,
+            signal=functools.partial(os.kill, os.getpid()) if self._parent is None else self._parent.signal,
             held=(lambda: False) if self._parent is None else self._parent.held,
             load_http=load,
         )

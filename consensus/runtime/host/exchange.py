@@ -68,6 +68,13 @@ class FactsReply:
 
 
 @dataclass(frozen=True, slots=True)
+class CutOff:
+    """A fault on purpose: neither hear nor be heard for ``seconds``."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """End without a goodbye."""
 

@@ -22,15 +22,16 @@ from typing import Any, ClassVar
 from ...border import Report
 from ...config import Config
 from ...errors import ConsensusError, StoppedError
-from ...interface import DataPlane, Source
+from ...interface import DataPlane, Source, Stream
 from ...member import Member
 from ...wire.slices import short_slices
 from ..agent.snapshot import Snapshot
+from ..net.acceptors import Acceptors
 from ..net.fork import release_in_children
 from ..net.names import Introducers
 from ..net.sockets import SocketPair
-from ..net.sources import Sources
-from .exchange import Asked, FactsAsked, FactsReply, Failed, Question, Reply, Serve, Setup, Started, Stop
+from ..net.sources import Request, Sources
+from .exchange import Asked, CutOff, FactsAsked, FactsReply, Failed, Question, Reply, Serve, Setup, Started, Stop
 from .pipe import Pipe
 from .progress_cell import ProgressCell
 
@@ -63,6 +64,8 @@ class Host(ABC):
         self.cell = cell
         """The data plane's progress: written by this process at every call, read by the agent before every input."""
         self._sources = Sources()
+        self._acceptors = Acceptors()
+        self._member: Member | None = None
         self._name = ""
         self._pipe: Pipe | None = None
         self._doors: socket.socket | None = None
@@ -121,7 +124,7 @@ class Host(ABC):
         self, config: Config, member: Member, introducers: Introducers, sockets: SocketPair, ears: Ears, timeout: float
     ) -> None:
         """Start the agent and wait until it listens; raises ConsensusError if it does not within ``timeout`` seconds."""
-        self._ears = ears
+        self._ears, self._member = ears, member
         try:
             try:
                 if self._pipe is None:
@@ -182,10 +185,27 @@ class Host(ABC):
         """See ``Consensus``: after this call has returned, it binds everything that the agent does."""
         self.cell.commit_to_leave()
 
+    def cut_off(self, seconds: float) -> None:
+        """Fault on purpose: see ``CutOff``."""
+        self._send(CutOff(seconds))
+
+    @property
+    def pid(self) -> int:
+        """The pid of the agent's own process; 0 if it has none."""
+        return 0
+
     def serve(self, path: str, source: Source) -> None:
         """Answer GET ``path`` with what ``source`` yields, in the training process."""
         self._sources.serve(path, source)
         self._send(Serve(path))
+
+    def accept(self, path: str, handler: Callable[[Stream], None]) -> Callable[[], None]:
+        """See ``Consensus``. Raises ValueError if the path is taken."""
+        return self._acceptors.accept(path, handler, self._here)
+
+    def _here(self) -> Member:
+        assert self._member is not None  # no stream comes before the start
+        return self._member
 
     def _send(self, value: object) -> bool:
         return self._pipe is not None and self._pipe.send(value)
@@ -244,11 +264,18 @@ class Host(ABC):
                 return
             if fds:
                 connection = socket.socket(fileno=fds[0])
+                connection.set_inheritable(False)
                 try:
-                    self._sources.answer(connection, pickle.loads(data))  # noqa: S301 - from our own child
+                    self._connected(connection, pickle.loads(data))  # noqa: S301 - from our own child
                 except Exception:  # noqa: BLE001 - one request must not end the others
                     _LOG.exception("a request could not be answered")
                     connection.close()
+
+    def _connected(self, connection: socket.socket, request: Request) -> None:
+        if request.stream:
+            self._acceptors.arrived(connection, request, self._here())
+        else:
+            self._sources.answer(connection, request)
 
     # The end
 
@@ -284,6 +311,7 @@ class Host(ABC):
             self._server.join(_SERVER_TIMEOUT)
         if self._doors is not None:
             self._doors.close()
+        self._acceptors.close()
 
 
 def _settle(future: Future[Any], answer: Reply) -> None:

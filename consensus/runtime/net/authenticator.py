@@ -47,11 +47,12 @@ class RefusedError(ConnectionError):
 
 
 class Authenticator:
-    """Authenticates the client of each GET. Without a ring all clients pass."""
+    """Authenticates the client of each request. Without a ring all clients pass."""
 
     def __init__(self, ring: KeyRing | None, member: Member, job: str) -> None:
         """``member``, ``job``: the identity in the answers."""
         self._ring = ring
+        self._member, self._job = member, job
         values = (member.id, quote(job), str(PROTOCOL_VERSION), quote(format_address(member.address), safe=":[]"))
         self._identity = dict(zip(IDENTITY, values, strict=True))
 
@@ -76,13 +77,21 @@ class Authenticator:
         challenge, connection.challenge = connection.challenge, None
         if challenge is not None:
             try:
-                return exchange_of(ring, text, challenge, request.raw_path)
+                return exchange_of(ring, text, challenge, request.raw_path, request.method)
             except SealError:
                 self._refuse(request)
         if _size(request) < _LEAST:
             self._refuse(request)
         challenge = connection.challenge = os.urandom(NONCE)
         return web.Response(status=401, headers={"WWW-Authenticate": f"{SCHEME} {encode(challenge)}"})
+
+    def is_here(self, member_id: str) -> bool:
+        """Whether that is this member's lifetime."""
+        return member_id == self._member.id
+
+    def is_job(self, job: str) -> bool:
+        """Whether that is this member's job."""
+        return job == self._job
 
     def headers(self, exchange: Exchange | None) -> Mapping[str, str]:
         """The identity of this member, with its proof."""

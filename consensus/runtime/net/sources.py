@@ -33,6 +33,8 @@ class Request:
     query: Mapping[str, str]
     headers: Mapping[str, str] = field(default_factory=dict)
     key: bytes = field(default=b"", repr=False)
+    stream: bool = False
+    """Whether it asks for a stream (see ``acceptors``), whose key that is then."""
 
 
 HandOver = Callable[[socket.socket, Request], None]
@@ -78,6 +80,11 @@ class Sources:
             response.write(source, request)
         finally:
             self._room.release()
+
+
+def refuse(connection: socket.socket, request: Request, status: int, text: str) -> None:
+    """Answer ``request`` with an error status and a short text, and close ``connection``."""
+    _Response(connection, request).refuse(http.HTTPStatus(status), text)
 
 
 class _Response:

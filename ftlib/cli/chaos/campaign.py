@@ -12,12 +12,10 @@ from typing import Any, Protocol
 
 from ...errors import FTLibError
 from .job import Seen, Sight
-from .plan import Planned, in_order
+from .plan import LASTING, Planned, in_order
 
 __all__ = ["Campaign", "Row", "Target"]
 
-_LASTING = ("stop", "wedge", "slow")
-"""Faults that end by themselves."""
 _EVERY = 0.2
 """Seconds between two looks."""
 
@@ -84,7 +82,7 @@ class Campaign:
             victim = before.members[planned.worker]
             at = time.monotonic()
             self._job.inject(victim, planned.kind, planned.seconds)
-            if planned.kind == "leave":
+            if planned.kind == "leave" and not victim.supervised:
                 expected.discard(planned.worker)
             yield self._observe(planned, before, expected, at, at - began)
 
@@ -107,7 +105,7 @@ class Campaign:
     def _observe(self, planned: Planned, before: Sight, expected: set[str], at: float, since: float) -> Row:
         """Look on until the job is whole again, and steps are granted; at most for as long as it may take."""
         name, former = planned.worker, before.members[planned.worker].member
-        over = at + (planned.seconds if planned.kind in _LASTING else 0.0)
+        over = at + (planned.seconds if planned.kind in LASTING else 0.0)
         until = over + self._patience
         steps = {each: seen.step for each, seen in before.members.items() if each != name}
         lost, gone, back, sight = 0, 0.0, "", before
@@ -126,11 +124,11 @@ class Campaign:
             goes_on = expected <= set(sight.members) and not sight.changing and now >= over and _advanced(before, sight, name)
             if not goes_on:
                 continue
-            if planned.kind == "leave":
+            if planned.kind == "leave" and name not in expected:
                 back = "left" if seen is None else ""
             elif seen is not None and seen.member != former:
                 back = f"back after {now - at:.1f} s"
-            elif planned.kind in _LASTING and seen is not None:
+            elif planned.kind in LASTING and seen is not None:
                 back = "stayed"
         pause = max(
             (sight.members[each].paused - before.members[each].paused for each in steps if each in sight.members), default=0.0

@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 from consensus import KeyRing, SecretError, get, parse_address
 
 from ...errors import ConfigError, FTLibError
-from ...launch.credentials import drawn_rings, ring_of_user
+from ...launch.processes.credentials import drawn_rings, ring_of_user
 from ..status import fetch_status
 
 __all__ = ["Job", "Seen", "Sight"]
@@ -31,6 +31,8 @@ class Seen:
     step: int | None = None
     paused: float = 0.0
     """Seconds in view changes so far, all together."""
+    supervised: bool = False
+    """Whether a launcher starts it again when it ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +89,15 @@ class Job:
         return Sight(dict(zip(names, seen, strict=True)), int(status["active_epoch"]), bool(status["changing"]))
 
     def _seen(self, member: Mapping[str, Any]) -> Seen:
+        own, address = str(member["id"]), str(member["address"])
+        supervised = bool((member.get("meta") or {}).get("supervisor"))
         try:
-            status = fetch_status(str(member["address"]), self._timeout)
+            status = fetch_status(address, self._timeout)
         except FTLibError:
-            return Seen(str(member["id"]), str(member["address"]))
+            return Seen(own, address, supervised=supervised)
         facts = status.get("ftlib") or {}
-        step = None if facts.get("stale") or status.get("member") != member["id"] else facts.get("step")
-        return Seen(str(member["id"]), str(member["address"]), step, float((facts.get("pauses") or {}).get("sum", 0.0)))
+        step = None if facts.get("stale") or status.get("member") != own else facts.get("step")
+        return Seen(own, address, step, float((facts.get("pauses") or {}).get("sum", 0.0)), supervised)
 
     def _order(self, seen: Seen, query: Mapping[str, str]) -> dict[str, Any]:
         ring = ring_of_user()

@@ -13,7 +13,7 @@ import click
 from ...errors import ConfigError, FTLibError
 from .campaign import Campaign, Row
 from .job import Job, Sight
-from .plan import Planned, draw, in_order, kinds_of, replayed
+from .plan import LASTING, Planned, draw, in_order, kinds_of, replayed
 
 __all__ = ["Wanted", "chaos"]
 
@@ -89,7 +89,8 @@ def _plan(wanted: Wanted, sight: Sight) -> tuple[Planned, ...]:
     if len(workers) < 2 and not wanted.beyond:
         raise ConfigError("the job has one member, which it may not lose: start more, or give --beyond")
     kinds = kinds_of(wanted.kinds)
-    return draw(wanted.seed, wanted.mtbf, kinds, workers, wanted.count, wanted.seconds, targets=targets)
+    returning = {name for name, seen in sight.members.items() if seen.supervised}
+    return draw(wanted.seed, wanted.mtbf, kinds, workers, wanted.count, wanted.seconds, targets=targets, returning=returning)
 
 
 def _check(job: Job, sight: Sight, plan: Sequence[Planned]) -> None:
@@ -109,7 +110,7 @@ def _opened(path: Path) -> TextIO:
 
 
 def _announced(planned: Planned) -> str:
-    lasting = f" for {planned.seconds:g} s" if planned.kind in ("stop", "wedge", "slow") else ""
+    lasting = f" for {planned.seconds:g} s" if planned.kind in LASTING else ""
     return f"fault {planned.number}, {planned.after:.1f} s after the one before: {planned.kind} {planned.worker}{lasting}"
 
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ...errors import ConfigError
 
-__all__ = ["Planned", "draw", "in_order", "kinds_of", "replayed"]
+__all__ = ["LASTING", "NAMES", "Planned", "draw", "in_order", "kinds_of", "replayed"]
 
 NAMES = ("kill", "stop", "wedge", "slow", "cut", "leave", "agent")
 """All kinds of faults."""
-OFFERED = ("kill", "stop", "wedge", "slow", "leave")
-"""Those that can be injected."""
+LASTING = ("stop", "wedge", "slow", "cut")
+"""Those that end by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Planned:
     kind: str
     worker: str
     seconds: float
-    """How long it lasts; it means nothing for ``kill`` and ``leave``."""
+    """How long it lasts; it means nothing for kinds that are not ``LASTING``."""
 
     def as_dict(self) -> dict[str, Any]:
         """For a log."""
@@ -37,38 +37,47 @@ class Planned:
 
 
 def kinds_of(text: str) -> tuple[str, ...]:
-    """Read ``kill,stop``. ConfigError for a kind that is unknown or not offered."""
+    """Read ``kill,stop``. ConfigError for a kind that is unknown."""
     kinds = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     for kind in kinds:
         if kind not in NAMES:
-            raise ConfigError(f"--kinds: there is no fault {kind!r}: choose of {', '.join(OFFERED)}")
-        if kind not in OFFERED:
-            raise ConfigError(f"--kinds: the fault {kind} is not offered yet: choose of {', '.join(OFFERED)}")
+            raise ConfigError(f"--kinds: there is no fault {kind!r}: choose of {', '.join(NAMES)}")
     if not kinds:
-        raise ConfigError(f"--kinds: give at least one of {', '.join(OFFERED)}")
+        raise ConfigError(f"--kinds: give at least one of {', '.join(NAMES)}")
     return kinds
 
 
 def draw(
-    seed: int, mtbf: float, kinds: Sequence[str], workers: Iterable[str], count: int, seconds: float, *, targets: Iterable[str]
+    seed: int,
+    mtbf: float,
+    kinds: Sequence[str],
+    workers: Iterable[str],
+    count: int,
+    seconds: float,
+    *,
+    targets: Iterable[str],
+    returning: Container[str] = (),
 ) -> tuple[Planned, ...]:
     """Draw ``count`` faults: ``mtbf`` seconds apart on average (exponentially), each of any kind, at any of ``targets``.
 
-    Whoever leaves is hit no more, and two stay at least. ConfigError if that leaves fewer faults than ``count``.
+    Whoever leaves comes back if it is one of ``returning``, which a launcher starts again. Else it is hit no more, and two stay
+    at least. ConfigError if that leaves fewer faults than ``count``.
     """
     randomly, left, hit = random.Random(seed), in_order(workers), in_order(targets)
     plan: list[Planned] = []
     for number in range(1, count + 1):
-        possible = [kind for kind in kinds if kind != "leave" or len(left) > 2]
+        lasts = {kind for kind in kinds if kind != "leave" or len(left) > 2}
+        possible = [kind for kind in kinds if kind in lasts or any(worker in returning for worker in hit)]
         if not possible or not hit:
             raise ConfigError(
                 f"only {number - 1} faults of these kinds are possible, as who has left does not come back, and two stay: "
                 f"give --count {number - 1}, or more --kinds"
             )
         after = round(randomly.expovariate(1 / mtbf), 3)
-        kind, worker = randomly.choice(possible), randomly.choice(hit)
+        kind = randomly.choice(possible)
+        worker = randomly.choice(hit if kind in lasts else [each for each in hit if each in returning])
         plan.append(Planned(number, after, kind, worker, seconds))
-        if kind == "leave":
+        if kind == "leave" and worker not in returning:
             left.remove(worker)
             hit.remove(worker)
     return tuple(plan)

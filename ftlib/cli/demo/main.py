@@ -15,8 +15,8 @@ from rich.console import Console
 
 from ...common.processes import describe_exit
 from ...errors import ConfigError
-from ...launch.plan import random_job
-from ...launch.process import require_linux
+from ...launch.processes.process import require_linux
+from ...launch.run.plan import random_job
 from .crew import Crew, prepare
 from .digits import Digits
 from .live import Lines, Screen, View, print_report

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ...launch.gpus import GpuFinder, Gpus
+from ...launch.processes.gpus import GpuFinder, Gpus
 
 __all__ = ["HostFacts", "HostProbe"]
 

@@ -18,7 +18,7 @@ from consensus import Config, ConfigError, Gossip, Home, format_address, parse_a
 from consensus.tools.diagnosis import Diagnosis, Examination, Grade, diagnose
 
 from ... import errors
-from ...launch.credentials import drawn_rings, ring_of_user
+from ...launch.processes.credentials import drawn_rings, ring_of_user
 
 LISTEN = "0.0.0.0:7070"
 _MOST = 16

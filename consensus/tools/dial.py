@@ -1,0 +1,92 @@
+"""Asks a member for a stream, in blocking code: see ``wire.streams``."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import time
+from typing import Any
+
+from ..errors import DialError, SecretError
+from ..interface import Stream
+from ..member import Member
+from ..wire.keys import KeyRing
+from ..wire.proofs import IDENTITY, Exchange, Frames
+from ..wire.streams import PROTOCOL, dialled
+from .client import Connection, ask_plainly, ask_signed
+
+_GONE = 410
+_MOST = 4096
+"""The most bytes of a refusal's text."""
+
+
+def dial(member: Member, path: str, here: Member, job: str, ring: KeyRing | None, timeout: float) -> Stream:
+    """A stream to ``member``, whose program accepts ``path``; waits at most ``timeout`` seconds for that.
+
+    Raises DialError if there is none, SecretError if the two sides do not have the same secret.
+    """
+    deadline = time.monotonic() + timeout
+    asked = dialled(member.id, job, here, timeout)
+    connection = _Unbuffered(*member.address, timeout=max(0.001, timeout))
+    try:
+        connection.connect()
+        connection.sock.settimeout(max(0.001, deadline - time.monotonic()))
+        upgrade = {"Connection": "Upgrade", "Upgrade": PROTOCOL}
+        target = asked.target(path)
+        if ring is None:
+            response, exchange = ask_plainly(connection, target, upgrade), None
+        else:
+            response, exchange = ask_signed(connection, target, ring, upgrade)
+        if response.status != http.client.SWITCHING_PROTOCOLS:
+            raise _refused(member, path, response, exchange)
+        answers = response.getheader(IDENTITY[0], "")
+        if answers != member.id:
+            raise DialError(f"{member} is over: another lifetime, {answers[:6]}, answers there", gone=True)
+        sock = connection.release(response)
+    except TimeoutError:
+        text = f"nobody at {member} accepts {path} within {timeout:g} s: has its program come that far?"
+        raise DialError(text) from None
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise DialError(f"{member} cannot be reached: {type(error).__name__}: {error}") from error
+    finally:
+        connection.close()
+    sock.settimeout(None)
+    return Stream(sock, asked.key(exchange), member, dialled=True, here=here)
+
+
+def _refused(member: Member, path: str, response: http.client.HTTPResponse, exchange: Exchange | None) -> DialError:
+    """The error for an answer that is no 101; its text is read only if a member signed it."""
+    text = b""
+    if exchange is None:
+        text = response.read(_MOST)
+    elif response.status != _GONE:
+        try:
+            text, _ = Frames(exchange.body_key(), response.status).read(response.read)
+        except (EOFError, SecretError, ValueError):
+            text = b""
+    said = text.decode(errors="replace").strip() or f"status {response.status}"
+    if response.status == _GONE:
+        return DialError(f"{member} is over: another lifetime answers there", gone=True)
+    return DialError(f"{member} refuses a stream for {path}: {said}")
+
+
+class _Response(http.client.HTTPResponse):
+    """A response that reads not a byte beyond its head: what follows belongs to the stream."""
+
+    def __init__(self, sock: socket.socket, *args: Any, **options: Any) -> None:
+        super().__init__(sock, *args, **options)
+        self.fp.close()
+        self.fp = sock.makefile("rb", buffering=0)  # type: ignore[assignment]
+
+
+class _Unbuffered(Connection):
+    """A connection that can be taken out of HTTP."""
+
+    response_class = _Response
+
+    def release(self, response: http.client.HTTPResponse) -> socket.socket:
+        """The socket, owned by the caller from here on."""
+        sock = self.sock
+        found = socket.socket(sock.family, sock.type, sock.proto, fileno=sock.detach())
+        response.close()
+        return found

@@ -1,0 +1,112 @@
+"""The command ``ftlib run``, also ``python -m ftlib.launch``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from ..errors import ConfigError, FTLibError
+from .run.plan import DEFAULT_RESTARTS, StartPlan, python_command, random_job
+
+
+def code_of(command: click.Command, arguments: list[str] | None, name: str) -> int:
+    """Carry out a command line; returns the exit code. Every error is one line that says what to do."""
+    try:
+        code = command.main(args=arguments, prog_name=name, standalone_mode=False)
+    except click.UsageError as error:
+        where = name if error.ctx is None else error.ctx.command_path
+        return _complain(f"{error.format_message()} See {where} --help", 2)
+    except click.ClickException as error:
+        return _complain(error.format_message(), 2)
+    except ConfigError as error:
+        return _complain(str(error), 2)
+    except FTLibError as error:
+        return _complain(str(error), 1)
+    except (click.Abort, KeyboardInterrupt):
+        return 130
+    return code if isinstance(code, int) else 0
+
+
+def _complain(text: str, code: int) -> int:
+    click.echo(f"ftlib: error: {' '.join(text.split())}", err=True)
+    return code
+
+
+def _count_of_workers(_context: click.Context, _option: click.Parameter, value: str) -> int:
+    """A number of at least 1; 0 for ``gpu``: as many as there are GPUs."""
+    if value == "gpu":
+        return 0
+    if not value.isdecimal() or not int(value):
+        raise click.BadParameter(f"{value!r} is neither a number of at least 1 nor gpu.")
+    return int(value)
+
+
+_WORKERS = "How many workers to start; gpu: one for each GPU that CUDA_VISIBLE_DEVICES shows."
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("-n", "workers", metavar="N|gpu", callback=_count_of_workers, required=True, help=_WORKERS)
+@click.option("--min", "min_workers", type=int, default=1, show_default=True, help="Steps wait below this many members.")
+@click.option("--max", "max_workers", type=int, default=None, help="Members above this many stay spares.")
+@click.option("--max-restarts", type=int, default=DEFAULT_RESTARTS, show_default=True, help="Restarts of all workers together.")
+@click.option("--restart-delay", type=float, default=1.0, show_default=True, help="Seconds from a death to the restart.")
+@click.option("--grace", type=float, default=10.0, show_default=True, help="Seconds to drain after Ctrl-C or SIGTERM.")
+@click.option("--log-dir", type=click.Path(path_type=Path), default=None, help="Write worker-N.log there, too.")
+@click.option("--events", type=click.Path(path_type=Path), default=None, help="Append one JSON line an event to this file.")
+@click.option("--resume", type=click.Path(path_type=Path), default=None, help="Go on from the newest checkpoint in there.")
+@click.option("--job", default=None, help="Job name  [default: a random one; with --meet FTLIB_JOB, or what is met]")
+@click.option("--meet", default=None, metavar="HOST:PORT|auto", help="Run one on every host: where their workers meet.")
+@click.option("--size", type=int, default=None, help="With --meet: workers of all hosts that the first step waits for.")
+@click.option("-m", "module", is_flag=True, help="SCRIPT is a module, as for python -m.")
+@click.argument("script")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def run(
+    *,
+    workers: int,
+    min_workers: int,
+    max_workers: int | None,
+    max_restarts: int,
+    restart_delay: float,
+    grace: float,
+    log_dir: Path | None,
+    events: Path | None,
+    resume: Path | None,
+    job: str | None,
+    meet: str | None,
+    size: int | None,
+    module: bool,
+    script: str,
+    args: tuple[str, ...],
+) -> int:
+    """Start workers of SCRIPT on this host, keep them going, and leave nothing behind.
+
+    A worker that dies is restarted and joins the others; one that its peers find silent is killed first. With --meet the same
+    command runs on every host, and worker 0 of each listens at that port: no launcher knows of the others, and none is needed.
+    """
+    from .processes.gpus import GpuFinder  # noqa: PLC0415 - as the next ones
+    from .run.meeting import meeting  # noqa: PLC0415
+    from .run.supervisor import launch  # noqa: PLC0415 - brings the runtime, which the help does without
+
+    gpus = GpuFinder(os.environ).find()
+    count = workers or gpus.required()
+    if meet is None and size is not None:
+        raise ConfigError("--size is the number of workers of all hosts: give --meet HOST:PORT, at which they meet")
+    place = None if meet is None else meeting(meet, os.environ, workers=count, size=size)
+    plan = StartPlan(
+        command=python_command(script, args, module=module),
+        workers=count,
+        gpus=gpus.count,
+        job=job or (random_job() if place is None else os.environ.get("FTLIB_JOB") or place.job),
+        min_workers=min_workers,
+        max_workers=max_workers,
+        max_restarts=max_restarts,
+        restart_delay=restart_delay,
+        log_dir=log_dir,
+        events=events,
+        resume=resume,
+        grace=grace,
+        meeting=place,
+    )
+    return launch(plan)

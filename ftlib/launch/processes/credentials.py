@@ -1,0 +1,95 @@
+"""The secret of one run: the user's setting, else one drawn for the run and kept where only this user can read it.
+
+So workers of ``ftlib run`` authenticate each other by default, and ``ftlib status`` still finds the secret that it must show
+them: a drawn secret lies in a file (see ``places``) until the launcher ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from consensus import ConfigError as ConsensusConfigError
+from consensus import Gossip, KeyRing
+
+from ...errors import ConfigError
+from ...settings.config import resolve
+from . import places
+
+
+def new_secret() -> str:
+    """256 random bits as text."""
+    return secrets.token_urlsafe(32)
+
+
+def ring_of_user(environment: Mapping[str, str] | None = None) -> KeyRing | None:
+    """Return the key ring that the environment and the settings file name; None if they name none."""
+    wanted = {key: value for key, value in (os.environ if environment is None else environment).items() if key in _VARIABLES}
+    try:
+        # Only these settings matter here; others that must fit together may be given in the program.
+        return KeyRing.of(resolve({"policy": "majority"}, environment=wanted, backend=Gossip).consensus)
+    except ConsensusConfigError as error:
+        raise ConfigError(str(error)) from None
+
+
+class Credentials:
+    """The key ring of one launcher."""
+
+    def __init__(self, job: str, environment: Mapping[str, str]) -> None:
+        """Draws a secret if the user gave none."""
+        self._job = job
+        ring = ring_of_user(environment)
+        self._drawn = "" if ring is not None else new_secret()
+        self._ring = ring or KeyRing([self._drawn])
+
+    @property
+    def drawn(self) -> bool:
+        """Whether the user gave none, so that one was drawn, which no other host knows."""
+        return bool(self._drawn)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables that workers need besides those that they inherit."""
+        return {"FTLIB_SECRET": self._drawn} if self._drawn else {}
+
+    @property
+    def ring(self) -> KeyRing:
+        """The keys, as they are now."""
+        self._ring.renew()
+        return self._ring
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Keep a drawn secret in a file, while this block runs, so that tools of the same user find it."""
+        path = None
+        if self._drawn:
+            with contextlib.suppress(OSError):  # the file cannot be written: tools need FTLIB_SECRET then
+                path = places.write(self._job, "", f"{self._drawn}\n")
+        try:
+            yield
+        finally:
+            if path is not None:
+                path.unlink(missing_ok=True)
+
+    def __repr__(self) -> str:
+        return f"Credentials({self._ring!r})"
+
+
+def drawn_rings() -> list[KeyRing]:
+    """The rings of this user's runs on this host, the latest first."""
+    rings = []
+    for path in drawn_files():
+        with contextlib.suppress(ConsensusConfigError):
+            rings.append(KeyRing((), path))
+    return rings
+
+
+def drawn_files() -> list[Path]:
+    """The files with the secrets of this user's runs on this host, the latest first."""
+    return places.found("")
+
+
+_VARIABLES = ("FTLIB_SECRET", "FTLIB_SECRET_FILE", "FTLIB_CONFIG")

@@ -1,0 +1,83 @@
+"""Owns one host's workers: all children of this process, until each is reaped. It decides nothing: it reports every end.
+
+The owner tells it what was started; SIGCHLD tells it what ended. Nobody else in this process may reap.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+from .process import Fate, kill_descendants
+from .worker import Worker
+
+REAP_TIMEOUT = 5.0
+"""Seconds that a SIGKILLed process may take to end: if it takes longer, it is stuck in the kernel."""
+
+
+class Steward:
+    """The workers that are not reaped yet. Use on the loop of the main thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, ended: Callable[[Worker, int], None]) -> None:
+        """``ended``: called with each worker and its return code, once it was reaped."""
+        self._loop = loop
+        self._ended = ended
+        self._workers: dict[int, Worker] = {}  # by pid
+        self._past: dict[int, float] = {}  # by pid of an earlier worker that no present one has: when it was gone
+        loop.add_signal_handler(signal.SIGCHLD, self._reap)
+
+    def __iter__(self) -> Iterator[Worker]:
+        """Those not reaped yet, in the order of their starts."""
+        return iter(list(self._workers.values()))
+
+    def take(self, worker: Worker) -> None:
+        """Own a worker that was just started."""
+        self._workers[worker.pid] = worker
+        self._past.pop(worker.pid, None)
+
+    def of_pid(self, pid: int) -> Worker | None:
+        """The worker with this pid, unless it was reaped."""
+        return self._workers.get(pid)
+
+    def fate_of(self, pid: int) -> tuple[Fate, float]:
+        """What became of a pid that no worker has now, and for how many seconds it has been gone."""
+        gone_at = self._past.get(pid)
+        return (Fate.UNKNOWN, 0.0) if gone_at is None else (Fate.GONE, time.monotonic() - gone_at)
+
+    async def fate_within(self, worker: Worker, seconds: float = REAP_TIMEOUT) -> tuple[Fate, float]:
+        """Wait until a killed worker was reaped, within a deadline."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(worker.gone), seconds)
+        return (Fate.REAPED, time.monotonic() - worker.gone_at) if worker.gone.done() else (Fate.STUCK, 0.0)
+
+    def kill_all(self, cause: str = "") -> None:
+        """SIGKILL all workers and their groups."""
+        for worker in self:
+            worker.kill(cause)
+
+    def close(self, *, sweep: bool) -> set[int]:
+        """Kill all workers and stop reaping. With ``sweep`` also end every descendant; returns those stuck in the kernel."""
+        self.kill_all()
+        self._loop.remove_signal_handler(signal.SIGCHLD)  # from here on kill_descendants reaps
+        return kill_descendants(REAP_TIMEOUT) if sweep else set()
+
+    def _reap(self) -> None:
+        """SIGCHLD: one signal may stand for many exits, of workers and of orphans that this process adopted."""
+        while True:
+            try:
+                zombie = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if zombie is None:
+                return
+            worker = self._workers.pop(zombie.si_pid, None)
+            if worker is None:
+                os.waitpid(zombie.si_pid, 0)
+                continue
+            code = worker.reap()
+            self._past[worker.pid] = worker.gone_at
+            self._ended(worker, code)

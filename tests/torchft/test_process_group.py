@@ -1,0 +1,306 @@
+"""Process groups: every operation of every kind, aborts, other members, torch's own uses, a rank that is killed."""
+
+from __future__ import annotations
+
+import functools
+import json
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import ReduceOp, TCPStore, _functional_collectives
+from torch.distributed.distributed_c10d import (
+    AllgatherOptions,
+    AllreduceOptions,
+    ReduceScatterOptions,
+    _resolve_process_group,
+)
+
+from ftlib import ConfigError
+from ftlib.torchft import process_group as groups
+from ftlib.torchft.process_group.meeting import address_near, rendezvous, split
+from ftlib.torchft.work import _DummyWork
+from tests.harness.company import at_once
+from tests.harness.nursery import Nursery
+from tests.harness.program import Program, clean
+
+
+class Rehearsed(groups.ProcessGroupNCCL):
+    """With what stands for an accelerator where there is none."""
+
+    framework = "rehearsal"
+
+
+SIZE = 3
+LONG = timedelta(seconds=20)
+KINDS = [
+    groups.ProcessGroupGloo,
+    groups.ProcessGroupXCCL,
+    groups.ProcessGroupBabyGloo,
+    groups.ProcessGroupBabyXCCL,
+    groups.ProcessGroupNCCL,
+    Rehearsed,
+]
+"""On a machine without a GPU; where NCCL's is not to be had its group goes by Gloo, and says so."""
+
+
+@pytest.fixture
+def store() -> TCPStore:
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+def connected(store: TCPStore, kind: Any, size: int = SIZE, name: str = "first") -> list[Any]:
+    made = [kind(timeout=LONG) for _ in range(size)]
+    join(store, made, name)
+    return made
+
+
+def join(store: TCPStore, made: list[Any], name: str) -> None:
+    address = f"127.0.0.1:{store.port}/{name}"
+    at_once(
+        *[functools.partial(groups.reconfigure_with_store, each, address, rank, len(made)) for rank, each in enumerate(made)]
+    )
+
+
+def operate(rank: int, pg: Any) -> None:
+    """Every operation, and what comes of it at three ranks."""
+    assert pg.rank() == rank and pg.size() == SIZE
+    for op, expected in (
+        (ReduceOp.SUM, 6.0),
+        (ReduceOp.AVG, 2.0),
+        (ReduceOp.MIN, 1.0),
+        (ReduceOp.MAX, 3.0),
+        (ReduceOp.PRODUCT, 6.0),
+    ):
+        tensors = [torch.full((2, 2), rank + 1.0), torch.full((4, 2), rank + 1.0)[::2]]  # the second is not contiguous
+        options = AllreduceOptions()
+        options.reduceOp = op
+        assert pg.allreduce(tensors[:1], op).wait() and pg.allreduce_coalesced(tensors[1:], options).wait()
+        assert all(bool((each == expected).all()) for each in tensors)
+    whole = torch.tensor([rank + 1])
+    work = pg.allreduce([whole], ReduceOp.SUM)
+    assert work.get_future().wait()[0] is whole and whole.item() == 6
+    assert work.is_completed() and work.is_success() and work.exception() is None and work.result()[0] is whole
+    with pytest.raises(ValueError, match="AVG is for floating point"):
+        pg.allreduce([whole], ReduceOp.AVG)
+
+    flags = [[torch.zeros(2, dtype=torch.bool) for _ in range(SIZE)]]
+    pg.allgather(flags, [torch.tensor([True, rank == 1])], AllgatherOptions()).wait()
+    assert [each.tolist() for each in flags[0]] == [[True, False], [True, True], [True, False]]
+    gathered = [torch.zeros(SIZE), torch.zeros(SIZE, 2)]
+    pg.allgather_into_tensor_coalesced(gathered, [torch.tensor([rank + 1.0]), torch.full((1, 2), rank + 10.0)]).wait()
+    assert gathered[0].tolist() == [1, 2, 3] and gathered[1].tolist() == [[10, 10], [11, 11], [12, 12]]
+
+    for root in range(SIZE):
+        said = torch.tensor([rank])
+        pg.broadcast_one(said, root).wait()
+        assert said.item() == root
+    got = torch.zeros(SIZE)
+    pg.alltoall_base(got, torch.arange(3.0) + 10 * rank, [], []).wait()
+    assert got.tolist() == [rank, 10 + rank, 20 + rank]
+    parts = torch.zeros(SIZE * rank)  # rank r gets r elements of each, rank 0 nothing
+    pg.alltoall_base(parts, torch.arange(3.0) + 10 * rank, [rank] * SIZE, [0, 1, 2]).wait()
+    assert parts.tolist() == [[], [0, 10, 20], [1, 2, 11, 12, 21, 22]][rank]
+
+    options = ReduceScatterOptions()
+    options.reduceOp = ReduceOp.AVG
+    mine = torch.zeros(2)
+    pg.reduce_scatter([mine], [[torch.full((2,), float(part + rank)) for part in range(SIZE)]], options).wait()
+    assert mine.tolist() == [rank + 1.0] * 2
+    pg.reduce_scatter_tensor_coalesced([mine], [torch.arange(6.0)]).wait()
+    assert mine.tolist() == [6.0 * rank, 6.0 * rank + 3]
+
+    if rank == 0:
+        pg.send([torch.tensor([7.0])], 2, 5).wait()
+    elif rank == 2:
+        said = torch.zeros(1)
+        pg.recv([said], 0, 5).wait()
+        assert said.item() == 7.0
+    pg.barrier().wait()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_operation_of_every_kind(kind: Any, store: TCPStore) -> None:
+    made = connected(store, kind)
+    try:
+        at_once(*[functools.partial(operate, rank, pg) for rank, pg in enumerate(made)])
+        assert all(pg.errored() is None for pg in made)
+        assert all(pg.num_active_work() == 0 for pg in made if isinstance(pg, groups.ProcessGroupBaby))
+        assert len({pg.getBackendName() for pg in made}) == 1
+        assert all(pg.parent._bulk is (kind is Rehearsed) for pg in made)
+    finally:
+        for pg in made:
+            pg.shutdown()
+    with pytest.raises(RuntimeError, match="not initialized: call reconfigure_with_store"):
+        made[0].barrier()
+
+
+@pytest.mark.parametrize("kind", [groups.ProcessGroupGloo, groups.ProcessGroupBabyGloo])
+def test_an_abort_ends_what_is_under_way_at_all_ranks_and_fewer_go_on(kind: Any, store: TCPStore) -> None:
+    made = connected(store, kind)
+    took = {}
+
+    def wait(rank: int) -> None:
+        began = time.monotonic()
+        with pytest.raises(RuntimeError):
+            made[rank].allreduce([torch.ones(2)], ReduceOp.SUM).wait()
+        took[rank] = time.monotonic() - began
+        with pytest.raises(RuntimeError, match="aborted"):
+            raise made[rank].errored()
+
+    def leave() -> None:
+        time.sleep(0.2)  # the others are in their operation by then
+        made[2].abort()
+
+    try:
+        at_once(functools.partial(wait, 0), functools.partial(wait, 1), leave)
+        assert max(took.values()) < 2.0
+        join(store, made[:2], "second")
+        tensors = [torch.tensor([1.0 + rank]) for rank in range(2)]
+        works = [pg.allreduce([tensor], ReduceOp.SUM) for pg, tensor in zip(made, tensors, strict=False)]
+        assert all(work.wait() for work in works) and tensors[0] == tensors[1] == 3.0
+        assert all(pg.errored() is None for pg in made[:2])
+    finally:
+        for pg in made:
+            pg.shutdown()
+
+
+def test_a_wait_that_takes_too_long_ends_the_group_for_all(store: TCPStore) -> None:
+    made = connected(store, groups.ProcessGroupGloo, 2)
+    try:
+        failed = made[1].allreduce([torch.ones(1)], ReduceOp.SUM).get_future()
+        made[1].set_timeout(timedelta(seconds=0.1))
+        work = made[1].recv([torch.ones(1)], 0, 3)
+        with pytest.raises(RuntimeError, match=r"timed out after 0\.1 s"):
+            work.wait()
+        with pytest.raises(RuntimeError):
+            failed.wait()
+        with pytest.raises(RuntimeError):
+            made[0].barrier().wait()
+        assert "timed out" in str(made[1].errored())
+    finally:
+        for pg in made:
+            pg.shutdown()
+
+
+def test_ranks_that_do_not_come_are_named(store: TCPStore) -> None:
+    address = f"127.0.0.1:{store.port}/alone"
+    pg = groups.ProcessGroupGloo(timeout=timedelta(seconds=0.2))
+    with pytest.raises(dist.DistStoreError, match=r"no sign of rank 1, 2 within 0\.1 s"):
+        groups.reconfigure_with_store(pg, address, 0, 3, timedelta(seconds=0.1))
+    options = groups.ReconfigureOptions()
+    options.handles = [pg.get_reconfigure_handle(), json.dumps({"id": "missing", "store": "unused"})]
+    with pytest.raises(RuntimeError, match=r"no sign of ranks \[1\]"):
+        pg.reconfigure(options)
+    options.handles = options.handles[1:]
+    with pytest.raises(ValueError, match="not among the handles"):
+        pg.reconfigure(options)
+    options.handles = set(options.handles)
+    with pytest.raises(ValueError, match="in the order of the ranks"):
+        pg.reconfigure(options)
+
+
+def test_handles_and_addresses(monkeypatch: pytest.MonkeyPatch, store: TCPStore) -> None:
+    made = [groups.ProcessGroupGloo(), groups.ProcessGroupGloo()]
+    for number, pg in enumerate(made):
+        pg.set_rank_info(str(number), 0, 1, 3 + number)
+    options = groups.ReconfigureOptions()
+    options.uuid, options.handles = 7, [pg.get_reconfigure_handle() for pg in made]
+    met = rendezvous(options, json.loads(options.handles[1])["id"])
+    assert (met.rank, met.world_size, met.uuid, met.global_ranks) == (1, 2, 7, [3, 4])
+    assert met.store.startswith("127.0.0.1:")  # nobody but this machine reaches a store that was told of no other
+    assert split("a.b:1234/my/prefix") == ("a.b", 1234, "my/prefix")
+    assert split("fdaa:0:1::6:29521/torchft/0") == ("fdaa:0:1::6", 29521, "torchft/0")
+    assert split("[::1]:29521/x") == ("::1", 29521, "x")
+    with pytest.raises(ConfigError, match="host:port/prefix"):
+        split("nowhere/x")
+    assert address_near("localhost", store.port, 5.0) in ("127.0.0.1", "::1")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    assert address_near("nowhere", 1, 5.0) == "127.0.0.1"
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo7")
+    with pytest.raises(ConfigError, match="lo7"):
+        address_near("nowhere", 1, 5.0)
+    client = groups.create_store_client(f"127.0.0.1:{store.port}/mine", timedelta(seconds=5))
+    client.set("a", "1")
+    assert store.get("mine/a") == b"1"
+
+
+def test_torch_uses_them_as_its_own(store: TCPStore) -> None:
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    try:
+        pg = groups.ProcessGroupGloo(timeout=LONG)
+        with pytest.raises(ValueError, match="register"):
+            _ = pg.group_name
+        pg.register("test")
+        pg.configure(f"127.0.0.1:{store.port}/one", "a", 0, 1)
+        assert _resolve_process_group(pg.group_name) is pg
+        tensor = torch.ones(3)
+        _functional_collectives.all_reduce(tensor, "sum", pg).wait()
+        dist.all_reduce(tensor, group=pg)
+        model = nn.parallel.DistributedDataParallel(nn.Linear(3, 4), process_group=pg)
+        model(torch.rand(2, 3)).sum().backward()
+        assert model.module.weight.grad is not None
+        pg.unregister()
+        nn.parallel.DistributedDataParallel(nn.Linear(3, 4), process_group=groups.ProcessGroupDummy(0, 1))(torch.rand(2, 3))
+    finally:
+        dist.destroy_process_group()
+
+
+def test_wrappers(store: TCPStore) -> None:
+    dummy = groups.ProcessGroupDummy(0, 1)
+    with pytest.raises(ValueError, match="one rank only"):
+        groups.ProcessGroupDummy(1, 2)
+    wrapper = groups.ProcessGroupWrapper(pg=dummy)
+    options = groups.ReconfigureOptions()
+    options.handles = [wrapper.get_reconfigure_handle()]
+    wrapper.reconfigure(options).wait()
+    dummy.configure("nowhere", "a", 0, 1)
+    assert dummy.reconfigure_count == dummy.configure_count == 1 and wrapper.parent is dummy
+    assert repr(wrapper) == "ProcessGroupWrapper(pg=ProcessGroupDummy())" and wrapper.supports_reconfigure
+    with pytest.raises(NotImplementedError, match="ProcessGroup does not support barrier"):
+        groups.ProcessGroup().barrier()
+
+    made = connected(store, groups.ProcessGroupGloo, 1)[0]
+    fake = groups.FakeProcessGroupWrapper(made)
+    swallowing = groups.ErrorSwallowingProcessGroupWrapper(fake)
+    assert swallowing.allreduce([torch.ones(1)], ReduceOp.SUM).wait() and swallowing.error() is None
+    broken = ValueError("broken")
+    for ended in (lambda work: work.wait(), lambda work: work.get_future().wait()):
+        fake.report_future_error(broken)
+        work = fake.allreduce([torch.ones(1)], ReduceOp.SUM)
+        with pytest.raises(ValueError, match="broken"):
+            ended(work)
+    fake.report_future_error(broken)
+    tensor = torch.ones(1)
+    assert swallowing.allreduce([tensor], ReduceOp.SUM).get_future().wait()[0] is tensor
+    assert swallowing.error() is broken
+    assert isinstance(swallowing.allreduce([tensor], ReduceOp.SUM), _DummyWork)
+    join(store, [swallowing], "again")
+    assert swallowing.error() is None
+    assert swallowing.allreduce([tensor], ReduceOp.SUM).wait() and swallowing.error() is None
+    made.shutdown()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("kind", ["ProcessGroupGloo", "ProcessGroupBabyGloo"])
+def test_a_rank_is_killed_and_the_others_go_on_without_it(kind: str, store: TCPStore, nursery: Nursery, tmp_path: Path) -> None:
+    address = f"127.0.0.1:{store.port}"
+    places = [tmp_path / str(rank) for rank in range(SIZE)]
+    for place in places:
+        place.mkdir()
+    programs = [
+        Program(nursery, place, "-m", "tests.torchft.rank", kind, address, str(rank), env=clean())
+        for rank, place in enumerate(places)
+    ]
+    with programs[0], programs[1], programs[2]:
+        assert programs[2].wait(60) == -9
+        for program in programs[:2]:
+            assert program.wait(60) == 0, program.stderr
+            told = json.loads(program.stdout)
+            assert told["before"] == 6.0 and told["after"] == 3.0
+            assert told["heard"] < 1.0, told
