@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .backends import Gossip, SharedStorage
-    from .config import Config, Home, Liveness, Policy, check_secret
+    from .config import PROTOCOL_VERSION, Config, Home, Liveness, Policy, check_secret
     from .errors import (
         CodecError,
         ConfigError,
@@ -42,12 +42,15 @@ if TYPE_CHECKING:
     from .runtime.net.fork import release_in_children
     from .runtime.net.sockets import addresses_here
     from .tools.client import Answer, get
+    from .tools.orders import give_order
     from .view import Cause, Reason, View
     from .wire.keys import MOST_KEYS, Key, KeyRing, read_secrets
+    from .wire.orders import OrderKind, new_order
     from .wire.slices import short_slices
 
 __all__ = [
     "MOST_KEYS",
+    "PROTOCOL_VERSION",
     "Address",
     "Answer",
     "Bound",
@@ -73,6 +76,7 @@ __all__ = [
     "Membership",
     "Mode",
     "NullPlane",
+    "OrderKind",
     "OvertakenError",
     "Policy",
     "QuorumLostError",
@@ -89,6 +93,8 @@ __all__ = [
     "check_secret",
     "format_address",
     "get",
+    "give_order",
+    "new_order",
     "parse_address",
     "read_secrets",
     "release_in_children",
@@ -118,10 +124,12 @@ _HOMES = {
     "LeftError": "errors",
     "Liveness": "config",
     "MOST_KEYS": "wire.keys",
+    "PROTOCOL_VERSION": "config",
     "Member": "member",
     "Membership": "membership",
     "Mode": "interface",
     "NullPlane": "interface",
+    "OrderKind": "wire.orders",
     "OvertakenError": "errors",
     "Policy": "config",
     "QuorumLostError": "errors",
@@ -138,6 +146,8 @@ _HOMES = {
     "check_secret": "config",
     "format_address": "member",
     "get": "tools.client",
+    "give_order": "tools.orders",
+    "new_order": "wire.orders",
     "parse_address": "member",
     "read_secrets": "wire.keys",
     "release_in_children": "runtime.net.fork",

@@ -49,6 +49,7 @@ from ..recovery import Border, Catchup, Donor, GroupTransport, HTTPTransport, Re
 from ..settings.config import VETO, Settings
 from ..state.registry import Registered
 from ..status import Status
+from . import stacks
 from .binding import bind
 from .chaos import PATH as CHAOS
 from .chaos import Chaos
@@ -217,6 +218,7 @@ class Lifetime:
         consensus.serve(INQUIRY, self._inquiry.source)
         consensus.serve(RESUMPTION, self.resumption.source)
         consensus.serve(Donor.PATH, self.donor.source)
+        consensus.serve(stacks.PATH, stacks.source)
         if self._means.chaos is not None and self._means.ring is not None:  # without a secret anybody could ask
             consensus.serve(CHAOS, functools.partial(self._means.chaos.source, consensus))
         self._rebuilder.start()
