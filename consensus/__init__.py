@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         StoreWipedError,
     )
     from .interface import Bound, Consensus, DataPlane, Mode, NullPlane, Source, Stream
-    from .member import Address, Member, format_address, parse_address
+    from .member import COHORT, COHORT_SIZE, Address, Member, format_address, parse_address
     from .membership import Membership
     from .runtime.net.fork import release_in_children
     from .runtime.net.sockets import addresses_here
@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from .wire.slices import short_slices
 
 __all__ = [
+    "COHORT",
+    "COHORT_SIZE",
     "MOST_KEYS",
     "PROTOCOL_VERSION",
     "Address",
@@ -104,6 +106,8 @@ __all__ = [
 _HOMES = {
     "Address": "member",
     "Answer": "tools.client",
+    "COHORT": "member",
+    "COHORT_SIZE": "member",
     "Bound": "interface",
     "Cause": "view",
     "CodecError": "errors",
