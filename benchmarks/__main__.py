@@ -43,6 +43,7 @@ ALL = (
     ("shrink", "--rounds 20", "--rounds 2"),
     ("kills", "--kills 1000", "--kills 20"),
     ("kill_soak", "", "--kills 45"),
+    ("chaos", "", "--count 14"),
     ("transfer", "", "--sizes 400 --repetitions 3"),
     ("quiet", "", None),
     ("imports", "", "--repeats 3"),

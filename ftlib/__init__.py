@@ -19,6 +19,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from .errors import (
+    AgentFailedError,
     ConfigError,
     Excluded,
     FTLibError,
@@ -27,8 +28,10 @@ from .errors import (
     JoinError,
     QuorumLost,
     RebuildTimeout,
+    ReplicaLost,
     StateLost,
     StepMismatch,
+    WorkerFailedError,
 )
 from .status import Status
 
@@ -39,12 +42,15 @@ if TYPE_CHECKING:
     from .data.distributed_sampler import DistributedSampler
     from .data.elastic_sampler import ElasticSampler
     from .ftlib import FTLib
+    from .launch.launcher import Launch, Launcher
+    from .launch.result import LaunchResult
     from .train.data_parallel import DistributedDataParallel
     from .train.faults import FaultInjector
     from .train.local_sgd import DiLoCo, LocalSGD
     from .train.optimizer import Optimizer
 
 __all__ = [
+    "AgentFailedError",
     "Compression",
     "ConfigError",
     "DiLoCo",
@@ -58,15 +64,20 @@ __all__ = [
     "GroupError",
     "InjectedFault",
     "JoinError",
+    "Launch",
+    "LaunchResult",
+    "Launcher",
     "LocalSGD",
     "Optimizer",
     "PowerSGD",
     "QuorumLost",
     "RankAssignScheme",
     "RebuildTimeout",
+    "ReplicaLost",
     "StateLost",
     "Status",
     "StepMismatch",
+    "WorkerFailedError",
 ]
 
 _LAZY = {
@@ -77,6 +88,9 @@ _LAZY = {
     "ElasticSampler": "data.elastic_sampler",
     "FTLib": "ftlib",
     "FaultInjector": "train.faults",
+    "Launch": "launch.launcher",
+    "LaunchResult": "launch.result",
+    "Launcher": "launch.launcher",
     "LocalSGD": "train.local_sgd",
     "Optimizer": "train.optimizer",
     "PowerSGD": "core.tensors.compression.power_sgd",

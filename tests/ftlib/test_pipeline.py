@@ -68,6 +68,12 @@ def steps(group: Recording, finished: list[int], bucket: int, stages: int) -> It
 
 
 def expected(stages: list[int]) -> list[tuple[int, int]]:
+    if stages[-1] == 1 and len(stages) > 1:
+        return [*expected_of(stages[:-1]), (len(stages) - 1, 0)]
+    return expected_of(stages)
+
+
+def expected_of(stages: list[int]) -> list[tuple[int, int]]:
     return [
         (turn - stage, stage)
         for turn in range(len(stages) + max(stages))
@@ -105,6 +111,15 @@ def test_waiting_begins_what_comes_before() -> None:
     assert finished == [0]
     assert all(work.wait(1.0) for work in works)
     assert group.order == expected([2, 2, 2])
+
+
+def test_only_the_last_bucket_waits_for_the_end() -> None:
+    """As an open call begins it: all else is over by then."""
+    group, finished = Recording(), list[int]()
+    pipeline = Pipeline(group, [2, 2, 1])
+    works = [pipeline.add(bucket, functools.partial(steps, group, finished, bucket, 2)) for bucket in range(2)]
+    assert all(work.wait(1.0) for work in works)
+    assert group.order == [(0, 0), (1, 0), (0, 1), (1, 1)]
 
 
 def test_nobody_waits_for_what_was_not_added() -> None:

@@ -13,6 +13,7 @@ from torch import nn
 
 from .fragments import Named
 from .outer import Contribution
+from .room import Room
 
 __all__ = ["Fragment", "GlobalModel", "Remainder"]
 
@@ -25,14 +26,14 @@ class GlobalModel(nn.Module):
         super().__init__()
         self.replaced: dict[int, nn.Parameter] = {}
         """The copies by the ``id`` of the model's parameters."""
-        room = _Room()
+        room = Room()
         self.parts = tuple(self._fragment(named, torch.device(device), contribution, room) for named in fragments)
 
     def forward(self, *_: Any) -> Any:
         """It has weights only."""
         raise NotImplementedError("these are the weights that the workers share: call the model itself")
 
-    def _fragment(self, named: Named, device: torch.device, contribution: Contribution, room: _Room) -> Fragment:
+    def _fragment(self, named: Named, device: torch.device, contribution: Contribution, room: Room) -> Fragment:
         module, local, copies = nn.Module(), [], []
         for name, parameter in named:
             copy = nn.Parameter(local_part(parameter).to(device, copy=True, memory_format=torch.contiguous_format))
@@ -63,7 +64,7 @@ class Fragment:
         local: Sequence[nn.Parameter],
         parameters: Sequence[nn.Parameter],
         contribution: Contribution,
-        room: _Room,
+        room: Room,
     ) -> None:
         """``module``: has the global ``parameters`` under their names. ``local``: the model's."""
         self.module = module
@@ -74,7 +75,7 @@ class Fragment:
 
     def contribute(self) -> None:
         """Write what this worker gives to the average to the gradients of the global parameters."""
-        gradients = self._room.gradients(self.parameters)
+        gradients = self._room.like(self.parameters)
         local = [part.to(copy.device) for part, copy in zip(self._here(), self.parameters, strict=True)]
         self._contribution(gradients, self.parameters, local)
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
@@ -115,28 +116,6 @@ class Remainder:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over such a state."""
         self._model.load_state_dict(state, strict=False)
-
-
-class _Room:
-    """Memory for the contributions of one fragment at a time: touching new memory takes longer than filling it."""
-
-    def __init__(self) -> None:
-        self._rows: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
-
-    def gradients(self, parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
-        """Tensors of the parameters' shapes and dtypes, with any values; valid until the next call."""
-        found, used = [], dict.fromkeys(self._rows, 0)
-        for key in {(parameter.dtype, parameter.device) for parameter in parameters}:
-            count = sum(each.numel() for each in parameters if (each.dtype, each.device) == key)
-            if key not in self._rows or self._rows[key].numel() < count:
-                self._rows[key] = torch.empty(count, dtype=key[0], device=key[1])
-            used[key] = 0
-        for parameter in parameters:
-            key = parameter.dtype, parameter.device
-            start = used[key]
-            used[key] += parameter.numel()
-            found.append(self._rows[key][start : used[key]].view(parameter.shape))
-        return found
 
 
 def local_part(parameter: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,7 @@ may be under way while inner steps go on. That last one carries eight bytes: who
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 
@@ -19,10 +20,13 @@ from ...errors import ConfigError
 from ...ftlib import FTLib
 from ...status import Status
 from .global_model import GlobalModel
+from .outer_step import OuterStep
 from .place import Place
 from .schedule import Move, Schedule
 
 __all__ = ["Rounds"]
+
+logger = logging.getLogger("ftlib")
 
 _COUNTER = 8
 """Bytes of the number of syncs."""
@@ -54,6 +58,7 @@ class Rounds:
         self._layouts: dict[int, Layout] = {}
         self._tail = nn.Parameter(torch.zeros(1, dtype=torch.float64))
         """The bucket of the last operation."""
+        self._outer_step = OuterStep()
         self._average: OpenAverage | None = None
         """The sync that has begun."""
         self._fragment = 0
@@ -121,9 +126,17 @@ class Rounds:
         if average is None:
             return None
         try:
-            self.status = status = average.finish()
-            if status:
-                self._outer[self._fragment].step()
+            status = average.finish()
+            if status and not self._outer_step.make(self._outer[self._fragment], part.parameters):
+                status = Status.FAIL
+                logger.warning(
+                    "the outer step of fragment %d of %d would hold inf or nan, though the average is finite: undone at all "
+                    "workers, and the round counts on; lower the outer rate",
+                    self._fragment + 1,
+                    len(self._model.parts),
+                    extra={"ftlib_event": "outer_step_undone", "fragment": self._fragment},
+                )
+            self.status = status
         finally:
             self._average = None
             part.clear()

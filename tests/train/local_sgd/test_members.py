@@ -25,6 +25,7 @@ from ftlib import (
     Status,
 )
 from ftlib.core.plane.facts import facts
+from ftlib.train.local_sgd.outer_step import OuterStep
 from tests.ftlib.crew import Crew, by_all
 from tests.ftlib.recovery.pupils import model_of
 from tests.ftlib.workers import Worker, workers
@@ -142,6 +143,77 @@ def test_inf_leaves_all_weights_as_they_are(ft: FTLib, i: int, delay: int) -> No
     steps = (4 - delay) ** 2 + (2 - delay) ** 2
     assert diloco.status is Status.SUCCESS and ft.step == before + 1
     assert model.first.item() == pytest.approx(1 - steps / (6 - 2 * delay))
+
+
+@pytest.mark.parametrize("momentum", [False, True], ids=["fresh", "with-momentum"])
+@pytest.mark.parametrize("delay", [0, 1])
+@by_all("pair")
+def test_an_outer_step_that_overflows_is_undone(ft: FTLib, i: int, delay: int, momentum: bool) -> None:
+    """The average is finite, the step with it is not: weights and optimizer stay as they are, and the round counts on."""
+    model = Layers()
+    inner = torch.optim.SGD(model.parameters(), lr=0.5)
+    diloco = DiLoCo(
+        ft, model, inner=inner, outer=lambda weights: torch.optim.SGD(weights, lr=1.0, momentum=0.5), sync_every=3, delay=delay
+    )
+    ft.register_state(model=diloco)
+    (optimizer,) = diloco._optimizers
+    rounds = 1 if momentum else 0
+    with diloco:
+        for _ in range(3 * rounds):
+            inner_step(model, inner)
+        before = [weight.item() for weight in diloco.global_model.parameters()]
+        kept = {name: value for state in optimizer.state.values() for name, value in state.items()}
+        buffers = {name: value.clone() for name, value in kept.items() if isinstance(value, torch.Tensor)}
+        optimizer.param_groups[0]["lr"] = 3e38
+        own = model.now
+        for _ in range(3):
+            inner_step(model, inner)
+        assert diloco.status is Status.FAIL
+        assert diloco.syncs == rounds + 1
+        assert [weight.item() for weight in diloco.global_model.parameters()] == before
+        assert model.now == (own[0] - 3.0, own[1] - 3.0), "local weights stay as they are"
+        now = {name: value for state in optimizer.state.values() for name, value in state.items()}
+        assert now.keys() == kept.keys()
+        assert all(torch.equal(now[name], value) for name, value in buffers.items())
+        assert optimizer.param_groups[0]["lr"] == 3e38
+        optimizer.param_groups[0]["lr"] = 1.0
+        for _ in range(3):
+            inner_step(model, inner)
+    assert diloco.status is Status.SUCCESS
+    # The pseudo-gradient is of all inner steps since the last sync that was applied.
+    moved = 6.0 - delay + (0.5 * buffers["momentum_buffer"].item() if momentum else 0.0)
+    assert next(diloco.global_model.parameters()).item() == pytest.approx(before[0] - moved)
+
+
+def test_what_was_inf_before_may_stay() -> None:
+    """A mask, say: only what a step spoils is undone."""
+    weights = [nn.Parameter(torch.tensor([1.0, math.inf])), nn.Parameter(torch.tensor([2.0]))]
+    optimizer = torch.optim.SGD(weights, lr=1.0)
+    step = OuterStep()
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    assert step.make(optimizer, weights)
+    assert [weight.tolist() for weight in weights] == [[0.0, math.inf], [1.0]]
+    weights[1].grad = torch.tensor([-math.inf])
+    assert not step.make(optimizer, weights)
+    assert [weight.tolist() for weight in weights] == [[0.0, math.inf], [1.0]]
+
+
+@pytest.mark.parametrize("algorithm", [torch.optim.Adam, torch.optim.NAdam, torch.optim.Adagrad, torch.optim.RMSprop])
+def test_any_optimizer_is_as_it_was(algorithm: Any) -> None:
+    weight = nn.Parameter(torch.tensor([1.0, -1.0]))
+    other = nn.Parameter(torch.tensor([1.0, -1.0]))
+    ones, twins = algorithm([weight], lr=0.1), algorithm([other], lr=0.1)
+    step = OuterStep()
+    for gradient in ([0.5, 0.25], [3e38, 3e38], [0.125, 1.0]):
+        weight.grad = torch.tensor(gradient)
+        made = step.make(ones, [weight])
+        if gradient[0] < 1:
+            assert made
+            other.grad = torch.tensor(gradient)
+            twins.step()
+    assert torch.equal(weight, other), "as if the step between had never been"
+    assert repr(ones.state_dict()) == repr(twins.state_dict())
 
 
 @workers(2, min_size=2)

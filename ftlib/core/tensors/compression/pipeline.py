@@ -2,7 +2,8 @@
 
 All members must begin their operations in the same order, whenever their gradients come and operations end. So the order is
 fixed: in turn ``t`` the first operation of bucket ``t`` begins, then the second of bucket ``t - 1``, then the third of bucket
-``t - 2``. Each begins once its tensor is ready, and those after it wait.
+``t - 2``. Each begins once its tensor is ready, and those after it wait. A last bucket of one operation comes after all others:
+an open call begins it at its end only (see ``OpenAttempt``), and no other operation is to wait for that.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ class Pipeline:
     def __init__(self, group: Group, stages: Sequence[int]) -> None:
         """``stages``: how many operations each bucket has, by its position. All members are in this call already."""
         turns = [(position + stage, stage, position) for position, many in enumerate(stages) for stage in range(many)]
+        if stages and stages[-1] == 1:
+            turns[-1] = (len(stages) + max(stages), 0, len(stages) - 1)  # the greatest
         self._group = group
         self._order = [position for _, _, position in sorted(turns)]
         self._stages = tuple(stages)
