@@ -30,6 +30,10 @@ class Excluded(FTLibError):
     """The other members went on without this worker: stop, or start again as a joiner."""
 
 
+class ReplicaLost(Excluded):
+    """Another process of this replica is lost, so the others go on without it: end, to be started again as a whole."""
+
+
 class RebuildTimeout(FTLibError):
     """No working process group came up within the deadline; the text names the members that were missing."""
 
