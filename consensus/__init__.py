@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from .membership import Membership
     from .runtime.net.fork import release_in_children
     from .tools.client import Answer, get
+    from .tools.sign_in import Visit, sign_in
     from .view import Cause, Reason, View
     from .wire.keys import MOST_KEYS, Key, KeyRing, read_secrets
     from .wire.slices import short_slices
@@ -84,6 +85,7 @@ __all__ = [
     "StoreWipedError",
     "Stream",
     "View",
+    "Visit",
     "check_secret",
     "format_address",
     "get",
@@ -91,6 +93,7 @@ __all__ = [
     "read_secrets",
     "release_in_children",
     "short_slices",
+    "sign_in",
 ]
 
 _HOMES = {
@@ -132,6 +135,7 @@ _HOMES = {
     "StoreWipedError": "errors",
     "Stream": "interface",
     "View": "view",
+    "Visit": "tools.sign_in",
     "check_secret": "config",
     "format_address": "member",
     "get": "tools.client",
@@ -139,6 +143,7 @@ _HOMES = {
     "read_secrets": "wire.keys",
     "release_in_children": "runtime.net.fork",
     "short_slices": "wire.slices",
+    "sign_in": "tools.sign_in",
 }
 """The module of each lazily imported name."""
 
