@@ -2,7 +2,8 @@
 
 Each group has a Gloo device, hence a listening port, of its own. The ranks exchange these addresses when they meet,
 which tells exactly which of the process's sockets are the group's: accepted ones have that port at this end,
-initiated ones a peer's listener at the other.
+initiated ones a peer's listener at the other. Where several ranks of a group share a process, two of them may have connected to
+the same third one: there, each takes what its own device watches.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from ftlib.frameworks.gloo_group import GlooGroup
 from ftlib.frameworks.rendezvous import Meeting, join_address, split_address
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from ftlib.frameworks.base import GroupSpec
-    from ftlib.frameworks.sockets import Address, Inode
+    from ftlib.frameworks.sockets import Address, Inode, Link
 
 _log = logging.getLogger(__name__)
 
@@ -37,6 +38,9 @@ _REST = 0.05
 
 beginning_to_listen = threading.Lock()
 """Held while a device is made, so that the one new listening socket is its own; others that begin to listen hold it, too."""
+
+_listening: set[Address] = set()
+"""Where the groups of this process listen."""
 
 
 class GlooBuild(Build):
@@ -61,6 +65,7 @@ class GlooBuild(Build):
         self._meeting: Meeting | None = None
         self._local: set[Address] = set()
         self._remote: set[Address] = set()
+        self._listener: Inode | None = None
         self._outcome: GlooGroup | GroupError | None = None
 
     def start(self) -> None:
@@ -97,12 +102,12 @@ class GlooBuild(Build):
             self._given_up = True
             self._outcome = GroupError(f"building the group of epoch {self.spec.epoch} was given up: {why}")
             self._ended.set()
-            meeting, local, remote = self._meeting, self._local, self._remote
+            meeting = self._meeting
         if meeting is not None:
             meeting.leave()
-        if meeting is not None and remote:  # Gloo itself is at work
+        if meeting is not None and self._remote:  # Gloo itself is at work
             meeting.cut()
-            for link in sockets.connections(local, remote):
+            for link in self._links():
                 link.cut()
                 link.close()
 
@@ -146,23 +151,24 @@ class GlooBuild(Build):
             return self._connect(meeting, owned)
         except BaseException:
             meeting.close()
-            sockets.untrack(owned)
+            self._forget(owned)
             raise
 
     def _connect(self, meeting: Meeting, owned: list[Inode | Address]) -> GlooGroup:
         spec = self.spec
         self._proceed()
         device, inode, listener, before = _make_device(self._host)
-        if inode is not None:
+        if inode is not None and listener is not None:
             owned.append(inode)
             sockets.track(owned)
+            _listening.add(listener)  # before anybody hears of it
         with self._lock:
+            self._local, self._listener = ({listener} if listener else set()), inode
             self.told = not self._given_up
         met = meeting.exchange("listener", [listener and join_address(listener), dict(self._facts(spec))])
         addresses, facts = zip(*met, strict=True)
         peers = {split_address(text): rank for rank, text in enumerate(addresses) if text and rank != spec.rank}
         with self._lock:
-            self._local = {listener} if listener else set()
             self._remote = set(peers)
         self._proceed()
         owned.extend((*self._local, *self._remote))  # whoever forks while Gloo connects does not know the sockets yet
@@ -174,15 +180,31 @@ class GlooBuild(Build):
         options._timeout = timedelta(seconds=spec.timeout)  # noqa: SLF001
         backend = make(meeting.store(), spec.rank, spec.size, options)
         self._proceed()
-        links = sockets.connections(self._local, self._remote, before)
+        links = self._links(before)
         owned.extend(link.inode for link in links)
         sockets.track(owned)
 
         def give_back() -> None:
-            sockets.untrack(owned)
+            self._forget(owned)
             meeting.close()
 
         return GlooGroup(spec, backend, links, peers, give_back, facts)
+
+    def _links(self, but: frozenset[Inode] = frozenset()) -> list[Link]:
+        """This rank's connected sockets to its peers, without those in ``but``; the caller closes them."""
+        links = sockets.connections(self._local, self._remote, but)
+        if self._remote.isdisjoint(_listening):
+            return links
+        watched = sockets.watched_with(self._listener) if self._listener else frozenset()
+        mine = [link for link in links if link.inode in watched or link.local in self._local]
+        for link in links:
+            if link not in mine:  # between two others; or there is no telling: better inexact than another's
+                link.close()
+        return mine
+
+    def _forget(self, owned: Iterable[Inode | Address]) -> None:
+        sockets.untrack(owned)
+        _listening.difference_update(self._local)
 
     def _proceed(self) -> None:
         if self._given_up:

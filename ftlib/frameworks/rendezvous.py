@@ -12,6 +12,7 @@ import json
 import socket
 import threading
 import time
+from collections import defaultdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,9 @@ _START_TIMEOUT = timedelta(seconds=10)
 """Timeout for connecting to the server that this process has just started."""
 _QUICKEST, _SLOWEST, _RARELY = 0.0005, 0.02, 0.25
 """Seconds between two checks for the other ranks: at first, after a moment, and once they seem not to come at all."""
+
+_connecting: defaultdict[Address, threading.Lock] = defaultdict(threading.Lock)
+"""By store: held while a rank of this process connects to it, so that the one new connection to it is that rank's."""
 
 
 def join_address(address: Address) -> str:
@@ -107,18 +111,22 @@ class Meeting:
         self._deadline = time.monotonic() + timeout
         self._left_early = threading.Event()
         self._prefix = f"{epoch}/{view_id}/"
-        # The store's client retries refused connections until its timeout; this one detects a dead host at once.
+        connecting = _connecting[address]
+        if not connecting.acquire(timeout=timeout):
+            raise GroupError(f"{self._where} does not answer: this process has been connecting to it for {timeout:g} s")
         try:
+            # The store's client retries refused connections until its timeout; this one detects a dead host at once.
             socket.create_connection(address, timeout=timeout).close()
-        except OSError as error:
-            raise GroupError(f"{self._where} does not answer: {error}") from error
-        before = sockets.snapshot()
-        try:
+            before = sockets.snapshot()
             with no_name_server():
                 self._store: Any = TCPStore(*address, None, False, self._left(), wait_for_workers=False)
+            self._links = sockets.connections((), {address}, before)
+        except OSError as error:
+            raise GroupError(f"{self._where} does not answer: {error}") from error
         except RuntimeError as error:
             raise GroupError(f"{self._where} failed: {error}") from error
-        self._links = sockets.connections((), {address}, before)
+        finally:
+            connecting.release()
         sockets.track(link.inode for link in self._links)
 
     def exchange(self, topic: str, mine: object, *, rest: float = 0.0) -> list[Any]:
@@ -128,14 +136,14 @@ class Meeting:
         for what is not urgent: by then the others have written their values, and one poll is enough.
         """
         keys = [f"{self._prefix}{topic}/{rank}" for rank in range(self._size)]
+        store = self._store
         if rest:
             self._left_early.wait(rest)
         begin = time.monotonic()
-        store = self._store
         try:
-            if store is None or self._left_early.is_set():
+            if store is None or (self._left_early.is_set() and not rest):
                 raise GroupError(f"{self._where} was left by this rank")
-            store.set(keys[self._rank], json.dumps(mine))
+            store.set(keys[self._rank], json.dumps(mine))  # left since it began to rest or not: the others wait for it
             while not store.check(keys):
                 now = time.monotonic()
                 waited = now - begin

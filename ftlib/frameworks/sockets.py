@@ -6,6 +6,9 @@ duplicate first, look at the duplicate's addresses, keep it. A duplicate pins th
 
 Listening sockets are never cut: Gloo's loop thread answers that by terminating the process.
 
+Addresses do not tell which of two groups in one process has made a connection to a third. Who watches it does: each Gloo device
+watches its listener and its connections with one epoll descriptor, and ``/proc`` lists what that watches (``watched_with``).
+
 Forked children (data loader workers) inherit every descriptor and would keep a dead parent's connections open, so that
 its peers see nothing. With ``guard_forks`` a child lets go of all sockets tracked here.
 """
@@ -14,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import stat
 import threading
@@ -24,6 +28,11 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
 _DESCRIPTORS = "/proc/self/fd"
+_DETAILS = "/proc/self/fdinfo"
+_EPOLL = "anon_inode:[eventpoll]"
+_WATCHED = re.compile(r"^tfd:.* ino:([0-9a-f]+) sdev:([0-9a-f]+)$", re.MULTILINE)
+_MINOR_BITS = 20
+"""Of a device number as the kernel prints it there."""
 
 Address = tuple[str, int]
 """Numeric IP (no brackets, no scope, IPv4 not mapped into IPv6) and port."""
@@ -93,6 +102,19 @@ def connections(local: Collection[Address], remote: Collection[Address], but: fr
     return list(found.values())
 
 
+def watched_with(listener: Inode) -> frozenset[Inode]:
+    """All files that one epoll descriptor watches together with ``listener``, it among them; none if that is not to be seen."""
+    for descriptor in _descriptors() if supported() else ():
+        with contextlib.suppress(OSError):  # closed since it was listed
+            if os.readlink(f"{_DESCRIPTORS}/{descriptor}") != _EPOLL:  # noqa: PTH115 - see ``supported``
+                continue
+            with open(f"{_DETAILS}/{descriptor}", encoding="ascii") as details:  # noqa: PTH123 - see ``supported``
+                found = frozenset(map(_identity, _WATCHED.finditer(details.read())))
+            if listener in found:
+                return found
+    return frozenset()
+
+
 def track(sockets: Iterable[Inode | Address]) -> None:
     """Make forked children close these sockets, and all sockets with one of these addresses at either end."""
     _tracked.update(dict.fromkeys(sockets))
@@ -136,6 +158,11 @@ def _is_tracked(descriptor: int) -> bool:
     with handle:
         link = _link(inode, handle)
         return inode in _tracked or _local(handle) in _tracked or (link is not None and link.remote in _tracked)
+
+
+def _identity(watched: re.Match[str]) -> Inode:
+    number, device = (int(text, 16) for text in watched.groups())
+    return os.makedev(device >> _MINOR_BITS, device & ((1 << _MINOR_BITS) - 1)), number
 
 
 def _descriptors() -> list[int]:

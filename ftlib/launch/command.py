@@ -56,7 +56,9 @@ _WORKERS = "How many workers to start; gpu: one for each GPU that CUDA_VISIBLE_D
 @click.option("--log-dir", type=click.Path(path_type=Path), default=None, help="Write worker-N.log there, too.")
 @click.option("--events", type=click.Path(path_type=Path), default=None, help="Append one JSON line an event to this file.")
 @click.option("--resume", type=click.Path(path_type=Path), default=None, help="Go on from the newest checkpoint in there.")
-@click.option("--job", default=None, help="Job name  [default: a random one]")
+@click.option("--job", default=None, help="Job name  [default: a random one; with --meet FTLIB_JOB, or what is met]")
+@click.option("--meet", default=None, metavar="HOST:PORT|auto", help="Run one on every host: where their workers meet.")
+@click.option("--size", type=int, default=None, help="With --meet: workers of all hosts that the first step waits for.")
 @click.option("-m", "module", is_flag=True, help="SCRIPT is a module, as for python -m.")
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -72,23 +74,31 @@ def run(
     events: Path | None,
     resume: Path | None,
     job: str | None,
+    meet: str | None,
+    size: int | None,
     module: bool,
     script: str,
     args: tuple[str, ...],
 ) -> int:
     """Start workers of SCRIPT on this host, keep them going, and leave nothing behind.
 
-    A worker that dies is restarted and joins the others; one that its peers find silent is killed first.
+    A worker that dies is restarted and joins the others; one that its peers find silent is killed first. With --meet the same
+    command runs on every host, and worker 0 of each listens at that port: no launcher knows of the others, and none is needed.
     """
-    from .processes.gpus import GpuFinder  # noqa: PLC0415 - as the next
+    from .processes.gpus import GpuFinder  # noqa: PLC0415 - as the next ones
+    from .run.meeting import meeting  # noqa: PLC0415
     from .run.supervisor import launch  # noqa: PLC0415 - brings the runtime, which the help does without
 
     gpus = GpuFinder(os.environ).find()
+    count = workers or gpus.required()
+    if meet is None and size is not None:
+        raise ConfigError("--size is the number of workers of all hosts: give --meet HOST:PORT, at which they meet")
+    place = None if meet is None else meeting(meet, os.environ, workers=count, size=size)
     plan = StartPlan(
         command=python_command(script, args, module=module),
-        workers=workers or gpus.required(),
+        workers=count,
         gpus=gpus.count,
-        job=job or random_job(),
+        job=job or (random_job() if place is None else os.environ.get("FTLIB_JOB") or place.job),
         min_workers=min_workers,
         max_workers=max_workers,
         max_restarts=max_restarts,
@@ -97,5 +107,6 @@ def run(
         events=events,
         resume=resume,
         grace=grace,
+        meeting=place,
     )
     return launch(plan)

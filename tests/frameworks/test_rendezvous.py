@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -35,4 +36,21 @@ def test_a_view_that_is_forgotten_meanwhile_is_an_error_of_the_group() -> None:
             meeting.exchange("greeting", ["hello"])
     finally:
         meeting.close()
+        server.close()
+
+
+def test_ranks_of_one_process_do_not_take_each_others_connections() -> None:
+    server = StoreServer("127.0.0.1")
+    with ThreadPoolExecutor(8) as pool:
+        meetings = list(pool.map(lambda rank: Meeting(server.address, 1, "v1", rank, 8, timeout=20.0), range(8)))
+    try:
+        links = [link.inode for meeting in meetings for link in meeting._links]
+        assert len(links) == len(set(links)) == 8
+        meetings[0].cut()
+        with ThreadPoolExecutor(8) as pool:
+            told = list(pool.map(lambda meeting: meeting._store.set("still", "here"), meetings[1:]))
+        assert told == [None] * 7
+    finally:
+        for meeting in meetings:
+            meeting.close()
         server.close()

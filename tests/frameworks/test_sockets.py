@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import os
 import socket
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 from ftlib.errors import ConfigError
 from ftlib.frameworks import sockets
+from ftlib.frameworks.base import GroupSpec
+from ftlib.frameworks.gloo import GlooFramework
+from ftlib.frameworks.gloo_group import GlooGroup
 from ftlib.frameworks.rendezvous import interface_address, join_address, split_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ftlib.frameworks.base import Group
+
 pytestmark = pytest.mark.skipif(not sockets.supported(), reason="needs /proc")
+
+TIMEOUT = 20.0
+"""Seconds that building and each operation may take."""
 
 
 @pytest.fixture
@@ -125,3 +137,59 @@ def test_interfaces_by_name_and_number() -> None:
     assert interface_address("localhost") in {"127.0.0.1", "::1"}
     with pytest.raises(ConfigError, match="numeric"):
         interface_address("no-such-host.invalid")
+
+
+@pytest.fixture
+def ranks() -> Iterator[list[GlooFramework]]:
+    """Four ranks that share this process."""
+    with ExitStack() as stack:
+        frameworks = [GlooFramework() for _ in range(4)]
+        for framework in frameworks:
+            stack.callback(framework.close)
+        yield frameworks
+
+
+def built(frameworks: list[GlooFramework], epoch: int = 1) -> list[Group]:
+    """A group of all, each rank on a thread of its own."""
+    size = len(frameworks)
+    stores = [framework.start("127.0.0.1") for framework in frameworks]
+    specs = [GroupSpec(f"v{epoch}", epoch, rank, size, stores[0], TIMEOUT) for rank in range(size)]
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(lambda framework, spec: framework.rebuild(spec), frameworks, specs))
+
+
+def ends(group: Group) -> set[tuple[sockets.Address, sockets.Address]]:
+    assert isinstance(group, GlooGroup)
+    return {(link.local, link.remote) for link in group._links}
+
+
+def test_ranks_in_one_process_know_which_connections_are_theirs(ranks: list[GlooFramework]) -> None:
+    groups = built(ranks)
+    assert all(len(ends(group)) == 3 for group in groups), groups
+    for one, other in combinations(groups, 2):
+        shared = {(local, remote) for remote, local in ends(one)} & ends(other)
+        assert len(shared) == 1, (one, other)
+    assert len(frozenset[object]().union(*map(ends, groups))) == 12
+
+
+def test_a_rank_that_aborts_leaves_connections_between_others(ranks: list[GlooFramework]) -> None:
+    groups = built(ranks)
+    groups[1].abort()
+    received = torch.zeros(1000)
+    works = [groups[0].send(torch.ones(1000), 2, 7), groups[2].recv(received, 0, 7)]
+    assert all(work.wait(TIMEOUT) for work in works)
+    assert received.sum() == 1000
+    for rank in (0, 2, 3):
+        error = groups[rank].broken()
+        assert error is not None
+        assert set(error.peers) <= {1}
+
+
+def test_without_word_of_who_watches_no_connection_of_others_is_taken(
+    ranks: list[GlooFramework], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sockets, "_DETAILS", "/proc/self/no-such-folder")
+    groups = built(ranks)
+    assert not all(group.exact for group in groups if isinstance(group, GlooGroup))
+    taken = [end for group in groups for end in ends(group)]
+    assert len(taken) == len(set(taken)) == 6  # each connection once, by who accepted it
