@@ -197,7 +197,7 @@ class Collective:
             if member.id == group.here.id:
                 group.fail(error)
             else:
-                group.lane(member.id).lost(error, self._loop.later, functools.partial(group.fail, error))
+                group.lane(member.id).lost(self._loop.later, functools.partial(group.fail, error))
         self.meeting.lost(member.id, error)
 
     def _lane(self, key: Key, peer_id: str) -> Lane | None:

@@ -151,7 +151,7 @@ class Lane:
             settle(future, error=error.about(self.group, operation))
         self._connected.set()
 
-    def lost(self, error: CollectiveError, later: Callable[[float, Callable[[], None]], Any], end: Callable[[], None]) -> None:
+    def lost(self, later: Callable[[float, Callable[[], None]], Any], end: Callable[[], None]) -> None:
         """The peer is over: ``end`` is called, at once if the connection broke, else when all that it had sent has come.
 
         What one had sent that closed its groups before it ended can still be received.

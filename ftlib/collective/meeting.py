@@ -97,7 +97,7 @@ class Meeting:
             links = [link for _, link, _ in self._unclaimed if link.peer.id == member_id]
             self._unclaimed = deque(each for each in self._unclaimed if each[1] not in links)
         for lane in lanes:
-            lane.lost(error, self._loop.later, functools.partial(lane.end, error))
+            lane.lost(self._loop.later, functools.partial(lane.end, error))
         for link in links:
             link.fail(error)
 
