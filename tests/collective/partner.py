@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from consensus import Config, Gossip, Home, Member, Stream, format_address
-from ftlib.collective.link import Link
-from ftlib.collective.loop import LinkLoop
+from ftlib.links.link import Link
+from ftlib.links.loop import LinkLoop
 from tests.consensus.peer import Peer
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from consensus import Member, Stream
-from ftlib.collective.errors import CollectiveError, GroupClosed, LinkBroken, PeerLost
-from ftlib.collective.link import Link
-from ftlib.collective.loop import LinkLoop, pair
+from ftlib.links.errors import CollectiveError, GroupClosed, LinkBroken, PeerLost
+from ftlib.links.link import Link
+from ftlib.links.loop import LinkLoop, pair
 from tests.harness.basics import TIMEOUT, eventually
 
 A, B = Member("a" * 16, "127.0.0.1", 1), Member("b" * 16, "127.0.0.1", 1)

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from consensus import Gossip, Member
-from ftlib.collective.errors import GroupClosed, LinkBroken, PeerLost
-from ftlib.collective.link import Link
-from ftlib.collective.loop import LinkLoop
+from ftlib.links.errors import GroupClosed, LinkBroken, PeerLost
+from ftlib.links.link import Link
+from ftlib.links.loop import LinkLoop
 from tests.consensus.group import agree, begin
 from tests.consensus.peer import Peer
 from tests.harness.basics import TIMEOUT, eventually

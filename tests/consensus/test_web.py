@@ -267,7 +267,7 @@ async def test_no_connection_is_lost_where_the_server_closes_as_it_opens(turns: 
             visitors.append(socket.create_connection(listener.getsockname()))
             connection, _ = await asyncio.get_running_loop().sock_accept(listener)
             accepted.append(connection)
-        server = HttpServer(Authenticator(None, Member("a" * 16, "127.0.0.1", 1), "test"), *[None] * 5)  # type: ignore[list-item]
+        server = HttpServer(Authenticator(None, Member("a" * 16, "127.0.0.1", 1), "test"), *[None] * 6)  # type: ignore[list-item]
         opening = asyncio.create_task(server.open(listener.dup(), accepted))
         for _ in range(turns):
             await asyncio.sleep(0)

@@ -71,3 +71,8 @@ def bind_control(port: int = 0, host: str = HOST) -> ControlSockets:
     raise ConfigError(
         f"no port of {host} was free for both TCP and UDP in {_ATTEMPTS} attempts: stop something that holds many"
     )
+
+
+def address_of(host: str, port: int) -> str:
+    """``host:port`` as everything here writes it: brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -26,8 +26,10 @@ from consensus import KeyRing, format_address
 from ...common.processes import describe_exit
 from ...errors import ConfigError
 from ..processes import guard
-from ..processes.credentials import Credentials, remove_lost
+from ..processes.credentials import Credentials
+from ..processes.places import remove_lost
 from ..processes.process import Fate, require_linux, shell_code
+from ..processes.registry import recorded
 from ..processes.sockets import HOST, ControlSockets, bind_control, listen
 from ..processes.steward import REAP_TIMEOUT, Steward
 from ..processes.worker import Worker
@@ -115,7 +117,8 @@ class Supervisor:
             from ..processes.endpoint import serve  # noqa: PLC0415 - aiohttp takes 0.2 s to import: the workers start beside it
 
             runner = await serve(self, listener)
-            await self._over
+            with recorded(self._plan.job, self._supervisor, self._plan.command):
+                await self._over
         finally:
             self._steward.kill_all()
             if runner is not None:
