@@ -4,13 +4,13 @@
     python -m benchmarks mutants protocol --deep           # those that survived once more, by the histories of tests/simulation
     python -m benchmarks mutants plane --report            # what has been tried so far, and which mutants survived
 
-A mutant lives in a forked process that has everything loaded: the code of the one function is exchanged, and the tests that cover
-the line run, quickest first, until one fails. That takes milliseconds to seconds. Which tests cover what is noted once, by
-running each test under a tracer. Results go to ``out/mutants``, a line each; a mutant is known by its function's source, so
+A mutant lives in a forked process that has everything loaded: the code of the one function is exchanged, and the tests that
+cover the line run, quickest first, until one fails. That takes milliseconds to seconds. Which tests cover what is noted once,
+by running each test under a tracer. Results go to ``out/mutants``, a line each; a mutant is known by its function's source, so
 results of functions that have not changed since are kept. One process at a time; give it a low priority with ``nice``.
 
-Planted are errors in functions only: comparisons, ``and`` for ``or``, signs, numbers, conditions turned round, results, calls and
-assignments to attributes left out. Texts and log lines stay as they are. A survivor is a question, not a verdict: it may be
+Planted are errors in functions only: comparisons, ``and`` for ``or``, signs, numbers, conditions turned round, results, calls
+and assignments to attributes left out. Texts and log lines stay as they are. A survivor is a question, not a verdict: it may be
 equivalent, or behind a rule that another one implies.
 """
 
@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -141,46 +141,54 @@ def _quiet(node: ast.AST) -> bool:
 
 
 def _errors(parent: ast.AST, field: str, place: int | None, node: ast.AST) -> Iterator[tuple[int, str, Callable[[], None]]]:
-    line = getattr(node, "lineno", getattr(parent, "lineno", 0))
+    found = _otherwise(node, field) or _left_out(node)
+    if found is None:
+        return
+    what, new = found
 
-    def put(new: ast.AST) -> Callable[[], None]:
-        def deed() -> None:
-            ast.copy_location(new, node if hasattr(node, "lineno") else parent)
-            if place is None:
-                setattr(parent, field, new)
-            else:
-                getattr(parent, field)[place] = new
-            ast.fix_missing_locations(parent)
+    def deed() -> None:
+        ast.copy_location(new, node if hasattr(node, "lineno") else parent)
+        if place is None:
+            setattr(parent, field, new)
+        else:
+            getattr(parent, field)[place] = new
+        ast.fix_missing_locations(parent)
 
-        return deed
+    yield getattr(node, "lineno", getattr(parent, "lineno", 0)), what, deed
 
+
+def _otherwise(node: ast.AST, field: str) -> tuple[str, ast.AST] | None:
+    """An expression or operator with another value, and what is wrong with it."""
     kind = type(node)
     if kind in _SWAPPED and field in ("ops", "op"):
-        yield line, f"{kind.__name__} becomes {_SWAPPED[kind].__name__}", put(_SWAPPED[kind]())
-    elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
-        yield line, f"{node.value} becomes {not node.value}", put(ast.Constant(not node.value))
-    elif isinstance(node, ast.Constant) and isinstance(node.value, int | float):
-        yield line, f"{node.value} becomes {node.value + 1}", put(ast.Constant(node.value + 1))
-    elif isinstance(node, ast.Name) and node.id in _NAMES and field == "func":
-        yield line, f"{node.id} becomes {_NAMES[node.id]}", put(ast.Name(_NAMES[node.id], ast.Load()))
-    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        yield line, "not left out", put(node.operand)
-    elif isinstance(node, ast.expr) and field in ("test", "ifs") and not isinstance(node, ast.Compare | ast.BoolOp):
-        yield line, "condition turned round", put(ast.UnaryOp(ast.Not(), node))
-    elif isinstance(node, ast.BoolOp | ast.Compare) and field in ("test", "ifs") and len(getattr(node, "ops", (0, 0))) > 1:
-        yield line, "condition turned round", put(ast.UnaryOp(ast.Not(), node))
-    elif isinstance(node, ast.Return) and node.value is not None and not isinstance(node.value, ast.Constant | ast.Compare):
-        yield line, "returns None", put(ast.Return(ast.Constant(None)))
-    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call | ast.Await):
-        yield line, "call left out", put(ast.Pass())
-    elif isinstance(node, ast.AugAssign | ast.Delete) or (
-        isinstance(node, ast.Assign) and all(isinstance(target, ast.Attribute | ast.Subscript) for target in node.targets)
-    ):
-        yield line, "assignment left out", put(ast.Pass())
-    elif isinstance(node, ast.Continue):
-        yield line, "continue becomes break", put(ast.Break())
-    elif isinstance(node, ast.Break):
-        yield line, "break becomes continue", put(ast.Continue())
+        return f"{kind.__name__} becomes {_SWAPPED[kind].__name__}", _SWAPPED[kind]()
+    if isinstance(node, ast.Constant) and isinstance(node.value, bool):
+        return f"{node.value} becomes {not node.value}", ast.Constant(not node.value)
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+        return f"{node.value} becomes {node.value + 1}", ast.Constant(node.value + 1)
+    if isinstance(node, ast.Name) and node.id in _NAMES and field == "func":
+        return f"{node.id} becomes {_NAMES[node.id]}", ast.Name(_NAMES[node.id], ast.Load())
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return "not left out", node.operand
+    several = len(node.ops) > 1 if isinstance(node, ast.Compare) else True  # else its operator is swapped
+    if isinstance(node, ast.expr) and field in ("test", "ifs") and several:
+        return "condition turned round", ast.UnaryOp(ast.Not(), node)
+    return None
+
+
+def _left_out(node: ast.AST) -> tuple[str, ast.AST] | None:
+    """What stands in a statement's place that is left out, or leads elsewhere."""
+    if isinstance(node, ast.Return) and node.value is not None and not isinstance(node.value, ast.Constant | ast.Compare):
+        return "returns None", ast.Return(ast.Constant(None))
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call | ast.Await):
+        return "call left out", ast.Pass()
+    kept = isinstance(node, ast.Assign) and all(isinstance(target, ast.Attribute | ast.Subscript) for target in node.targets)
+    if kept or isinstance(node, ast.AugAssign | ast.Delete):
+        return "assignment left out", ast.Pass()
+    if isinstance(node, ast.Continue | ast.Break):
+        there, instead = ("continue", "break") if isinstance(node, ast.Continue) else ("break", "continue")
+        return f"{there} becomes {instead}", ast.Break() if instead == "break" else ast.Continue()
+    return None
 
 
 def mutants_of(path: Path) -> list[Mutant]:
@@ -222,7 +230,7 @@ class Cover:
         self.lines: set[tuple[str, int]] = set()
         self._left: dict[CodeType, set[int]] = {}
 
-    def __enter__(self) -> Cover:
+    def __enter__(self) -> Self:
         threading.settrace(self._entered)
         sys.settrace(self._entered)
         return self
@@ -408,7 +416,8 @@ def report(name: str) -> None:
     print(f"| file | mutants | tried | {' | '.join(verdicts)} |\n|{' --- |' * (3 + len(verdicts))}")
     for file in [*sorted(total), ""]:
         counts = Counter(entry["verdict"] for entry in tried if file in ("", entry["file"]))
-        row = [file or "all", total[file] if file else sum(total.values()), sum(counts.values()), *(counts[v] for v in verdicts)]
+        there_are = total[file] if file else sum(total.values())
+        row = [file or "all", there_are, sum(counts.values()), *(counts[verdict] for verdict in verdicts)]
         print("| " + " | ".join(map(str, row)) + " |")
     for entry in sorted(tried, key=lambda entry: (entry["file"], entry["line"])):
         if entry["verdict"] in ("survived", "no test"):
@@ -429,7 +438,8 @@ def main() -> int:
         report(args.name)
         return 0
     os.environ["OMP_NUM_THREADS"] = "1"
-    options = ["-q", "-p", "no:cacheprovider", "-o", "timeout=0", "-m", "not soak and not process and not gpu", *TESTS[args.name]]
+    options = ["-q", "-p", "no:cacheprovider", "-o", "timeout=0", "-m", "not soak and not process and not gpu"]
+    options += TESTS[args.name]
     options += [DEEP] if args.deep else []
     status = pytest.main(options, plugins=[Runner(args.name, args.seconds, args.only, args.deep)])
     report(args.name)
