@@ -1,4 +1,4 @@
-# make setup | demo | test | gpu | gpu-wheels | fuzz | lint | bench | soak | pictures | tables | transcripts | clean
+# make setup | demo | test | gpu | gpu-wheels | fuzz | lint | bench | soak | dist | matrix | pictures | tables | transcripts | clean
 
 PYTHON ?= python3
 VENV   := .venv
@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
 TORCH  := torch==2.13.0
 
-.PHONY: setup demo test gpu gpu-wheels fuzz lint bench soak pictures tables transcripts clean
+.PHONY: setup demo test gpu gpu-wheels fuzz lint bench soak dist matrix pictures tables transcripts clean
 
 setup: $(STAMP)
 
@@ -70,6 +70,14 @@ fuzz: setup
 
 soak: setup
 	$(BIN)/python -m pytest -m soak
+
+# What users install: sdist and wheel in dist/, checked, each installed into an empty environment and used there.
+dist: setup
+	$(BIN)/python -m tests.installed.dist
+
+# The lowest and the newest versions of what it needs, and other Pythons. ROW=lowest runs one.
+matrix: setup
+	$(BIN)/python -m tests.installed.matrix $(ROW)
 
 # The house is drawn from the imports of the code, the state diagrams from its tables; imgs/demo.png is the report of a make demo.
 PICTURES := house architecture training flow life detection change

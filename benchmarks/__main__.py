@@ -44,6 +44,7 @@ ALL = (
     ("kills", "--kills 1000", "--kills 20"),
     ("kill_soak", "", "--kills 45"),
     ("chaos", "", "--count 14"),
+    ("parameter_server", "", "--rounds 200 --blocks 4"),
     ("transfer", "", "--sizes 400 --repetitions 3"),
     ("quiet", "", None),
     ("imports", "", "--repeats 3"),

@@ -55,6 +55,7 @@ class Lodger:
             facts=self._facts,
             served=frozenset,
             hand_over=lambda connection, _request: connection.close(),
+            signal=lambda _number: None,
         )
         self.agent: Agent = make_agent(setup, sockets, outside)
 

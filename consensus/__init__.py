@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .backends import Gossip, SharedStorage
-    from .config import Config, Home, Liveness, Policy, check_secret
+    from .config import PROTOCOL_VERSION, Config, Home, Liveness, Policy, check_secret
     from .errors import (
         CodecError,
         ConfigError,
@@ -37,16 +37,23 @@ if TYPE_CHECKING:
         StoreWipedError,
     )
     from .interface import Bound, Consensus, DataPlane, Mode, NullPlane, Source, Stream
-    from .member import Address, Member, format_address, parse_address
+    from .member import COHORT, COHORT_SIZE, Address, Member, format_address, parse_address
     from .membership import Membership
     from .runtime.net.fork import release_in_children
+    from .runtime.net.sockets import addresses_here
     from .tools.client import Answer, get
+    from .tools.orders import give_order
+    from .tools.sign_in import Visit, sign_in
     from .view import Cause, Reason, View
     from .wire.keys import MOST_KEYS, Key, KeyRing, read_secrets
+    from .wire.orders import OrderKind, new_order
     from .wire.slices import short_slices
 
 __all__ = [
+    "COHORT",
+    "COHORT_SIZE",
     "MOST_KEYS",
+    "PROTOCOL_VERSION",
     "Address",
     "Answer",
     "Bound",
@@ -72,6 +79,7 @@ __all__ = [
     "Membership",
     "Mode",
     "NullPlane",
+    "OrderKind",
     "OvertakenError",
     "Policy",
     "QuorumLostError",
@@ -84,18 +92,25 @@ __all__ = [
     "StoreWipedError",
     "Stream",
     "View",
+    "Visit",
+    "addresses_here",
     "check_secret",
     "format_address",
     "get",
+    "give_order",
+    "new_order",
     "parse_address",
     "read_secrets",
     "release_in_children",
     "short_slices",
+    "sign_in",
 ]
 
 _HOMES = {
     "Address": "member",
     "Answer": "tools.client",
+    "COHORT": "member",
+    "COHORT_SIZE": "member",
     "Bound": "interface",
     "Cause": "view",
     "CodecError": "errors",
@@ -116,10 +131,12 @@ _HOMES = {
     "LeftError": "errors",
     "Liveness": "config",
     "MOST_KEYS": "wire.keys",
+    "PROTOCOL_VERSION": "config",
     "Member": "member",
     "Membership": "membership",
     "Mode": "interface",
     "NullPlane": "interface",
+    "OrderKind": "wire.orders",
     "OvertakenError": "errors",
     "Policy": "config",
     "QuorumLostError": "errors",
@@ -132,13 +149,18 @@ _HOMES = {
     "StoreWipedError": "errors",
     "Stream": "interface",
     "View": "view",
+    "Visit": "tools.sign_in",
+    "addresses_here": "runtime.net.sockets",
     "check_secret": "config",
     "format_address": "member",
     "get": "tools.client",
+    "give_order": "tools.orders",
+    "new_order": "wire.orders",
     "parse_address": "member",
     "read_secrets": "wire.keys",
     "release_in_children": "runtime.net.fork",
     "short_slices": "wire.slices",
+    "sign_in": "tools.sign_in",
 }
 """The module of each lazily imported name."""
 

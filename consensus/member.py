@@ -5,9 +5,13 @@ A restarted process is a new member: it draws a new ``id``, so no statement abou
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 Address = tuple[str, int]
+
+COHORT, COHORT_SIZE = "_cohort", "_cohort_size"
+"""The facts by which a member advertises its cohort: a name, and the number of its members (see ``Member.cohort``)."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -33,12 +37,38 @@ class Member:
         """The value that this member advertises under ``key``, or None."""
         return dict(self.meta).get(key)
 
+    @property
+    def cohort(self) -> tuple[str, int]:
+        """The name and the size of its cohort: members that are of use only together. By itself it is one of size 1.
+
+        A view has all members of a cohort or none, unless no cohort is whole any more: then all who are left stay, and learn
+        that together.
+        """
+        if not self.meta:
+            return self.id, 1
+        name, size = self.fact(COHORT), self.fact(COHORT_SIZE)
+        if not name or size is None or not size.isdecimal() or int(size) < 1:
+            return self.id, 1
+        return name, int(size)
+
     def shown(self) -> dict[str, str]:
         """The facts that people may see."""
         return {key: value for key, value in self.meta if not key.startswith("_")}
 
     def __str__(self) -> str:
         return f"{self.id[:6]}@{format_address(self.address)}"
+
+
+def whole_cohorts(members: Iterable[Member]) -> list[Member]:
+    """The members of whole cohorts, each cohort's in a row, in the order in which the cohorts have become whole."""
+    gathered: dict[tuple[str, int], list[Member]] = {}
+    found: list[Member] = []
+    for member in members:
+        met = gathered.setdefault(member.cohort, [])
+        met.append(member)
+        if len(met) == member.cohort[1]:
+            found += met
+    return found
 
 
 def parse_address(text: str, *, default_port: int | None = None) -> Address:

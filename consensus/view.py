@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeVar
@@ -26,13 +26,15 @@ T = TypeVar("T")
 
 
 class Cause(Enum):
-    """Why a member is removed. Only PROOF and LEFT free a voter from waiting T_excl (see ``protocol/agreement/voter.py``)."""
+    """Why a member is removed. PROOF, LEFT and COHORT free a voter from waiting T_excl (``protocol/agreement/acceptor.py``)."""
 
     PROOF = "proof"
     LEFT = "left"
     SILENCE = "silence"
     UNREADY = "unready"
     SEVERED = "severed"
+    COHORT = "cohort"
+    """Another member of its cohort is removed (see ``Member.cohort``)."""
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -137,6 +139,18 @@ class View:
             for member in self.members:
                 self._addresses[member.address] = (*self._addresses.get(member.address, ()), member.id)
         return self._addresses.get(address, ())
+
+    def with_cohorts(self, removed: Sequence[Removal]) -> tuple[Removal, ...]:
+        """``removed``, and all others of the cohorts that lose a member by that, in seniority order.
+
+        ``removed`` as it is if no cohort would be left whole.
+        """
+        gone = {removal.member_id: removal for removal in removed}
+        broken = {self.member(member_id).cohort for member_id in gone}
+        if all(size == 1 for _, size in broken) or all(member.cohort in broken for member in self.members):
+            return tuple(removed)
+        out = [member.id for member in self.members if member.id in gone or member.cohort in broken]
+        return tuple(gone.get(member_id) or Removal(member_id, Cause.COHORT) for member_id in out)
 
     def __str__(self) -> str:
         named = ", ".join(member.id[:6] for member in self.members[:SHOWN])

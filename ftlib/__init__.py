@@ -19,6 +19,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from .errors import (
+    AgentFailedError,
     ConfigError,
     Excluded,
     FTLibError,
@@ -27,24 +28,51 @@ from .errors import (
     JoinError,
     QuorumLost,
     RebuildTimeout,
+    ReplicaLost,
     StateLost,
     StepMismatch,
+    WorkerFailedError,
 )
 from .status import Status
 
 if TYPE_CHECKING:
+    from .collective.channel import Channel
+    from .collective.collective import Collective
+    from .collective.group import CollectiveGroup
+    from .collective.works import AsyncChannelWork, AsyncCollWork, AsyncFuncWork, AsyncWork
     from .core.plane.ranks import RankAssignScheme
     from .core.tensors.compression.compression import Compression
     from .core.tensors.compression.power_sgd import PowerSGD
     from .data.distributed_sampler import DistributedSampler
     from .data.elastic_sampler import ElasticSampler
     from .ftlib import FTLib
+    from .launch.launcher import Launch, Launcher
+    from .launch.result import LaunchResult
+    from .links.errors import (
+        CollectiveError,
+        CollectiveTimeout,
+        GroupClosed,
+        LinkBroken,
+        Mismatch,
+        PeerLost,
+        Refused,
+    )
     from .train.data_parallel import DistributedDataParallel
     from .train.faults import FaultInjector
     from .train.local_sgd import DiLoCo, LocalSGD
     from .train.optimizer import Optimizer
 
 __all__ = [
+    "AgentFailedError",
+    "AsyncChannelWork",
+    "AsyncCollWork",
+    "AsyncFuncWork",
+    "AsyncWork",
+    "Channel",
+    "Collective",
+    "CollectiveError",
+    "CollectiveGroup",
+    "CollectiveTimeout",
     "Compression",
     "ConfigError",
     "DiLoCo",
@@ -55,21 +83,40 @@ __all__ = [
     "FTLib",
     "FTLibError",
     "FaultInjector",
+    "GroupClosed",
     "GroupError",
     "InjectedFault",
     "JoinError",
+    "Launch",
+    "LaunchResult",
+    "Launcher",
+    "LinkBroken",
     "LocalSGD",
+    "Mismatch",
     "Optimizer",
+    "PeerLost",
     "PowerSGD",
     "QuorumLost",
     "RankAssignScheme",
     "RebuildTimeout",
+    "Refused",
+    "ReplicaLost",
     "StateLost",
     "Status",
     "StepMismatch",
+    "WorkerFailedError",
 ]
 
 _LAZY = {
+    "AsyncChannelWork": "collective.works",
+    "AsyncCollWork": "collective.works",
+    "AsyncFuncWork": "collective.works",
+    "AsyncWork": "collective.works",
+    "Channel": "collective.channel",
+    "Collective": "collective.collective",
+    "CollectiveError": "links.errors",
+    "CollectiveGroup": "collective.group",
+    "CollectiveTimeout": "links.errors",
     "Compression": "core.tensors.compression.compression",
     "DiLoCo": "train.local_sgd",
     "DistributedDataParallel": "train.data_parallel",
@@ -77,10 +124,18 @@ _LAZY = {
     "ElasticSampler": "data.elastic_sampler",
     "FTLib": "ftlib",
     "FaultInjector": "train.faults",
+    "GroupClosed": "links.errors",
+    "Launch": "launch.launcher",
+    "LaunchResult": "launch.result",
+    "Launcher": "launch.launcher",
+    "LinkBroken": "links.errors",
     "LocalSGD": "train.local_sgd",
+    "Mismatch": "links.errors",
     "Optimizer": "train.optimizer",
+    "PeerLost": "links.errors",
     "PowerSGD": "core.tensors.compression.power_sgd",
     "RankAssignScheme": "core.plane.ranks",
+    "Refused": "links.errors",
 }
 
 

@@ -37,7 +37,6 @@ from .lifecycle.lifetime import CLOSE_TIMEOUT, Lifetime, Means
 from .lifecycle.meeting import introduced
 from .lifecycle.rejoin import Succession
 from .settings.config import BACKENDS, UNSAID, VETO, Settings, check_storage, resolve
-from .settings.replicas import check_supported
 from .state.private import DONOR, Private
 from .state.registry import Registered
 from .training import Calls
@@ -96,7 +95,6 @@ class FTLib(Calls):
         ``consensus``: ``gossip`` or ``shared_storage``; if it is not given, the environment or the file may set it.
         """
         resolved = resolve(settings, config, backend=Gossip if isinstance(consensus, Consensus) else _backend_of(consensus))
-        check_supported(resolved.part)
         backend = framework_of(framework)
         resolved = resolved.agreeing(framework=backend.family)
         kind = None if isinstance(consensus, Consensus) else resolved.backend
@@ -284,12 +282,12 @@ class FTLib(Calls):
 
     @property
     def size(self) -> int:
-        """Members of the newest active view; before the first, of the job that was met (0 for none)."""
+        """Replicas in the newest active view, each a member or several; before the first, in the job that was met (0: none)."""
         session = self._session
         if session is not None:
             return session.size
         known = self._lives.life.known
-        return 0 if known is None else len(known)
+        return 0 if known is None else len(known) // self.settings.shards
 
     @property
     def epoch(self) -> int:
@@ -301,13 +299,13 @@ class FTLib(Calls):
     def view(self) -> View | None:
         """The newest active view, None before the first."""
         session = self._session
-        return None if session is None else session.view
+        return None if session is None else session.whole
 
     @property
     def member_list(self) -> tuple[Member, ...]:
         """Members of the newest active view in seniority order."""
         session = self._session
-        return () if session is None else session.view.members
+        return () if session is None else session.whole.members
 
     @property
     def step(self) -> int:
@@ -318,6 +316,11 @@ class FTLib(Calls):
         plane = self._plane
         with plane.changed:
             return plane.step - plane.lag.steps
+
+    @property
+    def consensus(self) -> Consensus:
+        """The consensus of this worker's current lifetime: who is in, and streams to the others."""
+        return self._consensus
 
     @property
     def group(self) -> Group | None:

@@ -389,6 +389,8 @@ class Calls(ABC):
         """
         if self._execution is not None:
             raise ConfigError("execute was called within execute: a step is one function; call the inner one directly")
+        if self._lives.life.mates is not None:
+            raise ConfigError("execute: a replica of several processes has no units yet: call allreduce_average in its loop")
         unit = Unit(functools.partial(func, *args, **kwargs), self._layouts.layout(Kind.UNIT.value, Targets([], []), "SUM"))
         if self._carry_out(unit, functools.partial(self._perform, unit)) is Status.ABORT:
             raise FTLibError("execute: this worker has left the job, or was closed")

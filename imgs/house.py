@@ -24,6 +24,7 @@ FTLIB = {
     "cli": ("cli", "the command ftlib"),
     "train": ("train", "wrappers of a program's model and optimizer"),
     "collective": ("collective", "ordered messages and queues between members"),
+    "links": ("links", "streams of messages between two"),
     "torchft": ("torchft", "torchft's interface on top of ftlib"),
     "launch": ("launch", "ftlib run: starts and restarts workers"),
     "ftlib": ("FTLib", "what a program calls"),

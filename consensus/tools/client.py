@@ -94,6 +94,11 @@ class Answer:
             raise SecretError(str(error)) from None
         return data
 
+    def fileno(self) -> int:
+        """The connection's descriptor; -1 once it is closed."""
+        sock = self._connection.sock
+        return -1 if sock is None else int(sock.fileno())
+
     def close(self) -> None:
         """Close the connection. Idempotent."""
         self._response.close()  # owns the connection if the server has announced that it closes it
@@ -201,24 +206,28 @@ def ask_plainly(
 
 
 def ask_signed(
-    connection: http.client.HTTPConnection, target: str, ring: KeyRing, headers: Mapping[str, str] = MappingProxyType({})
+    connection: http.client.HTTPConnection,
+    target: str,
+    ring: KeyRing,
+    headers: Mapping[str, str] = MappingProxyType({}),
+    method: str = "GET",
 ) -> tuple[http.client.HTTPResponse, Exchange]:
     """``GET target``, signed, on an open connection: the answer of a member that has proven itself. ``headers``: further ones.
 
     Raises SecretError if the two sides do not have the same secret.
     """
     nonce = fresh_nonce()
-    connection.request("GET", target, headers={"Authorization": greeting(nonce)})
+    connection.request(method, target, headers={"Authorization": greeting(nonce)})
     response = connection.getresponse()
     scheme, _, challenge = response.getheader("WWW-Authenticate", "").partition(" ")
     if response.status != 401 or scheme != SCHEME:
         raise SecretError(f"{_where(connection)} does not authenticate itself: it has no secret, or is no member")
     response.read()
     try:
-        exchange = Exchange(ring.first, nonce, decode(challenge), target)
+        exchange = Exchange(ring.first, nonce, decode(challenge), target, method)
     except SealError as error:
         raise SecretError(f"{_where(connection)}: {error}") from None
-    connection.request("GET", target, headers={**headers, "Authorization": exchange.credentials()})
+    connection.request(method, target, headers={**headers, "Authorization": exchange.credentials()})
     response = connection.getresponse()
     if response.status == 401:
         raise SecretError(f"{_where(connection)} uses another secret: give the one of its job")

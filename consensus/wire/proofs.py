@@ -163,7 +163,7 @@ class Frames:
         return b"%d" % last
 
 
-def exchange_of(ring: KeyRing, text: str, challenge: bytes, target: str) -> Exchange:
+def exchange_of(ring: KeyRing, text: str, challenge: bytes, target: str, method: str = "GET") -> Exchange:
     """The exchange to which the credentials ``text`` (without the scheme) belong; raises SealError if they are wrong."""
     nonce, _, rest = text.partition(".")
     key_id, _, token = rest.partition(".")
@@ -174,7 +174,7 @@ def exchange_of(ring: KeyRing, text: str, challenge: bytes, target: str) -> Exch
     found = decode(nonce)
     if key is None or len(found) != NONCE:
         raise SealError("unauthentic", "signed with another secret")
-    exchange = Exchange(key, found, challenge, target)
+    exchange = Exchange(key, found, challenge, target, method)
     if not exchange.admits(decode(token)):
         raise SealError("unauthentic", "a wrong token")
     return exchange

@@ -20,7 +20,10 @@ from ..launch.processes.credentials import drawn_files, new_secret, ring_of_user
 
 def add_key(path: Path) -> None:
     """Append a new secret as the last: members accept it from now on, and none seals with it."""
-    keys = _read(path) if path.exists() else []
+    if not path.exists():
+        make = f"umask 077; ftlib keys new > {path}"
+        raise ConfigError(f"{path} is not there: give the file that the members read, or make one: {make}")
+    keys = _read(path)
     _write(path, [*keys, new_secret()])
 
 

@@ -25,7 +25,16 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(code_of(commands, arguments, "ftlib"))
 
 
+def _show_version(context: click.Context, _option: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        from .version import versions  # noqa: PLC0415 - reads the metadata of installed packages
+
+        click.echo(versions())
+        context.exit()
+
+
 @click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show versions.")
 @click.pass_context
 def commands(context: click.Context) -> None:
     """Data-parallel PyTorch training that goes on when a worker is killed."""
@@ -47,20 +56,41 @@ def demo(args: tuple[str, ...]) -> int:
     return int(module.main(list(args)) or 0)
 
 
+_WHO = click.argument("address", metavar="[ADDRESS]", required=False)
+"""host:port, or a worker of a run here."""
 _TIMEOUT = click.option("--timeout", type=float, default=5.0, show_default=True, help="Seconds to wait for the answer.")
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
 
 @commands.command()
-@click.argument("address")
+@_JSON
+def ps(*, as_json: bool) -> int:
+    """List your jobs on this host (of ftlib run), with their workers."""
+    from .runs import running, show  # noqa: PLC0415 - brings the runtime
+
+    found = running()
+    if as_json:
+        click.echo(json.dumps([run.as_dict() for run in found], indent=2))
+    else:
+        show(found)
+    return 0
+
+
+@commands.command()
+@_WHO
 @_JSON
 @click.option("--watch", is_flag=True, help="Show it anew every second, until Ctrl-C.")
 @_TIMEOUT
-def status(*, address: str, as_json: bool, watch: bool, timeout: float) -> int:
-    """Show what the member at ADDRESS (host:port) believes."""
+def status(*, address: str | None, as_json: bool, watch: bool, timeout: float) -> int:
+    """Show what the member at ADDRESS believes.
+
+    ADDRESS is host:port or the name of a worker, as worker-2 or JOB/worker-2; without it: of your only job on this host.
+    """
     from .overview import show, watch_status  # noqa: PLC0415 - brings the whole runtime, which only this needs
+    from .runs import address_of  # noqa: PLC0415
     from .status import fetch_status, with_followers  # noqa: PLC0415
 
+    address = address_of(address)
     if watch:
         if as_json:
             raise click.UsageError("--watch is for people, --json for programs: give one of them.")
@@ -74,18 +104,86 @@ def status(*, address: str, as_json: bool, watch: bool, timeout: float) -> int:
 
 
 @commands.command()
-@click.argument("address")
+@_WHO
 @click.option("--epoch", type=click.IntRange(min=1), default=None, help="Only the change to this epoch.")
 @click.option("--last", type=click.IntRange(min=1), default=10, show_default=True, help="So many changes, the newest.")
 @_JSON
 @_TIMEOUT
-def explain(*, address: str, epoch: int | None, last: int, as_json: bool, timeout: float) -> int:
-    """Tell why and how each view changed, as the member at ADDRESS (host:port) and the drivers of the changes know it."""
+def explain(*, address: str | None, epoch: int | None, last: int, as_json: bool, timeout: float) -> int:
+    """Tell why and how each view changed.
+
+    As the member at ADDRESS (as for status) and the drivers of the changes know it.
+    """
     from .explain import explain as text_of  # noqa: PLC0415
     from .explain import fetch_story  # noqa: PLC0415
+    from .runs import address_of  # noqa: PLC0415
 
-    story = fetch_story(address, timeout, epoch=epoch, last=last)
+    story = fetch_story(address_of(address), timeout, epoch=epoch, last=last)
     click.echo(json.dumps(story.as_list(), indent=2) if as_json else text_of(story))
+    return 0
+
+
+_ONE = click.argument("address")
+_YES = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+
+
+@commands.command()
+@_ONE
+@_YES
+@_TIMEOUT
+def drain(*, address: str, yes: bool, timeout: float) -> int:
+    """Have one worker leave well, after the call under way; ADDRESS as for status."""
+    return _order("drain", address, yes=yes, timeout=timeout)
+
+
+@commands.command()
+@_ONE
+@_YES
+@_TIMEOUT
+def kill(*, address: str, yes: bool, timeout: float) -> int:
+    """Kill one worker (SIGKILL), whether it hangs or not; ADDRESS as for status."""
+    return _order("kill", address, yes=yes, timeout=timeout)
+
+
+def _order(kind: str, address: str, *, yes: bool, timeout: float) -> int:
+    from consensus import OrderKind  # noqa: PLC0415 - as for status
+
+    from .orders import order  # noqa: PLC0415
+    from .runs import address_of  # noqa: PLC0415
+
+    def agreed(what: str) -> bool:
+        if yes:
+            click.echo(what)
+            return True
+        if not sys.stdin.isatty():
+            raise click.UsageError(f"{what}. Give --yes to do that without a terminal.")
+        return click.confirm(f"{what}. Do it?")
+
+    click.echo(order(OrderKind(kind), address_of(address), timeout, agreed))
+    return 0
+
+
+@commands.command()
+@_ONE
+@_TIMEOUT
+def stack(*, address: str, timeout: float) -> int:
+    """Show where each thread of a worker is, also while it hangs; ADDRESS as for status."""
+    from .orders import stack_of  # noqa: PLC0415 - as for status
+    from .runs import address_of  # noqa: PLC0415
+
+    click.echo(stack_of(address_of(address), timeout).rstrip())
+    return 0
+
+
+@commands.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(*, shell: str) -> int:
+    """Print what makes SHELL complete ftlib's commands: eval "$(ftlib completion bash)"."""
+    from click.shell_completion import get_completion_class  # noqa: PLC0415 - used by this alone
+
+    kind = get_completion_class(shell)
+    assert kind is not None, shell
+    click.echo(kind(commands, {}, "ftlib", "_FTLIB_COMPLETE").source())
     return 0
 
 

@@ -28,6 +28,7 @@ from ..common.memory import room
 from ..core.calls.call import Call
 from ..core.calls.observer import Observers
 from ..core.calls.open_call import OpenCall
+from ..core.calls.session import Session
 from ..core.engine.call_lock import CallLock
 from ..core.engine.callbacks import Listeners
 from ..core.engine.engine import Engine
@@ -41,18 +42,22 @@ from ..core.plane.plane import Plane
 from ..core.plane.ranks import RankAssignScheme
 from ..core.plane.rebuild import Rebuilder, RebuildError
 from ..core.plane.step_times import StepTimes
+from ..core.replicas.whole import facts_of, replica_of, shard_view
+from ..core.replicas.words import Word, WordFlag
 from ..core.stand_in.deputy import Deputy, Terms, replayable
 from ..core.tensors.layout_book import LayoutBook
-from ..errors import ConfigError, Excluded, GroupError, JoinError
+from ..errors import ConfigError, Excluded, GroupError, JoinError, ReplicaLost
 from ..frameworks.base import Framework, Group, GroupSpec
 from ..recovery import Border, Catchup, Donor, GroupTransport, HTTPTransport, RecoveryLimits, Transfer, WarmStandby
 from ..settings.config import VETO, Settings
 from ..state.registry import Registered
 from ..status import Status
+from . import stacks
 from .binding import bind
 from .chaos import PATH as CHAOS
 from .chaos import Chaos
 from .gathering import gathering
+from .replica.mates import Connections
 from .spare import Spare
 from .supervisor_client import announce
 
@@ -64,6 +69,8 @@ CLOSE_TIMEOUT = 1.0
 """Seconds that the others get, when this member closes, to agree that it leaves; also the time for threads to end."""
 SETTLED = 1.0
 """Seconds in which a view change ends, once it is known which members are gone."""
+MEET_TIMEOUT = 20.0
+"""Seconds in which the processes of one replica connect to each other, once they are in a view together."""
 _LOOK = 0.05
 """Seconds between two checks whether this worker has to go, while it looks for the job."""
 EXPLAIN_TIMEOUT = 3.0
@@ -140,7 +147,10 @@ class Lifetime:
             self._activated,
             functools.partial(facts, plane, means.framework),
             self._given_up,
+            part=settings.part,
         )
+        part = settings.part
+        self.mates: Connections | None = None if part.shards == 1 else Connections(part.shard, self._mate_lost)
         catchup = Catchup(plane, registered, self._transport, allowed, self._standby if spares else None, allocate)
         self.engine = Engine(
             plane,
@@ -164,6 +174,7 @@ class Lifetime:
             observers=observers,
             layouts=layouts,
             allocate=allocate,
+            mates=self.mates,
         )
         self.deputy = self._deputy(settings, means)
         self.run: Callable[[Call], Status] = self.engine.run if self.deputy is None else self.deputy.run
@@ -212,11 +223,15 @@ class Lifetime:
             meta["name"] = settings.name
         if settings.supervisor:
             meta["supervisor"] = settings.supervisor
+        meta |= facts_of(settings.part)
+        if self.mates is not None:
+            meta |= self.mates.listen(interface)
         consensus.serve(Transfer.PATH, self.transfer.source)
         consensus.serve(Border.PATH, self._border.source)
         consensus.serve(INQUIRY, self._inquiry.source)
         consensus.serve(RESUMPTION, self.resumption.source)
         consensus.serve(Donor.PATH, self.donor.source)
+        consensus.serve(stacks.PATH, stacks.source)
         if self._means.chaos is not None and self._means.ring is not None:  # without a secret anybody could ask
             consensus.serve(CHAOS, functools.partial(self._means.chaos.source, consensus))
         self._rebuilder.start()
@@ -309,6 +324,8 @@ class Lifetime:
             with contextlib.suppress(ConsensusError):
                 self.consensus.stop()
             self._rebuilder.close(CLOSE_TIMEOUT)
+        if self.mates is not None:
+            self.mates.close()
         self.engine.forget()  # this object may stay uncollected for long, and its buffers are as large as the model
         self.donor.forget()
         self.transfer.close()
@@ -368,6 +385,7 @@ class Lifetime:
         members = self.consensus.get_member_list()
         if tuple(member.id for member in members) != view.ids:
             raise RebuildError(f"the members changed while the group of {view} was to be built")
+        self._meet_mates(view)
         ranks, spec = self._gathering(view)
         if spec is None:
             return ranks, None
@@ -387,13 +405,42 @@ class Lifetime:
             self._means.framework.prepare(spec)
 
     def _gathering(self, view: View) -> tuple[Mapping[str, int], GroupSpec | None]:
-        return gathering(view, self.consensus.member.id, self._means.rank_assign, self._means.settings.step_timeout)
+        settings = self._means.settings
+        acting = view if self.mates is None else shard_view(view, settings.shard)
+        if self.consensus.member.id not in acting:
+            raise RebuildError(f"this worker's replica is not whole in {view}")
+        return gathering(acting, self.consensus.member.id, self._means.rank_assign, settings.step_timeout)
+
+    def _meet_mates(self, view: View) -> None:
+        """Connect to the other processes of this replica. Raises RebuildError."""
+        replica = None if self.mates is None else replica_of(view, self.consensus.member.id)
+        if self.mates is None or replica is None:
+            return
+        timeout = min(MEET_TIMEOUT, self._means.settings.step_timeout)
+        try:
+            self.mates.connect(replica, timeout, lambda: self._rebuilder.wants(view.epoch))
+        except GroupError as error:
+            raise RebuildError(str(error)) from error
+
+    def _mate_lost(self, error: ReplicaLost) -> None:
+        """Another process of this replica has ended: end this lifetime, and with it whatever the program waits in."""
+        self.engine.fail(error)
+
+    def _vouch(self, session: Session) -> None:
+        """Tell the mates, in the new view, that the newest call is finished here: rule 1 holds again in each."""
+        plane, plan = self.plane, session.plan
+        own_id = plane.member_id
+        if self.mates is None or session.keeps or plan.donor_of(own_id) is not None or own_id in (*plan.blank, *plan.healed):
+            return
+        flags = WordFlag.VOID if plane.void else WordFlag(0)
+        self.mates.vouch(Word(session.view.epoch, plan.call, flags))
 
     def _activated(self, view: View) -> None:
         """Notify the launcher, on a thread of its own, after a view was activated."""
         session = self.plane.session
         self._means.framework.settled(view.epoch)
         if session is not None:
+            self._vouch(session)
             self.donor.activated(session)
             self.transfer.activated(session)
         if self._past is not None:

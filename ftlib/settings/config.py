@@ -107,7 +107,7 @@ class Settings:
     shard: int = 0
     """Which of the replica's processes this is, from 0; under torchrun, one of which runs in each replica, its RANK."""
     shards: Count = 1
-    """Processes of a replica, equal at all; under torchrun in a named replica its WORLD_SIZE. Only 1 can be trained yet."""
+    """Processes of a replica, equal at all; under torchrun in a named replica its WORLD_SIZE."""
     log_format: str = field(default="", metadata={"reader": one_of(*FORMATS)})
     """``plain`` or ``json``: show this library's log on stderr; none: leave the program's logging alone."""
     log_level: str = field(default="", metadata={"reader": one_of(*LEVELS)})
@@ -187,6 +187,9 @@ def resolve(
         found.setdefault("bind", "")  # empty: the first introducer that is this host's and free
     own = {name: found.pop(name) for name in _OWN if name in found}
     own |= {"replica": part.replica, "shard": part.shard, "shards": part.shards}
+    if part.shards > 1:
+        _check_together(own, part)
+        own["recovery"] = "wait"  # all processes of a replica have to come in with the same call
     own.setdefault("rejoin", found.get("policy") is consensus.Policy.ANY)
     if backend is SharedStorage and found.get("policy", consensus.Policy.STORAGE) is not consensus.Policy.STORAGE:
         raise ConfigError(f"policy={found['policy'].value} goes with consensus='gossip': with shared storage the store decides")
@@ -197,6 +200,7 @@ def resolve(
         inner = backend.settled(consensus.Config(**{"agreement": agreement, **found}))
     except consensus.ConfigError as error:
         raise ConfigError(str(error)) from None
+    inner = _of_replicas(inner, part)
     settings = Settings(
         inner,
         **own,
@@ -205,14 +209,37 @@ def resolve(
         name=environment.get(f"{_PREFIX}NAME", launch.name if launch is not None else ""),
         launched=launch,
     )
-    if inner.max_size is not None and inner.max_size < settings.min_size:
-        raise ConfigError(f"max_size={inner.max_size} is below min_size={settings.min_size}: nothing could ever run")
+    most = None if inner.max_size is None else inner.max_size // part.shards
+    if most is not None and most < settings.min_size:
+        raise ConfigError(f"max_size={most} is below min_size={settings.min_size}: nothing could ever run")
     if settings.straggler_deadline is not None and settings.straggler_deadline >= inner.stall_timeout:
         raise ConfigError(
             f"straggler_deadline={settings.straggler_deadline:g} is not below stall_timeout={inner.stall_timeout:g}, after "
             "which nobody stands in for a worker any more: give a smaller one, e.g. twice the usual step"
         )
     return settings
+
+
+def _of_replicas(inner: consensus.Config, part: Part) -> consensus.Config:
+    """Sizes count replicas; the consensus counts processes."""
+    if part.shards == 1:
+        return inner
+    most = None if inner.max_size is None else inner.max_size * part.shards
+    agreement = f"{inner.agreement} shards={part.shards}"
+    return dataclasses.replace(inner, initial_size=inner.initial_size * part.shards, max_size=most, agreement=agreement)
+
+
+def _check_together(own: Mapping[str, Any], part: Part) -> None:
+    """Raise ConfigError for what a replica of several processes cannot do."""
+    for name, why in _ALONE.items():
+        if own.get(name):
+            raise ConfigError(f"{name} goes with replicas of one process, and these have {part.shards}: {why}")
+
+
+_ALONE = {
+    "rejoin": "leave it out, and have the launcher start the whole replica again (ftlib run --shards)",
+    "straggler_deadline": "leave it out: the processes of a replica could not be late together",
+}
 
 
 def check_storage(settings: Settings) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import ConfigError
 
-__all__ = ["Part", "check_supported", "part_of"]
+__all__ = ["LONE", "Part", "part_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,10 @@ class Part:
     replica: str = ""
     shard: int = 0
     shards: int = 1
+
+
+LONE = Part()
+"""A process that is a replica by itself."""
 
 
 def part_of(found: Mapping[str, Any], environment: Mapping[str, str]) -> Part:
@@ -51,15 +55,6 @@ def part_of(found: Mapping[str, Any], environment: Mapping[str, str]) -> Part:
             f"shard={shard} is not among the {shards} of a replica: give 0 to {shards - 1}, and the same shards everywhere"
         )
     return Part(replica, shard, shards)
-
-
-def check_supported(part: Part) -> None:
-    """ConfigError if this release cannot train such replicas."""
-    if part.shards > 1:
-        raise ConfigError(
-            f"shards={part.shards}: replicas of several processes cannot be trained yet (docs/replicas.md): leave out shards, "
-            "and start one process a replica"
-        )
 
 
 def _number(environment: Mapping[str, str], name: str) -> int | None:

@@ -102,6 +102,8 @@ class Rig:
     member: Member
     sources: Sources
     snapshots: list[Snapshot] = field(default_factory=list)
+    signals: list[int] = field(default_factory=list)
+    """Sent to the training process, if it were one."""
     held: bool = False
 
     def ask(self, *effects: Effect) -> None:
@@ -125,7 +127,7 @@ async def rig(
     config = Config(**settings)
     pair = open_pair(config)
     member = Member(member_id, *pair.advertised)
-    core, snapshots, sources = FakeCore(), list[Snapshot](), Sources()
+    core, snapshots, signals, sources = FakeCore(), list[Snapshot](), list[int](), Sources()
     core.known_view = known
     plane = plane or RecordingPlane()
     introducers = Introducers(config.introducers, resolve_all(config.introducers))
@@ -147,12 +149,13 @@ async def rig(
         facts=facts,
         served=lambda: sources.paths,
         hand_over=sources.answer,
+        signal=signals.append,
         held=lambda: bool(rigs) and rigs[0].held,
         load_http=load_http,
     )
     agent = Agent(config, member, pair, core, outside, introducers)  # type: ignore[arg-type]
     await agent.start()
-    rigs.append(Rig(agent, core, plane, member, sources, snapshots))
+    rigs.append(Rig(agent, core, plane, member, sources, snapshots, signals))
     try:
         yield rigs[0]
     finally:

@@ -27,18 +27,20 @@ def call() -> Call:
     return made
 
 
-def session(*, finished: int, alike: bool = True, lacks: bool = True) -> Session:
+def session(*, finished: int, alike: bool = True, lacks: bool = True, keeps: bool = False) -> Session:
     """Of member "a"; ``finished``: the newest call that "b" has finished, and "a" has not where it ``lacks`` it."""
     signature = LAYOUT.signature if alike else b"another"
     plan = SalvagePlan(finished, finished, signature, adoptions=(("a", "b"),) if lacks else (), authority="b", holders=("b",))
     group: Any = object()
-    return Session(VIEW, plan, "a", {"a": 0, "b": 1}, group)
+    return Session(VIEW, plan, "a", {"a": 0, "b": 1}, group, keeps=keeps)
 
 
 OPEN = session(finished=NUMBER - 1, lacks=False)
 """Nobody has finished the call."""
 FINISHED = session(finished=NUMBER)
 FINISHED_ANOTHER = session(finished=NUMBER, alike=False)
+KEPT = session(finished=NUMBER, lacks=False, keeps=True)
+"""All finish the call, and this member holds its result, which its replica had not agreed on."""
 FORMER = session(finished=NUMBER - 1)
 """The others have finished the call before, which this member takes from one of them first."""
 
@@ -49,6 +51,11 @@ def test_who_was_there_before_adopts_what_is_finished_and_else_attempts(level: b
     facts = Facts(level)
     assert decide(call(), FINISHED, facts) is decide(call(), FINISHED_ANOTHER, facts) is Next.ADOPT
     assert decide(call(), OPEN, facts) is decide(call(), FORMER, facts) is (Next.ATTEMPT if level else Next.LOAD)
+
+
+def test_a_result_that_was_held_is_kept_whoever_it_is() -> None:
+    for level, newcomer, follows in itertools.product([False, True], repeat=3):
+        assert decide(call(), KEPT, Facts(level, newcomer, follows)) is Next.KEEP
 
 
 def test_who_can_get_the_state_beside_the_others_follows_them() -> None:
@@ -83,7 +90,7 @@ def test_a_newcomer_finds_out_where_it_comes_in(where: Session, facts: Facts, ex
 def test_every_case_has_an_answer_and_every_answer_a_case() -> None:
     found = set()
     for where, level, newcomer, follows, others in itertools.product(
-        [OPEN, FINISHED, FINISHED_ANOTHER, FORMER], [True, False], [True, False], [True, False], [None, *Entered]
+        [OPEN, FINISHED, FINISHED_ANOTHER, FORMER, KEPT], [True, False], [True, False], [True, False], [None, *Entered]
     ):
         found.add(decide(call(), where, Facts(level, newcomer, follows, others)))
     assert found == set(Next)

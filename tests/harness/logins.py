@@ -27,7 +27,7 @@ from typing import Self
 
 import pytest
 
-from ftlib.launch.process import descendants
+from ftlib.launch.processes.process import descendants
 from tests.harness.network import Host
 
 __all__ = ["ONLY_SSH", "Logins", "needs_sshd"]

@@ -121,9 +121,16 @@ class Host:
 
     def hosts(self, *lines: str) -> None:
         """What /etc/hosts says there, from now on, for processes that ``prefix`` started."""
-        path = Path("/etc/netns") / self.name / "hosts"
+        self._file("hosts", "127.0.0.1 localhost", *lines)
+
+    def resolver(self, address: str) -> None:
+        """The name server that is asked there, in the same way."""
+        self._file("resolv.conf", f"nameserver {address}", "options timeout:1 attempts:2")
+
+    def _file(self, name: str, *lines: str) -> None:
+        path = Path("/etc/netns") / self.name / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))  # in place: it is mounted over the real one
+        path.write_text("\n".join([*lines, ""]))  # in place: it is mounted over the real one
 
     def inside(self) -> contextlib.AbstractContextManager[None]:
         """This thread, and what it starts, is there."""

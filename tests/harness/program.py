@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ftlib.launch.processes.process import descendants
+from tests.harness.namespace import settle
 from tests.harness.nursery import ROOT, Nursery, Stuck
 
 from .forked import program
@@ -34,11 +35,19 @@ class Program:
     A context manager that kills what still runs. The names are those of ``subprocess.Popen``.
     """
 
-    def __init__(self, nursery: Nursery, directory: Path, *arguments: object, env: Mapping[str, str] | None = None) -> None:
-        """``directory`` is where it runs; ``env``: by default ``clean()``."""
+    def __init__(
+        self,
+        nursery: Nursery,
+        directory: Path,
+        *arguments: object,
+        env: Mapping[str, str] | None = None,
+        namespace: str = "",
+    ) -> None:
+        """``directory`` is where it runs; ``env``: by default ``clean()``; ``namespace``: a ``Host``'s name, to run there."""
         self._nursery = nursery
         self._files = directory / "program.out", directory / "program.err"
         task = {"arguments": list(map(str, arguments)), "cwd": str(directory), "env": dict(clean() if env is None else env)}
+        task["namespace"] = namespace
         out, err = (path.open("wb") for path in self._files)
         with out, err:
             self.pid = nursery.start(task, (out, err), module=__name__)
@@ -110,6 +119,8 @@ def run(task: dict[str, Any]) -> int:
     """In the forked process: be the program."""
     os.setsid()
     os.chdir(task["cwd"])
+    if task["namespace"]:
+        settle(task["namespace"])
     for fd, wanted in zip(task["socket_fds"], (1, 2), strict=True):
         os.dup2(fd, wanted)
         os.close(fd)

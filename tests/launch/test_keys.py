@@ -17,7 +17,8 @@ from consensus import Config, Gossip, KeyRing, format_address
 from ftlib.cli.main import main
 from ftlib.cli.status import fetch_status
 from ftlib.errors import ConfigError, FTLibError
-from ftlib.launch.processes.credentials import Credentials, drawn_files, drawn_rings, remove_lost, ring_of_user
+from ftlib.launch.processes.credentials import Credentials, drawn_files, drawn_rings, new_secret, ring_of_user
+from ftlib.launch.processes.places import remove_lost
 
 from .helpers import LIMIT, ROOT, running, script
 
@@ -45,6 +46,13 @@ def secrets_in(path: Path) -> list[str]:
     return [line for line in path.read_text().splitlines() if not line.startswith("#")]
 
 
+def first_in(path: Path) -> Path:
+    """A file with one secret, as ``umask 077; ftlib keys new > FILE`` makes it."""
+    path.touch(mode=0o600)
+    path.write_text(f"{new_secret()}\n")
+    return path
+
+
 class TestKeys:
     def test_a_new_one_each_time(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert run("keys", "new") == run("keys", "new") == 0
@@ -54,8 +62,7 @@ class TestKeys:
         KeyRing([first, second])
 
     def test_rotation(self, own_place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        path = own_place / "secret"
-        assert run("keys", "rotate", path) == 0
+        path = first_in(own_place / "secret")
         [old] = secrets_in(path)
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert run("keys", "rotate", path) == 0
@@ -77,9 +84,16 @@ class TestKeys:
         assert "chmod 600" in capsys.readouterr().err
         assert [each.name for each in own_place.iterdir()] == ["secret"]
 
+    def test_a_file_that_is_not_there_is_not_made(self, own_place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """A wrong name would make a secret that no member has."""
+        path = own_place / "secrets"
+        assert run("keys", "rotate", path) == 2
+        assert f"{path} is not there" in capsys.readouterr().err
+        assert not path.exists()
+
     def test_no_more_than_a_member_takes(self, own_place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        path = own_place / "secret"
-        for _ in range(16):
+        path = first_in(own_place / "secret")
+        for _ in range(15):
             assert run("keys", "rotate", path) == 0
         before = secrets_in(path)
         assert run("keys", "rotate", path) == 2
@@ -91,8 +105,7 @@ class TestKeys:
         assert secrets_in(path) == before[:1]
 
     def test_who_could_read_the_file_still_can(self, own_place: Path) -> None:
-        path = own_place / "secret"
-        assert run("keys", "rotate", path) == 0
+        path = first_in(own_place / "secret")
         os.chown(path, -1, 1 if os.geteuid() == 0 else os.getegid())
         path.chmod(0o640)
         before = path.stat()
@@ -179,7 +192,8 @@ class TestCredentials:
     @pytest.mark.parametrize("way", [["--pid", "--fork"], ["--uts", "sh", "-c", 'hostname elsewhere; "$0" "$@"']])
     def test_a_pid_elsewhere_is_told_from_one_here(self, way: list[str]) -> None:
         source = """
-from ftlib.launch.processes.credentials import drawn_files, remove_lost
+from ftlib.launch.processes.credentials import drawn_files
+from ftlib.launch.processes.places import remove_lost
 remove_lost()
 print(len(drawn_files()))
 """

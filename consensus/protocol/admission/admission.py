@@ -7,7 +7,7 @@ from typing import Any
 
 from ...config import Policy
 from ...errors import JobEndedError, JoinError, LeftError
-from ...member import Address, Member, format_address
+from ...member import Address, Member, format_address, whole_cohorts
 from ...messages import JoinReply, JoinRequest, LeaveRequest, Refused
 from ...store_requests import StoreOp, StoreReply
 from ...view import NO_VIEW_ID, Delta, View
@@ -113,10 +113,10 @@ class Admission:
             self._look(self.survey, now)
         # The cheap condition first: this runs often, and too few applicants are useless.
         if self.search.may_found(len(core.applicants), now) and self._entitled() and self._vacant(now):
-            supporters = self._supporters(now)
-            if self.search.may_found(len(supporters), now):
+            founders = whole_cohorts((core.member, *self._supporters(now))[: core.config.room])
+            if core.member in founders and self.search.may_found(len(founders) - 1, now):
                 epoch = 1 if self.survey is None else self.survey.next_epoch
-                self._found(View(epoch, NO_VIEW_ID, (core.member, *supporters)[: core.config.room]), now)
+                self._found(View(epoch, NO_VIEW_ID, tuple(founders)), now)
                 if core.view is not None:
                     return
         failure = self.search.failure(now)

@@ -66,7 +66,8 @@ class Acceptor:
         return until
 
     def _needs_lease(self, removal: Removal, proofs: Mapping[str, Proof]) -> bool:
-        if removal.cause in (Cause.PROOF, Cause.LEFT) or removal.member_id == self._own_id:
+        # The rest of a broken cohort cannot act without the lost member, in whatever view, so nobody needs to wait for it.
+        if removal.cause in (Cause.PROOF, Cause.LEFT, Cause.COHORT) or removal.member_id == self._own_id:
             return False
         return removal.member_id not in proofs
 

@@ -11,6 +11,7 @@ from math import inf
 
 from ...border import Wish
 from ...config import Policy
+from ...member import whole_cohorts
 from ...messages import Accepted, Ballot, Forecast, Promise, Promised, ViewRecord
 from ...progress import NOWHERE
 from ...view import Delta, Proposal, View
@@ -264,14 +265,14 @@ class Proposer:
 
     def _proposal(self, parent: View, now: float) -> Proposal:
         core = self._core
-        removed = core.evidence.removals(parent)
+        removed = parent.with_cohorts(core.evidence.removals(parent))
         if len(removed) == len(parent):  # all leave: the last one needs no successor
             removed = tuple(removal for removal in removed if removal.member_id != core.member.id)
         kept = len(parent) - len(removed)
         # Not more joiners than kept members: stalled ones could block the next change (each has acked us a moment ago).
         room = max(0, min(kept, core.config.room - kept))
         joined = [member for member in core.applicants.admissible(now) if member.id not in parent]
-        return Proposal(parent.view_id, parent.epoch + 1, removed, tuple(joined[:room]))
+        return Proposal(parent.view_id, parent.epoch + 1, removed, tuple(whole_cohorts(joined[:room])))
 
     @property
     def _after_call(self) -> int | None:

@@ -28,6 +28,9 @@ class FindingKind(Enum):
     UNREADY = "unready"
     SEVERED = "severed"
     LEAVE = "leave"
+    COHORT = "cohort"
+    """Another member of its cohort is removed."""
+
     FROZEN = "frozen"
     """The accused itself needs a new view: its data plane stopped."""
 
@@ -48,8 +51,9 @@ _OF_CAUSE = {
     Cause.UNREADY: FindingKind.UNREADY,
     Cause.SEVERED: FindingKind.SEVERED,
     Cause.LEFT: FindingKind.LEAVE,
+    Cause.COHORT: FindingKind.COHORT,
 }
-_WEIGHT = (Cause.PROOF, Cause.SILENCE, Cause.UNREADY, Cause.SEVERED, Cause.LEFT)
+_WEIGHT = (Cause.PROOF, Cause.SILENCE, Cause.UNREADY, Cause.SEVERED, Cause.LEFT, Cause.COHORT)
 """The first of these among a change's reasons is the cause of the change."""
 
 

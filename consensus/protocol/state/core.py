@@ -197,12 +197,25 @@ class Core:
         """The most senior member of the view with no evidence or suspicion against it, and that reaches a quorum."""
         if self.view is None:
             return None
-        for member in self.view.members:
-            book = self.evidence
-            out = member.id in book.proofs or member.id in book.unready or member.id in book.cut_off
-            if not out and self.table.trusted(member.id):
-                return member
-        return self.member if self.member.id in self.view else None
+        able = (member for member in self.view.members if self._able(member))
+        first = next(able, None)
+        if first is not None and self._bereft(
+            first, self.view
+        ):  # it is about to be removed; a whole cohort's member does better
+            first = next((member for member in able if not self._bereft(member, self.view)), first)
+        return first or (self.member if self.member.id in self.view else None)
+
+    def _able(self, member: Member) -> bool:
+        book = self.evidence
+        out = member.id in book.proofs or member.id in book.unready or member.id in book.cut_off
+        return not out and self.table.trusted(member.id)
+
+    def _bereft(self, member: Member, view: View) -> bool:
+        """Whether another member of its cohort is about to be removed."""
+        if member.cohort[1] == 1:
+            return False
+        others = [each for each in view.members if each.id != member.id and each.cohort == member.cohort]
+        return any(self.evidence.cause(each.id) is not None or not self._able(each) for each in others)
 
     def seniors(self, without: str = "", many: int = SENIORS) -> list[Member]:
         """The coordinator and the next in seniority, ``many`` in all; without members proven dead, and without ``without``."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from ...config import Config, Liveness
-from ...member import Address, Member, format_address
+from ...member import Address, Member, format_address, whole_cohorts
 from ...messages import JoinReply, Vote
 from ...view import View
 from .member_table import NEVER
@@ -105,13 +105,18 @@ class Applicants:
         return sorted((each for each in found if each.wants), key=lambda each: each.ready) if wanting else found
 
     def admissible(self, now: float) -> list[Member]:
-        """Members that want to be admitted and acked us within 1 s: a joiner that is gone would hold up the next change."""
-        return [a.member for a in self.fresh(now, wanting=True) if now - a.contact <= 1.0]
+        """Members that want to be admitted and acked us within 1 s: a joiner that is gone would hold up the next change.
+
+        Those of a cohort once all of it does.
+        """
+        return whole_cohorts(a.member for a in self.fresh(now, wanting=True) if now - a.contact <= 1.0)
 
     def any_admissible(self, now: float) -> bool:
         """Whether any member is admissible (asked after every packet)."""
         known = self._known.values()
-        return any(a.wants and now - a.heard <= FRESH and now - a.contact <= 1.0 for a in known)
+        if not any(a.wants and now - a.heard <= FRESH and now - a.contact <= 1.0 for a in known):
+            return False
+        return bool(self.admissible(now))
 
     @property
     def contacts(self) -> dict[str, float]:

@@ -24,6 +24,7 @@ from ...store_requests import Away, StoreOp
 from ...wire.codec import MAX_DATAGRAM, Codec
 from ...wire.envelope import Open, Sealed, Sealer
 from ...wire.keys import KeyRing
+from ...wire.orders import Verdict
 from ...wire.pieces import LARGEST, Pieces, cut
 from ..net.liveness_connection import CHECK_TIMEOUT, LivenessConnections
 from ..net.names import Endpoint, Introducers, numeric, resolve
@@ -34,6 +35,7 @@ from ..net.web import Web, load
 from .discovery import Discovery
 from .driver import Driver
 from .fencing import Fencing
+from .orders import Orders
 from .outage import Outage
 from .ports import DrivenMachine
 from .snapshot import Snapshot
@@ -68,6 +70,8 @@ class Outside:
     served: Callable[[], frozenset[str]]
     """The paths that ``hand_over`` answers."""
     hand_over: HandOver
+    signal: Callable[[int], None]
+    """Sends a signal to the training process."""
     held: Callable[[], bool] = lambda: False
     """Whether the training process is stopped."""
     load_http: Callable[[], None] = load
@@ -115,6 +119,7 @@ class Agent:
         labels = {"job": config.job, "member": member.id}
         self.driver = Driver(core, self, self._tell, outside.progress, outside.held, labels)
         self.discovery = Discovery(config, member, introducers, self.driver, self._ring, self._silent)
+        self._orders = Orders(member.id, self._active_epoch, outside.signal, self.driver.note)
         self._fencing = Fencing(config, self._ask_supervisor, self._fenced, self.driver.note)
         self._store = session_for(config, member, self._ring, self.driver, self._spawn)
         self._tethers = LivenessConnections(self._checked, self._ring, trust_refused=config.trust_refused)
@@ -171,6 +176,7 @@ class Agent:
             "meta": self._member.shown(),
             "protocol_version": PROTOCOL_VERSION,
             "messages": self.traffic.as_dict(),
+            "orders": self._orders.counts(),
             **store,
             **self.driver.status(),
         }
@@ -355,9 +361,17 @@ class Agent:
             self.report,
             outside.served,
             outside.hand_over,
+            self._take_order,
             held=self._silent,
             limit=limit,
         )
+
+    def _active_epoch(self) -> int:
+        active = self.driver.core.active_view
+        return 0 if active is None else active.epoch
+
+    def _take_order(self, query: Mapping[str, str], source: str, signed: bool) -> Verdict:
+        return self._orders.take(query, source, signed=signed)
 
     def _sealer_of(self, ring: KeyRing | None) -> Sealer:
         config = self._config

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import functools
 import gc
 import itertools
 import logging
@@ -205,6 +206,7 @@ class Child:
             facts=self._ask_facts,
             served=lambda: self._served,
             hand_over=self._hand_over,
+            signal=functools.partial(os.kill, os.getpid()) if self._parent is None else self._parent.signal,
             held=(lambda: False) if self._parent is None else self._parent.held,
             load_http=load,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -63,6 +64,16 @@ class ParentWatcher:
                 return self._held
             self._held = stat[stat.rindex(b")") + 2 :][:1] in b"Tt"
         return self._held
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the process; nothing if it has ended. Never reaches a later process with its number, if the kernel
+        has pidfds.
+        """
+        with contextlib.suppress(ProcessLookupError):
+            if self._pidfd >= 0:
+                signal.pidfd_send_signal(self._pidfd, number)
+            else:
+                os.kill(self._pid, number)
 
     def watch(self, ended: Callable[[], None]) -> None:
         """Call ``ended`` on the running loop once the process has ended."""

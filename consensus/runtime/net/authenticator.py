@@ -47,7 +47,7 @@ class RefusedError(ConnectionError):
 
 
 class Authenticator:
-    """Authenticates the client of each GET. Without a ring all clients pass."""
+    """Authenticates the client of each request. Without a ring all clients pass."""
 
     def __init__(self, ring: KeyRing | None, member: Member, job: str) -> None:
         """``member``, ``job``: the identity in the answers."""
@@ -77,7 +77,7 @@ class Authenticator:
         challenge, connection.challenge = connection.challenge, None
         if challenge is not None:
             try:
-                return exchange_of(ring, text, challenge, request.raw_path)
+                return exchange_of(ring, text, challenge, request.raw_path, request.method)
             except SealError:
                 self._refuse(request)
         if _size(request) < _LEAST:

@@ -4,8 +4,9 @@ layer above.
 ``POST /message`` takes a packet (204); everything else passes the ``authenticator`` first. ``GET /tether`` answers with this
 lifetime's id and is then held open: the other side waits for its end, which comes when the process dies. ``GET /identity`` says
 who listens here, to members of any job and version. ``GET /status`` is JSON, ``GET /metrics`` the same for Prometheus. Further
-GET paths come from ``serve``. With a secret, bodies are sealed in frames (see ``proofs``). A GET with ``Upgrade: ftlib-stream``
-asks for a duplex connection to the training process (see ``acceptors``).
+GET paths come from ``serve``. ``POST /order`` tells the training process to end (see ``wire.orders``). With a secret, bodies
+are sealed in frames (see ``proofs``). A GET with ``Upgrade: ftlib-stream`` asks for a duplex connection to the training process
+(see ``acceptors``).
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from ...errors import CodecError
 from ...member import Address, format_address
 from ...wire.envelope import Sealer
 from ...wire.keys import Key
+from ...wire.orders import PATH as ORDER
+from ...wire.orders import Verdict
 from ...wire.pieces import LARGEST
 from ...wire.proofs import Exchange
 from ...wire.streams import PROTOCOL, read_query
@@ -61,12 +64,13 @@ class HttpServer:
         status: Callable[[], Awaitable[Mapping[str, Any]]],
         served: Callable[[], frozenset[str]],
         hand_over: HandOver,
+        order: Callable[[Mapping[str, str], str, bool], Verdict],
         *,
         held: Callable[[], bool] = lambda: False,
         limit: int = LARGEST,
     ) -> None:
         """``received(packet, source)``: handles a packet and returns whether a member sent it. ``served``: the paths that
-        ``hand_over`` answers.
+        ``hand_over`` answers. ``order(query, source, signed)``: judges an order.
 
         While ``held`` nothing is answered, as if the process were stopped.
         """
@@ -76,6 +80,7 @@ class HttpServer:
         self._status = status
         self._served = served
         self._hand_over = hand_over
+        self._order = order
         self._held = held
         self._limit = limit
         self._reading = 0
@@ -145,12 +150,17 @@ class HttpServer:
             if isinstance(exchange, web.Response):
                 return exchange
             prove(request)
-            if request.method == "GET" and request.headers.get("Upgrade") == PROTOCOL:
-                return self._stream(request, exchange)
-            if request.method == "GET":
-                return await self._get(request, exchange)
+            return await self._admitted(request, exchange)
         except web.HTTPException as refusal:
             return web.Response(status=refusal.status, text=refusal.reason)
+
+    async def _admitted(self, request: web.BaseRequest, exchange: Exchange | None) -> web.StreamResponse:
+        if request.method == "GET" and request.headers.get("Upgrade") == PROTOCOL:
+            return self._stream(request, exchange)
+        if request.method == "GET":
+            return await self._get(request, exchange)
+        if request.method == "POST" and request.path == ORDER:
+            return await self._take_order(request, exchange)
         return web.Response(status=405)
 
     async def _message(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -207,6 +217,16 @@ class HttpServer:
         if request.path == "/metrics":
             return self._body(exchange, 200, await asyncio.to_thread(render, await self._status()), CONTENT_TYPE)
         return self._body(exchange, 404, f"nothing is served at {request.path}\n".encode(), "text/plain")
+
+    async def _take_order(self, request: web.BaseRequest, exchange: Exchange | None) -> web.StreamResponse:
+        """Answer first, then do it: a process that is killed answers nothing."""
+        verdict = self._order(dict(request.query), request.remote or "?", exchange is not None)
+        response = self._body(exchange, verdict.status, f"{verdict.text}\n".encode(), "text/plain")
+        await response.prepare(request)
+        await response.write_eof()
+        if verdict.carry_out is not None:
+            verdict.carry_out()
+        return response
 
     def _body(self, exchange: Exchange | None, status: int, body: bytes, kind: str) -> web.Response:
         if exchange is not None:

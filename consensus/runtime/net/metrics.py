@@ -171,6 +171,12 @@ METRICS: tuple[Metric, ...] = (
         get=_sorted("view_changes.removed"),
         labels=("cause",),
     ),
+    _counter(
+        "ftlib_orders",
+        "Orders from outside to drain or kill this worker, by what became of them",
+        get=_sorted("orders"),
+        labels=("order",),
+    ),
     _counter("ftlib_members_joined", "Members that joined in them", get=_path("view_changes.joined")),
     _summary(
         "ftlib_tick_delay_seconds", "How much too late the agent's timers fired: a busy machine shows here first", "tick_delay"

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from ...config import Config
 from ...errors import ConfigError
 from ...member import Address, format_address, parse_address
-from .names import endpoints, numeric, refuse_link_local, sockaddr_address
+from .names import endpoints, lookup, numeric, refuse_link_local, sockaddr_address
 
 _ATTEMPTS = 64
 _BACKLOG = 4096
@@ -76,6 +76,19 @@ def open_pair(config: Config, introducers: Sequence[Address] = (), *, elsewhere:
         tcp.close()
         udp.close()
         raise
+
+
+def addresses_here(texts: Sequence[str]) -> tuple[Address, ...]:
+    """Where others look for a member on this host, best first, if ``texts`` (``host:port`` each) are its introducers.
+
+    Those that are addresses of this host; without any the interface that leads to the others, at the port of the first name, as
+    a name may stand for this host later (port 0: there is no name). Raises ConfigError for a text that is no address, or if no
+    route leads there. Blocks while names are looked up.
+    """
+    found = lookup(texts).addresses
+    own = tuple(address for address in found if _is_local(address[0]))
+    named = [address[1] for address in map(parse_address, texts) if numeric(address) is None]
+    return own or ((_towards(found), named[0] if named else 0),)
 
 
 def require_secret(config: Config, pair: SocketPair) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ...config import Policy
 from ...messages import Accepted, FlushReply, Ready
@@ -21,6 +21,7 @@ class Exclusion(Invariant):
     * LEFT: it wanted to leave.
     * SILENCE: its proposer had no ack of it for T_excl (up to ``mesh_limit`` members, where all ping all).
     * UNREADY: the parent view had been chosen for ``ready_timeout``.
+    * COHORT: another member of its cohort is removed for another reason.
     * SEVERED: not of a member that has been well, as its proposer has, for ``link_timeout`` and ``patience``.
     * SILENCE and UNREADY: not a *false* exclusion. That is one of a member X by a proposer P who both have been well (see
       ``Health``) for ``patience``: within that time X has acked P's pings again, or its word has spread, and whatever was held
@@ -79,7 +80,7 @@ class Exclusion(Invariant):
         if value is None:
             return  # ``Activation`` has more to say about that
         for removal in value.removed:
-            self._judge(removal, parent, record.proposed[value])
+            self._judge(removal, value.removed, parent, record.proposed[value])
 
     def _value(self, host: Host, parent: View, view: View) -> Proposal | None:
         record = self.record
@@ -91,7 +92,9 @@ class Exclusion(Invariant):
                 return value
         return None
 
-    def _judge(self, removal: Removal, parent: View, first: Proposed) -> None:  # noqa: C901, PLR0912 - one case a cause
+    def _judge(  # noqa: C901, PLR0912 - one case a cause
+        self, removal: Removal, others: Sequence[Removal], parent: View, first: Proposed
+    ) -> None:
         record, config, out = self.record, self.world.config, removal.member_id
         match removal.cause:
             case Cause.PROOF:
@@ -101,6 +104,11 @@ class Exclusion(Invariant):
                 host = self.world.hosts[out]
                 if host.alive and host.stopped is None and not host.leaving and not leaving(host.machine):
                     self._false(removal, parent, first, "it never asked to leave")
+            case Cause.COHORT:
+                name = parent.member(out).cohort
+                reasons = [each.member_id for each in others if each.cause is not Cause.COHORT]
+                if all(parent.member(each).cohort != name for each in reasons):
+                    self._false(removal, parent, first, "its cohort had lost nobody")
             case Cause.SILENCE:
                 since = first.time - first.heard[out]
                 if len(parent) <= config.mesh_limit and since < config.exclude_after * (1 - config.drift) - SLACK:

@@ -228,7 +228,7 @@ class Ballots(Invariant):
         value = record.values.get((message.parent_id, message.ballot))
         for removal in value.removed if value is not None and not again else ():
             out = removal.member_id
-            if removal.cause in (Cause.PROOF, Cause.LEFT) or out == host.id or out in record.died:
+            if removal.cause in (Cause.PROOF, Cause.LEFT, Cause.COHORT) or out == host.id or out in record.died:
                 continue
             self._shunned.setdefault(key, set()).add(out)
             since = host.now - record.last_ack(host.id, out, message.epoch)

@@ -34,7 +34,7 @@ HIDDEN = frozenset({"Ping", "Ack", "PingRequest", "Nack", "Gossip", "Digest", "B
 ABOUT = "{}"
 """Where the names of those go whom a line is about."""
 
-_CAUSES = {Cause.PROOF: "dead", Cause.LEFT: "leaves", Cause.SILENCE: "silent", Cause.UNREADY: "unready"}
+_CAUSES = {Cause.PROOF: "dead", Cause.LEFT: "leaves", Cause.SILENCE: "silent", Cause.UNREADY: "unready", Cause.COHORT: "cohort"}
 
 
 def about(message: Message) -> str:

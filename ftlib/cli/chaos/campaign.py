@@ -47,6 +47,8 @@ class Row:
     """The view before, and the view in the end."""
     back: str
     """What became of the worker."""
+    others: tuple[str, ...] = ()
+    """Workers that were replaced, or lost, although the fault was not theirs: a machine too busy to answer in time, say."""
 
     def as_dict(self) -> dict[str, Any]:
         """For a log, which can be replayed."""
@@ -57,6 +59,7 @@ class Row:
             "steps_lost": self.steps_lost,
             "epochs": list(self.epochs),
             "back": self.back,
+            "others": list(self.others),
         }
 
 
@@ -134,7 +137,10 @@ class Campaign:
             (sight.members[each].paused - before.members[each].paused for each in steps if each in sight.members), default=0.0
         )
         back = back or (f"not back within {self._patience:g} s" if gone else "stayed, and no step since")
-        return Row(planned, since, max(0.0, pause), lost, (before.epoch, sight.epoch), back)
+        others = [
+            each for each in steps if each not in sight.members or sight.members[each].member != before.members[each].member
+        ]
+        return Row(planned, since, max(0.0, pause), lost, (before.epoch, sight.epoch), back, tuple(in_order(others)))
 
     def _look(self) -> Sight:
         try:

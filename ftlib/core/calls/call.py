@@ -94,6 +94,10 @@ class Results:
         """An observer keeps the slots."""
         self.kept = True
 
+    def refuse(self) -> None:
+        """Another shard of this call has no result: then the call has none."""
+        self.finite = False
+
     def show(self, slots: Sequence[Slot]) -> None:
         """The program is about to see these slots as its gradients, and may change them."""
         self._shown = tuple((slot, slot.buffer._version) for slot in slots)  # noqa: SLF001 - the only way to ask

@@ -25,8 +25,11 @@ REPORT_LIMIT = 512
 NAMED = 8
 """How many members a report blames at most. If there are more, the next view's reports name the next ones."""
 
-_VERSION = 5
-_SHAPE: tuple[type, ...] = (int, int, int, bytes, bytes, str, bool, bool, bool, bool, bytes, bool, bool, tuple, str)
+_VERSION = 6
+_SHAPE: tuple[type, ...] = (
+    *(int, int, int, bytes, bytes, str, bool, bool, bool, bool, bytes, bool, bool, tuple, str),
+    *(int, bytes),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,10 @@ class Report:
     have read them: once a member has, it ends the attempt for all."""
     dispute: str = ""
     """Why: a key of ``DISPUTES``."""
+    held: int = 0
+    """The call after ``finished`` if its result is here, though other members of this replica may not have theirs; else 0."""
+    held_signature: bytes = b""
+    """Its signature."""
 
     def encode(self) -> bytes:
         """As bytes, at most ``REPORT_LIMIT``."""
@@ -86,7 +93,7 @@ class Report:
         report = cls(*values)
         if not all(isinstance(member_id, str) for member_id in report.blamed) or report.dispute not in ("", *DISPUTES):
             raise ValueError("flush report blames nobody that there is, or for nothing")
-        if min(report.finished, report.current, report.step) < 0:
+        if min(report.finished, report.current, report.step, report.held) < 0:
             raise ValueError("flush report has negative counts")
         return report
 
@@ -155,9 +162,13 @@ class SalvagePlan:
 
 def plan(view: View, reports: Mapping[str, bytes]) -> SalvagePlan:
     """The plan for ``view``. ``reports``: those of the continuing members. ValueError if a report is not readable."""
+    return planned(view, {member_id: Report.decode(reports[member_id]) for member_id in view.ids if member_id in reports})
+
+
+def planned(view: View, known: Mapping[str, Report]) -> SalvagePlan:
+    """As ``plan``, from reports that were read."""
     if not view.parent_id:
         return SalvagePlan(0, 0, authority=view.ids[0], holders=(view.ids[0],))
-    known = {member_id: Report.decode(reports[member_id]) for member_id in view.ids if member_id in reports}
     acted = {member_id: report for member_id, report in known.items() if not report.blank} or _substitutes(known)
     if not acted:
         text = "every member that held the state ended before it was passed on: start anew, from a checkpoint if there is one"

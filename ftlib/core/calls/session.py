@@ -27,9 +27,19 @@ class Session:
         ranks: Mapping[str, int],
         group: Group | None,
         program_group: Group | None = None,
+        *,
+        whole: View | None = None,
+        keeps: bool = False,
     ) -> None:
-        """``program_group``: the group as programs may use it; by default the same."""
+        """``program_group``: the group as programs may use it; by default the same.
+
+        ``whole``: the agreed view, where ``view`` has only those of its members that are in the group, one a replica.
+        ``keeps``: see the attribute.
+        """
         self.view = view
+        self.whole = view if whole is None else whole
+        self.keeps = keeps
+        """True if this member holds the result of the plan's call and has not finished it, as its replica had not agreed."""
         self.plan = plan
         self.member_id = member_id
         self.group = group

@@ -39,6 +39,7 @@ from ..plane.phase import Phase
 from ..plane.plane import Plane
 from ..plane.rebuild import Rebuilder
 from ..plane.step_times import QUIET
+from ..replicas.words import Mates
 from ..tensors.layout import Layout
 from ..tensors.layout_book import LayoutBook
 from ..tensors.staging import Allocate, Slot, StagingPool
@@ -48,6 +49,7 @@ from .call_lock import CallLock
 from .catching_up import CatchUp, Obtain, caught_up
 from .inquiry import Entered, Inquiry
 from .open_calls import Move, OpenCalls, OpenFacts, next_move
+from .shard_agreement import ShardAgreement
 from .transport import Transport
 from .waiting import Limits, Waiting
 
@@ -58,6 +60,7 @@ class Next(Enum):
     """What a call does in a session."""
 
     ADOPT = "the others have finished it: take its result from one of them"
+    KEEP = "the others have finished it, and its result is here: finish it, too, once all of this replica hold theirs"
     FOLLOW = "take part in the others' calls until the state is here, beside them; then it is one of theirs"
     ASK = "find out which call the others are in"
     ACCOMPANY = "the others are in another call: take part in that one, with nothing of the program's"
@@ -86,6 +89,8 @@ LEVEL = Facts(level=True)
 
 def decide(call: Call, session: Session, facts: Facts) -> Next:
     """What ``call`` does in ``session``."""
+    if session.keeps and call.number == session.plan.call:
+        return Next.KEEP
     finished = session.donor is not None and call.number == session.plan.call
     # For a newcomer the finished call is its program's own only if the signatures match, and it had the others' state in it.
     if finished and (not facts.newcomer or (facts.level and call.layout.same_call(session.plan.signature))):
@@ -129,6 +134,7 @@ class Engine:
         observers: Observers | None = None,
         layouts: LayoutBook | None = None,
         allocate: Allocate = room,
+        mates: Mates | None = None,
     ) -> None:
         """``load``: loads registered state if this member lacks it; returns True if it did. ``obtain``: the same between two
         calls. ``registered``: returns the registered objects, if any.
@@ -136,7 +142,7 @@ class Engine:
         ``inquiry``: asks for a newcomer which call the others are in; None if all calls are alike. ``recovery``: gets the state
         beside the others' calls. ``admission``: waits, in the first call, until this member is in a view; None if that takes no
         longer than any other wait of a call. ``layouts``: the layouts of all calls. ``allocate``: returns memory for operations
-        (see ``Framework``).
+        (see ``Framework``). ``mates``: the other members of this one's replica; None if it is a replica by itself.
         """
         self._plane = plane
         self._consensus = consensus
@@ -162,6 +168,7 @@ class Engine:
         self._waiting = Waiting(plane, limits, consensus.confirm)
         means = Means(plane, self._failures, self._waiting, self._nonfinite, self._layouts, registered, allocate)
         self._units = Executor(means)
+        self._shards = None if mates is None else ShardAgreement(plane, self._waiting, mates)
         self._arrival = Arrival(plane, limits, self._failures, inquiry, recovery, self._layouts, self._waiting)
         self._open = OpenCalls(plane, self._failures, self._waiting, self._observers, call_lock, limits.min_size)
         self.said_goodbye = False
@@ -298,7 +305,7 @@ class Engine:
         while (session := plane.ready(self._limits.min_size) or self._waiting.session(call)) is not None:
             facts = LEVEL if plane.level and not plane.newcomer else self._facts(call, session)
             step = decide(call, session, facts)
-            if step is Next.ADOPT:
+            if step is Next.ADOPT or step is Next.KEEP:
                 results = self.adopt(call, session)
             elif step is Next.ATTEMPT or step is Next.LOAD:
                 if self._observers.present:
@@ -373,7 +380,9 @@ class Engine:
         return self._finish(call, session, trailer, results)
 
     def adopt(self, call: Call, session: Session) -> Results | None:
-        """Take the result of ``call`` from a survivor that finished it."""
+        """Take the result of ``call`` from a survivor that finished it; or keep the one that is here, where all finish that."""
+        if session.keeps:
+            return self._keep(call, session)
         plane, group, donor = self._plane, session.group, session.donor
         assert donor is not None and group is not None
         if not plane.begin(session):
@@ -391,7 +400,21 @@ class Engine:
             self._failures.abandon()
             attempt.settle(SETTLE)
             raise
-        if not plane.adopt(session, call, results):
+        return self._adopted(call, session, results)
+
+    def _keep(self, call: Call, session: Session) -> Results | None:
+        """Finish ``call`` with the result that is here since an earlier session, once all of this replica hold theirs."""
+        plane = self._plane
+        results = plane.held
+        if not plane.begin(session) or results is None:
+            return None
+        return self._adopted(call, session, results)
+
+    def _adopted(self, call: Call, session: Session, results: Results) -> Results | None:
+        """Finish ``call`` with a result that was not reduced in ``session``. None if that has ended."""
+        plane = self._plane
+        agreed = self._shards is None or self._shards.hold(call, session, results)
+        if not agreed or not plane.adopt(session, call, results):
             plane.counters.redone += 1
             return None
         self._nonfinite.missed()
@@ -436,6 +459,12 @@ class Engine:
     def _finish(self, call: Call, session: Session, trailer: Trailer, results: Results) -> Results | None:
         """Finish ``call`` here. None if a freeze came first: then the next session finishes it, by adoption or redo."""
         plane = self._plane
+        if self._shards is not None:
+            agreed = self._shards.hold(call, session, results, trailer)
+            if not isinstance(agreed, Trailer):
+                plane.counters.redone += 1
+                return None
+            trailer = agreed
         finish = (self._halt if trailer.freeze else plane.finish)(session, call, trailer, results)
         if finish is None:
             plane.counters.redone += 1
@@ -509,8 +538,8 @@ class Engine:
         """
         while (session := sessions()) is not None:
             results = None
-            if session.donor is not None and followed.number == session.plan.call:
-                if self._arrival.learnt(followed, session):
+            if (session.donor is not None or session.keeps) and followed.number == session.plan.call:
+                if session.keeps or self._arrival.learnt(followed, session):
                     results = self.adopt(followed, session)
             elif enter(session, followed.number):
                 results = self.attempt(followed, session)

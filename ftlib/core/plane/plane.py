@@ -72,13 +72,13 @@ class Plane:
         self.running: Session | None = None
         """The session in which the training thread has operations under way."""
         self.results: Results | None = None
-        self.founder, self.wished = False, False
+        self.held: Results | None = None  # of the call in progress, where mates in this replica may not have theirs yet
+        self.founder, self.wished, self.void = False, False, False  # void: the newest finished call had no result
         self.blank = True
         self.newcomer = False
         """True from the admission or healing of this member until its program finishes a call that the others make, too.
         Until then the program may be at another place than the others' programs."""
-        self.origin = ""
-        self.authority = ""
+        self.origin, self.authority = "", ""
         """The valid origin in the active session: the plan's, until founders load a checkpoint in the session."""
         self.has_state: bool = former is not None and former.has_state
         self.state_places: tuple[str, ...] = () if former is None else former.state_places  # the devices of that state
@@ -119,7 +119,7 @@ class Plane:
     @property
     def needed(self) -> Sequence[Slot]:
         """The slots of the newest results, while a survivor may need them."""
-        results = self.results
+        results = self.held or self.results
         return () if results is None else results.slots
 
     def about(self, event: str, **more: Any) -> dict[str, Any]:
@@ -238,6 +238,21 @@ class Plane:
                 self.current.show()
                 self.tell()
 
+    def hold(self, session: Session, results: Results, trailer: Trailer | None = None) -> bool:
+        """Hold the result of the call in progress until all of this replica have theirs; False if there was a freeze meanwhile.
+
+        A flush report says so from now on. ``trailer``: None if the result is a donor's, or was held before.
+        """
+        with self.changed:
+            if not self._acting_in(session):
+                self.running = None
+                self.tell()
+                return False
+            if trailer is not None and trailer.draws:
+                results.share(shares_in(session.by_rank, trailer))
+            self.held = results
+            return True
+
     def finish(self, session: Session, call: Call, trailer: Trailer, results: Results) -> Finish | None:
         """Finish ``call``, unless there was a freeze meanwhile (None: redo the call in the next session).
 
@@ -253,7 +268,7 @@ class Plane:
                 self._order = order
                 self.tell()
                 return None
-            if trailer.draws:
+            if trailer.draws and self.held is None:
                 results.share(shares_in(session.by_rank, trailer))
             self._finished(call, results)
             self.trailer = trailer
@@ -406,10 +421,12 @@ class Plane:
             if self._reported is not None and self._reported[0] > session.view.epoch:
                 return False
             if self.member_id in plan.healed:
-                self.founder, self.blank, self.results = False, True, None
+                self.founder, self.blank, self.results, self.held = False, True, None, None
                 self.lag = Lag()
                 self._last_signature = b""
-            if plan.donor_of(self.member_id) is None:
+            if self.held is not None and not session.keeps:
+                self.held = None  # done again
+            if plan.donor_of(self.member_id) is None and not session.keeps:
                 if self.blank and self.finished != plan.call:
                     self.origin = ""  # behind, or the loaded state belongs to a call that no remaining member finished
                 self.finished_in = self.finished_in if self.finished == plan.call else ""
@@ -478,7 +495,7 @@ class Plane:
 
     def forget(self) -> None:
         """Drop the last results: no call is carried out here any more."""
-        self.results = None
+        self.results = self.held = None
 
     # --- the agent's thread --------------------------------------------------------------------------------------------
 
@@ -512,14 +529,14 @@ class Plane:
         self.current = None
         self.tell()
         self.blank = False
-        self.results = results
+        self.results, self.held = results, None
         self._last_signature = call.layout.signature
         counters = self.counters
         counters.calls += 1
         counters.accelerated += results.accelerated
         counters.alone += not results.slots
         counters.bytes_averaged += call.nbytes
-        granted = call.steps(results)
+        granted, self.void = call.steps(results), call.void(results)
         self.step += granted
         if call.stand_in:
             self.lag.grow(granted)
@@ -539,4 +556,5 @@ class Plane:
         state = (is_founder, self.blank, self.has_state, late)
         spoilt = self.results is not None and self.results.changed
         found = ((), "") if self.session is None else (self.session.blamed[:NAMED], self.session.dispute)
-        return Report(*calls, *signatures, self.origin, *state, drawn, self.newcomer, spoilt, *found)
+        held = (0, b"") if self.held is None else (self.held.number, self.held.layout.signature)
+        return Report(*calls, *signatures, self.origin, *state, drawn, self.newcomer, spoilt, *found, *held)

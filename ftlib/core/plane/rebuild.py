@@ -30,9 +30,12 @@ from ...errors import FTLibError
 from ...frameworks.base import Framework, Group, Work
 from ...frameworks.staged.group import StagedGroup
 from ...frameworks.staged.rows import HostRows
+from ...settings.replicas import LONE, Part
 from ..calls.adoption import Spoilt, donate
 from ..calls.salvage import FaultKind, SalvagePlan, plan
 from ..calls.session import Session
+from ..calls.shard_salvage import plan_across
+from ..replicas.whole import shard_view
 from .hang import log_stall
 from .phase import Phase
 from .plane import Plane
@@ -59,9 +62,11 @@ _CAUSES = {
     Cause.SILENCE: "silent",
     Cause.UNREADY: "never ready",
     Cause.SEVERED: "cut off",
+    Cause.COHORT: "its replica is not whole",
 }
 _LAST_CALL = 0.25
 """Seconds that a member that has left gets to end the call that all can still end: so long the others wait for it, too."""
+_ENDED = "the members that held the state have left, as their programs have ended"
 _END = None
 _ALL = sys.maxsize
 """Later than any epoch."""
@@ -81,10 +86,13 @@ class Rebuilder:
         activated: Callable[[View], None] = lambda _view: None,
         facts: Callable[[], Mapping[str, Any]] = dict,
         given_up: Callable[[], None] = lambda: None,
+        *,
+        part: Part = LONE,
     ) -> None:
         """``build``: ``Lifetime._rebuild``. ``prepare``: begins a build that ``build`` may be asked for; returns at once.
         ``activated``: called with every activated view; must return at once. ``facts``: for ``DataPlane.facts``.
         ``given_up``: called when the others have given up this worker because its program hangs; must return at once.
+        ``part``: of which replica this member is a part, if that has several processes.
         """
         self._plane = plane
         self._consensus = consensus
@@ -96,6 +104,7 @@ class Rebuilder:
         self._activated = activated
         self._facts = facts
         self._given_up = given_up
+        self._part = part
         self._items: SimpleQueue[_Item] = plane.threads.queue()
         self._thread = plane.threads.thread(self._run, "ftlib-rebuild")
         self._wanted = 0
@@ -121,6 +130,11 @@ class Rebuilder:
         self._items.put(_END)
         if self._thread.ident is not None and self._thread is not self._plane.threads.current():
             self._thread.join(timeout)
+
+    def wants(self, epoch: int) -> bool:
+        """True while no freeze for a later view than that of ``epoch`` was ordered. Any thread."""
+        with self._plane.changed:
+            return self._wanted <= epoch and self._plane.phase is not Phase.STOPPED
 
     def order(self, order: Freeze) -> None:
         """The training thread passes on a freeze that waited for its call."""
@@ -180,7 +194,15 @@ class Rebuilder:
             case Stopped(error):
                 if isinstance(error, LeftError):
                     self._plane.let_end(_LAST_CALL)
-                self._stop(translated(error))
+                self._stop(self._bereft(translated(error)))
+
+    def _bereft(self, error: Exception) -> Exception:
+        """``error`` as a member of a replica of several processes is told: the others go on without all of them."""
+        if self._part.shards == 1 or type(error) is not errors.Excluded:
+            return error
+        return errors.ReplicaLost(
+            f"replica {self._part.replica} is out, with all of its {self._part.shards} processes: {error}"
+        )
 
     def _freeze(self, order: Freeze) -> None:
         answer = self._plane.freeze(order)
@@ -204,7 +226,8 @@ class Rebuilder:
                 logger.debug("nothing is built ahead for %s: %r", view, error, extra=self._plane.about("not_built_ahead"))
 
     def _install(self, view: View, reports: Mapping[str, bytes]) -> None:
-        if not self._plane.installing(view):
+        acting = self._acting(view)
+        if not self._plane.installing(acting):
             return
         with self._plane.changed:
             if self._wanted > view.epoch:  # a newer change is under way: this group would never be used
@@ -213,11 +236,14 @@ class Rebuilder:
         self._drop_group()
         began = self._plane.threads.now()
         try:
-            chosen = plan(view, reports)
-            if len(view) == 1:
+            chosen = self._plan(view, reports)
+            if self._plane.member_id not in acting:
+                self._unfit(chosen)
+                return
+            if len(acting) == 1:
                 self._framework.cancel(view.epoch + 1)  # a group built ahead with others, which are gone
             ranks, self._group = self._build(view)
-            self._built = self._session(view, chosen, ranks)
+            self._built = self._session(view, acting, chosen, ranks)
         except Exception as error:  # noqa: BLE001 - after any error this member has no group, and reports it
             self._failed(view, error)
             return
@@ -228,10 +254,26 @@ class Rebuilder:
             if self._wanted <= view.epoch:
                 self._consensus.ready(view.view_id)
 
-    def _session(self, view: View, chosen: SalvagePlan, ranks: Mapping[str, int]) -> Session:
+    def _acting(self, view: View) -> View:
+        """``view`` with the members of this one's group alone: those with the same shard, of whole replicas."""
+        return view if self._part.shards == 1 else shard_view(view, self._part.shard)
+
+    def _plan(self, view: View, reports: Mapping[str, bytes]) -> SalvagePlan:
+        return plan(view, reports) if self._part.shards == 1 else plan_across(view, reports, self._part.shard)
+
+    def _unfit(self, chosen: SalvagePlan) -> None:
+        """This member's replica is not whole in a view that has it: then none is."""
+        text = "no replica is whole any more" if chosen.fault is None else chosen.fault.text
+        self._stop(errors.JobEnded(_ENDED) if self._ended_unacted else errors.StateLost(text))
+        self._consensus.leave()
+
+    def _session(self, view: View, acting: View, chosen: SalvagePlan, ranks: Mapping[str, int]) -> Session:
         group = self._group
         own = None if group is None else StagedGroup(group, self._framework.place, self._rows)
-        return Session(view, chosen, self._plane.member_id, ranks, group, own)
+        own_id, held = self._plane.member_id, self._plane.held
+        kept = held is not None and held.number == chosen.call and own_id not in (*chosen.blank, *chosen.healed)
+        keeps = kept and chosen.donor_of(own_id) is None and self._plane.finished < chosen.call
+        return Session(acting, chosen, own_id, ranks, group, own, whole=view, keeps=keeps)
 
     def _failed(self, view: View, error: Exception) -> None:
         """A failed rebuild is never a success: report it, so that a new epoch comes and the missing members are checked."""
@@ -251,12 +293,12 @@ class Rebuilder:
         session = self._built
         if session is None or session.view.view_id != view.view_id:
             return
-        old, results = self._plane.session, self._plane.results
+        old, results = self._plane.session, self._plane.held or self._plane.results
         fault = session.plan.fault
         if fault is not None and self._plane.member_id in fault.blamed:
             lost, call = fault.kind is FaultKind.STATE_LOST, self._plane.current
             if lost and (self._ended_unacted or self._ended_after >= self._plane.finished):  # it may lack that call, too
-                self._stop(errors.JobEnded("the members that held the state have left, as their programs have ended"))
+                self._stop(errors.JobEnded(_ENDED))
                 self._consensus.leave()
                 return
             entered = "" if lost or call is None else f" (this is what {self._plane.member_id} entered: {call}{call.remark()})"

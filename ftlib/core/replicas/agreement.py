@@ -38,6 +38,11 @@ class Holders:
         """True once all members hold their results: the call may be finished."""
         return all(epoch == self._epoch and call >= self._call for epoch, call in self._newest.values())
 
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The members that have not said that they hold theirs."""
+        return tuple(key for key, (epoch, call) in self._newest.items() if epoch != self._epoch or call < self._call)
+
 
 @dataclass(frozen=True, slots=True)
 class ShardReport:

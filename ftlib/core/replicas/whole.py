@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from consensus import Member
+from consensus import COHORT, COHORT_SIZE, Member, View
 
 from ...settings.replicas import Part
 
-__all__ = ["Replica", "facts_of", "part_in", "whole_replicas"]
+__all__ = ["Replica", "facts_of", "part_in", "replica_of", "shard_view", "whole_replicas"]
 
 _REPLICA, _SHARD, _SHARDS = "_replica", "_shard", "_shards"
 
@@ -32,7 +32,8 @@ def facts_of(part: Part) -> Mapping[str, str]:
     """What a member advertises of its part, for ``part_in``; nothing if it is a replica by itself."""
     if part.shards == 1:
         return {}
-    return {_REPLICA: part.replica, _SHARD: str(part.shard), _SHARDS: str(part.shards)}
+    cohort = {COHORT: part.replica, COHORT_SIZE: str(part.shards)}  # for the consensus: in a view together, or not at all
+    return {_REPLICA: part.replica, _SHARD: str(part.shard), _SHARDS: str(part.shards), **cohort}
 
 
 def part_in(member: Member) -> Part | None:
@@ -65,3 +66,17 @@ def whole_replicas(members: Sequence[Member]) -> tuple[Replica, ...]:
     whole = [name for name, taken in places.items() if name not in odd and len(taken) == sizes[name]]
     whole.sort(key=lambda name: max(places[name].values()))
     return tuple(Replica(name, tuple(members[index] for _, index in sorted(places[name].items()))) for name in whole)
+
+
+def shard_view(view: View, shard: int) -> View:
+    """``view`` as the members of ``shard`` act in it: the one of each whole replica, in the order of the replicas' ranks.
+
+    It keeps the ``view_id``, and has no members if no replica is whole.
+    """
+    members = tuple(replica.members[shard] for replica in whole_replicas(view.members) if shard < len(replica.members))
+    return View(view.epoch, view.parent_id, members, view.origin, view.view_id)
+
+
+def replica_of(view: View, member_id: str) -> Replica | None:
+    """The whole replica in ``view`` of which that member is a part; None if there is none."""
+    return next((replica for replica in whole_replicas(view.members) if member_id in replica.ids), None)

@@ -1,18 +1,14 @@
 """The secret of one run: the user's setting, else one drawn for the run and kept where only this user can read it.
 
 So workers of ``ftlib run`` authenticate each other by default, and ``ftlib status`` still finds the secret that it must show
-them: a drawn secret lies in ``<runtime directory>/ftlib/<job>-<pid>-<place>`` (mode 600) until the launcher ends. Other hosts
-and containers may share the directory, and the pid means nothing there: ``place`` shows where the pid is valid.
+them: a drawn secret lies in a file (see ``places``) until the launcher ends.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
-import re
 import secrets
-import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -21,9 +17,7 @@ from consensus import Gossip, KeyRing
 
 from ...errors import ConfigError
 from ...settings.config import resolve
-
-_MOST = 64
-"""Most drawn secrets that are tried."""
+from . import places
 
 
 def new_secret() -> str:
@@ -52,6 +46,11 @@ class Credentials:
         self._ring = ring or KeyRing([self._drawn])
 
     @property
+    def drawn(self) -> bool:
+        """Whether the user gave none, so that one was drawn, which no other host knows."""
+        return bool(self._drawn)
+
+    @property
     def environment(self) -> dict[str, str]:
         """Variables that workers need besides those that they inherit."""
         return {"FTLIB_SECRET": self._drawn} if self._drawn else {}
@@ -68,7 +67,7 @@ class Credentials:
         path = None
         if self._drawn:
             with contextlib.suppress(OSError):  # the file cannot be written: tools need FTLIB_SECRET then
-                path = _write(self._job, self._drawn)
+                path = places.write(self._job, "", f"{self._drawn}\n")
         try:
             yield
         finally:
@@ -90,57 +89,7 @@ def drawn_rings() -> list[KeyRing]:
 
 def drawn_files() -> list[Path]:
     """The files with the secrets of this user's runs on this host, the latest first."""
-    with contextlib.suppress(OSError):
-        return sorted(_drawn(alive=True), key=lambda path: path.stat().st_mtime, reverse=True)[:_MOST]
-    return []
-
-
-def remove_lost() -> None:
-    """Remove the drawn secrets of launchers here that were killed before they could tidy up."""
-    with contextlib.suppress(OSError):
-        for path in _drawn(alive=False):
-            path.unlink(missing_ok=True)
-
-
-def _write(job: str, secret: str) -> Path:
-    directory = _directory()
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    remove_lost()
-    path = directory / f"{job}-{os.getpid()}-{_place()}"
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as file:
-        file.write(f"{secret}\n")
-    return path
-
-
-def _drawn(*, alive: bool) -> list[Path]:
-    """Return the files of launchers of this place that are alive, or are not. Launchers elsewhere cannot be checked."""
-    pattern = re.compile(rf".+-([0-9]+)-{_place()}")
-    found = [(path, match) for path in _directory().iterdir() if (match := pattern.fullmatch(path.name))]
-    return [path for path, match in found if _lives(int(match[1])) is alive]
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, OverflowError):
-        return True
-    return True
-
-
-def _place() -> str:
-    """Return a digest of the scope in which a pid is valid: this boot of this host, this pid namespace."""
-    facts = [socket.gethostname()]
-    with contextlib.suppress(OSError):
-        facts += [Path("/proc/sys/kernel/random/boot_id").read_text(), str(Path("/proc/self/ns/pid").stat().st_ino)]
-    return hashlib.blake2b("\0".join(facts).encode(), digest_size=6).hexdigest()
-
-
-def _directory() -> Path:
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(runtime or cache) / "ftlib"
+    return places.found("")
 
 
 _VARIABLES = ("FTLIB_SECRET", "FTLIB_SECRET_FILE", "FTLIB_CONFIG")

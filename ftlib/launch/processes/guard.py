@@ -26,10 +26,11 @@ _BLOCKED = {*_PASSED_ON, signal.SIGCHLD}
 _SWEEP = 5.0
 
 
-def guarded(main: Callable[[int], int]) -> int:
+def guarded(main: Callable[[int], int], at_guard: Callable[[], None] = lambda: None) -> int:
     """Run ``main(guard_pid)`` in a forked supervisor; returns its result. Call on the main thread of a process without others.
 
-    ``main`` starts with signals blocked: it calls ``release_signals`` once its handlers are set, so that no signal is lost.
+    ``at_guard`` is called at once in this process, which only guards. ``main`` starts with signals blocked: it calls
+    ``release_signals`` once its handlers are set, so that no signal is lost.
     """
     adopt_orphans()
     sys.stdout.flush()
@@ -40,6 +41,7 @@ def guarded(main: Callable[[int], int]) -> int:
     if supervisor == 0:
         _supervise(main, guard)
     try:
+        at_guard()
         return _wait(supervisor)
     finally:
         kill_descendants(_SWEEP)

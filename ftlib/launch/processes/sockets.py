@@ -41,12 +41,12 @@ class ControlSockets:
         self.tcp.close()
 
 
-def listen(port: int = 0) -> socket.socket:
-    """A TCP socket listening on loopback."""
-    tcp = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+def listen(port: int = 0, host: str = HOST) -> socket.socket:
+    """A TCP socket listening at ``host``, a numeric address of this machine: loopback, unless others shall reach it."""
+    tcp = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of the port's previous owner may linger
-        tcp.bind((HOST, port))
+        tcp.bind((host, port))
         tcp.listen(128)
     except BaseException:
         tcp.close()
@@ -54,12 +54,12 @@ def listen(port: int = 0) -> socket.socket:
     return tcp
 
 
-def bind_control(port: int = 0) -> ControlSockets:
+def bind_control(port: int = 0, host: str = HOST) -> ControlSockets:
     """Bind both sockets to one port: ``port``, or with 0 any that is free for both. Raises OSError if ``port`` is taken."""
     for _ in range(_ATTEMPTS):
         with contextlib.ExitStack() as undo:
-            tcp = undo.enter_context(listen(port))
-            udp = undo.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+            tcp = undo.enter_context(listen(port, host))
+            udp = undo.enter_context(socket.socket(tcp.family, socket.SOCK_DGRAM))
             try:
                 udp.bind(tcp.getsockname())
             except OSError as error:
@@ -69,5 +69,10 @@ def bind_control(port: int = 0) -> ControlSockets:
             undo.pop_all()
             return ControlSockets(udp, tcp)
     raise ConfigError(
-        f"no port of {HOST} was free for both TCP and UDP in {_ATTEMPTS} attempts: stop something that holds many"
+        f"no port of {host} was free for both TCP and UDP in {_ATTEMPTS} attempts: stop something that holds many"
     )
+
+
+def address_of(host: str, port: int) -> str:
+    """``host:port`` as everything here writes it: brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -42,8 +42,15 @@ class Sink(Protocol):
     def progress(self, worker: Worker, line: bytes, *, error: bool) -> None:
         """An unfinished line of a progress bar, at most one a second."""
 
-    def pause(self, stream: Stream) -> None:
+    def pause(self, stream: Paused) -> None:
         """``stream`` stopped reading because of ``full``: call its ``resume`` when there is room."""
+
+
+class Paused(Protocol):
+    """Something that stopped reading."""
+
+    def resume(self) -> None:
+        """Read again, since there is room again."""
 
 
 class Worker:
@@ -107,6 +114,16 @@ class Worker:
         """Send SIGTERM, because the run no longer needs the worker."""
         self.sent_away = True
         self.signal(signal.SIGTERM)
+
+    def abort(self, cause: str) -> None:
+        """SIGABRT: the worker ends, and faulthandler writes the stacks of its threads first."""
+        self.cause = self.cause or cause
+        self.signal(signal.SIGABRT)
+
+    def dismiss(self, cause: str = "") -> None:
+        """SIGKILL the worker, because the run no longer needs it."""
+        self.sent_away = True
+        self.kill(cause)
 
     def kill(self, cause: str = "") -> None:
         """SIGKILL the worker and its children. ``cause``: for the report."""

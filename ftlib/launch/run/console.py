@@ -16,7 +16,7 @@ from typing import Any
 from ...common.processes import describe_exit
 from ...errors import ConfigError
 from ..processes.output import Writer, prefix, render
-from ..processes.worker import Stream, Worker
+from ..processes.worker import Paused, Worker
 from .restarts import RestartPolicy, WorkerPhase, WorkerRecord
 
 _STDOUT, _STDERR = 1, 2
@@ -38,7 +38,7 @@ class Console:
         self._events = self._open(events, "--events") if events is not None else None
         plain = "NO_COLOR" in os.environ
         self._coloured = {fd: os.isatty(fd) and not plain for fd in (_STDOUT, _STDERR)}
-        self._paused: list[Stream] = []
+        self._paused: list[Paused] = []
         self._terminal = Writer(self._room_from_thread)
         self._disk = Writer(self._room_from_thread)  # a paused terminal must not delay the files
 
@@ -60,7 +60,7 @@ class Console:
         """A progress bar's present state; to the terminal only."""
         self._show(worker, [line], error=error)
 
-    def pause(self, stream: Stream) -> None:
+    def pause(self, stream: Paused) -> None:
         """Resume ``stream`` when there is room."""
         self._paused.append(stream)
         if not self.full:  # there was room again between the two calls

@@ -8,11 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from consensus import format_address
+
 from ..processes.sockets import HOST
 from .plan import StartPlan
 
 # Variables that an outer launcher may have set, and that this one does not set in every start.
 _STALE = ("FTLIB_SOCKET_FDS", "FTLIB_ADVERTISE", "FTLIB_GPU")
+
+_HOSTS_APART = "600"
+"""Seconds that workers of one host wait for those of others, which may have an image to pull."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +33,20 @@ class Start:
     """The control port bound for the worker; 0: it binds one itself (every start after the founding)."""
     socket_fds: tuple[int, int] | None = None
     """UDP and TCP descriptors of that port."""
+    host: str = HOST
+    """The address of this machine at which it listens, numeric."""
+    of: str = ""
+    """The host's name, where workers of others take part."""
 
     @property
     def name(self) -> str:
         """What logs call it."""
         return f"worker {self.index}"
+
+    @property
+    def bind(self) -> str:
+        """Where it listens, as ``host:port``."""
+        return format_address((self.host, self.port))
 
 
 def worker_environment(
@@ -51,12 +65,14 @@ def worker_environment(
         "FTLIB_JOB": plan.job,
         "FTLIB_INTRODUCERS": ",".join(start.introducers),
         "FTLIB_INITIAL_SIZE": str(start.initial_size),
-        "FTLIB_BIND": f"{HOST}:{start.port}",
+        "FTLIB_BIND": start.bind,
         "FTLIB_SUPERVISOR": supervisor,
-        "FTLIB_NAME": start.name,
+        "FTLIB_NAME": f"{start.name} of {start.of}" if start.of else start.name,
         "FTLIB_WORKER_INDEX": str(start.index),
         "LOCAL_RANK": str(start.index),  # torchrun's name for the slot: what reads it there works here, too
     }
+    if plan.meeting is not None:
+        env.setdefault("FTLIB_JOIN_TIMEOUT", _HOSTS_APART)
     if plan.gpus:
         env["FTLIB_GPU"] = str(start.index % plan.gpus)
     env |= credentials or {}

@@ -24,6 +24,20 @@ def random_job() -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where all workers of a job meet."""
+
+    introducers: tuple[str, ...]
+    """``host:port`` each; a name may stand for several hosts. The same list on every host."""
+    size: int
+    """How many workers, of all hosts together, must have met before the first view."""
+    job: str
+    """The job's name where the user gives none: the same on every host."""
+    by: str = "--meet"
+    """Whose variables say so, for people."""
+
+
+@dataclass(frozen=True, slots=True)
 class StartPlan:
     """One run. Times are in seconds."""
 
@@ -63,6 +77,19 @@ class StartPlan:
     resume: Path | None = None
     """Directory of checkpoints to go on from; None: the script decides how it begins."""
 
+    meeting: Meeting | None = None
+    """Where the workers of other hosts are met; None: there are none."""
+
+    @property
+    def fewest(self) -> int:
+        """The run ends when fewer workers of this host than that can ever run again."""
+        return self.min_workers if self.meeting is None else 1
+
+    @property
+    def size(self) -> int:
+        """How many workers there are, on all hosts."""
+        return self.workers if self.meeting is None else self.meeting.size
+
     @property
     def beginning(self) -> str:
         """What the founders begin from, as text for people."""
@@ -80,8 +107,9 @@ class StartPlan:
         """Raise ConfigError if the plan cannot run, naming the option and the remedy."""
         if self.workers < 1:
             raise ConfigError(f"-n {self.workers}: give the number of workers, at least 1")
-        if not 1 <= self.min_workers <= self.workers:
-            raise ConfigError(f"--min {self.min_workers}: give a number from 1 to -n ({self.workers})")
+        if not 1 <= self.min_workers <= self.size:
+            option = "-n" if self.meeting is None else "--size"
+            raise ConfigError(f"--min {self.min_workers}: give a number from 1 to {option} ({self.size})")
         if self.max_workers is not None and self.max_workers < self.min_workers:
             raise ConfigError(f"--max {self.max_workers}: give a number of at least --min ({self.min_workers})")
         if self.max_restarts < 0:

@@ -93,6 +93,8 @@ class RestartPolicy:
     """All slots, and how many restarts are left."""
 
     plan: StartPlan
+    least: int | None = None
+    """Workers that must be able to run; None: as the plan says. Given: there are no slots before they are added."""
     records: list[WorkerRecord] = field(init=False)
     restarts_left: int = field(init=False)
     founded: bool = False
@@ -109,8 +111,34 @@ class RestartPolicy:
 
     def __post_init__(self) -> None:
         """Create one record for each worker."""
-        self.records = [WorkerRecord(index) for index in range(self.plan.workers)]
+        self.records = [WorkerRecord(index) for index in range(self.plan.workers if self.least is None else 0)]
         self.restarts_left = self.plan.max_restarts
+
+    def add(self) -> int:
+        """One slot more, that waits for its start; returns its index."""
+        self.records.append(WorkerRecord(len(self.records)))
+        return len(self.records) - 1
+
+    def lost(self, index: int, cause: str) -> None:
+        """The host of a slot is gone, and with it the worker: it waits for a host, and no restart is used up."""
+        record = self.records[index]
+        if record.member:
+            self.past.add(record.member)
+        record.phase, record.code, record.cause = WorkerPhase.WAITING, -9, cause
+        record.member, record.epoch, record.founder = "", 0, False
+        if self.ending:
+            record.phase = WorkerPhase.FAILED
+
+    def remove(self, index: int) -> RunAction:
+        """A slot that does not run is not wanted any more."""
+        if self.records[index].phase is WorkerPhase.WAITING:
+            self.records[index].phase = WorkerPhase.RETIRED
+        return self._consequence()
+
+    def revive(self, index: int) -> None:
+        """A slot that was not wanted is, again."""
+        if self.records[index].phase is WorkerPhase.RETIRED and not self.ending:
+            self.records[index].phase = WorkerPhase.WAITING
 
     def of_pid(self, pid: int) -> WorkerRecord | None:
         """The slot whose running worker has this pid."""
@@ -160,8 +188,10 @@ class RestartPolicy:
         Another id than before is another lifetime in the same process.
         """
         record = self.of_pid(pid)
-        if record is None:
-            return False
+        return record is not None and self.announced_by(record, member, address, epoch)
+
+    def announced_by(self, record: WorkerRecord, member: str, address: str, epoch: int) -> bool:
+        """The same for a worker that is known already."""
         if member in self.past:
             return True  # a later announcement has arrived before this one
         if record.member not in ("", member):  # the worker was excluded, and is about to join again
@@ -223,6 +253,7 @@ class RestartPolicy:
         if self.in_phase(WorkerPhase.DONE):
             runs = bool(self.introducers()) if self.founded else bool(self.in_phase(WorkerPhase.RUNNING))
             return RunAction.GO_ON if runs else RunAction.RETIRE
-        if len(able) < self.plan.min_workers:
-            return self.end(f"only {len(able)} of the workers can still run, and --min is {self.plan.min_workers}")
+        least = self.plan.fewest if self.least is None else self.least
+        if len(able) < least:
+            return self.end(f"only {len(able)} of the workers can still run, and --min is {least}")
         return RunAction.GO_ON

@@ -12,6 +12,7 @@ import asyncio
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,18 +21,21 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import Any
 
-from consensus import KeyRing
+from consensus import KeyRing, format_address
 
 from ...common.processes import describe_exit
 from ...errors import ConfigError
 from ..processes import guard
-from ..processes.credentials import Credentials, remove_lost
+from ..processes.credentials import Credentials
+from ..processes.places import remove_lost
 from ..processes.process import Fate, require_linux, shell_code
+from ..processes.registry import recorded
 from ..processes.sockets import HOST, ControlSockets, bind_control, listen
 from ..processes.steward import REAP_TIMEOUT, Steward
 from ..processes.worker import Worker
 from .console import Console, outcome, table, traceback_of
 from .environment import Start, worker_environment
+from .place import MeetingPlace
 from .plan import StartPlan
 from .restarts import RestartPolicy, RunAction, StartMode, WorkerPhase, WorkerRecord
 
@@ -77,6 +81,7 @@ class Supervisor:
         self._guard_pid = guard_pid
         self._base = dict(os.environ if environment is None else environment)
         self._credentials = Credentials(plan.job, self._base)
+        self._place: MeetingPlace | None = None  # where workers of other hosts are met, once it is known
         self._tails: dict[int, deque[bytes]] = {}
         self._due: set[int] = set()  # slots that wait for their start, and whose delay is over
         self._timers: dict[int, asyncio.TimerHandle] = {}
@@ -103,8 +108,7 @@ class Supervisor:
         return code
 
     async def _live(self) -> None:
-        listener = listen()
-        self._supervisor = f"{HOST}:{listener.getsockname()[1]}"
+        listener = self._listen()
         unwatch = self._take_signals()
         runner = None
         try:
@@ -113,7 +117,8 @@ class Supervisor:
             from ..processes.endpoint import serve  # noqa: PLC0415 - aiohttp takes 0.2 s to import: the workers start beside it
 
             runner = await serve(self, listener)
-            await self._over
+            with recorded(self._plan.job, self._supervisor, self._plan.command):
+                await self._over
         finally:
             self._steward.kill_all()
             if runner is not None:
@@ -123,6 +128,21 @@ class Supervisor:
             left = self._steward.close(sweep=self._guard_pid is not None)
             if left:
                 self._console.say(f"still there after SIGKILL, stuck in the kernel: processes {sorted(left)}")
+
+    def _listen(self) -> socket.socket:
+        """The endpoint's socket: on loopback, or where peers on other hosts reach it."""
+        if self._plan.meeting is None:
+            listener, host = listen(), HOST
+        elif self._credentials.drawn:
+            raise ConfigError(
+                "--meet: workers of several hosts need a secret that all know: FTLIB_SECRET_FILE=FILE on every host, with the "
+                "same FILE there (ftlib keys new > FILE), or FTLIB_SECRET"
+            )
+        else:
+            self._place = MeetingPlace(self._plan.meeting, self._plan.workers)
+            listener, host = self._place.listen(), self._place.host
+        self._supervisor = format_address((host, listener.getsockname()[1]))
+        return listener
 
     def _take_signals(self) -> Callable[[], None]:
         self._steward = Steward(self._loop, self._reaped)
@@ -138,7 +158,10 @@ class Supervisor:
         self._console.event(
             "run", job=plan.job, supervisor=self._supervisor, workers=plan.workers, gpus=plan.gpus, command=plan.command
         )
-        self._console.say(f"job {plan.job}: {plan.workers} workers, supervisor at {self._supervisor}")
+        where = ""
+        if plan.meeting is not None:
+            where = f" here of {plan.size}, which meet at {', '.join(plan.meeting.introducers[:4])} ({plan.meeting.by})"
+        self._console.say(f"job {plan.job}: {plan.workers} workers{where}, supervisor at {self._supervisor}")
         if plan.resume is not None:
             self._console.say(f"the job begins from {plan.beginning}")
         if plan.gpus and plan.workers > plan.gpus:
@@ -153,6 +176,10 @@ class Supervisor:
 
     def _found(self, slots: Iterable[int]) -> None:
         """Start ``slots`` as the founders of one cluster, each at an address that all of them know."""
+        if self._place is not None:
+            for index in slots:
+                self._start_to_meet(index, self._place)
+            return
         sockets: dict[int, ControlSockets] = {}
         try:
             for index in slots:
@@ -172,6 +199,9 @@ class Supervisor:
     def _start_due(self) -> None:
         """Start all waiting workers that may start; called after every event that could allow a start."""
         while self.stage is RunStage.RUNNING and self._due:
+            if self._place is not None:
+                self._start_to_meet(self._due.pop(), self._place)
+                continue
             start_mode = self.policy.start_mode()
             if start_mode is StartMode.HOLD:
                 return
@@ -183,6 +213,13 @@ class Supervisor:
                 self._start_at_its_address(index)
             else:
                 self._start(index, Start(index, self.policy.introducers(), len(self._addresses)))
+
+    def _start_to_meet(self, index: int, place: MeetingPlace) -> None:
+        """Start a worker that meets those of all hosts: whether it founds or joins is the meeting's business."""
+        start, sockets = place.start(index, self.policy.introducers())
+        self._start(index, start, sockets)
+        if sockets is not None and self.policy.records[index].starts == 1:
+            self._console.say(f"to look inside: ftlib status {start.bind}")
 
     def _start_at_its_address(self, index: int) -> None:
         try:
@@ -223,8 +260,9 @@ class Supervisor:
                 sockets.close()  # this process's copies: "connection refused" must prove that the worker is gone
         self._steward.take(worker)
         self._tails[index] = worker.tail
-        address = f"{HOST}:{start.port}" if start.port else ""
-        self.policy.started(index, worker.pid, address, founder=start.socket_fds is not None)
+        address = start.bind if start.port else ""
+        # Those who meet at a place that is not theirs alone may join a view that exists: each tells when it is in one.
+        self.policy.started(index, worker.pid, address, founder=start.socket_fds is not None and self._place is None)
         self._console.open_log(index, f"{start.name}, start {record.starts}, pid {worker.pid}, job {self._plan.job}")
         self._console.event("started", worker=index, pid=worker.pid, start=record.starts, address=address)
         if record.starts > 1:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from ftlib import ConfigError, FTLib
+from ftlib import ConfigError
 from ftlib.settings.config import resolve
-from ftlib.settings.replicas import Part, check_supported, part_of
+from ftlib.settings.replicas import Part, part_of
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
@@ -30,7 +30,10 @@ def test_torchrun_within_a_replica_is_understood() -> None:
     alone = resolve({"replica": "a", "shards": 2}, None, TORCHRUN)
     assert alone.part == Part("a", 1, 2)
     assert alone.launched is None, "it knows one replica, not the job"
-    assert alone.consensus.initial_size == 1
+    assert alone.consensus.initial_size == 2, "processes of one replica"
+    sizes = {"replica": "a", "shards": 2, "initial_size": 3, "max_size": 4, "min_size": 2}
+    counted = resolve(sizes, None, TORCHRUN)
+    assert (counted.consensus.initial_size, counted.consensus.max_size, counted.min_size) == (6, 8, 2)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +55,13 @@ def test_contradictions_are_named(found: dict[str, Any], environment: dict[str, 
         part_of(found, environment)
 
 
-def test_replicas_of_several_processes_are_refused_before_anything_starts() -> None:
-    check_supported(Part("a", 0, 1))
-    with pytest.raises(ConfigError, match=r"shards=2: .* leave out shards"):
-        FTLib.init(replica="a", shard=0, shards=2)
+@pytest.mark.parametrize("setting", [{"rejoin": True}, {"straggler_deadline": 5.0}])
+def test_what_replicas_of_several_processes_cannot_do_is_refused(setting: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="and these have 2"):
+        resolve({"replica": "a", "shard": 0, "shards": 2, **setting}, None, {})
+
+
+def test_members_agree_how_many_shards_there_are() -> None:
+    two, three = (resolve({"replica": "a", "shard": 0, "shards": count}, None, {}).consensus.agreement for count in (2, 3))
+    assert two != three
+    assert resolve({}, None, {}).consensus.agreement + " shards=2" == two

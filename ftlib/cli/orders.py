@@ -1,0 +1,108 @@
+"""``ftlib drain``, ``kill`` and ``stack``: orders to one member, given to its agent, so they reach a program that hangs."""
+
+from __future__ import annotations
+
+import http.client
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from consensus import KeyRing, OrderKind, SecretError, format_address, give_order, new_order, parse_address
+
+from ..errors import ConfigError, FTLibError
+from ..launch.processes.credentials import drawn_rings, ring_of_user
+from .status import fetch_status, signed_get
+
+__all__ = ["consequence", "order", "stack_of"]
+
+_DUMP_TIMEOUT = 20.0
+
+
+def order(kind: OrderKind, address: str, timeout: float, agreed: Callable[[str], bool]) -> str:
+    """Have the member at ``address`` drained or killed; returns what happened, in one line.
+
+    ``agreed``: is told what it means, and returns whether to go on. The order is for the lifetime and the view that were looked
+    at: if either has changed meanwhile, nothing is done. Raises FTLibError then, and if no member answers.
+    """
+    status = fetch_status(address, timeout)
+    member = str(status.get("member"))
+    if not agreed(consequence(kind, status)):
+        return "nothing was done"
+    wanted = new_order(kind, member, status.get("active_epoch"))
+    answer, text = _signed(lambda ring: give_order(parse_address(address), wanted, ring, timeout=timeout), address)
+    if answer != http.client.OK:
+        raise FTLibError(f"{address} refuses: {text}")
+    return f"{_name_of(status)} at {address}: {text}"
+
+
+def consequence(kind: OrderKind, status: Mapping[str, Any]) -> str:
+    """What the order means for the job, from the member's own status."""
+    left = len(status.get("members") or ()) - 1
+    supervised = bool((status.get("meta") or {}).get("supervisor"))
+    then = {
+        OrderKind.DRAIN: "it leaves after the call under way and is not started again",
+        OrderKind.KILL: "its launcher starts it again if it has restarts left" if supervised else "nobody starts it again",
+    }[kind]
+    others = f"{left} member{'s' * (left != 1)} go{'es' * (left == 1)} on" if left > 0 else "no member is left, the job ends"
+    return f"{kind.value} {_name_of(status)}: {then}; {others}"
+
+
+def stack_of(address: str, timeout: float) -> str:
+    """The stacks of all threads of the member at ``address``: its own answer, or what py-spy sees if Python is silent."""
+    code, body = 0, b""
+    try:
+        code, body = signed_get(address, "/stack", timeout)
+    except FTLibError as error:
+        silent: FTLibError | None = error
+    else:
+        silent = None
+    if code == http.client.OK:
+        return body.decode(errors="replace")
+    status = fetch_status(address, timeout)  # raises if not even the agent answers
+    return _seen_from_outside(address, status, silent)
+
+
+def _seen_from_outside(address: str, status: Mapping[str, Any], silent: FTLibError | None) -> str:
+    meta = status.get("meta") or {}
+    pid, host = str(meta.get("pid") or ""), str(meta.get("host") or "")
+    why = "its Python does not answer" if silent is not None else "it does not tell its stacks"
+    program = shutil.which("py-spy")
+    if not pid or host not in ("", socket.gethostname()):
+        raise FTLibError(f"{address}: {why}: run py-spy dump --pid {pid or 'PID'} at its host, {host or 'wherever it runs'}")
+    if program is None:
+        raise FTLibError(f"{address}: {why}: pip install py-spy, and try again (or gdb -p {pid})")
+    try:
+        done = subprocess.run(  # noqa: S603 - a program of the user's, found by its name
+            [program, "dump", "--pid", pid], capture_output=True, text=True, timeout=_DUMP_TIMEOUT, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise FTLibError(f"{address}: py-spy did not come back within {_DUMP_TIMEOUT:g} s: try gdb -p {pid}") from None
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise FTLibError(f"{address}: {why}, and py-spy may not look at process {pid} ({last}): run this as root")
+    return done.stdout
+
+
+def _signed(give: Callable[[KeyRing], tuple[int, str]], address: str) -> tuple[int, str]:
+    """Give the order with the user's secret, or with those that runs here have drawn."""
+    ring = ring_of_user()
+    rings = drawn_rings() if ring is None else [ring]
+    if not rings:
+        raise ConfigError("orders need the job's secret: set FTLIB_SECRET or FTLIB_SECRET_FILE")
+    refused = ""  # a text: the error would keep its connection in a circle with this frame
+    for each in rings:
+        try:
+            return give(each)
+        except SecretError as error:
+            refused = refused or str(error)
+        except (OSError, http.client.HTTPException) as error:
+            where = format_address(parse_address(address))
+            raise FTLibError(f"{where} did not answer ({error}): as far as is known nothing was done") from None
+    raise FTLibError(refused)
+
+
+def _name_of(status: Mapping[str, Any]) -> str:
+    """As the command line takes it."""
+    return str((status.get("meta") or {}).get("name") or status.get("member", "?")[:6]).replace(" ", "-")

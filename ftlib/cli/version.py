@@ -1,0 +1,22 @@
+"""``ftlib --version``."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+from consensus import PROTOCOL_VERSION
+
+__all__ = ["versions"]
+
+
+def versions() -> str:
+    """One line: this package, the protocol that its members speak, torch (not imported for it), Python."""
+    return f"ftlib {_of('ftlib')}, protocol {PROTOCOL_VERSION}, torch {_of('torch')}, Python {platform.python_version()}"
+
+
+def _of(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"

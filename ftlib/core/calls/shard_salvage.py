@@ -1,0 +1,65 @@
+"""The plan of a view whose replicas have several processes: each shard's own, made to fit each other. Pure.
+
+``salvage.plan`` is for one group. Here each shard has a group, and ``plan_shards`` says what all of them have in common: which
+call was the last, who keeps a result that it only held, and which replicas get the state. That is written into the reports, as
+if each member had said it, and then each shard's plan follows from its own members' reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from consensus import View
+
+from ..replicas.agreement import ShardPlan, ShardReport, plan_shards
+from ..replicas.whole import Replica, shard_view, whole_replicas
+from .salvage import Fault, FaultKind, Report, SalvagePlan, planned
+
+__all__ = ["plan_across"]
+
+
+def plan_across(view: View, reports: Mapping[str, bytes], shard: int) -> SalvagePlan:
+    """The plan for the members of ``shard`` in ``view``. ``reports``: those of the continuing members."""
+    replicas = whole_replicas(view.members)
+    if not replicas:
+        text = "no replica is whole any more: start anew, from a checkpoint if there is one"
+        return SalvagePlan(0, 0, blank=view.ids, newcomers=view.ids, fault=Fault(FaultKind.STATE_LOST, view.ids, text))
+    known = {member_id: Report.decode(data) for member_id, data in reports.items() if member_id in view}
+    common = plan_shards([each.ids for each in replicas], {key: _seen(report) for key, report in known.items()})
+    plans = [_plan(view, known, common, replicas, number) for number in range(len(replicas[0].members))]
+    fault = next((each.fault for each in plans if each.fault is not None), None)
+    if fault is None:
+        return plans[shard]
+    blamed = tuple(key for each in replicas if set(each.ids) & set(fault.blamed) for key in each.ids)
+    return replace(plans[shard], fault=replace(fault, blamed=blamed))
+
+
+def _seen(report: Report) -> ShardReport:
+    has = (not report.blank or bool(report.origin)) and (bool(report.origin) or report.founder or not report.has_state)
+    held = report.held or (0 if report.spoilt or report.blank else report.finished)
+    return ShardReport(report.finished, held, has)
+
+
+def _plan(view: View, known: Mapping[str, Report], common: ShardPlan, replicas: tuple[Replica, ...], shard: int) -> SalvagePlan:
+    """The plan of one shard, from the reports as all shards together have them."""
+    mine = shard_view(view, shard)
+    if not view.parent_id or common.lost:
+        return planned(mine, {key: known[key] for key in mine.ids if key in known})
+    finishers = [known[key] for each in replicas for key in each.ids if key in known and known[key].finished == common.call]
+    step = max((report.step for report in finishers if not report.blank or report.origin), default=0)
+    seen = {}
+    for key in mine.ids:
+        report = known.get(key)
+        if report is None:
+            continue
+        if key in common.blank:
+            report = replace(report, blank=True, origin="", founder=False)
+        elif key in common.keepers:
+            signature = report.held_signature
+            report = replace(report, finished=common.call, step=step, last_signature=signature, current=0, blank=False)
+            report = replace(report, current_signature=b"")
+        seen[key] = report
+    chosen = planned(mine, seen)
+    healed = tuple(key for key in mine.ids if key in common.blank and key in known and not known[key].blank)
+    return replace(chosen, healed=tuple(dict.fromkeys((*chosen.healed, *healed))))

@@ -1,0 +1,436 @@
+"""The agent of one host: does what the caller says, and tells what happens. It decides one thing: when the caller is gone.
+
+Its stdin is the leash: when it ends, or when nothing was heard for the caller's ``agent_timeout``, all workers here are killed.
+Two processes, guard and steward, outlive each other (see ``guard``), so that nothing stays whichever of them is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..parcel import HEAD, written
+from ..processes import guard
+from ..processes.process import Fate, require_linux
+from ..processes.sockets import ControlSockets, address_of, bind_control, listen
+from ..processes.steward import Steward
+from ..processes.worker import Worker
+from ..stream.channel import Channel
+from ..stream.deadline import Deadline
+from ..stream.messages import (
+    PIECE,
+    Announced,
+    Bind,
+    Bound,
+    Bye,
+    Ended,
+    Here,
+    Message,
+    Order,
+    Piece,
+    Start,
+    Started,
+    Stop,
+    Trouble,
+    greeting,
+    release,
+)  # fmt: skip
+from .births import WARM, Nursery
+from .fences import Fences
+from .outbox import Outbox
+from .records import Records
+
+_OPENING = 60.0
+"""Seconds that the caller may take for its first word."""
+_LAST_WORDS = 2.0
+"""Seconds that what was said at last may take to get out."""
+_STACKS = 0.15
+"""Seconds that a hung worker has to write its stacks before it is killed."""
+_SPAWN_FAILED = 71
+"""EX_OSERR of sysexits.h: the code of a worker that could not be started."""
+_STALE = ("FTLIB_SOCKET_FDS", "FTLIB_ADVERTISE", "FTLIB_GPU", "FTLIB_BIND", "FTLIB_INTRODUCERS", "FTLIB_SUPERVISOR")
+
+
+def main() -> int:
+    """Be an agent until the caller is done or gone; returns the exit code."""
+    require_linux()
+    fd_in, fd_out = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(2, 1)  # whatever prints here must not stand in the stream
+
+    def steward(guard_pid: int) -> int:
+        os.write(fd_out, greeting())
+        return asyncio.run(_run(fd_in, fd_out, guard_pid))
+
+    def only_guard() -> None:
+        os.close(fd_in)
+        os.close(fd_out)
+
+    return guard.guarded(steward, only_guard)
+
+
+async def _run(fd_in: int, fd_out: int, guard_pid: int) -> int:
+    return await Agent(fd_in, fd_out, guard_pid).run()
+
+
+@dataclass(slots=True)
+class Running:
+    """One worker and what belongs to it."""
+
+    worker: Worker
+    records: Records | None = None
+    outcome: int = -1
+
+
+class Agent:
+    """One host's part of one launch."""
+
+    def __init__(self, fd_in: int, fd_out: int, guard_pid: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._guard_pid = guard_pid
+        self._over: asyncio.Future[str] = self._loop.create_future()
+        self._order: Order | None = None
+        deadline = Deadline(time.monotonic(), timeout=_OPENING, opening=_OPENING)
+        self._channel = Channel(
+            self._loop, fd_in, fd_out, deadline, received=self._received, over=self._lost, on_room=self._room
+        )
+        self._outbox = Outbox(self._channel)
+        self._steward = Steward(self._loop, self._reaped)
+        self._call = os.memfd_create("ftlib-call")
+        self._called = False
+        self._nursery: Nursery | None = None
+        self._running: dict[int, Running] = {}
+        self._waiting: list[Start] = []
+        self._founders: list[ControlSockets] = []
+        self._master: socket.socket | None = None
+        self._address = ""
+        self._fences: Fences | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._interrupted = False
+
+    async def run(self) -> int:
+        """Until the end; returns the exit code."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            self._loop.add_signal_handler(number, self._interrupt, number)
+        guard.release_signals()
+        unwatch = guard.on_death_of(self._guard_pid, self._loop, lambda: self._lost("the guard was killed"))
+        try:
+            why = await self._over
+            self._steward.kill_all("the launch is over")
+            if why == "":
+                await self._last_words()
+        finally:
+            unwatch()
+            self._channel.close()
+            self._steward.close(sweep=True)
+        return 0
+
+    async def _last_words(self) -> None:
+        deadline = time.monotonic() + _LAST_WORDS
+        while not self._channel.idle and not self._channel.deadline.state.over and time.monotonic() < deadline:  # noqa: ASYNC110 - no event elsewhere needs it
+            await asyncio.sleep(0.005)
+
+    def _room(self) -> None:
+        self._outbox.room()
+
+    def _lost(self, why: str) -> None:
+        if not self._over.done():
+            self._over.set_result(why)
+
+    def _interrupt(self, number: signal.Signals) -> None:
+        """A signal to this host alone: of Slurm, of an administrator. The first one drains, the second one kills."""
+        again, self._interrupted = self._interrupted, True
+        self._channel.send(Trouble(f"it got {signal.Signals(number).name}"))
+        grace = self._order.grace if self._order is not None and not again else 0.0
+        for worker in self._steward:
+            worker.signal(signal.SIGTERM)
+        self._loop.call_later(min(grace, 10.0), self._lost, "")
+
+    # What the caller says.
+
+    def _received(self, message: Message, _size: int = 0) -> None:
+        match message:
+            case Order():
+                self._begin(message)
+            case Piece():
+                os.write(self._call, message.data)
+                if message.last:
+                    self._called = True
+                    waiting, self._waiting = self._waiting, []
+                    for start in waiting:
+                        self._do(self._bear(start))
+            case Bind():
+                self._bind(message)
+            case Start():
+                self._start(message)
+            case Stop():
+                self._stop(message)
+            case Bye():
+                self._lost("")
+            case _:
+                self._lost(f"the caller sent a {type(message).__name__}")
+
+    def _begin(self, order: Order) -> None:
+        self._order = order
+        self._channel.renew(Deadline(time.monotonic(), timeout=order.timeout, opening=order.timeout))
+        if order.release != release():  # the caller says so too; who is newer knows best what fits
+            self._fail(f"ftlib {release()} is installed there, and {order.release} here: install the same release at both")
+            return
+        with contextlib.suppress(OSError):
+            os.chdir(order.directory)
+        if not order.command:
+            environment = self._environment({})
+            self._nursery = Nursery(self._loop, self._steward, self._outbox, environment, tuple(order.preload))
+            self._nursery.begin()
+        self._channel.send(_facts())
+
+    def _fail(self, text: str) -> None:
+        self._channel.send(Trouble(text))
+        self._lost("")
+
+    def _bind(self, wish: Bind) -> None:
+        assert self._order is not None
+        try:
+            self._close_sockets()
+            self._address = wish.address
+            self._founders = [bind_control(0, wish.address) for _ in range(wish.founders)]
+            self._master = listen(0, wish.address) if wish.master else None
+            if self._fences is None:
+                secret = self._order.environment.get("FTLIB_SECRET", "")
+                self._fences = Fences(self._order.job, secret, wish.address, self._fence, self._announced)
+        except OSError as error:
+            self._fail(f"nothing can listen at {wish.address} there: {error.strerror}")
+            return
+        addresses = [address_of(wish.address, pair.port) for pair in self._founders]
+        port = self._master.getsockname()[1] if self._master is not None else 0
+        self._channel.send(Bound(wish.founding, addresses, self._fences.address, port))
+
+    def _start(self, start: Start) -> None:
+        assert self._order is not None
+        if self._order.command:
+            self._spawn(start)
+        elif self._called:
+            self._do(self._bear(start))
+        else:
+            self._waiting.append(start)
+
+    def _spawn(self, start: Start) -> None:
+        """Start a worker that is a program."""
+        assert self._order is not None
+        environment = self._environment(start.environment)
+        try:
+            sockets = self._sockets_of(start)
+        except OSError as error:
+            self._unborn(start, f"port {start.port} is taken: {error.strerror}")
+            return
+        if sockets is not None:
+            environment["FTLIB_SOCKET_FDS"] = ",".join(map(str, sockets.fds))
+        if start.master and self._master is not None:
+            self._master.close()  # reserved until now: the program listens there
+            self._master = None
+        try:
+            fds = sockets.fds if sockets is not None else ()
+            worker = Worker.spawn(start.index, start.name, self._order.command, environment, self._outbox, fds)
+        except (OSError, ValueError) as error:
+            self._unborn(start, str(error))
+            return
+        finally:
+            if sockets is not None:
+                sockets.close()  # this process's copies: "connection refused" must prove that the worker is gone
+        self._steward.take(worker)
+        self._running[start.index] = Running(worker)
+        self._channel.send(Started(start.index, worker.pid))
+
+    async def _bear(self, start: Start) -> None:
+        """Start a worker that calls the function."""
+        assert self._order is not None
+        assert self._nursery is not None
+        order = self._order
+        facts = {
+            "agent": os.getpid(),
+            "environment": self._environment(start.environment),
+            "directory": order.directory,
+            "path": list(order.path),
+            "results": order.results,
+            "backend": order.backend,
+            "timeout": order.worker_timeout,
+        }
+        try:
+            sockets = self._sockets_of(start)
+        except OSError as error:
+            self._unborn(start, f"port {start.port} is taken: {error.strerror}")
+            return
+        outcome = os.memfd_create("ftlib-outcome")
+        master = self._master.fileno() if start.master and self._master is not None else -1
+        control = sockets.fds if sockets is not None else ()
+        try:
+            call = os.open(f"/proc/self/fd/{self._call}", os.O_RDONLY)
+            try:
+                born = await self._nursery.bear(start.index, start.name, facts, call, outcome, control, master)
+            finally:
+                os.close(call)
+        except OSError as error:
+            os.close(outcome)
+            self._unborn(start, str(error))
+            return
+        finally:
+            if sockets is not None:
+                sockets.close()
+            if master >= 0 and self._master is not None:
+                self._master.close()
+                self._master = None
+        self._running[start.index] = Running(*born, outcome)
+        self._channel.send(Started(start.index, born[0].pid))
+
+    def _sockets_of(self, start: Start) -> ControlSockets | None:
+        if start.port:
+            return bind_control(start.port, self._address)
+        return self._founders[start.founder] if start.founder >= 0 else None
+
+    def _unborn(self, start: Start, why: str) -> None:
+        self._outbox.say(f"{start.name} could not be started: {why}")
+        self._channel.send(Ended(start.index, 0, _SPAWN_FAILED, f"it could not be started: {why}", False, 0, []))
+        self._outbox.drained(start.index)
+
+    def _stop(self, stop: Stop) -> None:
+        running = self._running.get(stop.index)
+        if running is None:
+            return
+        if stop.grace > 0:
+            running.worker.send_away()
+            self._loop.call_later(stop.grace, running.worker.kill, stop.cause)
+        else:
+            running.worker.dismiss(stop.cause)
+
+    def _environment(self, more: Mapping[str, str]) -> dict[str, str]:
+        assert self._order is not None
+        env: dict[str, str] = {key: value for key, value in os.environ.items() if key not in _STALE}
+        env |= self._order.environment
+        env.setdefault("PYTHONFAULTHANDLER", "1")
+        env["PYTHONUNBUFFERED"] = "1"
+        env.update(more)
+        return env
+
+    def _do(self, work: Any) -> None:
+        task: asyncio.Task[None] = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # What happens here.
+
+    def _reaped(self, worker: Worker, code: int) -> None:
+        if worker.index == WARM:
+            if not self._over.done() and code:
+                self._outbox.say(f"the warm process ended with {code}; the next worker starts another one")
+            return
+        running = self._running.pop(worker.index)
+        if running.records is not None:
+            running.records.finish()
+        size = written(os.pread(running.outcome, HEAD, 0)) if running.outcome >= 0 else 0
+        tail = [line[-500:] for line in worker.tail]
+        self._channel.send(Ended(worker.index, worker.pid, code, worker.cause, worker.sent_away, size, tail))
+        if size:
+            self._channel.send_pieces(_pieces(worker.index, running.outcome, size))
+        elif running.outcome >= 0:
+            os.close(running.outcome)
+        self._outbox.drained(worker.index)
+
+    async def _fence(self, pid: int, reason: str) -> tuple[Fate, float]:
+        """Kill a worker that its peers find silent, with its stacks in its log."""
+        worker = self._steward.of_pid(pid)
+        if worker is None:
+            return self._steward.fate_of(pid)
+        if not worker.cause and not worker.ended:
+            self._outbox.say(f"{worker.name} is silent to its peers ({reason or 'no reason given'}): killed")
+            worker.abort("silent to its peers")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(worker.gone), _STACKS)
+        if not worker.gone.done():
+            worker.kill("" if worker.ended else "silent to its peers")
+        return await self._steward.fate_within(worker)
+
+    def _announced(self, pid: int, member: str, address: str, epoch: int) -> bool:
+        worker = self._steward.of_pid(pid)
+        if worker is None or worker.index == WARM:
+            return False
+        self._channel.send(Announced(worker.index, member, address, epoch))
+        return True
+
+    def _close_sockets(self) -> None:
+        for pair in self._founders:
+            pair.close()
+        self._founders = []
+
+
+def _pieces(index: int, fd: int, size: int) -> Iterator[Message]:
+    at = 0
+    try:
+        while at < size:
+            data = os.pread(fd, min(PIECE, size - at), HEAD + at)
+            at += len(data)
+            yield Piece(index, data, at >= size)
+    finally:
+        os.close(fd)
+
+
+def _facts() -> Here:
+    return Here(
+        hostname=socket.gethostname(),
+        pid=os.getpid(),
+        python=platform.python_version(),
+        cloudpickle=_version("cloudpickle"),
+        torch=_version("torch"),
+        cpus=len(os.sched_getaffinity(0)),
+        gpus=_gpus(),
+        reached=_reached(),
+        addresses=_addresses(),
+    )
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _gpus() -> int:
+    if not os.path.exists("/proc/driver/nvidia") and not os.path.exists("/dev/nvidiactl"):  # noqa: PTH110 - a Path takes longer
+        return 0
+    from ..processes.gpus import GpuFinder  # noqa: PLC0415 - only where there is a driver
+
+    return GpuFinder(os.environ).find().count
+
+
+def _reached() -> str:
+    """Sshd says at which address the connection came in."""
+    words = os.environ.get("SSH_CONNECTION", "").split()
+    return words[2] if len(words) == 4 else ""
+
+
+def _addresses() -> list[str]:
+    """Addresses of this host's own name, as it resolves it; loopback left out."""
+    found = []
+    with contextlib.suppress(OSError):
+        for *_, place in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM):
+            address = str(place[0])
+            if not address.startswith(("127.", "::1", "fe80:")) and address not in found:
+                found.append(address)
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,46 @@
+"""The default process group of a worker, over a store on a socket that the agent bound: no port is raced for."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+
+def open_group(backend: str, master: int, seconds: float) -> Group:
+    """Make this process a rank of ``torch.distributed``. ``master``: the store's listening socket at rank 0, else -1."""
+    torch: Any = importlib.import_module("torch")
+    distributed: Any = importlib.import_module("torch.distributed")
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    timeout = timedelta(seconds=seconds)
+    place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    more = {"master_listen_fd": master} if rank == 0 else {}
+    store = distributed.TCPStore(*place, size, rank == 0, timeout=timeout, wait_for_workers=False, **more)
+    if backend == "nccl":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    distributed.init_process_group(
+        backend, store=distributed.PrefixStore("default", store), rank=rank, world_size=size, timeout=timeout
+    )
+    return Group(distributed, store, rank, size, timeout)
+
+
+class Group:
+    """The default group, until the function has returned."""
+
+    def __init__(self, distributed: Any, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+        self._distributed = distributed
+        self._store = store
+        self._rank, self._size = rank, size
+        self._timeout = timeout
+
+    def leave(self) -> None:
+        """Leave the group. Rank 0, which has the store, waits for the others: they may still need it."""
+        with suppress(RuntimeError):  # a peer that has failed ends the launch anyway
+            if self._rank:
+                self._store.set(f"left/{self._rank}", "")
+            else:
+                self._store.wait([f"left/{rank}" for rank in range(1, self._size)], self._timeout)
+        if self._distributed.is_initialized():
+            self._distributed.destroy_process_group()

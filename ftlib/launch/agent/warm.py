@@ -1,0 +1,115 @@
+"""The warm process of a host: it imports what the workers need once, and forks them. So a replacement need not import torch.
+
+    python -m ftlib.launch.agent.warm SOCKET [MODULE ...]
+
+A request is a packet with the worker's descriptors attached, of which the first holds its ``Birth``; the answer is its pid.
+The fork is safe as there is one thread here and no CUDA: if an import has started threads, this process begins again without
+it, and each worker imports for itself. A worker is forked twice, so that it is a child of the agent, which is told of its end.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from ...common.processes import call_process, die_with_parent
+from .child import Birth, live
+
+MOST_FDS = 16
+
+
+def main(arguments: list[str]) -> int:
+    """Prepare, then fork whatever is asked for; in each worker its whole life. Returns the exit code."""
+    parent = os.getppid()
+    die_with_parent(parent)
+    call_process("ftlib-warm")
+    agent = socket.socket(fileno=int(arguments[0]))
+    _prepare(arguments)
+    born = _serve(agent)
+    if born is None:
+        return 0
+    call_process("ftlib-worker")
+    return live(*born)
+
+
+def _prepare(arguments: list[str]) -> None:
+    modules = arguments[1:]
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # noqa: BLE001 - a module may fail in any way; the worker that needs it will say so
+            if not isinstance(error, ModuleNotFoundError) or error.name != name.partition(".")[0]:
+                sys.stderr.write(f"preload of {name} failed: {type(error).__name__}: {error}\n")
+    why = _unsafe()
+    if modules and why:
+        sys.stderr.write(f"preload of {', '.join(modules)} {why}: each worker imports it itself\n")
+        sys.stderr.flush()
+        os.set_inheritable(int(arguments[0]), True)
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "ftlib.launch.agent.warm", arguments[0]])  # noqa: S606
+    gc.collect()
+    gc.freeze()  # what is imported stays: no worker shall copy these pages to count references
+
+
+def _unsafe() -> str:
+    """Why no worker should be forked from this process; empty if it may."""
+    threads = len(list(Path("/proc/self/task").iterdir()))
+    if threads > 1:
+        return f"started {threads - 1} threads"
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return "has opened CUDA"
+    return ""
+
+
+def _serve(agent: socket.socket) -> tuple[Birth, int] | None:
+    """Fork as asked, until the agent has gone. Returns in each worker what it is given, and who forked it."""
+    while True:
+        packet, fds, _, _ = socket.recv_fds(agent, 64, MOST_FDS)
+        if not packet:
+            return None
+        birth = _read(fds)
+        reading, writing = os.pipe()
+        between = os.fork()
+        if between == 0:
+            os.close(reading)
+            forker = os.getpid()
+            pid = os.fork()
+            if pid:
+                os.write(writing, str(pid).encode())
+                os._exit(0)
+            os.close(writing)
+            agent.close()
+            return birth, forker
+        os.close(writing)
+        os.waitpid(between, 0)
+        answer = os.read(reading, 32)
+        os.close(reading)
+        for fd in fds:
+            os.close(fd)
+        try:
+            agent.send(answer)
+        except OSError:
+            return None
+
+
+def _read(fds: list[int]) -> Birth:
+    """The ``Birth`` that the first descriptor holds, with the numbers that the others have here."""
+    size = os.fstat(fds[0]).st_size
+    fields = msgpack.unpackb(os.pread(fds[0], size, 0))
+    out, err, records, gate, call, outcome, *more = fds[1:]
+    control = tuple(more[:2]) if fields.pop("founder") else ()
+    master = more[len(control)] if fields.pop("master") else -1
+    return Birth(out, err, records, gate, call, outcome, control, master, **fields)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,538 @@
+"""Every decision of a launch over many hosts. Pure: no process, clock, stream or randomness; it says what is to be done.
+
+A launch *gathers* its hosts until each has said what it has, or has failed. It *binds* the founders' sockets, *runs* all
+workers at once, and *ends*. Two kinds of launches:
+
+* **Static**: all hosts or none. The first worker that fails, and the first host that is lost, ends the launch (fail fast).
+* **Elastic**: a worker that ends is restarted as ``RestartPolicy`` says. A lost host rests, longer each time; its workers wait.
+  Hosts come and go; a removed one drains. The launch ends when the policy says so.
+
+A worker's index is its for ever; its host and local rank never change. Nothing is started that runs already.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from ..run.plan import StartPlan
+from ..run.restarts import RestartPolicy, RunAction, StartMode, WorkerPhase
+
+REST_FIRST, REST_MOST = 1.0, 300.0
+"""Seconds that a host rests after its first loss, and at most."""
+HEALTHY = 600.0
+"""Seconds after which a host's losses are forgotten."""
+SETTLE = 0.1
+"""Seconds for which, after a first failure, others may show theirs before they are killed."""
+
+
+class HostPhase(Enum):
+    """CALLED -> UP | RESTING | GONE; UP -> RESTING | DRAINING | GONE; RESTING -> CALLED | GONE; DRAINING -> GONE."""
+
+    CALLED = "called"
+    UP = "up"
+    RESTING = "resting"
+    DRAINING = "draining"
+    GONE = "gone"
+
+
+class Stage(Enum):
+    """How far the launch is. One direction, but that a new founding binds again."""
+
+    GATHERING = "gathering"
+    BINDING = "binding"
+    RUNNING = "running"
+    SETTLING = "settling"
+    """A failure ends it; others may show theirs."""
+    ENDING = "ending"
+
+
+@dataclass(slots=True)
+class Host:
+    """One host as the ledger knows it."""
+
+    name: str
+    asked: int | None
+    """Workers that the user wants there; None: as the settings and its facts say."""
+    phase: HostPhase = HostPhase.CALLED
+    offered: int = 0
+    """Workers that the settings and its facts give it."""
+    workers: list[int] = field(default_factory=list)
+    """Indices, in the order of their local ranks."""
+    strikes: int = 0
+    since: float = 0.0
+    """When its phase began."""
+    why: str = ""
+    """Why it was lost last."""
+    address: str = ""
+    """Where its workers listen."""
+    bound: bool = False
+
+
+@dataclass(slots=True)
+class Place:
+    """Where a worker is."""
+
+    host: str
+    local_rank: int
+    rank: int | None = None
+    due: float | None = None
+    """When it may be restarted; None: it need not be, or runs."""
+
+
+# What is to be done.
+
+
+@dataclass(frozen=True, slots=True)
+class CallHost:
+    """Start its agent."""
+
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class BindHost:
+    """Bind sockets for so many founders. ``founding``: the answer to another one is out of date."""
+
+    host: str
+    founding: int
+    founders: int
+    master: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StartWorker:
+    """Start it: as a founder (which of its host's), at its founding address again, or to join.
+
+    ``address``: where it listens; empty: it chooses.
+    """
+
+    index: int
+    founder: int
+    address: str
+    introducers: tuple[str, ...]
+    initial_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopWorker:
+    """End it: after SIGTERM and ``grace`` seconds, or at once."""
+
+    index: int
+    grace: float
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class DropHost:
+    """Let its agent end, which kills what runs there."""
+
+    host: str
+
+
+Action = CallHost | BindHost | StartWorker | StopWorker | DropHost
+
+
+class FailureKind(Enum):
+    """What failed."""
+
+    WORKER = "worker"
+    HOST = "host"
+    TOO_FEW = "too few"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a launch ends otherwise than by returning."""
+
+    kind: FailureKind
+    index: int = -1
+    host: str = ""
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the ledger decides by. Times in seconds."""
+
+    elastic: bool
+    backend: bool = False
+    min_workers: int = 1
+    max_restarts: int = 0
+    restart_delay: float = 1.0
+    grace: float = 10.0
+    patience: float = 600.0
+    """For so long an elastic launch waits with fewer than ``min_workers``."""
+
+
+class Ledger:
+    """All hosts and workers of one launch. Each method takes what happened and returns what is to be done."""
+
+    def __init__(self, rules: Rules, hosts: list[tuple[str, int | None]], now: float) -> None:
+        self.rules = rules
+        self.stage = Stage.GATHERING
+        self.hosts = {name: Host(name, asked, since=now) for name, asked in hosts}
+        self.places: list[Place] = []
+        plan = StartPlan(
+            ("worker",), 1, min_workers=1, max_restarts=rules.max_restarts, restart_delay=rules.restart_delay, grace=rules.grace
+        )
+        self.policy = RestartPolicy(plan, rules.min_workers)
+        self.failures: list[Failure] = []
+        """In the order in which they came; the first one ended the launch."""
+        self._founders: dict[int, str] = {}  # the present founding: addresses by index
+        self._founding: list[int] = []
+        self._number = 0
+        self._settled = 0.0
+        self._short_since: float | None = None
+
+    # What can be asked.
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing runs and nothing will be started."""
+        if self.stage is Stage.ENDING:
+            return not self.running()
+        return self.stage is Stage.RUNNING and self.policy.over
+
+    def running(self) -> list[int]:
+        """Indices of the workers that were started and have not ended."""
+        return [record.index for record in self.policy.in_phase(WorkerPhase.RUNNING)]
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why the launch failed; None: it did not."""
+        if self.failures:
+            return self.failures[0]
+        last = self.policy.last_failed
+        if self.policy.result and last is not None:
+            return Failure(FailureKind.WORKER, last, self.places[last].host, self.policy.records[last].cause)
+        return None
+
+    @property
+    def size(self) -> int:
+        """Workers of the launch."""
+        return len(self.places)
+
+    def next_at(self) -> float | None:
+        """When ``tick`` is due."""
+        times = [place.due for place in self.places if place.due is not None]
+        times += [self._rested(host) for host in self.hosts.values() if host.phase is HostPhase.RESTING]
+        if self.stage is Stage.SETTLING:
+            times.append(self._settled)
+        if self._short_since is not None:
+            times.append(self._short_since + self.rules.patience)
+        return min(times, default=None)
+
+    # What happens to hosts.
+
+    def begin(self) -> list[Action]:
+        """Call all hosts."""
+        return [CallHost(name) for name in self.hosts]
+
+    def host_up(self, name: str, slots: int, address: str, now: float) -> list[Action]:
+        """An agent has said what its host has: ``slots`` workers shall be there, which listen at ``address``."""
+        host = self.hosts[name]
+        if host.phase is not HostPhase.CALLED:
+            return [DropHost(name)]
+        host.phase, host.since, host.address, host.bound, host.offered = HostPhase.UP, now, address, False, slots
+        if self.stage is Stage.GATHERING:
+            return self._gathered()
+        if self.stage in (Stage.SETTLING, Stage.ENDING):
+            host.phase = HostPhase.GONE
+            return [DropHost(name)]
+        self._give(host)
+        for index in host.workers:
+            self.policy.revive(index)
+            if self._phase(index) is WorkerPhase.WAITING:
+                self.places[index].due = now
+        return [BindHost(name, self._number, 0, False)]
+
+    def host_bound(self, name: str, founding: int, addresses: list[str], now: float) -> list[Action]:
+        """Its sockets are bound, at these addresses."""
+        host = self.hosts[name]
+        if founding != self._number or host.phase is not HostPhase.UP:
+            return []
+        host.bound = True
+        if self.stage is Stage.RUNNING:
+            return self._start_due(now)
+        if self.stage is not Stage.BINDING:
+            return []
+        mine = [index for index in self._founding if self.places[index].host == name] if addresses else []
+        self._founders |= dict(zip(mine, addresses, strict=True))
+        return self._all_bound(now)
+
+    def host_lost(self, name: str, why: str, now: float) -> list[Action]:
+        """Its agent could not be reached, ended, or is silent. All that ran there is over, or will be without us."""
+        host = self.hosts[name]
+        if host.phase in (HostPhase.GONE, HostPhase.RESTING):
+            return []
+        drained = host.phase is HostPhase.DRAINING
+        if now - host.since > HEALTHY and host.phase is HostPhase.UP:
+            host.strikes = 0
+        host.strikes += 1
+        host.phase = HostPhase.GONE if drained or not self.rules.elastic else HostPhase.RESTING
+        host.since, host.why, host.bound = now, why, False
+        actions: list[Action] = [DropHost(name)]
+        if not drained and not self.rules.elastic and self.stage is not Stage.ENDING:
+            actions += self._fail(Failure(FailureKind.HOST, host=name, why=why), now)
+        for index in host.workers:
+            self.places[index].due = None
+            if self._phase(index) is WorkerPhase.RUNNING:
+                self.policy.lost(index, why)
+                if drained or self.stage in (Stage.SETTLING, Stage.ENDING):
+                    self.policy.remove(index)
+        if self.stage is Stage.GATHERING:
+            return actions + self._gathered()
+        if self.stage is Stage.BINDING:
+            return actions + self._gathered()
+        if self.stage is Stage.RUNNING:
+            actions += self._start_due(now)
+            self._count(now)
+        return actions
+
+    def add_host(self, name: str, asked: int | None, now: float) -> list[Action]:
+        """A host more, or one that was removed again."""
+        host = self.hosts.get(name)
+        if host is not None and host.phase is not HostPhase.GONE:
+            host.asked = asked
+            return []
+        if self.stage in (Stage.SETTLING, Stage.ENDING):
+            return []
+        if host is None:
+            self.hosts[name] = Host(name, asked, since=now)
+        else:
+            host.phase, host.asked, host.since, host.strikes = HostPhase.CALLED, asked, now, 0
+        return [CallHost(name)]
+
+    def remove_host(self, name: str, now: float) -> list[Action]:
+        """Drain a host: its workers get SIGTERM, and its agent ends after them."""
+        host = self.hosts.get(name)
+        if host is None or host.phase in (HostPhase.GONE, HostPhase.DRAINING):
+            return []
+        was_up = host.phase is HostPhase.UP
+        running = [index for index in host.workers if self._phase(index) is WorkerPhase.RUNNING]
+        host.phase = HostPhase.DRAINING if was_up and running else HostPhase.GONE
+        actions: list[Action] = [StopWorker(index, self.rules.grace, "its host was removed") for index in running]
+        for index in host.workers:
+            self.places[index].due = None
+            self.policy.remove(index)
+        if host.phase is HostPhase.GONE:
+            actions.append(DropHost(name))
+        if self.stage in (Stage.GATHERING, Stage.BINDING):
+            actions += self._gathered()
+        elif self.stage is Stage.RUNNING:
+            self._count(now)
+        return actions
+
+    # What happens to workers.
+
+    def announced(self, index: int, member: str, address: str, epoch: int, now: float) -> list[Action]:
+        """A worker says where it listens, and of which view it is a member."""
+        if self._phase(index) is not WorkerPhase.RUNNING:
+            return []
+        self.policy.announced_by(self.policy.records[index], member, address, epoch)
+        return self._start_due(now) if self.stage is Stage.RUNNING else []
+
+    def started(self, index: int, pid: int) -> None:
+        """Its process id."""
+        self.policy.records[index].pid = pid
+
+    def ended(self, index: int, code: int, cause: str, now: float, *, sent_away: bool = False) -> list[Action]:
+        """A worker has ended."""
+        if self._phase(index) is not WorkerPhase.RUNNING:
+            return []
+        place = self.places[index]
+        host = self.hosts[place.host]
+        draining = host.phase is HostPhase.DRAINING
+        following = self.policy.exited(index, code, cause, sent_away=sent_away or draining)
+        actions: list[Action] = []
+        if self.rules.elastic and self.stage is Stage.RUNNING:
+            if self._phase(index) is WorkerPhase.WAITING:
+                place.due = now + self.rules.restart_delay
+            if following is RunAction.END:
+                why = self.policy.ending
+                actions += self._end([Failure(FailureKind.WORKER, index, place.host, why)] if code else [])
+            elif following is RunAction.RETIRE:
+                actions += self._retire()
+            else:
+                actions += self._start_due(now)
+            self._count(now)
+        elif code != 0 and not (sent_away or draining):
+            actions += self._fail(Failure(FailureKind.WORKER, index, place.host, cause), now)
+        if draining and not [each for each in host.workers if self._phase(each) is WorkerPhase.RUNNING]:
+            host.phase = HostPhase.GONE
+            actions.append(DropHost(place.host))
+        return actions
+
+    def cancel(self, why: str) -> list[Action]:
+        """End it all, with grace; a second time at once."""
+        if self.stage is Stage.ENDING:
+            return [StopWorker(index, 0.0, why) for index in self.running()]
+        return self._end([Failure(FailureKind.CANCELLED, why=why)])
+
+    def tick(self, now: float) -> list[Action]:
+        """The clock has come to ``next_at``."""
+        actions: list[Action] = []
+        if self.stage is Stage.SETTLING and now >= self._settled:
+            return self._kill()
+        if self.stage in (Stage.SETTLING, Stage.ENDING):
+            return []
+        for host in self.hosts.values():
+            if host.phase is HostPhase.RESTING and now >= self._rested(host):
+                host.phase, host.since = HostPhase.CALLED, now
+                actions.append(CallHost(host.name))
+        if self.stage is Stage.RUNNING:
+            actions += self._start_due(now)
+        if self._short_since is not None and now >= self._short_since + self.rules.patience:
+            lost = next((host for host in self.hosts.values() if host.why), None)
+            why = f"for {self.rules.patience:g} s fewer than {self.rules.min_workers} workers could run"
+            failure = Failure(FailureKind.TOO_FEW, host=lost.name if lost else "", why=f"{why}: {lost.why}" if lost else why)
+            actions += self._end([failure])
+        return actions
+
+    # The inside.
+
+    def _phase(self, index: int) -> WorkerPhase:
+        return self.policy.records[index].phase
+
+    def _rested(self, host: Host) -> float:
+        return float(host.since + min(REST_MOST, REST_FIRST * 2.0 ** min(host.strikes - 1, 20)))
+
+    def _give(self, host: Host) -> None:
+        """Give a host as many workers as it shall have; it keeps those that it had."""
+        wanted = host.asked if host.asked is not None else host.offered
+        while len(host.workers) < wanted:
+            index = self.policy.add()
+            self.places.append(Place(host.name, len(host.workers)))
+            host.workers.append(index)
+
+    def _up(self) -> list[Host]:
+        return [host for host in self.hosts.values() if host.phase is HostPhase.UP]
+
+    def _gathered(self) -> list[Action]:
+        """Whether all hosts are there, or have failed: then their sockets are bound."""
+        if any(host.phase is HostPhase.CALLED for host in self.hosts.values()) and self.stage is Stage.GATHERING:
+            return []
+        for host in self._up():
+            self._give(host)
+        ready = [index for host in self._up() for index in host.workers if self._phase(index) is WorkerPhase.WAITING]
+        if len(ready) < self.rules.min_workers or not ready:
+            if any(
+                host.phase in (HostPhase.CALLED, HostPhase.RESTING) and host.strikes < 2 for host in self.hosts.values()
+            ) and (self._up() and self.rules.elastic):
+                self.stage = Stage.GATHERING
+                return []
+            lost = next((host for host in self.hosts.values() if host.why), None)
+            kind = FailureKind.HOST if lost is not None else FailureKind.TOO_FEW
+            why = lost.why if lost is not None else f"{len(ready)} workers are fewer than {max(1, self.rules.min_workers)}"
+            return self._end([Failure(kind, host=lost.name if lost else "", why=why)])
+        return self._found(ready)
+
+    def _found(self, indices: list[int]) -> list[Action]:
+        """Bind the sockets of these, and then start them as the founders of one cluster."""
+        self.stage = Stage.BINDING
+        self._founding, self._founders = indices, {}
+        self._number += 1
+        if not self.rules.elastic:
+            for rank, index in enumerate(indices):
+                self.places[index].rank = rank
+        actions: list[Action] = []
+        for host in self._up():
+            mine = [index for index in indices if self.places[index].host == host.name]
+            for index in mine:
+                self.places[index].due = None
+            host.bound = False
+            actions.append(BindHost(host.name, self._number, len(mine), indices[0] in mine and not self.rules.elastic))
+        return actions
+
+    def _all_bound(self, now: float) -> list[Action]:
+        if len(self._founders) < len(self._founding):
+            return []
+        self.stage = Stage.RUNNING
+        addresses = tuple(self._founders[index] for index in self._founding)
+        actions: list[Action] = []
+        seen: dict[str, int] = {}
+        for index in self._founding:
+            host = self.places[index].host
+            founder = seen.get(host, 0)
+            seen[host] = founder + 1
+            actions.append(self._start(index, founder, self._founders[index], addresses))
+        actions += self._start_due(now)
+        self._count(now)
+        return actions
+
+    def _start(self, index: int, founder: int, address: str, introducers: tuple[str, ...]) -> StartWorker:
+        self.places[index].due = None
+        self.policy.started(index, 0, address, founder=bool(address))
+        return StartWorker(index, founder, address, introducers, len(self._founding))
+
+    def _start_due(self, now: float) -> list[Action]:
+        """Start what waits and may be started."""
+        actions: list[Action] = []
+        for index, place in enumerate(self.places):
+            host = self.hosts[place.host]
+            if place.due is None or now < place.due or host.phase is not HostPhase.UP or not host.bound:
+                continue
+            if self._phase(index) is not WorkerPhase.WAITING:
+                place.due = None
+                continue
+            mode = self.policy.start_mode()
+            if mode is StartMode.HOLD:
+                break
+            if mode is StartMode.REFOUND:
+                return actions + self._refound()
+            if mode is StartMode.FOUND and index in self._founders:
+                actions.append(self._start(index, -1, self._founders[index], tuple(self._founders.values())))
+            elif mode is StartMode.FOUND:
+                actions.append(self._start(index, -1, "", tuple(self._founders.values())))
+            else:
+                actions.append(self._start(index, -1, "", tuple(self.policy.introducers())))
+        return actions
+
+    def _refound(self) -> list[Action]:
+        """Nobody is left to join: all that wait at hosts that are up found a new cluster."""
+        self.policy.refound()
+        ready = [index for host in self._up() for index in host.workers if self._phase(index) is WorkerPhase.WAITING]
+        return self._found(ready)
+
+    def _count(self, now: float) -> None:
+        """Note since when too few workers can run."""
+        able = len(self.running()) + sum(place.due is not None for place in self.places)
+        done = bool(self.policy.in_phase(WorkerPhase.DONE))
+        if able < self.rules.min_workers and not done and not self.policy.over:
+            self._short_since = now if self._short_since is None else self._short_since
+        else:
+            self._short_since = None
+
+    def _retire(self) -> list[Action]:
+        """The job is done: joiners that hold no view have nothing to join."""
+        self.policy.retire_waiting()
+        for place in self.places:
+            place.due = None
+        return [StopWorker(index, self.rules.grace, "the job was done") for index in self.running()]
+
+    def _fail(self, failure: Failure, now: float) -> list[Action]:
+        """A static launch fails. Those that fail within a moment are noted too."""
+        self.failures.append(failure)
+        if self.stage in (Stage.SETTLING, Stage.ENDING):
+            return []
+        self.policy.end("a part of it failed")
+        self._settled = now + SETTLE
+        if not self.running():
+            return self._kill()
+        self.stage = Stage.SETTLING
+        return []
+
+    def _kill(self) -> list[Action]:
+        self.stage = Stage.ENDING
+        return [StopWorker(index, 0.0, "another part of the launch failed") for index in self.running()]
+
+    def _end(self, failures: list[Failure]) -> list[Action]:
+        self.failures += failures
+        self.stage = Stage.ENDING
+        self._short_since = None
+        self.policy.end("it was ended")
+        for place in self.places:
+            place.due = None
+        return [StopWorker(index, self.rules.grace, "the launch ends") for index in self.running()]

@@ -1,0 +1,168 @@
+"""What becomes of the lines of workers and agents: log records for handlers, used by one thread; a file a worker.
+
+The thread may be slow (a terminal that is paused, a handler that asks a server): agents get no credit then, and workers wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import sys
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO
+
+from ...errors import ConfigError
+from ..processes.output import render
+
+Factory = Callable[[], Iterable[logging.Handler]]
+_COLOURS = (36, 33, 32, 35, 34, 31, 96, 93, 92, 95, 94, 91)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Who wrote something. ``local_rank`` None: the agent, or the command that leads to it."""
+
+    hostname: str
+    local_rank: int | None
+    rank: int | None
+    index: int
+    """Which colour its lines have."""
+
+    @property
+    def name(self) -> str:
+        """What stands in front of its lines."""
+        return self.hostname if self.local_rank is None else f"{self.hostname}:{self.local_rank}"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Some lines, or some records, of one source."""
+
+    source: Source
+    stream: str
+    """stdout, stderr or logging."""
+    lines: Sequence[bytes] = ()
+    records: Sequence[tuple[int, str, float, str]] = ()
+    then: Callable[[], None] | None = None
+    """Called on the thread once all of it was handled."""
+
+
+class Pump:
+    """One thread that handles entries in order."""
+
+    def __init__(self, factory: Factory | None, log_dir: Path | None, *, live: bool) -> None:
+        """``live``: the lines also go to this process's stdout and stderr."""
+        if log_dir is not None:
+            try:
+                log_dir.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ConfigError(f"log_dir {log_dir}: {error.strerror}: give a directory that can be written") from None
+        self._factory = factory
+        self._log_dir = log_dir
+        self._live = live
+        self._handlers: list[logging.Handler] = []
+        self._files: dict[str, IO[bytes]] = {}
+        self._queue: queue.SimpleQueue[Entry | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="ftlib-logs", daemon=True)
+        self._thread.start()
+
+    def put(self, entry: Entry) -> None:
+        """Queue an entry."""
+        self._queue.put(entry)
+
+    def close(self) -> None:
+        """No entry follows; the thread ends after those that wait."""
+        self._queue.put(None)
+
+    @property
+    def ended(self) -> bool:
+        """Whether everything was handled."""
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        if self._factory is not None:
+            try:
+                self._handlers = list(self._factory())
+            except Exception:
+                logging.getLogger("ftlib").exception("the factory of log handlers failed: there are none")
+        while (entry := self._queue.get()) is not None:
+            try:
+                self._handle(entry)
+            finally:
+                if entry.then is not None:
+                    entry.then()
+        for handler in self._handlers:
+            with contextlib.suppress(Exception):
+                handler.close()
+        for file in self._files.values():
+            with contextlib.suppress(OSError):
+                file.close()
+
+    def _handle(self, entry: Entry) -> None:
+        if self._live:
+            self._show(entry)
+        if self._log_dir is not None:
+            self._write(entry)
+        if not self._handlers:
+            return
+        level = {"stdout": logging.INFO, "stderr": logging.ERROR}.get(entry.stream, logging.INFO)
+        for line in entry.lines:
+            self._emit(entry, level, "ftlib.launch", None, line.decode("utf-8", "replace"))
+        for number, name, created, text in entry.records:
+            self._emit(entry, number, name, created, text)
+
+    def _emit(self, entry: Entry, level: int, name: str, created: float | None, text: str) -> None:
+        record = logging.LogRecord(name, level, "", 0, text, None, None)
+        source = entry.source
+        more = {"hostname": source.hostname, "local_rank": source.local_rank, "rank": source.rank, "stream": entry.stream}
+        record.__dict__.update(more if created is None else {**more, "created": created, "msecs": created % 1 * 1000})
+        for handler in list(self._handlers):
+            if level >= handler.level:
+                try:
+                    handler.handle(record)
+                except Exception:
+                    self._handlers.remove(handler)
+                    logging.getLogger("ftlib").exception("a log handler failed, and gets no more lines: %r", handler)
+
+    def _show(self, entry: Entry) -> None:
+        stream = sys.stdout if entry.stream == "stdout" and entry.source.local_rank is not None else sys.stderr
+        if stream is None:
+            return
+        name = f"[{entry.source.name}] "
+        with contextlib.suppress(OSError, ValueError):
+            if stream.isatty():
+                name = f"\x1b[{_COLOURS[entry.source.index % len(_COLOURS)]}m{name}\x1b[0m"
+            start = name.encode()
+            stream.write("".join(render(start, line).decode() for line in _lines(entry)))
+            stream.flush()
+
+    def _write(self, entry: Entry) -> None:
+        name = f"{entry.source.name.replace('/', '_').replace(':', '-')}.log"
+        file = self._files.get(name)
+        assert self._log_dir is not None
+        try:
+            if file is None:
+                file = self._files[name] = (self._log_dir / name).open("ab", buffering=0)
+            file.write(b"".join(line + b"\n" for line in _lines(entry)))
+        except OSError as error:
+            if name not in self._files:
+                logging.getLogger("ftlib").warning("log_dir: %s cannot be written: %s", name, error.strerror)
+
+
+def _lines(entry: Entry) -> Sequence[bytes]:
+    if not entry.records:
+        return entry.lines
+    return [
+        line.encode("utf-8", "replace")
+        for level, name, created, text in entry.records
+        for line in f"{_time(created)} {logging.getLevelName(level)} {name}: {text}".split("\n")
+    ]
+
+
+def _time(created: float) -> str:
+    return datetime.fromtimestamp(created, UTC).strftime("%H:%M:%S.%f")[:-3]

@@ -1,0 +1,1 @@
+"""Which hosts there are (``names``), and the command that starts an agent there (``transport``)."""

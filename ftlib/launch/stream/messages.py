@@ -1,0 +1,294 @@
+"""What caller and agent say to each other: frozen values, each a msgpack list of kind and fields behind four bytes of length.
+
+Anything may stand before the agent's greeting (what a login shell prints); the greeting names the protocol and the release.
+Functions, results and exceptions are opaque bytes here, in pieces.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import msgpack
+
+PROTOCOL = 1
+MOST = 8 << 20
+"""Bytes of the largest message."""
+PIECE = 128 << 10
+"""Bytes of a piece of something large: so long a heartbeat waits behind it, at most."""
+_GREETING = re.compile(rb"\x00ftlib-agent (\d{1,9}) ([^\x00]{1,64})\x00")
+_LONGEST_GREETING = 96
+
+
+def release() -> str:
+    """The version of this ftlib."""
+    return importlib.metadata.version("ftlib")
+
+
+def greeting() -> bytes:
+    """The first that an agent says."""
+    return b"\x00ftlib-agent %d %s\x00" % (PROTOCOL, release().encode())
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """Both ways: nothing to say, and well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Both ways: a part of something large. To the agent: the function (``index`` -1). To the caller: a worker's result."""
+
+    index: int
+    data: bytes
+    last: bool
+
+
+# From the caller to the agent.
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The first message: what this host is to do."""
+
+    release: str
+    job: str
+    host: str
+    """The name by which the caller knows this host."""
+    environment: Mapping[str, str]
+    """Variables that the caller adds to the host's own."""
+    directory: str
+    path: Sequence[str]
+    """The caller's ``sys.path``."""
+    preload: Sequence[str]
+    command: Sequence[str]
+    """A program to run; empty: a function, which follows in pieces."""
+    results: str
+    grace: float
+    timeout: float
+    """Seconds of the caller's silence after which everything here ends."""
+    backend: str
+    """Of the default group that a function finds; empty: it finds none."""
+    worker_timeout: float
+    """Seconds that operations of that group may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bind:
+    """Bind control sockets for so many founders at this address, and with ``master`` a port for the group's store."""
+
+    address: str
+    founding: int
+    """Which founding this is for: the answer repeats it."""
+    founders: int
+    master: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start a worker. ``founder``: which of the bound sockets are its own; -1: none."""
+
+    index: int
+    local_rank: int
+    environment: Mapping[str, str]
+    """Variables of this start, which win over all others."""
+    founder: int
+    port: int
+    """It begins again at this founding address; 0: elsewhere."""
+    master: bool
+    """It is given the group's store's socket."""
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Send a worker SIGTERM, and SIGKILL after ``grace`` seconds; at once if that is 0. It is not needed any more."""
+
+    index: int
+    grace: float
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    """So many bytes of lines were handled: as many more may come."""
+
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bye:
+    """Kill what is left, and end."""
+
+
+# From the agent to the caller.
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """What the agent's host has."""
+
+    hostname: str
+    pid: int
+    python: str
+    cloudpickle: str
+    torch: str
+    cpus: int
+    gpus: int
+    reached: str
+    """The address at which the caller reached this host, as far as the login says it; else empty."""
+    addresses: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The sockets are bound: ``host:port`` of each founder, of the fence endpoint, and the port for the group's store."""
+
+    founding: int
+    addresses: Sequence[str]
+    supervisor: str
+    master: int
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A worker runs."""
+
+    index: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A worker was reaped. Its result follows in pieces if it left one, then what is left of its lines, then ``Drained``."""
+
+    index: int
+    pid: int
+    code: int
+    """As ``subprocess`` gives it."""
+    cause: str
+    """Why it was killed, if the launcher did it."""
+    sent_away: bool
+    result: int
+    """Bytes of what it returned or raised; 0: it left nothing."""
+    tail: Sequence[bytes]
+    """Its last lines on stderr."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """All lines of a worker that ended have been sent."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """Whole lines of a worker, or of the agent (``index`` -1)."""
+
+    index: int
+    error: bool
+    lines: Sequence[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """What a worker's ``logging`` emitted, oldest first: level, logger, seconds since 1970, text."""
+
+    index: int
+    records: Sequence[tuple[int, str, float, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """A worker says where it listens, and of which view it is a member (see ``endpoint``)."""
+
+    index: int
+    member: str
+    address: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """The agent cannot go on; it ends after this."""
+
+    text: str
+
+
+Message = (
+    Beat | Piece | Order | Bind | Start | Stop | Credit | Bye | Here | Bound | Started | Ended | Drained | Lines | Logged
+    | Announced | Trouble
+)  # fmt: skip
+_KINDS: tuple[type[Any], ...] = Message.__args__  # a union is its members
+_NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}
+_FIELDS = {kind: tuple(field.name for field in fields(kind)) for kind in _KINDS}
+
+
+class StreamError(Exception):
+    """What came is none of ours."""
+
+
+def encode(message: Message) -> bytes:
+    """One message with its length in front."""
+    kind = type(message)
+    body = msgpack.packb([_NUMBERS[kind], *(getattr(message, name) for name in _FIELDS[kind])])
+    return len(body).to_bytes(4, "big") + bytes(body)
+
+
+def decode(body: bytes) -> Message:
+    """The message of ``body``. Raises StreamError for anything else."""
+    try:
+        number, *values = msgpack.unpackb(body, strict_map_key=True)
+        message: Message = _KINDS[number](*values)
+    except Exception as error:  # noqa: BLE001 - msgpack documents several unrelated errors, and all mean the same here
+        raise StreamError(f"a message that cannot be read: {error}") from None
+    return message
+
+
+class Decoder:
+    """Bytes in, messages out."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, chunk: bytes) -> list[tuple[Message, int]]:
+        """The messages that ``chunk`` completes, each with its bytes on the stream. Raises StreamError."""
+        self._buffer += chunk
+        found = []
+        at = 0
+        while len(self._buffer) - at >= 4:
+            size = int.from_bytes(self._buffer[at : at + 4], "big")
+            if size > MOST:
+                raise StreamError(f"a message of {size} bytes")
+            if len(self._buffer) - at - 4 < size:
+                break
+            found.append((decode(bytes(self._buffer[at + 4 : at + 4 + size])), size + 4))
+            at += 4 + size
+        del self._buffer[:at]
+        return found
+
+
+class Greeted:
+    """Looks for the agent's greeting in what comes first, which may be anything."""
+
+    def __init__(self) -> None:
+        self.noise = b""
+        """The last of what stood before it."""
+        self.protocol = 0
+        self.release = ""
+        self._seen = b""
+
+    def feed(self, chunk: bytes) -> bytes | None:
+        """What follows the greeting; None: it has not come yet."""
+        self._seen += chunk
+        match = _GREETING.search(self._seen)
+        if match is None:
+            self.noise = self._seen[-4096:]
+            self._seen = self._seen[-_LONGEST_GREETING - 4096 :]
+            return None
+        self.protocol, self.release = int(match[1]), match[2].decode(errors="replace")
+        return self._seen[match.end() :]

@@ -1,0 +1,348 @@
+"""What comes in on a link: messages in order, each into the memory that its receiver gives for it.
+
+One thread reads at a time, whichever has a reason to: the loop, a thread that waits for a message, or one that asks for a
+message that is here already. Messages that nobody has asked for yet are kept, up to ``buffer`` bytes; then the path is not read
+any more.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from .paths import Path
+from .wire import FRAME, HEADER, PREFIX, TAG, Cursor, Kind, Prefix, Seal, WireError, read_prefix
+
+Place = Callable[[bytes], Sequence[memoryview] | None]
+Received = Callable[[bytes | None, BaseException | None], None]
+
+_STAGE = HEADER + 4096
+"""Bytes that are read ahead: heads and short payloads cost one system call together. Must hold a prefix and a header."""
+_DIRECT = 1 << 15
+"""A payload's rest of at least so many bytes is read to its place without a copy."""
+_EACH = 256
+"""What a kept message counts besides its bytes."""
+
+
+class Incoming:
+    """The reading side. ``open`` gives it its path."""
+
+    def __init__(
+        self, seal: Seal, buffer: int, most: int, said: Callable[[Kind, bytes], None], broken: Callable[[Exception], None]
+    ) -> None:
+        """``most``: bytes of a payload. ``said``: a message for the link itself. ``broken``: nothing more can be read."""
+        self._seal: Seal | None = seal
+        self._buffer = buffer
+        self._most = most
+        self._said = said
+        self._broken = broken
+        self._lock = threading.Condition(threading.Lock())
+        self._path: Path | None = None
+        self._busy = False
+        self._reader = 0
+        """The thread that reads."""
+        self._again = False
+        self._news = False
+        self._error: BaseException | None = None
+        self._goodbye: BaseException | None = None
+        self._posted: deque[tuple[Place, Received]] = deque()
+        self._kept: deque[tuple[bytes, memoryview]] = deque()
+        self._held = 0
+        self.paused = False
+        """Whether the path is not read, since too much is kept."""
+        self.heard = time.monotonic()
+        self.messages = 0
+        self.bytes = 0
+        self._stage = memoryview(bytearray(_STAGE))
+        self._low = self._high = 0
+        self._step: Callable[[], bool] = self._read_prefix
+        # The message under way:
+        self._prefix = Prefix(Kind.MESSAGE, sealed=False, header=0, payload=0)
+        self._raw = b""
+        self._header = b""
+        self._receiver: Received | None = None
+        self._flaw: BaseException | None = None
+        self._storage = bytearray()
+        self._cursor: Cursor | None = None
+        """Where the payload goes; None: nowhere."""
+        self._left = 0
+        self._number = self._frame = 0
+        self._sealed: memoryview | None = None
+        self._got = 0
+        """Bytes of the frame under way, in ``_sealed``."""
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def open(self, path: Path) -> None:
+        """Read from ``path`` from now on; in a callback of ``said``, or before the first ``pump``."""
+        if self._low < self._high:
+            raise WireError("bytes that belong to no path")
+        if not path.sealed:
+            self._seal = None
+        self._path = path
+
+    def receive(self, place: Place, done: Received) -> None:
+        """See ``Link.receive``."""
+        with self._lock:
+            self._posted.append((place, done))
+            idle = not (self.paused or self._kept or self._error or self._goodbye)
+        if not idle:
+            self.pump()
+
+    def end(self, error: BaseException) -> None:
+        """The peer has said goodbye: once all that is kept was received, there is only ``error``."""
+        self._goodbye = error
+        self._step = _nothing
+
+    def fail(self, error: BaseException) -> None:
+        """End it: all that waits gets ``error``, what is kept is dropped. The first error counts."""
+        with self._lock:
+            self._error = self._error or error
+        self.pump()
+
+    def pump(self, *, news: bool = False) -> None:
+        """Read what is there, and give it to those who asked. ``news``: the path's descriptor says that there is some."""
+        with self._lock:
+            self._news |= news
+            if self._busy:
+                self._again = True
+                return
+            self._busy = True
+        self._reader = threading.get_ident()
+        while True:
+            self._work()
+            with self._lock:
+                failed = self._failed()
+                if not failed:
+                    if self._again:
+                        self._again = False
+                        continue
+                    self._busy, self._reader = False, 0
+                    self._lock.notify_all()
+                    return
+            for done in failed:
+                done(None, self._error or self._goodbye)
+
+    def reads_here(self) -> bool:
+        """Whether the caller is in a callback of ``pump``."""
+        return self._reader == threading.get_ident()
+
+    def rest(self) -> None:
+        """Wait until no other thread reads."""
+        with self._lock:
+            while self._busy:
+                self._lock.wait()
+
+    def _failed(self) -> list[Received]:
+        """Receivers that get nothing any more."""
+        if self._error is None and (self._goodbye is None or self._kept):
+            return []
+        failed = [done for _, done in self._posted]
+        self._posted.clear()
+        if self._error is not None:
+            self._kept.clear()
+            self._step = _nothing
+            if self._receiver is not None:
+                failed.insert(0, self._receiver)
+            self._receiver = self._cursor = None
+            self._storage = bytearray()
+        return failed
+
+    def _work(self) -> None:
+        self._serve_kept()
+        try:
+            if self._news and self._path is not None:
+                self._news = False
+                self._path.refresh()
+            while self._path is not None and self._error is None and self._step():
+                pass
+        except EOFError:
+            self._step = _nothing
+            self._broken(ConnectionResetError("its end of the connection is closed"))
+        except (OSError, WireError) as error:
+            self._step = _nothing
+            self._broken(error)
+
+    # Messages that came before they were asked for
+
+    def _serve_kept(self) -> None:
+        while True:
+            with self._lock:
+                if not self._kept or not self._posted or self._error is not None:
+                    return
+                header, data = self._kept.popleft()
+                place, done = self._posted.popleft()
+                self._held -= len(data) + len(header) + _EACH
+            cursor, flaw = _place(place, header, len(data))
+            if cursor is not None and data:
+                cursor.put(data)
+            done(header, flaw)
+
+    # Steps: each returns whether the next one can be taken now
+
+    def _read_prefix(self) -> bool:
+        if not self._need(PREFIX):
+            return False
+        self._raw = bytes(self._take(PREFIX))
+        self._prefix = read_prefix(self._raw, self._most)
+        self._step = self._read_header
+        return True
+
+    def _read_header(self) -> bool:
+        size = self._prefix.header
+        if self._seal is None:
+            if not self._need(size):
+                return False
+            self._header = bytes(self._take(size))
+        else:
+            if not self._need(size + TAG):
+                return False
+            self._number = self._seal.next()
+            self._header = self._seal.open(self._number, 0, self._take(size + TAG), self._raw)
+        self._step = self._match
+        if self._prefix.kind is not Kind.MESSAGE:
+            self._step = self._read_prefix
+            self._said(self._prefix.kind, self._header)
+        return True
+
+    def _match(self) -> bool:
+        """Find out where the payload goes."""
+        size = self._prefix.payload
+        room = size + len(self._header) + _EACH
+        while True:
+            self._serve_kept()
+            with self._lock:
+                self.paused = False
+                if self._kept and self._posted:
+                    continue
+                asked = self._posted.popleft() if self._posted else None
+                if asked is None and self._held + room > self._buffer:
+                    self.paused = True
+                    return False
+                if asked is None:
+                    self._held += room
+            break
+        self._left, self._frame, self._flaw = size, 0, None
+        if asked is None:
+            self._receiver, self._storage = None, bytearray(size)
+            self._cursor = Cursor([memoryview(self._storage)])
+        else:
+            self._receiver = asked[1]
+            self._cursor, self._flaw = _place(asked[0], self._header, size)
+        sealed = self._prefix.sealed and self._seal is not None
+        self._step = self._read_frames if sealed else self._read_payload
+        return True
+
+    def _read_payload(self) -> bool:
+        while self._left:
+            cursor = self._cursor
+            if self._low < self._high:
+                count = min(self._high - self._low, self._left)
+                piece = self._take(count)
+                if cursor is not None:
+                    cursor.put(piece)
+            elif cursor is not None and len(cursor.first()) >= _DIRECT:
+                count = self._read(cursor.first())
+                if not count:
+                    return False
+                cursor.advance(count)
+            elif self._fill():
+                continue
+            else:
+                return False
+            self._left -= count
+        return self._deliver()
+
+    def _read_frames(self) -> bool:
+        seal = self._seal
+        assert seal is not None
+        if self._sealed is None:
+            self._sealed = memoryview(bytearray(FRAME + TAG))
+        while self._left:
+            size = min(FRAME, self._left)
+            whole = size + TAG
+            while self._got < whole:
+                if self._low < self._high:
+                    piece = self._take(min(self._high - self._low, whole - self._got))
+                    count = len(piece)
+                    self._sealed[self._got : self._got + count] = piece
+                else:
+                    count = self._read(self._sealed[self._got : whole])
+                    if not count:
+                        return False
+                self._got += count
+            self._frame += 1
+            data = seal.open(self._number, self._frame, self._sealed[:whole])
+            if self._cursor is not None:
+                self._cursor.put(data)
+            self._left -= size
+            self._got = 0
+        return self._deliver()
+
+    def _deliver(self) -> bool:
+        self.messages += 1
+        receiver, header = self._receiver, self._header
+        self._step = self._read_prefix
+        self._receiver = self._cursor = None
+        if receiver is not None:
+            receiver(header, self._flaw)
+            return True
+        with self._lock:
+            self._kept.append((header, memoryview(self._storage)))
+        self._storage = bytearray()
+        self._serve_kept()
+        return True
+
+    # Bytes
+
+    def _need(self, count: int) -> bool:
+        """Whether ``count`` bytes are staged, or could be read now."""
+        while self._high - self._low < count:
+            if not self._fill():
+                return False
+        return True
+
+    def _fill(self) -> bool:
+        rest = self._high - self._low
+        if self._low:
+            self._stage[:rest] = self._stage[self._low : self._high]
+            self._low, self._high = 0, rest
+        count = self._read(self._stage[rest:])
+        self._high += count
+        return count > 0
+
+    def _take(self, count: int) -> memoryview:
+        """The next staged bytes; used up by the next call of ``_fill``."""
+        low = self._low
+        self._low = low + count
+        return self._stage[low : low + count]
+
+    def _read(self, into: memoryview) -> int:
+        assert self._path is not None
+        count = self._path.read(into)
+        if count:
+            self.heard = time.monotonic()
+            self.bytes += count
+        return count
+
+
+def _nothing() -> bool:
+    """The step after the last message."""
+    return False
+
+
+def _place(place: Place, header: bytes, size: int) -> tuple[Cursor | None, BaseException | None]:
+    """Where a payload goes, or nowhere, and why."""
+    try:
+        views = place(header)
+        if views is None:
+            return None, None
+        cursor = Cursor(views)
+    except Exception as error:  # noqa: BLE001 - it goes to the receiver; the stream goes on
+        return None, error
+    if cursor.left != size:
+        return None, ValueError(f"{cursor.left} bytes of memory were given for a payload of {size} bytes")
+    return cursor, None

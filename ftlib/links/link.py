@@ -1,0 +1,397 @@
+"""A connection between two members: messages in strict order each way, and one answer to what became of it.
+
+``Outgoing`` and ``Incoming`` carry the messages; a ``Link`` knows when they end, and why. A socket that ends without a goodbye
+is first taken for a death, of which the agreement will hear within milliseconds: ``fail`` then says so. If nobody says so, the
+link asks the peer's control port: refused, the peer is gone, else it lives and only the connection broke.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import NamedTuple, Protocol
+
+from consensus import Member, Stream
+
+from .errors import GroupClosed, LinkBroken, PeerLost
+from .incoming import Incoming, Place, Received
+from .meeting import Meeting
+from .outgoing import Outgoing, Sent
+from .paths import Path, TcpPath
+from .wire import HEADER, Kind, Seal, WireError
+
+GRACE = 0.25
+"""Seconds in which the agreement may say why a socket has ended."""
+_ASK = 0.1
+"""Seconds for a control port to answer: together with the grace less than half a second."""
+_DISPOSE = 0.05
+"""Seconds after its end until a link's descriptors are closed: no thread uses them by then."""
+_LEASE = 0.002
+"""Seconds that a link waits for the next thread that reads it itself, before the loop does so again."""
+_ACKED = 0.005
+"""Seconds between two looks whether the peer's host has all that was sent."""
+_IN = select.EPOLLIN | select.EPOLLRDHUP
+
+
+class Loop(Protocol):
+    """What a link asks of its loop (see ``loop``)."""
+
+    buffer: int
+    max_bytes: int
+    link_timeout: float
+    seal_all: bool
+    ring: bool
+
+    def add(self, fd: int, mask: int, ready: Callable[[int], None]) -> None:
+        """Call ``ready(events)`` on the loop's thread when there are some for ``fd``."""
+
+    def change(self, fd: int, mask: int) -> None:
+        """From now on wait for ``mask``."""
+
+    def remove(self, fd: int) -> None:
+        """Wait no more. Idempotent."""
+
+    def later(self, seconds: float, call: Callable[[], None]) -> Callable[[], None]:
+        """Call on the loop's thread after so many seconds; returns what prevents it."""
+        ...
+
+    def here(self) -> bool:
+        """Whether the caller is on the loop's thread."""
+        ...
+
+    def forget(self, link: Link) -> None:
+        """``link`` has no descriptors any more."""
+
+
+class LinkStats(NamedTuple):
+    """Counts of one link. ``queued_out``: messages that wait to be written; ``queued_in``: those that nobody has asked for."""
+
+    sent_bytes: int
+    received_bytes: int
+    sent: int
+    received: int
+    queued_out: int
+    queued_in: int
+
+
+class _State(Enum):
+    OPEN = "messages pass"
+    DOUBTFUL = "the connection has ended, and it is not known yet what that means"
+    ENDED = "every operation fails"
+
+
+class Link:
+    """See the module. Thread-safe. Callbacks are called with no lock held, in order for each direction."""
+
+    def __init__(self, stream: Stream, loop: Loop) -> None:
+        """Made by ``LinkLoop.connect``; owns the stream's socket."""
+        self.peer: Member = stream.peer
+        self._loop = loop
+        self._lock = threading.Lock()
+        self._state = _State.OPEN
+        self._socket = stream.socket
+        self._stream = TcpPath(stream.socket, loop.link_timeout)
+        """The path until another is agreed on; then its end is that of the peer."""
+        self._path: Path = self._stream
+        self._meeting = Meeting(dialled=stream.dialled, ring=loop.ring)
+        ways = (b"there", b"back") if stream.dialled else (b"back", b"there")
+        self._out = Outgoing(Seal(stream.key, ways[0]), self._broke)
+        self._in = Incoming(Seal(stream.key, ways[1]), loop.buffer, loop.max_bytes, self._said, self._broke)
+        self._helped = False
+        self._leased = 0.0
+        """Until when nobody need read, after a thread has done so itself."""
+        self._timed = False
+        self._mask = 0
+        self._disposed = False
+        self._quiet = threading.Event()
+        """Set once nothing is read or written any more."""
+
+    @property
+    def path(self) -> str:
+        """How bytes get to the peer."""
+        return self._path.name
+
+    @property
+    def why(self) -> str:
+        """Why it is no ring; "" if it is one, or not agreed yet."""
+        return self._meeting.why
+
+    @property
+    def heard(self) -> float:
+        """When the last byte came from the peer (``time.monotonic``)."""
+        return self._in.heard
+
+    @property
+    def stats(self) -> LinkStats:
+        """Counts since the beginning."""
+        out, into = self._out, self._in
+        return LinkStats(out.bytes, into.bytes, out.messages, into.messages, len(out), len(into))
+
+    def begin(self) -> None:
+        """Begin to read; once."""
+        self._in.open(self._stream)
+        opening = self._meeting.opening()
+        try:
+            if opening is not None:
+                self._out.greet(self._stream, opening)
+        except OSError as error:
+            self._broke(error)
+        with self._lock:
+            if self._state is _State.OPEN:
+                self._mask = _IN
+                self._loop.add(self._stream.fileno(), _IN, self._ready)
+        self._loop.later(self._loop.link_timeout, self._met)
+
+    def _meet(self, said: bytes) -> None:
+        """The peer says something about the path; called by the reading thread."""
+        try:
+            answer = self._meeting.heard(said)
+            if answer is not None:
+                self._out.greet(self._stream, answer)
+        except (OSError, WireError) as error:
+            self._broke(error)
+            return
+        if not self._meeting.over:
+            return
+        ring = self._meeting.path
+        if ring is not None:
+            self._in.open(ring)
+            with self._lock:
+                if self._state is _State.OPEN:
+                    self._loop.remove(self._stream.fileno())
+                    self._loop.add(self._stream.fileno(), _IN, self._over)
+                    self._path, self._mask = ring, 0
+                    self._loop.add(ring.fileno(), 0, self._ready)
+            self._interest()
+            self._in.pump(news=True)
+        self._out.open(self._path)
+        self._out.flush()
+        self._interest()
+
+    def _met(self) -> None:
+        if not self._meeting.over:
+            self._broke(TimeoutError(f"it has not agreed on a path within {self._loop.link_timeout:g} s"))
+
+    def _over(self, _events: int = 0) -> None:
+        """The stream beside a ring has news: only its end can be one."""
+        self._loop.remove(self._stream.fileno())
+        ring = self._meeting.path
+        assert ring is not None
+        ring.cut()
+        self._in.pump(news=True)
+
+    # Messages
+
+    def send(self, header: bytes, payload: Sequence[memoryview], done: Sent, *, sealed: bool = False) -> None:
+        """Send one message, after those before. ``done(None)``: its memory may be used again; else the link has ended.
+
+        ``header``: at most 64 KiB, always sealed where others could read it; ``payload``: if ``sealed``.
+        """
+        if len(header) > HEADER:
+            raise ValueError(f"a header of {len(header)} bytes; {HEADER} are the most")
+        self._out.send(Kind.MESSAGE, header, payload, done, sealed=sealed or self._loop.seal_all)
+        if self._out.blocked:
+            self._interest()
+
+    def receive(self, place: Place, done: Received) -> None:
+        """Take one message. ``place(header)`` gives the memory for its payload; ``done(header, error)`` says that it is there.
+
+        ``place`` must be quick. If it gives None, or raises, the payload is thrown away and the stream goes on.
+        """
+        self._in.receive(place, done)
+        if self._in.paused or self._mask & _IN == 0:
+            self._interest()
+
+    def help(self, ready: Callable[[], bool], deadline: float | None) -> None:
+        """Read this link in the calling thread, which waits for a message, until ``ready()``, ``deadline``, or the link's end.
+
+        ``deadline``: of ``time.monotonic``. Returns at once if another thread does so already, and in a callback.
+        """
+        with self._lock:
+            if self._helped or self._state is not _State.OPEN or self._in.reads_here():
+                return
+            self._helped = True
+        self._interest()
+        self._in.rest()  # from here on only this thread reads: nobody else can take what it waits for, and let it sleep
+        poll = select.poll()
+        watched = -1
+        try:
+            while not ready() and self._state is _State.OPEN and not self._in.paused:
+                rest = None if deadline is None else deadline - time.monotonic()
+                if rest is not None and rest <= 0:
+                    return
+                if watched != self._path.fileno():  # the path was agreed on meanwhile
+                    watched = self._path.fileno()
+                    poll.register(watched, _IN)
+                    poll.register(self._stream.fileno(), _IN)
+                found = poll.poll(None if rest is None else rest * 1000.0)
+                if any(fd != watched for fd, _ in found):
+                    self._over()
+                    poll.unregister(self._stream.fileno())
+                if found:
+                    self._news()
+        finally:
+            self._hand_back()
+
+    def _hand_back(self) -> None:
+        """The loop reads again, but not at once: whoever has waited for a message often waits for the next one soon."""
+        with self._lock:
+            self._helped = False
+            self._leased = time.monotonic() + _LEASE
+            timed, self._timed = self._timed, True
+        if not timed:
+            self._loop.later(_LEASE, self._lapse)
+
+    def _lapse(self) -> None:
+        with self._lock:
+            self._timed = not self._helped and time.monotonic() < self._leased
+            if not self._helped and not self._timed:
+                self._leased = 0.0
+            again = self._timed
+        if again:
+            self._loop.later(_LEASE, self._lapse)
+        else:
+            self._interest()
+
+    # The end
+
+    def close(self, timeout: float) -> None:
+        """Write what was sent, tell the peer, and end: at most so many seconds. What still waits fails with GroupClosed.
+
+        On the loop's thread, in a callback, it does not wait.
+        """
+        deadline = time.monotonic() + timeout
+        written = threading.Event()
+        self._out.send(Kind.GOODBYE, b"", (), lambda _error: written.set(), sealed=False)
+        self._out.refuse(GroupClosed("the link was closed here", peer=self.peer))
+        self._interest()
+        if not self._loop.here():
+            written.wait(timeout)
+            while self._state is _State.OPEN and self._path.unsent() and time.monotonic() < deadline:
+                self._quiet.wait(_ACKED)
+        self.fail(GroupClosed("the link was closed here", peer=self.peer))
+
+    def fail(self, error: BaseException) -> None:
+        """End it: every pending and later operation fails with ``error``. The first error counts."""
+        with self._lock:
+            if self._state is _State.ENDED:
+                return
+            self._state = _State.ENDED
+        self._detach()
+        self._out.fail(error)
+        self._in.fail(error)
+        self._hang_up()
+
+    def _said(self, kind: Kind, header: bytes) -> None:
+        """A message for the link itself: of the meeting, or that the peer has closed it."""
+        if kind is Kind.MEETING:
+            self._meet(header)
+            return
+        error = GroupClosed(f"{self.peer} has closed the link", peer=self.peer)
+        self._in.end(error)
+        with self._lock:
+            if self._state is _State.ENDED:
+                return
+            self._state = _State.ENDED
+        self._detach()
+        self._out.fail(error)
+        self._hang_up()
+
+    def _broke(self, error: Exception) -> None:
+        """The path does not read or write any more; the agreement may soon say why."""
+        with self._lock:
+            if self._state is not _State.OPEN:
+                return
+            self._state = _State.DOUBTFUL
+        self._detach()
+        if isinstance(error, ValueError):  # it lives, and talks nonsense
+            self.fail(LinkBroken(f"{self.peer}: {error}: do both run the same release?", peer=self.peer))
+        elif isinstance(error, (ConnectionError, BrokenPipeError)):
+            self._loop.later(GRACE, lambda: self._judge(error))
+        else:
+            self.fail(LinkBroken(f"the connection to {self.peer} broke: {error}", peer=self.peer))
+
+    def _judge(self, error: Exception) -> None:
+        """Nobody has said why it ended: ask at the peer's control port."""
+        if self._state is _State.DOUBTFUL:
+            threading.Thread(target=self._ask, args=(error,), name="ftlib-link-ask", daemon=True).start()
+
+    def _ask(self, error: Exception) -> None:
+        try:
+            socket.create_connection(self.peer.address, _ASK).close()
+        except ConnectionRefusedError:
+            self.fail(PeerLost(f"{self.peer} is gone: its connection has ended, and its port is refused", peer=self.peer))
+        except OSError as why:
+            self.fail(LinkBroken(f"the connection to {self.peer} broke: {error}; its control port: {why}", peer=self.peer))
+        else:
+            self.fail(LinkBroken(f"the connection to {self.peer} broke, but it lives: {error}", peer=self.peer))
+
+    def check(self) -> None:
+        """The loop asks from time to time whether the peer's host still answers."""
+        silent = self._path.silent()
+        if self._state is _State.OPEN and silent > 0.7 * self._loop.link_timeout:
+            self._broke(TimeoutError(f"its host has not answered for {silent:.1f} s"))
+
+    # Descriptors
+
+    def descriptors(self) -> list[int]:
+        """All of them; takes no lock."""
+        if self._disposed:
+            return []
+        ring = self._meeting.path
+        return [self._stream.fileno(), *self._meeting.descriptors(), *(() if ring is None else ring.descriptors())]
+
+    def _ready(self, events: int) -> None:
+        """On the loop's thread."""
+        if not self._helped:
+            self._news()
+        elif self._out.blocked:
+            self._out.flush()
+            self._interest()
+        if events & (select.EPOLLHUP | select.EPOLLERR) and self._in.paused:
+            self._broke(ConnectionResetError("its end of the connection is closed"))
+
+    def _news(self) -> None:
+        self._in.pump(news=True)
+        if self._out.blocked:
+            self._out.flush()
+        self._interest()
+
+    def _interest(self) -> None:
+        """Tell the loop what to wait for."""
+        with self._lock:
+            if self._state is not _State.OPEN:
+                return
+            plain, blocked = self._path is self._stream, self._out.blocked
+            idle = self._helped or (self._in.paused if plain else self._leased and not blocked) or (plain and self._leased)
+            mask = 0 if idle else _IN
+            mask |= select.EPOLLOUT if blocked and plain else 0
+            if mask != self._mask:
+                self._mask = mask
+                self._loop.change(self._path.fileno(), mask)
+
+    def _detach(self) -> None:
+        self._loop.remove(self._path.fileno())
+        self._loop.remove(self._stream.fileno())
+
+    def _hang_up(self) -> None:
+        """Wake who helps, tell the peer's kernel, and close once nobody uses the descriptors any more."""
+        self._quiet.set()
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._loop.later(_DISPOSE, self._dispose)
+
+    def _dispose(self) -> None:
+        if self._helped:
+            self._loop.later(_DISPOSE, self._dispose)
+            return
+        self._disposed = True
+        self._meeting.close()
+        self._path.close()
+        self._stream.close()
+        self._loop.forget(self)

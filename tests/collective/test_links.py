@@ -1,0 +1,328 @@
+"""Links between two ends of this process, over real sockets: order, memory, back-pressure, and what every ending is called."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import queue
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from consensus import Member, Stream
+from ftlib.links.errors import CollectiveError, GroupClosed, LinkBroken, PeerLost
+from ftlib.links.link import Link
+from ftlib.links.loop import LinkLoop, pair
+from tests.harness.basics import TIMEOUT, eventually
+
+A, B = Member("a" * 16, "127.0.0.1", 1), Member("b" * 16, "127.0.0.1", 1)
+
+
+Linked = Callable[..., contextlib.AbstractContextManager[tuple[Link, Link]]]
+
+
+@pytest.fixture(params=["ring", "tcp"])
+def linked(request: pytest.FixtureRequest) -> Linked:
+    """Both ends of a link, by either path."""
+    return functools.partial(joined, ring=request.param == "ring")
+
+
+@contextmanager
+def joined(**settings: Any) -> Iterator[tuple[Link, Link]]:
+    loops = LinkLoop(**settings), LinkLoop(**settings)
+    try:
+        links = pair(*loops)
+        path = "ring" if settings.get("ring", True) else "tcp"
+        eventually(lambda: all(link.path == path and link._out._path is not None for link in links), "they have met")
+        yield links
+    finally:
+        for loop in loops:
+            loop.close()
+
+
+@contextmanager
+def tcp(near: Member = A, far: Member = B, **settings: Any) -> Iterator[tuple[Link, socket.socket]]:
+    """A link over TCP, and the bare socket at its other end."""
+    loop = LinkLoop(**settings)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        theirs = socket.create_connection(server.getsockname())
+        ours, _ = server.accept()
+    try:
+        yield loop.connect(Stream(ours, bytes(32), far, dialled=True, here=near)), theirs
+    finally:
+        theirs.close()
+        loop.close()
+
+
+class Inbox:
+    """Asks for messages, and keeps what became of each."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.got = queue.Queue[tuple[bytes | None, bytes, BaseException | None]]()
+
+    def ask(self) -> None:
+        memory = bytearray()
+
+        def place(header: bytes) -> list[memoryview]:
+            nonlocal memory
+            memory = bytearray(int(header))
+            return [memoryview(memory)]
+
+        self.link.receive(place, lambda header, error: self.got.put((header, bytes(memory), error)))
+
+    def take(self) -> bytes:
+        _, payload, error = self.got.get(timeout=TIMEOUT)
+        if error is not None:
+            raise error
+        return payload
+
+
+class Outbox:
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.done = queue.Queue[BaseException | None]()
+
+    def put(self, payload: bytes, *, sealed: bool = False) -> None:
+        self.link.send(b"%d" % len(payload), [memoryview(payload)], self.done.put, sealed=sealed)
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_both_directions_in_order(linked: Linked, sealed: bool) -> None:
+    chance = random.Random(1)
+    sizes = [chance.choice((0, 1, 4096, 70_000, 3_000_000)) for _ in range(60)]
+    with linked(seal_all=sealed) as links:
+        ends = [(Inbox(link), Outbox(link)) for link in links]
+        payloads = [chance.randbytes(size) for size in sizes]
+        for payload in payloads:
+            for inbox, outbox in ends:
+                outbox.put(payload)
+                inbox.ask()
+        for payload in payloads:
+            for inbox, outbox in ends:
+                assert inbox.take() == payload and outbox.done.get(timeout=TIMEOUT) is None
+        stats = links[0].stats
+        assert stats.sent == stats.received == len(sizes) and stats.queued_in == stats.queued_out == 0
+        assert stats.sent_bytes > sum(sizes) and time.monotonic() - links[0].heard < TIMEOUT
+
+
+def test_both_may_send_first_and_no_more_than_the_buffer_is_kept(linked: Linked) -> None:
+    with linked(buffer=1 << 20) as links:
+        ends = [(Inbox(link), Outbox(link)) for link in links]
+        for _, outbox in ends:
+            outbox.put(bytes(900_000))
+        for _, outbox in ends:
+            assert outbox.done.get(timeout=TIMEOUT) is None, "nobody has asked for it yet"
+        for number in range(10):
+            ends[0][1].put(bytes([number]) * 900_000)
+        eventually(lambda: links[1]._in.paused, "the second one is not read")
+        assert links[1].stats.queued_in == 1 and links[0].stats.queued_out > 3
+        for number in range(-1, 10):
+            ends[1][0].ask()
+            assert ends[1][0].take()[:1] == bytes([max(number, 0)])
+
+
+def test_a_waiting_thread_reads_itself(linked: Linked) -> None:
+    with linked() as (a, b):
+        outbox, inbox = Outbox(a), Inbox(b)
+        inbox.ask()
+        helped = threading.Thread(target=b.help, args=(lambda: not inbox.got.empty(), None))
+        helped.start()
+        eventually(lambda: b._helped, "it reads")
+        b.help(lambda: False, None)  # somebody does so already
+        b.help(lambda: True, None)
+        outbox.put(b"x" * 5_000_000)
+        helped.join(TIMEOUT)
+        assert not helped.is_alive() and len(inbox.take()) == 5_000_000
+        began = time.monotonic()
+        b.help(lambda: False, began + 0.05)
+        assert 0.04 < time.monotonic() - began < 2.0
+        outbox.put(b"the loop reads again")
+        inbox.ask()
+        assert inbox.take() == b"the loop reads again"
+
+
+def test_a_callback_may_go_on_at_once(linked: Linked) -> None:
+    with linked() as (a, b):
+        left, over = 200, threading.Event()
+
+        def ball(link: Link) -> None:
+            link.receive(lambda header: [], lambda header, error: None if error else hit(link))
+
+        def hit(link: Link) -> None:
+            nonlocal left
+            left -= 1
+            if left <= 0:
+                over.set()
+            link.help(lambda: False, None)  # cannot wait here: it returns
+            ball(link)
+            link.send(b"", [], lambda error: None)
+
+        ball(a)
+        ball(b)
+        a.send(b"", [], lambda error: None)
+        assert over.wait(TIMEOUT)
+
+
+def test_a_goodbye_comes_after_all_that_was_sent(linked: Linked) -> None:
+    with linked(buffer=1 << 16) as (a, b):
+        outbox, inbox = Outbox(a), Inbox(b)
+        for number in range(20):
+            outbox.put(bytes([number]) * 50_000)
+        closing = threading.Thread(target=a.close, args=(TIMEOUT,))
+        closing.start()
+        for number in range(20):
+            inbox.ask()
+            assert inbox.take() == bytes([number]) * 50_000
+        closing.join(TIMEOUT)
+        inbox.ask()
+        with pytest.raises(GroupClosed, match="has closed the link") as caught:
+            inbox.take()
+        assert caught.value.peer == A
+        answer = Outbox(b)
+        answer.put(b"too late")
+        assert isinstance(answer.done.get(timeout=TIMEOUT), GroupClosed)
+        late = Inbox(a)
+        late.ask()
+        with pytest.raises(GroupClosed, match="here"):
+            late.take()
+        outbox.put(b"too late")
+        assert all(outbox.done.get(timeout=TIMEOUT) is None for _ in range(20))
+        assert isinstance(outbox.done.get(timeout=TIMEOUT), GroupClosed)
+
+
+def test_a_close_does_not_wait_for_ever(linked: Linked) -> None:
+    with linked(buffer=1 << 16) as (a, _b):
+        outbox = Outbox(a)
+        for _ in range(50):
+            outbox.put(bytes(1 << 20))
+        began = time.monotonic()
+        a.close(0.2)
+        assert time.monotonic() - began < 5.0
+        assert isinstance([outbox.done.get(timeout=TIMEOUT) for _ in range(50)][-1], GroupClosed)
+
+
+def test_a_failure_reaches_everything(linked: Linked) -> None:
+    with linked(buffer=1 << 16) as (a, _b):
+        outbox, inbox = Outbox(a), Inbox(a)
+        for _ in range(10):
+            outbox.put(bytes(1 << 20))
+            inbox.ask()
+        helped = threading.Thread(target=a.help, args=(lambda: inbox.got.qsize() == 10, None))
+        helped.start()
+        a.fail(PeerLost("it died", peer=B))
+        a.fail(LinkBroken("later"))
+        helped.join(TIMEOUT)
+        assert not helped.is_alive()
+        errors = [outbox.done.get(timeout=TIMEOUT) for _ in range(10)] + [inbox.got.get(timeout=TIMEOUT)[2] for _ in range(10)]
+        assert {type(error) for error in errors if error is not None} == {PeerLost} and len([*filter(None, errors)]) >= 15
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_an_end_without_goodbye(reset: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as port:
+        lives = Member("c" * 16, *port.getsockname())
+        for peer, error in ((B, PeerLost), (lives, LinkBroken)):
+            with tcp(far=peer) as (link, theirs):
+                inbox = Inbox(link)
+                inbox.ask()
+                if reset:
+                    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+                began = time.monotonic()
+                theirs.close()
+                with pytest.raises(error):
+                    inbox.take()
+                assert 0.2 < time.monotonic() - began < 1.0, "the agreement has time to say more"
+
+
+@pytest.mark.parametrize("data", [os.urandom(100), b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", bytes(100)])
+def test_a_peer_that_talks_nonsense(data: bytes) -> None:
+    with tcp() as (link, theirs):
+        inbox = Inbox(link)
+        inbox.ask()
+        theirs.sendall(data)
+        with pytest.raises(LinkBroken, match="same release"):
+            inbox.take()
+
+
+def test_what_is_over_leaves_nothing() -> None:
+    """No thread, no descriptor."""
+
+    def open_files() -> int:
+        return len([*Path("/proc/self/fd").iterdir()])
+
+    loops = LinkLoop(), LinkLoop()
+    link, _ = pair(*loops)
+    link.close(TIMEOUT)
+    eventually(lambda: not loops[0]._links and not loops[1]._links, "both ends are gone")
+    before = open_files(), threading.active_count()
+    for _ in range(20):
+        a, b = pair(*loops)
+        outbox, inbox = Outbox(a), Inbox(b)
+        outbox.put(b"x")
+        inbox.ask()
+        assert inbox.take() == b"x"
+        a.close(TIMEOUT)
+    eventually(lambda: not loops[0]._links and not loops[1]._links, "all ends are gone")
+    assert (open_files(), threading.active_count()) == before
+    for loop in loops:
+        loop.close()
+        loop.close()
+    with pytest.raises(CollectiveError):
+        loops[0].connect(Stream(socket.socket(), bytes(32), B, dialled=True, here=A))
+    assert open_files() == before[0] - 4
+
+
+def test_a_header_has_a_bound(linked: Linked) -> None:
+    with linked() as (a, _b), pytest.raises(ValueError, match="65536 are the most"):
+        a.send(bytes(65537), [], lambda error: None)
+
+
+def test_forked_children_keep_nothing_open(linked: Linked) -> None:
+    with linked() as (a, b):
+        inbox = Inbox(b)
+        inbox.ask()
+        read, write = os.pipe()
+        child = os.fork()
+        if not child:
+            os.close(write)
+            os.read(read, 1)  # until the test is over
+            os._exit(0)
+        os.close(read)
+        try:
+            a._socket.close()
+            with pytest.raises((PeerLost, LinkBroken)):
+                inbox.take()
+        finally:
+            os.close(write)
+            os.waitpid(child, 0)
+
+
+def test_the_order_of_threads(linked: Linked) -> None:
+    """Many threads send at once: every message is whole, and those of one thread are in order."""
+    with linked() as (a, b):
+        inbox = Inbox(b)
+
+        def send(number: int) -> None:
+            for count in range(100):
+                payload = b"%d %d " % (number, count) + bytes(random.Random(count).randrange(20_000))
+                a.send(b"%d" % len(payload), [memoryview(payload)], lambda error: None)
+
+        threads = [threading.Thread(target=send, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        found: dict[bytes, list[int]] = {}
+        for _ in range(400):
+            inbox.ask()
+            number, count, rest = inbox.take().split(b" ", 2)
+            assert rest == bytes(random.Random(int(count)).randrange(20_000))
+            found.setdefault(number, []).append(int(count))
+        assert all(counts == list(range(100)) for counts in found.values())

@@ -1,0 +1,147 @@
+"""``make matrix``: the lowest versions that setup.cfg allows, the newest ones, and other Pythons where they are there.
+
+    python -m tests.installed.matrix [ROW ...]          # lowest, newest, 3.12, 3.13: all of them by default
+
+The first two run tests of all layers, with torch. The others run those that need no torch, which has no build for them on every
+machine. Prints a table, which stands in docs/operations.md.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.installed.environments import ROOT, TORCH, Environment, Failed
+
+UV = "uv>=0.9"
+SHOWN = ("torch", "aiohttp", "msgpack", "cryptography", "numpy", "click", "rich")
+WITHOUT_TORCH = ("tests/protocol", "tests/consensus", "tests/transcripts")
+MORE = ("tests/frameworks", "tests/ftlib/data", "tests/ftlib/test_open_calls.py", "tests/launch/test_run.py")
+WITH_TORCH = (*WITHOUT_TORCH, *MORE)
+NOT_HERE = "no such Python here"
+TESTS = ("pytest", "pytest-timeout", "hypothesis", "psutil", "greenlet", "redis")
+"""What the tests need beside the package; always the newest, as users do not install it."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What became of one environment."""
+
+    name: str
+    python: str
+    versions: str
+    result: str
+
+    def as_line(self) -> str:
+        """For a table in Markdown."""
+        return f"| {self.name} | {self.python} | {self.versions} | {self.result} |"
+
+
+def interpreter(version: str) -> str:
+    """The program of this Python; empty if there is none. A shim that finds nothing behind it is none."""
+    installed = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    programs = [*sorted(installed.glob(f"{version}.*/bin/python{version}"), reverse=True), shutil.which(f"python{version}")]
+    for program in filter(None, programs):
+        if subprocess.run([program, "--version"], capture_output=True, check=False, timeout=60).returncode == 0:
+            return str(program)
+    return ""
+
+
+def tests(environment: Environment, paths: Sequence[str]) -> str:
+    """Run them; returns pytest's last line."""
+    marks = "not process and not soak" if "tests/launch/test_run.py" not in paths else "not soak"
+    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marks, *paths]
+    return environment.run(f"tests of {', '.join(paths)}", "python", *command).splitlines()[-1].strip("= ")
+
+
+def lowest(place: Path) -> Row:
+    """What ``setup.cfg`` names as the least, with what that needs in its turn; tests' own tools as they are."""
+    environment = Environment(place / "lowest")
+    environment.install(TORCH, UV)
+    python = environment.program("python")
+    resolve = ["pip", "install", "--python", python, "--resolution", "lowest-direct", "--quiet", "."]
+    environment.run("the lowest versions", "uv", *resolve)
+    return _with_torch("lowest", environment)
+
+
+def newest(place: Path) -> Row:
+    """What an index offers today."""
+    environment = Environment(place / "newest")
+    environment.install(TORCH)
+    environment.install(ROOT)
+    return _with_torch("newest", environment)
+
+
+def _with_torch(name: str, environment: Environment) -> Row:
+    shown = environment.versions(*SHOWN)
+    environment.install(*TESTS)
+    return Row(name, _python(environment), _told(shown), tests(environment, WITH_TORCH))
+
+
+def other(version: str, place: Path) -> Row:
+    """Another Python, without torch."""
+    program = interpreter(version)
+    if not program:
+        return Row(version, version, "-", NOT_HERE)
+    environment = Environment(place / version, program)
+    needed = [line for line in _requirements() if not line.startswith("torch")]
+    environment.install(*needed, *TESTS)
+    shown = environment.versions(*SHOWN)
+    return Row(version, _python(environment), _told(shown), tests(environment, WITHOUT_TORCH))
+
+
+def _requirements() -> list[str]:
+    import configparser
+
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg", encoding="utf-8")
+    return [line for line in setup["options"]["install_requires"].splitlines() if line and not line.startswith("#")]
+
+
+def _python(environment: Environment) -> str:
+    return environment.run("its Python", "python", "--version").split()[1]
+
+
+def _told(versions: dict[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
+
+
+ROWS: dict[str, Callable[[Path], Row]] = {
+    "lowest": lowest,
+    "newest": newest,
+    "3.12": lambda place: other("3.12", place),
+    "3.13": lambda place: other("3.13", place),
+}
+
+
+def main(names: Sequence[str]) -> int:
+    """0 if no row failed."""
+    unknown = set(names) - set(ROWS)
+    if unknown:
+        print(f"there is no row {', '.join(sorted(unknown))}: choose of {', '.join(ROWS)}")
+        return 2
+    rows, failed = [], 0
+    with tempfile.TemporaryDirectory(prefix="ftlib-matrix-") as place:
+        for name in names or ROWS:
+            began = time.monotonic()
+            try:
+                rows.append(ROWS[name](Path(place)))
+            except Failed as error:
+                failed += 1
+                print(f"FAILED {error}")
+                rows.append(Row(name, "", "", "FAILED"))
+            print(f"{name} took {time.monotonic() - began:.0f} s", flush=True)
+    print("| row | Python | versions | result |\n| --- | --- | --- | --- |")
+    print("\n".join(row.as_line() for row in rows))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,162 @@
+"""``ftlib ps``, commands without an address, and orders to one worker: against a real run, whose secret is its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from consensus import OrderKind
+from ftlib.cli.orders import consequence
+from ftlib.cli.runs import Run, address_of, show
+from ftlib.errors import ConfigError
+from ftlib.launch.processes.registry import RunRecord, runs
+from tests.harness.basics import eventually
+
+from .helpers import Run as Launched
+from .helpers import command, environment, running
+
+TRAINS = """
+import time
+import torch
+from ftlib import FTLib
+
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+with FTLib.init() as ft:
+    ft.register_state(model=model, optimizer=optimizer)
+    while not ft.should_leave:
+        model(torch.ones(2, 4)).square().sum().backward()
+        if ft.allreduce_average(model):
+            optimizer.step()
+        optimizer.zero_grad()
+        time.sleep(0.02)
+"""
+
+
+def a_run(job: str, *workers: dict[str, Any]) -> Run:
+    record = RunRecord(job, 1, "127.0.0.1:1", "python train.py", 0.0)
+    return Run(record, "running", 3, workers)
+
+
+def worker(index: int, *, phase: str = "running", epoch: int = 1) -> dict[str, Any]:
+    return {"worker": index, "phase": phase, "epoch": epoch, "address": f"127.0.0.1:700{index}", "pid": 10 + index, "starts": 1}
+
+
+class TestAddressOf:
+    def test_an_address_is_itself(self) -> None:
+        assert address_of("host:7000", []) == "host:7000"
+
+    def test_nothing_is_the_only_job_and_in_it_who_is_in_the_newest_view(self) -> None:
+        assert address_of(None, [a_run("lab", worker(0, epoch=0), worker(1, epoch=4))]) == "127.0.0.1:7001"
+
+    def test_a_worker_by_its_name(self) -> None:
+        there = [a_run("lab", worker(0), worker(2)), a_run("home", worker(3))]
+        assert address_of("worker-2", there) == "127.0.0.1:7002"
+        assert address_of("home/worker-3", there) == "127.0.0.1:7003"
+
+    @pytest.mark.parametrize(
+        ("who", "there", "said"),
+        [
+            (None, [], "give the ADDRESS"),
+            (None, [a_run("lab", worker(0)), a_run("home", worker(0))], "as lab/worker-0"),
+            ("worker-0", [a_run("lab", worker(0)), a_run("home", worker(0))], "as lab/worker-0"),
+            ("worker-9", [a_run("lab", worker(0))], "choose of lab/worker-0"),
+            ("worker-0", [a_run("lab", worker(0, phase="waiting"))], "give host:port"),
+        ],
+    )
+    def test_what_is_unclear_is_an_error_with_a_remedy(self, who: str | None, there: list[Run], said: str) -> None:
+        with pytest.raises(ConfigError, match=said):
+            address_of(who, there)
+
+
+def test_what_an_order_means() -> None:
+    status = {"meta": {"name": "worker-1", "supervisor": "127.0.0.1:1"}, "members": [{}, {}], "member": "ab"}
+    assert consequence(OrderKind.DRAIN, status).endswith("is not started again; 1 member goes on")
+    assert "its launcher starts it again" in consequence(OrderKind.KILL, status)
+    assert consequence(OrderKind.KILL, {"member": "abcdefgh", "members": [{}]}).endswith("no member is left, the job ends")
+
+
+def test_a_record_that_is_none_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    from ftlib.launch.processes import places
+
+    places.write("lab", ".run", "{}")
+    assert runs() == []
+    show(runs_of := [])
+    assert runs_of == []
+
+
+class Tools:
+    """The command line, in the place of one test: no secret of the user's, as most users have none."""
+
+    def __init__(self, launched: Launched, runtime: Path) -> None:
+        self._launched = launched
+        self._runtime = runtime
+
+    def __call__(self, *arguments: object, code: int = 0) -> str:
+        environ = environment(XDG_RUNTIME_DIR=str(self._runtime))
+        del environ["FTLIB_SECRET"]
+        done = subprocess.run(
+            command(*arguments),
+            cwd=self._launched.directory,
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == code, done
+        return done.stdout + done.stderr
+
+    def workers(self) -> list[dict[str, Any]]:
+        [run] = json.loads(self("ps", "--json"))
+        return list(run["workers"])
+
+
+@pytest.mark.process
+def test_orders_to_workers_of_a_run(tmp_path: Path) -> None:
+    runtime = tmp_path / "runtime"
+    with running(tmp_path, "-n", 3, script=TRAINS, XDG_RUNTIME_DIR=str(runtime), FTLIB_SECRET="") as launched:
+        ftlib = Tools(launched, runtime)
+        launched.wait_events("announced", 3)
+        eventually(lambda: all(each["epoch"] for each in ftlib.workers()), "all three are in a view", 60)
+        assert "worker-2" in ftlib("ps")
+        assert "3 members" in ftlib("status")
+        assert "founded by" in ftlib("explain")
+        stacks = ftlib("stack", "worker-1")
+        assert "thread MainThread:" in stacks
+        assert "script.py" in stacks
+
+        before = ftlib.workers()
+        assert "Give --yes" in ftlib("kill", "worker-1", code=2)
+        assert ftlib.workers() == before
+        said = ftlib("kill", "worker-1", "--yes")
+        assert "kill worker-1: its launcher starts it again" in said
+        [ended] = launched.wait_events("ended", 1)
+        assert (ended["worker"], ended["code"]) == (1, -9)
+        eventually(lambda: ftlib.workers()[1]["epoch"] > 0 and ftlib.workers()[1]["starts"] == 2, "it is back", 60)
+
+        assert "drain worker-0" in ftlib("drain", "worker-0", "--yes")
+        ended = launched.wait_events("ended", 2)[-1]
+        assert (ended["worker"], ended["code"]) == (0, 0)
+        eventually(lambda: "2 members" in ftlib("status", "worker-2"), "the others go on", 60)
+        os.kill(launched.process.pid, 15)
+        launched.finish()
+    assert ftlib("ps").strip() == "no job of yours runs here by ftlib run"
+
+
+@pytest.mark.process
+def test_versions_and_completion(tmp_path: Path) -> None:
+    said = subprocess.run(command("--version"), capture_output=True, text=True, timeout=60, check=True).stdout
+    assert said.startswith("ftlib ")
+    assert all(word in said for word in ("protocol ", "torch 2", "Python 3"))
+    script = subprocess.run(command("completion", "bash"), capture_output=True, text=True, timeout=60, check=True).stdout
+    assert "_FTLIB_COMPLETE=bash_complete" in script
+    environ = {**os.environ, "_FTLIB_COMPLETE": "bash_complete", "COMP_WORDS": "ftlib st", "COMP_CWORD": "1"}
+    said = subprocess.run(command(), env=environ, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert said.split() == ["plain,stack", "plain,status"]

@@ -1,0 +1,82 @@
+"""Replicas of two processes, real ones: each process killed, stopped; the other replicas go on, and it comes back whole."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.harness.cluster import Worker
+from tests.harness.nursery import Nursery
+
+from .replicas import Replicas
+from .sharded import MOMENTS
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+
+MORE = [moment for moment in MOMENTS if not moment.startswith("hold")]
+PROCESSES = [(replica, shard) for replica in range(2) for shard in range(2)]
+
+
+@pytest.fixture
+def job(nursery: Nursery, tmp_path: Path) -> Iterator[Replicas]:
+    with Replicas(tmp_path, nursery) as job:
+        yield job
+
+
+def lost(job: Replicas, mate: Worker, within: float, since: float) -> None:
+    """The mate of a process that was lost has learned of it, ``within`` so many seconds."""
+    job.until(f"{mate.name} ends", lambda: mate.code is not None)
+    mate.read()
+    told = [event for event in mate.events if event.get("event") == "lost"]
+    assert told and mate.code == 3, mate.output()[-3000:]
+    took = told[0]["t"] - since
+    print(f"{mate.name} learned of it after {took * 1e3:.0f} ms: {told[0]['text']}")
+    assert took < within, (told, mate.output()[-2000:])
+
+
+@pytest.mark.parametrize(("replica", "shard"), PROCESSES)
+def test_a_process_is_killed(job: Replicas, replica: int, shard: int) -> None:
+    both = job.begin(2)
+    job.together(*both)
+    began = both[replica][shard].kill()
+    other = both[1 - replica]
+    job.together(other)
+    lost(job, both[replica][1 - shard], 2.0, began)
+    back = job.replica()
+    job.together(other, back)
+    assert job.judge() > 10
+
+
+@pytest.mark.parametrize(
+    ("replica", "shard"),
+    [PROCESSES[1], PROCESSES[2], *(pytest.param(*p, marks=pytest.mark.soak) for p in (PROCESSES[0], PROCESSES[3]))],
+)
+def test_a_process_is_stopped(job: Replicas, replica: int, shard: int) -> None:
+    both = job.begin(2)
+    job.together(*both)
+    stopped = both[replica][shard]
+    began = stopped.signal(signal.SIGSTOP)
+    other = both[1 - replica]
+    job.together(other)
+    lost(job, both[replica][1 - shard], 15.0, began)
+    stopped.signal(signal.SIGCONT)
+    job.until("the stopped one learns of it", lambda: stopped.code == 3)
+    back = job.replica()
+    job.together(other, back)
+    assert job.judge() > 10
+
+
+@pytest.mark.parametrize("moment", ["hold:before", "hold:after", *(pytest.param(m, marks=pytest.mark.soak) for m in MORE)])
+def test_a_process_dies_at_a_moment_of_a_call(job: Replicas, moment: str) -> None:
+    """When one shard of its replica has its result, and the other may or may not."""
+    first = job.begin(1, die=(1, moment))[0]
+    job.until("it trains", lambda: all(worker.calls for worker in first))
+    second = job.replica()
+    third = job.replica()
+    job.until("one dies", lambda: first[1].code == -signal.SIGKILL)
+    lost(job, first[0], 2.0, first[1].ended)
+    job.together(second, third)
+    assert job.judge() > 10
