@@ -36,6 +36,10 @@ from .errors import (
 from .status import Status
 
 if TYPE_CHECKING:
+    from .collective.channel import Channel
+    from .collective.collective import Collective
+    from .collective.group import CollectiveGroup
+    from .collective.works import AsyncChannelWork, AsyncCollWork, AsyncFuncWork, AsyncWork
     from .core.plane.ranks import RankAssignScheme
     from .core.tensors.compression.compression import Compression
     from .core.tensors.compression.power_sgd import PowerSGD
@@ -44,6 +48,15 @@ if TYPE_CHECKING:
     from .ftlib import FTLib
     from .launch.launcher import Launch, Launcher
     from .launch.result import LaunchResult
+    from .links.errors import (
+        CollectiveError,
+        CollectiveTimeout,
+        GroupClosed,
+        LinkBroken,
+        Mismatch,
+        PeerLost,
+        Refused,
+    )
     from .train.data_parallel import DistributedDataParallel
     from .train.faults import FaultInjector
     from .train.local_sgd import DiLoCo, LocalSGD
@@ -51,6 +64,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AgentFailedError",
+    "AsyncChannelWork",
+    "AsyncCollWork",
+    "AsyncFuncWork",
+    "AsyncWork",
+    "Channel",
+    "Collective",
+    "CollectiveError",
+    "CollectiveGroup",
+    "CollectiveTimeout",
     "Compression",
     "ConfigError",
     "DiLoCo",
@@ -61,18 +83,23 @@ __all__ = [
     "FTLib",
     "FTLibError",
     "FaultInjector",
+    "GroupClosed",
     "GroupError",
     "InjectedFault",
     "JoinError",
     "Launch",
     "LaunchResult",
     "Launcher",
+    "LinkBroken",
     "LocalSGD",
+    "Mismatch",
     "Optimizer",
+    "PeerLost",
     "PowerSGD",
     "QuorumLost",
     "RankAssignScheme",
     "RebuildTimeout",
+    "Refused",
     "ReplicaLost",
     "StateLost",
     "Status",
@@ -81,6 +108,15 @@ __all__ = [
 ]
 
 _LAZY = {
+    "AsyncChannelWork": "collective.works",
+    "AsyncCollWork": "collective.works",
+    "AsyncFuncWork": "collective.works",
+    "AsyncWork": "collective.works",
+    "Channel": "collective.channel",
+    "Collective": "collective.collective",
+    "CollectiveError": "links.errors",
+    "CollectiveGroup": "collective.group",
+    "CollectiveTimeout": "links.errors",
     "Compression": "core.tensors.compression.compression",
     "DiLoCo": "train.local_sgd",
     "DistributedDataParallel": "train.data_parallel",
@@ -88,13 +124,18 @@ _LAZY = {
     "ElasticSampler": "data.elastic_sampler",
     "FTLib": "ftlib",
     "FaultInjector": "train.faults",
+    "GroupClosed": "links.errors",
     "Launch": "launch.launcher",
     "LaunchResult": "launch.result",
     "Launcher": "launch.launcher",
+    "LinkBroken": "links.errors",
     "LocalSGD": "train.local_sgd",
+    "Mismatch": "links.errors",
     "Optimizer": "train.optimizer",
+    "PeerLost": "links.errors",
     "PowerSGD": "core.tensors.compression.power_sgd",
     "RankAssignScheme": "core.plane.ranks",
+    "Refused": "links.errors",
 }
 
 

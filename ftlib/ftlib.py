@@ -318,6 +318,11 @@ class FTLib(Calls):
             return plane.step - plane.lag.steps
 
     @property
+    def consensus(self) -> Consensus:
+        """The consensus of this worker's current lifetime: who is in, and streams to the others."""
+        return self._consensus
+
+    @property
     def group(self) -> Group | None:
         """The process group of the newest active view, None if this worker is alone. It takes CPU and CUDA tensors.
 

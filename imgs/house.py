@@ -22,8 +22,10 @@ import grimp
 ROOT = Path(__file__).resolve().parents[1]
 FTLIB = {
     "cli": ("cli", "the command ftlib"),
+    "dashboard": ("dashboard", "a running job, in a browser"),
     "train": ("train", "wrappers of a program's model and optimizer"),
     "collective": ("collective", "ordered messages and queues between members"),
+    "links": ("links", "streams of messages between two"),
     "torchft": ("torchft", "torchft's interface on top of ftlib"),
     "launch": ("launch", "ftlib run: starts and restarts workers"),
     "ftlib": ("FTLib", "what a program calls"),

@@ -16,6 +16,8 @@ from torch.distributed import ReduceOp
 
 from ..errors import ConfigError, FTLibError
 from ..ftlib import FTLib
+from .checkpointing.transport import transport_of
+from .futures import future_timeout
 from .managed_work import _ManagedWork
 from .meeting import duration, place, settings_of
 from .steps import AVERAGE, Step
@@ -81,7 +83,7 @@ class Manager:
         port: int | None = None,  # noqa: ARG002 - there is no server
         hostname: str = socket.gethostname(),  # noqa: ARG002
         heartbeat_interval: timedelta = timedelta(milliseconds=100),  # noqa: ARG002 - the agents ping
-        checkpoint_transport: Any = None,  # noqa: ARG002 - ftlib's recovery sends the state
+        checkpoint_transport: Any = None,
         init_sync: bool = True,
         max_retries: int | None = None,
         quorum_retries: int = 0,  # noqa: ARG002 - the agents retry by themselves until quorum_timeout
@@ -105,6 +107,7 @@ class Manager:
                 "step_timeout": max(self._timeout, self._quorum_timeout).total_seconds(),
                 "join_timeout": max(self._connect_timeout, self._quorum_timeout).total_seconds(),
                 "nonfinite": "pass",  # torchft commits inf and nan
+                "recovery_transport": transport_of(checkpoint_transport),
             },
             environment,
         )
@@ -260,30 +263,16 @@ class Manager:
         manager's), in which case the error is reported.
         """
         wrapped: torch.futures.Future[Any] = torch.futures.Future()
-        first = threading.Lock()  # taken by whoever completes the future
 
-        def complete(done: torch.futures.Future[Any] | None) -> None:
-            if not first.acquire(blocking=False):
-                return
-            ended.set()
+        def complete(done: torch.futures.Future[Any]) -> None:
             try:
-                if done is None:
-                    raise TimeoutError(f"a future took longer than {limit}")
                 value = done.value()
             except Exception as error:  # noqa: BLE001 - whatever it is, the step is skipped
                 self.report_error(error)
                 value = default
             wrapped.set_result(value)
 
-        limit = timeout or self._timeout
-        ended = threading.Event()
-
-        def watch() -> None:
-            if not ended.wait(limit.total_seconds()):
-                complete(None)
-
-        threading.Thread(target=watch, name="ftlib-wrapped-future", daemon=True).start()
-        fut.add_done_callback(complete)
+        future_timeout(fut, timeout or self._timeout).add_done_callback(complete)
         return wrapped
 
     # --- where the job is ----------------------------------------------------------------------------------------------

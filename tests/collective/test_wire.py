@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlib.collective.incoming import Incoming
-from ftlib.collective.outgoing import Outgoing
-from ftlib.collective.wire import FRAME, HEADER, PREFIX, Cursor, Kind, Prefix, Seal, WireError, read_prefix
+from ftlib.links.incoming import Incoming
+from ftlib.links.outgoing import Outgoing
+from ftlib.links.wire import FRAME, HEADER, PREFIX, Cursor, Kind, Prefix, Seal, WireError, read_prefix
 
 KEY = bytes(range(32))
 MOST = 1 << 30

@@ -239,6 +239,7 @@ class Ledger:
         if self.stage is Stage.GATHERING:
             return self._gathered()
         if self.stage in (Stage.SETTLING, Stage.ENDING):
+            host.phase = HostPhase.GONE
             return [DropHost(name)]
         self._give(host)
         for index in host.workers:

@@ -25,10 +25,11 @@ class CollectiveError(FTLibError):
         self.group = group
         self.operation = operation
 
-    def about(self, group: str, operation: str) -> Self:
-        """A copy for one operation, with its name in front; without frames, so that each waiter raises one of its own."""
-        text = str(self) if self.operation else f"{operation} in group {group!r}: {self}"
-        return type(self)(text, peer=self.peer, group=group, operation=self.operation or operation)
+    def about(self, group: str = "", operation: str = "") -> Self:
+        """A copy without frames, so that each waiter raises one of its own; of ``operation``, unless it is of one already."""
+        if self.operation or not operation:
+            return type(self)(str(self), peer=self.peer, group=self.group, operation=self.operation)
+        return type(self)(f"{operation} in group {group!r}: {self}", peer=self.peer, group=group, operation=operation)
 
 
 class PeerLost(CollectiveError):

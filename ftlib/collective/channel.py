@@ -1,0 +1,348 @@
+"""Named queues that one member serves: items by key, first in first out, for any number of members that put and get.
+
+The server never looks into an item: it keeps the bytes as they came. An answer with items is acknowledged when it has arrived;
+an item that was not goes back to the head of its queue when its getter dies.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from enum import IntEnum
+from typing import Any
+
+import msgpack
+
+from consensus import Member
+
+from ..links.errors import CollectiveError, CollectiveTimeout, Mismatch, Refused
+from .collective import Collective
+from .frames import Sort
+from .lane import Lane, Receive, settle
+from .queues import Answer, Ask, Code, Queues
+from .values import Message, copied, decode, encode
+from .works import DEFAULT_TIMEOUT, AsyncChannelWork, Patience, begun
+
+_NOTHING = Message(b"", [], [])
+Reply = Callable[[list[Any], Message], Any]
+"""Sends one answer to a client."""
+
+
+class Verb(IntEnum):
+    """What a client asks for."""
+
+    PUT = 0
+    GET = 1
+    CANCEL = 2
+    ACKNOWLEDGE = 3
+    GIVE_BACK = 4
+    SIZE = 5
+    PEEK = 6
+
+
+class Channel:
+    """A queue by name. All members that use it make one of these with the same ``name`` and ``at``; any thread.
+
+    ``at``: the member that keeps the items, by default this one; its death is PeerLost at everybody who waits. ``maxsize``:
+    most items of each key, 0 for any number; that of the server counts.
+
+    ``put`` returns when the server has the item. An item is delivered once, even if getters die: it is lost with the server, or
+    with a getter that had it already. Where a connection breaks between two that live it may be delivered twice.
+    """
+
+    def __init__(self, collective: Collective, name: str, *, at: Member | str | None = None, maxsize: int = 0) -> None:
+        self.name = name
+        self._classes = collective.classes
+        here = collective.here
+        self.at = here if at is None else collective.member(at)
+        if self.at.id == here.id:
+            server = _Server(maxsize)
+            collective.meeting.serve(name, server.welcome)
+            self._client = _Client(self.at, None)
+            self._client.use(server.local(self._client.answered))
+            self._close: Callable[[], None] = lambda: collective.meeting.stop_serving(name, time.monotonic() + 1.0)
+        else:
+            group = collective.channel_group(self.at, f"{name}#{secrets.token_hex(4)}")
+            lane = group.lane(self.at.id)
+            self._client = _Client(self.at, lane)
+            self._client.use(lambda fields, message: lane.send(Sort.CHANNEL, message, "channel", fields))
+            _listen(lane, self._client.answered, self._client.ended)
+            self._close = group.close
+
+    def __repr__(self) -> str:
+        return f"<Channel {self.name!r} at {self.at}>"
+
+    def put(
+        self, item: object, weight: float = 0, key: str = "default", async_op: bool = False, timeout: float | None = None
+    ) -> AsyncChannelWork | None:
+        """Add ``item``, waiting for room; queue.Full if there was none for ``timeout`` seconds (default: ten minutes)."""
+        work = self._ask([Verb.PUT, key, weight, True], [encode(item, self._classes)], lambda _: None, async_op, timeout)
+        return work if async_op else work.wait()
+
+    def put_nowait(self, item: object, weight: float = 0, key: str = "default") -> None:
+        """Add ``item``, or raise queue.Full."""
+        self._ask([Verb.PUT, key, weight, False], [encode(item, self._classes)], lambda _: None).wait()
+
+    def get(self, key: str = "default", async_op: bool = False, timeout: float | None = None) -> Any:
+        """Take the first item, waiting for one; queue.Empty if none came for ``timeout`` seconds (default: ten minutes)."""
+        work = self._ask([Verb.GET, key, None, True], [], lambda items: items[0], async_op, timeout)
+        return work if async_op else work.wait()
+
+    def get_nowait(self, key: str = "default") -> Any:
+        """Take the first item, or raise queue.Empty."""
+        return self._ask([Verb.GET, key, None, False], [], lambda items: items[0]).wait()
+
+    def get_batch(
+        self, target_weight: float, key: str = "default", async_op: bool = False, timeout: float | None = None
+    ) -> Any:
+        """A list of the first items whose weights add up to ``target_weight``, waiting for them; queue.Empty as ``get``."""
+        work = self._ask([Verb.GET, key, target_weight, True], [], list, async_op, timeout)
+        return work if async_op else work.wait()
+
+    def qsize(self, key: str = "default") -> int:
+        """Items that can be had now."""
+        return int(self._sizes(key)[0])
+
+    def empty(self, key: str = "default") -> bool:
+        """Whether there is none."""
+        return self.qsize(key) == 0
+
+    def full(self, key: str = "default") -> bool:
+        """Whether a ``put`` would wait."""
+        size, most = self._sizes(key)
+        return 0 < most <= size
+
+    def peek_all(self, key: str = "default") -> list[Any]:
+        """All items that can be had now, which stay where they are."""
+        return list(self._ask([Verb.PEEK, key, None, False], [], list).wait())
+
+    def close(self) -> None:
+        """Leave the channel; at its server, end it: others get GroupClosed, and what is in it is lost. Idempotent."""
+        self._close()
+
+    def _sizes(self, key: str) -> list[int]:
+        return list(self._ask([Verb.SIZE, key, None, False], [], lambda sizes: sizes).wait())
+
+    def _ask(
+        self,
+        fields: list[Any],
+        items: list[Message],
+        finish: Callable[[Any], Any],
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> AsyncChannelWork:
+        if not isinstance(fields[1], str):
+            raise Refused(f"the key of an item is a string, not {fields[1]!r}")
+
+        def made(answer: tuple[Code, list[int], list[Message]]) -> Any:
+            code, sizes, found = answer
+            if code in {Code.EMPTY, Code.FULL}:
+                raise queue.Empty if code is Code.EMPTY else queue.Full
+            values = [decode(each.tree, each.leaves, self._classes) for each in found]
+            return finish(sizes or values)
+
+        number, future = self._client.ask(fields, _packed(items))
+        limit = DEFAULT_TIMEOUT if timeout is None and not async_op else timeout
+        return AsyncChannelWork(future, made, patience=_Asked(self, self._client, number), timeout=limit)
+
+
+class _Client:
+    """The requests of one channel here that have no answer yet."""
+
+    def __init__(self, server: Member, lane: Lane | None) -> None:
+        self.server = server
+        self.lane = lane
+        self._send: Reply | None = None
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._pending: dict[int, Future[Any]] = {}
+        self._over: CollectiveError | None = None
+
+    def use(self, send: Reply) -> None:
+        """``send`` carries requests to the server."""
+        self._send = send
+
+    def ask(self, fields: list[Any], message: Message) -> tuple[int, Future[Any]]:
+        """Send a request; its number, and what completes with the answer."""
+        future = begun()
+        with self._lock:
+            number = next(self._numbers)
+            self._pending[number] = future
+        sent = self.tell([*fields[:1], number, *fields[1:]], message)
+        if isinstance(sent, Future):
+            sent.add_done_callback(lambda sent: self._not_sent(number, sent.exception()))
+        if self._over is not None:
+            self._not_sent(number, self._over.about())
+        return number, future
+
+    def tell(self, fields: list[Any], message: Message = _NOTHING) -> Any:
+        """Send a request that has no answer."""
+        assert self._send is not None
+        return self._send(fields, message)
+
+    def answered(self, fields: list[Any], message: Message) -> None:
+        """An answer has arrived."""
+        number, code, sizes = fields
+        with self._lock:
+            future = self._pending.pop(number, None)
+        waited = future is not None and not future.done()
+        if code == Code.ITEMS and not sizes:
+            self.tell([Verb.ACKNOWLEDGE if waited else Verb.GIVE_BACK, number, "", None, False])
+        if future is not None:
+            settle(future, (Code(code), sizes, _unpacked(message)))
+
+    def ended(self, error: CollectiveError) -> None:
+        """The server is gone, or closed."""
+        with self._lock:
+            self._over = error
+            pending, self._pending = self._pending, {}
+        for future in pending.values():
+            settle(future, error=error)
+
+    def _not_sent(self, number: int, error: BaseException | None) -> None:
+        if error is not None:
+            with self._lock:
+                future = self._pending.pop(number, None)
+            if future is not None:
+                settle(future, error=error)
+
+
+class _Asked(Patience):
+    """Of a request: it waits for the server."""
+
+    def __init__(self, channel: Channel, client: _Client, number: int) -> None:
+        self._channel, self._client, self._number = channel, client, number
+
+    def help(self, ready: Callable[[], bool], deadline: float) -> None:
+        """See ``Patience``."""
+        if self._client.lane is not None:
+            self._client.lane.help(ready, deadline)
+
+    def give_up(self) -> None:
+        """See ``Patience``. The server answers, in any case."""
+        self._client.tell([Verb.CANCEL, self._number, "", None, False])
+
+    def late(self) -> CollectiveTimeout:
+        """See ``Patience``."""
+        lane = self._client.lane
+        text = "no answer yet" if lane is None else f"no answer yet: {lane.heard()}"
+        return CollectiveTimeout(text, peer=self._client.server).about(self._channel.name, "an operation of the channel")
+
+
+class _Server:
+    """The queues, and the clients whose streams have come."""
+
+    def __init__(self, maxsize: int) -> None:
+        self._maxsize = maxsize
+        self._queues = Queues(maxsize)
+        self._lock = threading.Lock()
+
+    def welcome(self, lane: Lane) -> None:
+        """A client's stream."""
+
+        def reply(fields: list[Any], message: Message) -> Any:
+            return lane.send(Sort.CHANNEL, message, "channel", fields)
+
+        _listen(lane, lambda fields, message: self._handle(reply, fields, message), lambda _: self._lost(reply))
+
+    def local(self, answered: Reply) -> Reply:
+        """The server's own program as a client: what goes in and out is copied."""
+
+        def reply(fields: list[Any], message: Message) -> Any:
+            return answered(fields, copied(message) if fields[2] else message)
+
+        return lambda fields, message: self._handle(reply, fields, copied(message))
+
+    def _handle(self, reply: Reply, fields: list[Any], message: Message) -> None:
+        verb, number, key, amount, wait = fields
+        ask: Ask = (reply, int(number))
+        with self._lock:
+            match verb:
+                case Verb.PUT:
+                    answers = self._queues.put(ask, str(key), float(amount), _unpacked(message)[0], wait=bool(wait))
+                case Verb.GET:
+                    answers = self._queues.get(ask, str(key), None if amount is None else float(amount), wait=bool(wait))
+                case Verb.CANCEL:
+                    answers = self._queues.cancel(ask)
+                case Verb.GIVE_BACK:
+                    answers = self._queues.give_back(ask)
+                case _:
+                    answers = []
+                    if verb == Verb.ACKNOWLEDGE:
+                        self._queues.acknowledge(ask)
+            sizes = [self._queues.size(str(key)), self._maxsize]
+            peeked = self._queues.items(str(key)) if verb == Verb.PEEK else ()
+        if verb == Verb.SIZE:
+            reply([number, Code.DONE, sizes], _NOTHING)
+        elif verb == Verb.PEEK:
+            reply([number, Code.DONE, []], _packed([item.value for item in peeked]))
+        _send(answers)
+
+    def _lost(self, reply: Reply) -> None:
+        with self._lock:
+            answers = self._queues.lost(reply)
+        _send(answers)
+
+
+def _send(answers: list[Answer]) -> None:
+    for answer in answers:
+        reply, number = answer.ask
+        reply([number, answer.code, []], _packed([item.value for item in answer.items]))  # type: ignore[operator]
+
+
+def _listen(lane: Lane, handle: Reply, ended: Callable[[CollectiveError], None]) -> None:
+    """Call ``handle`` for every message of ``lane``, one after the other, and ``ended`` at its end."""
+
+    def took(receive: Receive) -> bool:
+        try:
+            frame, message = receive.future.result(0).complete()
+            if frame.sort is Sort.CHANNEL:
+                handle(frame.fields, message)
+        except Mismatch as error:
+            lane.end(error)
+        except CollectiveError as error:
+            ended(error)
+            return False
+        except (TypeError, ValueError, IndexError) as error:
+            lane.end(Mismatch(f"a message that no channel sends: {error}", peer=lane.peer))
+        return True
+
+    def later(receive: Receive, _: Future[Any]) -> None:
+        if took(receive):
+            more()
+
+    def more() -> None:
+        while True:
+            receive = lane.receive(Receive(lane, "channel", Sort.CHANNEL, None))
+            if not receive.future.done():
+                receive.future.add_done_callback(functools.partial(later, receive))
+                return
+            if not took(receive):
+                return
+
+    more()
+
+
+def _packed(items: list[Message]) -> Message:
+    """Several messages as one."""
+    tree = msgpack.packb([[item.tree, len(item.leaves)] for item in items])
+    shapes, leaves = (list(itertools.chain(*parts)) for parts in ([i.shapes for i in items], [i.leaves for i in items]))
+    return Message(tree, shapes, leaves, pickled=any(item.pickled for item in items))
+
+
+def _unpacked(message: Message) -> list[Message]:
+    """The inverse. Mismatch if it is none."""
+    items, at = [], 0
+    try:
+        for tree, count in msgpack.unpackb(message.tree) if message.tree else ():
+            items.append(Message(bytes(tree), message.shapes[at : at + count], message.leaves[at : at + count]))
+            at += count
+    except (ValueError, TypeError) as error:
+        raise Mismatch(f"items that cannot be read: {error}") from None
+    return items

@@ -1,0 +1,201 @@
+"""What a program calls: send and recv between two, broadcast among more. Each operation finds its lane and returns a work."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from consensus import Member
+
+from ..links.errors import CollectiveError, Refused
+from .frames import Sort
+from .lane import Lane, Receive, Sent, settle
+from .values import Classes, Leaf, Message, encode, encode_leaf
+from .works import DEFAULT_TIMEOUT, AsyncWork, Patience, begun
+
+CLOSE_TIMEOUT = 10.0
+"""Seconds that ``close`` waits for peers to take what was sent."""
+
+
+class CollectiveGroup:
+    """Some members and the streams between them. Made by ``Collective.create_collective_group``; any thread.
+
+    Operations with one peer take place in the order in which they are called, each way by itself, synchronous or not. Without
+    ``async_op`` they block, and raise CollectiveTimeout after ``timeout`` seconds (default: ten minutes); with it they return a
+    work at once. The memory of a tensor that is sent, or received into, is the operation's until its work has ended.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        here: Member,
+        members: tuple[Member, ...],
+        classes: Classes,
+        lane: Callable[[str, Member], Lane],
+        closed: Callable[[CollectiveGroup], None],
+    ) -> None:
+        """``lane`` makes the stream to a peer; ``closed`` is called when this group ends."""
+        self.name = name
+        self.members = members
+        """In seniority order, alike at all of them."""
+        self.rank = members.index(here)
+        self.here = here
+        self._classes = classes
+        self._closed = closed
+        self._lanes: Mapping[str, Lane] = {peer.id: lane(name, peer) for peer in members if peer.id != here.id}
+        self._order = threading.Lock()
+        """Held while a broadcast is handed to all lanes, so that two of them cannot cross."""
+
+    def __repr__(self) -> str:
+        state = "closed" if self.over is not None else "open"
+        return f"<CollectiveGroup {self.name!r} of {len(self.members)}, {state}>"
+
+    @property
+    def over(self) -> CollectiveError | None:
+        """Why this group can do nothing more, None while it can: make it again then."""
+        return next((lane.over for lane in self._lanes.values() if lane.over is not None), None)
+
+    @property
+    def peers(self) -> tuple[Member, ...]:
+        """The other members."""
+        return tuple(lane.peer for lane in self._lanes.values())
+
+    def lane(self, peer_id: str) -> Lane:
+        """The stream to that member."""
+        return self._lanes[peer_id]
+
+    def send(self, obj: object, async_op: bool = False, timeout: float | None = None) -> AsyncWork | None:
+        """Send ``obj`` to the other member. Refused (nothing was sent) names what cannot be.
+
+        It has ended when the memory of its tensors may be used again, which may be before the peer calls ``recv``.
+        """
+        return self._send("send", Sort.OBJECT, lambda: encode(obj, self._classes), async_op, timeout)
+
+    def recv(self, async_op: bool = False, timeout: float | None = None) -> Any:
+        """What the other member sends next, by ``send``; with ``async_op`` a work of that."""
+        return self._recv("recv", Sort.OBJECT, self._only("recv"), async_op, timeout)
+
+    def send_tensor(self, tensor: Leaf, async_op: bool = False, timeout: float | None = None) -> AsyncWork | None:
+        """Send one contiguous tensor or numpy array into the memory that the peer gives to ``recv_tensor``."""
+        return self._send("send_tensor", Sort.TENSOR, lambda: encode_leaf(tensor), async_op, timeout)
+
+    def recv_tensor(self, tensor: Leaf, async_op: bool = False, timeout: float | None = None) -> Any:
+        """Receive into ``tensor``, and return it. Mismatch where the peer sends another dtype or shape: that is lost."""
+        return self._recv("recv_tensor", Sort.TENSOR, self._only("recv_tensor"), async_op, timeout, tensor)
+
+    def broadcast(
+        self, obj: object = None, src: Member | str | None = None, async_op: bool = False, timeout: float | None = None
+    ) -> Any:
+        """``obj`` of the member ``src`` at all of them, in the same order as what ``src`` sends otherwise.
+
+        ``src``: a member, its name or its id; by default the most senior member. ``obj`` is not looked at elsewhere.
+        """
+        source = self.members[0] if src is None else self._member(src)
+        if source.id != self.here.id:
+            return self._recv("broadcast", Sort.BROADCAST, self._lanes[source.id], async_op, timeout)
+        message = self._encoded("broadcast", lambda: encode(obj, self._classes))
+        with self._order:
+            futures = [lane.send(Sort.BROADCAST, message, "broadcast") for lane in self._lanes.values()]
+        whom = [Sent(lane, "broadcast", future) for lane, future in zip(self._lanes.values(), futures, strict=True)]
+        work = AsyncWork(_all_of(futures), lambda _: obj, patience=_Each(whom, futures), timeout=_limit(async_op, timeout))
+        return work if async_op else work.wait()
+
+    def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
+        """Wait until what was sent is on its way, at most ``timeout`` seconds, and tell the peers. Idempotent.
+
+        What is pending here and at the peers raises GroupClosed, once what was sent before has been received.
+        """
+        deadline = time.monotonic() + timeout
+        for lane in self._lanes.values():
+            lane.close(deadline)
+        self._closed(self)
+
+    def fail(self, error: CollectiveError) -> None:
+        """End with ``error`` everywhere: called where a member is lost."""
+        for lane in self._lanes.values():
+            lane.end(error)
+        self._closed(self)
+
+    def describe(self) -> dict[str, Any]:
+        """Who is in it, and by which path each stream goes, and why; plain values."""
+        return {"group": self.name, "members": [str(each) for each in self.members], "peers": {
+            str(lane.peer): lane.facts() for lane in self._lanes.values()
+        }}  # fmt: skip
+
+    def _only(self, operation: str) -> Lane:
+        if len(self._lanes) != 1:
+            raise Refused(f"{operation} is for groups of two, and {self.name!r} has {len(self.members)} members: use broadcast")
+        return next(iter(self._lanes.values()))
+
+    def _member(self, who: Member | str) -> Member:
+        wanted = who.id if isinstance(who, Member) else who
+        for member in reversed(self.members):
+            if wanted in {member.id, member.fact("name"), "{}:{}".format(*member.address)}:
+                return member
+        raise Refused(f"{who} is no member of group {self.name!r}: its members are {', '.join(map(str, self.members))}")
+
+    def _encoded(self, operation: str, make: Callable[[], Message]) -> Message:
+        try:
+            return make()
+        except Refused as error:
+            raise error.about(self.name, operation) from None
+
+    def _send(
+        self, operation: str, sort: Sort, make: Callable[[], Message], async_op: bool, timeout: float | None
+    ) -> AsyncWork | None:
+        lane = self._only(operation)
+        future = lane.send(sort, self._encoded(operation, make), operation)
+        work = AsyncWork(future, patience=Sent(lane, operation, future), timeout=_limit(async_op, timeout))
+        if not async_op or (future.done() and isinstance(future.exception(), Refused)):
+            work.wait()
+        return work if async_op else None
+
+    def _recv(self, operation: str, sort: Sort, lane: Lane, async_op: bool, timeout: float | None, into: Leaf = None) -> Any:
+        try:
+            receive = Receive(lane, operation, sort, self._classes, into)
+        except Refused as error:
+            raise error.about(self.name, operation) from None
+        lane.receive(receive)
+        work = AsyncWork(receive.future, receive.finish, patience=receive, timeout=_limit(async_op, timeout))
+        return work if async_op else work.wait()
+
+
+class _Each(Patience):
+    """Of a broadcast: it waits for each peer in turn."""
+
+    def __init__(self, sent: list[Sent], futures: list[Future[Any]]) -> None:
+        self._sent, self._futures = sent, futures
+
+    def give_up(self) -> None:
+        """See ``Patience``."""
+        for each in self._sent:
+            each.give_up()
+
+    def late(self) -> Any:
+        """See ``Patience``."""
+        pending = [each for each, future in zip(self._sent, self._futures, strict=True) if not future.done()]
+        return (pending or self._sent)[0].late()
+
+
+def _limit(async_op: bool, timeout: float | None) -> float | None:
+    """The time-out of an operation: one that blocks has one always, since nobody else could take it back."""
+    return DEFAULT_TIMEOUT if timeout is None and not async_op else timeout
+
+
+def _all_of(futures: list[Future[Any]]) -> Future[Any]:
+    """Ends when all have ended, with the first error of any."""
+    whole, lock, left = begun(), threading.Lock(), [len(futures)]
+
+    def one(_: Future[Any]) -> None:
+        with lock:
+            left[0] -= 1
+            last = left[0] == 0
+        if last:
+            settle(whole, error=next((error for future in futures if (error := future.exception()) is not None), None))
+
+    for future in futures:
+        future.add_done_callback(one)
+    return whole

@@ -1,0 +1,301 @@
+"""Handles of what is under way: wait for it, await it, or say what follows.
+
+A work reads a ``Future`` that its maker completes. What it carries is made into the result by whoever looks first, so that the
+thread that moves bytes never builds objects. Callbacks run on threads of their own and may wait for anything; waiting tasks of
+asyncio need no thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Generator
+from concurrent.futures import Future
+from typing import Any
+
+from ..links.errors import CollectiveError, CollectiveTimeout
+
+DEFAULT_TIMEOUT = 600.0
+"""Seconds of a wait that says nothing else: nothing blocks forever."""
+_ANSWER = 10.0
+"""Seconds more for the answer, once an operation has been given up."""
+_IDLE = 5.0
+"""Seconds after which an idle thread for callbacks ends."""
+
+
+class Patience:
+    """What a waiting work may ask of its maker; the base knows nobody who is waited for."""
+
+    def help(self, ready: Callable[[], bool], deadline: float) -> None:
+        """Move bytes on this thread until ``ready()`` or the deadline; may return early."""
+
+    def give_up(self) -> None:
+        """The operation's own time-out has passed: end its work now, or soon."""
+
+    def late(self) -> CollectiveTimeout:
+        """The error of a wait that was too long: whom it waited for, and since when that one was last heard of."""
+        return CollectiveTimeout("the work has not ended in time")
+
+
+def begun() -> Future[Any]:
+    """A future that nobody can cancel."""
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()
+    return future
+
+
+class AsyncWork:
+    """Something under way. Any number of threads and tasks may wait for it; each gets its result, or raises its error."""
+
+    def __init__(
+        self,
+        future: Future[Any],
+        finish: Callable[[Any], Any] | None = None,
+        *,
+        patience: Patience | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """``finish`` makes the result of what ``future`` carries. ``timeout``: of the operation, in seconds from now."""
+        self._future = future
+        self._finish = finish
+        self.patience = patience or Patience()
+        self._deadline = None if timeout is None else time.monotonic() + timeout
+        self._lock = threading.RLock()
+        self._outcome: tuple[Any, BaseException | None] | None = None
+        self._next: AsyncWork | None = None
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Block until it has ended; its result. CollectiveTimeout after ``timeout`` seconds: it goes on all the same.
+
+        Without ``timeout``, that of the operation holds, which then is given up; without that, ten minutes.
+        """
+        if not self._future.done():
+            until, own = self._until(timeout)
+            self.patience.help(self._future.done, until)
+            if not self._ended_by(until):
+                if not own:
+                    raise self.patience.late()
+                self.patience.give_up()
+                if not self._ended_by(time.monotonic() + _ANSWER):
+                    raise self.patience.late()
+        return self.result()
+
+    async def async_wait(self, timeout: float | None = None) -> Any:  # noqa: ASYNC109 - of the operation, as in wait
+        """The same for asyncio: blocks no thread."""
+        if not self._future.done():
+            until, own = self._until(timeout)
+            if not await self._seen(until):
+                if not own:
+                    raise self.patience.late()
+                self.patience.give_up()
+                if not await self._seen(time.monotonic() + _ANSWER):
+                    raise self.patience.late()
+        return self.result()
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self.async_wait().__await__()
+
+    def then(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> AsyncFuncWork:
+        """Call ``func(result, *args, **kwargs)`` on another thread when this has ended well; the work of that call.
+
+        If this fails, so does that work, without calling ``func``. If ``func`` returns a work, the last one after it counts.
+        """
+        following = AsyncFuncWork(self, func, args, kwargs)
+        with self._lock:
+            self._next = self._next or following
+        return following
+
+    def done(self) -> bool:
+        """Whether it has ended, well or not. Does not block."""
+        return self._future.done()
+
+    def get_next_work(self) -> AsyncWork | None:
+        """The first work that ``then`` made of this one, or None."""
+        return self._next
+
+    def get_last_work(self) -> AsyncWork:
+        """The end of the chain that ``get_next_work`` leads along: this work if nothing follows."""
+        last: AsyncWork = self
+        while (following := last.get_next_work()) is not None:
+            last = following
+        return last
+
+    def on_end(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` once it has ended, on the thread that ended it: it must not wait."""
+        self._future.add_done_callback(lambda _: callback())
+
+    def result(self) -> Any:
+        """The result of a work that has ended; raises its error, each time anew."""
+        with self._lock:
+            if self._outcome is None:
+                try:
+                    value = self._future.result(0)
+                    self._outcome = (value if self._finish is None else self._finish(value)), None
+                except BaseException as error:  # noqa: BLE001 - whatever a callback raised is raised at every wait
+                    self._outcome = None, error
+                self._finish = None
+            value, failure = self._outcome
+        if failure is None:
+            return value
+        raise failure.about("", "") if isinstance(failure, CollectiveError) else failure.with_traceback(None)
+
+    def _until(self, timeout: float | None) -> tuple[float, bool]:
+        """Until when to wait, and whether the operation's own time is over then."""
+        now = time.monotonic()
+        until = now + (DEFAULT_TIMEOUT if timeout is None else timeout)
+        if self._deadline is not None and (timeout is None or self._deadline <= until):
+            return self._deadline, True
+        return until, False
+
+    def _ended_by(self, until: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            self._future.exception(max(0.0, until - time.monotonic()))
+        return self._future.done()
+
+    async def _seen(self, until: float) -> bool:
+        loop = asyncio.get_running_loop()
+        ended = loop.create_future()
+
+        def end() -> None:
+            if not ended.done():
+                ended.set_result(None)
+
+        def told(_: Future[Any]) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(end)
+
+        self._future.add_done_callback(told)
+        await asyncio.wait({ended}, timeout=max(0.0, until - time.monotonic()))
+        return self._future.done()
+
+
+class AsyncFuncWork(AsyncWork):
+    """A callback that runs when the work before it has ended. Made by ``then``."""
+
+    def __init__(self, before: AsyncWork, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._ran = begun()
+        self._before: AsyncWork | None = before
+        super().__init__(self._ran, _outcome_of, patience=_Chained(self))
+        before.on_end(lambda: CALLBACKS.submit(lambda: self._run(func, args, kwargs)))
+
+    @property
+    def before(self) -> AsyncWork | None:
+        """The work whose end this waits for; None once that has come, so that nothing keeps its result."""
+        return self._before
+
+    def _run(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        before, self._before = self._before, None
+        assert before is not None  # it runs once
+        try:
+            value = func(before.result(), *args, **kwargs)
+            on_device()
+        except BaseException as error:  # noqa: BLE001 - it is raised at whoever waits for this
+            self._ran.set_exception(error)
+        else:
+            self._follow(value)
+
+    def _follow(self, value: Any) -> None:
+        """End with ``value``; where it is a work, when the last one of its chain ends."""
+        last = value.get_last_work() if isinstance(value, AsyncWork) else value
+        if last is self:
+            self._ran.set_exception(CollectiveError("a callback returned the work of its own: nothing would ever end it"))
+        elif isinstance(last, AsyncWork) and not (last.done() and last.get_next_work() is None):
+            last.on_end(lambda: self._follow(last))
+        else:
+            self._ran.set_result(last)
+
+
+class AsyncCollWork(AsyncWork):
+    """A work of ``ft.group`` or of torch.distributed as one of these: it ends when the operation physically has."""
+
+    def __init__(self, work: Any, result: Any = None) -> None:
+        """``work``: what the operation returned, with ``future()`` or ``get_future()``; ``result``: what a wait returns."""
+        future, ended = begun(), (work.future if hasattr(work, "future") else work.get_future)()
+
+        def end(_: Any) -> None:
+            try:
+                ended.wait()
+                on_device()
+            except BaseException as error:  # noqa: BLE001 - it is raised at whoever waits
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        super().__init__(future)
+        ended.add_done_callback(lambda _: CALLBACKS.submit(lambda: end(None)))
+
+
+class AsyncChannelWork(AsyncWork):
+    """An operation of a ``Channel``."""
+
+
+class _Chained(Patience):
+    """Of a callback: it waits for what the work before it waits for."""
+
+    def __init__(self, work: AsyncFuncWork) -> None:
+        self._work = weakref.ref(work)
+
+    def help(self, ready: Callable[[], bool], deadline: float) -> None:
+        """See ``Patience``."""
+        if (before := self._before()) is not None:
+            before.patience.help(lambda: before.done() or ready(), deadline)
+
+    def late(self) -> CollectiveTimeout:
+        """See ``Patience``."""
+        before = self._before()
+        return CollectiveTimeout("a callback has not ended in time") if before is None else before.patience.late()
+
+    def _before(self) -> AsyncWork | None:
+        work = self._work()
+        return None if work is None else work.before
+
+
+def _outcome_of(value: Any) -> Any:
+    return value.result() if isinstance(value, AsyncWork) else value
+
+
+def on_device() -> None:
+    """Wait until what this thread has launched on its GPU has ended, if the process uses one."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        event = torch.cuda.Event()
+        event.record()
+        event.synchronize()
+
+
+class Callbacks:
+    """Threads for callbacks: one more whenever none is idle, since a callback may wait for another one. Idle ones end."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._tasks: deque[Callable[[], None]] = deque()
+        self._idle = 0
+
+    def submit(self, task: Callable[[], None]) -> None:
+        """Run ``task`` soon; it must not raise."""
+        with self._changed:
+            self._tasks.append(task)
+            if self._idle >= len(self._tasks):
+                self._changed.notify()
+                return
+        threading.Thread(target=self._work, name="ftlib-callback", daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._idle += 1
+                self._changed.wait_for(lambda: bool(self._tasks), _IDLE)
+                self._idle -= 1
+                if not self._tasks:
+                    return
+                task = self._tasks.popleft()
+            task()
+            del task
+
+
+CALLBACKS = Callbacks()

@@ -1,0 +1,234 @@
+"""The pure part of the director against a model: hosts that come, go and are lost, workers that end in any order.
+
+The world here does what the ledger says, breaks things at random, and knows what really runs: nothing is started twice or on a
+host that is not there, every worker is accounted for, and every launch comes to its end once nothing new breaks.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from ftlib.launch.director.ledger import (
+    Action,
+    BindHost,
+    CallHost,
+    DropHost,
+    FailureKind,
+    HostPhase,
+    Ledger,
+    Rules,
+    Stage,
+    StartWorker,
+    StopWorker,
+)
+from ftlib.launch.run.restarts import WorkerPhase
+
+
+class World:
+    """What really is: agents, sockets, processes."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        elastic = self.chance.random() < 0.7
+        self.rules = Rules(
+            elastic=elastic,
+            min_workers=self.chance.randrange(1, 4) if elastic else 1,
+            max_restarts=self.chance.randrange(0, 6) if elastic else 0,
+            restart_delay=self.chance.choice([0.0, 1.0]),
+            patience=60.0,
+        )
+        self.now = 0.0
+        hosts = [(f"h{number}", self.chance.choice([None, 1, 2, 3])) for number in range(self.chance.randrange(1, 5))]
+        self.ledger = Ledger(self.rules, list(hosts), self.now)
+        self.called: set[str] = set()
+        self.up: set[str] = set()
+        self.binding: list[BindHost] = []
+        self.running: dict[int, str] = {}
+        self.stopped: set[int] = set()
+        self.starts = 0
+        self.ports = 1000
+        self.do(self.ledger.begin())
+
+    def do(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case CallHost(host):
+                    assert host not in self.called | self.up, f"{host} is called twice"
+                    self.called.add(host)
+                case BindHost(host):
+                    assert host in self.up, f"sockets at {host}, which is not there"
+                    self.binding.append(action)
+                case StartWorker(index, founder, address, introducers, size):
+                    place = self.ledger.places[index]
+                    assert index not in self.running, f"worker {index} is started twice"
+                    assert place.host in self.up, f"worker {index} is started at {place.host}, which is not there"
+                    assert introducers and size > 0
+                    assert founder < 0 or address in introducers
+                    self.running[index] = place.host
+                    self.stopped.discard(index)
+                    self.starts += 1
+                case StopWorker(index):
+                    self.stopped.add(index)
+                case DropHost(host):
+                    self.drop(host)
+        self.check()
+
+    def drop(self, host: str) -> None:
+        self.called.discard(host)
+        self.up.discard(host)
+        self.binding = [each for each in self.binding if each.host != host]
+        for index in [index for index, where in self.running.items() if where == host]:
+            del self.running[index]
+
+    def check(self) -> None:
+        assert len(self.ledger.places) == len(self.ledger.policy.records)
+        for index in self.running:
+            assert self.ledger.policy.records[index].phase is WorkerPhase.RUNNING, f"worker {index} runs, and nobody knows"
+
+    def strict(self) -> None:
+        """Between two events: what the ledger takes to run does run."""
+        assert set(self.ledger.running()) == set(self.running)
+        for host in self.ledger.hosts.values():
+            assert (host.name in self.up) == (host.phase in (HostPhase.UP, HostPhase.DRAINING))
+
+    def end(self, index: int, code: int) -> None:
+        del self.running[index]
+        self.do(self.ledger.ended(index, code, "", self.now, sent_away=index in self.stopped))
+
+    def calm(self) -> bool:
+        """One thing that happens without anything breaking; False: nothing is left to happen."""
+        if self.called:
+            host = min(self.called)
+            self.called.discard(host)
+            self.up.add(host)
+            self.do(self.ledger.host_up(host, 2, "10.0.0.1", self.now))
+        elif self.binding:
+            wish = self.binding.pop(0)
+            addresses = [f"10.0.0.1:{self.ports + number}" for number in range(wish.founders)]
+            self.ports += wish.founders
+            self.do(self.ledger.host_bound(wish.host, wish.founding, addresses, self.now))
+        elif self.running:
+            self.end(next(iter(self.running)), 0)
+        elif (due := self.ledger.next_at()) is not None:
+            self.now = max(self.now, due)
+            self.do(self.ledger.tick(self.now))
+        else:
+            return False
+        return True
+
+    def breaks(self) -> None:
+        """Something random."""
+        chance, ledger = self.chance, self.ledger
+        match chance.randrange(9):
+            case 0 if self.running:
+                self.end(chance.choice(sorted(self.running)), chance.choice([0, 0, 1, 1, 7, -9, -11]))
+            case 1 if self.up | self.called:
+                host = chance.choice(sorted(self.up | self.called))
+                self.drop(host)
+                self.do(ledger.host_lost(host, "cut off", self.now))
+            case 2 if self.rules.elastic:
+                self.do(ledger.add_host(f"h{chance.randrange(7)}", chance.choice([None, 1, 2]), self.now))
+            case 3 if self.rules.elastic and chance.random() < 0.5:
+                self.do(ledger.remove_host(f"h{chance.randrange(7)}", self.now))
+            case 4:
+                self.now += chance.choice([0.01, 0.5, 2.0, 400.0])
+                self.do(ledger.tick(self.now))
+            case 5 if self.running:
+                index = chance.choice(sorted(self.running))
+                member = f"m{index}-{self.ledger.policy.records[index].starts}"
+                self.do(ledger.announced(index, member, f"10.0.0.1:{index}", chance.randrange(3), self.now))
+            case 6 if self.stopped & set(self.running):
+                self.end(min(self.stopped & set(self.running)), chance.choice([0, -15, -9]))
+            case 7 if chance.random() < 0.05:
+                self.do(ledger.cancel("somebody wishes it"))
+            case _:
+                self.calm()
+        self.strict()
+
+
+def play(seed: int) -> World:
+    world = World(seed)
+    world.strict()
+    for _ in range(world.chance.randrange(5, 80)):
+        if world.ledger.over:
+            break
+        world.breaks()
+    for _ in range(2000):  # nothing breaks any more
+        if world.ledger.over:
+            break
+        if not world.calm():
+            break
+        world.strict()
+    assert world.ledger.over, f"seed {seed}: {world.ledger.stage}, {world.ledger.hosts}, {world.ledger.policy.records}"
+    assert not world.running
+    ends = {record.phase for record in world.ledger.policy.records}
+    assert not ends & {WorkerPhase.RUNNING, WorkerPhase.WAITING}, f"seed {seed}: {ends}"
+    failed = world.ledger.failure
+    if not world.rules.elastic and failed is None:
+        assert ends == {WorkerPhase.DONE}
+    if failed is not None and failed.kind is FailureKind.WORKER:
+        assert failed.index >= 0
+    return world
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_random_launches(part: int) -> None:
+    started = sum(play(seed).starts for seed in range(part * 150, part * 150 + 150))
+    assert started > 150
+
+
+@pytest.mark.soak
+def test_ten_thousand_random_launches() -> None:
+    for seed in range(10_000):
+        play(seed)
+
+
+def test_a_static_launch_starts_only_when_all_are_there_and_ranks_follow_the_list() -> None:
+    ledger = Ledger(Rules(elastic=False), [("a", 1), ("b", 2)], 0.0)
+    assert ledger.begin() == [CallHost("a"), CallHost("b")]
+    assert ledger.host_up("b", 9, "10.0.0.2", 0.0) == []
+    assert ledger.host_up("a", 9, "10.0.0.1", 0.0) == [BindHost("a", 1, 1, True), BindHost("b", 1, 2, False)]
+    assert ledger.host_bound("b", 1, ["10.0.0.2:1", "10.0.0.2:2"], 0.0) == []
+    starts = ledger.host_bound("a", 1, ["10.0.0.1:1"], 0.0)
+    assert [action.index for action in starts if isinstance(action, StartWorker)] == [0, 1, 2]
+    assert [(place.host, place.local_rank, place.rank) for place in ledger.places] == [("a", 0, 0), ("b", 0, 1), ("b", 1, 2)]
+
+
+def test_the_first_failure_ends_a_static_launch_and_others_are_noted() -> None:
+    ledger = Ledger(Rules(elastic=False), [("a", 3)], 0.0)
+    ledger.begin()
+    ledger.host_up("a", 1, "127.0.0.1", 0.0)
+    ledger.host_bound("a", 1, ["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"], 0.0)
+    assert ledger.ended(1, 1, "", 1.0) == []
+    assert ledger.stage is Stage.SETTLING
+    assert ledger.ended(2, -9, "", 1.05) == []
+    assert ledger.tick(1.2) == [StopWorker(0, 0.0, "another part of the launch failed")]
+    ledger.ended(0, -9, "", 1.3, sent_away=True)
+    assert ledger.over
+    assert [failure.index for failure in ledger.failures] == [1, 2]
+
+
+def test_a_lost_host_rests_longer_each_time_and_its_workers_wait() -> None:
+    ledger = Ledger(Rules(elastic=True), [("a", 1), ("b", 1)], 0.0)
+    ledger.begin()
+    ledger.host_up("a", 1, "10.0.0.1", 0.0)
+    ledger.host_up("b", 1, "10.0.0.2", 0.0)
+    ledger.host_bound("a", 1, ["10.0.0.1:1"], 0.0)
+    ledger.host_bound("b", 1, ["10.0.0.2:1"], 0.0)
+    ledger.announced(0, "m0", "10.0.0.1:1", 1, 0.0)
+    now, rests = 10.0, []
+    for _ in range(10):
+        ledger.host_lost("b", "cut off", now)
+        due = ledger.next_at()
+        assert due is not None
+        rests.append(due - now)
+        now = due
+        assert ledger.tick(now) == [CallHost("b")]
+        ledger.host_up("b", 1, "10.0.0.2", now)
+        actions = ledger.host_bound("b", 1, [], now)
+        assert [action.introducers for action in actions if isinstance(action, StartWorker)] == [("10.0.0.1:1",)]
+    assert rests == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 300.0]
+    ledger.host_lost("b", "cut off", now + 601.0)
+    assert ledger.next_at() == now + 602.0
