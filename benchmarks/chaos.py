@@ -77,10 +77,10 @@ def _campaign(run: LaunchedRun, args: argparse.Namespace) -> int:
     try:
         for row in campaign.run():
             rows.append(row)
-            found, span = compared(row, job.look())
+            found, span, why = compared(row, job.look())
             spans += [span] if span else []
             wrong += [f"fault {row.planned.number} ({row.planned.kind} {row.planned.worker}): {each}" for each in found]
-            line = json.dumps({**row.as_dict(), "explained": found or "alike"})
+            line = json.dumps({**row.as_dict(), "explained": found or "alike", "because": why})
             print(line, flush=True)
             if log is not None:
                 log.write(line + "\n")
@@ -106,8 +106,8 @@ def _plan(sight: Sight, args: argparse.Namespace) -> tuple[Planned, ...]:
     return tuple(dataclasses.replace(planned, seconds=chance.choice(args.seconds)) for planned in plan)
 
 
-def compared(row: Row, sight: Sight) -> tuple[list[str], float]:
-    """In what the report and ``ftlib explain`` differ about a fault, and how long its changes took by the latter."""
+def compared(row: Row, sight: Sight) -> tuple[list[str], float, list[str]]:
+    """In what the report and ``ftlib explain`` differ about a fault; how long its changes took by the latter; the causes."""
     old, new = row.epochs
     others = [seen for name, seen in sight.members.items() if name != row.planned.worker]
     changes: dict[int, Any] = {}
@@ -126,16 +126,23 @@ def compared(row: Row, sight: Sight) -> tuple[list[str], float]:
         differences.append(f"explain does not know of epochs {missing}")
     once, never = [row.planned.worker], list[str]()
     returned, left = row.back.startswith("back"), row.back == "left"
-    if gone != (once if returned or left else never):
+    besides = list(row.others)
+    if sorted(gone) != sorted([*(once if returned or left else never), *besides]):
         differences.append(f"worker then: {row.back}; explain: without {gone}")
-    if came != (once if returned else never):
+    if sorted(came) != sorted([*(once if returned else never), *besides]):
         differences.append(f"worker then: {row.back}; explain: with {came}")
     if any(wishes) != (row.planned.kind == "leave"):
-        differences.append(f"of its own wish: {wishes}")
+        why = [(each["cause"], each["detail"]) for change in changes.values() for each in change["removed"]]
+        differences.append(f"of its own wish: {wishes}; {why}")
     span = sum(float(change["phases"]["total"]) for change in changes.values())
     if changes and row.pause > span + SLACK * len(changes):
         differences.append(f"{row.pause:.3f} s of pause; explain: {span:.3f} s in {len(changes)} changes")
-    return differences, span
+    causes = [
+        f"{_name(change, each['id'])}: {each['cause']} {each['detail']}"
+        for change in changes.values()
+        for each in change["removed"]
+    ]
+    return differences, span, causes
 
 
 def _name(change: Any, member: str) -> str:

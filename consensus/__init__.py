@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from .runtime.net.sockets import addresses_here
     from .tools.client import Answer, get
     from .tools.orders import give_order
+    from .tools.sign_in import Visit, sign_in
     from .view import Cause, Reason, View
     from .wire.keys import MOST_KEYS, Key, KeyRing, read_secrets
     from .wire.orders import OrderKind, new_order
@@ -91,6 +92,7 @@ __all__ = [
     "StoreWipedError",
     "Stream",
     "View",
+    "Visit",
     "addresses_here",
     "check_secret",
     "format_address",
@@ -101,6 +103,7 @@ __all__ = [
     "read_secrets",
     "release_in_children",
     "short_slices",
+    "sign_in",
 ]
 
 _HOMES = {
@@ -146,6 +149,7 @@ _HOMES = {
     "StoreWipedError": "errors",
     "Stream": "interface",
     "View": "view",
+    "Visit": "tools.sign_in",
     "addresses_here": "runtime.net.sockets",
     "check_secret": "config",
     "format_address": "member",
@@ -156,6 +160,7 @@ _HOMES = {
     "read_secrets": "wire.keys",
     "release_in_children": "runtime.net.fork",
     "short_slices": "wire.slices",
+    "sign_in": "tools.sign_in",
 }
 """The module of each lazily imported name."""
 

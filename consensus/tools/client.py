@@ -94,6 +94,11 @@ class Answer:
             raise SecretError(str(error)) from None
         return data
 
+    def fileno(self) -> int:
+        """The connection's descriptor; -1 once it is closed."""
+        sock = self._connection.sock
+        return -1 if sock is None else int(sock.fileno())
+
     def close(self) -> None:
         """Close the connection. Idempotent."""
         self._response.close()  # owns the connection if the server has announced that it closes it

@@ -84,7 +84,8 @@ class GlooGroup(Group):
         """What each rank has told the others as they met, in rank order."""
         self.exact = len(links) == spec.size - 1
         """True if all sockets of the group are known, so that ``abort`` interrupts operations."""
-        self._timeout = spec.timeout
+        self.timeout = spec.timeout
+        """Seconds until Gloo itself gives an operation up."""
         self._backend = backend
         self._links = tuple(links)
         self._peers = dict(peers)
@@ -203,7 +204,7 @@ class GlooGroup(Group):
 
     def _destroy(self) -> None:
         """Drop the backend once no operation is under way: its destructor would wait for the operations."""
-        deadline = time.monotonic() + 2 * self._timeout
+        deadline = time.monotonic() + 2 * self.timeout
         with self._lock:
             works = list(self._works)
             self._works.clear()

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 FOREIGN = (RuntimeError, ValueError, TypeError, IndexError)
 """The exceptions that torch raises, in C++ and in the binding."""
 
+_NEAR = 0.05
+"""Seconds by which a wait may be shorter than the group's timeout, and yet take as long as that."""
 _ABANDONED_SLICE = 0.1
 """Seconds after which a wait checks whether its operation was abandoned; only if sockets cannot be cut."""
 
@@ -27,6 +29,7 @@ class _Owner(Protocol):
     """What a work needs of its group."""
 
     exact: bool
+    timeout: float
 
     @property
     def abandoned(self) -> bool: ...
@@ -90,26 +93,34 @@ class GlooWork(Work):
 
 
 class GlooTransfer(Work):
-    """A send or receive. Gloo ends the whole group when a wait for one times out, so a thread waits to the end."""
+    """A send or receive. Gloo ends the whole group when a wait for one times out, so it is waited for to the end: by who waits
+    as long as the group's own timeout anyway, else by a thread, which costs as much as a small transfer itself.
+    """
 
     def __init__(self, owner: _Owner, raw: Any, tensor: torch.Tensor) -> None:
         self._owner = owner
         self._tensor = tensor  # Gloo keeps only its address
         self._error: GroupError | None = None
         self._ended = threading.Event()
-        start_task("gloo-transfer", lambda: self._run(raw))
+        self._turn = threading.Lock()
+        self._raw = raw
+        """None once somebody waits for it to the end. Guarded by ``_turn``."""
 
     def wait(self, timeout: float) -> bool:
-        """Block at most ``timeout`` seconds."""
+        """Block at most ``timeout`` seconds; ``_NEAR`` longer where that is about the group's own timeout."""
         if not self._owner.exact:
             return _in_slices(self._wait, timeout)
+        if timeout >= self._owner.timeout - _NEAR and (raw := self._take()) is not None:
+            self._run(raw)
         return self._wait(timeout)
 
     def done(self) -> bool:
         """True once Gloo has finished the transfer and no longer uses its buffer."""
+        self._watch()
         return self._ended.is_set()
 
     def _wait(self, timeout: float) -> bool:
+        self._watch()
         if not self._ended.wait(timeout):
             if self._owner.abandoned:
                 raise GroupError("transfer abandoned: its group was aborted and cannot be interrupted")
@@ -117,6 +128,16 @@ class GlooTransfer(Work):
         if self._error is not None:
             raise self._error.afresh()
         return True
+
+    def _watch(self) -> None:
+        """Have a thread wait, unless somebody does."""
+        if (raw := self._take()) is not None:
+            start_task("gloo-transfer", lambda: self._run(raw))
+
+    def _take(self) -> Any:
+        with self._turn:
+            raw, self._raw = self._raw, None
+            return raw
 
     def _run(self, raw: Any) -> None:
         try:

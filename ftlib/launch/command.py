@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from ..errors import ConfigError, FTLibError
+from .hosts.fleet import Fleet
 from .run.plan import DEFAULT_RESTARTS, StartPlan, python_command, random_job
 
 
@@ -44,10 +45,12 @@ def _count_of_workers(_context: click.Context, _option: click.Parameter, value: 
 
 
 _WORKERS = "How many workers to start; gpu: one for each GPU that CUDA_VISIBLE_DEVICES shows."
+_SHARDS = "Processes of each worker, which then is a replica that shards its model; -n and sizes count replicas."
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("-n", "workers", metavar="N|gpu", callback=_count_of_workers, required=True, help=_WORKERS)
+@click.option("--shards", type=click.IntRange(min=1), default=1, show_default=True, help=_SHARDS)
 @click.option("--min", "min_workers", type=int, default=1, show_default=True, help="Steps wait below this many members.")
 @click.option("--max", "max_workers", type=int, default=None, help="Members above this many stay spares.")
 @click.option("--max-restarts", type=int, default=DEFAULT_RESTARTS, show_default=True, help="Restarts of all workers together.")
@@ -59,12 +62,23 @@ _WORKERS = "How many workers to start; gpu: one for each GPU that CUDA_VISIBLE_D
 @click.option("--job", default=None, help="Job name  [default: a random one; with --meet FTLIB_JOB, or what is met]")
 @click.option("--meet", default=None, metavar="HOST:PORT|auto", help="Run one on every host: where their workers meet.")
 @click.option("--size", type=int, default=None, help="With --meet: workers of all hosts that the first step waits for.")
+@click.option("--hosts", default=None, metavar="A,B:4|slurm", help="Start them on these hosts; -n is a number for each.")
+@click.option(
+    "--hosts-file", type=click.Path(path_type=Path), default=None, help="One HOST:SLOTS a line; followed as it changes."
+)
+@click.option("--discover", default=None, metavar="COMMAND", help="It prints HOST:SLOTS lines; run every second.")
+@click.option("--transport", default=None, metavar="KIND", help="ssh, slurm, local, or a command with {host} in it.")
+@click.option("--ssh-config", type=click.Path(path_type=Path), default=None, help="Instead of ~/.ssh/config.")
+@click.option("--python", default=None, metavar="PATH", help="The interpreter at the hosts  [default: this one's path]")
+@click.option("--setup", default="", metavar="COMMANDS", help="Shell commands to run at each host first.")
+@click.option("-q", "--quiet", is_flag=True, help="With --hosts: do not show what workers write.")
 @click.option("-m", "module", is_flag=True, help="SCRIPT is a module, as for python -m.")
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def run(
     *,
     workers: int,
+    shards: int,
     min_workers: int,
     max_workers: int | None,
     max_restarts: int,
@@ -76,27 +90,60 @@ def run(
     job: str | None,
     meet: str | None,
     size: int | None,
+    hosts: str | None,
+    hosts_file: Path | None,
+    discover: str | None,
+    transport: str | None,
+    ssh_config: Path | None,
+    python: str | None,
+    setup: str,
+    quiet: bool,
     module: bool,
     script: str,
     args: tuple[str, ...],
 ) -> int:
-    """Start workers of SCRIPT on this host, keep them going, and leave nothing behind.
+    """Start workers of SCRIPT, here or on other hosts, keep them going, and leave nothing behind.
 
     A worker that dies is restarted and joins the others; one that its peers find silent is killed first. With --meet the same
     command runs on every host, and worker 0 of each listens at that port: no launcher knows of the others, and none is needed.
+    With --hosts (or --hosts-file, --discover, --transport) this one launcher logs in at each host.
     """
+    fleet = Fleet(hosts, hosts_file, discover, ssh_config, transport, python, setup, quiet)
+    if fleet.wanted:
+        if meet is not None:
+            raise ConfigError("--meet is for a launcher on every host, --hosts for one of all hosts: give one of them")
+        from .many import run_fleet  # noqa: PLC0415 - as the next ones
+
+        settings = {
+            "min_workers": min_workers,
+            "max_workers": max_workers,
+            "max_restarts": max_restarts,
+            "restart_delay": restart_delay,
+            "grace": grace,
+            "log_dir": log_dir,
+            "events": events,
+        }
+        words = python_command(script, args, module=module)
+        return run_fleet(fleet, words, workers=workers or "gpu", job=job, resume=resume, settings=settings)
     from .processes.gpus import GpuFinder  # noqa: PLC0415 - as the next ones
     from .run.meeting import meeting  # noqa: PLC0415
     from .run.supervisor import launch  # noqa: PLC0415 - brings the runtime, which the help does without
 
     gpus = GpuFinder(os.environ).find()
-    count = workers or gpus.required()
+    count = workers * shards or gpus.required()
+    if count % shards:
+        raise ConfigError(
+            f"-n gpu --shards {shards}: {count} GPUs are no whole replicas: show {count - count % shards} of them"
+        )
+    if meet is not None and shards > 1:
+        raise ConfigError("--shards goes without --meet: give each host its own -n, and FTLIB_INTRODUCERS everywhere")
     if meet is None and size is not None:
         raise ConfigError("--size is the number of workers of all hosts: give --meet HOST:PORT, at which they meet")
     place = None if meet is None else meeting(meet, os.environ, workers=count, size=size)
     plan = StartPlan(
         command=python_command(script, args, module=module),
         workers=count,
+        shards=shards,
         gpus=gpus.count,
         job=job or (random_job() if place is None else os.environ.get("FTLIB_JOB") or place.job),
         min_workers=min_workers,

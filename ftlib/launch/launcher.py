@@ -169,9 +169,9 @@ class Launcher:
         """The same without waiting. ConfigError at once for what cannot be sent to the workers."""
         return self._start(pack_function(function, args, kwargs), ())
 
-    def run_program(self, command: Sequence[str], *, job: str | None = None, resume: str = "") -> LaunchResult:
-        """Run a program in every worker, as ``ftlib run`` does."""
-        return self._start(b"", tuple(command), job, resume).run_to_end()
+    def start_program(self, command: Sequence[str], *, job: str | None = None, resume: str = "") -> Launch:
+        """Run a program in every worker instead, as ``ftlib run`` does. ``resume``: a directory of checkpoints."""
+        return self._start(b"", tuple(command), job, resume)
 
     def _start(self, call: bytes, command: tuple[str, ...], job: str | None = None, resume: str = "") -> Launch:
         director = Director(self._plan(call, command, job, resume))

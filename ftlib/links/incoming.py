@@ -44,6 +44,7 @@ class Incoming:
         self._reader = 0
         """The thread that reads."""
         self._again = False
+        self._news = False
         self._error: BaseException | None = None
         self._goodbye: BaseException | None = None
         self._posted: deque[tuple[Place, Received]] = deque()
@@ -76,7 +77,9 @@ class Incoming:
         return len(self._kept)
 
     def open(self, path: Path) -> None:
-        """Read from ``path`` from now on."""
+        """Read from ``path`` from now on; in a callback of ``said``, or before the first ``pump``."""
+        if self._low < self._high:
+            raise WireError("bytes that belong to no path")
         if not path.sealed:
             self._seal = None
         self._path = path
@@ -100,9 +103,10 @@ class Incoming:
             self._error = self._error or error
         self.pump()
 
-    def pump(self) -> None:
-        """Read what is there, and give it to those who asked."""
+    def pump(self, *, news: bool = False) -> None:
+        """Read what is there, and give it to those who asked. ``news``: the path's descriptor says that there is some."""
         with self._lock:
+            self._news |= news
             if self._busy:
                 self._again = True
                 return
@@ -150,6 +154,9 @@ class Incoming:
     def _work(self) -> None:
         self._serve_kept()
         try:
+            if self._news and self._path is not None:
+                self._news = False
+                self._path.refresh()
             while self._path is not None and self._error is None and self._step():
                 pass
         except EOFError:

@@ -20,9 +20,10 @@ from consensus import Member, Stream
 
 from .errors import GroupClosed, LinkBroken, PeerLost
 from .incoming import Incoming, Place, Received
+from .meeting import Meeting
 from .outgoing import Outgoing, Sent
 from .paths import Path, TcpPath
-from .wire import HEADER, Kind, Seal
+from .wire import HEADER, Kind, Seal, WireError
 
 GRACE = 0.25
 """Seconds in which the agreement may say why a socket has ended."""
@@ -44,6 +45,7 @@ class Loop(Protocol):
     max_bytes: int
     link_timeout: float
     seal_all: bool
+    ring: bool
 
     def add(self, fd: int, mask: int, ready: Callable[[int], None]) -> None:
         """Call ``ready(events)`` on the loop's thread when there are some for ``fd``."""
@@ -93,7 +95,10 @@ class Link:
         self._lock = threading.Lock()
         self._state = _State.OPEN
         self._socket = stream.socket
-        self._path: Path = TcpPath(stream.socket, loop.link_timeout)
+        self._stream = TcpPath(stream.socket, loop.link_timeout)
+        """The path until another is agreed on; then its end is that of the peer."""
+        self._path: Path = self._stream
+        self._meeting = Meeting(dialled=stream.dialled, ring=loop.ring)
         ways = (b"there", b"back") if stream.dialled else (b"back", b"there")
         self._out = Outgoing(Seal(stream.key, ways[0]), self._broke)
         self._in = Incoming(Seal(stream.key, ways[1]), loop.buffer, loop.max_bytes, self._said, self._broke)
@@ -103,6 +108,7 @@ class Link:
         self._timed = False
         self._mask = 0
         self._disposed = False
+        self._closed = False
         self._quiet = threading.Event()
         """Set once nothing is read or written any more."""
 
@@ -110,6 +116,21 @@ class Link:
     def path(self) -> str:
         """How bytes get to the peer."""
         return self._path.name
+
+    @property
+    def closed(self) -> bool:
+        """Whether the peer has closed it: what it had sent before can still be received."""
+        return self._closed
+
+    @property
+    def broken(self) -> bool:
+        """Whether it has ended without the peer's goodbye."""
+        return self._state is not _State.OPEN and not self._closed
+
+    @property
+    def why(self) -> str:
+        """Why it is no ring; "" if it is one, or not agreed yet."""
+        return self._meeting.why
 
     @property
     def heard(self) -> float:
@@ -124,13 +145,56 @@ class Link:
 
     def begin(self) -> None:
         """Begin to read; once."""
-        self._in.open(self._path)
-        self._out.open(self._path)
+        self._in.open(self._stream)
+        opening = self._meeting.opening()
+        try:
+            if opening is not None:
+                self._out.greet(self._stream, opening)
+        except OSError as error:
+            self._broke(error)
         with self._lock:
             if self._state is _State.OPEN:
                 self._mask = _IN
-                self._loop.add(self._path.fileno(), _IN, self._ready)
+                self._loop.add(self._stream.fileno(), _IN, self._ready)
+        self._loop.later(self._loop.link_timeout, self._met)
+
+    def _meet(self, said: bytes) -> None:
+        """The peer says something about the path; called by the reading thread."""
+        try:
+            answer = self._meeting.heard(said)
+            if answer is not None:
+                self._out.greet(self._stream, answer)
+        except (OSError, WireError) as error:
+            self._broke(error)
+            return
+        if not self._meeting.over:
+            return
+        ring = self._meeting.path
+        if ring is not None:
+            self._in.open(ring)
+            with self._lock:
+                if self._state is _State.OPEN:
+                    self._loop.remove(self._stream.fileno())
+                    self._loop.add(self._stream.fileno(), _IN, self._over)
+                    self._path, self._mask = ring, 0
+                    self._loop.add(ring.fileno(), 0, self._ready)
+            self._interest()
+            self._in.pump(news=True)
+        self._out.open(self._path)
         self._out.flush()
+        self._interest()
+
+    def _met(self) -> None:
+        if not self._meeting.over:
+            self._broke(TimeoutError(f"it has not agreed on a path within {self._loop.link_timeout:g} s"))
+
+    def _over(self, _events: int = 0) -> None:
+        """The stream beside a ring has news: only its end can be one."""
+        self._loop.remove(self._stream.fileno())
+        ring = self._meeting.path
+        assert ring is not None
+        ring.cut()
+        self._in.pump(news=True)
 
     # Messages
 
@@ -163,17 +227,24 @@ class Link:
             if self._helped or self._state is not _State.OPEN or self._in.reads_here():
                 return
             self._helped = True
-            fd = self._path.fileno()
         self._interest()
         self._in.rest()  # from here on only this thread reads: nobody else can take what it waits for, and let it sleep
         poll = select.poll()
-        poll.register(fd, _IN)
+        watched = -1
         try:
             while not ready() and self._state is _State.OPEN and not self._in.paused:
                 rest = None if deadline is None else deadline - time.monotonic()
                 if rest is not None and rest <= 0:
                     return
-                if poll.poll(None if rest is None else rest * 1000.0):
+                if watched != self._path.fileno():  # the path was agreed on meanwhile
+                    watched = self._path.fileno()
+                    poll.register(watched, _IN)
+                    poll.register(self._stream.fileno(), _IN)
+                found = poll.poll(None if rest is None else rest * 1000.0)
+                if any(fd != watched for fd, _ in found):
+                    self._over()
+                    poll.unregister(self._stream.fileno())
+                if found:
                     self._news()
         finally:
             self._hand_back()
@@ -227,11 +298,12 @@ class Link:
         self._in.fail(error)
         self._hang_up()
 
-    def _said(self, kind: Kind, _header: bytes) -> None:
-        """The peer has closed the link."""
-        if kind is not Kind.GOODBYE:
-            self._broke(ValueError(f"{kind.name} in the middle of a stream"))
+    def _said(self, kind: Kind, header: bytes) -> None:
+        """A message for the link itself: of the meeting, or that the peer has closed it."""
+        if kind is Kind.MEETING:
+            self._meet(header)
             return
+        self._closed = True
         error = GroupClosed(f"{self.peer} has closed the link", peer=self.peer)
         self._in.end(error)
         with self._lock:
@@ -281,7 +353,10 @@ class Link:
 
     def descriptors(self) -> list[int]:
         """All of them; takes no lock."""
-        return [] if self._disposed else [self._path.fileno()]
+        if self._disposed:
+            return []
+        ring = self._meeting.path
+        return [self._stream.fileno(), *self._meeting.descriptors(), *(() if ring is None else ring.descriptors())]
 
     def _ready(self, events: int) -> None:
         """On the loop's thread."""
@@ -294,11 +369,7 @@ class Link:
             self._broke(ConnectionResetError("its end of the connection is closed"))
 
     def _news(self) -> None:
-        try:
-            self._path.refresh()
-        except OSError as error:
-            self._broke(error)
-        self._in.pump()
+        self._in.pump(news=True)
         if self._out.blocked:
             self._out.flush()
         self._interest()
@@ -308,14 +379,17 @@ class Link:
         with self._lock:
             if self._state is not _State.OPEN:
                 return
-            mask = 0 if self._helped or self._leased or self._in.paused else _IN
-            mask |= select.EPOLLOUT if self._out.blocked else 0
+            plain, blocked = self._path is self._stream, self._out.blocked
+            idle = self._helped or (self._in.paused if plain else self._leased and not blocked) or (plain and self._leased)
+            mask = 0 if idle else _IN
+            mask |= select.EPOLLOUT if blocked and plain else 0
             if mask != self._mask:
                 self._mask = mask
                 self._loop.change(self._path.fileno(), mask)
 
     def _detach(self) -> None:
         self._loop.remove(self._path.fileno())
+        self._loop.remove(self._stream.fileno())
 
     def _hang_up(self) -> None:
         """Wake who helps, tell the peer's kernel, and close once nobody uses the descriptors any more."""
@@ -329,6 +403,7 @@ class Link:
             self._loop.later(_DISPOSE, self._dispose)
             return
         self._disposed = True
+        self._meeting.close()
         self._path.close()
-        self._socket.close()
+        self._stream.close()
         self._loop.forget(self)

@@ -36,15 +36,18 @@ class LinkLoop:
         max_bytes: int = 16 << 30,
         link_timeout: float = 5.0,
         seal_all: bool = False,
+        ring: bool = True,
     ) -> None:
         """``buffer``: bytes a link keeps that nobody has asked for yet. ``max_bytes``: of a message's payload.
 
         ``link_timeout``: seconds after which the connection to a host that does not answer is broken.
+        ``ring``: whether peers on this kernel may get shared memory instead of TCP.
         """
         self.buffer = buffer
         self.max_bytes = max_bytes
         self.link_timeout = link_timeout
         self.seal_all = seal_all
+        self.ring = ring
         self._name = name
         self._lock = threading.Lock()
         self._epoll = select.epoll()

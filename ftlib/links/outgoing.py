@@ -88,6 +88,13 @@ class Outgoing:
             self._seal = None
         self._path = path
 
+    def greet(self, path: Path, header: bytes) -> None:
+        """Write a message of the meeting, before ``open``; by one thread at a time. Raises OSError if it is not taken."""
+        message = _Message(Kind.MEETING, header, Cursor(()), lambda _error: None, sealed=False)
+        views = message.pieces(self._seal)
+        if path.write(views) < sum(map(len, views)):
+            raise ConnectionError("its first bytes were not taken")
+
     def send(self, kind: Kind, header: bytes, payload: Sequence[memoryview], done: Sent, *, sealed: bool) -> None:
         """Add a message; ``done`` is called once, with the error that ended the link if it was not written."""
         message = _Message(kind, header, Cursor(payload), done, sealed=sealed)

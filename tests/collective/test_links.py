@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import queue
 import random
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,11 +26,23 @@ from tests.harness.basics import TIMEOUT, eventually
 A, B = Member("a" * 16, "127.0.0.1", 1), Member("b" * 16, "127.0.0.1", 1)
 
 
+Linked = Callable[..., contextlib.AbstractContextManager[tuple[Link, Link]]]
+
+
+@pytest.fixture(params=["ring", "tcp"])
+def linked(request: pytest.FixtureRequest) -> Linked:
+    """Both ends of a link, by either path."""
+    return functools.partial(joined, ring=request.param == "ring")
+
+
 @contextmanager
-def linked(**settings: Any) -> Iterator[tuple[Link, Link]]:
+def joined(**settings: Any) -> Iterator[tuple[Link, Link]]:
     loops = LinkLoop(**settings), LinkLoop(**settings)
     try:
-        yield pair(*loops)
+        links = pair(*loops)
+        path = "ring" if settings.get("ring", True) else "tcp"
+        eventually(lambda: all(link.path == path and link._out._path is not None for link in links), "they have met")
+        yield links
     finally:
         for loop in loops:
             loop.close()
@@ -82,7 +96,7 @@ class Outbox:
 
 
 @pytest.mark.parametrize("sealed", [False, True])
-def test_both_directions_in_order(sealed: bool) -> None:
+def test_both_directions_in_order(linked: Linked, sealed: bool) -> None:
     chance = random.Random(1)
     sizes = [chance.choice((0, 1, 4096, 70_000, 3_000_000)) for _ in range(60)]
     with linked(seal_all=sealed) as links:
@@ -100,7 +114,7 @@ def test_both_directions_in_order(sealed: bool) -> None:
         assert stats.sent_bytes > sum(sizes) and time.monotonic() - links[0].heard < TIMEOUT
 
 
-def test_both_may_send_first_and_no_more_than_the_buffer_is_kept() -> None:
+def test_both_may_send_first_and_no_more_than_the_buffer_is_kept(linked: Linked) -> None:
     with linked(buffer=1 << 20) as links:
         ends = [(Inbox(link), Outbox(link)) for link in links]
         for _, outbox in ends:
@@ -116,7 +130,7 @@ def test_both_may_send_first_and_no_more_than_the_buffer_is_kept() -> None:
             assert ends[1][0].take()[:1] == bytes([max(number, 0)])
 
 
-def test_a_waiting_thread_reads_itself() -> None:
+def test_a_waiting_thread_reads_itself(linked: Linked) -> None:
     with linked() as (a, b):
         outbox, inbox = Outbox(a), Inbox(b)
         inbox.ask()
@@ -136,7 +150,7 @@ def test_a_waiting_thread_reads_itself() -> None:
         assert inbox.take() == b"the loop reads again"
 
 
-def test_a_callback_may_go_on_at_once() -> None:
+def test_a_callback_may_go_on_at_once(linked: Linked) -> None:
     with linked() as (a, b):
         left, over = 200, threading.Event()
 
@@ -158,7 +172,7 @@ def test_a_callback_may_go_on_at_once() -> None:
         assert over.wait(TIMEOUT)
 
 
-def test_a_goodbye_comes_after_all_that_was_sent() -> None:
+def test_a_goodbye_comes_after_all_that_was_sent(linked: Linked) -> None:
     with linked(buffer=1 << 16) as (a, b):
         outbox, inbox = Outbox(a), Inbox(b)
         for number in range(20):
@@ -185,7 +199,7 @@ def test_a_goodbye_comes_after_all_that_was_sent() -> None:
         assert isinstance(outbox.done.get(timeout=TIMEOUT), GroupClosed)
 
 
-def test_a_close_does_not_wait_for_ever() -> None:
+def test_a_close_does_not_wait_for_ever(linked: Linked) -> None:
     with linked(buffer=1 << 16) as (a, _b):
         outbox = Outbox(a)
         for _ in range(50):
@@ -196,7 +210,7 @@ def test_a_close_does_not_wait_for_ever() -> None:
         assert isinstance([outbox.done.get(timeout=TIMEOUT) for _ in range(50)][-1], GroupClosed)
 
 
-def test_a_failure_reaches_everything() -> None:
+def test_a_failure_reaches_everything(linked: Linked) -> None:
     with linked(buffer=1 << 16) as (a, _b):
         outbox, inbox = Outbox(a), Inbox(a)
         for _ in range(10):
@@ -267,12 +281,12 @@ def test_what_is_over_leaves_nothing() -> None:
     assert open_files() == before[0] - 4
 
 
-def test_a_header_has_a_bound() -> None:
+def test_a_header_has_a_bound(linked: Linked) -> None:
     with linked() as (a, _b), pytest.raises(ValueError, match="65536 are the most"):
         a.send(bytes(65537), [], lambda error: None)
 
 
-def test_forked_children_keep_nothing_open() -> None:
+def test_forked_children_keep_nothing_open(linked: Linked) -> None:
     with linked() as (a, b):
         inbox = Inbox(b)
         inbox.ask()
@@ -292,7 +306,7 @@ def test_forked_children_keep_nothing_open() -> None:
             os.waitpid(child, 0)
 
 
-def test_the_order_of_threads() -> None:
+def test_the_order_of_threads(linked: Linked) -> None:
     """Many threads send at once: every message is whole, and those of one thread are in order."""
     with linked() as (a, b):
         inbox = Inbox(b)

@@ -260,7 +260,7 @@ def test_no_process_is_left_where_nothing_can_be_bound(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("turns", range(12))
 async def test_no_connection_is_lost_where_the_server_closes_as_it_opens(turns: int) -> None:
     """However far it has come: all are closed at this end, so that who came reads the end."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with socket.create_server(("127.0.0.1", 0)) as listener, listener.dup() as served:
         listener.setblocking(False)
         visitors, accepted = [], []
         for _ in range(4):
@@ -268,7 +268,7 @@ async def test_no_connection_is_lost_where_the_server_closes_as_it_opens(turns: 
             connection, _ = await asyncio.get_running_loop().sock_accept(listener)
             accepted.append(connection)
         server = HttpServer(Authenticator(None, Member("a" * 16, "127.0.0.1", 1), "test"), *[None] * 6)  # type: ignore[list-item]
-        opening = asyncio.create_task(server.open(listener.dup(), accepted))
+        opening = asyncio.create_task(server.open(served, accepted))
         for _ in range(turns):
             await asyncio.sleep(0)
         await asyncio.wait_for(server.close(), TIMEOUT)

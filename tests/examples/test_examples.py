@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.nursery import Nursery
-from tests.harness.program import ROOT, Program, ftlib_run
+from tests.harness.program import ROOT, Program, clean, ftlib_run
 
 PATIENCE = 200.0
 """Seconds: they learn something, and a busy machine takes its time."""
@@ -46,6 +46,18 @@ def test_digits_of_workers_that_seldom_meet(nursery: Nursery, tmp_path: Path) ->
     said = run(nursery, tmp_path, 2, "digits_diloco.py", "6")
     assert re.search(r"epoch 3 sync 10: loss [0-9.]+, 2 workers in view 1", said)
     assert accuracy(said) > 80
+
+
+@pytest.mark.process
+def test_a_parameter_server(nursery: Nursery, tmp_path: Path) -> None:
+    """A worker is killed, and the server, which goes on from its checkpoint."""
+    program = ROOT / "examples" / "parameter_server.py"
+    with Program(nursery, tmp_path, program, env=clean(STEPS="300")) as demonstration:
+        assert demonstration.wait(PATIENCE) == 0, demonstration.stderr
+        said = demonstration.stdout
+    assert said.index("is killed\n") < said.index("the server is killed") < said.index("server: goes on from step ")
+    assert said.count("the server is gone after") == 2, "the workers that are left wait for it"
+    assert accuracy(said) > 50
 
 
 @pytest.mark.process

@@ -193,5 +193,3 @@ def test_without_word_of_who_watches_no_connection_of_others_is_taken(
     assert not all(group.exact for group in groups if isinstance(group, GlooGroup))
     taken = [end for group in groups for end in ends(group)]
     assert len(taken) == len(set(taken)) == 6  # each connection once, by who accepted it
-
-

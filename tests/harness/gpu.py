@@ -6,7 +6,6 @@ import functools
 from typing import Any
 
 import pytest
-import torch
 
 __all__ = ["PLACE", "missing", "on_gpu"]
 
@@ -21,6 +20,8 @@ def missing() -> str:
     Asked as such a test begins, not as tests are collected: where NVML does not answer, torch begins to use the driver to find
     out, and the processes that run the tests, forked later, could not use the GPU (see ``conftest``).
     """
+    import torch  # not before: the tests of what needs no torch run without it (make matrix)
+
     return "" if torch.cuda.is_available() else "needs a GPU: no CUDA device is visible to torch"
 
 

@@ -126,7 +126,7 @@ def _table(rows: Sequence[Row]) -> str:
                 f"{row.pause:.3f} s",
                 str(row.steps_lost),
                 f"{old}-{new}",
-                row.back,
+                row.back + (f"; replaced besides: {', '.join(row.others)}" if row.others else ""),
             )
         )
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]

@@ -142,7 +142,9 @@ class Director:
     def _facts(self) -> list[dict[str, Any]]:
         found = []
         for place, record in zip(self._ledger.places, self._ledger.policy.records, strict=True):
-            found.append({**record.facts(), "host": place.host, "local_rank": place.local_rank, "rank": place.rank})
+            found.append(
+                {**record.facts(), "code": record.code, "host": place.host, "local_rank": place.local_rank, "rank": place.rank}
+            )
         return found
 
     # The thread.
@@ -322,8 +324,9 @@ class Director:
         self._endings.pop(action.index, None)
         master = place.rank == 0
         head = self._agents[self._ledger.places[0].host] if not self.plan.rules.elastic else agent
+        gpus = agent.here.gpus if agent.here is not None else 0
         variables = worker_variables(
-            self.plan, self._ledger, action, agent.address, agent.supervisor, head.address, head.master
+            self.plan, self._ledger, action, agent.address, agent.supervisor, head.address, head.master, gpus
         )
         name = f"worker {action.index}"
         again = int(action.address.rpartition(":")[2]) if action.address and action.founder < 0 else 0

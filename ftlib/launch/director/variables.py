@@ -8,7 +8,14 @@ from .plan import Plan
 
 
 def worker_variables(
-    plan: Plan, ledger: Ledger, action: StartWorker, address: str, supervisor: str, master_address: str, master_port: int
+    plan: Plan,
+    ledger: Ledger,
+    action: StartWorker,
+    address: str,
+    supervisor: str,
+    master_address: str,
+    master_port: int,
+    gpus: int,
 ) -> dict[str, str]:
     """``address``: where the workers of its host listen. ``supervisor``: its agent's fence endpoint."""
     place = ledger.places[action.index]
@@ -38,6 +45,8 @@ def worker_variables(
         }
     if plan.rules.elastic and plan.rules.min_workers > 1:
         found["FTLIB_MIN_SIZE"] = str(plan.rules.min_workers)
+    if gpus:
+        found["FTLIB_GPU"] = str(place.local_rank % gpus)
     if plan.max_workers is not None:
         found["FTLIB_MAX_SIZE"] = str(plan.max_workers)
     if plan.resume:

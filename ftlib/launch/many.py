@@ -1,0 +1,102 @@
+"""``ftlib run --hosts``: workers of a program on many hosts, with an agent at each; the launch is always elastic."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+from ..common.processes import describe_exit
+from ..errors import FTLibError, WorkerFailedError
+from .hosts.fleet import Fleet
+from .launcher import Launch, Launcher
+from .processes.process import shell_code
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def run_fleet(
+    fleet: Fleet,
+    command: Sequence[str],
+    *,
+    workers: int | Literal["gpu"],
+    job: str | None,
+    resume: Path | None,
+    settings: Mapping[str, Any],
+) -> int:
+    """Run it to its end; returns the shell's exit code. ``settings``: further arguments of ``Launcher``."""
+    launcher = Launcher(
+        hostnames=fleet.names,
+        workers_per_host=workers,
+        ssh_config_file=fleet.ssh_config,
+        python=fleet.python,
+        setup=fleet.setup,
+        transport=fleet.way,
+        hosts_file=fleet.hosts_file,
+        discover=fleet.discover,
+        quiet=fleet.quiet,
+        **settings,
+    )
+    words = [fleet.python, *command[1:]] if fleet.python is not None else list(command)
+    with _cancelling(launcher.start_program(words, job=job, resume=str(resume.absolute()) if resume else "")) as (launch, got):
+        code = _end_of(launch)
+    _sum_up(launch)
+    return 128 + got[0] if got else code
+
+
+def _end_of(launch: Launch) -> int:
+    try:
+        launch.wait()
+    except WorkerFailedError as error:
+        sys.stderr.write(f"[ftlib] {error}\n" + "".join(f"[ftlib] {note}\n" for note in getattr(error, "__notes__", [])))
+        code = -error.signal if error.signal is not None else error.code
+        return shell_code(code or 1)
+    except CancelledError:
+        return 1
+    except FTLibError as error:
+        sys.stderr.write(f"ftlib: error: {error}\n")
+        return 1
+    return 0
+
+
+@contextmanager
+def _cancelling(launch: Launch) -> Iterator[tuple[Launch, list[int]]]:
+    """While this block runs the first signal drains the workers and the second one kills them."""
+    got: list[int] = []
+
+    def cancel(number: int, _frame: FrameType | None) -> None:
+        got.append(number)
+        if len(got) == 1:
+            sys.stderr.write(f"[ftlib] {signal.Signals(number).name}: draining the workers (again: kill them)\n")
+        launch.cancel()
+
+    before = {number: signal.signal(number, cancel) for number in _SIGNALS}
+    try:
+        yield launch, got
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _sum_up(launch: Launch) -> None:
+    """A table of all workers, where not all went well."""
+    workers = launch.workers()
+    done = sum(worker["phase"] == "finished" for worker in workers)
+    if any(worker["phase"] != "finished" or worker["starts"] != 1 for worker in workers):
+        from rich.console import Console  # noqa: PLC0415 - only the end of a run that had trouble needs it
+        from rich.table import Table  # noqa: PLC0415
+
+        rows = Table(box=None, pad_edge=False, header_style="bold")
+        for name in ("host", "worker", "starts", "outcome"):
+            rows.add_column(name, no_wrap=True)
+        for worker in workers:
+            ended = "" if worker["phase"] == "finished" else f" ({describe_exit(worker['code'])})" if worker["code"] else ""
+            rows.add_row(worker["host"], str(worker["local_rank"]), str(worker["starts"]), f"{worker['phase']}{ended}")
+        Console(file=sys.stderr, width=max(80, shutil.get_terminal_size((120, 24)).columns), highlight=False).print(rows)
+    sys.stderr.write(f"[ftlib] {done} of {len(workers)} workers finished\n")

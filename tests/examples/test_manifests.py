@@ -1,0 +1,105 @@
+"""The manifests and batch scripts among the examples: valid, and their ``ftlib run`` says what they mean."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import kubeflow_trainer_api.models as kubeflow
+import kubernetes_validate
+import pytest
+import yaml
+
+from ftlib.launch.command import run
+from tests.harness.program import ROOT
+
+FOLDER = ROOT / "examples" / "kubernetes"
+VERSIONS = ("1.33", "1.37")
+"""Of Kubernetes, which the schemas are of."""
+THEIRS = {"JobSet": kubeflow.JobsetV1alpha2JobSet, "TrainJob": kubeflow.TrainerV1alpha1TrainJob}
+
+
+def documents() -> list[tuple[str, dict[str, Any]]]:
+    return [(path.name, part) for path in sorted(FOLDER.glob("*.yaml")) for part in yaml.safe_load_all(path.read_text())]
+
+
+DOCUMENTS = documents()
+IDS = [f"{name}-{part['kind']}" for name, part in DOCUMENTS]
+
+
+@pytest.mark.parametrize(("name", "part"), DOCUMENTS, ids=IDS)
+def test_a_manifest_is_valid(name: str, part: dict[str, Any]) -> None:
+    if part["kind"] in THEIRS:
+        model = THEIRS[part["kind"]].from_dict(part)
+        assert model.to_dict() == part, "a key that nobody knows is left out"
+        job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "job"}}
+        inner = [{**job, "spec": each["template"]["spec"]} for each in part["spec"].get("replicatedJobs", ())]
+    else:
+        inner = [part]
+    for each in inner:
+        for version in VERSIONS:
+            kubernetes_validate.validate(each, version, strict=True)
+
+
+def containers(value: object) -> Iterator[dict[str, Any]]:
+    """Whatever has a command."""
+    if isinstance(value, dict):
+        if "command" in value:
+            yield value
+        for each in value.values():
+            yield from containers(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from containers(each)
+
+
+def understood(arguments: list[str]) -> dict[str, Any]:
+    """The options of that ``ftlib run``."""
+    return click.Context(run).command.make_context("run", arguments).params
+
+
+@pytest.mark.parametrize(("name", "part"), DOCUMENTS, ids=IDS)
+def test_its_command_fits_the_rest(name: str, part: dict[str, Any]) -> None:
+    spec = part["spec"]
+    if part["kind"] == "Service":
+        assert spec["clusterIP"] == "None" and spec["publishNotReadyAddresses"]
+        assert {port.get("protocol", "TCP") for port in spec["ports"]} == {"TCP", "UDP"}
+        return
+    [container] = containers(part)
+    assert container["command"][:2] == ["ftlib", "run"], "its first process gets SIGTERM"
+    options = understood(container["command"][2:])
+    pods = spec.get("replicas") or spec.get("completions") or spec.get("trainer", {}).get("numNodes")
+    if part["kind"] == "JobSet":
+        pods = spec["replicatedJobs"][0]["template"]["spec"]["completions"]
+        assert options["meet"] == f"{spec['network']['subdomain']}:7000"
+    assert options["meet"] == "auto" or options["size"] == options["workers"] * pods
+    [patience] = found(part, "terminationGracePeriodSeconds")
+    assert options["grace"] < patience, "the workers have drained before Kubernetes kills them"
+    assert "FTLIB_SECRET" in [each["name"] for each in container["env"]]
+
+
+def found(value: object, key: str) -> list[Any]:
+    """All values under that key."""
+    if isinstance(value, list):
+        return [each for item in value for each in found(item, key)]
+    if isinstance(value, dict):
+        return [each for name, item in value.items() for each in ([item] if name == key else found(item, key))]
+    return []
+
+
+def test_the_batch_script() -> None:
+    path = ROOT / "examples" / "slurm" / "train.sbatch"
+    subprocess.run(["bash", "-n", str(path)], check=True)
+    [line] = [line for line in path.read_text().splitlines() if line.startswith("srun ")]
+    words = shlex.split(line)
+    options = understood(words[words.index("ftlib") + 2 :])
+    assert (options["workers"], options["meet"]) == (0, "auto")
+
+
+def test_the_folder_is_whole() -> None:
+    assert {part["kind"] for _, part in DOCUMENTS} == {"Service", "StatefulSet", "Job", "JobSet", "TrainJob"}
+    assert all(isinstance(path, Path) for path in FOLDER.iterdir())

@@ -1,0 +1,312 @@
+"""``Launcher`` over real logins: sshd on hosts with names of their own, which are shut, cut, and healed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftlib import AgentFailedError, Launcher, WorkerFailedError
+from ftlib.launch.launcher import Launch
+from tests.harness.basics import eventually
+from tests.harness.logins import ONLY_SSH, Logins, needs_sshd
+from tests.harness.network import Network, needs_bridge_filter, needs_network
+from tests.harness.program import clean
+from tests.launch.launching import Kept, here, mark, wait_for
+
+pytestmark = [pytest.mark.process, needs_network, needs_bridge_filter, needs_sshd, pytest.mark.timeout(180)]
+
+
+@pytest.fixture(scope="module")
+def network() -> Iterator[Network]:
+    network = Network(4)
+    with network:
+        yield network
+
+
+@pytest.fixture(scope="module")
+def secluded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that h4 does not have."""
+    return tmp_path_factory.mktemp("secluded")
+
+
+@pytest.fixture(scope="module")
+def logins(network: Network, secluded: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Logins]:
+    with Logins(tmp_path_factory.mktemp("logins"), network.hosts, noise=[3], hidden={4: secluded}) as logins:
+        yield logins
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(logins: Logins, network: Network) -> Iterator[None]:
+    """Whatever a test did: no process of ftlib's is on any host a few seconds later."""
+    with logins.caller.inside():  # threads and processes that the test starts are the caller's host's
+        yield
+    network.heal()
+    for host in network.hosts:
+        host.block("")
+
+    def left() -> list[str]:
+        return [f"{name}: {pid} {line}" for name in logins.names for pid, line in logins.processes(name).items()]
+
+    eventually(lambda: not left(), left, 40.0)
+
+
+def launcher(logins: Logins, *hosts: str, workers: Any = 2, **more: Any) -> Launcher:
+    """Over ssh, without torch, so that workers begin at once."""
+    settings = {"ssh_config_file": logins.config, "transport": "ssh", "preload": (), "quiet": True, **more}
+    return Launcher(hostnames=list(hosts), workers_per_host=workers, **settings)
+
+
+def who() -> tuple[str, str, str, str, str]:
+    return (socket.gethostname(), *(os.environ[name] for name in ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE")))  # type: ignore[return-value]
+
+
+def sleep_for_ever(path: Path) -> None:
+    mark(path, f"{socket.gethostname()}-{os.environ['LOCAL_RANK']}", os.getpid())
+    threading.Event().wait()
+
+
+def pids(path: Path, *names: str) -> list[int]:
+    """Of workers that sleep: once all do."""
+    return [here(path, name) for name in names]
+
+
+def lives(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+# What works
+
+
+def test_uneven_numbers_and_names(logins: Logins) -> None:
+    result = launcher(logins, "h2", "h3", "h4", workers=[1, 3, 2]).run(who)
+    assert result.results["h2"] == [("h2", "0", "0", "0", "6")]
+    assert result.results["h3"] == [("h3", str(1 + n), str(n), "1", "6") for n in range(3)]
+    assert result.rank(5) == result.index("h4", 1) == ("h4", "5", "1", "2", "6")
+
+
+def test_noise_before_the_agent_and_lines_after_it(logins: Logins) -> None:
+    kept = Kept()
+
+    def talk() -> None:
+        print("out of", socket.gethostname())
+        os.write(2, b"native\n")
+
+    launcher(logins, "h3").set_logging_handlers(lambda: [kept]).run(talk)
+    assert kept.texts(hostname="h3", local_rank=1, stream="stdout") == ["out of h3"]
+    assert kept.texts(hostname="h3", local_rank=0, stream="stderr") == ["native"]
+
+
+def test_a_jump_host(logins: Logins, network: Network) -> None:
+    network.split([logins.caller], [logins.hosts["h4"]])
+    assert launcher(logins, "h4-by-h2").run(who).rank(0)[0] == "h4"
+
+
+def test_only_ssh_passes(logins: Logins) -> None:
+    for name in ("h2", "h4"):
+        logins.hosts[name].block(ONLY_SSH)
+    logins.caller.block('input: iifname != "lo" tcp flags & (syn | ack) == syn drop')
+    assert len(launcher(logins, "h2", "h4").run(who).ranks) == 4
+
+
+def test_a_folder_that_one_host_lacks(logins: Logins, secluded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(secluded)
+    found = launcher(logins, "h2", "h4", workers=1).run(os.getcwd)
+    assert found.rank(0) == str(secluded)
+    assert Path(found.rank(1)).is_dir()
+
+
+def test_a_group_across_hosts(logins: Logins) -> None:
+    """A default group of torch is ready: three workers on two hosts."""
+
+    def average() -> tuple[float, int]:
+        import torch
+        import torch.distributed as dist
+
+        mine = torch.tensor([float(dist.get_rank())])
+        dist.all_reduce(mine)
+        return float(mine), dist.get_world_size()
+
+    result = launcher(logins, "h2", "h4", workers=[2, 1], backend="gloo").run(average)
+    assert [result.rank(rank) for rank in range(3)] == [(3.0, 3)] * 3
+
+
+def test_several_at_once(logins: Logins) -> None:
+    launches = [launcher(logins, name, workers=1).start(who) for name in ("h2", "h3", "h4", "h2")]
+    assert [each.wait(60).rank(0)[0] for each in launches] == ["h2", "h3", "h4", "h2"]
+
+
+# What is shut
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("h2-stranger", "Permission denied"),
+        ("h2-unknown", "Host key verification failed"),
+        ("h2-changed", "REMOTE HOST IDENTIFICATION HAS CHANGED|Host key verification failed"),
+        ("nowhere.invalid", "Could not resolve hostname"),
+    ],
+)
+def test_a_login_that_is_refused_is_told_in_the_words_of_ssh(logins: Logins, name: str, words: str) -> None:
+    began = time.monotonic()
+    logins.run(name, "true")
+    alone = time.monotonic() - began
+    began = time.monotonic()
+    with pytest.raises(AgentFailedError, match=words) as caught:
+        launcher(logins, name, "h4").run(who)
+    assert caught.value.host == name
+    assert time.monotonic() - began < alone + 5
+
+
+def test_an_interpreter_that_is_not_there(logins: Logins) -> None:
+    with pytest.raises(AgentFailedError, match="/nowhere/python") as caught:
+        launcher(logins, "h2", python="/nowhere/python").run(who)
+    assert caught.value.host == "h2"
+
+
+# What is lost
+
+
+def begun(logins: Logins, path: Path, *hosts: str, **more: Any) -> tuple[Launch, list[int]]:
+    """A launch whose two workers a host sleep."""
+    launch = launcher(logins, *hosts, **more).start(sleep_for_ever, path)
+    return launch, pids(path, *(f"{host}-{rank}" for host in hosts for rank in range(2)))
+
+
+def test_a_worker_that_dies_ends_the_others_on_all_hosts(logins: Logins, tmp_path: Path) -> None:
+    launch, workers = begun(logins, tmp_path, "h2", "h4")
+    os.kill(workers[3], signal.SIGKILL)
+    with pytest.raises(WorkerFailedError, match="SIGKILL") as caught:
+        launch.wait(30)
+    assert (caught.value.host, caught.value.local_rank, caught.value.rank) == ("h4", 1, 3)
+    assert not any(map(lives, workers))
+
+
+def agents(logins: Logins, name: str) -> list[int]:
+    """Guard and agent on a host."""
+    return [pid for pid, line in logins.processes(name).items() if "ftlib.launch.agent" in line]
+
+
+def test_a_killed_agent_is_named(logins: Logins, tmp_path: Path) -> None:
+    launch, workers = begun(logins, tmp_path, "h2", "h4")
+    for pid in agents(logins, "h2"):
+        os.kill(pid, signal.SIGKILL)
+    with pytest.raises(AgentFailedError) as caught:
+        launch.wait(30)
+    assert caught.value.host == "h2"
+    eventually(lambda: not any(map(lives, workers)), "workers end", 10.0)
+
+
+@pytest.mark.parametrize("which", ["first", "last"])
+def test_a_guard_or_an_agent_alone(logins: Logins, tmp_path: Path, which: str) -> None:
+    launch, workers = begun(logins, tmp_path, "h2")
+    found = sorted(agents(logins, "h2"))
+    os.kill(found[0] if which == "first" else found[-1], signal.SIGKILL)
+    with pytest.raises((AgentFailedError, WorkerFailedError)):
+        launch.wait(30)
+    eventually(lambda: not any(map(lives, workers)), "workers end", 10.0)
+
+
+def test_an_sshd_that_ends(logins: Logins, tmp_path: Path) -> None:
+    launch, workers = begun(logins, tmp_path, "h2")
+    logins.stop("h2")
+    try:
+        with pytest.raises(AgentFailedError) as caught:
+            launch.wait(30)
+        assert caught.value.host == "h2"
+        eventually(lambda: not any(map(lives, workers)), "workers end", 10.0)
+    finally:
+        logins.start("h2")
+
+
+def test_a_host_that_is_cut_off(logins: Logins, network: Network, tmp_path: Path) -> None:
+    launch, workers = begun(logins, tmp_path, "h2", "h4", agent_timeout=2.0)
+    network.isolate(logins.hosts["h2"])
+    began = time.monotonic()
+    with pytest.raises(AgentFailedError) as caught:
+        launch.wait(30)
+    assert caught.value.host == "h2"
+    assert time.monotonic() - began < 10
+    eventually(lambda: not any(map(lives, workers)), "both sides end their workers, without a word from each other", 15.0)
+
+
+def test_a_short_cut_harms_nobody(logins: Logins, network: Network, tmp_path: Path) -> None:
+    def work(path: Path) -> str:
+        mark(path, "begun", os.getpid())
+        wait_for(path / "go")
+        return "done"
+
+    launch = launcher(logins, "h2", workers=1, agent_timeout=10.0).start(work, tmp_path)
+    here(tmp_path, "begun")
+    network.isolate(logins.hosts["h2"])
+    time.sleep(2.0)
+    network.heal()
+    (tmp_path / "go").touch()
+    assert launch.wait(60).rank(0) == "done"
+
+
+CALLER = """
+import sys
+from pathlib import Path
+from ftlib import Launcher
+from tests.launch.test_launcher_hosts import sleep_for_ever
+
+config, path = sys.argv[1:]
+if __name__ == "__main__":
+    Launcher(
+        hostnames=["h2", "h3", "h4"], workers_per_host=2, ssh_config_file=config, transport="ssh", preload=(), agent_timeout=5.0
+    ).run(sleep_for_ever, Path(path))
+"""
+
+
+@contextlib.contextmanager
+def calling(logins: Logins, path: Path, **more: str) -> Iterator[tuple[subprocess.Popen[bytes], list[int]]]:
+    """A caller in a process of its own, and its six workers on three hosts."""
+    (path / "caller.py").write_text(CALLER)
+    line = [*logins.caller.prefix, sys.executable, "caller.py", str(logins.config), str(path)]
+    with (path / "caller.log").open("wb") as log:
+        caller = subprocess.Popen(line, cwd=path, env=clean(**more), stdout=log, stderr=log, start_new_session=True)
+        try:
+            yield caller, pids(path, *(f"h{number}-{rank}" for number in (2, 3, 4) for rank in range(2)))
+        finally:
+            caller.kill()
+            caller.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_caller_that_ends_leaves_nothing_on_any_host(logins: Logins, tmp_path: Path, number: signal.Signals) -> None:
+    with calling(logins, tmp_path) as (caller, workers):
+        caller.send_signal(number)
+        caller.wait(30)
+        took = eventually(lambda: not any(map(lives, workers)), "workers end", 15.0)
+        assert took < 10
+
+
+def test_a_caller_that_is_stopped_for_a_while_harms_nobody(logins: Logins, tmp_path: Path) -> None:
+    with calling(logins, tmp_path) as (caller, workers):
+        caller.send_signal(signal.SIGSTOP)
+        time.sleep(2.5)
+        caller.send_signal(signal.SIGCONT)
+        time.sleep(1.0)
+        assert all(map(lives, workers)) and caller.poll() is None
+
+
+def test_secrets_are_in_no_command_line_of_any_host(logins: Logins, tmp_path: Path) -> None:
+    secrets = {"FTLIB_SECRET": "a secret of 33 letters or so, say", "TORCH_TOKEN": "another-that-nobody-may-see"}
+    with calling(logins, tmp_path, **secrets) as _:
+        seen = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    assert any(b"ftlib.launch.agent" in line for line in seen)
+    assert not [line for line in seen for secret in secrets.values() if secret.encode() in line]

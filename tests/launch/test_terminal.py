@@ -1,0 +1,109 @@
+"""``Launcher`` and ``ftlib run`` at a terminal: Ctrl-C, Ctrl-Z, and a terminal that is closed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pexpect
+import pytest
+
+from tests.harness.basics import eventually
+from tests.harness.program import ROOT, clean
+from tests.launch.launching import here
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
+
+WORK = f"""
+import os, sys, threading
+sys.path.insert(0, {str(ROOT)!r})
+def work():
+    number = os.environ.get("LOCAL_RANK")
+    with open(f".part{{number}}", "w") as file:
+        file.write(str(os.getpid()))
+    os.rename(f".part{{number}}", number)
+    print("worker", number, "works", flush=True)
+    threading.Event().wait(300)
+"""
+LAUNCHER = (
+    WORK
+    + """
+from ftlib import Launcher
+if __name__ == "__main__":
+    Launcher(workers_per_host=2, preload=(), transport="local", grace=2.0).run(work)
+"""
+)
+PROGRAM = WORK + "work()\n"
+COMMANDS = {"launcher": [], "run": ["-m", "ftlib.launch", "-n", "2", "--grace", "2"]}
+
+
+@contextlib.contextmanager
+def terminal(path: Path, kind: str) -> Iterator[tuple[pexpect.spawn, list[int]]]:
+    """A shell in a terminal that runs one of them in the foreground; the workers' process ids."""
+    (path / "program.py").write_text(LAUNCHER if kind == "launcher" else PROGRAM)
+    shell = pexpect.spawn(
+        "/bin/bash", ["--norc", "--noprofile"], cwd=str(path), env=clean(PS1="$ "), encoding="utf-8", timeout=60
+    )
+    try:
+        shell.sendline(" ".join([sys.executable, *COMMANDS[kind], "program.py"]))
+        workers = [here(path, "0"), here(path, "1")]
+        for _ in workers:
+            shell.expect("worker . works")
+        yield shell, workers
+    finally:
+        shell.close(force=True)
+
+
+def lives(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def gone(workers: list[int]) -> None:
+    eventually(lambda: not any(map(lives, workers)), "workers end", 20.0)
+
+
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_control_c_ends_all_and_the_shell_is_back(tmp_path: Path, kind: str) -> None:
+    with terminal(tmp_path, kind) as (shell, workers):
+        shell.sendintr()
+        shell.expect(r"\$ $")
+        shell.sendline("echo code $?")
+        shell.expect(r"code (\d+)\r")
+        assert shell.match is not None and shell.match.group(1) == "130"
+        gone(workers)
+
+
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_control_z_and_foreground_again_harm_nobody(tmp_path: Path, kind: str) -> None:
+    with terminal(tmp_path, kind) as (shell, workers):
+        shell.sendcontrol("z")
+        shell.expect("Stopped")
+        shell.expect(r"\$ $")
+        time.sleep(1.0)
+        assert all(map(lives, workers))
+        shell.sendline("fg")
+        shell.expect("program.py")
+        time.sleep(0.5)
+        assert all(map(lives, workers)) and not {"T", "t"} & set(map(state, workers))
+        shell.sendintr()
+        shell.expect(r"\$ $")
+        gone(workers)
+
+
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_a_terminal_that_is_closed_ends_all(tmp_path: Path, kind: str) -> None:
+    with terminal(tmp_path, kind) as (shell, workers):
+        os.kill(shell.pid, signal.SIGHUP)  # as sshd and terminals do; the terminal itself goes next
+        shell.close(force=True)
+        gone(workers)

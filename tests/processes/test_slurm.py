@@ -1,0 +1,188 @@
+"""``ftlib run`` in jobs of a real Slurm of two nodes: in a batch script, a launcher on each node, cancelled, requeued."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.harness.basics import eventually
+from tests.harness.network import Network, needs_network
+from tests.harness.program import ROOT
+from tests.harness.slurm import Slurm, needs_slurm
+
+pytestmark = [pytest.mark.process, needs_network, needs_slurm, pytest.mark.timeout(300)]
+
+SECRET = {"FTLIB_SECRET": "the secret of this job's workers"}
+RUN = f"{sys.executable} -m ftlib.launch"
+
+STUBBORN = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+loader = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+print("worker", os.environ["FTLIB_WORKER_INDEX"], os.environ["FTLIB_INTRODUCERS"], os.environ["FTLIB_INITIAL_SIZE"], flush=True)
+time.sleep(1000)
+"""
+"""Heeds no SIGTERM, and has a child in a session of its own. Without torch: what Slurm does to it is the same."""
+
+TRAIN = f"""
+import json, os, sys, time
+sys.path.insert(0, {str(ROOT)!r})
+import torch
+from ftlib import FTLib
+
+last, place = int(sys.argv[1]), sys.argv[2]
+ft = FTLib.init(framework="gloo")
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+ft.register_state(model=model, optimizer=optimizer)
+print(json.dumps({{"began": ft.step, "size": ft.size}}), flush=True)
+while ft.step < last and not ft.should_leave:
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    if ft.allreduce_average(model):
+        optimizer.step()
+        if ft.step % 20 == 0:
+            ft.save(place)
+            print(json.dumps({{"step": ft.step, "size": ft.size}}), flush=True)
+    optimizer.zero_grad()
+    time.sleep(0.02)
+print(json.dumps({{"ended": ft.step, "size": ft.size}}), flush=True)
+ft.close()
+"""
+"""Trains to a given step, with a checkpoint every 20; says where it began."""
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    network = Network(3)
+    with network as hosts, Slurm(tmp_path_factory.mktemp("slurm"), hosts) as slurm:
+        (slurm.directory / "train.py").write_text(TRAIN)
+        (slurm.directory / "stubborn.py").write_text(STUBBORN)
+        yield slurm
+
+
+def said(slurm: Slurm, job: int, key: str) -> list[dict[str, int]]:
+    """What workers have printed, those lines that have ``key``."""
+    lines = [line[line.index("{") :] for line in slurm.output(job).splitlines() if line.endswith("}") and '{"' in line]
+    return [line for line in map(json.loads, lines) if key in line]
+
+
+def gone(slurm: Slurm) -> float:
+    """Seconds until no process of a job is left on any node."""
+    return eventually(lambda: not slurm.processes(), slurm.processes)
+
+
+def test_a_cancelled_job_leaves_nothing_behind(slurm: Slurm) -> None:
+    """A launcher on each node; the workers heed no signal, and have children in sessions of their own."""
+    job = slurm.submit(
+        f"#!/bin/sh\nsrun --ntasks-per-node=1 {RUN} -n 2 --meet auto --grace 1 stubborn.py\n", "-N2", environment=SECRET
+    )
+    eventually(lambda: slurm.output(job).count(" worker ") == 4, lambda: slurm.output(job) + slurm.logs())
+    port = 20_000 + 31 * job % 10_000
+    assert slurm.output(job).count(f"n1:{port},n2:{port} 4") == 4
+    assert list(slurm.processes().values()).count("sleep 1000") == 4
+    slurm.run("scancel", str(job))
+    gone(slurm)
+    slurm.wait(job, "CANCELLED")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("attempt", range(10))
+def test_again_and_again(slurm: Slurm, attempt: int) -> None:
+    """A job in a batch script alone, cancelled by SIGKILL: ``--full`` has the script killed as well."""
+    job = slurm.submit(f"#!/bin/sh\nexec {RUN} -n 3 stubborn.py\n", "-N1")
+    eventually(lambda: slurm.output(job).count(" worker ") == 3, lambda: slurm.output(job) + slurm.logs())
+    slurm.run("scancel", *(["--full"] if attempt % 2 else []), "--signal=KILL", "--batch", str(job))
+    assert gone(slurm) < 10
+    slurm.run("scancel", str(job))
+    slurm.wait(job, "CANCELLED", "FAILED", "COMPLETED")
+
+
+@pytest.mark.soak
+def test_a_launcher_on_each_node(slurm: Slurm, tmp_path: Path) -> None:
+    """They train together; one node's workers are killed and come back."""
+    line = f"srun --ntasks-per-node=1 --kill-on-bad-exit=0 {RUN} -n 2 --meet auto --restart-delay 0.2 train.py 9999 {tmp_path}"
+    job = slurm.submit(f"#!/bin/sh\n{line}\n", "-N2", environment=SECRET)
+    eventually(lambda: said(slurm, job, "step"), lambda: slurm.output(job) + slurm.logs())
+    assert {line["size"] for line in said(slurm, job, "began")} == {4}
+    victims = [pid for pid, line in slurm.processes("n2").items() if line.startswith(f"{sys.executable} train.py")]
+    assert len(victims) == 2
+    for pid in victims:
+        os.kill(pid, signal.SIGKILL)
+    for size in (2, 4):
+        eventually(lambda size=size: said(slurm, job, "step")[-1]["size"] == size, lambda: slurm.output(job))
+    slurm.run("scancel", str(job))
+    gone(slurm)
+
+
+@pytest.mark.soak
+def test_a_requeued_job_goes_on_from_its_checkpoint(slurm: Slurm, tmp_path: Path) -> None:
+    """``scontrol requeue``, as after a node that failed or a job that was preempted."""
+    place = tmp_path / "checkpoints"
+    script = f"#!/bin/sh\nexec {RUN} -n 2 --resume {place} train.py 400 {place}\n"
+    job = slurm.submit(script, "-N1", "--requeue", "--open-mode=append")
+    eventually(lambda: len(said(slurm, job, "step")) >= 4, lambda: slurm.output(job) + slurm.logs())
+    slurm.run("scontrol", "requeue", str(job))
+    facts = slurm.wait(job, "COMPLETED", "FAILED", limit=180)
+    assert (facts["JobState"], facts["Restarts"]) == ("COMPLETED", "1"), slurm.output(job)
+    began = [line["began"] for line in said(slurm, job, "began")]
+    assert began[:2] == [0, 0] and len(began) == 4 and min(began[2:]) >= 20, slurm.output(job)
+    assert [line["ended"] for line in said(slurm, job, "ended")][-2:] == [400, 400]
+
+
+@pytest.mark.soak
+def test_a_job_whose_time_ends_is_warned_and_drains(slurm: Slurm, tmp_path: Path) -> None:
+    """``--signal=B:TERM@20``: the workers finish their call, and the script asks to be queued again."""
+    place = tmp_path / "checkpoints"
+    script = (
+        f"#!/bin/sh\n{RUN} -n 2 --resume {place} train.py 100000 {place} &\nrun=$!\n"
+        'trap "kill -TERM $run" TERM\nwait $run; code=$?\n[ $code -gt 128 ] && wait $run; code=$?\necho "code $code"\n'
+    )
+    began = time.monotonic()
+    job = slurm.submit(script, "-N1", "--time=1", "--signal=B:TERM@20")
+    slurm.wait(job, "COMPLETED", "FAILED", "TIMEOUT", limit=150)
+    assert "SIGTERM: draining the workers" in slurm.output(job), slurm.output(job)
+    assert "code 143" in slurm.output(job), slurm.output(job)
+    assert len(said(slurm, job, "ended")) == 2
+    assert time.monotonic() - began < 80
+
+
+@pytest.mark.soak
+def test_submitit(slurm: Slurm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A function that submitit runs on both nodes: ``FTLib.init`` finds the others by Slurm's variables."""
+    submitit = pytest.importorskip("submitit")
+    for name, value in {**slurm.environment, **SECRET}.items():
+        monkeypatch.setenv(name, value)
+    with slurm.controller.inside():  # where sbatch runs
+        executor = submitit.AutoExecutor(folder=tmp_path, cluster="slurm")
+        executor.update_parameters(nodes=2, tasks_per_node=2, cpus_per_task=1, timeout_min=5)
+        job = executor.submit(average_of_ranks)
+        try:
+            results = job.results()
+        finally:
+            job.cancel()
+    assert results == [(4, 1.5)] * 4
+
+
+def average_of_ranks() -> tuple[int, float]:
+    """The size of the group, and the average of what each member gives: its number."""
+    import os
+
+    import torch
+
+    from ftlib import FTLib
+
+    with FTLib.init(framework="gloo") as ft:
+        model = torch.nn.Linear(1, 1, bias=False)
+        model.weight.grad = torch.full_like(model.weight, float(os.environ["SLURM_PROCID"]))
+        ft.allreduce_average(model)
+        found = ft.size, float(model.weight.grad)
+        ft.barrier()
+    return found

@@ -1,0 +1,197 @@
+"""A parameter server and its clients, which are processes: sessions, deaths on either side, and who is let in."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from ftlib import ConfigError
+from ftlib.errors import FTLibError
+from tests.harness.basics import TIMEOUT, eventually
+from tests.harness.nursery import Nursery
+from tests.harness.program import Program, clean
+from tests.torchft.visitor import ADD, END, FAIL, Adding, add, ask
+
+SECRET, ANOTHER = "the secret of this job", "the secret of another job"
+SOON = 0.2
+"""Seconds within which a session ends whose client is gone."""
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Adding]:
+    monkeypatch.setenv("FTLIB_SECRET", SECRET)
+    with Adding() as server:
+        yield server
+
+
+def client(nursery: Nursery, where: Path, server: Adding, deed: str) -> Program:
+    where.mkdir(exist_ok=True)
+    return Program(nursery, where, "-m", "tests.torchft.visitor", server.address(), deed, env=clean(FTLIB_SECRET=SECRET))
+
+
+def over(server: Adding, since: float) -> None:
+    """Its only session ends in time, and nothing is left of it."""
+    eventually(lambda: not server.sessions, "the session ends")
+    took = time.monotonic() - since
+    assert took <= SOON, f"{took:.3f} s"
+    assert not [thread for thread in threading.enumerate() if thread.name == "ftlib-session"]
+
+
+def test_a_session(server: Adding) -> None:
+    pg = Adding.new_session(server.address())
+    assert (pg.rank(), pg.size()) == (1, 2)
+    assert add(pg, 2.0) == 2.0
+    assert add(pg, 3.0) == 5.0
+    assert server.sessions == 1
+    ask(pg, END)
+    eventually(lambda: server.ended == [""], "it has returned")
+    eventually(lambda: not server.sessions, "and has ended")
+    with pytest.raises(RuntimeError):
+        add(pg, 1.0)
+    pg.shutdown()
+
+
+@pytest.mark.process
+def test_many_clients_at_once(nursery: Nursery, tmp_path: Path, server: Adding) -> None:
+    clients = [client(nursery, tmp_path / str(number), server, "work") for number in range(4)]
+    for each in clients:
+        with each:
+            assert each.wait(TIMEOUT) == 0, each.stderr
+            assert each.stdout == "done\n"
+    assert server.total[0].item() == 80.0
+    eventually(lambda: not server.sessions, "all have ended")
+    assert server.ended == [""] * 4
+
+
+@pytest.mark.process
+def test_a_client_dies_and_its_session_ends_at_once(nursery: Nursery, tmp_path: Path, server: Adding) -> None:
+    other = Adding.new_session(server.address())
+    add(other, 1.0)
+    with client(nursery, tmp_path, server, "stay") as program:
+        eventually(lambda: program.stdout.startswith("2.0"), "it is in")
+        assert server.sessions == 2
+        program.kill()
+        began = time.monotonic()
+        eventually(lambda: server.sessions == 1, "its session ends")
+        assert time.monotonic() - began <= SOON
+        assert server.ended == ["DistBackendError"]
+    assert add(other, 1.0) == 3.0, "the other one goes on"
+    began = time.monotonic()
+    other.shutdown()
+    over(server, began)
+
+
+@pytest.mark.process
+def test_a_client_dies_before_it_has_connected(nursery: Nursery, tmp_path: Path, server: Adding) -> None:
+    with client(nursery, tmp_path, server, "vanish") as program:
+        program.wait(TIMEOUT)
+        ended = time.monotonic()
+        assert program.stdout == "in\n", program.stderr
+    over(server, ended)
+    assert server.ended == [], "there was no session to serve"
+    assert add(Adding.new_session(server.address()), 1.0) == 1.0
+
+
+def test_a_session_that_raises_ends_alone(server: Adding) -> None:
+    one, other = (Adding.new_session(server.address()) for _ in range(2))
+    ask(one, FAIL)
+    with pytest.raises(RuntimeError):
+        add(one, 1.0)
+    assert add(other, 1.0) == 1.0
+    assert server.ended == ["ZeroDivisionError"]
+    assert server.sessions == 1
+
+
+def test_the_end_of_the_server_is_the_end_of_all(server: Adding) -> None:
+    pg = Adding.new_session(server.address())
+    failures: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            pg.recv([torch.zeros(1)], 0, 7).wait()
+        except RuntimeError as error:
+            failures.append(error)
+
+    asked = threading.Thread(target=wait)
+    asked.start()
+    began = time.monotonic()
+    server.shutdown()
+    asked.join(TIMEOUT)
+    assert failures
+    assert time.monotonic() - began < 1.0
+    with pytest.raises(FTLibError, match="no parameter server answers at"):
+        Adding.new_session(server.address())
+    server.shutdown()
+
+
+@pytest.mark.parametrize("secret", [ANOTHER, None])
+def test_who_does_not_know_the_secret_is_refused(server: Adding, monkeypatch: pytest.MonkeyPatch, secret: str | None) -> None:
+    if secret is None:
+        monkeypatch.delenv("FTLIB_SECRET")
+    else:
+        monkeypatch.setenv("FTLIB_SECRET", secret)
+    with pytest.raises(FTLibError, match="secret"):
+        Adding.new_session(server.address())
+    eventually(lambda: server.refused == 1, "it is counted")
+    assert server.sessions == 0
+    monkeypatch.setenv("FTLIB_SECRET", SECRET)
+    assert add(Adding.new_session(server.address()), 1.0) == 1.0
+
+
+def test_a_server_without_a_secret_listens_here_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FTLIB_SECRET", raising=False)
+    with Adding() as server:
+        assert server.address().startswith("http://127.0.0.1:")
+        assert server._listener.getsockname()[0] == "127.0.0.1"
+        assert add(Adding.new_session(server.address()), 1.0) == 1.0
+        monkeypatch.setenv("FTLIB_SECRET", SECRET)
+        with pytest.raises(FTLibError, match="has no secret"):
+            Adding.new_session(server.address())
+
+
+def test_strangers_take_no_place_for_long(server: Adding) -> None:
+    """More than there are places for, which say nothing: those in excess are closed at once, the others after a second."""
+    port = server.port
+    strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(80)]
+    try:
+        began = time.monotonic()
+        for stranger in strangers:
+            stranger.settimeout(TIMEOUT)
+            assert stranger.recv(1) == b""
+        assert time.monotonic() - began < 3.0
+    finally:
+        for stranger in strangers:
+            stranger.close()
+    assert add(Adding.new_session(server.address()), 1.0) == 1.0
+
+
+@pytest.mark.parametrize(
+    "said", [b"GET / HTTP/1.1\r\n\r\n", b"nonsense\r\n\r\n", b"x" * 5000, b"POST /new_session HTTP/1.1\r\n\r\n"]
+)
+def test_nonsense_is_no_session(server: Adding, said: bytes) -> None:
+    port = server.port
+    with socket.create_connection(("127.0.0.1", port)) as stranger:
+        stranger.settimeout(TIMEOUT)
+        stranger.sendall(said)
+        answer = b""
+        with contextlib.suppress(ConnectionResetError):  # it has left some of it unread
+            while data := stranger.recv(4096):
+                answer += data
+        assert not answer or answer.startswith(b"HTTP/1.1 401")
+        assert len(answer) <= 100
+    assert server.sessions == 0
+
+
+def test_what_it_cannot_use(server: Adding) -> None:
+    assert ADD == 0.0
+    with pytest.raises(ConfigError, match="no address of a parameter server"):
+        Adding.new_session("http://nowhere")
+    with pytest.raises(ConfigError, match=r"port=.*cannot listen there"):
+        type("Twice", (Adding,), {"__init__": lambda self: super(Adding, self).__init__(server.port)})()
