@@ -74,6 +74,7 @@ class Link:
         self._timed = False
         self._mask = 0
         self._disposed = False
+        self._closed = False
         self._quiet = threading.Event()
         """Set once nothing is read or written any more."""
 
@@ -81,6 +82,16 @@ class Link:
     def path(self) -> str:
         """How bytes get to the peer."""
         return self._path.name
+
+    @property
+    def closed(self) -> bool:
+        """Whether the peer has closed it: what it had sent before can still be received."""
+        return self._closed
+
+    @property
+    def broken(self) -> bool:
+        """Whether it has ended without the peer's goodbye."""
+        return self._state is not _State.OPEN and not self._closed
 
     @property
     def why(self) -> str:
@@ -288,6 +299,7 @@ class Link:
         if kind is Kind.MEETING:
             self._meet(header)
             return
+        self._closed = True
         error = GroupClosed(f"{self.peer} has closed the link", peer=self.peer)
         self._in.end(error)
         with self._lock:

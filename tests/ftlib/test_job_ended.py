@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 
-from ftlib import FTLib, FTLibError, StateLost
+from ftlib import FTLib, FTLibError, RebuildTimeout, StateLost
 from tests.ftlib.workers import TIMEOUT, Job, Worker
 from tests.harness.basics import eventually
 from tests.harness.company import company, in_thread
@@ -36,6 +36,43 @@ def left_alone(leave: Callable[[FTLib], None]) -> BaseException | None:
         return job.workers["j"].error
 
 
+def missed_the_last_result(ended: Callable[[FTLib], None], **settings: float) -> BaseException | None:
+    """How a worker ends that alone lost the result of a job's last call, which the two others have clipped in place since."""
+    with Job(3, **settings) as job:
+        met, clipped, behind = threading.Barrier(3), threading.Barrier(3), threading.Event()
+
+        def trainee(worker: Worker) -> None:
+            worker.ft.register_state(model := torch.nn.Linear(2, 1))
+            for _ in range(2):
+                model.weight.grad = torch.ones(1, 2)
+                assert worker.ft.allreduce_average(model, views=True)
+            report = worker.consensus.average_failure
+
+            def late(call: int, suspects: Sequence[str]) -> None:
+                """Not before the others have finished and clipped: or they would be frozen in the call, and redo it."""
+                clipped.wait(TIMEOUT)
+                report(call, suspects)
+
+            if worker.name == "c":
+                worker.consensus.average_failure = late  # type: ignore[method-assign]
+                job.hub.fail_next(worker.ft.rank, finish_elsewhere=True)
+            met.wait(TIMEOUT)
+            model.weight.grad = torch.ones(1, 2)
+            assert worker.ft.allreduce_average(model, views=True)
+            assert worker.name != "c"
+            model.weight.grad.mul_(0.5)
+            clipped.wait(TIMEOUT)
+            assert behind.wait(TIMEOUT)
+            ended(worker.ft)
+
+        for name in "abc":
+            job.start(name, trainee)
+        eventually(lambda: job.workers["c"].ft._plane.newcomer, "its view knows that nobody can give it the result")
+        behind.set()
+        job.workers["c"].thread.join(TIMEOUT / 2)
+        return job.workers["c"].error
+
+
 def interrupted(ft: FTLib) -> None:
     with pytest.raises(KeyError), ft:
         raise KeyError
@@ -55,6 +92,20 @@ def test_the_program_has_come_to_its_end(leave: Callable[[FTLib], None]) -> None
 @pytest.mark.parametrize("leave", [interrupted, preempted])
 def test_the_program_has_not_come_to_its_end(leave: Callable[[FTLib], None]) -> None:
     assert isinstance(left_alone(leave), StateLost)
+
+
+def test_who_lost_the_last_result_ends_when_the_others_do() -> None:
+    error = missed_the_last_result(FTLib.close)
+    assert isinstance(error, SystemExit) and error.code == 0
+
+
+def test_who_waits_for_calls_that_never_come_says_whom_it_waited_for() -> None:
+    """The others' programs do something else, for longer than a call may take."""
+    other_work = threading.Event()
+    error = missed_the_last_result(lambda _: (other_work.wait(TIMEOUT / 2), None)[1], step_timeout=1.5)
+    assert isinstance(error, RebuildTimeout)
+    assert "waiting for a@127.0.0.1" in str(error), error
+    assert "not in this call yet" in str(error)
 
 
 @pytest.mark.parametrize("more", [0, 2])

@@ -24,7 +24,7 @@ from ..tensors.layout_book import LayoutBook
 from ..tensors.staging import Slot
 from .catching_up import CatchUp
 from .inquiry import Entered, Inquiry
-from .waiting import Limits
+from .waiting import Limits, Waiting
 
 __all__ = ["FOREIGN_CALLS", "Arrival"]
 
@@ -63,6 +63,7 @@ class Arrival:
         inquiry: Inquiry | None,
         recovery: Recovery | None,
         layouts: LayoutBook,
+        waiting: Waiting,
     ) -> None:
         """``inquiry``: asks for the others' call; None if all calls are alike. ``recovery``: gets the state beside them."""
         self._plane = plane
@@ -71,6 +72,7 @@ class Arrival:
         self._inquiry = inquiry
         self._recovery = recovery
         self._layouts = layouts
+        self._waiting = waiting
         self._threads = plane.threads
         self.call: Call | None = None
         """The program's call for which the arrival was begun, if any."""
@@ -105,9 +107,9 @@ class Arrival:
     # --- what can be done ----------------------------------------------------------------------------------------------
 
     def ask(self, own: Call, session: Session) -> Results | None:
-        """Ask which call the others are in."""
+        """Ask which call the others are in. RebuildTimeout if they enter none within ``step_timeout``."""
         assert self._inquiry is not None
-        entered = self._inquiry.ask(own, session)
+        entered = self._inquiry.ask(own, session, self._waiting.entered)
         self._others = session, entered
         if entered is not Entered.UNKNOWN:
             self._foreign = self._foreign + 1 if entered is Entered.FOREIGN else 0

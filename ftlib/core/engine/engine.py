@@ -169,7 +169,7 @@ class Engine:
         means = Means(plane, self._failures, self._waiting, self._nonfinite, self._layouts, registered, allocate)
         self._units = Executor(means)
         self._shards = None if mates is None else ShardAgreement(plane, self._waiting, mates)
-        self._arrival = Arrival(plane, limits, self._failures, inquiry, recovery, self._layouts)
+        self._arrival = Arrival(plane, limits, self._failures, inquiry, recovery, self._layouts, self._waiting)
         self._open = OpenCalls(plane, self._failures, self._waiting, self._observers, call_lock, limits.min_size)
         self.said_goodbye = False
         """True once a finished call announced that this member leaves: all members know."""

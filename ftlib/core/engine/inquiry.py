@@ -68,9 +68,10 @@ class Inquiry:
 
     # --- the newcomer, on the training thread --------------------------------------------------------------------------
 
-    def ask(self, own: Call, session: Session) -> Entered:
+    def ask(self, own: Call, session: Session, waits: Callable[[Call, Session], None]) -> Entered:
         """Which call the others are in, or are about to enter, as call ``own.number``.
 
+        ``waits`` is called now and then while nobody is in it; what it raises is raised.
         ConfigError if it is a unit and ``own`` is not: nobody can take part in a unit without its function.
         """
         plane = self._plane
@@ -80,6 +81,7 @@ class Inquiry:
         while plane.acting_in(session):
             absent = 0
             for member in asked:
+                waits(own, session)
                 answer = self._ask_one(member, own)
                 if answer == Refusal.ABSENT:
                     absent += 1

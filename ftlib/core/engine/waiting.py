@@ -139,7 +139,20 @@ class Waiting:
         key = call.number, call.began, session.view.view_id
         if self._for_operations is None or self._for_operations[0] != key:
             self._for_operations = key, self._patience(call)
-        patience = self._for_operations[1]
+        self._go_on(call, self._for_operations[1])
+
+    def entered(self, call: Call, session: Session) -> None:
+        """Nobody has entered the others' next call yet, which a newcomer in ``call`` waits for. RebuildTimeout at the deadline,
+        which counts from the first time that this is so.
+        """
+        key = call.number, -math.inf, session.view.view_id
+        if self._for_operations is None or self._for_operations[0] != key:
+            self._for_operations = key, Patience(self.now() + self._limits.step_timeout, self.now)
+        self._go_on(call, self._for_operations[1])
+
+    def _go_on(self, call: Call, patience: Patience) -> None:
+        """Warn now and then; RebuildTimeout at the deadline."""
+        plane, limits = self._plane, self._limits
         if self.now() > max(patience.deadline, self._stepped() + limits.step_timeout):
             raise RebuildTimeout(f"{call}: not finished within {limits.step_timeout:g} s; {self.blocking()}")
         long = patience.due()
