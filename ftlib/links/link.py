@@ -33,8 +33,8 @@ _DISPOSE = 0.05
 _LEASE = 0.002
 """Seconds that a link waits for the next thread that reads it itself, before the loop does so again."""
 _ACK, _LOOK = 1.0, 0.005
-"""Seconds that a close waits until the peer's host has all that was written, and between two looks: what the peer still sends to
-a closed socket would make the kernel drop the rest.
+"""Seconds that a close waits until the peer's host has all that was written, and between two looks: what the peer still sends
+to a closed socket would make the kernel drop the rest.
 """
 _IN = select.EPOLLIN | select.EPOLLRDHUP
 
@@ -242,13 +242,14 @@ class Link:
 
         On the loop's thread, in a callback, it does not wait.
         """
-        deadline = time.monotonic() + min(timeout, _ACK)
+        deadline = time.monotonic() + timeout
         written = threading.Event()
         self._out.send(Kind.GOODBYE, b"", (), lambda _error: written.set(), sealed=False)
         self._out.refuse(GroupClosed("the link was closed here", peer=self.peer))
         self._interest()
         if not self._loop.here():
             written.wait(timeout)
+            deadline = min(deadline, time.monotonic() + _ACK)
             while self._state is _State.OPEN and self._path.unsent() and time.monotonic() < deadline:
                 self._quiet.wait(_LOOK)
         self.fail(GroupClosed("the link was closed here", peer=self.peer))
@@ -265,7 +266,7 @@ class Link:
             if lost and before in (_State.LOST, _State.ENDED):
                 return
             self._state = _State.LOST if lost and before is _State.OPEN else _State.ENDED
-            self._error = self._error or error
+            error = self._error = self._error or error
         self._out.fail(error)
         if self._state is _State.LOST:
             self._loop.later(GRACE, self._last_look)
