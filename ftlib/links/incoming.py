@@ -182,8 +182,8 @@ class Incoming:
     def _work(self) -> None:
         self._serve_kept()
         try:
-            if self._news and self._path is not None:
-                self._news = False
+            news, self._news = self._news, False
+            if news and self._path is not None and self._step is not _nothing:
                 self._path.refresh()
             while self._path is not None and self._error is None and self._step():
                 pass

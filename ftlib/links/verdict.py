@@ -17,7 +17,7 @@ _PATIENCE = 2.0
 
 
 def verdict(peer: Member, error: Exception, ended: threading.Event, link_timeout: float) -> CollectiveError:
-    """Ask at the control port of ``peer``: refused, it is gone. As agents take a moment to end, one that answers is asked again.
+    """Ask at the control port of ``peer``: refused, it is gone. Agents take a moment to end: one that answers is asked again.
 
     Returns as soon as ``ended`` is set; the link has its error by then.
     """
