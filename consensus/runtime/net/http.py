@@ -35,7 +35,7 @@ from ...wire.proofs import Exchange
 from ...wire.streams import PROTOCOL, read_query
 from .authenticator import Authenticator, QuietServer, RefusedError, prove, reading
 from .door import Door, UnprovenPeer
-from .metrics import CONTENT_TYPE, render
+from .metrics import CONTENT_TYPE, TARGETS, render, targets
 from .sources import HandOver, Request
 
 _HELD_POLL = 0.02
@@ -216,6 +216,8 @@ class HttpServer:
             return self._body(exchange, 200, text.encode(), "application/json")
         if request.path == "/metrics":
             return self._body(exchange, 200, await asyncio.to_thread(render, await self._status()), CONTENT_TYPE)
+        if request.path == TARGETS:
+            return self._body(exchange, 200, json.dumps(targets(await self._status())).encode(), "application/json")
         return self._body(exchange, 404, f"nothing is served at {request.path}\n".encode(), "text/plain")
 
     async def _take_order(self, request: web.BaseRequest, exchange: Exchange | None) -> web.StreamResponse:
