@@ -22,6 +22,7 @@ import grimp
 ROOT = Path(__file__).resolve().parents[1]
 FTLIB = {
     "cli": ("cli", "the command ftlib"),
+    "dashboard": ("dashboard", "a running job, in a browser"),
     "train": ("train", "wrappers of a program's model and optimizer"),
     "collective": ("collective", "ordered messages and queues between members"),
     "links": ("links", "streams of messages between two"),

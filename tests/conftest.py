@@ -43,7 +43,7 @@ LONGEST = (
 ON_A_LOOP = 60.0
 """Seconds that a test that is a coroutine may take."""
 _PROGRAMS = ("processes.learner", "processes.stepper", "processes.reader", "processes.actors")
-PREPARED = (*_PROGRAMS, "harness.forked", "harness.program")
+PREPARED = (*_PROGRAMS, "harness.forked", "harness.program", "collective.workers")
 """Modules that the fork server has ready."""
 
 

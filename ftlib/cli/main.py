@@ -123,6 +123,21 @@ def explain(*, address: str | None, epoch: int | None, last: int, as_json: bool,
     return 0
 
 
+@commands.command()
+@_WHO
+@click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="On 127.0.0.1; 0: any that is free.")
+@click.option("--open", "show", is_flag=True, help="Open it in a browser.")
+def dashboard(*, address: str | None, port: int, show: bool) -> int:
+    """Serve a page that shows the job as it goes, for a browser on this host; ADDRESS as for status.
+
+    Open the address that it prints: the token in it lets you in. Ctrl-C ends it.
+    """
+    from .dashboard import serve  # noqa: PLC0415 - as for status
+    from .runs import address_of  # noqa: PLC0415
+
+    return serve(address_of(address), port, show=show, say=click.echo)
+
+
 _ONE = click.argument("address")
 _YES = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 

@@ -15,7 +15,7 @@ from ..errors import ConfigError, FTLibError
 from ..launch.processes.credentials import drawn_rings, ring_of_user
 from .status import fetch_status, signed_get
 
-__all__ = ["consequence", "order", "stack_of"]
+__all__ = ["consequence", "order", "order_seen", "stack_of"]
 
 _DUMP_TIMEOUT = 20.0
 
@@ -27,14 +27,22 @@ def order(kind: OrderKind, address: str, timeout: float, agreed: Callable[[str],
     at: if either has changed meanwhile, nothing is done. Raises FTLibError then, and if no member answers.
     """
     status = fetch_status(address, timeout)
-    member = str(status.get("member"))
     if not agreed(consequence(kind, status)):
         return "nothing was done"
-    wanted = new_order(kind, member, status.get("active_epoch"))
+    said = order_seen(kind, address, str(status.get("member")), status.get("active_epoch"), timeout)
+    return f"{_name_of(status)} at {said}"
+
+
+def order_seen(kind: OrderKind, address: str, member: str, epoch: int | None, timeout: float) -> str:
+    """Have that lifetime, at ``address``, drained or killed, if its view is still that of ``epoch``; returns what happened.
+
+    Raises FTLibError if it refuses, and if it does not answer.
+    """
+    wanted = new_order(kind, member, epoch)
     answer, text = _signed(lambda ring: give_order(parse_address(address), wanted, ring, timeout=timeout), address)
     if answer != http.client.OK:
         raise FTLibError(f"{address} refuses: {text}")
-    return f"{_name_of(status)} at {address}: {text}"
+    return f"{address}: {text}"
 
 
 def consequence(kind: OrderKind, status: Mapping[str, Any]) -> str:

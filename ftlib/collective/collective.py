@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import re
 import threading
 import time
@@ -190,13 +191,14 @@ class Collective:
     def _lost(self, member: Member, why: str) -> None:
         """A member is over: on the thread of the consensus. What one that left had sent can still be received."""
         error = PeerLost(f"{_called(member)} is no member any more: {why}", peer=member)
-        orderly = why.startswith("left") and member.id != self.here.id
         with self._lock:
             gone = [group for key, group in self._groups.items() if member.id in key[0]]
         for group in gone:
-            if not orderly or group.lane(member.id).link is None:
+            if member.id == group.here.id:
                 group.fail(error)
-        self.meeting.lost(member.id, error, orderly=orderly)
+            else:
+                group.lane(member.id).lost(self._loop.later, functools.partial(group.fail, error))
+        self.meeting.lost(member.id, error)
 
     def _lane(self, key: Key, peer_id: str) -> Lane | None:
         with self._lock:

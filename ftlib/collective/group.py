@@ -42,7 +42,7 @@ class CollectiveGroup:
         self.members = members
         """In seniority order, alike at all of them."""
         self.rank = members.index(here)
-        self._here = here
+        self.here = here
         self._classes = classes
         self._closed = closed
         self._lanes: Mapping[str, Lane] = {peer.id: lane(name, peer) for peer in members if peer.id != here.id}
@@ -94,7 +94,7 @@ class CollectiveGroup:
         ``src``: a member, its name or its id; by default the most senior member. ``obj`` is not looked at elsewhere.
         """
         source = self.members[0] if src is None else self._member(src)
-        if source.id != self._here.id:
+        if source.id != self.here.id:
             return self._recv("broadcast", Sort.BROADCAST, self._lanes[source.id], async_op, timeout)
         message = self._encoded("broadcast", lambda: encode(obj, self._classes))
         with self._order:

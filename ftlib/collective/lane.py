@@ -24,6 +24,9 @@ from .order import Order
 from .values import Classes, Leaf, Message, Shape, decode, placed, shape_of
 from .works import Patience, begun
 
+_RUN_DRY = 0.25
+"""Seconds in which the last bytes of a peer that is over are read."""
+
 
 @dataclass(frozen=True, slots=True)
 class Terms:
@@ -147,6 +150,17 @@ class Lane:
         for _, _, _, operation, future in outbox:
             settle(future, error=error.about(self.group, operation))
         self._connected.set()
+
+    def lost(self, later: Callable[[float, Callable[[], None]], Any], end: Callable[[], None]) -> None:
+        """The peer is over: ``end`` is called, at once if the connection broke, else when all that it had sent has come.
+
+        What one had sent that closed its groups before it ended can still be received.
+        """
+        link = self._link
+        if link is None or link.broken:
+            end()
+        elif not link.closed:
+            later(_RUN_DRY, lambda: None if link.closed else end())
 
     def close(self, deadline: float) -> None:
         """Flush what was sent, tell the peer, and end with GroupClosed."""

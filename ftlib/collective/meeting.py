@@ -7,6 +7,7 @@ that channel here.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import time
 from collections import deque
@@ -89,14 +90,14 @@ class Meeting:
         with self._lock:
             return {name: list(lanes) for name, lanes in self._served.items()}
 
-    def lost(self, member_id: str, error: CollectiveError, *, orderly: bool) -> None:
-        """That member is over. ``orderly``: it left, and what it had sent can still be received."""
+    def lost(self, member_id: str, error: CollectiveError) -> None:
+        """That member is over."""
         with self._lock:
             lanes = [lane for served in self._served.values() for lane in served if lane.peer.id == member_id]
-            links = [link for _, link, _ in self._unclaimed if link.peer.id == member_id and not orderly]
+            links = [link for _, link, _ in self._unclaimed if link.peer.id == member_id]
             self._unclaimed = deque(each for each in self._unclaimed if each[1] not in links)
-        for lane in () if orderly else lanes:
-            lane.end(error)
+        for lane in lanes:
+            lane.lost(self._loop.later, functools.partial(lane.end, error))
         for link in links:
             link.fail(error)
 

@@ -45,10 +45,12 @@ def _count_of_workers(_context: click.Context, _option: click.Parameter, value: 
 
 
 _WORKERS = "How many workers to start; gpu: one for each GPU that CUDA_VISIBLE_DEVICES shows."
+_SHARDS = "Processes of each worker, which then is a replica that shards its model; -n and sizes count replicas."
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("-n", "workers", metavar="N|gpu", callback=_count_of_workers, required=True, help=_WORKERS)
+@click.option("--shards", type=click.IntRange(min=1), default=1, show_default=True, help=_SHARDS)
 @click.option("--min", "min_workers", type=int, default=1, show_default=True, help="Steps wait below this many members.")
 @click.option("--max", "max_workers", type=int, default=None, help="Members above this many stay spares.")
 @click.option("--max-restarts", type=int, default=DEFAULT_RESTARTS, show_default=True, help="Restarts of all workers together.")
@@ -76,6 +78,7 @@ _WORKERS = "How many workers to start; gpu: one for each GPU that CUDA_VISIBLE_D
 def run(
     *,
     workers: int,
+    shards: int,
     min_workers: int,
     max_workers: int | None,
     max_restarts: int,
@@ -127,13 +130,20 @@ def run(
     from .run.supervisor import launch  # noqa: PLC0415 - brings the runtime, which the help does without
 
     gpus = GpuFinder(os.environ).find()
-    count = workers or gpus.required()
+    count = workers * shards or gpus.required()
+    if count % shards:
+        raise ConfigError(
+            f"-n gpu --shards {shards}: {count} GPUs are no whole replicas: show {count - count % shards} of them"
+        )
+    if meet is not None and shards > 1:
+        raise ConfigError("--shards goes without --meet: give each host its own -n, and FTLIB_INTRODUCERS everywhere")
     if meet is None and size is not None:
         raise ConfigError("--size is the number of workers of all hosts: give --meet HOST:PORT, at which they meet")
     place = None if meet is None else meeting(meet, os.environ, workers=count, size=size)
     plan = StartPlan(
         command=python_command(script, args, module=module),
         workers=count,
+        shards=shards,
         gpus=gpus.count,
         job=job or (random_job() if place is None else os.environ.get("FTLIB_JOB") or place.job),
         min_workers=min_workers,

@@ -46,7 +46,7 @@ from ..core.replicas.whole import facts_of, replica_of, shard_view
 from ..core.replicas.words import Word, WordFlag
 from ..core.stand_in.deputy import Deputy, Terms, replayable
 from ..core.tensors.layout_book import LayoutBook
-from ..errors import ConfigError, Excluded, GroupError, JoinError, ReplicaLost
+from ..errors import ConfigError, Excluded, GroupError, JobEnded, JoinError, ReplicaLost
 from ..frameworks.base import Framework, Group, GroupSpec
 from ..recovery import Border, Catchup, Donor, GroupTransport, HTTPTransport, RecoveryLimits, Transfer, WarmStandby
 from ..settings.config import VETO, Settings
@@ -57,7 +57,7 @@ from .binding import bind
 from .chaos import PATH as CHAOS
 from .chaos import Chaos
 from .gathering import gathering
-from .replica.mates import Connections
+from .replica.mates import ENDED, Connections
 from .spare import Spare
 from .supervisor_client import announce
 
@@ -148,6 +148,7 @@ class Lifetime:
             functools.partial(facts, plane, means.framework),
             self._given_up,
             part=settings.part,
+            named=self._named,
         )
         part = settings.part
         self.mates: Connections | None = None if part.shards == 1 else Connections(part.shard, self._mate_lost)
@@ -298,6 +299,8 @@ class Lifetime:
                 plane.changed.wait_for(lambda: plane.phase is Phase.STOPPED, timeout / 2)
         if plane.phase is Phase.STOPPED:
             return
+        if self.mates is not None:
+            self.mates.part(ended=ended)
         ended_call = plane.part()
         with contextlib.suppress(ConsensusError):
             if ended_call is not None:
@@ -421,6 +424,15 @@ class Lifetime:
             self.mates.connect(replica, timeout, lambda: self._rebuilder.wants(view.epoch))
         except GroupError as error:
             raise RebuildError(str(error)) from error
+
+    def _named(self, error: Exception) -> Exception:
+        """``error``, with which the consensus ended this lifetime, as it is for a process of a replica of several."""
+        if self.mates is None or type(error) is not Excluded:
+            return error
+        if self.mates.ended:
+            return JobEnded(ENDED)
+        part = self._means.settings.part
+        return ReplicaLost(f"replica {part.replica} is out, with all of its {part.shards} processes: {error}")
 
     def _mate_lost(self, error: ReplicaLost) -> None:
         """Another process of this replica has ended: end this lifetime, and with it whatever the program waits in."""

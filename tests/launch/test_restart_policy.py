@@ -179,3 +179,33 @@ def test_a_worker_that_joins_again_in_its_process_is_another_member() -> None:
 
 def shell(policy: RestartPolicy) -> int:
     return policy.result
+
+
+def replicas(restarts: int = 3) -> RestartPolicy:
+    """Two of two processes each."""
+    policy = RestartPolicy(StartPlan(("x",), 4, shards=2, max_restarts=restarts))
+    for index in range(4):
+        policy.started(index, 100 + index, f"127.0.0.1:{9000 + index}", founder=True)
+    assert policy.announced(100, "m0", "127.0.0.1:9000", 1)
+    return policy
+
+
+def test_a_replica_is_restarted_as_a_whole_and_that_counts_once() -> None:
+    policy = replicas(restarts=1)
+    policy.exited(2, -9)
+    assert not policy.ready(2), "the rest of its replica still runs"
+    policy.exited(3, 1)
+    assert policy.ready(2)
+    assert policy.ready(3)
+    assert policy.restarts_left == 0
+    assert phases(policy) == [WorkerPhase.RUNNING, WorkerPhase.RUNNING, WorkerPhase.WAITING, WorkerPhase.WAITING]
+    policy.exited(0, -9)
+    policy.exited(1, -9)
+    assert phases(policy)[:2] == [WorkerPhase.FAILED, WorkerPhase.FAILED]
+
+
+def test_a_replica_of_which_one_process_has_finished_is_not_started_again() -> None:
+    policy = replicas()
+    policy.exited(2, 0)
+    policy.exited(3, 1)
+    assert phases(policy)[2:] == [WorkerPhase.DONE, WorkerPhase.FAILED]

@@ -37,7 +37,7 @@ def train(task: Task, lines: Lines) -> int:
 
 
 def _train(ft: FTLib, task: Task, lines: Lines) -> None:
-    shard, who = task.settings["shard"], task.given["who"]
+    shard, who = ft.settings.shard, task.given["who"] if "who" in task.given else number_of(ft.settings.replica)
     chance = random.Random(os.getpid())
     torch.manual_seed(shard)
     tells = torch.nn.Parameter(torch.zeros(REPLICAS))
@@ -61,6 +61,12 @@ def _train(ft: FTLib, task: Task, lines: Lines) -> None:
         digest = hash(tuple(body.detach().tolist()))
         told: dict[str, Any] = {"who": mask, "hash": digest, "shard": shard, "replica": who, "applied": applied}
         lines.write(**told, **place(ft))
+
+
+def number_of(replica: str) -> int:
+    """The number of a replica that ``ftlib run`` has started, one of two: another one each time."""
+    place, life = replica.split("-")
+    return int(place) + 2 * (int(life) - 1)
 
 
 def _dies(ft: FTLib, moment: str) -> None:

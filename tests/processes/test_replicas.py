@@ -11,6 +11,7 @@ import pytest
 from tests.harness.cluster import Worker
 from tests.harness.nursery import Nursery
 
+from .launched import LaunchedRun
 from .replicas import Replicas
 from .sharded import MOMENTS
 
@@ -80,3 +81,23 @@ def test_a_process_dies_at_a_moment_of_a_call(job: Replicas, moment: str) -> Non
     lost(job, first[0], 2.0, first[1].ended)
     job.together(second, third)
     assert job.judge() > 10
+
+
+def test_the_launcher_starts_whole_replicas_and_starts_them_again(nursery: Nursery, tmp_path: Path) -> None:
+    task = {"program": "tests.processes.sharded:train", "pause": 0.01}
+    with LaunchedRun(tmp_path, 2, "--shards", "2", nursery=nursery, restarts=1, **task) as run:
+
+        def together(whos: int, since: int = 0) -> list[Worker] | None:
+            alive = [worker for worker in run.alive() if worker.calls]
+            there = [worker for worker in alive if worker.last["who"] == whos and worker.last["t"] > since]
+            return there if len(there) == len(alive) == 4 else None
+
+        four = run.until("all train", lambda: together(0b11))
+        victim = next(worker for worker in four if worker.last["replica"] == 1 and worker.last["shard"] == 0)
+        victim.kill()
+        again = run.until("the replica is back, under another name", lambda: together(0b1001))
+        assert {(worker.last["replica"], worker.last["shard"]) for worker in again} == {(0, 0), (0, 1), (3, 0), (3, 1)}
+        assert "2 replicas of 2" in run.said
+        run.drain()
+    codes = sorted(worker.code for worker in run.workers if worker.code is not None)
+    assert codes.count(0) == 4, (codes, run.said)

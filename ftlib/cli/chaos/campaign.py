@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ...errors import FTLibError
-from .job import Seen, Sight
+from .job import Seen, Sight, UnansweredError
 from .plan import LASTING, Planned, in_order
 
 __all__ = ["Campaign", "Row", "Target"]
@@ -28,7 +28,7 @@ class Target(Protocol):
         ...
 
     def inject(self, seen: Seen, kind: str, seconds: float) -> None:
-        """Tell that worker. FTLibError if it was not told."""
+        """Tell that worker. FTLibError if it was not told: UnansweredError if it did not answer."""
         ...
 
 
@@ -81,13 +81,27 @@ class Campaign:
         for planned in self._plan:
             due += planned.after
             time.sleep(max(0.0, due - time.monotonic()))
-            before = self._whole({planned.worker} if self._beyond else expected, planned)
-            victim = before.members[planned.worker]
-            at = time.monotonic()
-            self._job.inject(victim, planned.kind, planned.seconds)
+            before, victim, at = self._injected(planned, {planned.worker} if self._beyond else expected)
             if planned.kind == "leave" and not victim.supervised:
                 expected.discard(planned.worker)
             yield self._observe(planned, before, expected, at, at - began)
+
+    def _injected(self, planned: Planned, expected: set[str]) -> tuple[Sight, Seen, float]:
+        """Inject a fault: what was seen before, whom it hit, and when. A worker that was given up between the look at the job
+        and the order, on a busy machine say, is waited for once more.
+        """
+        until = time.monotonic() + self._patience
+        while True:
+            before = self._whole(expected, planned)
+            victim, at = before.members[planned.worker], time.monotonic()
+            try:
+                self._job.inject(victim, planned.kind, planned.seconds)
+            except UnansweredError:
+                if at > until:
+                    raise
+                time.sleep(_EVERY)
+            else:
+                return before, victim, at
 
     def _whole(self, expected: set[str], planned: Planned) -> Sight:
         """Wait until all of them are in the view, and train."""

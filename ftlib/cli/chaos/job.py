@@ -16,10 +16,14 @@ from ...errors import ConfigError, FTLibError
 from ...launch.processes.credentials import drawn_rings, ring_of_user
 from ..status import fetch_status
 
-__all__ = ["Job", "Seen", "Sight"]
+__all__ = ["Job", "Seen", "Sight", "UnansweredError"]
 
 _PATH = "/chaos"
 _MOST_LINE = 4096
+
+
+class UnansweredError(FTLibError):
+    """The worker is not there, or has no time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,7 @@ class Job:
         return tuple(self._order(seen, {}).get("kinds") or ())
 
     def inject(self, seen: Seen, kind: str, seconds: float) -> None:
-        """Have it happen; returns once the worker has been told. FTLibError if it was not."""
+        """Have it happen; returns once the worker has been told. UnansweredError if it did not answer, else FTLibError."""
         self._order(seen, {"fault": kind, "seconds": f"{seconds:g}"})
 
     def _sight(self, status: Mapping[str, Any]) -> Sight:
@@ -119,7 +123,7 @@ class Job:
                 while not line.endswith(b"\n") and len(line) < _MOST_LINE and (byte := answer.read(1)):
                     line += byte  # no more than the line: what comes after it, a killed worker does not send
         except (OSError, EOFError, http.client.HTTPException) as error:
-            raise FTLibError(
+            raise UnansweredError(
                 f"{seen.address} did not answer ({error}): nothing was injected there, as far as is known"
             ) from None
         if answer.status == http.client.NOT_FOUND:

@@ -88,11 +88,13 @@ class Rebuilder:
         given_up: Callable[[], None] = lambda: None,
         *,
         part: Part = LONE,
+        named: Callable[[Exception], Exception] = lambda error: error,
     ) -> None:
         """``build``: ``Lifetime._rebuild``. ``prepare``: begins a build that ``build`` may be asked for; returns at once.
         ``activated``: called with every activated view; must return at once. ``facts``: for ``DataPlane.facts``.
         ``given_up``: called when the others have given up this worker because its program hangs; must return at once.
-        ``part``: of which replica this member is a part, if that has several processes.
+        ``part``: of which replica this member is a part, if that has several processes. ``named``: returns the error to raise
+        where the consensus ended this lifetime with one.
         """
         self._plane = plane
         self._consensus = consensus
@@ -105,6 +107,7 @@ class Rebuilder:
         self._facts = facts
         self._given_up = given_up
         self._part = part
+        self._named = named
         self._items: SimpleQueue[_Item] = plane.threads.queue()
         self._thread = plane.threads.thread(self._run, "ftlib-rebuild")
         self._wanted = 0
@@ -194,15 +197,7 @@ class Rebuilder:
             case Stopped(error):
                 if isinstance(error, LeftError):
                     self._plane.let_end(_LAST_CALL)
-                self._stop(self._bereft(translated(error)))
-
-    def _bereft(self, error: Exception) -> Exception:
-        """``error`` as a member of a replica of several processes is told: the others go on without all of them."""
-        if self._part.shards == 1 or type(error) is not errors.Excluded:
-            return error
-        return errors.ReplicaLost(
-            f"replica {self._part.replica} is out, with all of its {self._part.shards} processes: {error}"
-        )
+                self._stop(self._named(translated(error)))
 
     def _freeze(self, order: Freeze) -> None:
         answer = self._plane.freeze(order)

@@ -29,6 +29,8 @@ class WordFlag(IntFlag):
     """The call has no result in this shard: inf or nan, or no weight."""
     BYE = 4
     """No word about a call: this member ends, and means to."""
+    ENDED = 8
+    """With BYE: because its program has come to its end."""
 
 
 class Word(NamedTuple):
@@ -104,7 +106,9 @@ class Mates(Protocol):
         """This member holds what ``word`` says: say so, and listen for the others' words about that call in that view."""
 
     def verdict(self, seconds: float) -> Verdict | None:
-        """Listen at most so many seconds. None if some have not spoken yet. Raises ReplicaLost if one of them never will."""
+        """Listen at most so many seconds. None if some have not spoken yet. Raises ReplicaLost, or JobEnded,
+        if one of them never will.
+        """
 
     def vouch(self, word: Word) -> None:
         """Say ``word`` about a call that this member has finished in an earlier view. Any thread."""

@@ -14,7 +14,7 @@ from ..processes.sockets import HOST
 from .plan import StartPlan
 
 # Variables that an outer launcher may have set, and that this one does not set in every start.
-_STALE = ("FTLIB_SOCKET_FDS", "FTLIB_ADVERTISE", "FTLIB_GPU")
+_STALE = ("FTLIB_SOCKET_FDS", "FTLIB_ADVERTISE", "FTLIB_GPU", "FTLIB_REPLICA", "FTLIB_SHARD", "FTLIB_SHARDS")
 
 _HOSTS_APART = "600"
 """Seconds that workers of one host wait for those of others, which may have an image to pull."""
@@ -37,6 +37,8 @@ class Start:
     """The address of this machine at which it listens, numeric."""
     of: str = ""
     """The host's name, where workers of others take part."""
+    life: int = 1
+    """How often the slot has been started, this time included."""
 
     @property
     def name(self) -> str:
@@ -64,13 +66,18 @@ def worker_environment(
     env |= {
         "FTLIB_JOB": plan.job,
         "FTLIB_INTRODUCERS": ",".join(start.introducers),
-        "FTLIB_INITIAL_SIZE": str(start.initial_size),
+        "FTLIB_INITIAL_SIZE": str(start.initial_size // plan.shards),
         "FTLIB_BIND": start.bind,
         "FTLIB_SUPERVISOR": supervisor,
         "FTLIB_NAME": f"{start.name} of {start.of}" if start.of else start.name,
         "FTLIB_WORKER_INDEX": str(start.index),
         "LOCAL_RANK": str(start.index),  # torchrun's name for the slot: what reads it there works here, too
     }
+    if plan.shards > 1:
+        replica, shard = divmod(start.index, plan.shards)
+        # All of a replica are started equally often, and each time it is another one.
+        env["FTLIB_REPLICA"] = f"{replica}-{start.life}"
+        env |= {"FTLIB_SHARD": str(shard), "FTLIB_SHARDS": str(plan.shards)}
     if plan.meeting is not None:
         env.setdefault("FTLIB_JOIN_TIMEOUT", _HOSTS_APART)
     if plan.gpus:

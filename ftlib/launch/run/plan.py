@@ -45,7 +45,10 @@ class StartPlan:
     """The worker's argument list, see :func:`python_command`."""
 
     workers: int
-    """How many are started."""
+    """How many are started: processes, where a replica has several."""
+
+    shards: int = 1
+    """Processes of a replica; they are started and restarted together. Sizes count replicas."""
 
     gpus: int = 0
     """How many GPUs each of them sees; 0: none."""
@@ -83,7 +86,7 @@ class StartPlan:
     @property
     def fewest(self) -> int:
         """The run ends when fewer workers of this host than that can ever run again."""
-        return self.min_workers if self.meeting is None else 1
+        return self.min_workers * self.shards if self.meeting is None else 1
 
     @property
     def size(self) -> int:
@@ -107,9 +110,11 @@ class StartPlan:
         """Raise ConfigError if the plan cannot run, naming the option and the remedy."""
         if self.workers < 1:
             raise ConfigError(f"-n {self.workers}: give the number of workers, at least 1")
-        if not 1 <= self.min_workers <= self.size:
+        if self.shards < 1 or self.workers % self.shards:
+            raise ConfigError(f"{self.workers} workers are no whole replicas of {self.shards}: give a multiple")
+        if not 1 <= self.min_workers <= self.size // self.shards:
             option = "-n" if self.meeting is None else "--size"
-            raise ConfigError(f"--min {self.min_workers}: give a number from 1 to {option} ({self.size})")
+            raise ConfigError(f"--min {self.min_workers}: give a number from 1 to {option} ({self.size // self.shards})")
         if self.max_workers is not None and self.max_workers < self.min_workers:
             raise ConfigError(f"--max {self.max_workers}: give a number of at least --min ({self.min_workers})")
         if self.max_restarts < 0:

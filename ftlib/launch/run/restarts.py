@@ -11,6 +11,9 @@ The rules, in the order in which they are tried when a worker ended otherwise th
 3. Once a worker has finished and no live worker holds a view, the job is done and nothing is restarted.
 4. With fewer workers than ``--min`` able to run, and none finished, the run ends.
 
+A replica of several processes is restarted as a whole, once all of them have ended, which counts as one restart; not if one of
+them has finished.
+
 The run's result is the exit of the worker that ended last: a failure that others outlived does not fail the run.
 """
 
@@ -231,9 +234,22 @@ class RestartPolicy:
             if not self.ever_founded and all(slot.blamed_itself for slot in self.records):
                 record.phase = WorkerPhase.FAILED
                 return self.end("every worker failed before there was a first view: the script is at fault")
-            record.phase = WorkerPhase.WAITING if self.restarts_left else WorkerPhase.FAILED
-            self.restarts_left -= record.phase is WorkerPhase.WAITING
+            mates = self.mates(index)
+            again = any(mate.phase is WorkerPhase.WAITING and mate.starts == record.starts for mate in mates)
+            whole = not any(mate.phase in (WorkerPhase.DONE, WorkerPhase.FAILED) for mate in mates)
+            record.phase = WorkerPhase.WAITING if whole and (again or self.restarts_left) else WorkerPhase.FAILED
+            self.restarts_left -= record.phase is WorkerPhase.WAITING and not again
         return self._consequence()
+
+    def mates(self, index: int) -> list[WorkerRecord]:
+        """The other slots of its replica."""
+        shards = self.plan.shards
+        first = index - index % shards
+        return [record for record in self.records[first : first + shards] if record.index != index]
+
+    def ready(self, index: int) -> bool:
+        """Whether the slot waits for a restart, and all others of its replica do."""
+        return all(each.phase is WorkerPhase.WAITING for each in (self.records[index], *self.mates(index)))
 
     def end(self, reason: str) -> RunAction:
         """End the run with the present result; the first reason stays."""

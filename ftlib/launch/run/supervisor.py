@@ -9,6 +9,7 @@ the one for the workers' own work.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import shutil
 import signal
@@ -38,6 +39,9 @@ from .environment import Start, worker_environment
 from .place import MeetingPlace
 from .plan import StartPlan
 from .restarts import RestartPolicy, RunAction, StartMode, WorkerPhase, WorkerRecord
+
+MATES_GRACE = 0.5
+"""Seconds from the end of one process of a replica until the launcher kills the rest, which cannot go on without it."""
 
 _SPAWN_FAILED = 71
 """EX_OSERR of sysexits.h: the code noted for a worker that could not be started."""
@@ -161,7 +165,8 @@ class Supervisor:
         where = ""
         if plan.meeting is not None:
             where = f" here of {plan.size}, which meet at {', '.join(plan.meeting.introducers[:4])} ({plan.meeting.by})"
-        self._console.say(f"job {plan.job}: {plan.workers} workers{where}, supervisor at {self._supervisor}")
+        of = "" if plan.shards == 1 else f" in {plan.workers // plan.shards} replicas of {plan.shards}"
+        self._console.say(f"job {plan.job}: {plan.workers} workers{of}{where}, supervisor at {self._supervisor}")
         if plan.resume is not None:
             self._console.say(f"the job begins from {plan.beginning}")
         if plan.gpus and plan.workers > plan.gpus:
@@ -246,6 +251,7 @@ class Supervisor:
 
     def _start(self, index: int, start: Start, sockets: ControlSockets | None = None) -> None:
         record = self.policy.records[index]
+        start = dataclasses.replace(start, life=record.starts + 1)
         env = worker_environment(self._base, self._plan, start, self._supervisor, self._credentials.environment)
         try:
             fds = start.socket_fds or ()
@@ -288,11 +294,21 @@ class Supervisor:
             self._end()
         elif following is RunAction.RETIRE:
             self._retire()
-        elif record.phase is WorkerPhase.WAITING:
-            self._timers[index] = self._loop.call_later(self._plan.restart_delay, self._delay_over, index)
+        elif self.policy.ready(index):
+            for each in (record, *self.policy.mates(index)):
+                self._timers[each.index] = self._loop.call_later(self._plan.restart_delay, self._delay_over, each.index)
+        elif code != 0 and self._plan.shards > 1:
+            self._loop.call_later(MATES_GRACE, self._kill_mates, index, record.starts)
         self._start_due()
         if self.policy.over and not self._over.done():
             self._over.set_result(None)
+
+    def _kill_mates(self, index: int, starts: int) -> None:
+        """Kill what is left of a replica that has lost the process in slot ``index``, in its ``starts``-th life."""
+        pids = {mate.pid for mate in self.policy.mates(index) if mate.phase is WorkerPhase.RUNNING and mate.starts == starts}
+        for worker in self._steward:
+            if worker.pid in pids:
+                worker.kill(f"its replica has lost worker {index}")
 
     def _tell_death(self, record: WorkerRecord) -> None:
         how = describe_exit(record.code) + (f" ({record.cause})" if record.cause else "")

@@ -24,13 +24,14 @@ from consensus import Member, format_address, parse_address
 
 from ...core.replicas.whole import Replica
 from ...core.replicas.words import WORD_BYTES, Heard, Verdict, Word, WordFlag
-from ...errors import GroupError, ReplicaLost
+from ...errors import GroupError, JobEnded, ReplicaLost
 from ...frameworks import sockets
 
-__all__ = ["Connections"]
+__all__ = ["ENDED", "Connections"]
 
 logger = logging.getLogger("ftlib")
 
+ENDED = "a process of this replica has come to the end of its program, and the replica ends with it"
 FACT, _KEY = "_mates", "_mates_key"
 _HELLO = struct.Struct("<I32s")
 """Who connects: its shard, and that it knows what only members of the job know."""
@@ -54,8 +55,8 @@ class Connections:
         """By shard."""
         self._rest: dict[int, bytes] = {}
         """The beginning of a word of which the end has not come yet, by shard."""
-        self._gone: set[int] = set()
-        """Shards that have said goodbye."""
+        self._gone: dict[int, bool] = {}
+        """Shards that have said goodbye; True: because their programs have ended."""
         self._heard: Heard | None = None
         self._lock = threading.Lock()
         """Guards ``_heard``, and sends."""
@@ -63,7 +64,7 @@ class Connections:
         """Held while the connections are read, so that none is closed meanwhile."""
         self._poll = select.poll()
         self._failure: ReplicaLost | None = None
-        self._closed = False
+        self._parted = self._closed = False
         self._stop_read, self._stop_write = os.pipe()
 
     def listen(self, host: str) -> Mapping[str, str]:
@@ -172,8 +173,19 @@ class Connections:
         if found is None and self._failure is not None:
             raise self._failure.with_traceback(None)
         if found is None and self._gone:
+            if all(self._gone.values()):
+                raise JobEnded(ENDED)
             raise ReplicaLost(f"{self._name(min(self._gone))} has left: this replica ends with it")
         return found
+
+    @property
+    def ended(self) -> bool:
+        """True if a mate has said that its program has come to its end. Any thread."""
+        with self._reading:
+            if not self._closed:
+                for shard in self._socks:
+                    self._read(shard)
+        return any(self._gone.values())
 
     def missing(self) -> str:
         """See ``Mates``."""
@@ -216,7 +228,7 @@ class Connections:
         for start in range(0, whole, WORD_BYTES):
             word = Word.unpack(data[start : start + WORD_BYTES])
             if word.flags & WordFlag.BYE:
-                self._gone.add(shard)
+                self._gone[shard] = bool(word.flags & WordFlag.ENDED)
                 continue
             with self._lock:
                 heard.hear(replica.ids[shard], word)
@@ -225,15 +237,25 @@ class Connections:
 
     # --- the end -------------------------------------------------------------------------------------------------------
 
+    def part(self, *, ended: bool) -> None:
+        """Say goodbye; ``ended``: because this member's program has come to its end. Only the first time counts."""
+        with self._lock:
+            if self._parted:
+                return
+            self._parted = True
+            for sock in self._socks.values():
+                with contextlib.suppress(OSError):
+                    sock.sendall(Word(0, 0, WordFlag.BYE | WordFlag.ENDED * ended).pack())
+
     def close(self) -> None:
         """Say goodbye, and close all connections. Idempotent."""
+        self.part(ended=False)
         with self._lock:
             if self._closed:
                 return
             self._closed = True
             for sock in self._socks.values():
                 with contextlib.suppress(OSError):
-                    sock.sendall(Word(0, 0, WordFlag.BYE).pack())
                     sock.shutdown(socket.SHUT_WR)
         os.write(self._stop_write, b"x")
         if self._listener is not None:
@@ -277,7 +299,7 @@ class Connections:
             data = self._rest.get(shard, b"") + self._socks[shard].recv(1 << 16, socket.MSG_DONTWAIT | socket.MSG_PEEK)
             whole = len(data) - len(data) % WORD_BYTES
             if whole and Word.unpack(data[whole - WORD_BYTES : whole]).flags & WordFlag.BYE:
-                self._gone.add(shard)
+                self._gone[shard] = bool(Word.unpack(data[whole - WORD_BYTES : whole]).flags & WordFlag.ENDED)
                 return True
         return False
 

@@ -22,6 +22,14 @@ from tests.harness import moments
 from tests.harness.worker import SLOTS, Lines, Task, _digest, _fill, _who, joined, place
 
 
+def prepare() -> None:
+    """Import what an optimizer imports at its first step; start no thread."""
+    torch.set_num_threads(1)
+    weight = nn.Parameter(torch.zeros(1))
+    weight.grad = torch.zeros(1)
+    torch.optim.SGD([weight], lr=1.0).step()
+
+
 class Model(nn.Module):
     def __init__(self, sizes: list[int], slot: int) -> None:
         super().__init__()

@@ -1,0 +1,157 @@
+"""What workers of tests do (see ``workers``): functions that are called in them, by reference."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from ftlib import Channel, CollectiveError
+
+from .workers import Here
+
+LIMIT = 20.0
+
+
+def send(here: Here, names: list[str], *values: Any) -> None:
+    for value in values:
+        here.group(names).send(value, timeout=LIMIT)
+
+
+def recv(here: Here, names: list[str], count: int = 1) -> list[Any]:
+    group = here.group(names)
+    return [group.recv(timeout=LIMIT) for _ in range(count)]
+
+
+def broadcast(here: Here, names: list[str], value: Any, src: str) -> Any:
+    return here.group(names).broadcast(value, src, timeout=LIMIT)
+
+
+def pending(here: Here, names: list[str], count: int, megabytes: int) -> list[tuple[str, str, float]]:
+    """Operations of all kinds that cannot end, as the peer does not answer: what each raises, and when."""
+    group = here.group(names)
+    works = [group.recv(async_op=True), group.recv_tensor(torch.empty(1 << 20), async_op=True)]
+    works += [group.recv(async_op=True) for _ in range(count)]
+    works += [group.send_tensor(torch.zeros(megabytes << 18), async_op=True) for _ in range(3)]
+    works.append(works[0].then(lambda value: value))
+    here.kept["pending"] = True
+    found = []
+    for work in works:
+        try:
+            work.wait(LIMIT)
+            found.append(("none", "", time.monotonic()))
+        except CollectiveError as error:
+            found.append((type(error).__name__, str(error), time.monotonic()))
+    return found
+
+
+def is_pending(here: Here) -> bool:
+    return bool(here.kept.get("pending"))
+
+
+def stream(here: Here, names: list[str], seconds: float, first: bool) -> tuple[int, float]:
+    """Exchange words for so long; how many, and the longest gap."""
+    group, gap, count, last = here.group(names), 0.0, 0, time.monotonic()
+    end = last + seconds
+    while True:
+        if first:
+            group.send(time.monotonic() < end, timeout=LIMIT)
+            more = group.recv(timeout=LIMIT)
+        else:
+            more = group.recv(timeout=LIMIT)
+            group.send(more, timeout=LIMIT)
+        now = time.monotonic()
+        gap, last, count = max(gap, now - last), now, count + 1
+        if not more:
+            return count, gap
+
+
+def tensors(here: Here, names: list[str], count: int, elements: int, sends: bool) -> list[float]:
+    """Send or receive in place; the sum of each."""
+    group = here.group(names)
+    sums = []
+    for number in range(count):
+        if sends:
+            group.send_tensor(torch.full((elements,), float(number)), timeout=LIMIT)
+        else:
+            sums.append(float(group.recv_tensor(torch.empty(elements), timeout=LIMIT).double().mean()))
+    return sums
+
+
+def send_and_exit(here: Here, names: list[str], count: int, elements: int) -> None:
+    """Leave sends pending, and say so."""
+    group = here.group(names)
+    for number in range(count):
+        group.send([number, torch.full((elements,), float(number))], async_op=True)
+
+
+def received(here: Here, names: list[str], count: int, after: float) -> list[tuple[int, float]]:
+    group = here.group(names)
+    here.kept["made"] = True
+    time.sleep(after)
+    got = [group.recv(timeout=LIMIT) for _ in range(count)]
+    return [(number, float(tensor.mean())) for number, tensor in got]
+
+
+def attempt(here: Here, names: list[str], value: Any) -> str:
+    """What a send says."""
+    try:
+        here.group(names).send(value, timeout=LIMIT)
+    except CollectiveError as error:
+        return f"{type(error).__name__}: {error}"
+    return "sent"
+
+
+def send_strange(here: Here, names: list[str]) -> str:
+    return attempt(here, names, {"set": {1, 2}})
+
+
+def channel(here: Here, name: str, at: str, maxsize: int = 0) -> None:
+    here.channels[name] = Channel(here.collective, name, at=at, maxsize=maxsize)
+
+
+def put(here: Here, name: str, *items: Any) -> None:
+    for item in items:
+        here.channels[name].put(item, timeout=LIMIT)
+
+
+def get(here: Here, name: str, count: int) -> list[Any]:
+    return [here.channels[name].get(timeout=LIMIT) for _ in range(count)]
+
+
+def get_until(here: Here, name: str) -> list[Any]:
+    """Items until there are none for half a second."""
+    import queue
+
+    items = []
+    while True:
+        try:
+            items.append(here.channels[name].get(timeout=0.5))
+        except queue.Empty:
+            return items
+
+
+def await_items(here: Here, name: str, count: int) -> str:
+    """Wait for items that never come; what that raises."""
+    works = [here.channels[name].get(async_op=True) for _ in range(count)]
+    here.kept["pending"] = True
+    errors = set()
+    for work in works:
+        try:
+            work.wait(LIMIT)
+        except CollectiveError as error:
+            errors.add(type(error).__name__)
+    return " ".join(sorted(errors))
+
+
+def facts(here: Here) -> dict[str, Any]:
+    return here.collective.facts()
+
+
+def knows(here: Here, member_id: str) -> bool:
+    return member_id in {member.id for member in here.consensus.get_member_list()}
+
+
+def has_made(here: Here) -> bool:
+    return bool(here.kept.get("made"))
