@@ -30,9 +30,19 @@ class Incoming:
     """The reading side. ``open`` gives it its path."""
 
     def __init__(
-        self, seal: Seal, buffer: int, most: int, said: Callable[[Kind, bytes], None], broken: Callable[[Exception], None]
+        self,
+        seal: Seal,
+        buffer: int,
+        most: int,
+        said: Callable[[Kind, bytes], None],
+        broken: Callable[[Exception], None],
+        dry: Callable[[], None] = lambda: None,
     ) -> None:
-        """``most``: bytes of a payload. ``said``: a message for the link itself. ``broken``: nothing more can be read."""
+        """``most``: bytes of a payload. ``said``: a message for the link itself. ``broken``: nothing more can be read.
+
+        ``dry`` is called once, when nothing will be read any more.
+        """
+        self._dry = dry
         self._seal: Seal | None = seal
         self._buffer = buffer
         self._most = most
@@ -46,7 +56,11 @@ class Incoming:
         self._again = False
         self._news = False
         self._error: BaseException | None = None
+        self._last: BaseException | None = None
+        """What comes after all that has arrived, which is still to be read."""
         self._goodbye: BaseException | None = None
+        """What comes after all that is kept."""
+        self._over = False
         self._posted: deque[tuple[Place, Received]] = deque()
         self._kept: deque[tuple[bytes, memoryview]] = deque()
         self._held = 0
@@ -88,14 +102,21 @@ class Incoming:
         """See ``Link.receive``."""
         with self._lock:
             self._posted.append((place, done))
-            idle = not (self.paused or self._kept or self._error or self._goodbye)
+            idle = not (self.paused or self._kept or self._error or self._goodbye or self._last)
         if not idle:
-            self.pump()
+            self.pump(news=True)
 
     def end(self, error: BaseException) -> None:
         """The peer has said goodbye: once all that is kept was received, there is only ``error``."""
         self._goodbye = error
         self._step = _nothing
+
+    def finish(self, error: BaseException) -> None:
+        """No more will come than what has arrived: after that there is only ``error``."""
+        with self._lock:
+            self._last = self._last or error
+            self._news = True
+        self.pump(news=True)
 
     def fail(self, error: BaseException) -> None:
         """End it: all that waits gets ``error``, what is kept is dropped. The first error counts."""
@@ -116,7 +137,9 @@ class Incoming:
             self._work()
             with self._lock:
                 failed = self._failed()
-                if not failed:
+                over = not self._over and (self._error or self._goodbye) is not None
+                self._over |= over
+                if not failed and not over:
                     if self._again:
                         self._again = False
                         continue
@@ -125,6 +148,8 @@ class Incoming:
                     return
             for done in failed:
                 done(None, self._error or self._goodbye)
+            if over:
+                self._dry()
 
     def reads_here(self) -> bool:
         """Whether the caller is in a callback of ``pump``."""
@@ -138,24 +163,27 @@ class Incoming:
 
     def _failed(self) -> list[Received]:
         """Receivers that get nothing any more."""
-        if self._error is None and (self._goodbye is None or self._kept):
-            return []
-        failed = [done for _, done in self._posted]
-        self._posted.clear()
+        failed: list[Received] = []
+        if self._goodbye is None and not self.paused and not self._news:
+            self._goodbye = self._last
         if self._error is not None:
             self._kept.clear()
+        if (self._error or self._goodbye) is not None:
             self._step = _nothing
             if self._receiver is not None:
-                failed.insert(0, self._receiver)
+                failed.append(self._receiver)
             self._receiver = self._cursor = None
             self._storage = bytearray()
+            if not self._kept:
+                failed += [done for _, done in self._posted]
+                self._posted.clear()
         return failed
 
     def _work(self) -> None:
         self._serve_kept()
         try:
-            if self._news and self._path is not None:
-                self._news = False
+            news, self._news = self._news, False
+            if news and self._path is not None and self._step is not _nothing:
                 self._path.refresh()
             while self._path is not None and self._error is None and self._step():
                 pass

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import NamedTuple, Protocol
 
 from consensus import Member, Stream
 
@@ -22,78 +21,45 @@ from .errors import GroupClosed, LinkBroken, PeerLost
 from .incoming import Incoming, Place, Received
 from .meeting import Meeting
 from .outgoing import Outgoing, Sent
+from .parts import LinkStats, Loop
 from .paths import Path, TcpPath
+from .verdict import verdict
 from .wire import HEADER, Kind, Seal, WireError
 
 GRACE = 0.25
 """Seconds in which the agreement may say why a socket has ended."""
-_ASK = 0.1
-"""Seconds for a control port to answer: together with the grace less than half a second."""
 _DISPOSE = 0.05
 """Seconds after its end until a link's descriptors are closed: no thread uses them by then."""
 _LEASE = 0.002
 """Seconds that a link waits for the next thread that reads it itself, before the loop does so again."""
-_ACKED = 0.005
-"""Seconds between two looks whether the peer's host has all that was sent."""
+_ACK, _LOOK = 1.0, 0.005
+"""Seconds that a close waits until the peer's host has all that was written, and between two looks: what the peer still sends
+to a closed socket would make the kernel drop the rest.
+"""
 _IN = select.EPOLLIN | select.EPOLLRDHUP
-
-
-class Loop(Protocol):
-    """What a link asks of its loop (see ``loop``)."""
-
-    buffer: int
-    max_bytes: int
-    link_timeout: float
-    seal_all: bool
-    ring: bool
-
-    def add(self, fd: int, mask: int, ready: Callable[[int], None]) -> None:
-        """Call ``ready(events)`` on the loop's thread when there are some for ``fd``."""
-
-    def change(self, fd: int, mask: int) -> None:
-        """From now on wait for ``mask``."""
-
-    def remove(self, fd: int) -> None:
-        """Wait no more. Idempotent."""
-
-    def later(self, seconds: float, call: Callable[[], None]) -> Callable[[], None]:
-        """Call on the loop's thread after so many seconds; returns what prevents it."""
-        ...
-
-    def here(self) -> bool:
-        """Whether the caller is on the loop's thread."""
-        ...
-
-    def forget(self, link: Link) -> None:
-        """``link`` has no descriptors any more."""
-
-
-class LinkStats(NamedTuple):
-    """Counts of one link. ``queued_out``: messages that wait to be written; ``queued_in``: those that nobody has asked for."""
-
-    sent_bytes: int
-    received_bytes: int
-    sent: int
-    received: int
-    queued_out: int
-    queued_in: int
 
 
 class _State(Enum):
     OPEN = "messages pass"
+    LOST = "the peer is over, and what it had sent is still received"
     DOUBTFUL = "the connection has ended, and it is not known yet what that means"
     ENDED = "every operation fails"
+
+
+_READING = (_State.OPEN, _State.LOST)
 
 
 class Link:
     """See the module. Thread-safe. Callbacks are called with no lock held, in order for each direction."""
 
-    def __init__(self, stream: Stream, loop: Loop) -> None:
-        """Made by ``LinkLoop.connect``; owns the stream's socket."""
+    def __init__(self, stream: Stream, loop: Loop, gone: Callable[[Link], None]) -> None:
+        """Made by ``LinkLoop.connect``; owns the stream's socket. ``gone`` is called once it has no descriptors any more."""
+        self._gone = gone
         self.peer: Member = stream.peer
         self._loop = loop
         self._lock = threading.Lock()
         self._state = _State.OPEN
+        self._error: BaseException | None = None
         self._socket = stream.socket
         self._stream = TcpPath(stream.socket, loop.link_timeout)
         """The path until another is agreed on; then its end is that of the peer."""
@@ -101,7 +67,7 @@ class Link:
         self._meeting = Meeting(dialled=stream.dialled, ring=loop.ring)
         ways = (b"there", b"back") if stream.dialled else (b"back", b"there")
         self._out = Outgoing(Seal(stream.key, ways[0]), self._broke)
-        self._in = Incoming(Seal(stream.key, ways[1]), loop.buffer, loop.max_bytes, self._said, self._broke)
+        self._in = Incoming(Seal(stream.key, ways[1]), loop.buffer, loop.max_bytes, self._said, self._broke, self._hang_up)
         self._helped = False
         self._leased = 0.0
         """Until when nobody need read, after a thread has done so itself."""
@@ -224,7 +190,7 @@ class Link:
         ``deadline``: of ``time.monotonic``. Returns at once if another thread does so already, and in a callback.
         """
         with self._lock:
-            if self._helped or self._state is not _State.OPEN or self._in.reads_here():
+            if self._helped or self._state not in _READING or self._in.reads_here():
                 return
             self._helped = True
         self._interest()
@@ -232,7 +198,7 @@ class Link:
         poll = select.poll()
         watched = -1
         try:
-            while not ready() and self._state is _State.OPEN and not self._in.paused:
+            while not ready() and self._state in _READING and not self._in.paused:
                 rest = None if deadline is None else deadline - time.monotonic()
                 if rest is not None and rest <= 0:
                     return
@@ -283,20 +249,51 @@ class Link:
         self._interest()
         if not self._loop.here():
             written.wait(timeout)
+            deadline = min(deadline, time.monotonic() + _ACK)
             while self._state is _State.OPEN and self._path.unsent() and time.monotonic() < deadline:
-                self._quiet.wait(_ACKED)
+                self._quiet.wait(_LOOK)
         self.fail(GroupClosed("the link was closed here", peer=self.peer))
 
     def fail(self, error: BaseException) -> None:
-        """End it: every pending and later operation fails with ``error``. The first error counts."""
+        """End it: every pending and later operation fails with ``error``. The first error counts.
+
+        After a PeerLost what the peer had sent can still be received, in order: what its kernel still sends, for ``GRACE``
+        seconds at most, and what has arrived; then comes the error.
+        """
+        lost = isinstance(error, PeerLost)
         with self._lock:
-            if self._state is _State.ENDED:
+            before = self._state
+            if lost and before in (_State.LOST, _State.ENDED):
+                return
+            self._state = _State.LOST if lost and before is _State.OPEN else _State.ENDED
+            error = self._error = self._error or error
+        self._out.fail(error)
+        if self._state is _State.LOST:
+            self._loop.later(GRACE, self._last_look)
+            self._interest()
+            return
+        self._detach()
+        if lost:
+            self._in.finish(error)
+        else:
+            self._in.fail(error)
+        self._wake()
+
+    def _last_look(self) -> None:
+        if self._state is _State.LOST and self._in.paused:
+            self._loop.later(GRACE, self._last_look)
+        else:
+            self._run_dry()
+
+    def _run_dry(self) -> None:
+        """A lost peer sends no more: what is here is all."""
+        with self._lock:
+            if self._state is not _State.LOST or self._error is None:
                 return
             self._state = _State.ENDED
         self._detach()
-        self._out.fail(error)
-        self._in.fail(error)
-        self._hang_up()
+        self._in.finish(self._error)
+        self._wake()
 
     def _said(self, kind: Kind, header: bytes) -> None:
         """A message for the link itself: of the meeting, or that the peer has closed it."""
@@ -312,10 +309,11 @@ class Link:
             self._state = _State.ENDED
         self._detach()
         self._out.fail(error)
-        self._hang_up()
+        self._wake()
 
     def _broke(self, error: Exception) -> None:
         """The path does not read or write any more; the agreement may soon say why."""
+        self._run_dry()
         with self._lock:
             if self._state is not _State.OPEN:
                 return
@@ -329,19 +327,13 @@ class Link:
             self.fail(LinkBroken(f"the connection to {self.peer} broke: {error}", peer=self.peer))
 
     def _judge(self, error: Exception) -> None:
-        """Nobody has said why it ended: ask at the peer's control port."""
-        if self._state is _State.DOUBTFUL:
-            threading.Thread(target=self._ask, args=(error,), name="ftlib-link-ask", daemon=True).start()
+        """Nobody has said why it ended."""
 
-    def _ask(self, error: Exception) -> None:
-        try:
-            socket.create_connection(self.peer.address, _ASK).close()
-        except ConnectionRefusedError:
-            self.fail(PeerLost(f"{self.peer} is gone: its connection has ended, and its port is refused", peer=self.peer))
-        except OSError as why:
-            self.fail(LinkBroken(f"the connection to {self.peer} broke: {error}; its control port: {why}", peer=self.peer))
-        else:
-            self.fail(LinkBroken(f"the connection to {self.peer} broke, but it lives: {error}", peer=self.peer))
+        def ask() -> None:
+            self.fail(verdict(self.peer, error, self._quiet, self._loop.link_timeout))
+
+        if self._state is _State.DOUBTFUL:
+            threading.Thread(target=ask, name="ftlib-link-ask", daemon=True).start()
 
     def check(self) -> None:
         """The loop asks from time to time whether the peer's host still answers."""
@@ -377,7 +369,7 @@ class Link:
     def _interest(self) -> None:
         """Tell the loop what to wait for."""
         with self._lock:
-            if self._state is not _State.OPEN:
+            if self._state not in _READING:
                 return
             plain, blocked = self._path is self._stream, self._out.blocked
             idle = self._helped or (self._in.paused if plain else self._leased and not blocked) or (plain and self._leased)
@@ -391,11 +383,14 @@ class Link:
         self._loop.remove(self._path.fileno())
         self._loop.remove(self._stream.fileno())
 
-    def _hang_up(self) -> None:
-        """Wake who helps, tell the peer's kernel, and close once nobody uses the descriptors any more."""
+    def _wake(self) -> None:
+        """Wake who helps or closes, and tell the peer's kernel. What has arrived can still be read."""
         self._quiet.set()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _hang_up(self) -> None:
+        """Nothing more will be read: close once nobody uses the descriptors any more."""
         self._loop.later(_DISPOSE, self._dispose)
 
     def _dispose(self) -> None:
@@ -406,4 +401,4 @@ class Link:
         self._meeting.close()
         self._path.close()
         self._stream.close()
-        self._loop.forget(self)
+        self._gone(self)

@@ -71,7 +71,7 @@ class LinkLoop:
 
     def connect(self, stream: Stream) -> Link:
         """A link over ``stream``, which it owns from here on."""
-        link = Link(stream, self)
+        link = Link(stream, self, self._forget)
         with self._lock:
             if self._ending:
                 stream.socket.close()
@@ -97,29 +97,29 @@ class LinkLoop:
             self._clear()
 
     def here(self) -> bool:
-        """See ``link.Loop``."""
+        """See ``parts.Loop``."""
         return self._thread is threading.current_thread()
 
     # For links
 
     def add(self, fd: int, mask: int, ready: Callable[[int], None]) -> None:
-        """See ``link.Loop``."""
+        """See ``parts.Loop``."""
         self._ready[fd] = ready
         self._epoll.register(fd, mask)
 
     def change(self, fd: int, mask: int) -> None:
-        """See ``link.Loop``."""
+        """See ``parts.Loop``."""
         with contextlib.suppress(OSError, ValueError):  # removed meanwhile
             self._epoll.modify(fd, mask)
 
     def remove(self, fd: int) -> None:
-        """See ``link.Loop``."""
+        """See ``parts.Loop``."""
         if self._ready.pop(fd, None) is not None:
             with contextlib.suppress(OSError, ValueError):
                 self._epoll.unregister(fd)
 
     def later(self, seconds: float, call: Callable[[], None]) -> Callable[[], None]:
-        """See ``link.Loop``."""
+        """See ``parts.Loop``."""
         entry = (time.monotonic() + seconds, next(self._numbers), call)
         with self._lock:
             heapq.heappush(self._timers, entry)
@@ -134,8 +134,7 @@ class LinkLoop:
 
         return cancel
 
-    def forget(self, link: Link) -> None:
-        """See ``link.Loop``."""
+    def _forget(self, link: Link) -> None:
         with self._lock:
             self._links.discard(link)
 

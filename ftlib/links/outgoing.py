@@ -162,6 +162,7 @@ class Outgoing:
             if message.sealed or len(views) >= _PIECES:
                 break
         offered = sum(map(len, views))
+        self.blocked = True  # whoever hears of room from here on calls ``flush``, so that nobody misses it
         try:
             count = path.write(views)
         except OSError as error:

@@ -25,7 +25,7 @@ def test_every_pending_work_hears_of_a_death_in_mid_message(nursery: Nursery) ->
     with company(nursery, "a", "b", "c") as workers:
         found = workers["a"].call(parts.pending, ["a", "b"], 5, 256)
         eventually(lambda: workers["a"].do(parts.is_pending), "works are pending")
-        workers["b"].call(parts.recv, ["b", "a"])  # in the middle of 256 MB
+        # The peer takes 64 MB before it asks for a message: the send of 256 MB stays half done.
         time.sleep(0.1)
         killed = workers["b"].kill()
         for kind, text, when in found.result(20):
@@ -38,7 +38,6 @@ def test_a_stopped_peer_is_lost_once_it_is_excluded(nursery: Nursery) -> None:
     with company(nursery, "a", "b", "c", exclude_after=1.0) as workers:
         found = workers["a"].call(parts.pending, ["a", "b"], 2, 256)
         eventually(lambda: workers["a"].do(parts.is_pending), "works are pending")
-        workers["b"].call(parts.recv, ["b", "a"])
         time.sleep(0.1)
         stopped = workers["b"].signal(signal.SIGSTOP)
         for kind, text, when in found.result(20):

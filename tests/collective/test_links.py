@@ -226,6 +226,37 @@ def test_a_failure_reaches_everything(linked: Linked) -> None:
         assert {type(error) for error in errors if error is not None} == {PeerLost} and len([*filter(None, errors)]) >= 15
 
 
+def test_what_a_lost_peer_had_sent_can_be_received(linked: Linked) -> None:
+    with linked(buffer=1 << 16) as (a, b):
+        inbox, outbox = Inbox(a), Outbox(b)
+        for number in range(8):
+            outbox.put(bytes([number]) * 20_000)
+        eventually(lambda: a._in.paused, "three of them are kept, the rest waits")
+        a.fail(PeerLost("it died", peer=B))
+        a.fail(PeerLost("it died again", peer=B))
+        sent = Outbox(a)
+        sent.put(b"x")
+        assert isinstance(sent.done.get(timeout=TIMEOUT), PeerLost)
+        for number in range(8):
+            inbox.ask()
+            assert inbox.take() == bytes([number]) * 20_000
+        inbox.ask()
+        with pytest.raises(PeerLost, match=r"it died$"):
+            inbox.take()
+
+
+def test_who_closes_a_lost_link_has_enough(linked: Linked) -> None:
+    with linked(buffer=1 << 16) as (a, b):
+        outbox = Outbox(b)
+        for _ in range(8):
+            outbox.put(bytes(20_000))
+        eventually(lambda: a._in.paused, "it waits")
+        a.fail(PeerLost("it died", peer=B))
+        assert a._loop._links, "somebody may still ask"  # type: ignore[attr-defined]
+        a.close(1.0)
+        eventually(lambda: not a._loop._links, "it is gone")  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("reset", [False, True])
 def test_an_end_without_goodbye(reset: bool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as port:
@@ -240,7 +271,7 @@ def test_an_end_without_goodbye(reset: bool) -> None:
                 theirs.close()
                 with pytest.raises(error):
                     inbox.take()
-                assert 0.2 < time.monotonic() - began < 1.0, "the agreement has time to say more"
+                assert 0.2 < time.monotonic() - began < 3.0, "the agreement has time to say more"
 
 
 @pytest.mark.parametrize("data", [os.urandom(100), b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", bytes(100)])

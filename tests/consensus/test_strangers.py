@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from consensus import Config, Gossip, Home, KeyRing, SecretError, get
+from consensus import Config, Gossip, Home, KeyRing, SecretError, format_address, get
 from consensus.runtime.net.door import PATIENCE, Door, UnprovenPeer
 from consensus.runtime.net.liveness_connection import ask
 from consensus.wire.proofs import Exchange, greeting
@@ -105,9 +105,16 @@ class TestRequests:
         connection = http.client.HTTPConnection(*where, timeout=TIMEOUT)
         connection.request("GET", "/metrics", headers={"Authorization": good})
         assert b"# HELP" in connection.getresponse().read()
+        connection.request("GET", "/targets", headers={"Authorization": good})
+        answer = connection.getresponse()
+        assert answer.getheader("Content-Type") == "application/json"
+        [found] = json.loads(answer.read())
+        assert found["targets"] == [format_address(where)]
+        assert found["labels"]["__meta_ftlib_member"] == guarded.member.id
         connection.close()
         for path, credentials in [
             ("/status", good),
+            ("/targets", f"Bearer {KeyRing([OTHER]).first.bearer('metrics')}"),
             ("/state", good),
             ("/metrics", f"Bearer {KeyRing([OTHER]).first.bearer('metrics')}"),
             ("/metrics", f"Bearer {RING.first.bearer('supervisor')}"),

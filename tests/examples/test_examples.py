@@ -68,3 +68,20 @@ def test_the_transformer(nursery: Nursery, tmp_path: Path, style: list[str]) -> 
     assert len(bits) == 2
     assert bits[1] < bits[0] < 7.0
     assert "def " in said
+
+
+@pytest.mark.process
+def test_a_pipeline_of_three(nursery: Nursery, tmp_path: Path) -> None:
+    said = run(nursery, tmp_path, 3, "pipeline.py", "3")
+    assert re.search(r"epoch 2: loss [0-9.]+", said)
+    assert accuracy(said) > 60
+
+
+@pytest.mark.process
+def test_rollout_workers_come_and_go(nursery: Nursery, tmp_path: Path) -> None:
+    with Program(nursery, tmp_path, ROOT / "examples" / "rollouts.py", env=clean(STEPS="150")) as demonstration:
+        assert demonstration.wait(PATIENCE) == 0, demonstration.stderr
+        said = demonstration.stdout
+    assert said.index("step 50: ") < said.index("rollout-0 is killed") < said.index("step 100: ")
+    assert re.search(r"step 150: [0-9]+% right, played by rollout-1", said)
+    assert said.count("ends, as ") == 2, "those that are left hear that the channel is gone"

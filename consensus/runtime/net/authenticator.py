@@ -23,6 +23,7 @@ from ...member import Member, format_address
 from ...wire.keys import KeyRing
 from ...wire.proofs import IDENTITY, NONCE, PROOF_HEADER, SCHEME, Exchange, encode, exchange_of
 from .door import Door, StrangerStage, UnprovenPeer, places
+from .metrics import TARGETS
 
 _LOG = logging.getLogger("ftlib.consensus")
 _REFUSAL = f"HTTP/1.1 401 {SCHEME}\r\n\r\n".encode()
@@ -38,7 +39,7 @@ _HEADERS = 32
 
 So a stranger's whole head takes less than 400 KB, which is less than aiohttp's own limits allow.
 """
-BEARERS = {"/metrics": "metrics"}
+BEARERS = {"/metrics": "metrics", TARGETS: "metrics"}
 """Paths that also take a bearer token, for clients that cannot sign; the answer is then plain."""
 
 

@@ -35,7 +35,7 @@ from ...wire.proofs import Exchange
 from ...wire.streams import PROTOCOL, read_query
 from .authenticator import Authenticator, QuietServer, RefusedError, prove, reading
 from .door import Door, UnprovenPeer
-from .metrics import CONTENT_TYPE, render
+from .metrics import CONTENT_TYPE, render, targets
 from .sources import HandOver, Request
 
 _HELD_POLL = 0.02
@@ -211,12 +211,18 @@ class HttpServer:
         if request.path in self._served():
             key = b"" if exchange is None else exchange.body_key()
             return self._pass_on(request, exchange, key)
-        if request.path == "/status":
-            text = json.dumps(dict(await self._status()), default=str)
-            return self._body(exchange, 200, text.encode(), "application/json")
-        if request.path == "/metrics":
-            return self._body(exchange, 200, await asyncio.to_thread(render, await self._status()), CONTENT_TYPE)
-        return self._body(exchange, 404, f"nothing is served at {request.path}\n".encode(), "text/plain")
+        return self._body(exchange, *await self._facts(request.path))
+
+    async def _facts(self, path: str) -> tuple[int, bytes, str]:
+        """What is known here, as ``path`` wants it: HTTP status, body and type."""
+        match path:
+            case "/status":
+                return 200, json.dumps(dict(await self._status()), default=str).encode(), "application/json"
+            case "/metrics":
+                return 200, await asyncio.to_thread(render, await self._status()), CONTENT_TYPE
+            case "/targets":
+                return 200, json.dumps(targets(await self._status())).encode(), "application/json"
+        return 404, f"nothing is served at {path}\n".encode(), "text/plain"
 
     async def _take_order(self, request: web.BaseRequest, exchange: Exchange | None) -> web.StreamResponse:
         """Answer first, then do it: a process that is killed answers nothing."""

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric as Family
 
+TARGETS = "/targets"
+"""Where Prometheus' HTTP discovery asks."""
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _Status = Mapping[str, Any]
@@ -59,6 +61,17 @@ class Metric:
         return _at(status, self.key) if self.get is None else self.get(status)
 
 
+def targets(status: _Status) -> list[dict[str, Any]]:
+    """Whom Prometheus should scrape, as its HTTP discovery wants it: all members of the view, by any one of them."""
+    return [
+        {
+            "targets": [str(member["address"])],
+            "labels": {"__meta_ftlib_job": str(status.get("job", "")), "__meta_ftlib_member": str(member["id"])},
+        }
+        for member in status.get("members") or ()
+    ]
+
+
 def _at(status: Any, path: str) -> Any:
     """The value at the path ``a.b.c``; None if there is none."""
     for key in path.split("."):
@@ -97,15 +110,14 @@ def _dropped(status: _Status) -> _Rows:
     return [((why,), entry["messages"]) for why, entry in sorted((_at(status, "messages.dropped") or {}).items())]
 
 
-def _step_times(key: str) -> Callable[[_Status], _Rows | None]:
-    """Rows by the name of a member, or without one by the first digits of its id."""
+def _own_step(key: str) -> Callable[[_Status], Any]:
+    """This member's own: each member exports its own alone, or a job of n would have n * n series."""
 
-    def rows(status: _Status) -> _Rows | None:
-        names = {member["id"]: (member.get("meta") or {}).get("name") for member in status.get("members") or ()}
-        times = _at(status, "ftlib.step_times") or {}
-        return [((names.get(member_id) or member_id[:6],), values[key]) for member_id, values in times.items()] or None
+    def value(status: _Status) -> Any:
+        times = (_at(status, "ftlib.step_times") or {}).get(status.get("member"))
+        return None if times is None else times[key]
 
-    return rows
+    return value
 
 
 def _if_there(path: str, then: Callable[[Any], Any]) -> Callable[[_Status], Any]:
@@ -274,12 +286,11 @@ METRICS: tuple[Metric, ...] = (
     ),
     _gauge(
         "ftlib_step_seconds",
-        "How long that member was outside of calls in the last step, as this one was told",
+        "How long this member was outside of calls in its last step",
         "ftlib.step_times",
-        _step_times("last"),
-        ("of",),
+        _own_step("last"),
     ),
-    _gauge("ftlib_straggler", "1 while it is a straggler", "ftlib.step_times", _step_times("straggler"), ("of",)),
+    _gauge("ftlib_straggler", "1 while the others see a straggler in it", "ftlib.step_times", _own_step("straggler")),
 )
 
 

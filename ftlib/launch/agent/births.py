@@ -35,7 +35,8 @@ class Nursery:
         self._loop = loop
         self._steward = steward
         self._sink = sink
-        self._environment = environment
+        # numpy's library of linear algebra would start threads as it is imported, and no worker could be forked then.
+        self._environment = {"OPENBLAS_NUM_THREADS": "1", **environment}
         self._preload = preload
         self._warm: Worker | None = None
         self._socket: socket.socket | None = None

@@ -87,6 +87,9 @@ def _settle(birth: Birth) -> None:
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed()
+    torch = sys.modules.get("torch")
+    if torch is not None and birth.environment.get("OMP_NUM_THREADS", "").isdecimal():
+        torch.set_num_threads(int(birth.environment["OMP_NUM_THREADS"]))  # the variable was read where torch was imported
     time.tzset()
     root = logging.getLogger()
     root.addHandler(RecordSender(socket.socket(fileno=birth.records)))

@@ -1,0 +1,44 @@
+"""What a link asks of its loop, and what it tells of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+
+class Loop(Protocol):
+    """See ``loop.LinkLoop``."""
+
+    buffer: int
+    max_bytes: int
+    link_timeout: float
+    seal_all: bool
+    ring: bool
+
+    def add(self, fd: int, mask: int, ready: Callable[[int], None]) -> None:
+        """Call ``ready(events)`` on the loop's thread when there are some for ``fd``."""
+
+    def change(self, fd: int, mask: int) -> None:
+        """From now on wait for ``mask``."""
+
+    def remove(self, fd: int) -> None:
+        """Wait no more. Idempotent."""
+
+    def later(self, seconds: float, call: Callable[[], None]) -> Callable[[], None]:
+        """Call on the loop's thread after so many seconds; returns what prevents it."""
+        ...
+
+    def here(self) -> bool:
+        """Whether the caller is on the loop's thread."""
+        ...
+
+
+class LinkStats(NamedTuple):
+    """Counts of one link. ``queued_out``: messages that wait to be written; ``queued_in``: those that nobody has asked for."""
+
+    sent_bytes: int
+    received_bytes: int
+    sent: int
+    received: int
+    queued_out: int
+    queued_in: int

@@ -1,0 +1,34 @@
+"""What the end of a connection means, where the agreement has not said so: the peer is gone, or it lives."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+
+from consensus import Member
+
+from .errors import CollectiveError, LinkBroken, PeerLost
+
+ASK = 0.1
+"""Seconds for a control port to answer, and between two such questions."""
+_PATIENCE = 2.0
+"""Seconds in which the agent of a process that is gone ends, even on a busy machine."""
+
+
+def verdict(peer: Member, error: Exception, ended: threading.Event, link_timeout: float) -> CollectiveError:
+    """Ask at the control port of ``peer``: refused, it is gone. Agents take a moment to end: one that answers is asked again.
+
+    Returns as soon as ``ended`` is set; the link has its error by then.
+    """
+    deadline = time.monotonic() + min(_PATIENCE, link_timeout / 2)
+    while True:
+        try:
+            socket.create_connection(peer.address, ASK).close()
+            found = "but it lives"
+        except ConnectionRefusedError:
+            return PeerLost(f"{peer} is gone: its connection has ended, and its port is refused", peer=peer)
+        except OSError as why:
+            found = f"and its control port does not answer ({why})"
+        if ended.wait(ASK) or time.monotonic() > deadline:
+            return LinkBroken(f"the connection to {peer} broke, {found}: {error}", peer=peer)

@@ -1,0 +1,234 @@
+"""What workers of a ``Launcher`` find and leave: variables, a ready group, a warm process, large results, slow readers."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from consensus import KeyRing
+from ftlib import ConfigError, FTLib, WorkerFailedError
+from tests.launch.launching import Kept, here, launcher, mark, wait_for
+
+pytestmark = pytest.mark.process
+
+
+def variables(*names: str) -> dict[str, str | None]:
+    return {name: os.environ.get(name) for name in names}
+
+
+def test_the_order_of_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host's own, copied, of the file, extra, the launcher's: the later wins."""
+    for name in ("V_COPIED", "V_FILE", "V_EXTRA", "RANK"):
+        monkeypatch.setenv(name, "copied")
+    (tmp_path / "env").write_text('V_FILE="of the file"\nexport V_EXTRA=file\nRANK=file\n# no\nV_HASH="a # b"\n')
+    found = launcher(
+        workers=1,
+        transport=["env", "V_COPIED=host", "V_HOST=host", "FTLIB_IGNORED={host}"],
+        copy_env_vars=["V_*", "RANK"],
+        env_file=tmp_path / "env",
+        extra_env_vars={"V_EXTRA": "extra", "RANK": "extra"},
+    ).run(variables, "V_HOST", "V_COPIED", "V_FILE", "V_EXTRA", "V_HASH", "RANK")
+    assert tuple(found.rank(0).values()) == ("host", "copied", "of the file", "extra", "a # b", "0")
+
+
+def test_an_env_file_that_there_is_not_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such file"):
+        launcher(env_file=tmp_path / "nothing").start(print)
+
+
+def test_the_working_directory_is_the_callers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert launcher(workers=1).run(os.getcwd).rank(0) == str(tmp_path)
+
+
+def sum_of_ranks() -> float:
+    distributed: Any = torch.distributed
+    value = torch.tensor([float(distributed.get_rank())])
+    distributed.all_reduce(value)
+    return float(value)
+
+
+def test_with_a_backend_the_group_is_ready() -> None:
+    result = launcher("localhost", "127.0.0.1", workers=2, backend="gloo").run(sum_of_ranks)
+    assert [result.rank(rank) for rank in range(4)] == [6.0] * 4
+
+
+def plain_ddp() -> float:
+    distributed: Any = torch.distributed
+    distributed.init_process_group("gloo")
+    try:
+        return sum_of_ranks()
+    finally:
+        distributed.destroy_process_group()
+
+
+def test_plain_torch_code_finds_torchruns_variables() -> None:
+    assert launcher(workers=2).run(plain_ddp).rank(1) == 1.0
+
+
+def a_step() -> int:
+    ft = FTLib.init()
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    parameter.grad = torch.ones(3)
+    ft.register_state(model=torch.nn.ParameterList([parameter]))
+    while not ft.allreduce_average([parameter]):
+        pass
+    size = ft.size
+    ft.barrier()
+    ft.close()
+    return size
+
+
+def test_ftlib_in_the_function_founds_across_the_hosts() -> None:
+    result = launcher("localhost", "127.0.0.1", workers=1).run(a_step)
+    assert [result.rank(rank) for rank in range(2)] == [2, 2]
+
+
+PRELOADED = """
+import os
+with open(os.environ["V_COUNT"], "a") as file:
+    file.write(f"{os.getpid()}\\n")
+"""
+THREADED = PRELOADED + "import threading, time; threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+
+
+def import_it(name: str) -> float:
+    __import__(name)
+    return float(np.random.random())  # noqa: NPY002 - the global generator is what must differ
+
+
+@pytest.mark.parametrize(("text", "imports"), [(PRELOADED, 1), (THREADED, 4)], ids=["safe", "with a thread"])
+def test_modules_are_imported_once_a_host_where_that_is_safe(tmp_path: Path, text: str, imports: int) -> None:
+    (tmp_path / "warmed.py").write_text(text)
+    count = tmp_path / "count"
+    more = {"PYTHONPATH": str(tmp_path), "V_COUNT": str(count)}
+    kept = Kept()
+    started = launcher(workers=3, preload=("warmed", "numpy", "not_there_at_all"), extra_env_vars=more)
+    result = started.set_logging_handlers(lambda: [kept]).run(import_it, "warmed")
+    assert len(count.read_text().split()) == imports
+    assert len(set(result.results["localhost"])) == 3, "each worker has random numbers of its own"
+    said = kept.texts(local_rank=None)
+    assert any("started 1 thread" in text for text in said) == (imports > 1), said
+
+
+def plain() -> dict[str, Any]:
+    return {
+        "numbers": [1, -2, 2.5, 10**30, True, None, 1 + 2j],
+        "texts": ("a", b"b", {"c"}),
+        "array": np.arange(6, dtype=np.int16).reshape(2, 3),
+        "scalar": np.float32(1.5),
+        "tensor": torch.arange(4, dtype=torch.bfloat16).reshape(2, 2),
+        3: "three",
+    }
+
+
+def test_results_as_data() -> None:
+    found = launcher(workers=1, results="data").run(plain).rank(0)
+    wanted = plain()
+    assert np.array_equal(found.pop("array"), wanted.pop("array"))
+    assert torch.equal(found.pop("tensor"), wanted.pop("tensor"))
+    assert found == wanted
+
+
+class Sneaky:
+    """Runs code where its pickle is read."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return exec, ("raise SystemError('it ran')",)
+
+
+def sneak(raises: bool) -> object:
+    if raises:
+        error = ValueError("text")
+        error.args = (Sneaky(),)
+        raise error
+    return Sneaky()
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_with_results_as_data_nothing_is_unpickled_here(raises: bool) -> None:
+    with pytest.raises(WorkerFailedError, match="ValueError" if raises else "no plain value"):
+        launcher(workers=1, results="data").run(sneak, raises)
+
+
+def large(size: int, lines: int) -> np.ndarray:
+    for number in range(lines):
+        print(f"line {number} " + "x" * 100)
+    return np.full(size, int(os.environ["RANK"]), dtype=np.uint8)
+
+
+def test_large_results_come_in_pieces_beside_lines() -> None:
+    kept = Kept()
+    result = launcher(workers=2, agent_timeout=3.0).set_logging_handlers(lambda: [kept]).run(large, 80 << 20, 20_000)
+    for rank in range(2):
+        assert result.rank(rank).nbytes == 80 << 20
+        assert (result.rank(rank) == rank).all()
+        assert len(kept.texts(rank=rank, stream="stdout")) == 20_000
+
+
+class Slow(Kept):
+    """Takes nothing for a while."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._seconds = seconds
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not self.kept:
+            time.sleep(self._seconds)
+        super().emit(record)
+
+
+def flood(path: Path) -> float:
+    """Writes 40 MB; returns for how long the longest line waited."""
+    text = "y" * 1000
+    longest, last = 0.0, time.monotonic()
+    for number in range(40_000):
+        sys.stdout.write(f"{text}\n")
+        now = time.monotonic()
+        longest, last = max(longest, now - last), now
+        if number == 0:
+            mark(path, "began")
+    return longest
+
+
+def test_a_slow_reader_stops_the_workers_but_no_heartbeat(tmp_path: Path) -> None:
+    kept = Slow(3.0)
+    result = launcher(workers=1, agent_timeout=1.0).set_logging_handlers(lambda: [kept]).run(flood, tmp_path)
+    assert result.rank(0) > 1.0, "it waited for the reader"
+    assert len(kept.texts(stream="stdout")) == 40_000
+
+
+def accuse(path: Path) -> int:
+    """Worker 1 finds worker 0, which loops, silent."""
+    env = os.environ
+    if env["LOCAL_RANK"] == "0":
+        mark(path, "pid", os.getpid())
+        wait_for(path / "never")
+    pid = here(path, "pid")
+    vouch = KeyRing([env["FTLIB_SECRET"]]).first.vouch
+    facts = {"job": env["FTLIB_JOB"], "pid": pid, "member": "m0", "nonce": "n"}
+    body = json.dumps({**facts, "reason": "no answer", "mac": vouch("fence", *facts.values())})
+    connection = http.client.HTTPConnection(env["FTLIB_SUPERVISOR"], timeout=30)
+    connection.request("POST", "/fence", body, {"Content-Type": "application/json"})
+    answer = json.loads(connection.getresponse().read())
+    assert answer["reaped"], answer
+    return pid
+
+
+def test_a_silent_worker_is_killed_with_its_stacks_in_the_log(tmp_path: Path) -> None:
+    kept = Kept()
+    with pytest.raises(WorkerFailedError, match=r"SIGABRT \(silent to its peers\)"):
+        launcher(workers=2).set_logging_handlers(lambda: [kept]).run(accuse, tmp_path)
+    assert any("in wait_for" in text for text in kept.texts(local_rank=0, stream="stderr")), kept.texts(local_rank=0)
+    assert any("silent to its peers (no answer)" in text for text in kept.texts(local_rank=None))
