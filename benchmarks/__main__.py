@@ -64,6 +64,7 @@ ALL = (
     ("holds", "", "--repeats 1 --seconds 5 --kills 4"),
     ("hostile", "", None),
     ("hosts", "", "--repetitions 2"),
+    ("launching", "", "--repetitions 2"),
     ("sixty_four", "", "--rounds 1"),
     ("storage", "", "--repetitions 4 --rounds 1 --seconds 8 --changes 2 --idle 4 --kills 10"),
     ("scale", "", "--members 100 --seeds 1 --seconds 20"),
