@@ -16,6 +16,7 @@ import argparse
 import dataclasses
 import json
 import random
+import shutil
 import statistics
 import sys
 import tempfile
@@ -45,24 +46,29 @@ def main() -> int:
     options.add_argument("--count", type=int, default=200)
     options.add_argument("--kinds", default=",".join(NAMES))
     options.add_argument("--mtbf", type=float, default=1.0)
-    options.add_argument("--seconds", type=float, nargs="+", default=[1.0, 5.0], help="how long faults last, in turns")
+    options.add_argument("--seconds", type=float, nargs="+", default=[1.0, 8.0], help="how long faults last, by chance")
+    options.add_argument("--exclude-after", type=float, default=4.0, help="seconds of silence; more on a busy machine")
     options.add_argument("--patience", type=float, default=60.0)
     options.add_argument("--seed", type=int, default=1)
     options.add_argument("--log", type=Path, default=None)
     args = options.parse_args()
-    with tempfile.TemporaryDirectory(prefix="ftlib-chaos-") as directory:
-        nursery = Nursery(Path(directory))
-        settings = {"bucket_mb": 0.08, "chaos": True}
-        run = LaunchedRun(
-            Path(directory) / "job", args.workers, nursery=nursery, restarts=10 * args.count,
-            sizes=[20_000, 300], pause=0.03, settings=settings,
-        )  # fmt: skip
-        try:
-            run.training(args.workers)
-            return _campaign(run, args)
-        finally:
-            run.close()
-            nursery.close()
+    directory = Path(tempfile.mkdtemp(prefix="ftlib-chaos-"))
+    nursery = Nursery(directory)
+    settings = {"bucket_mb": 0.08, "chaos": True, "exclude_after": args.exclude_after}
+    task: dict[str, Any] = {"sizes": [20_000, 300], "pause": 0.03, "settings": settings}
+    run = LaunchedRun(directory / "job", args.workers, nursery=nursery, restarts=10 * args.count, **task)
+    failed = 1
+    try:
+        run.training(args.workers)
+        failed = _campaign(run, args)
+    finally:
+        run.close()
+        nursery.close()
+        if failed:
+            print(f"logs in {directory}", flush=True)
+        else:
+            shutil.rmtree(directory)
+    return failed
 
 
 def _campaign(run: LaunchedRun, args: argparse.Namespace) -> int:
@@ -90,7 +96,10 @@ def _campaign(run: LaunchedRun, args: argparse.Namespace) -> int:
     finally:
         if log is not None:
             log.close()
-    wrong += divergent(run)
+    if "begin anew" in run.said:
+        wrong.append("the job was lost, and began anew")
+    else:
+        wrong += divergent(run)
     _tell(rows, plan, spans, time.monotonic() - began)
     for text in wrong:
         print(f"WRONG: {text}")

@@ -223,9 +223,9 @@ class Calls(ABC):
         self._drained()
 
     @property
-    def draws(self) -> bool:
-        """True if an ``ElasticSampler`` is registered."""
-        return self._plane.data.samples
+    def data_ends(self) -> bool:
+        """True while the registered sampler's epoch is complete, and no other has begun: loops over it end sooner or later."""
+        return self._plane.data.complete
 
     @property
     def in_unit(self) -> bool:
@@ -265,13 +265,14 @@ class Calls(ABC):
         batches: int = 1,
         views: bool = False,
         norms: bool = False,
+        draws_beside: bool = False,
     ) -> OpenAverage:
         """An average of the parameters' gradients that may be under way before all of them are there.
 
         ``layout``: of ``lay_out_average``. ``relaid``: returns the layout after registered state was loaded within the call.
         ``views``: on success each ``.grad`` becomes a view of the result, and the gradients that were averaged stay in memory
-        until the next average of this module. ``norms``: those of the views are wanted, too. The rest: see
-        ``allreduce_average``. Nothing is begun yet.
+        until the next average of this module. ``norms``: those of the views are wanted, too. ``draws_beside``: the program
+        draws samples for later calls meanwhile. The rest: see ``allreduce_average``. Nothing is begun yet.
         """
         if type(batches) is not int or not 0 <= batches <= MOST_BATCHES:
             raise _not_a_count(batches)
@@ -288,6 +289,7 @@ class Calls(ABC):
             name=targets.name,
             remark=targets.remark,
             norms=norms,
+            draws_beside=draws_beside,
         )
         self._trains = True
         if views and not self._plane.has_state:

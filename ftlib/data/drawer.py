@@ -34,6 +34,8 @@ class _Call:
     """A call of the program's that has begun."""
 
     batches: int
+    beside: bool
+    """Whether the program draws meanwhile, for calls to come."""
     share: Share | None = None
 
 
@@ -96,8 +98,13 @@ class Drawer:
 
     @property
     def calling(self) -> bool:
-        """Whether a call of the program's is under way, during which nothing may be drawn."""
+        """Whether a call of the program's is under way, during which no loop may begin."""
         return self._call is not None
+
+    @property
+    def holding(self) -> bool:
+        """Whether a call of the program's is under way, during which nothing may be drawn."""
+        return self._call is not None and not self._call.beside
 
     def following(self, now: Replica) -> int:
         """The epoch of a loop that is begun without an epoch: the current one if samples of it are left, else the next."""
@@ -148,6 +155,9 @@ class Drawer:
         self.attempts += 1
         self._settle()
         batch = self._next()
+        if batch is None and self._call is not None:  # the loop ends with the call: its program makes no other call before
+            self._queue.items.append(0)
+            batch = FILLER
         self._looping = batch is not None
         return batch
 
@@ -174,11 +184,14 @@ class Drawer:
 
     # --- the calls -----------------------------------------------------------------------------------------------------
 
-    def begin(self, batches: int) -> Share:
-        """See ``Sampling.begin``."""
+    def begin(self, batches: int, *, beside: bool = False) -> Share:
+        """See ``Sampling.begin``. What is drawn beside the call is not in its share: should the samples be dealt again as the
+        call ends, these batches count nothing, and are drawn again.
+        """
         self._settle()
         if self._call is None:
-            self._call = _Call(batches)
+            # Beside a call more is drawn: a program that counts more batches than there are must not use up those.
+            self._call = _Call(min(batches, self._queue.waiting) if beside else batches, beside)
             if batches:  # a call without batches neither repeats the unfinished call, nor ends it
                 self._halted = None
         if self._call.share is None:
@@ -196,6 +209,7 @@ class Drawer:
     def counts(self, index: int) -> int:
         """Samples of the batch ``index`` since the last call; 0 for a filler, or if none was drawn."""
         self._settle()
+        index += self.using
         sizes = self._queue.next(index + 1)
         return sizes[index] if index < len(sizes) else 0
 
@@ -215,6 +229,11 @@ class Drawer:
     def closing(self) -> bool:
         """See ``Sampling.closing``."""
         return self._now is not None and bool(self._now.left)
+
+    @property
+    def complete(self) -> bool:
+        """See ``Sampling.complete``."""
+        return self._now is not None and self._now.left is not None
 
     def finished(self, shares: Mapping[str, Share], step: int) -> None:
         """See ``Sampling.finished``."""

@@ -191,11 +191,11 @@ class ElasticSampler(torch.utils.data.Sampler[list[int]]):
         with self._changed:
             self._drawer.found(view_ids)
 
-    def begin(self, batches: int) -> Share:
+    def begin(self, batches: int, *, beside: bool = False) -> Share:
         """See ``Sampling``."""
         with self._changed:
             self._caller = threading.get_ident()
-            return self._drawer.begin(batches)
+            return self._drawer.begin(batches, beside=beside)
 
     def weight(self, batches: int) -> float:
         """See ``Sampling``."""
@@ -217,6 +217,12 @@ class ElasticSampler(torch.utils.data.Sampler[list[int]]):
         """See ``Sampling``."""
         with self._changed:
             return self._drawer.closing
+
+    @property
+    def complete(self) -> bool:
+        """See ``Sampling``."""
+        with self._changed:
+            return self._drawer.complete
 
     def finished(self, shares: Mapping[str, Share], step: int) -> None:
         """See ``Sampling``."""
@@ -283,8 +289,9 @@ class ElasticSampler(torch.utils.data.Sampler[list[int]]):
 
     def _draw(self, loop: _Loop) -> list[int] | None:
         with self._changed:
-            self._outside()
-            if self._loop is None or loop.number > self._loop.number:
+            begins = self._loop is None or loop.number > self._loop.number
+            self._outside(begins=begins)
+            if begins:
                 self._drawer.start(self._asked)
                 if not self._drawer.bound:
                     unregistered.read(self)
@@ -299,12 +306,15 @@ class ElasticSampler(torch.utils.data.Sampler[list[int]]):
             return list(self._filler)
         return self._order(state.epoch).indices(batch)
 
-    def _outside(self) -> None:
-        """Wait until no call is under way, since a call has reported to the others how many batches are drawn."""
+    def _outside(self, *, begins: bool) -> None:
+        """Wait until no call is under way, since a call has reported to the others how many batches are drawn; unless the call
+        is one beside which the program goes on with its loop. ``begins``: a loop does.
+        """
         until = time.monotonic() + self._patience
-        while self._drawer.calling and self._failure is None:
+        while (self._drawer.calling if begins else self._drawer.holding) and self._failure is None:
             if self._caller == threading.get_ident():
-                raise ConfigError("a batch was asked for from within a call of ft: ask for it before or after")
+                what = "a loop over an ElasticSampler was begun" if self._drawer.calling and begins else "a batch was asked for"
+                raise ConfigError(f"{what} from within a call of ft: do that before or after")
             if not self._changed.wait(until - time.monotonic()):
                 raise RebuildTimeout(f"no batch was drawn for {self._patience:g} s: the call under way did not end")
         if self._failure is not None:

@@ -44,8 +44,10 @@ class Sampling(Protocol):
     def found(self, view_ids: Sequence[str]) -> None:
         """Deal to the members of the founding view, or to one alone. Idempotent; not after the first call."""
 
-    def begin(self, batches: int) -> Share:
-        """Return the share of a call of the program's: the same for every attempt until the call ends. Draws wait meanwhile."""
+    def begin(self, batches: int, *, beside: bool = False) -> Share:
+        """Return the share of a call of the program's: the same for every attempt until the call ends. Draws wait meanwhile;
+        ``beside``: they go on, and no loop ends or begins.
+        """
 
     def weight(self, batches: int) -> float:
         """Count the real samples of the next ``batches`` batches."""
@@ -59,6 +61,10 @@ class Sampling(Protocol):
     @property
     def closing(self) -> bool:
         """Whether the epoch is complete, and all members go on until their loops end together."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether the epoch is complete, and no other has begun: a loader may still hold batches of it."""
 
     def finished(self, shares: Mapping[str, Share], step: int) -> None:
         """Apply a finished call; in the calls' order, once the state is here. ``step``: ``ft.step`` after the call."""

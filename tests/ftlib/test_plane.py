@@ -78,7 +78,7 @@ class Heard:
     def bind(self, member_id: str, *, patience: float) -> None:
         pass
 
-    def begin(self, batches: int) -> Share:
+    def begin(self, batches: int, *, beside: bool = False) -> Share:
         return Share()
 
     def unfinished(self) -> None:

@@ -141,6 +141,8 @@ class Call:
     foreign = False
     """True if this is not the program's call; then it uses up none of the program's samples."""
 
+    draws_beside = False
+    """True if the program draws samples for later calls while this one is under way."""
     stand_in = False
     """True if a deputy is in the call while the program is outside of calls (see ``deputy``)."""
 

@@ -34,6 +34,7 @@ class OpenCall(Call):
         name: Callable[[int], str],
         remark: Callable[[], str],
         norms: bool = False,
+        draws_beside: bool = False,
     ) -> None:
         """``owners``: the parameters, by the indices of ``layout``. ``views``: the gradients become views of the result.
         ``relaid``: returns the layout after registered state was loaded, which holds the agreed order of the parameters. The
@@ -55,6 +56,7 @@ class OpenCall(Call):
             remark=remark,
         )
         self.by_samples = by_samples
+        self.draws_beside = draws_beside
         self._relaid = relaid
         self._ahead: dict[int, tuple[torch.Tensor, int]] = {}
         """By index: gradients that were staged before the rest of their bucket, each with its version then."""

@@ -143,6 +143,11 @@ class DataAccounting:
         """True while a data epoch is complete, and all members go on until their loops end together."""
         return self.sampler is not None and self.sampler.closing
 
+    @property
+    def complete(self) -> bool:
+        """True while a data epoch is complete, and no other has begun."""
+        return self.sampler is not None and self.sampler.complete
+
     def settle(self, timeout: float) -> None:
         """Wait until a founder's samples are dealt, which needs an active view; at most ``timeout`` seconds."""
         plane = self._plane
@@ -158,7 +163,7 @@ class DataAccounting:
         if self.sampler is not None:
             self._bind()
             if not call.foreign and not call.changes_state:  # a unit's function may draw; its calls use up the samples
-                self.sampler.begin(call.batches)
+                self.sampler.begin(call.batches, beside=call.draws_beside)
 
     def weigh(self, call: Call, before: int = 0, former: float | None = None) -> float | None:
         """Set the weight of an average that counts samples, and return that weight.
@@ -184,7 +189,7 @@ class DataAccounting:
             if call.foreign:
                 return sampler.late() if call.stand_in else sampler.follow()
             self._start()
-            share = sampler.begin(call.batches)
+            share = sampler.begin(call.batches, beside=call.draws_beside)
             self.weigh(call)
             # A newcomer may still have to stay out after the call. Its loader then holds fillers, which no other member counts.
             counts = self._here and (share.samples or not self._plane.newcomer)

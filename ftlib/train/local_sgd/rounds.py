@@ -163,6 +163,7 @@ class Rounds:
             raise ConfigError("an inner step within execute would sync: make inner steps outside of it")
         self._fragment = fragment = self._schedule.fragment(self.syncs)
         part = self._model.parts[fragment]
+        early = early and not ft.data_ends  # a loop is not to end, nor another one to begin, beside an open call
         weight, batches = self._place.begin(ft, fragment)
         with torch.no_grad():
             part.contribute()
@@ -170,10 +171,9 @@ class Rounds:
         layout = self._layouts.get(fragment) or self._lay_out(fragment)
         owners = [*part.parameters, self._tail]
         self._average = average = ft.open_average(
-            owners, layout, lambda: layout, module=part.module, weight=weight, batches=batches
+            owners, layout, lambda: layout, module=part.module, weight=weight, batches=batches, draws_beside=early
         )
-        # While an open call is under way the sampler hands out nothing, as the call has said how many batches are drawn.
-        if early and not ft.draws:
+        if early:
             for number in range(len(layout.buckets) - 1):
                 average.push(number)
 
