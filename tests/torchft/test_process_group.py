@@ -213,7 +213,7 @@ def test_handles_and_addresses(monkeypatch: pytest.MonkeyPatch, store: TCPStore)
     options.uuid, options.handles = 7, [pg.get_reconfigure_handle() for pg in made]
     met = rendezvous(options, json.loads(options.handles[1])["id"])
     assert (met.rank, met.world_size, met.uuid, met.global_ranks) == (1, 2, 7, [3, 4])
-    assert met.store.startswith("127.0.0.1:")  # nobody but this machine reaches a store that was told of no other
+    assert met.store_addr.startswith("127.0.0.1:")  # nobody but this machine reaches a store that was told of no other
     assert split("a.b:1234/my/prefix") == ("a.b", 1234, "my/prefix")
     assert split("fdaa:0:1::6:29521/torchft/0") == ("fdaa:0:1::6", 29521, "torchft/0")
     assert split("[::1]:29521/x") == ("::1", 29521, "x")

@@ -13,11 +13,13 @@ from .backends import (
 )
 from .base import ProcessGroup
 from .meeting import ReconfigureOptions, create_store_client, reconfigure_with_store
+from .meeting import rendezvous as _rendezvous
 from .stand_ins import (
     ErrorSwallowingProcessGroupWrapper,
     FakeProcessGroupWrapper,
     ManagedProcessGroup,
     ProcessGroupDummy,
+    _ErrorSwallowingWork,
 )
 from .wrapper import ProcessGroupWrapper
 
@@ -36,6 +38,8 @@ __all__ = [
     "ProcessGroupWrapper",
     "ProcessGroupXCCL",
     "ReconfigureOptions",
+    "_ErrorSwallowingWork",
+    "_rendezvous",
     "create_store_client",
     "reconfigure_with_store",
 ]

@@ -91,11 +91,11 @@ class _OverFramework(ProcessGroupWrapper):
         seconds = self._timeout.total_seconds()
         self._generation = met.generation
         spec = GroupSpec(
-            view_id=f"torchft/{met.uuid}",
+            view_id=met.store_addr.partition("/")[2],
             epoch=met.generation if self.accelerated else 0,  # of a shared store, nobody is to delete others' keys
             rank=met.rank,
             size=met.world_size,
-            store={"store": met.store},
+            store={"store": met.store_addr.partition("/")[0]},
             timeout=seconds,
         )
         try:

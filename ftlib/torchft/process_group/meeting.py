@@ -44,8 +44,8 @@ ReconfigureOptions: Any = getattr(dist, "ReconfigureOptions", _ReconfigureOption
 class Rendezvous(NamedTuple):
     """A rank's place in the group that options describe."""
 
-    store: str
-    """``host:port`` of the store at rank 0."""
+    store_addr: str
+    """``host:port/prefix``, of the store at rank 0."""
     rank: int
     world_size: int
     uuid: int
@@ -65,7 +65,7 @@ def rendezvous(options: Any, me: str) -> Rendezvous:
         raise ValueError("this process group is not among the handles: add what its get_reconfigure_handle() returns")
     globally = [peer.get("global_rank") for peer in peers]
     return Rendezvous(
-        peers[0]["store"],
+        f"{peers[0]['store']}/torchft/{options.uuid}",
         ids.index(me),
         len(peers),
         options.uuid,

@@ -1,0 +1,105 @@
+"""A program as torchft's users write it: trains until all replicas have made the steps that a file asks for.
+
+Run as ``python -m tests.torchft.trainer DIRECTORY [--diloco] [--spares] [--sync-quorum]``. Writes a JSON line for each step
+that was committed to DIRECTORY/PID.jsonl. DIRECTORY/until has the number of the last step, once the test wants the job to end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ftlib.torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
+from ftlib.torchft.local_sgd import DiLoCo
+from ftlib.torchft.manager import WorldSizeMode
+
+REST = 0.005
+"""Seconds between two steps, which would otherwise be too many."""
+SYNC_EVERY = 4
+
+
+class Replica:
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.directory = Path(options.directory)
+        torch.manual_seed(os.getpid())  # each starts from weights of its own
+        self.model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+        self.inner = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.5)
+        self.outer = torch.optim.SGD(self.model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+        self.manager = Manager(
+            pg=ProcessGroupGloo(timeout=timedelta(seconds=5)),
+            load_state_dict=self.load,
+            state_dict=self.state,
+            min_replica_size=2 if options.spares else 1,
+            use_async_quorum=not options.sync_quorum,
+            world_size_mode=WorldSizeMode.FIXED_WITH_SPARES if options.spares else WorldSizeMode.DYNAMIC,
+            timeout=timedelta(seconds=60),
+        )
+        self.log = (self.directory / f"{os.getpid()}.jsonl").open("w", buffering=1)
+
+    def state(self) -> dict[str, Any]:
+        return {"model": self.model.state_dict(), "inner": self.inner.state_dict()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.inner.load_state_dict(state["inner"])
+
+    def tell(self) -> bool:
+        """Write the step that was committed; False if it is the last one."""
+        manager, digest = self.manager, hashlib.blake2b(digest_size=8)
+        for parameter in self.model.parameters():
+            digest.update(parameter.detach().numpy().tobytes())
+        said = {"step": manager.current_step(), "size": manager.num_participants(), "rank": manager.participating_rank()}
+        self.log.write(json.dumps({**said, "batches": manager.batches_committed(), "hash": digest.hexdigest()}) + "\n")
+        until = self.directory / "until"
+        return not (until.exists() and manager.current_step() >= int(until.read_text()))
+
+    def loss(self, model: nn.Module) -> torch.Tensor:
+        time.sleep(REST)
+        inputs = torch.randn(4, 8)
+        return (model(inputs) - inputs[:, :4]).square().mean()
+
+    def train(self) -> None:
+        model = DistributedDataParallel(self.manager, self.model)
+        optimizer = Optimizer(self.manager, self.inner)
+        while True:
+            before = self.manager.current_step()
+            optimizer.zero_grad()
+            self.loss(model).backward()
+            optimizer.step()
+            if self.manager.current_step() > before and not self.tell():
+                break
+
+    def diloco(self) -> None:
+        with DiLoCo(self.manager, [self.model], self.inner, self.outer, SYNC_EVERY):
+            while True:
+                before = self.manager.current_step()
+                self.inner.zero_grad()
+                self.loss(self.model).backward()
+                self.inner.step()
+                if self.manager.current_step() > before and not self.tell():
+                    break
+
+
+def main() -> None:
+    options = argparse.ArgumentParser()
+    options.add_argument("directory")
+    for name in ("diloco", "spares", "sync-quorum"):
+        options.add_argument(f"--{name}", action="store_true")
+    given = options.parse_args()
+    torch.set_num_threads(1)
+    replica = Replica(given)
+    (replica.diloco if given.diloco else replica.train)()
+    replica.manager.shutdown()
+
+
+if __name__ == "__main__":
+    main()
