@@ -15,6 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from torch.distributed.device_mesh import DeviceMesh
+
 from consensus import ConfigError as ConsensusConfigError
 from consensus import Consensus, ConsensusError, Gossip, KeyRing, LeftError, Member, Membership, Mode, View
 
@@ -333,6 +335,16 @@ class FTLib(Calls):
             return execution.group
         session = self._session
         return None if session is None else session.program_group
+
+    def device_mesh(self, device_type: str, shape: Sequence[int], names: Sequence[str]) -> DeviceMesh:
+        """A ``torch.distributed.device_mesh.DeviceMesh`` over the processes of this replica, for ``fully_shard`` and the like.
+
+        ``device_type``: ``"cpu"``. ``shape``: sizes of its dimensions, whose product is ``shards``; ``names``: one for each.
+        Every process of the replica calls it, with the same arguments; it becomes the world of ``torch.distributed``, with its
+        shard for a rank. Its operations raise ReplicaLost, within milliseconds, once a process of the replica is lost.
+        Raises ConfigError, and JoinError if the others do not come within ``join_timeout``.
+        """
+        return self._lives.life.meshes.mesh(device_type, shape, names)
 
     def metrics(self) -> dict[str, Any]:
         """Return plain counts since the start, and where this worker is: see docs/observability.md. Times in seconds.
