@@ -21,8 +21,8 @@ from ftlib.core.engine.shard_agreement import ShardAgreement
 from ftlib.core.plane.plane import Plane
 from tests.harness.worker import Lines, Task, joined, place
 
-REPLICAS = 12
-"""Whose numbers a float32 holds exactly, as a sum of powers."""
+from .replicas import REPLICAS
+
 WIDTH = 64
 MOMENTS = ("hold:before", "hold:after", "finish:before", "finish:after", "enter")
 
