@@ -1,7 +1,7 @@
 """Mutants: the product with one small error planted, and whether any test that runs over that line notices.
 
     python -m benchmarks mutants protocol --seconds 3600   # tries on from where the last run ended
-    python -m benchmarks mutants protocol --deep           # those that survived once more, by the histories of tests/simulation
+    python -m benchmarks mutants protocol --deep           # those that survived once more, by histories of tests/simulation
     python -m benchmarks mutants plane --report            # what has been tried so far, and which mutants survived
 
 A mutant lives in a forked process that has everything loaded: the code of the one function is exchanged, and the tests that
@@ -51,9 +51,51 @@ CODE = {
 }
 TESTS = {
     "protocol": ("tests/protocol", "tests/transcripts"),
-    "plane": ("tests/ftlib",),
+    "plane": (
+        "tests/ftlib/recovery",
+        *(
+            f"tests/ftlib/test_{name}.py"
+            for name in (
+                "boundary",
+                "consumption",
+                "facts",
+                "healing",
+                "job_ended",
+                "newcomers",
+                "plane",
+                "results_as_gradients",
+                "salvage",
+                "stall",
+                "step_times",
+                "veto",
+                "view_changes",
+            )
+        ),
+    ),
 }
-DEEP = "tests/simulation"
+DEEP = tuple(
+    f"tests/simulation/test_{name}.py"
+    for name in (
+        "any",
+        "failpoints",
+        "faults",
+        "fencing",
+        "found",
+        "founding_apart",
+        "last_of_many",
+        "late_words",
+        "leases",
+        "lost_way_to_the_store",
+        "odd_ones",
+        "scripts",
+        "split_with_store",
+        "stalls",
+        "store",
+        "training_histories",
+        "words_of_the_dead",
+    )
+)
+"""Histories, which take longer; random ones only where each is short."""
 LONGEST = 12.0
 """Seconds of processor time above which a test is not used, as traced."""
 BUDGET = 6.0
@@ -430,7 +472,7 @@ def main() -> int:
     parser.add_argument("name", choices=CODE)
     parser.add_argument("--seconds", type=float, default=600.0, help="how long to try on (default: %(default)g)")
     parser.add_argument("--only", default="", metavar="TEXT", help="mutants whose file:function contains this")
-    parser.add_argument("--deep", action="store_true", help="by the histories of the simulation, too, which takes longer")
+    parser.add_argument("--deep", action="store_true", help="by histories of the simulation, too, which takes longer")
     parser.add_argument("--report", action="store_true", help="show what was tried, and try nothing")
     args = parser.parse_args()
     RESULTS.mkdir(parents=True, exist_ok=True)
@@ -440,7 +482,7 @@ def main() -> int:
     os.environ["OMP_NUM_THREADS"] = "1"
     options = ["-q", "-p", "no:cacheprovider", "-o", "timeout=0", "-m", "not soak and not process and not gpu"]
     options += TESTS[args.name]
-    options += [DEEP] if args.deep else []
+    options += DEEP if args.deep else ()
     status = pytest.main(options, plugins=[Runner(args.name, args.seconds, args.only, args.deep)])
     report(args.name)
     return int(status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED))

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from torch.distributed.device_mesh import DeviceMesh
+
 from consensus import ConfigError as ConsensusConfigError
 from consensus import Consensus, ConsensusError, Gossip, KeyRing, LeftError, Member, Membership, Mode, View
 
@@ -66,6 +68,7 @@ class FTLib(Calls):
         ring = _ring_of(settings)
         chaos = None if faults is None else Chaos(faults, functools.partial(_drain, weakref.ref(self)), settings, ring)
         means = Means(settings, framework, rank_assign, ring, call_lock, chaos=chaos)
+        self._more_facts = means.more_facts
         lives = Succession(Lifetime(means, consensus), call_lock, rejoin=settings.rejoin)
         layouts = Layouts(framework, int(settings.bucket_mb * 2**20))
         super().__init__(lives, call_lock, layouts, means.listeners, veto=settings.nonfinite == VETO, faults=faults)
@@ -333,6 +336,16 @@ class FTLib(Calls):
         session = self._session
         return None if session is None else session.program_group
 
+    def device_mesh(self, device_type: str, shape: Sequence[int], names: Sequence[str]) -> DeviceMesh:
+        """A ``torch.distributed.device_mesh.DeviceMesh`` over the processes of this replica, for ``fully_shard`` and the like.
+
+        ``device_type``: ``"cpu"``. ``shape``: sizes of its dimensions, whose product is ``shards``; ``names``: one for each.
+        Every process of the replica calls it, with the same arguments; it becomes the world of ``torch.distributed``, with its
+        shard for a rank. Its operations raise ReplicaLost, within milliseconds, once a process of the replica is lost.
+        Raises ConfigError, and JoinError if the others do not come within ``join_timeout``.
+        """
+        return self._lives.life.meshes.mesh(device_type, shape, names)
+
     def metrics(self) -> dict[str, Any]:
         """Return plain counts since the start, and where this worker is: see docs/observability.md. Times in seconds.
 
@@ -340,7 +353,11 @@ class FTLib(Calls):
         """
         status = self._consensus.status()
         shared = {key: status[key] for key in _CONTROL if key in status}
-        return {**facts(self._plane, self._framework), "size": self.size, **shared}
+        return {**facts(self._plane, self._framework, self._more_facts), "size": self.size, **shared}
+
+    def add_metrics(self, name: str, get: Callable[[], Any]) -> None:
+        """``metrics`` and ``/metrics`` show from now on, under ``name``, what ``get`` returns at once: plain values."""
+        self._more_facts[name] = get
 
     # --- inside --------------------------------------------------------------------------------------------------------
 

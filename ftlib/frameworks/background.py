@@ -12,10 +12,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
 
 _LINGER = 1.0
 """Seconds that a thread waits for another task."""

@@ -6,7 +6,7 @@ import atexit
 import logging
 import os
 import resource
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -17,9 +17,6 @@ from ftlib.frameworks.base import Framework, Group, GroupSpec
 from ftlib.frameworks.builder import GroupBuilder
 from ftlib.frameworks.gloo_build import GlooBuild
 from ftlib.frameworks.rendezvous import StoreServer, interface_address, join_address, split_address
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 _log = logging.getLogger(__name__)
 

@@ -11,23 +11,20 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.distributed import ProcessGroupGloo
 
 from ftlib.errors import GroupError
 from ftlib.frameworks import sockets
 from ftlib.frameworks.background import start_task
+from ftlib.frameworks.base import GroupSpec
 from ftlib.frameworks.builder import Build
 from ftlib.frameworks.gloo_group import GlooGroup
 from ftlib.frameworks.rendezvous import Meeting, join_address, split_address
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from ftlib.frameworks.base import GroupSpec
-    from ftlib.frameworks.sockets import Address, Inode, Link
+from ftlib.frameworks.sockets import Address, Inode, Link
 
 _log = logging.getLogger(__name__)
 

@@ -20,7 +20,8 @@ import threading
 import time
 import zlib
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch.distributed import ReduceOp
@@ -30,11 +31,7 @@ from ftlib.errors import ConfigError, GroupError
 from ftlib.frameworks.background import start_task
 from ftlib.frameworks.base import Group, GroupSpec, Operation, OperationKind, Work, check_parts
 from ftlib.frameworks.gloo_work import FOREIGN, FailedWork, GlooTransfer, GlooWork
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from ftlib.frameworks.sockets import Address, Link
+from ftlib.frameworks.sockets import Address, Link
 
 OPERATIONS: dict[str, Any] = {
     "SUM": ReduceOp.SUM,
@@ -100,6 +97,11 @@ class GlooGroup(Group):
 
     def __repr__(self) -> str:
         return f"<GlooGroup rank {self.rank} of {self.size} {self._state.value}{'' if self.exact else ' inexact'}>"
+
+    @property
+    def backend(self) -> Any:
+        """The object of torch, for operations that this interface does not have; None once it is destroyed."""
+        return self._backend
 
     @property
     def abandoned(self) -> bool:

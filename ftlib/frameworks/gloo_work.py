@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
+
+import torch
 
 from ftlib.errors import GroupError
 from ftlib.frameworks.background import start_task
 from ftlib.frameworks.base import Work
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import torch
 
 FOREIGN = (RuntimeError, ValueError, TypeError, IndexError)
 """The exceptions that torch raises, in C++ and in the binding."""

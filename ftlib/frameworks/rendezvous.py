@@ -14,16 +14,14 @@ import threading
 import time
 from collections import defaultdict
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from ftlib.errors import ConfigError, GroupError
 from ftlib.frameworks import sockets
 from ftlib.frameworks.name_lookups import no_name_server
-
-if TYPE_CHECKING:
-    from ftlib.frameworks.sockets import Address
+from ftlib.frameworks.sockets import Address
 
 _START_TIMEOUT = timedelta(seconds=10)
 """Timeout for connecting to the server that this process has just started."""

@@ -21,11 +21,8 @@ import re
 import socket
 import stat
 import threading
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
 
 _DESCRIPTORS = "/proc/self/fd"
 _DETAILS = "/proc/self/fdinfo"

@@ -6,17 +6,15 @@ import dataclasses
 import socket
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from consensus import Bound, format_address, parse_address
 
 from ..errors import JoinError
-
-if TYPE_CHECKING:
-    from ..settings.config import Settings
-    from ..settings.environment import Store
+from ..settings.config import Settings
+from ..settings.environment import Store
 
 __all__ = ["introduced", "publish"]
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+
+import pytest
+
 from consensus.messages import Accept, Ballot, Prepare, Promise
 from consensus.protocol.agreement.attempt import Attempt, Phase
 from consensus.view import Cause, Proposal, Removal
@@ -32,14 +36,17 @@ def test_proposes_its_own_value_where_nothing_was_accepted() -> None:
     assert one.request() == Accept(2, VIEW.view_id, BALLOT, value("e"), 7)
 
 
-def test_reproposes_what_was_accepted_with_the_highest_ballot() -> None:
-    one = attempt()
-    one.promises = {
+@pytest.mark.parametrize("order", list(itertools.permutations("abcd")), ids="".join)
+def test_reproposes_what_was_accepted_with_the_highest_ballot(order: tuple[str, ...]) -> None:
+    """In whatever order the promises come."""
+    promises = {
         "a": promise((0, "a"), value("c")),
         "b": promise((2, "c"), value("d")),
         "c": promise(),
         "d": promise((2, "a"), value("a")),
     }
+    one = attempt()
+    one.promises = {key: promises[key] for key in order}
     one.propose(value("e"))
     assert one.proposal == value("d")
 

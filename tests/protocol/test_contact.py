@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import logging
+from math import inf
 
 import pytest
 
 from consensus.config import Config, Policy
 from consensus.member import Member
-from consensus.messages import Chosen, Install, Introduction, Message, Ping, Pull
+from consensus.messages import Chosen, Claim, Gossip, Install, Introduction, Message, Ping, Pull, Status, Update
 from consensus.messages.reports import Reports
 from consensus.protocol.agreement.contact import INTRODUCE_EVERY, LOOK_AT_MOST, LOOK_FOR
 from consensus.protocol.machine import Machine
+from consensus.protocol.state.effects import Note
 from consensus.view import View
 
 from .people import machine_in, member, sends, view_of
@@ -121,3 +124,84 @@ def test_whom_it_acked_a_moment_ago_is_remembered_though_a_view_is_without_it() 
     machine._core.acked = {"b": 0.0, "c": NOW, "x": NOW - 3 * machine._core.config.exclude_after}
     machine._change.adopt(NEXT, "a", NOW)
     assert machine._core.acked == {"b": 0.0, "c": NOW}
+
+
+def test_only_the_coordinator_looks_for_whom_silence_left_behind() -> None:
+    machine = machine_in("abc", "b")
+    machine._change.adopt(NEXT, "a", NOW)
+    contact = machine._change.contact
+    assert contact.lost and contact.deadline() == inf
+    contact.tick(NOW + INTRODUCE_EVERY + 1.0)
+    assert not sends(machine.drain(), Ping)
+
+
+def test_the_dead_introduce_nobody() -> None:
+    """A word that is underway for long: what they acted in has ended with them."""
+    machine = machine_in("abc", "b")
+    machine._core.gone = frozenset("c")
+    ahead = view_of("ac", 2, FIRST.view_id, FIRST.cluster)
+    machine._change.contact.heard("c", Introduction(ahead, member("a"), Claim(0, 2, "a"), True), NOW)
+    assert machine._core.stopped is None
+    machine._core.gone = frozenset()
+    machine._change.contact.heard("c", Introduction(ahead, member("a"), Claim(0, 2, "a"), True), NOW)
+    assert machine._core.stopped is not None
+
+
+def behind(claims: Claim, own: str = "abcd") -> Machine:
+    """Under ``any``, one of four whom "a" and "d" have left behind, as it hears from them."""
+    machine = machine_in(own, "b", config=Config(policy=Policy.ANY))
+    view = view_of("ad", 2, machine._core.view_id, view_of(own).cluster)
+    machine._change.contact.heard("a", Introduction(view, member("a"), claims, True), NOW)
+    return machine
+
+
+def test_where_all_go_on_the_larger_part_does_not_give_way() -> None:
+    larger, smaller = behind(Claim(0, 1, "a")), behind(Claim(0, 2, "a"))
+    assert larger._core.stopped is None
+    assert set(larger._core.evidence.unready) == set("ad"), "they have gone, and the others go on without them"
+    assert smaller._core.stopped is not None
+
+
+def test_more_steps_weigh_more_than_more_members() -> None:
+    assert behind(Claim(1, 1, "a"))._core.stopped is not None
+
+
+def test_under_any_whom_it_cannot_reach_does_not_count_as_its_part() -> None:
+    machine = machine_in("abcd", "b", config=Config(policy=Policy.ANY))
+    machine.receive("d", member("d").address, Gossip((Update("c", Status.SUSPECT, 0, "d"),), direct=True), NOW)
+    view = view_of("ad", 2, machine._core.view_id, view_of("abcd").cluster)
+    machine._change.contact.heard("a", Introduction(view, member("a"), Claim(0, 1, "a"), True), NOW)
+    assert machine._core.stopped is not None
+
+
+def test_a_member_in_a_view_that_never_was_here_is_removed_only_where_all_go_on() -> None:
+    for policy, accused in ((Policy.ANY, {"c"}), (Policy.MAJORITY, set())):
+        machine = machine_in("abc", "b", config=Config(policy=policy))
+        machine._change.adopt(View(2, FIRST.view_id, FIRST.members, FIRST.cluster), "a", NOW)
+        machine.drain()
+        machine._change.contact.compare("c", member("c").address, 2, "of another chain", NOW)
+        assert set(machine._core.evidence.unready) == accused
+        assert answers(machine, Introduction) == [("c", Introduction)]
+
+
+def test_two_views_that_act_in_one_epoch_are_a_fork_and_said_so() -> None:
+    machine = machine_in("abc", "b")
+    other = view_of("cd", 1, origin=FIRST.cluster)
+    machine._change.contact._acts_elsewhere(other)
+    assert [(each.level, each.kind) for each in machine.drain() if isinstance(each, Note)] == [(logging.CRITICAL, "fork")]
+    assert machine._core.stopped is None
+
+
+@pytest.mark.parametrize(
+    ("names", "out"),
+    [("ac", True), ("abc", False), ("cd", False)],
+    ids=["without this member", "with it", "with nobody of its view"],
+)
+def test_who_hears_of_a_view_that_acts_where_its_own_never_can(names: str, out: bool) -> None:
+    machine = machine_in("abc", "b")
+    machine._change.adopt(NEXT, "a", NOW)
+    machine.drain()
+    acts = Introduction(view_of(names, 2, FIRST.view_id, FIRST.cluster), member(names[0]), Claim(0, 2, "a"), True)
+    machine._change.contact.heard("d", acts, NOW)
+    assert (machine._core.stopped is not None) is out
+    assert not [each for each in machine.drain() if isinstance(each, Note) and each.level == logging.CRITICAL]

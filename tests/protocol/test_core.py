@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from consensus.messages import Accept, EvidenceKind, Gossip, Introduction, Ping, Status, Update
+from consensus.progress import Progress
 from consensus.protocol.agreement.contact import LOST
+from consensus.protocol.detection.stall import Stall
 from consensus.protocol.state.core import TOLD_TRAIL, TRAIL, Core
 from consensus.protocol.state.inputs import Accusation
 from consensus.view import NO_VIEW_ID, Cause, Proposal, Removal, View
@@ -162,3 +164,38 @@ def test_who_introduces_its_view_says_whether_it_acts_there() -> None:
     machine._change.adopt(view_of("abc", 2, machine.view.view_id), "a", 101.0)
     machine.drain()
     assert not met(101.5).acts
+
+
+def test_the_dead_are_gone_once_a_view_is_without_them() -> None:
+    """As members of the view they are still asked for what they may have promised."""
+    core, old = core_of("a"), view_of("abc")
+    core.evidence.prove("b", "refused", 100.0, 100.0)
+    core.judge_anew(old, 100.0)
+    assert core.gone == frozenset()
+    core.judge_anew(view_of("ac", 2, old.view_id), 100.0)
+    assert core.gone == frozenset("b")
+
+
+def test_helpers_are_neither_suspects_nor_the_one_to_be_reached() -> None:
+    for crowd in (False, True):
+        machine = machine_in("abcdef", "a", config=replace(CONFIG, mesh_limit=4 if crowd else 100))
+        core = machine._core
+        machine.receive("b", member("b").address, Gossip((Update("f", Status.SUSPECT, 0, "b"),), direct=True), 100.5)
+        found = {each.id for _ in range(30) for each in core.some(2, "e")}
+        assert found == set("bcd"), crowd
+        assert max(len(core.some(2, "e")) for _ in range(10)) == 2
+
+
+def test_nobody_is_senior_where_there_is_no_view() -> None:
+    assert core_of("a").seniors() == []
+
+
+def test_who_has_ended_a_call_is_not_awaited_in_it() -> None:
+    """The others may still be on their way out of it. Nor is one in a call awaited there."""
+    core = core_of("a")
+    stall = Stall(core)
+    stall.heard("b", Progress(4, 5))
+    stall.heard("c", Progress(3, 4))
+    for own, awaited in ((Progress(5, 0), False), (Progress(4, 5), False), (Progress(4, 0), True)):
+        core.progress = own
+        assert stall.awaited is awaited, own

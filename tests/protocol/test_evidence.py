@@ -216,3 +216,21 @@ def test_who_has_ended_is_remembered_for_the_view_without_it() -> None:
     assert book.ended == {"b"}
     book.adopt(third, second)
     assert not book.ended
+
+
+def test_a_leavers_last_call_is_known_until_it_has_left() -> None:
+    book = EvidenceBook(CONFIG)
+    book.leave("b", 7, 100.0)
+    book.leave("c", 8, 100.0)
+    old, new = view_of("abc", 1), view_of("ab", 2, view_of("abc", 1).view_id)
+    book.adopt(new, old)
+    assert book.last_call == 7 and book.leaving == {"b": 100.0}
+    book.adopt(view_of("a", 3, new.view_id), new)
+    assert book.last_call is None
+
+
+def test_only_the_first_who_needs_a_new_epoch_is_news() -> None:
+    book = EvidenceBook(CONFIG)
+    assert book.freeze(100.0)
+    assert not book.freeze(101.0)
+    assert book.frozen_since == 100.0

@@ -11,10 +11,10 @@ from consensus.protocol.state.change import FindingKind, Moment
 from consensus.protocol.state.history import FINDINGS, LIMIT, History
 from consensus.protocol.state.inputs import Accusation
 from consensus.simulation import Host, World
-from consensus.view import View
+from consensus.view import Cause, Reason, View
 
 from ..transcripts.script import agree, start_job
-from .people import member
+from .people import member, view_of
 
 
 def record(host: Host, epoch: int = 2) -> dict[str, Any]:
@@ -71,6 +71,20 @@ def test_a_crash_at_the_driver() -> None:
     assert abs(parts - change["phases"]["total"]) < 1e-5
     assert victim.id in change["names"]
     assert driver.machine.status()["view_changes"]["changes"] == {"founded": 1, "proof": 1}
+
+
+def test_ballots_and_removals_are_counted() -> None:
+    history, view = History(), view_of("abcd")
+    history.adopt(view, "a", 100.0)
+    for ballot in ((0, "a"), (1, "a")):
+        history.proposed(ballot, 101.0)
+    after = view_of("ab", 2, view.view_id)
+    history.adopt(after, "a", 102.0)
+    removed = tuple(Reason(key, Cause.PROOF) for key in "cd")
+    history.installed(after, "a", (1, "a"), removed, 103.0)
+    history.activated(104.0)
+    assert history.newest is not None and history.newest.attempts == 2
+    assert history.removed == {"proof": 2}
 
 
 def test_the_others_know_the_drivers_reasons() -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from consensus.messages import FlushRequest, Install, Message
+from consensus.messages import Accepted, FlushReply, FlushRequest, Install, Message
 from consensus.messages.reports import Reports
 from consensus.protocol.agreement.installation import Installation
+from consensus.protocol.agreement.installer import Installer
 from consensus.simulation import Host
 from consensus.view import Cause, Delta, Proposal, Removal, View
 
 from ..transcripts.script import agree, start_job
-from .people import member, view_of
+from .people import core_of, member, view_of
 
 PARENT = view_of("abc")
 VIEW = Proposal(PARENT.view_id, 2, (Removal("b", Cause.PROOF),), (member("j"),)).apply(PARENT)
@@ -64,3 +65,37 @@ def test_a_joiner_is_told_of_the_views_before() -> None:
     agree(world, [*members[:2], joiner])
     earlier = [view.view_id for view in members[0].activated]
     assert {install.trail for install in told} == {(earlier[1], earlier[0])}
+
+
+def installing(parent: View | None = PARENT) -> Installer:
+    """At "a", which lacks the report of "c"."""
+    core = core_of("a")
+    core.follow(VIEW)
+    one = Installer(core, lambda *_: None)
+    one.begin(installation({"a": b"A"}, parent), 100.0)
+    return one
+
+
+def lacks(one: Installer) -> tuple[str, ...]:
+    assert one._installation is not None
+    return one._installation.missing_reports()
+
+
+def test_a_late_vote_brings_a_report_only_if_it_is_for_this_ballot_and_parent() -> None:
+    one = installing()
+    for ballot, parent_id in (((1, "a"), PARENT.view_id), ((0, "a"), "another"), ((0, "c"), PARENT.view_id)):
+        one.on_late_vote("c", Accepted(2, parent_id, ballot, b"wrong"), 100.1)
+        assert lacks(one) == ("c",), (ballot, parent_id)
+    one.on_late_vote("c", Accepted(2, PARENT.view_id, (0, "a"), b"C"), 100.1)
+    assert lacks(one) == ()
+
+
+def test_reports_of_strangers_are_nothing() -> None:
+    one = installing()
+    one.on_flush_reply("x", FlushReply(2, VIEW.view_id, b"X"), 100.1)
+    assert one._installation is not None
+    assert set(one._installation.reports) == {"a"}
+    one.on_flush_reply("b", FlushReply(2, VIEW.view_id, b"B"), 100.1)
+    assert set(one._installation.reports) == {"a", "b"}, "a removed member was in the parent"
+    one.on_flush_reply("c", FlushReply(2, "another", b"C"), 100.1)
+    assert lacks(one) == ("c",)

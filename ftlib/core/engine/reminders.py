@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 from ...data.unregistered import READ
-
-if TYPE_CHECKING:
-    from ..plane.plane import Plane
+from ..plane.plane import Plane
 
 __all__ = ["Reminders"]
 

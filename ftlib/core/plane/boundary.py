@@ -6,17 +6,13 @@ between busy processes, for which all members wait.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from consensus import Consensus
 
+from ..calls.call import Call
+from ..calls.session import Session
+from ..tensors.trailer import Trailer
 from .orders import Order
-
-if TYPE_CHECKING:
-    from consensus import Consensus
-
-    from ..calls.call import Call
-    from ..calls.session import Session
-    from ..tensors.trailer import Trailer
-    from .plane import Plane
+from .plane import Plane
 
 __all__ = ["halted"]
 
