@@ -169,7 +169,7 @@ def large(size: int, lines: int) -> np.ndarray:
 
 def test_large_results_come_in_pieces_beside_lines() -> None:
     kept = Kept()
-    result = launcher(workers=2, agent_timeout=3.0).set_logging_handlers(lambda: [kept]).run(large, 80 << 20, 20_000)
+    result = launcher(workers=2, agent_timeout=2.0).set_logging_handlers(lambda: [kept]).run(large, 80 << 20, 20_000)
     for rank in range(2):
         assert result.rank(rank).nbytes == 80 << 20
         assert (result.rank(rank) == rank).all()
