@@ -69,6 +69,7 @@ class FTLib(Calls):
         ring = _ring_of(settings)
         chaos = None if faults is None else Chaos(faults, functools.partial(_drain, weakref.ref(self)), settings, ring)
         means = Means(settings, framework, rank_assign, ring, call_lock, chaos=chaos)
+        self._more_facts = means.more_facts
         lives = Succession(Lifetime(means, consensus), call_lock, rejoin=settings.rejoin)
         layouts = Layouts(framework, int(settings.bucket_mb * 2**20))
         super().__init__(lives, call_lock, layouts, means.listeners, veto=settings.nonfinite == VETO, faults=faults)
@@ -354,7 +355,11 @@ class FTLib(Calls):
         """
         status = self._consensus.status()
         shared = {key: status[key] for key in _CONTROL if key in status}
-        return {**facts(self._plane, self._framework), "size": self.size, **shared}
+        return {**facts(self._plane, self._framework, self._more_facts), "size": self.size, **shared}
+
+    def add_metrics(self, name: str, get: Callable[[], Any]) -> None:
+        """``metrics`` and ``/metrics`` show from now on, under ``name``, what ``get`` returns at once: plain values."""
+        self._more_facts[name] = get
 
     # --- inside --------------------------------------------------------------------------------------------------------
 
