@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -92,6 +93,8 @@ class Means:
     listeners: Listeners = field(default_factory=Listeners)
     chaos: Chaos | None = None
     """Takes faults from outside; None where none may be injected."""
+    more_facts: dict[str, Callable[[], Any]] = field(default_factory=dict)
+    """What layers above add to the facts, by its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +151,7 @@ class Lifetime:
             self._rebuild,
             self._prepare,
             self._activated,
-            functools.partial(facts, plane, means.framework),
+            functools.partial(facts, plane, means.framework, means.more_facts),
             self._given_up,
             part=settings.part,
             named=self._named,
