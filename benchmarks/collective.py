@@ -210,7 +210,7 @@ def wait_for_end(here: Here, names: list[str]) -> tuple[list[str], float, float]
 
 
 def is_pending(here: Here) -> bool:
-    return bool(here.kept.get("pending")) and any(facts["sent"] for facts in here.collective.facts().values())
+    return bool(here.kept.get("pending")) and any(facts.get("sent") for facts in here.collective.facts().values())
 
 
 def exchange(here: Here, names: list[str], seconds: float, first: bool) -> float:

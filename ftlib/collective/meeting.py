@@ -131,7 +131,7 @@ class Meeting:
             CALLBACKS.submit(lambda: self._dial(key, lane))
 
     def _dial(self, key: Key, lane: Lane) -> None:
-        while lane.over is None and lane.link is None:
+        while _wanted(lane):
             try:
                 link = self._loop.connect(self._current().dial(lane.peer, PATH, timeout=_DIAL))
             except (ConsensusError, OSError) as error:
@@ -142,6 +142,9 @@ class Meeting:
                 else:
                     time.sleep(_AGAIN)
                 continue
+            if not _wanted(lane):
+                link.close(0.0)  # nobody needs it any more, and the peer has not heard what it is for
+                break
             ids, name = key
             self._hello(link, [sorted(ids), name, lane.token])
             answer = _hear(link).wait(_DIAL)
@@ -155,10 +158,6 @@ class Meeting:
 
     def _answered(self, lane: Lane, link: Link, fields: list[Any] | None) -> bool:
         """The peer has taken this stream (or none is needed any more), or not: then try again."""
-        with self._lock:
-            held = self._held.pop(lane, None)
-            if fields is not None or held is not None or lane.link is not None:
-                self._dialling.discard(lane)
         if fields is not None:
             why, token, pickles, most = fields
             if token:
@@ -167,11 +166,16 @@ class Meeting:
                 lane.end(Refused(f"{lane.peer} refuses the stream: {why}", peer=lane.peer))
             elif not lane.attach(link, Terms(pickles, most, token)):
                 link.close(0.0)
-            if held is not None:
-                held[0].close(0.0)
+        with self._lock:  # only now: until the lane has its link, a stream of the peer's must find that this side was dialling
+            held = self._held.pop(lane, None)
+            done = fields is not None or held is not None or lane.link is not None
+            if done:
+                self._dialling.discard(lane)
+        if held is not None and fields is not None:
+            held[0].close(0.0)
         elif held is not None:
             self._take(lane, *held)
-        return fields is not None or held is not None or lane.link is not None
+        return done
 
     def incoming(self, stream: Stream) -> None:
         """A member has dialled: on the connection thread of the consensus, so what it says is heard elsewhere."""
@@ -238,6 +242,11 @@ class Meeting:
             lane.end(GroupClosed(f"the channel {name!r} was closed", peer=link.peer))
         else:
             handler(lane)
+
+
+def _wanted(lane: Lane) -> bool:
+    """Whether it still needs a stream."""
+    return lane.over is None and lane.link is None
 
 
 class _Heard:
