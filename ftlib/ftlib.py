@@ -15,10 +15,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from torch.distributed.device_mesh import DeviceMesh
+
 from consensus import ConfigError as ConsensusConfigError
 from consensus import Consensus, ConsensusError, Gossip, KeyRing, LeftError, Member, Membership, Mode, View
 
 from .checkpoints.keeper import Keeper
+from .checkpoints.names import Name, of_all_shards, shard_directory, shards_in
 from .checkpoints.resume import Loaded
 from .common.logs import configure
 from .core.calls.session import Session
@@ -66,6 +69,7 @@ class FTLib(Calls):
         ring = _ring_of(settings)
         chaos = None if faults is None else Chaos(faults, functools.partial(_drain, weakref.ref(self)), settings, ring)
         means = Means(settings, framework, rank_assign, ring, call_lock, chaos=chaos)
+        self._more_facts = means.more_facts
         lives = Succession(Lifetime(means, consensus), call_lock, rejoin=settings.rejoin)
         layouts = Layouts(framework, int(settings.bucket_mb * 2**20))
         super().__init__(lives, call_lock, layouts, means.listeners, veto=settings.nonfinite == VETO, faults=faults)
@@ -205,7 +209,8 @@ class FTLib(Calls):
         if registered is None:
             raise ConfigError("save: no state is registered: call register_state before it")
         if not self._call_lock.departed:
-            self._keeper.save(directory, self._plane, registered, wait=wait)
+            own = shard_directory(directory, self.settings.shard, self.settings.shards)
+            self._keeper.save(own, self._plane, registered, wait=wait)
 
     def load(self, path: str | os.PathLike[str]) -> Loaded | None:
         """Begin from the newest complete checkpoint in ``path`` (or from ``path``, if it is one); returns its step and path.
@@ -214,7 +219,7 @@ class FTLib(Calls):
         founder reads the checkpoint, and the others get it from that founder. Returns None and loads nothing if there is no
         checkpoint, and at a worker that joins a running job. Raises ConfigError if all are damaged, or it does not fit.
         """
-        return self._lives.life.resumption.load(self._place("load", path))
+        return self._lives.life.resumption.load(self._of_shard(self._place("load", path)))
 
     def manual_join(self, addresses: Sequence[str] | str) -> bool:
         """Ask the members at these ``host:port`` to let this worker in; True if any of them answered."""
@@ -333,6 +338,16 @@ class FTLib(Calls):
         session = self._session
         return None if session is None else session.program_group
 
+    def device_mesh(self, device_type: str, shape: Sequence[int], names: Sequence[str]) -> DeviceMesh:
+        """A ``torch.distributed.device_mesh.DeviceMesh`` over the processes of this replica, for ``fully_shard`` and the like.
+
+        ``device_type``: ``"cpu"``. ``shape``: sizes of its dimensions, whose product is ``shards``; ``names``: one for each.
+        Every process of the replica calls it, with the same arguments; it becomes the world of ``torch.distributed``, with its
+        shard for a rank. Its operations raise ReplicaLost, within milliseconds, once a process of the replica is lost.
+        Raises ConfigError, and JoinError if the others do not come within ``join_timeout``.
+        """
+        return self._lives.life.meshes.mesh(device_type, shape, names)
+
     def metrics(self) -> dict[str, Any]:
         """Return plain counts since the start, and where this worker is: see docs/observability.md. Times in seconds.
 
@@ -340,7 +355,11 @@ class FTLib(Calls):
         """
         status = self._consensus.status()
         shared = {key: status[key] for key in _CONTROL if key in status}
-        return {**facts(self._plane, self._framework), "size": self.size, **shared}
+        return {**facts(self._plane, self._framework, self._more_facts), "size": self.size, **shared}
+
+    def add_metrics(self, name: str, get: Callable[[], Any]) -> None:
+        """``metrics`` and ``/metrics`` show from now on, under ``name``, what ``get`` returns at once: plain values."""
+        self._more_facts[name] = get
 
     # --- inside --------------------------------------------------------------------------------------------------------
 
@@ -395,6 +414,22 @@ class FTLib(Calls):
         if not os.fspath(path):
             raise ConfigError(f"{what}: the path is empty: give a directory")
         return Path(os.fspath(path)).absolute()
+
+    def _of_shard(self, path: Path) -> Path:
+        """Where this shard's checkpoints are in ``path``. ConfigError if those there are of another number of shards."""
+        part = self.settings.part
+        if Name.parse(path.name) is not None:
+            return path
+        found = shards_in(path)
+        if found and part.shards not in found:
+            theirs = ", ".join(map(str, sorted(found)))
+            raise ConfigError(
+                f"load: the checkpoints in {path} are of replicas of {theirs} processes, and these have {part.shards}: start "
+                "as many (ftlib run --shards), or give another directory"
+            )
+        if part.shards == 1:
+            return path
+        return of_all_shards(path, part.shard, part.shards) or shard_directory(path, part.shard, part.shards)
 
     def _apart(self, farewell: Callable[[], None]) -> None:
         """Run ``farewell`` here; on another thread if this one is inside a call, which cannot end now and may hold any lock."""

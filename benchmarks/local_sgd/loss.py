@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import statistics
+import tempfile
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.faults import crew
 from benchmarks.report import Report
 from tests.harness.cluster import Cluster
 
@@ -22,11 +23,15 @@ LIMIT = 300.0
 def loss(args: Namespace, report: Report) -> None:
     """Both tasks, all seeds, with and without faults."""
     curves: dict[tuple[str, bool], list[list[float]]] = {}
-    for task in EVERY:
-        for disturbed in (False, True):
-            for seed in range(args.seeds):
+    with tempfile.TemporaryDirectory(prefix="ftlib-loss-") as directory:
+        program, settings = "benchmarks.local_sgd.learning:learn", {"agent": "thread"}
+        with Cluster(Path(directory), program=program, settings=settings) as cluster:  # one fork server for all jobs
+            for number, (task, disturbed, seed) in enumerate(itertools.product(EVERY, (False, True), range(args.seeds))):
                 report.say(f"{task}, seed {seed}, {'with' if disturbed else 'without'} faults")
-                curves.setdefault((task, disturbed), []).append(_course(task, seed, args.syncs, disturbed=disturbed))
+                cluster.clear(Path(directory) / str(number))
+                curve = _course(cluster, task, seed, args.syncs, disturbed=disturbed)
+                curves.setdefault((task, disturbed), []).append(curve)
+    for task in EVERY:
         calm, faulty = ([curve[-1] for curve in curves[task, disturbed]] for disturbed in (False, True))
         apart = statistics.fmean(faulty) - statistics.fmean(calm)
         deviation = statistics.stdev(calm) if len(calm) > 1 else 0.0
@@ -42,23 +47,22 @@ def loss(args: Namespace, report: Report) -> None:
         print(f"drawn: {args.picture}", flush=True)
 
 
-def _course(task: str, seed: int, syncs: int, *, disturbed: bool) -> list[float]:
+def _course(cluster: Cluster, task: str, seed: int, syncs: int, *, disturbed: bool) -> list[float]:
     """The loss after each sync, of one job."""
     chance = random.Random(seed)
     given: dict[str, Any] = {"task": task, "seed": seed, "every": EVERY[task]}
-    settings = {"agent": "thread"}
-    with crew("loss", WORKERS, program="benchmarks.local_sgd.learning:learn", given=given, settings=settings) as cluster:
-        for due in range(KILL_EVERY, syncs, KILL_EVERY) if disturbed else ():
-            _wait(cluster, due)
-            chance.choice(cluster.alive()).kill()
-            _wait(cluster, due + 1)
-            cluster.join()
-        _wait(cluster, syncs + 1)
-        found: dict[int, float] = {}
-        for worker in cluster.workers:
-            for line in worker.calls:
-                found.setdefault(line["step"], line["loss"])
-        return [found[step] for step in sorted(found) if step <= syncs]
+    cluster.found(WORKERS, given=given)
+    for due in range(KILL_EVERY, syncs, KILL_EVERY) if disturbed else ():
+        _wait(cluster, due)
+        chance.choice(cluster.alive()).kill()
+        _wait(cluster, due + 1)
+        cluster.join(given=given)
+    _wait(cluster, syncs + 1)
+    found: dict[int, float] = {}
+    for worker in cluster.workers:
+        for line in worker.calls:
+            found.setdefault(line["step"], line["loss"])
+    return [found[step] for step in sorted(found) if step <= syncs]
 
 
 def _wait(cluster: Cluster, sync: int) -> None:

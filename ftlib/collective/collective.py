@@ -61,6 +61,8 @@ class Collective:
         self._consensus: Consensus | None = None
         self._current()
         reference = weakref.ref(self)
+        if isinstance(x, FTLib):
+            x.add_metrics("collective", lambda: {} if (found := reference()) is None else found.facts())
         self._at_exit = lambda: _close(reference)
         atexit.register(self._at_exit)
 

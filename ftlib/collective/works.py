@@ -142,7 +142,7 @@ class AsyncWork:
             value, failure = self._outcome
         if failure is None:
             return value
-        raise failure.about("", "") if isinstance(failure, CollectiveError) else failure.with_traceback(None)
+        raise failure.about() if isinstance(failure, CollectiveError) else failure.with_traceback(None)
 
     def _until(self, timeout: float | None) -> tuple[float, bool]:
         """Until when to wait, and whether the operation's own time is over then."""

@@ -76,8 +76,8 @@ class GlooFramework(Framework):
         """Meet the other ranks at the store, connect to all of them. GroupError names the missing ranks."""
         if self._server is None:
             raise ConfigError("start the framework before building groups")
-        self.group = self._builder.rebuild(spec)
-        return self.group
+        self.group = group = self._builder.rebuild(spec)
+        return group  # another thread may have another one by now
 
     def prepare(self, spec: GroupSpec) -> None:
         """Build the group on a thread of its own (see ``Framework``)."""

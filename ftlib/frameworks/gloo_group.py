@@ -99,6 +99,11 @@ class GlooGroup(Group):
         return f"<GlooGroup rank {self.rank} of {self.size} {self._state.value}{'' if self.exact else ' inexact'}>"
 
     @property
+    def backend(self) -> Any:
+        """The object of torch, for operations that this interface does not have; None once it is destroyed."""
+        return self._backend
+
+    @property
     def abandoned(self) -> bool:
         """True if operations under way were abandoned, not interrupted."""
         return not self.exact and self._state is not _State.OPEN

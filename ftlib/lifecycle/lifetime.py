@@ -13,13 +13,14 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from consensus import ConfigError as ConsensusConfigError
-from consensus import Consensus, ConsensusError, KeyRing, LeftError, View, format_address
+from consensus import Consensus, ConsensusError, KeyRing, LeftError, Member, View, format_address
 
 from ..checkpoints.resume import PATH as RESUMPTION
 from ..checkpoints.resume import Resumption
@@ -57,7 +58,10 @@ from .binding import bind
 from .chaos import PATH as CHAOS
 from .chaos import Chaos
 from .gathering import gathering
+from .replica.introductions import PATH as INTRODUCTIONS
+from .replica.introductions import Introductions
 from .replica.mates import ENDED, Connections
+from .replica.meshes import Meshes
 from .spare import Spare
 from .supervisor_client import announce
 
@@ -89,6 +93,8 @@ class Means:
     listeners: Listeners = field(default_factory=Listeners)
     chaos: Chaos | None = None
     """Takes faults from outside; None where none may be injected."""
+    more_facts: dict[str, Callable[[], Any]] = field(default_factory=dict)
+    """What layers above add to the facts, by its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,12 +151,16 @@ class Lifetime:
             self._rebuild,
             self._prepare,
             self._activated,
-            functools.partial(facts, plane, means.framework),
+            functools.partial(facts, plane, means.framework, means.more_facts),
             self._given_up,
             part=settings.part,
             named=self._named,
         )
         part = settings.part
+        self.meshes: Meshes = Meshes(
+            part, means.ring, self._known_members, self._mate_lost, settings.step_timeout, config.join_timeout
+        )
+        self._introductions = Introductions()
         self.mates: Connections | None = None if part.shards == 1 else Connections(part.shard, self._mate_lost)
         catchup = Catchup(plane, registered, self._transport, allowed, self._standby if spares else None, allocate)
         self.engine = Engine(
@@ -227,6 +237,8 @@ class Lifetime:
         meta |= facts_of(settings.part)
         if self.mates is not None:
             meta |= self.mates.listen(interface)
+            consensus.serve(INTRODUCTIONS, self._introductions.source)
+        self.meshes.bind(interface)
         consensus.serve(Transfer.PATH, self.transfer.source)
         consensus.serve(Border.PATH, self._border.source)
         consensus.serve(INQUIRY, self._inquiry.source)
@@ -329,6 +341,7 @@ class Lifetime:
             self._rebuilder.close(CLOSE_TIMEOUT)
         if self.mates is not None:
             self.mates.close()
+        self.meshes.close()
         self.engine.forget()  # this object may stay uncollected for long, and its buffers are as large as the model
         self.donor.forget()
         self.transfer.close()
@@ -432,10 +445,18 @@ class Lifetime:
         if self.mates.ended:
             return JobEnded(ENDED)
         part = self._means.settings.part
-        return ReplicaLost(f"replica {part.replica} is out, with all of its {part.shards} processes: {error}")
+        lost = ReplicaLost(f"replica {part.replica} is out, with all of its {part.shards} processes: {error}")
+        self.meshes.abort(lost)
+        return lost
+
+    def _known_members(self) -> Sequence[Member]:
+        """The members of the job, as far as this one knows; it may be none itself yet."""
+        view = self.consensus.wait_known(0.0)
+        return () if view is None else view.members
 
     def _mate_lost(self, error: ReplicaLost) -> None:
         """Another process of this replica has ended: end this lifetime, and with it whatever the program waits in."""
+        self.meshes.abort(error)
         self.engine.fail(error)
 
     def _vouch(self, session: Session) -> None:

@@ -14,9 +14,20 @@ from .border import Border
 from .catchup import Catchup
 from .donor.donor import Donor
 from .joiner.group_transport import GroupTransport
-from .joiner.http_transport import HTTPTransport
+from .joiner.http_transport import FetchError, HTTPTransport, request
 from .joiner.limits import RecoveryLimits
 from .warm_standby import WarmStandby
 from .whole_state import Transfer
 
-__all__ = ["Border", "Catchup", "Donor", "GroupTransport", "HTTPTransport", "RecoveryLimits", "Transfer", "WarmStandby"]
+__all__ = [
+    "Border",
+    "Catchup",
+    "Donor",
+    "FetchError",
+    "GroupTransport",
+    "HTTPTransport",
+    "RecoveryLimits",
+    "Transfer",
+    "WarmStandby",
+    "request",
+]

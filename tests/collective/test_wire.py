@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ftlib.links.incoming import Incoming
 from ftlib.links.outgoing import Outgoing
-from ftlib.links.wire import FRAME, HEADER, PREFIX, Cursor, Kind, Prefix, Seal, WireError, read_prefix
+from ftlib.links.wire import FRAME, HEADER, PREFIX, TAG, Cursor, Kind, Prefix, Seal, WireError, read_prefix
 
 KEY = bytes(range(32))
 MOST = 1 << 30
@@ -211,6 +211,23 @@ def mutate(sealed: bool, rounds: int) -> None:
             assert tracemalloc.get_traced_memory()[1] - before < BUFFER + FRAME + (1 << 18)
     finally:
         tracemalloc.stop()
+
+
+def test_room_that_comes_with_the_write_that_filled_the_path_is_not_missed() -> None:
+    class Full(Tape):
+        """Takes ten bytes at a time; while it does, somebody else hears that there is room."""
+
+        def write(self, views: list[memoryview]) -> int:
+            data = b"".join(views)[:10]
+            self.data += data
+            if outgoing.blocked:
+                outgoing.flush()
+            return len(data)
+
+    outgoing, tape, done = Outgoing(Seal(KEY, b"there"), lambda error: None), Full(), list[object]()
+    outgoing.open(tape)
+    outgoing.send(Kind.MESSAGE, b"4", [memoryview(b"data")], done.append, sealed=False)
+    assert done == [None] and len(tape.data) == PREFIX + 1 + TAG + 4
 
 
 def test_a_cursor_goes_over_all_pieces() -> None:

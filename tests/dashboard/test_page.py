@@ -22,9 +22,7 @@ from tests.launch.test_orders import TRAINS
 pytestmark = [
     pytest.mark.process,
     pytest.mark.skipif(not shutil.which("chromium"), reason="chromium is not installed: apt-get install chromium"),
-    pytest.mark.skipif(
-        not shutil.which("chromedriver"), reason="no chromedriver: apt-get install chromium-driver"
-    ),
+    pytest.mark.skipif(not shutil.which("chromedriver"), reason="no chromedriver: apt-get install chromium-driver"),
 ]
 QUIET = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync")
 SHOTS = ROOT / "out" / "dashboard"

@@ -29,8 +29,8 @@ def member(path: Path) -> str:
     env = os.environ
     key = KeyRing([env["FTLIB_SECRET"]]).first
     me = f"{env['FTLIB_NAME']}-{os.getpid()}"
-    assert announce(env["FTLIB_SUPERVISOR"], key.vouch, job=env["FTLIB_JOB"], member=me, address=f"a:{os.getpid()}", epoch=1)
     mark(path, f"{env['FTLIB_NAME'].replace('/', '-')}-{os.getpid()}", env["FTLIB_INTRODUCERS"])
+    assert announce(env["FTLIB_SUPERVISOR"], key.vouch, job=env["FTLIB_JOB"], member=me, address=f"a:{os.getpid()}", epoch=1)
     while not (path / "finish").exists():
         time.sleep(0.01)
     return me

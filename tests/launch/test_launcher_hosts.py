@@ -143,6 +143,7 @@ def test_a_group_across_hosts(logins: Logins) -> None:
     assert [result.rank(rank) for rank in range(3)] == [(3.0, 3)] * 3
 
 
+@pytest.mark.soak
 def test_several_at_once(logins: Logins) -> None:
     launches = [launcher(logins, name, workers=1).start(who) for name in ("h2", "h3", "h4", "h2")]
     assert [each.wait(60).rank(0)[0] for each in launches] == ["h2", "h3", "h4", "h2"]
@@ -156,8 +157,8 @@ def test_several_at_once(logins: Logins) -> None:
     [
         ("h2-stranger", "Permission denied"),
         ("h2-unknown", "Host key verification failed"),
-        ("h2-changed", "REMOTE HOST IDENTIFICATION HAS CHANGED|Host key verification failed"),
-        ("nowhere.invalid", "Could not resolve hostname"),
+        pytest.param("h2-changed", "REMOTE HOST IDENTIFICATION|Host key verification failed", marks=pytest.mark.soak),
+        pytest.param("nowhere.invalid", "Could not resolve hostname", marks=pytest.mark.soak),
     ],
 )
 def test_a_login_that_is_refused_is_told_in_the_words_of_ssh(logins: Logins, name: str, words: str) -> None:
@@ -210,6 +211,7 @@ def test_a_killed_agent_is_named(logins: Logins, tmp_path: Path) -> None:
     eventually(lambda: not any(map(lives, workers)), "workers end", 10.0)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("which", ["first", "last"])
 def test_a_guard_or_an_agent_alone(logins: Logins, tmp_path: Path, which: str) -> None:
     launch, workers = begun(logins, tmp_path, "h2")
@@ -220,6 +222,7 @@ def test_a_guard_or_an_agent_alone(logins: Logins, tmp_path: Path, which: str) -
     eventually(lambda: not any(map(lives, workers)), "workers end", 10.0)
 
 
+@pytest.mark.soak
 def test_an_sshd_that_ends(logins: Logins, tmp_path: Path) -> None:
     launch, workers = begun(logins, tmp_path, "h2")
     logins.stop("h2")
@@ -243,6 +246,7 @@ def test_a_host_that_is_cut_off(logins: Logins, network: Network, tmp_path: Path
     eventually(lambda: not any(map(lives, workers)), "both sides end their workers, without a word from each other", 15.0)
 
 
+@pytest.mark.soak
 def test_a_short_cut_harms_nobody(logins: Logins, network: Network, tmp_path: Path) -> None:
     def work(path: Path) -> str:
         mark(path, "begun", os.getpid())
@@ -286,7 +290,13 @@ def calling(logins: Logins, path: Path, **more: str) -> Iterator[tuple[subproces
             caller.wait()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGKILL,
+        *(pytest.param(number, marks=pytest.mark.soak) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)),
+    ],
+)
 def test_a_caller_that_ends_leaves_nothing_on_any_host(logins: Logins, tmp_path: Path, number: signal.Signals) -> None:
     with calling(logins, tmp_path) as (caller, workers):
         caller.send_signal(number)
@@ -295,6 +305,7 @@ def test_a_caller_that_ends_leaves_nothing_on_any_host(logins: Logins, tmp_path:
         assert took < 10
 
 
+@pytest.mark.soak
 def test_a_caller_that_is_stopped_for_a_while_harms_nobody(logins: Logins, tmp_path: Path) -> None:
     with calling(logins, tmp_path) as (caller, workers):
         caller.send_signal(signal.SIGSTOP)

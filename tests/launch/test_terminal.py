@@ -84,6 +84,7 @@ def test_control_c_ends_all_and_the_shell_is_back(tmp_path: Path, kind: str) -> 
         gone(workers)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("kind", COMMANDS)
 def test_control_z_and_foreground_again_harm_nobody(tmp_path: Path, kind: str) -> None:
     with terminal(tmp_path, kind) as (shell, workers):

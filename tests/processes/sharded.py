@@ -14,14 +14,16 @@ import time
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import fully_shard
 
 from ftlib import FTLib, ReplicaLost
 from ftlib.core.engine.shard_agreement import ShardAgreement
 from ftlib.core.plane.plane import Plane
 from tests.harness.worker import Lines, Task, joined, place
 
-REPLICAS = 12
-"""Whose numbers a float32 holds exactly, as a sum of powers."""
+from .replicas import REPLICAS
+
+WIDTH = 64
 MOMENTS = ("hold:before", "hold:after", "finish:before", "finish:after", "enter")
 
 
@@ -45,6 +47,8 @@ def _train(ft: FTLib, task: Task, lines: Lines) -> None:
     model = torch.nn.ParameterList([tells, body])
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     ft.register_state(model=model, optimizer=optimizer)
+    directory = task.given.get("checkpoints", "")
+    lines.write(event="resumed", at=ft.step, hash=hash(tuple(body.detach().tolist())))
     if task.given.get("die"):
         _dies(ft, task.given["die"])
     while True:
@@ -58,7 +62,51 @@ def _train(ft: FTLib, task: Task, lines: Lines) -> None:
         if applied:
             optimizer.step()
         optimizer.zero_grad()
+        if directory and ft.step % 10 == 0:
+            ft.save(directory)
         digest = hash(tuple(body.detach().tolist()))
+        told: dict[str, Any] = {"who": mask, "hash": digest, "shard": shard, "replica": who, "applied": applied}
+        lines.write(**told, **place(ft))
+
+
+def fsdp(task: Task, lines: Lines) -> int:
+    """As ``train``, with a model that FSDP shards over the replica. ``given``: ``wrapped``, by ``DistributedDataParallel``."""
+    with joined(task, lines) as ft:
+        try:
+            _train_fsdp(ft, task, lines)
+        except ReplicaLost as reason:
+            lines.write(event="lost", text=str(reason))
+            return 3
+    return 0
+
+
+def _train_fsdp(ft: FTLib, task: Task, lines: Lines) -> None:
+    shard, who = ft.settings.shard, task.given["who"]
+    mesh = ft.device_mesh("cpu", (ft.settings.shards,), ("shard",))
+    lines.write(event="mesh")
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU(), torch.nn.Linear(WIDTH, 2 * REPLICAS, bias=False)
+    )
+    for layer in (model[0], model[2]):
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    tells = torch.nn.Parameter(torch.zeros(REPLICAS))
+    ft.register_state(model=model, optimizer=optimizer)
+    parameters = [*model.parameters(), tells]
+    while True:
+        model(torch.randn(8, WIDTH)).pow(2).mean().backward()
+        tells.grad = torch.zeros(REPLICAS)
+        tells.grad[who] = 1.0
+        applied = bool(ft.allreduce_average(parameters))
+        assert tells.grad is not None
+        mask = sum(1 << int(number) for number in tells.grad.nonzero())
+        if applied:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+        optimizer.zero_grad()
+        digest = hash(tuple(model[0].weight.to_local().flatten().tolist()))
         told: dict[str, Any] = {"who": mask, "hash": digest, "shard": shard, "replica": who, "applied": applied}
         lines.write(**told, **place(ft))
 

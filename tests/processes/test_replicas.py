@@ -19,6 +19,8 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 MORE = [moment for moment in MOMENTS if not moment.startswith("hold")]
 PROCESSES = [(replica, shard) for replica in range(2) for shard in range(2)]
+QUICK = [PROCESSES[1], PROCESSES[2], *(pytest.param(*each, marks=pytest.mark.soak) for each in (PROCESSES[0], PROCESSES[3]))]
+"""All four; those that ``make test`` does not lose are left to ``make soak``."""
 
 
 @pytest.fixture
@@ -51,10 +53,7 @@ def test_a_process_is_killed(job: Replicas, replica: int, shard: int) -> None:
     assert job.judge() > 10
 
 
-@pytest.mark.parametrize(
-    ("replica", "shard"),
-    [PROCESSES[1], PROCESSES[2], *(pytest.param(*p, marks=pytest.mark.soak) for p in (PROCESSES[0], PROCESSES[3]))],
-)
+@pytest.mark.parametrize(("replica", "shard"), QUICK)
 def test_a_process_is_stopped(job: Replicas, replica: int, shard: int) -> None:
     both = job.begin(2)
     job.together(*both)
@@ -101,3 +100,38 @@ def test_the_launcher_starts_whole_replicas_and_starts_them_again(nursery: Nurse
         run.drain()
     codes = sorted(worker.code for worker in run.workers if worker.code is not None)
     assert codes.count(0) == 4, (codes, run.said)
+
+
+@pytest.mark.parametrize(("replica", "shard"), QUICK)
+def test_fsdp_in_a_replica_loses_a_process(job: Replicas, replica: int, shard: int) -> None:
+    both = job.begin(2, program="tests.processes.sharded:fsdp")
+    job.together(*both)
+    began = both[replica][shard].kill()
+    other = both[1 - replica]
+    job.together(other)
+    lost(job, both[replica][1 - shard], 2.0, began)
+    back = job.replica(program="tests.processes.sharded:fsdp")
+    job.together(other, back)
+    assert job.judge() > 10
+
+
+def test_a_job_that_died_whole_goes_on_from_a_step_of_all_shards(nursery: Nursery, tmp_path: Path) -> None:
+    kept = str(tmp_path / "kept")
+    hashes = {}
+    with Replicas(tmp_path / "first", nursery) as job:
+        both = job.begin(2, given={"checkpoints": kept})
+        job.together(*both, steps=40)
+        for worker in job.workers:
+            worker.kill()
+        job.until("all are gone", lambda: all(worker.code is not None for worker in job.workers))
+        job.read()
+        hashes = {(line["step"], line["shard"]): line["hash"] for worker in job.workers for line in worker.calls}
+    with Replicas(tmp_path / "second", nursery, settings={"resume": kept}) as job:
+        both = job.begin(1)
+        job.together(*both)
+        came = {worker: next(event for event in worker.events if event.get("event") == "resumed") for worker in both[0]}
+    steps = {event["at"] for event in came.values()}
+    assert len(steps) == 1, came
+    assert min(steps) >= 10, came
+    for worker, event in came.items():
+        assert event["hash"] == hashes[event["at"], worker.task.settings["shard"]], (worker, event)

@@ -154,6 +154,41 @@ def test_a_job_whose_time_ends_is_warned_and_drains(slurm: Slurm, tmp_path: Path
     assert time.monotonic() - began < 80
 
 
+FUNCTION = f"""
+import os, socket, sys, threading
+sys.path.insert(0, {str(ROOT)!r})
+from ftlib import Launcher
+
+def where():
+    return socket.gethostname(), os.environ["RANK"]
+
+def for_ever():
+    print("sleeps", os.environ["RANK"], flush=True)
+    threading.Event().wait()
+
+launcher = Launcher(workers_per_host=2, preload=())
+print("found", sorted(launcher.run(where).results.items()), flush=True)
+launcher.run(for_ever)
+"""
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("attempt", range(10))
+def test_functions_on_the_nodes_of_an_allocation(slurm: Slurm, attempt: int) -> None:
+    """``srun --overlap`` starts the agents. However the job is ended, nothing is left."""
+    (slurm.directory / "function.py").write_text(FUNCTION)
+    job = slurm.submit(f"#!/bin/sh\nexec {sys.executable} function.py\n", "-N2", "--ntasks-per-node=1", "--cpus-per-task=2")
+    eventually(lambda: slurm.output(job).count("sleeps") == 4, lambda: slurm.output(job) + slurm.logs())
+    assert "found [('n1', [('n1', '0'), ('n1', '1')]), ('n2', [('n2', '2'), ('n2', '3')])]" in slurm.output(job)
+    if attempt % 2:
+        slurm.run("scancel", str(job))
+    else:
+        [pid] = [pid for pid, line in slurm.processes("n1").items() if line == f"{sys.executable} function.py"]
+        os.kill(pid, signal.SIGKILL)
+    gone(slurm)
+    slurm.wait(job, "CANCELLED", "FAILED", "COMPLETED")
+
+
 @pytest.mark.soak
 def test_submitit(slurm: Slurm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A function that submitit runs on both nodes: ``FTLib.init`` finds the others by Slurm's variables."""

@@ -22,6 +22,9 @@ from torch.distributed.distributed_c10d import (
 )
 
 from ftlib import ConfigError
+from ftlib.frameworks import Framework, Group, GroupSpec
+from ftlib.frameworks.gloo import GlooFramework
+from ftlib.frameworks.isolated import IsolatedFramework
 from ftlib.torchft import process_group as groups
 from ftlib.torchft.process_group.meeting import address_near, rendezvous, split
 from ftlib.torchft.work import _DummyWork
@@ -203,6 +206,29 @@ def test_ranks_that_do_not_come_are_named(store: TCPStore) -> None:
     options.handles = set(options.handles)
     with pytest.raises(ValueError, match="in the order of the ranks"):
         pg.reconfigure(options)
+
+
+@pytest.mark.parametrize("kind", [GlooFramework, IsolatedFramework])
+def test_ranks_that_are_threads_get_each_its_own_group(kind: type[Framework], store: TCPStore) -> None:
+    """Though they share a framework, which knows only the newest group."""
+
+    class Overtaken(kind):
+        @property
+        def group(self) -> Any:  # as if another thread had set it back
+            return None
+
+        @group.setter
+        def group(self, _: Any) -> None:
+            pass
+
+    framework = Overtaken()
+    told = framework.start("127.0.0.1")
+    try:
+        built = framework.rebuild(GroupSpec("one", 0, 0, 1, told, 20.0))
+        assert isinstance(built, Group)
+        built.close()
+    finally:
+        framework.close()
 
 
 def test_handles_and_addresses(monkeypatch: pytest.MonkeyPatch, store: TCPStore) -> None:

@@ -120,6 +120,24 @@ def _own_step(key: str) -> Callable[[_Status], Any]:
     return value
 
 
+def _groups(**keys: str) -> Callable[[_Status], _Rows | None]:
+    """Rows of the groups of a collective, by name; with more than one key, by what each stands for."""
+
+    def rows(status: _Status) -> _Rows | None:
+        groups = _at(status, "ftlib.collective")
+        if not groups:
+            return None
+        ways = [(name, group, way, key) for name, group in sorted(groups.items()) for way, key in keys.items()]
+        return [((name, *([way] if len(keys) > 1 else [])), group.get(key, 0)) for name, group, way, key in ways]
+
+    return rows
+
+
+def _group_paths(status: _Status) -> _Rows | None:
+    groups = _at(status, "ftlib.collective") or {}
+    return [((name, path), 1) for name, group in sorted(groups.items()) for path in group["paths"]] or None
+
+
 def _if_there(path: str, then: Callable[[Any], Any]) -> Callable[[_Status], Any]:
     """``then`` of the value at ``path``, which may be None; None if the mapping that should hold it has no such key."""
     *above, last = path.split(".")
@@ -214,6 +232,34 @@ METRICS: tuple[Metric, ...] = (
     ),
     _gauge("ftlib_rank", "Rank in the newest active view, -1 before the first", "ftlib.rank"),
     _gauge("ftlib_last_recovery_seconds", "The newest pause for a view change, from freeze to activation", "ftlib.last_pause"),
+    _gauge(
+        "ftlib_collective_queued",
+        "Messages that wait: out, to be written; in, to be asked for",
+        "ftlib.collective",
+        _groups(out="queued_out", **{"in": "queued_in"}),
+        ("group", "direction"),
+    ),
+    _gauge(
+        "ftlib_collective_path",
+        "Always 1; how a group's messages travel: through memory that both share, or by TCP",
+        "ftlib.collective",
+        _group_paths,
+        ("group", "path"),
+    ),
+    _counter(
+        "ftlib_collective_operations",
+        "Sends and receives of groups and channels",
+        "ftlib.collective",
+        _groups(all="operations"),
+        ("group",),
+    ),
+    _counter(
+        "ftlib_collective_bytes",
+        "Bytes that their streams carried",
+        "ftlib.collective",
+        _groups(out="sent_bytes", **{"in": "received_bytes"}),
+        ("group", "direction"),
+    ),
     _gauge("ftlib_checkpoint_step", "Step of the newest checkpoint that this member completed", "ftlib.checkpoint_step"),
     _gauge(
         "ftlib_catching_up",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -14,8 +14,11 @@ from .plane import Plane
 __all__ = ["facts"]
 
 
-def facts(plane: Plane, framework: Framework) -> dict[str, Any]:
-    """Counts since the start, and this worker's place. Any thread; waits only for the plane's lock. Times in seconds."""
+def facts(plane: Plane, framework: Framework, more: Mapping[str, Callable[[], Any]] | None = None) -> dict[str, Any]:
+    """Counts since the start, and this worker's place. Any thread; waits only for the plane's lock. Times in seconds.
+
+    ``more``: what layers above add, by its name.
+    """
     counters = plane.counters
     now = plane.threads.now()
     with plane.changed:
@@ -42,6 +45,7 @@ def facts(plane: Plane, framework: Framework) -> dict[str, Any]:
         phase, recovery, missed = plane.phase, plane.recovery, plane.lag.calls
     return {
         **framework.metrics(),
+        **{name: get() for name, get in dict(more or {}).items()},
         "phase": phase.value,
         "rank": -1 if session is None else session.rank,
         "size": 0 if session is None else session.size,

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from ...common.devices import device_at
+from ...common.local_parts import is_sharded, local_part
 from ...errors import ConfigError
 from ...frameworks.base import Framework
 from .compression.compression import Compression
@@ -63,7 +64,7 @@ def targets_of(target: Any) -> Targets:
         owners = [parameter for parameter in target.parameters() if parameter.requires_grad]
         if not owners:
             raise ConfigError(f"nothing to average: no parameter of this {type(target).__name__} has requires_grad=True")
-        return Targets([parameter.grad for parameter in owners], list(owners), module=target)
+        return Targets([_gradient(parameter) for parameter in owners], list(owners), module=target)
     elif isinstance(target, np.ndarray):
         given = [_of_array(target, "the array")]
     elif isinstance(target, Mapping):
@@ -78,8 +79,17 @@ def targets_of(target: Any) -> Targets:
     if given and not places:
         raise ConfigError("nothing to average: every parameter is frozen; pass parameter.data for the weights themselves")
     found = [given[place] for place in places]
-    sources = [item.grad if isinstance(item, nn.Parameter) else item.detach() for item in found]
+    sources = [_gradient(item) if isinstance(item, nn.Parameter) else local_part(item.detach()) for item in found]
     return Targets(sources, found, places=places)
+
+
+def _gradient(parameter: torch.Tensor) -> torch.Tensor | None:
+    """The gradient, None if there is none; of a DTensor its local part, and zeros where there is none yet."""
+    if not is_sharded(parameter):
+        return parameter.grad
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return local_part(parameter.grad)
 
 
 def _single(item: Any, index: int) -> torch.Tensor:

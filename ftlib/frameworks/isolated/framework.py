@@ -86,10 +86,10 @@ class IsolatedFramework(Framework):
         """Have a child meet the other ranks and connect to all of them. GroupError names who did not come."""
         if self._server is None:
             raise ConfigError("start the framework before building groups")
-        self.group = self._builder.rebuild(spec)
+        self.group = group = self._builder.rebuild(spec)
         if split_address(spec.store["store"]) == self._server.address:
             self._server.forget_before(spec.epoch)
-        return self.group
+        return group  # another thread may have another one by now
 
     def prepare(self, spec: GroupSpec) -> None:
         """Have another child build it (see ``Framework``)."""

@@ -9,11 +9,12 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import IO, Any
 
 from ...errors import ConfigError
@@ -52,6 +53,8 @@ _STUCK = 30.0
 _KILLED = 10.0
 """Seconds that killed workers may take to be reaped."""
 _REFRESH = 1.0
+_AWAY = re.compile("timed out|no route|unreachable|refused|nothing came", re.IGNORECASE)
+"""In the words of ssh and of ``Link``: nobody answered at all."""
 
 
 @dataclass(slots=True)
@@ -63,7 +66,7 @@ class Agent:
     address: str = ""
     supervisor: str = ""
     master: int = 0
-    pending: dict[int, bytearray] = field(default_factory=dict)
+    pending: dict[int, list[bytes]] = field(default_factory=dict)
     """Results under way, by worker."""
     awaited: dict[int, Ended] = field(default_factory=dict)
     """Ends of workers whose result is not whole yet."""
@@ -84,6 +87,7 @@ class Director:
         self._heres: dict[str, Here] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._endings: dict[int, Ending] = {}
+        self._said: dict[str, str] = {}  # by host: why it was lost last, so that nothing is said twice
         self._progress = time.monotonic()
         self._ended_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -152,6 +156,8 @@ class Director:
     def _main(self) -> None:
         try:
             asyncio.run(self._run())
+            for index in list(self._endings):
+                self._endings[index] = self._endings[index].read(self.plan.results)
             failure = self._ledger.failure
             if failure is None:
                 self.future.set_result(result_of(self._ledger, self._endings, self.plan))
@@ -276,7 +282,8 @@ class Director:
         self._do(self._ledger.tick(time.monotonic()))
 
     def _call(self, host: str) -> None:
-        command = self.plan.transport.command(host, os.environ)
+        again = self._ledger.hosts[host].strikes > 0
+        command = self.plan.transport.command(host, os.environ, again=again)
         opening = max(_OPENING, self.plan.agent_timeout)
         try:
             link = Link(
@@ -361,7 +368,7 @@ class Director:
             case Ended():
                 self._ended(agent, message)
             case Piece(index, data, last):
-                agent.pending.setdefault(index, bytearray()).extend(data)
+                agent.pending.setdefault(index, []).append(data)
                 if last:
                     self._whole(agent, index)
             case Drained(index):
@@ -432,10 +439,10 @@ class Director:
     def _whole(self, agent: Agent, index: int) -> None:
         """A result is here."""
         message = agent.awaited.pop(index, None)
-        body = agent.pending.pop(index)
+        pieces = agent.pending.pop(index)
         if message is None:
             return
-        self._endings[index] = self._endings[index].with_outcome(body, self.plan.results)
+        self._endings[index] = replace(self._endings[index], pieces=pieces)
         if message.code == 0:
             self._do(self._ledger.ended(index, 0, message.cause, time.monotonic(), sent_away=message.sent_away))
         self._dropped(agent.link.host, agent)
@@ -452,8 +459,11 @@ class Director:
             return
         del self._agents[host]
         self._event("lost", host=host, why=why)
-        self._say(f"lost: {why}", host)
-        self._do(self._ledger.host_lost(host, why, time.monotonic()))
+        if self._said.get(host) != why:
+            self._said[host] = why
+            self._say(f"lost: {why}", host)
+        away = agent.here is None and _AWAY.search(why) is not None
+        self._do(self._ledger.host_lost(host, why, time.monotonic(), away=away))
 
     # Words.
 

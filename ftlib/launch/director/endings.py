@@ -24,17 +24,21 @@ class Ending:
     cause: str
     pid: int
     tail: Sequence[bytes]
+    pieces: Sequence[bytes] = ()
+    """What it left, as it came."""
     outcome: Any = None
     """What it returned, or ``Raised``; of a program None."""
     unreadable: str = ""
     """Why what it returned cannot be read."""
 
-    def with_outcome(self, body: bytearray, results: str) -> Ending:
-        """The same with what it left."""
+    def read(self, results: str) -> Ending:
+        """The same with what it left read. Takes as long as that is large: never while agents wait for a heartbeat."""
+        if not self.pieces:
+            return self
         try:
-            return replace(self, outcome=read_outcome(memoryview(body), results))
+            return replace(self, pieces=(), outcome=read_outcome(b"".join(self.pieces), results))
         except ValueError as error:
-            return replace(self, unreadable=str(error))
+            return replace(self, pieces=(), unreadable=str(error))
 
 
 def result_of(ledger: Ledger, endings: Mapping[int, Ending], plan: Plan) -> LaunchResult:

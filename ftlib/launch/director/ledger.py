@@ -20,6 +20,8 @@ from ..run.restarts import RestartPolicy, RunAction, StartMode, WorkerPhase
 
 REST_FIRST, REST_MOST = 1.0, 300.0
 """Seconds that a host rests after its first loss, and at most."""
+REST_AWAY = 4.0
+"""The most for a host at which nobody answers: to ask again costs nobody anything."""
 HEALTHY = 600.0
 """Seconds after which a host's losses are forgotten."""
 SETTLE = 0.1
@@ -64,6 +66,8 @@ class Host:
     """When its phase began."""
     why: str = ""
     """Why it was lost last."""
+    away: bool = False
+    """Nobody answered there: it is tried again often, as it may be back at any moment."""
     address: str = ""
     """Where its workers listen."""
     bound: bool = False
@@ -262,8 +266,11 @@ class Ledger:
         self._founders |= dict(zip(mine, addresses, strict=True))
         return self._all_bound(now)
 
-    def host_lost(self, name: str, why: str, now: float) -> list[Action]:
-        """Its agent could not be reached, ended, or is silent. All that ran there is over, or will be without us."""
+    def host_lost(self, name: str, why: str, now: float, *, away: bool = False) -> list[Action]:
+        """Its agent could not be reached, ended, or is silent. All that ran there is over, or will be without us.
+
+        ``away``: nobody answered at all.
+        """
         host = self.hosts[name]
         if host.phase in (HostPhase.GONE, HostPhase.RESTING):
             return []
@@ -272,7 +279,7 @@ class Ledger:
             host.strikes = 0
         host.strikes += 1
         host.phase = HostPhase.GONE if drained or not self.rules.elastic else HostPhase.RESTING
-        host.since, host.why, host.bound = now, why, False
+        host.since, host.why, host.bound, host.away = now, why, False, away
         actions: list[Action] = [DropHost(name)]
         if not drained and not self.rules.elastic and self.stage is not Stage.ENDING:
             actions += self._fail(Failure(FailureKind.HOST, host=name, why=why), now)
@@ -397,7 +404,8 @@ class Ledger:
         return self.policy.records[index].phase
 
     def _rested(self, host: Host) -> float:
-        return float(host.since + min(REST_MOST, REST_FIRST * 2.0 ** min(host.strikes - 1, 20)))
+        most = REST_AWAY if host.away else REST_MOST
+        return float(host.since + min(most, REST_FIRST * 2.0 ** min(host.strikes - 1, 20)))
 
     def _give(self, host: Host) -> None:
         """Give a host as many workers as it shall have; it keeps those that it had."""

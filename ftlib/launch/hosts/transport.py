@@ -13,6 +13,8 @@ from ...errors import ConfigError
 
 AGENT = ("-P", "-m", "ftlib.launch.agent")
 _LOCAL = {"localhost", "127.0.0.1", "::1"}
+RECONNECT = 3
+"""Seconds that ssh waits for a host that was lost: while it is cut off its packets get no answer at all."""
 KINDS = ("auto", "local", "ssh", "slurm")
 
 
@@ -54,14 +56,15 @@ class Transport:
             return "local"
         return "slurm" if "SLURM_JOB_ID" in environment else "ssh"
 
-    def command(self, host: str, environment: Mapping[str, str]) -> list[str]:
-        """The words of the command, for this host."""
+    def command(self, host: str, environment: Mapping[str, str], *, again: bool = False) -> list[str]:
+        """The words of the command, for this host. ``again``: it was lost before, so ssh shall not wait for it for minutes."""
         match self.kind_of(host, environment):
             case "local":
                 return self._words()
             case "ssh":
                 config = ["-F", str(self.ssh_config)] if self.ssh_config is not None else []
-                return ["ssh", "-T", "-o", "BatchMode=yes", *config, "--", host, shlex.join(self._words())]
+                soon = ["-o", f"ConnectTimeout={RECONNECT}"] if again else []
+                return ["ssh", "-T", "-o", "BatchMode=yes", *soon, *config, "--", host, shlex.join(self._words())]
             case "slurm":
                 where = ["--nodes=1", "--ntasks=1", f"--nodelist={host}"]
                 return ["srun", "--overlap", "--quiet", "--unbuffered", "--kill-on-bad-exit=0", *where, *self._words()]

@@ -104,8 +104,7 @@ class _OverFramework(ProcessGroupWrapper):
             if self.accelerated:
                 framework.settled(spec.epoch)
         except GroupError as error:
-            late = "timeout" if seconds < 1 else f"timeout after {seconds:g} s"
-            raise RuntimeError(f"{error} ({late})") from error
+            raise RuntimeError(f"{error} (timeout after {seconds * 1e3:.0f}ms)") from error
         self._pg = FrameworkGroup(group, self.backend, seconds, bulk=bulk)
         return _DummyWork(None)
 

@@ -1,0 +1,40 @@
+"""The part of a sharded tensor (a DTensor) that is in this process: what is averaged, registered and sent of it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+__all__ = ["is_sharded", "like", "local_part", "local_parts"]
+
+
+def is_sharded(tensor: object) -> bool:
+    """True for a DTensor."""
+    tensors = sys.modules.get("torch.distributed.tensor")  # without it there are none
+    return tensors is not None and isinstance(tensor, tensors.DTensor)
+
+
+def local_part(tensor: Any) -> torch.Tensor:
+    """The tensor itself; of a DTensor its local part, on the same memory."""
+    part: torch.Tensor = tensor.to_local() if is_sharded(tensor) else tensor
+    return part
+
+
+def local_parts(tree: Any) -> Any:
+    """``tree`` of dicts, lists and tuples, with local parts in the place of DTensors."""
+    if isinstance(tree, dict):
+        return {key: local_parts(value) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        parts = [local_parts(value) for value in tree]
+        return parts if isinstance(tree, list) else tuple(parts)
+    return local_part(tree.detach()) if is_sharded(tree) else tree
+
+
+def like(tensor: Any, part: torch.Tensor) -> torch.Tensor:
+    """``part`` as the local part of a DTensor like ``tensor``."""
+    made: torch.Tensor = sys.modules["torch.distributed.tensor"].DTensor.from_local(
+        part, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+    )
+    return made

@@ -1,0 +1,271 @@
+"""Groups of members in this process: names, order, memory, endings. Deaths of processes: ``test_deaths``."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ftlib import Channel, Collective, CollectiveTimeout, ConfigError, GroupClosed, Mismatch, PeerLost, Refused
+from tests.consensus.group import agree, members
+from tests.harness.basics import eventually
+
+LIMIT = 15.0
+
+
+@contextmanager
+def collectives(count: int, **options: Any) -> Iterator[tuple[list[Collective], list[str]]]:
+    with members(count) as found, ExitStack() as stack:
+        agree(found, count)
+        made = [stack.enter_context(Collective(member, **options)) for member in found]
+        yield made, [member.id for member in found]
+
+
+@contextmanager
+def two(**options: Any) -> Iterator[tuple[Any, Any]]:
+    with collectives(2, **options) as (made, ids):
+        yield made[0].create_collective_group(ids), made[1].create_collective_group(ids[::-1])
+
+
+def test_groups_are_found_by_set_and_name() -> None:
+    with collectives(3) as (made, ids):
+        here = made[0]
+        group = here.create_collective_group(ids[:2])
+        address = "{}:{}".format(*made[1].here.address)
+        assert (
+            group
+            is here.create_collective_group([made[1].here, made[0].here])
+            is here.create_collective_group([address, ids[0]])
+        )
+        assert group is not here.create_collective_group(ids[:2], "other") is here.create_collective_group(ids[:2], "other")
+        with pytest.raises(Refused, match="nobody is no member: there are"):
+            here.create_collective_group([ids[0], "nobody"])
+        with pytest.raises(Refused, match="needs this member"):
+            here.create_collective_group(ids[1:])
+        with pytest.raises(Refused, match="name of a channel"):
+            here.create_collective_group(ids[:2], "channel:x")
+        assert [member.id for member in group.members] == ids[:2] and group.rank == 0
+        with pytest.raises(Refused, match="groups of two"):
+            here.create_collective_group(ids).send(1)
+        group.close()
+        again = here.create_collective_group(ids[:2])
+        assert again is not group
+        with pytest.raises(GroupClosed, match="closed here"):
+            group.send(1)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_either_side_may_be_first(first: int) -> None:
+    with two() as groups:
+        work = groups[first].recv(async_op=True)
+        time.sleep(0.1)
+        groups[1 - first].send("here", timeout=LIMIT)
+        assert work.wait(LIMIT) == "here"
+
+
+def test_both_at_once_find_one_stream() -> None:
+    for _ in range(10):
+        with two() as groups:
+            works = [group.send(number, async_op=True) for number, group in enumerate(groups)]
+            assert [group.recv(timeout=LIMIT) for group in groups] == [1, 0]
+            for work in works:
+                work.wait(LIMIT)
+            for group in groups:
+                assert [each["sent"] for each in group.describe()["peers"].values()] != [0]
+
+
+def test_messages_wait_for_a_group_that_is_made_later() -> None:
+    with collectives(2) as (made, ids):
+        for round_ in range(3):
+            group = made[0].create_collective_group(ids)
+            group.send(round_, timeout=LIMIT)
+            group.close()
+        for round_ in range(3):
+            group = made[1].create_collective_group(ids)
+            assert group.recv(timeout=LIMIT) == round_, "one group after the other"
+            with pytest.raises(GroupClosed, match="has closed the link"):
+                group.recv(timeout=LIMIT)
+
+
+def test_tensors_arrive_in_their_memory() -> None:
+    with two() as (a, b):
+        for value in (torch.randn(1000), torch.tensor(3, dtype=torch.bfloat16), torch.empty(0, 3), np.arange(7, dtype="<i2")):
+            into = torch.zeros_like(value) if isinstance(value, torch.Tensor) else np.zeros_like(value)
+            sent = a.send_tensor(value, async_op=True)
+            assert b.recv_tensor(into, timeout=LIMIT) is into
+            sent.wait(LIMIT)
+            assert (into == value).all()
+        parameter = torch.nn.Parameter(torch.zeros(3))
+        a.send_tensor(torch.ones(3), timeout=LIMIT)
+        assert b.recv_tensor(parameter, timeout=LIMIT).sum() == 3
+
+
+def test_what_does_not_pair_up_is_the_receivers_mismatch_alone() -> None:
+    with two() as (a, b):
+        a.send_tensor(torch.ones(3), async_op=True)
+        a.send("second", async_op=True)
+        a.send_tensor(torch.ones(2, 2), async_op=True)
+        a.broadcast("fourth", a.members[0], async_op=True)
+        a.send("last", timeout=LIMIT)
+        with pytest.raises(Mismatch, match=r"recv in group .*the peer called send_tensor"):
+            b.recv(timeout=LIMIT)
+        with pytest.raises(Mismatch, match="the peer called send:"):
+            b.recv_tensor(torch.empty(1), timeout=LIMIT)
+        with pytest.raises(Mismatch, match="use equal dtypes and shapes"):
+            b.recv_tensor(torch.empty(4), timeout=LIMIT)
+        with pytest.raises(Mismatch, match="the peer called broadcast"):
+            b.recv(timeout=LIMIT)
+        assert b.recv(timeout=LIMIT) == "last"
+
+
+def test_refusals_come_at_the_call() -> None:
+    with two(max_bytes="1 MiB") as (a, b):
+        a.send(1, timeout=LIMIT)
+        b.recv(timeout=LIMIT)
+        for call in (
+            lambda: a.send({1}, async_op=True),
+            lambda: a.send_tensor(torch.ones(4, 4).t(), async_op=True),
+            lambda: a.send_tensor("no tensor", async_op=True),
+            lambda: a.recv_tensor(torch.ones(4, 4).t(), async_op=True),
+            lambda: a.send(torch.zeros(1 << 19), async_op=True),
+            lambda: a.broadcast(1, "somebody"),
+        ):
+            with pytest.raises(Refused) as refused:
+                call()
+            assert isinstance(refused.value, ValueError)
+        a.send("fine", timeout=LIMIT)
+        assert b.recv(timeout=LIMIT) == "fine"
+
+
+def test_a_receive_that_timed_out_leaves_its_message_to_the_next() -> None:
+    with two() as (a, b):
+        a.send(0, timeout=LIMIT)
+        assert b.recv(timeout=LIMIT) == 0
+        for _ in range(3):
+            with pytest.raises(CollectiveTimeout, match=r"it waits for .*last heard of") as late:
+                b.recv(timeout=0.02)
+            assert late.value.peer == a.here and late.value.operation == "recv"
+        pending = b.recv(async_op=True)
+        with pytest.raises(CollectiveTimeout):
+            pending.wait(0.02)
+        a.send(1, timeout=LIMIT)
+        a.send(2, timeout=LIMIT)
+        assert [pending.wait(LIMIT), b.recv(timeout=LIMIT)] == [1, 2]
+
+
+def test_both_may_send_first_and_beyond_the_buffer_the_sender_waits() -> None:
+    with two(buffer="1 MiB") as (a, b):
+        for group in (a, b):
+            group.send(torch.zeros(1000), timeout=LIMIT)
+        works = [a.send_tensor(torch.full((1 << 20,), float(number)), async_op=True) for number in range(10)]
+        with pytest.raises(CollectiveTimeout, match="it waits for"):
+            works[-1].wait(0.3)
+        b.recv(timeout=LIMIT)
+        for number in range(10):
+            assert b.recv_tensor(torch.empty(1 << 20), timeout=LIMIT)[-1] == number, "what is queued goes on"
+        works[-1].wait(LIMIT)
+
+
+def test_threads_keep_each_message_whole() -> None:
+    with two() as (a, b):
+
+        def send(number: int) -> None:
+            for count in range(30):
+                a.send((number, count, torch.full((100,), number)), timeout=LIMIT)
+
+        threads = [threading.Thread(target=send, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        got = [b.recv(timeout=LIMIT) for _ in range(120)]
+        for thread in threads:
+            thread.join(LIMIT)
+        assert all(bool((tensor == number).all()) for number, _, tensor in got)
+        for number in range(4):
+            assert [count for sender, count, _ in got if sender == number] == list(range(30))
+
+
+def test_callbacks_may_use_the_same_group() -> None:
+    with two() as (a, b):
+        answered = b.recv(async_op=True).then(lambda value: b.send(value + 1))
+        again = b.recv(async_op=True).then(lambda _: b.recv(timeout=LIMIT))
+        a.send(1, timeout=LIMIT)
+        assert a.recv(timeout=LIMIT) == 2
+        answered.wait(LIMIT)
+        a.send(3, timeout=LIMIT)
+        a.send(4, timeout=LIMIT)
+        assert again.wait(LIMIT) == 4
+
+
+async def test_tasks_of_asyncio() -> None:
+    with two() as (a, b):
+        receives = [asyncio.ensure_future(b.recv(async_op=True).async_wait(LIMIT)) for _ in range(500)]
+        for number in range(500):
+            await a.send(number, async_op=True)
+        assert await asyncio.gather(*receives) == list(range(500))
+
+
+def test_the_end_of_a_member_ends_its_groups() -> None:
+    with members(3) as found:
+        agree(found, 3)
+        made = [Collective(member) for member in found]
+        ids = [member.id for member in found]
+        pair, rest = made[0].create_collective_group(ids[:2]), made[0].create_collective_group(ids[::2])
+        works = [pair.recv(async_op=True), pair.broadcast(None, ids[1], async_op=True), pair.recv(async_op=True).then(str)]
+        made[1].create_collective_group(ids[:2]).send_tensor(torch.zeros(1), async_op=True)
+        with pytest.raises(Mismatch):
+            works[0].wait(LIMIT)
+        found[1].stop()
+        for work in works[1:]:
+            with pytest.raises(PeerLost, match=r"is no member any more|is gone"):
+                work.wait(LIMIT)
+        eventually(lambda: len(found[0].get_member_list()) == 2, "the others agree")
+        sent = rest.send("on", async_op=True)
+        assert made[2].create_collective_group(ids[::2]).recv(timeout=LIMIT) == "on"
+        sent.wait(LIMIT)
+        with pytest.raises(Refused, match="is no member"):
+            made[0].create_collective_group(ids[:2])
+        for each in made:
+            each.close()
+        with pytest.raises(GroupClosed, match="collective was closed"):
+            made[0].create_collective_group(ids[::2])
+
+
+def test_settings_are_checked() -> None:
+    with members(1) as found:
+        for options in ({"seal": "none"}, {"buffer": "many"}, {"max_bytes": -1}, {"buffer": "3 parsecs"}):
+            with pytest.raises(ConfigError):
+                Collective(found[0], **options)
+        with Collective(found[0], seal="all", buffer=1000, max_bytes="1.5 GB") as made:
+            assert made.terms.max_bytes == 1_500_000_000
+
+
+def test_a_channel_in_one_process() -> None:
+    with collectives(2) as (made, _):
+        channel = Channel(made[0], "q", maxsize=2)
+        tensor = torch.ones(3)
+        channel.put({"t": tensor}, weight=1)
+        tensor.zero_()
+        assert channel.peek_all()[0]["t"].sum() == 3, "the server has a copy"
+        far = Channel(made[1], "q", at=made[0].here)
+        far.put("second", weight=1)
+        assert (far.qsize(), far.full(), channel.full(), far.empty("other")) == (2, True, True, True)
+        first, second = far.get_batch(2, timeout=LIMIT)
+        assert first["t"].sum() == 3 and second == "second"
+        waiting = far.get(async_op=True)
+        channel.put(3)
+        assert waiting.wait(LIMIT) == 3
+        with pytest.raises(ConfigError, match="serves a channel 'q' already"):
+            Channel(made[0], "q")
+        with pytest.raises(Refused, match="key of an item is a string"):
+            far.put(1, key=3)  # type: ignore[arg-type]
+        waiting = far.get(async_op=True)
+        channel.close()
+        with pytest.raises(GroupClosed):
+            waiting.wait(LIMIT)

@@ -1,0 +1,121 @@
+"""What comes and goes a thousand times leaves no thread, no descriptor, no memory: links made and closed, peers killed."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from consensus import Stream
+from ftlib.links.link import Link
+from ftlib.links.loop import LinkLoop
+from tests.harness.basics import TIMEOUT, eventually
+
+from .test_links import A, B, Inbox, Outbox
+
+PATHS = pytest.mark.parametrize("ring", [True, False], ids=["ring", "tcp"])
+
+
+def resident() -> int:
+    """KB of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() // 1024
+
+
+def nothing_grows(once: Callable[[], None], rounds: int, idle: Callable[[], bool]) -> None:
+    def counts() -> tuple[int, int, int]:
+        eventually(idle, "all links are gone")
+        gc.collect()
+        return threading.active_count(), len([*Path("/proc/self/fd").iterdir()]), resident()
+
+    for _ in range(max(5, rounds // 10)):
+        once()
+    threads, files, memory = counts()
+    for _ in range(rounds):
+        once()
+    now = counts()
+    assert now[:2] == (threads, files)
+    assert now[2] - memory < 20_000 + rounds * 4, "KB"
+
+
+def answered(link: Link, size: int = 100_000) -> None:
+    """There and back."""
+    outbox, inbox = Outbox(link), Inbox(link)
+    inbox.ask()
+    outbox.put(bytes(size))
+    assert len(inbox.take()) == size
+
+
+def made_and_closed(ring: bool, rounds: int) -> None:
+    loops = LinkLoop(ring=ring), LinkLoop(ring=ring)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def once() -> None:
+            theirs = socket.create_connection(server.getsockname())
+            ours, _ = server.accept()
+            a = loops[0].connect(Stream(ours, bytes(32), B, dialled=False, here=A))
+            b = loops[1].connect(Stream(theirs, bytes(32), A, dialled=True, here=B))
+            inbox, outbox = Inbox(b), Outbox(a)
+            inbox.ask()
+            outbox.put(bytes(100_000))
+            assert len(inbox.take()) == 100_000
+            a.close(TIMEOUT)
+
+        nothing_grows(once, rounds, lambda: not any(loop._links or loop._timers for loop in loops))
+    for loop in loops:
+        loop.close()
+
+
+def killed(ring: bool, rounds: int) -> None:
+    loop = LinkLoop(ring=ring)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def once() -> None:
+            child = os.fork()
+            if not child:
+                sock = socket.create_connection(server.getsockname())
+                link = LinkLoop(ring=ring).connect(Stream(sock, bytes(32), A, dialled=True, here=B))
+                answered(link)
+                Outbox(link).put(bytes(50_000_000))  # and dies in the middle of it
+                signal.pause()
+            ours, _ = server.accept()
+            link = loop.connect(Stream(ours, bytes(32), B, dialled=False, here=A))
+            answered(link)
+            lost = Inbox(link)
+            lost.ask()
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            while lost.got.get(timeout=TIMEOUT)[2] is None:
+                lost.ask()
+
+        nothing_grows(once, rounds, lambda: not loop._links and not loop._timers)
+    loop.close()
+
+
+@PATHS
+def test_links_made_and_closed(ring: bool) -> None:
+    made_and_closed(ring, 30)
+
+
+@pytest.mark.process
+@PATHS
+def test_peers_killed(ring: bool) -> None:
+    killed(ring, 5)
+
+
+@pytest.mark.soak
+@PATHS
+def test_a_thousand_links(ring: bool) -> None:
+    made_and_closed(ring, 1000)
+
+
+@pytest.mark.soak
+@PATHS
+def test_five_hundred_peers(ring: bool) -> None:
+    killed(ring, 250)
