@@ -45,6 +45,7 @@ ALL = (
     ("kill_soak", "", "--kills 45"),
     ("chaos", "", "--count 14"),
     ("parameter_server", "", "--rounds 200 --blocks 4"),
+    ("replicas", "", "--kills 6 --steps 60"),
     ("links", "", "--rounds 2"),
     ("local_sgd --picture out/loss.png", "", "--kills 12 --seeds 2 --syncs 20 --repetitions 1 --parameters 4000000"),
     ("transfer", "", "--sizes 400 --repetitions 3"),

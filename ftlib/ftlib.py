@@ -21,6 +21,7 @@ from consensus import ConfigError as ConsensusConfigError
 from consensus import Consensus, ConsensusError, Gossip, KeyRing, LeftError, Member, Membership, Mode, View
 
 from .checkpoints.keeper import Keeper
+from .checkpoints.names import Name, of_all_shards, shard_directory, shards_in
 from .checkpoints.resume import Loaded
 from .common.logs import configure
 from .core.calls.session import Session
@@ -208,7 +209,8 @@ class FTLib(Calls):
         if registered is None:
             raise ConfigError("save: no state is registered: call register_state before it")
         if not self._call_lock.departed:
-            self._keeper.save(directory, self._plane, registered, wait=wait)
+            own = shard_directory(directory, self.settings.shard, self.settings.shards)
+            self._keeper.save(own, self._plane, registered, wait=wait)
 
     def load(self, path: str | os.PathLike[str]) -> Loaded | None:
         """Begin from the newest complete checkpoint in ``path`` (or from ``path``, if it is one); returns its step and path.
@@ -217,7 +219,7 @@ class FTLib(Calls):
         founder reads the checkpoint, and the others get it from that founder. Returns None and loads nothing if there is no
         checkpoint, and at a worker that joins a running job. Raises ConfigError if all are damaged, or it does not fit.
         """
-        return self._lives.life.resumption.load(self._place("load", path))
+        return self._lives.life.resumption.load(self._of_shard(self._place("load", path)))
 
     def manual_join(self, addresses: Sequence[str] | str) -> bool:
         """Ask the members at these ``host:port`` to let this worker in; True if any of them answered."""
@@ -412,6 +414,22 @@ class FTLib(Calls):
         if not os.fspath(path):
             raise ConfigError(f"{what}: the path is empty: give a directory")
         return Path(os.fspath(path)).absolute()
+
+    def _of_shard(self, path: Path) -> Path:
+        """Where this shard's checkpoints are in ``path``. ConfigError if those there are of another number of shards."""
+        part = self.settings.part
+        if Name.parse(path.name) is not None:
+            return path
+        found = shards_in(path)
+        if found and part.shards not in found:
+            theirs = ", ".join(map(str, sorted(found)))
+            raise ConfigError(
+                f"load: the checkpoints in {path} are of replicas of {theirs} processes, and these have {part.shards}: start "
+                "as many (ftlib run --shards), or give another directory"
+            )
+        if part.shards == 1:
+            return path
+        return of_all_shards(path, part.shard, part.shards) or shard_directory(path, part.shard, part.shards)
 
     def _apart(self, farewell: Callable[[], None]) -> None:
         """Run ``farewell`` here; on another thread if this one is inside a call, which cannot end now and may hold any lock."""

@@ -6,6 +6,10 @@
 The highest step is the newest; of one step, the highest epoch is. Not the other way round: a job that was restarted as a
 whole counts its epochs from 1 again, and goes on from the step it had. Within one run both orders are the same, since a newer
 epoch never goes back before a step that could be written.
+
+Where replicas have several processes, each shard has a directory of its own, with checkpoints named like that:
+
+    shard-0-of-2
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _COMPLETE = re.compile(r"step-(\d{12,})-epoch-(\d{8,})", re.ASCII)
+_SHARD = re.compile(r"shard-(\d+)-of-(\d+)", re.ASCII)
 _PART = re.compile(r"\.step-(\d{12,})-epoch-(\d{8,})-([0-9A-Za-z]+)\.part", re.ASCII)
 
 
@@ -64,6 +69,25 @@ def complete(path: Path) -> list[Name]:
 def parts(path: Path) -> list[Part]:
     """List all checkpoints that are not complete."""
     return sorted(part for text in _entries(path) if (part := Part.parse(text)) is not None)
+
+
+def shard_directory(path: Path, shard: int, shards: int) -> Path:
+    """Where the checkpoints of a shard are, in the directory ``path`` of the job's; ``path`` itself if there is one shard."""
+    return path if shards == 1 else path / f"shard-{shard}-of-{shards}"
+
+
+def shards_in(path: Path) -> set[int]:
+    """Numbers of shards for which there are checkpoints in ``path``: several if jobs of different ones have written there."""
+    found = {int(match[2]) for text in _entries(path) if (match := _SHARD.fullmatch(text)) is not None}
+    return found | ({1} if complete(path) else set())
+
+
+def of_all_shards(path: Path, shard: int, shards: int) -> Path | None:
+    """The newest checkpoint of ``shard`` in ``path`` for whose step each shard has a complete one; None if there is none."""
+    steps = [{name.step for name in complete(shard_directory(path, number, shards))} for number in range(shards)]
+    common = set.intersection(*steps)
+    own = shard_directory(path, shard, shards)
+    return next((own / str(name) for name in complete(own) if name.step in common), None)
 
 
 def _entries(path: Path) -> Iterator[str]:

@@ -32,6 +32,8 @@ _DIAL = 10.0
 """Seconds of one try: between two it is looked whether anybody still waits for the stream."""
 _AGAIN = 0.2
 """Seconds after a try that failed at once."""
+_TOKENS = 4096
+"""Of lanes of peers, that are remembered."""
 _UNCLAIMED = 256
 """Streams that may wait for their group to be made here."""
 Key = tuple[frozenset[str], str]
@@ -62,6 +64,8 @@ class Meeting:
         self._held: dict[Lane, tuple[Link, Terms]] = {}
         """Links that came while this side, with the smaller id, was dialling."""
         self._dialling: set[Lane] = set()
+        self._used: deque[str] = deque(maxlen=_TOKENS)
+        """Tokens of peers' lanes that have a stream: what else they have dialled, both at once, may come after its end."""
         self._services: dict[str, Callable[[Lane], None]] = {}
         self._served: dict[str, list[Lane]] = {}
 
@@ -157,6 +161,8 @@ class Meeting:
                 self._dialling.discard(lane)
         if fields is not None:
             why, token, pickles, most = fields
+            if token:
+                self._used.append(token)
             if why:
                 lane.end(Refused(f"{lane.peer} refuses the stream: {why}", peer=lane.peer))
             elif not lane.attach(link, Terms(pickles, most, token)):
@@ -181,6 +187,9 @@ class Meeting:
         except (TypeError, ValueError):
             link.close(0.0)
             return
+        if theirs.token in self._used:  # both have dialled, and the other stream is used, or was
+            link.close(0.0)
+            return
         if not {peer.id, here.id} <= key[0]:
             self._refuse(link, "it is for other members")
             return
@@ -192,7 +201,7 @@ class Meeting:
             full = len(self._unclaimed) >= _UNCLAIMED
             if lane is not None and holds:
                 self._held[lane] = (link, theirs)
-            elif not served and not free and not full and not (lane is not None and lane.theirs.token == theirs.token):
+            elif not served and not free and not full:
                 self._hello(link, ["", ""])
                 self._unclaimed.append((key, link, theirs))
                 return
@@ -201,12 +210,11 @@ class Meeting:
             self._serve(channel_of(name), link, theirs)
         elif lane is not None and free and not holds:
             self._take(lane, link, theirs)
-        elif lane is not None and not free:
-            link.close(0.0)  # both have dialled, and the other stream is used
         elif not holds:
             self._refuse(link, f"{_UNCLAIMED} streams wait there for groups that were not made")
 
     def _take(self, lane: Lane, link: Link, theirs: Terms) -> None:
+        self._used.append(theirs.token)
         self._hello(link, ["", lane.token])
         if not lane.attach(link, theirs):
             link.close(0.0)

@@ -73,7 +73,7 @@ class Link:
         """Until when nobody need read, after a thread has done so itself."""
         self._timed = False
         self._mask = 0
-        self._disposed = False
+        self._unplan: Callable[[], None] = lambda: None
         self._closed = False
         self._quiet = threading.Event()
         """Set once nothing is read or written any more."""
@@ -112,6 +112,7 @@ class Link:
     def begin(self) -> None:
         """Begin to read; once."""
         self._in.open(self._stream)
+        self._unplan = self._loop.later(self._loop.link_timeout, self._met)
         opening = self._meeting.opening()
         try:
             if opening is not None:
@@ -122,7 +123,6 @@ class Link:
             if self._state is _State.OPEN:
                 self._mask = _IN
                 self._loop.add(self._stream.fileno(), _IN, self._ready)
-        self._loop.later(self._loop.link_timeout, self._met)
 
     def _meet(self, said: bytes) -> None:
         """The peer says something about the path; called by the reading thread."""
@@ -135,8 +135,8 @@ class Link:
             return
         if not self._meeting.over:
             return
-        ring = self._meeting.path
-        if ring is not None:
+        self._unplan()
+        if (ring := self._meeting.path) is not None:
             self._in.open(ring)
             with self._lock:
                 if self._state is _State.OPEN:
@@ -273,10 +273,7 @@ class Link:
             self._interest()
             return
         self._detach()
-        if lost:
-            self._in.finish(error)
-        else:
-            self._in.fail(error)
+        (self._in.finish if lost else self._in.fail)(error)
         self._wake()
 
     def _last_look(self) -> None:
@@ -328,12 +325,11 @@ class Link:
 
     def _judge(self, error: Exception) -> None:
         """Nobody has said why it ended."""
-
-        def ask() -> None:
-            self.fail(verdict(self.peer, error, self._quiet, self._loop.link_timeout))
-
         if self._state is _State.DOUBTFUL:
-            threading.Thread(target=ask, name="ftlib-link-ask", daemon=True).start()
+            threading.Thread(target=self._ask, args=(error,), name="ftlib-link-ask", daemon=True).start()
+
+    def _ask(self, error: Exception) -> None:
+        self.fail(verdict(self.peer, error, self._quiet, self._loop.link_timeout))
 
     def check(self) -> None:
         """The loop asks from time to time whether the peer's host still answers."""
@@ -345,8 +341,6 @@ class Link:
 
     def descriptors(self) -> list[int]:
         """All of them; takes no lock."""
-        if self._disposed:
-            return []
         ring = self._meeting.path
         return [self._stream.fileno(), *self._meeting.descriptors(), *(() if ring is None else ring.descriptors())]
 
@@ -397,7 +391,7 @@ class Link:
         if self._helped:
             self._loop.later(_DISPOSE, self._dispose)
             return
-        self._disposed = True
+        self._unplan()
         self._meeting.close()
         self._path.close()
         self._stream.close()

@@ -67,7 +67,7 @@ def made_and_closed(ring: bool, rounds: int) -> None:
             assert len(inbox.take()) == 100_000
             a.close(TIMEOUT)
 
-        nothing_grows(once, rounds, lambda: not loops[0]._links and not loops[1]._links)
+        nothing_grows(once, rounds, lambda: not any(loop._links or loop._timers for loop in loops))
     for loop in loops:
         loop.close()
 
@@ -94,7 +94,7 @@ def killed(ring: bool, rounds: int) -> None:
             while lost.got.get(timeout=TIMEOUT)[2] is None:
                 lost.ask()
 
-        nothing_grows(once, rounds, lambda: not loop._links)
+        nothing_grows(once, rounds, lambda: not loop._links and not loop._timers)
     loop.close()
 
 

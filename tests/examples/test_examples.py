@@ -85,3 +85,13 @@ def test_rollout_workers_come_and_go(nursery: Nursery, tmp_path: Path) -> None:
     assert said.index("step 50: ") < said.index("rollout-0 is killed") < said.index("step 100: ")
     assert re.search(r"step 150: [0-9]+% right, played by rollout-1", said)
     assert said.count("ends, as ") == 2, "those that are left hear that the channel is gone"
+
+
+@pytest.mark.process
+def test_replicas_that_shard_their_model(nursery: Nursery, tmp_path: Path) -> None:
+    command = ftlib_run("-n", 2, "--shards", 2, ROOT / "examples" / "digits_sharded.py", "6")
+    with Program(nursery, tmp_path, *command) as launcher:
+        assert launcher.wait(PATIENCE) == 0, launcher.stderr
+        said = launcher.stdout
+    assert re.search(r"epoch 1 step 20: loss [0-9.]+, 2 replicas of 2", said), said
+    assert accuracy(said) > 80

@@ -9,7 +9,10 @@ from typing import Any
 from tests.harness.basics import bind
 from tests.harness.cluster import LIMIT, Cluster, Worker
 
-__all__ = ["Replicas"]
+REPLICAS = 12
+"""Numbers of replicas, which come again in the same order: a float32 holds a sum of their powers exactly."""
+
+__all__ = ["REPLICAS", "Replicas"]
 
 
 class Replicas(Cluster):
@@ -92,7 +95,7 @@ class Replicas(Cluster):
 
     def _told(self, who: int, shard: int, task: dict[str, Any]) -> dict[str, Any]:
         die = task.get("die")
-        given = {"who": who, **task.get("given", {})}
+        given = {"who": who % REPLICAS, **task.get("given", {})}
         if isinstance(die, tuple) and die[0] == shard:
             given["die"] = die[1]
         return {**{key: value for key, value in task.items() if key not in ("die", "given")}, "given": given}

@@ -21,8 +21,8 @@ from ftlib.core.engine.shard_agreement import ShardAgreement
 from ftlib.core.plane.plane import Plane
 from tests.harness.worker import Lines, Task, joined, place
 
-REPLICAS = 12
-"""Whose numbers a float32 holds exactly, as a sum of powers."""
+from .replicas import REPLICAS
+
 WIDTH = 64
 MOMENTS = ("hold:before", "hold:after", "finish:before", "finish:after", "enter")
 
@@ -47,6 +47,8 @@ def _train(ft: FTLib, task: Task, lines: Lines) -> None:
     model = torch.nn.ParameterList([tells, body])
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     ft.register_state(model=model, optimizer=optimizer)
+    directory = task.given.get("checkpoints", "")
+    lines.write(event="resumed", at=ft.step, hash=hash(tuple(body.detach().tolist())))
     if task.given.get("die"):
         _dies(ft, task.given["die"])
     while True:
@@ -60,6 +62,8 @@ def _train(ft: FTLib, task: Task, lines: Lines) -> None:
         if applied:
             optimizer.step()
         optimizer.zero_grad()
+        if directory and ft.step % 10 == 0:
+            ft.save(directory)
         digest = hash(tuple(body.detach().tolist()))
         told: dict[str, Any] = {"who": mask, "hash": digest, "shard": shard, "replica": who, "applied": applied}
         lines.write(**told, **place(ft))

@@ -113,3 +113,25 @@ def test_fsdp_in_a_replica_loses_a_process(job: Replicas, replica: int, shard: i
     back = job.replica(program="tests.processes.sharded:fsdp")
     job.together(other, back)
     assert job.judge() > 10
+
+
+def test_a_job_that_died_whole_goes_on_from_a_step_of_all_shards(nursery: Nursery, tmp_path: Path) -> None:
+    kept = str(tmp_path / "kept")
+    hashes = {}
+    with Replicas(tmp_path / "first", nursery) as job:
+        both = job.begin(2, given={"checkpoints": kept})
+        job.together(*both, steps=40)
+        for worker in job.workers:
+            worker.kill()
+        job.until("all are gone", lambda: all(worker.code is not None for worker in job.workers))
+        job.read()
+        hashes = {(line["step"], line["shard"]): line["hash"] for worker in job.workers for line in worker.calls}
+    with Replicas(tmp_path / "second", nursery, settings={"resume": kept}) as job:
+        both = job.begin(1)
+        job.together(*both)
+        came = {worker: next(event for event in worker.events if event.get("event") == "resumed") for worker in both[0]}
+    steps = {event["at"] for event in came.values()}
+    assert len(steps) == 1, came
+    assert min(steps) >= 10, came
+    for worker, event in came.items():
+        assert event["hash"] == hashes[event["at"], worker.task.settings["shard"]], (worker, event)

@@ -101,6 +101,8 @@ class StartPlan:
         if Name.parse(self.resume.name) is not None and self.resume.is_dir():
             return str(self.resume)
         try:
+            if self.shards > 1:
+                return f"the newest checkpoint of all shards in {self.resume}"
             names = complete(self.resume)
         except OSError as error:
             return f"what is in {self.resume}, which this process cannot read ({error.strerror})"

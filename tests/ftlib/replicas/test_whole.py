@@ -6,7 +6,9 @@ import itertools
 
 import pytest
 
-from consensus import Member
+from consensus import Cause, Member, View
+from consensus.member import whole_cohorts
+from consensus.view import Removal
 from ftlib.core.replicas.whole import facts_of, part_in, whole_replicas
 from ftlib.settings.replicas import Part
 
@@ -66,3 +68,20 @@ def test_nonsense_makes_no_replica(facts: dict[str, str]) -> None:
     odd = Member("odd", "127.0.0.1", 1, tuple(sorted(facts.items())))
     assert part_in(odd) is None
     assert names([odd, member("a", 0), member("a", 1)]) == ["a"]
+
+
+def test_members_of_a_cohort_enter_a_view_together() -> None:
+    a0, a1, b0 = member("a", 0), member("a", 1), member("b", 0)
+    lone = Member("x", "127.0.0.1", 1)
+    assert whole_cohorts([a0, b0, lone, a1]) == [lone, a0, a1], "b is not whole, and a became so last"
+
+
+def test_members_of_a_cohort_leave_a_view_together_unless_none_would_be_left() -> None:
+    a0, a1, b0, b1 = (member(name, shard) for name in "ab" for shard in (0, 1))
+    view = View(3, "parent", (a0, a1, b0, b1))
+    dead = (Removal("a1", Cause.PROOF),)
+    assert view.with_cohorts(dead) == (Removal("a0", Cause.COHORT), *dead)
+    both = (*dead, Removal("b0", Cause.SILENCE))
+    assert view.with_cohorts(both) == both, "no cohort would be whole: all who are left stay"
+    alone = View(3, "parent", (Member("x", "127.0.0.1", 1), Member("y", "127.0.0.1", 2)))
+    assert alone.with_cohorts((Removal("x", Cause.PROOF),)) == (Removal("x", Cause.PROOF),)
