@@ -112,6 +112,8 @@ def run(
     if fleet.wanted:
         if meet is not None:
             raise ConfigError("--meet is for a launcher on every host, --hosts for one of all hosts: give one of them")
+        if shards > 1 or size is not None:
+            raise ConfigError("--shards and --size go without --hosts: run ftlib run on each host")
         from .many import run_fleet  # noqa: PLC0415 - as the next ones
 
         settings = {

@@ -1,0 +1,84 @@
+"""Small parts of the launcher: names of hosts, commands, messages behind noise."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from ftlib import ConfigError
+from ftlib.launch.hosts.names import discover, expand_nodes, parse_host, parse_hosts, slurm_hosts
+from ftlib.launch.hosts.transport import Transport
+from ftlib.launch.stream.messages import Decoder, Ended, Greeted, Lines, Piece, StreamError, encode, greeting, release
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "slots"),
+    [("node1", "node1", None), ("me@node1:4", "me@node1", 4), ("[fd00::1]:2", "fd00::1", 2), ("fd00::1", "fd00::1", None)],
+)
+def test_names_of_hosts(text: str, host: str, slots: int | None) -> None:
+    assert parse_host(text) == (host, slots)
+
+
+@pytest.mark.parametrize("text", ["-oProxyCommand=x", "two words", "", "a:b"])
+def test_what_is_no_name_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="is no host"):
+        parse_host(text)
+
+
+def test_files_of_hosts() -> None:
+    assert parse_hosts(["# all", "a:2", "", "b  # one", "c slots=3"]) == {"a": 2, "b": None, "c": 3}
+    with pytest.raises(ConfigError, match="twice"):
+        parse_hosts(["a", "a:2"])
+
+
+def test_discovery_says_what_went_wrong() -> None:
+    assert discover(f"{sys.executable} -c \"print('a:2'); print('b')\"") == {"a": 2, "b": None}
+    with pytest.raises(ConfigError, match="failed with 3: why"):
+        discover(f"{sys.executable} -c \"import sys; sys.stderr.write('why'); sys.exit(3)\"")
+    with pytest.raises(ConfigError, match="cannot be run"):
+        discover("/nowhere/at/all")
+
+
+def test_slurms_short_lists() -> None:
+    assert expand_nodes("n[1-3,07],login,x[09-10]-ib") == ["n1", "n2", "n3", "n07", "login", "x09-ib", "x10-ib"]
+    assert slurm_hosts({"SLURM_JOB_NODELIST": "n[1-2]"}) == ["n1", "n2"]
+    with pytest.raises(ConfigError, match="no Slurm allocation"):
+        slurm_hosts({})
+
+
+def test_commands_are_fixed_text(tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    config.touch()
+    ssh = Transport("auto", "/py", ssh_config=config)
+    agent = ["/py", "-P", "-m", "ftlib.launch.agent"]
+    assert ssh.command("node1", {}) == ["ssh", "-T", "-o", "BatchMode=yes", "-F", str(config), "--", "node1", " ".join(agent)]
+    assert "ConnectTimeout=3" in ssh.command("node1", {}, again=True)
+    assert ssh.command("localhost", {}) == agent
+    assert ssh.command("n1", {"SLURM_JOB_ID": "7"})[:2] == ["srun", "--overlap"]
+    assert Transport(["kubectl", "exec", "-i", "{host}", "--"], "/py").command("pod", {})[3:] == ["pod", "--", *agent]
+    with pytest.raises(ConfigError, match=r"\{host\}"):
+        Transport(["kubectl", "exec"])
+
+
+def test_messages_are_found_behind_any_noise() -> None:
+    sent = [Piece(3, b"\x00" * 1000, True), Lines(-1, True, [b"\xff line"]), Ended(1, 2, -9, "why", False, 0, [b"last"])]
+    stream = b"Welcome \x00ftlib-agent not yet \xff\n" * 300 + greeting() + b"".join(encode(message) for message in sent)
+    for size in (1, 7, 100_000):
+        greeted, decoder, found, open_ = Greeted(), Decoder(), [], False
+        for at in range(0, len(stream), size):
+            chunk: bytes | None = stream[at : at + size]
+            if not open_:
+                chunk = greeted.feed(stream[at : at + size])
+                open_ = chunk is not None
+            if chunk:
+                found += [message for message, _ in decoder.feed(chunk)]
+        assert found == sent
+        assert greeted.release == release()
+
+
+@pytest.mark.parametrize("bytes_", [b"\xff\xff\xff\xff", b"\x00\x00\x00\x01\xc1", b"\x00\x00\x00\x02\x91\x63"])
+def test_nonsense_is_no_message(bytes_: bytes) -> None:
+    with pytest.raises(StreamError):
+        Decoder().feed(bytes_)
