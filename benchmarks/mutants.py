@@ -473,6 +473,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600.0, help="how long to try on (default: %(default)g)")
     parser.add_argument("--only", default="", metavar="TEXT", help="mutants whose file:function contains this")
     parser.add_argument("--deep", action="store_true", help="by histories of the simulation, too, which takes longer")
+    parser.add_argument("--tests", nargs="+", metavar="PATH", help="by these tests alone")
     parser.add_argument("--report", action="store_true", help="show what was tried, and try nothing")
     args = parser.parse_args()
     RESULTS.mkdir(parents=True, exist_ok=True)
@@ -481,8 +482,7 @@ def main() -> int:
         return 0
     os.environ["OMP_NUM_THREADS"] = "1"
     options = ["-q", "-p", "no:cacheprovider", "-o", "timeout=0", "-m", "not soak and not process and not gpu"]
-    options += TESTS[args.name]
-    options += DEEP if args.deep else ()
+    options += args.tests or (*TESTS[args.name], *(DEEP if args.deep else ()))
     status = pytest.main(options, plugins=[Runner(args.name, args.seconds, args.only, args.deep)])
     report(args.name)
     return int(status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED))

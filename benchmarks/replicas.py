@@ -105,9 +105,10 @@ def plain(task: Task, lines: Lines) -> int:
 
 def steps_of(program: str, replicas: int, steps: int, width: int, nursery: Nursery, place: Path) -> tuple[float, float]:
     """The median of a step, and of the agreement in it, in seconds."""
-    free, _ = bind()
-    port = free.getsockname()[1]
-    free.close()
+    pair = bind()
+    port = pair[0].getsockname()[1]
+    for each in pair:
+        each.close()
     given = {"steps": steps, "width": width, "replicas": replicas, "port": port}
     with Replicas(place, nursery, program=f"benchmarks.replicas:{program}") as job:
         job.begin(replicas, given=given)

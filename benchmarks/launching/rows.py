@@ -111,6 +111,9 @@ def replacement(args: Namespace, report: Report) -> None:
                 called = Called(command, path)
                 try:
                     times[name].append(replaced(place))
+                except TimeoutError as error:
+                    print(f"{name}: {error}; {''.join(text for _, text in called.lines)[-1500:]}", file=sys.stderr)
+                    times[name].append(float("inf"))
                 finally:
                     os.kill(called.process.pid, signal.SIGTERM)
                     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -128,6 +131,7 @@ def replaced(place: Path) -> float:
             raise TimeoutError(f"{len(before)} of {WORKERS} train")
         time.sleep(0.05)
     at = time.monotonic()
+    deadline = at + LIMIT
     os.kill(min(before), signal.SIGKILL)
     while True:
         ends = [end for pid, ends in averages(place).items() if pid not in before for end in ends]
@@ -230,5 +234,9 @@ def measure(text: str | None) -> int:
     report = Report("Launching", 12.0 * args.repetitions * len(args.rows), COLUMNS)
     for name in args.rows:
         print(f"{name} ...", file=sys.stderr, flush=True)
-        ROWS[name](args, report)
+        try:
+            ROWS[name](args, report)
+        except TimeoutError as error:
+            print(f"{name}: {error}", file=sys.stderr)
+            report.row(name, *cells({}), bar="ends at all", good=False)
     return report.finish()

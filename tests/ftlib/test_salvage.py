@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
+import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -316,3 +319,67 @@ def test_what_a_joiner_has_drawn_counts_if_it_has_the_state_as_of_now() -> None:
     veteran = report(7, origin="a", drawn=b"a")
     assert planned({"a": veteran, "j": new}).drawn == (("a", b"a"), ("j", b"j"))
     assert planned({"a": veteran, "j": old}).drawn == (("a", b"a"),)
+
+
+def test_joiners_that_loaded_go_on_from_the_newest_state_among_them() -> None:
+    """Whoever loaded an older one counts as they do, and gets theirs; so does one that loaded nothing."""
+    old = report(3, blank=True, founder=False, origin="a")
+    new, none = report(5, blank=True, founder=False, origin="a"), report(9, blank=True, founder=False, origin="")
+    for order in (["o", "n", "x"], ["x", "n", "o"], ["n", "o", "x"]):
+        found = planned({name: {"o": old, "n": new, "x": none}[name] for name in order})
+        assert found.fault is None
+        assert (found.call, found.holders) == (5, ("n",)), order
+        assert found.blank == tuple(order), "none of them has a result"
+
+
+def test_joiners_that_registered_state_and_have_none_cannot_go_on() -> None:
+    """One is enough that did."""
+    bare = report(4, blank=True, founder=False, origin="", has_state=False)
+    registered = report(4, blank=True, founder=False, origin="")
+    for reports in ({"b": bare, "r": registered}, {"r": registered, "b": bare}, {"r": registered}):
+        fault = planned(reports).fault
+        assert fault is not None and fault.kind is FaultKind.STATE_LOST
+        assert set(fault.blamed) == set(reports)
+
+
+def test_joiners_without_registered_state_go_on_from_the_newest_count() -> None:
+    bare = {
+        name: report(count, blank=True, founder=False, origin="", has_state=False)
+        for name, count in zip("bcd", (4, 6, 5), strict=True)
+    }
+    found = planned(bare)
+    assert found.fault is None
+    assert found.call == 6
+
+
+def test_who_is_late_gives_the_state_only_if_nobody_else_can() -> None:
+    late, there = report(5, late=True), report(5)
+    assert planned({"a": late, "b": there, "c": late}).holders == ("b",)
+    assert planned({"a": late, "c": late}).holders == ("a", "c")
+
+
+def test_the_state_is_lost_also_where_only_some_had_registered_it() -> None:
+    none, some = follower(5), replace(follower(5), has_state=False)
+    for reports in ({"b": none, "c": some}, {"c": some, "b": none}):
+        fault = planned(reports).fault
+        assert fault is not None and fault.kind is FaultKind.STATE_LOST
+
+
+def test_who_finished_a_call_with_something_else_stops_with_all_who_did() -> None:
+    """Nobody can say who is right: they have applied different things."""
+    fault = planned({"a": report(5), "b": report(5, last=b"y"), "c": report(4, current=5)}).fault
+    assert fault is not None and fault.kind is FaultKind.MISMATCH
+    assert fault.blamed == ("a", "b")
+
+
+@pytest.mark.parametrize("field", ["finished", "current", "step"])
+def test_no_count_of_a_report_is_negative(field: str) -> None:
+    with pytest.raises(ValueError, match="negative"):
+        Report.decode(replace(report(5, current=6), **{field: -1}).encode())  # type: ignore[arg-type]
+
+
+def test_a_report_has_as_many_fields_as_it_should_and_each_of_its_kind() -> None:
+    version, *values = msgpack.unpackb(report(5).encode(), use_list=False)
+    for wrong in (values[:-1], [*values, 1], ["5", *values[1:]], [*values[:-1], 7]):
+        with pytest.raises(ValueError, match="shape"):
+            Report.decode(msgpack.packb((version, *wrong)))

@@ -25,6 +25,7 @@ from ftlib.cli.simulate.picture import refuse_path
 from ftlib.cli.simulate.rows import SINGLE, rows_of
 from ftlib.cli.simulate.run import play
 from ftlib.errors import ConfigError
+from ftlib.launch.command import code_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = ["simulate", "--members", "4", "--seed", "5", "--seconds", "6", "--faults", "crash,pause,join"]
@@ -131,7 +132,7 @@ def test_many_seeds_tell_which_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_makes_no_sense_is_one_line(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli._run(["simulate", "--seconds", "1", *arguments]) == 2
+    assert code_of(cli.commands, ["simulate", "--seconds", "1", *arguments], "ftlib") == 2
     out, err = capsys.readouterr()
     assert not out
     assert text in err
@@ -248,6 +249,7 @@ CODE = """
 import sys
 from ftlib.cli import main as cli
 from ftlib.cli.simulate.progress import Line
+from ftlib.launch.command import code_of
 
 honest = Line.look
 
@@ -257,7 +259,7 @@ def look(self, world):
     honest(self, world)
 
 Line.look = look
-code = cli._run(sys.argv[1:])
+code = code_of(cli.commands, sys.argv[1:], "ftlib")
 assert "torch" not in sys.modules
 sys.exit(code)
 """

@@ -95,7 +95,9 @@ class Replicas(Cluster):
 
     def _told(self, who: int, shard: int, task: dict[str, Any]) -> dict[str, Any]:
         die = task.get("die")
-        given = {"who": who % REPLICAS, **task.get("given", {})}
+        taken = {each.task.given["who"] for each in self.workers if each.code is None and each.task.settings["shard"] == shard}
+        free = next(number for number in ((who + more) % REPLICAS for more in range(REPLICAS)) if number not in taken)
+        given = {"who": free, **task.get("given", {})}
         if isinstance(die, tuple) and die[0] == shard:
             given["die"] = die[1]
         return {**{key: value for key, value in task.items() if key not in ("die", "given")}, "given": given}

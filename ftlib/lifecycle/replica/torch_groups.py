@@ -199,11 +199,11 @@ class _TorchGroup(dist.ProcessGroup):
 
 
 def _operation(name: str) -> Callable[..., _TorchWork]:
+    """``ProcessGroup.name`` of torch, for a class that torch calls by these names."""
+
     def begin(self: _TorchGroup, *given: Any) -> _TorchWork:
         return self._begin(name, given[0] if given else None, *given)
 
-    begin.__name__ = name
-    begin.__doc__ = f"As ProcessGroup.{name} of torch."
     return begin
 
 
