@@ -4,6 +4,7 @@ import asyncio
 import gc
 import inspect
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -14,6 +15,10 @@ from tests.harness.nursery import Nursery
 
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 # Here and in all processes of tests: who asks CUDA itself whether there is a GPU, as optimizers do, spoils it for later forks.
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # As a shell starts what it runs in the background: programs of tests would inherit that, and no Ctrl-C would reach them.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 FUZZ = "fuzz"
 """The profile of ``make fuzz``."""

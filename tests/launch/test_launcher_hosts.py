@@ -169,7 +169,7 @@ def test_a_login_that_is_refused_is_told_in_the_words_of_ssh(logins: Logins, nam
     with pytest.raises(AgentFailedError, match=words) as caught:
         launcher(logins, name, "h4").run(who)
     assert caught.value.host == name
-    assert time.monotonic() - began < alone + 5
+    assert time.monotonic() - began < alone + 20  # far below any time-out; benchmarks/launching measures it
 
 
 def test_an_interpreter_that_is_not_there(logins: Logins) -> None:
