@@ -30,7 +30,8 @@ def member(path: Path) -> str:
     key = KeyRing([env["FTLIB_SECRET"]]).first
     me = f"{env['FTLIB_NAME']}-{os.getpid()}"
     mark(path, f"{env['FTLIB_NAME'].replace('/', '-')}-{os.getpid()}", env["FTLIB_INTRODUCERS"])
-    assert announce(env["FTLIB_SUPERVISOR"], key.vouch, job=env["FTLIB_JOB"], member=me, address=f"a:{os.getpid()}", epoch=1)
+    facts = {"job": env["FTLIB_JOB"], "member": me, "address": f"a:{os.getpid()}", "epoch": 1}
+    assert announce(env["FTLIB_SUPERVISOR"], key.vouch, **facts, timeout=60.0)
     while not (path / "finish").exists():
         time.sleep(0.01)
     return me
