@@ -24,6 +24,8 @@ from .order import Order
 from .values import Classes, Leaf, Message, Shape, decode, placed, shape_of
 from .works import Patience, begun
 
+_MEETING = 1.0
+"""Seconds in which a stream that is being made has to come, for the peer to be told of the end."""
 _RUN_DRY = 0.25
 """Seconds in which the last bytes of a peer that is over are read."""
 
@@ -164,8 +166,11 @@ class Lane:
 
     def close(self, deadline: float) -> None:
         """Flush what was sent, tell the peer, and end with GroupClosed."""
+        left = max(0.0, deadline - time.monotonic())
         if self._outbox:
-            self._connected.wait(max(0.0, deadline - time.monotonic()))
+            self._connected.wait(left)
+        elif self._wanted:  # a peer that finds no stream would not learn that this group is over
+            self._connected.wait(min(left, _MEETING))
         if self._link is not None and self._over is None:
             self._link.close(max(0.0, deadline - time.monotonic()))
         self.end(GroupClosed("the group was closed here", peer=self.peer))

@@ -3,7 +3,7 @@
     python -m tests.installed.matrix [ROW ...]          # lowest, newest, 3.12, 3.13: all of them by default
 
 The first two run tests of all layers, with torch. The others run those that need no torch, which has no build for them on every
-machine. Prints a table, which stands in docs/operations.md.
+machine. Prints a table at the end.
 """
 
 from __future__ import annotations

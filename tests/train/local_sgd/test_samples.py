@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -43,12 +44,14 @@ class Student:
         average = self.diloco._rounds._average
         return average is not None and average._opened
 
-    def learn(self, leaves_after: int = 0) -> None:
+    def learn(self, leaves_after: int = 0, pace: Callable[[], object] = lambda: None) -> None:
+        """``pace``: called after each inner step."""
         with self.diloco:
             for _ in self.sampler.epochs(EPOCHS):
                 for _batch in self.loader:
                     self.early += self.under_way
                     inner_step(self.model, self.inner)
+                    pace()
                     if leaves_after and self.diloco.syncs >= leaves_after and (self.under_way or not self.delays):
                         raise ZeroDivisionError
                 assert not self.under_way, "a loop ends with a sync, not beside it"
@@ -100,27 +103,21 @@ def test_one_joins_while_others_learn(way: str) -> None:
     """The samples are dealt again, whatever had been drawn beside a sync."""
     with company(2) as crew:
         class_ = students(crew, way)
-        begun = threading.Event()
+        begun, joined = threading.Event(), threading.Event()
 
-        def first() -> None:
-            step = class_[0].diloco._rounds.stepped
-
-            def stepped() -> Any:
-                status = step()
-                if class_[0].diloco.syncs >= 3:
-                    begun.set()
-                return status
-
-            class_[0].diloco._rounds.stepped = stepped  # type: ignore[method-assign]
-            class_[0].learn()
+        def pace() -> None:
+            """Slowly once another one comes, until it has synced: their loops must not end before it is there."""
+            if class_[0].diloco.syncs >= 3:
+                begun.set()
+                joined.wait(0.5)
 
         def join() -> None:
             assert begun.wait(30.0)
             student = Student(crew.init(), WAYS[way], 0)
             class_.append(student)
-            student.learn()
+            student.learn(pace=lambda: joined.set() if student.diloco.syncs else None)
 
-        at_once(first, class_[1].learn, join)
+        at_once(lambda: class_[0].learn(pace=pace), lambda: class_[1].learn(pace=pace), join)
         assert [student.wrong for student in class_[:2]] == [[], []]
         assert len({student.diloco.syncs for student in class_}) == 1
 
