@@ -28,7 +28,12 @@ _folder = tempfile.TemporaryDirectory()
 def inventory(name: str) -> str:
     """The file with that site's names, in the form that intersphinx reads (version 2, as Sphinx writes it)."""
     names = (Path(__file__).parent / "inventories" / f"{name}.txt").read_bytes()
-    head = ("Sphinx inventory version 2", f"Project: {name}", "Version: ", "The remainder of this file is compressed using zlib.")
+    head = (
+        "Sphinx inventory version 2",
+        f"Project: {name}",
+        "Version: ",
+        "The remainder of this file is compressed using zlib.",
+    )
     made = Path(_folder.name) / f"{name}.inv"
     made.write_bytes("".join(f"# {line}\n" for line in head).encode() + zlib.compress(names))
     return str(made)
