@@ -1,4 +1,4 @@
-"""accelerate: ``FTAccelerator`` is an ``accelerate.Accelerator`` whose backward averages (extra ``accelerate``).
+"""accelerate: ``FTAccelerator`` is an ``accelerate.Accelerator`` whose backward averages (extra ``hf``).
 
 What is prepared is registered: the model, its optimizer, schedulers, a gradient scaler, and an ``ElasticSampler`` found in a
 loader. Each worker is a job of its own to accelerate; ftlib makes one of them.

@@ -1,4 +1,4 @@
-"""transformers: ``FTTrainer`` is a ``transformers.Trainer`` for one worker of a job (extra ``transformers``).
+"""transformers: ``FTTrainer`` is a ``transformers.Trainer`` for one worker of a job (extra ``hf``).
 
 It stands on ``FTAccelerator``, deals its data by an ``ElasticSampler``, and makes the trainer's step the job's.
 """
@@ -64,9 +64,15 @@ class _Follow(TrainerCallback):
         """What one process alone shall do is rank 0's of the newest view."""
         state.is_world_process_zero = state.is_local_process_zero = self._ft.rank == 0
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:  # noqa: ARG002
-        """A step that was not granted does not count, and a worker that joined is where the job is."""
-        state.global_step = self._ft.step
+    def on_optimizer_step(
+        self,
+        args: TrainingArguments,  # noqa: ARG002
+        state: TrainerState,
+        control: TrainerControl,  # noqa: ARG002
+        **_: Any,
+    ) -> None:
+        """A step that was not granted does not count, and a worker that joined is where the job is. The trainer counts next."""
+        state.global_step = self._ft.step - 1
 
 
 class FTTrainer(Trainer):

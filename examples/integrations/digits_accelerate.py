@@ -2,7 +2,7 @@
 
     ftlib run -n 4 examples/integrations/digits_accelerate.py
 
-Needs scikit-learn and accelerate (pip install 'ftlib[demo,accelerate]').
+Needs scikit-learn and accelerate (pip install 'ftlib[demo,hf]').
 """
 
 import sys

@@ -2,7 +2,7 @@
 
     ftlib run -n 4 examples/integrations/digits_transformers.py
 
-Needs scikit-learn and transformers (pip install 'ftlib[demo,transformers]').
+Needs scikit-learn and transformers (pip install 'ftlib[demo,hf]').
 """
 
 import sys

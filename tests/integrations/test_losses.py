@@ -21,7 +21,8 @@ PATIENCE = 280.0
 STEPS = 8
 KILLED = 5
 """The step in which worker 2 dies."""
-WAYS = ["lightning", "accelerate", "transformers"]
+EXTRAS = {"lightning": "lightning", "accelerate": "hf", "transformers": "hf"}
+WAYS = list(EXTRAS)
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
@@ -29,7 +30,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 def learnt(nursery: Nursery, where: Path, way: str, *orders: object, restarts: int = 0) -> dict[int, dict[int, Any]]:
     """What each worker said of each of its steps: by its index, then by step."""
     if way != "plain" and importlib.util.find_spec(way) is None:
-        pytest.skip(f"{way} is not installed: pip install 'ftlib[{way}]'")
+        pytest.skip(f"{way} is not installed: pip install 'ftlib[{EXTRAS[way]}]'")
     where.mkdir()
     command = ftlib_run("-n", 3, "--max-restarts", restarts, LEARNER, way, *orders)
     with Program(nursery, where, *command) as launcher:
