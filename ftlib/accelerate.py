@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -46,12 +46,17 @@ def alone() -> Iterator[None]:
 class _Loader:
     """A loader with an ``ElasticSampler``, which deals to the workers by itself: accelerate has nothing to share out."""
 
-    def __init__(self, loader: DataLoader[Any], device: torch.device, move: bool) -> None:
+    def __init__(
+        self, loader: DataLoader[Any], device: torch.device, *, move: bool, begin: Callable[[], None] = lambda: None
+    ) -> None:
+        """``begin``: called before each loop."""
         self._loader = loader
+        self._begin = begin
         self._device = device
         self._move = move
 
     def __iter__(self) -> Iterator[Any]:
+        self._begin()
         for batch in self._loader:
             yield send_to_device(batch, self._device) if self._move else batch
 
@@ -109,6 +114,8 @@ class FTAccelerator(Accelerator):
         self._model: torch.nn.Module | None = None
         self._steps: _Steps | None = None
         self._batches: Microbatches | None = None
+        self._hook: Any = None
+        """Registers, before the model is first used."""
         self._status: Status | None = None
 
     @property
@@ -133,13 +140,6 @@ class FTAccelerator(Accelerator):
 
     # --- what is prepared ----------------------------------------------------------------------------------------------
 
-    def prepare(self, *args: Any, **more: Any) -> Any:
-        """As ``Accelerator.prepare``; once there is a model with its optimizer, all that is prepared is registered."""
-        prepared = super().prepare(*args, **more)
-        if self._model is not None and self._steps is not None:
-            self._register(self._model, self._steps)
-        return prepared
-
     def prepare_model(self, model: torch.nn.Module, *args: Any, **more: Any) -> Any:
         """See ``Accelerator``. ConfigError if there are several: one backward pass is one average."""
         prepared = super().prepare_model(model, *args, **more)
@@ -147,7 +147,9 @@ class FTAccelerator(Accelerator):
             return prepared
         if self._model is not None and self._model is not prepared:
             raise ConfigError("FTAccelerator: two models were prepared: wrap them in one module, or call ft.allreduce_average")
-        self._model = prepared
+        if self._model is None:
+            self._model = prepared
+            self._hook = prepared.register_forward_pre_hook(lambda *_: self.register_once())
         return prepared
 
     def prepare_optimizer(self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None) -> Any:
@@ -167,7 +169,32 @@ class FTAccelerator(Accelerator):
         if not isinstance(sampler, ElasticSampler):
             return super().prepare_data_loader(data_loader, *args, **more)
         self._sampler = sampler
-        return data_loader if isinstance(data_loader, _Loader) else _Loader(data_loader, self.device, self.device_placement)
+        if isinstance(data_loader, _Loader):
+            return data_loader
+        return _Loader(data_loader, self.device, move=self.device_placement, begin=self.register_once)
+
+    def register_once(self) -> None:
+        """Register all that was prepared: before the first batch of an ``ElasticSampler``, or the first forward pass.
+
+        ConfigError if no model with its optimizer was prepared.
+        """
+        if self._batches is not None:
+            return
+        if self._model is None or self._steps is None:
+            raise ConfigError("FTAccelerator: a loop began before model and optimizer were prepared: call prepare first")
+        self._hook.remove()
+        trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+        self._batches = Microbatches(self._ft, trained, self._sampler)
+        schedulers = [each.scheduler if isinstance(each, AcceleratedScheduler) else each for each in self.schedules]
+        extra = [*schedulers, *([] if self.scaler is None else [self.scaler]), *self._extra]
+        self._ft.register_state(
+            model=self._model, optimizer=self._steps.optimizer, sampler=self._sampler, extra=extra or None, apply=self._apply
+        )
+
+    @property
+    def schedules(self) -> list[Any]:
+        """The schedulers that step with every step of the optimizer."""
+        return list(self._schedulers)
 
     # --- the loop ------------------------------------------------------------------------------------------------------
 
@@ -178,7 +205,7 @@ class FTAccelerator(Accelerator):
         """
         batches = self._batches
         if batches is None:
-            raise ConfigError("FTAccelerator: backward before the model and its optimizer were prepared: call prepare first")
+            raise ConfigError("FTAccelerator: this loss is not of the prepared model: compute it by what prepare returned")
         batches.before()
         super().backward(loss, **more)
         batches.after()
@@ -201,21 +228,11 @@ class FTAccelerator(Accelerator):
 
     # --- inside --------------------------------------------------------------------------------------------------------
 
-    def _register(self, model: torch.nn.Module, steps: _Steps) -> None:
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self._batches = Microbatches(self._ft, trained, self._sampler)
-        schedulers = [each.scheduler for each in self._schedulers]
-        extra = [*schedulers, *([] if self.scaler is None else [self.scaler]), *self._extra]
-        self._ft.register_state(
-            model=model, optimizer=steps.optimizer, sampler=self._sampler, extra=extra or None, apply=self._apply
-        )
-
     def _apply(self) -> None:
         """What the loop does with an average, at a worker that applies it again."""
         assert self._model is not None and self._steps is not None, "they are registered"
         if self._clip_norm is not None:
             super().clip_grad_norm_(self._model.parameters(), self._clip_norm)
         self._steps.step()
-        for scheduler in self._schedulers:
-            assert isinstance(scheduler, AcceleratedScheduler)
+        for scheduler in self.schedules:
             scheduler.step()

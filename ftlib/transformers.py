@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
@@ -32,16 +33,24 @@ class FTTrainingArguments(TrainingArguments):
 
 
 class _Accelerator(FTAccelerator):
-    """The trainer counts the batches of a step by itself."""
+    """The trainer counts the batches of a step by itself, and steps a scheduler that accelerate does not know."""
 
-    def __init__(self, ft: FTLib, batches: int, **more: Any) -> None:
+    def __init__(self, ft: FTLib, batches: int, scheduler: Callable[[], Any], **more: Any) -> None:
         self._of_a_step = batches
+        self._scheduler = scheduler
         super().__init__(ft, **more)
 
     @property
     def batches_of_a_step(self) -> int:
         """See ``FTAccelerator``."""
         return self._of_a_step
+
+    @property
+    def schedules(self) -> list[Any]:
+        """See ``FTAccelerator``."""
+        scheduler = self._scheduler()
+        follows = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau) or not hasattr(scheduler, "step")
+        return [] if follows else [scheduler]
 
 
 class _Unsized:
@@ -99,7 +108,9 @@ class FTTrainer(Trainer):
         args = self.args
         clip = args.max_grad_norm if args.max_grad_norm and args.max_grad_norm > 0 else None
         steps = args.gradient_accumulation_steps
-        self.accelerator = _Accelerator(self._ft, steps, clip_norm=clip, extra=self._extra, **self._built)
+        self.accelerator = _Accelerator(
+            self._ft, steps, lambda: self.lr_scheduler, clip_norm=clip, extra=self._extra, **self._built
+        )
         self.gather_function = self.accelerator.gather_for_metrics
         if "use_gather_object" in inspect.signature(self.gather_function).parameters:
             self.gather_function = functools.partial(self.gather_function, use_gather_object=args.eval_use_gather_object)

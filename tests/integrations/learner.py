@@ -2,8 +2,8 @@
 
     learner.py WAY STEPS KILL [--elastic]
 
-Worker 2 kills itself before its call number KILL (0: never) in its first life. Batches are a worker's own sequence, by its
-index and the number of the batch, or with ``--elastic`` an ``ElasticSampler``'s. A step has two batches, clipping, a schedule.
+The worker of rank 2 kills itself before call number KILL (0: never), once. Batches are a worker's own sequence, by its rank
+and the number of the batch, or with ``--elastic`` an ``ElasticSampler``'s. A step has two batches, clipping, a schedule.
 Lines on stdout: a step, this worker's loss in it, and a digest of all parameters after it.
 """
 
@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ from torch.utils.data import DataLoader, Dataset
 from ftlib import ElasticSampler, FTLib
 
 ACCUMULATE, CLIP, BATCH = 2, 0.05, 8
-INDEX = int(os.environ["FTLIB_WORKER_INDEX"])
 
 
 class Numbers(Dataset[dict[str, torch.Tensor]]):
@@ -43,10 +43,13 @@ class Numbers(Dataset[dict[str, torch.Tensor]]):
 class Own:
     """This worker's own batches, one after the other; without an end."""
 
+    def __init__(self, place: Callable[[], int]) -> None:
+        self.place = place
+
     def __iter__(self) -> Any:
         data, number = Numbers(), 0
         while True:
-            first = (INDEX * 97 + number * 31) % 500
+            first = (self.place() * 97 + number * 31) % 500
             items = [data[(first + k) % 600] for k in range(BATCH)]
             yield {key: torch.stack([item[key] for item in items]) for key in items[0]}
             number += 1
@@ -69,9 +72,16 @@ class Job:
         self.ft = FTLib.init()
         self.model = Model()
         self.sampler = ElasticSampler(Numbers(), batch_size=BATCH, seed=3) if elastic else None
-        self.loader: Any = Own() if self.sampler is None else DataLoader(Numbers(), batch_sampler=self.sampler)
+        self.loader: Any = Own(self.place) if self.sampler is None else DataLoader(Numbers(), batch_sampler=self.sampler)
         self.losses: list[float] = []
         self.done = 0
+        self.began_as: int | None = None
+
+    def place(self) -> int:
+        """The rank that this worker had first: the order in which averages are added up is that of ranks."""
+        if self.began_as is None:
+            self.began_as = self.ft.rank
+        return self.began_as
 
     def optimizer(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.model.parameters(), lr=0.01)
@@ -83,7 +93,13 @@ class Job:
         """A loss, before its backward pass."""
         self.losses.append(loss.item())
         first = Path("killed")
-        if self.kill and INDEX == 2 and not first.exists() and len(self.losses) == ACCUMULATE and self.done + 1 == self.kill:
+        if (
+            self.kill
+            and not first.exists()
+            and self.place() == 2
+            and len(self.losses) == ACCUMULATE
+            and self.done + 1 == self.kill
+        ):
             first.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return loss
@@ -94,7 +110,10 @@ class Job:
         found = xxhash.xxh3_128()
         for parameter in self.model.parameters():
             found.update(parameter.detach().numpy().tobytes())
-        print(json.dumps({"step": self.ft.step, "losses": self.losses, "digest": found.hexdigest()}), flush=True)
+        print(
+            json.dumps({"place": self.place(), "step": self.ft.step, "losses": self.losses, "digest": found.hexdigest()}),
+            flush=True,
+        )
         self.losses = []
 
     # --- in four ways ----------------------------------------------------------------------------------------------------
