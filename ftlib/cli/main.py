@@ -16,6 +16,7 @@ import click
 
 from ..errors import ConfigError
 from ..launch.command import code_of, run
+from .observability.command import observability
 
 _REST = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
@@ -43,6 +44,7 @@ def commands(context: click.Context) -> None:
 
 
 commands.add_command(run)
+commands.add_command(observability)
 
 
 @commands.command(context_settings=_REST, add_help_option=False)
