@@ -43,6 +43,7 @@ from .lifecycle.rejoin import Succession
 from .settings.config import BACKENDS, UNSAID, VETO, Settings, check_storage, resolve
 from .state.private import DONOR, Private
 from .state.registry import Registered
+from .state.replay import replayed_step
 from .training import Calls
 
 if TYPE_CHECKING:
@@ -324,8 +325,13 @@ class FTLib(Calls):
     def step(self) -> int:
         """Steps granted: averages that ended with SUCCESS or NO_NEED, of all lifetimes of the job.
 
-        At a worker that is late, only the steps that it has taken over.
+        At a worker that is late, only the steps that it has taken over. While a joiner applies an average again (``apply=`` of
+        ``register_state``), the step that it does again: there it is what it was at the others, so that a schedule may follow
+        from it.
         """
+        replayed = replayed_step()
+        if replayed is not None:
+            return replayed
         plane = self._plane
         with plane.changed:
             return plane.step - plane.lag.steps

@@ -128,7 +128,19 @@ class Meeting:
         if waiting is not None:
             lane.attach(*waiting[1:])
         else:
-            CALLBACKS.submit(lambda: self._dial(key, lane))
+            CALLBACKS.submit(lambda: self._find_stream(key, lane))
+
+    def _find_stream(self, key: Key, lane: Lane) -> None:
+        """On a thread of its own. A stream that comes once this collective is closed is dropped: nobody waits for it."""
+        try:
+            self._dial(key, lane)
+        except CollectiveError as error:
+            lane.end(error)
+        except Exception as error:  # noqa: BLE001 - who waits for the stream must hear of it, whatever it was
+            lane.end(CollectiveError(f"no stream to {lane.peer}: {error!r}", peer=lane.peer))
+        finally:
+            with self._lock:
+                self._dialling.discard(lane)
 
     def _dial(self, key: Key, lane: Lane) -> None:
         while _wanted(lane):
@@ -153,8 +165,6 @@ class Meeting:
             if self._answered(lane, link, answer):
                 return
             time.sleep(_AGAIN)
-        with self._lock:
-            self._dialling.discard(lane)
 
     def _answered(self, lane: Lane, link: Link, fields: list[Any] | None) -> bool:
         """The peer has taken this stream (or none is needed any more), or not: then try again."""
@@ -179,7 +189,10 @@ class Meeting:
 
     def incoming(self, stream: Stream) -> None:
         """A member has dialled: on the connection thread of the consensus, so what it says is heard elsewhere."""
-        link = self._loop.connect(stream)
+        try:
+            link = self._loop.connect(stream)
+        except GroupClosed:
+            return  # this collective was closed meanwhile; the peer hears the end of the stream
         _hear(link, lambda fields: self._greeted(link, fields))
 
     def _greeted(self, link: Link, fields: list[Any] | None) -> None:

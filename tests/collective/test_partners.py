@@ -24,7 +24,7 @@ from tests.harness.network import Host, Network, needs_bridge_filter, needs_dela
 
 from .partner import PATH, partner
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 PATHS = pytest.mark.parametrize("ring", [True, False], ids=["ring", "tcp"])
 SOON = 0.5
 """Seconds from a death to every error; a busy machine gets as many again."""
