@@ -26,8 +26,8 @@ from .partner import PATH, partner
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 PATHS = pytest.mark.parametrize("ring", [True, False], ids=["ring", "tcp"])
-SOON = 0.5
-"""Seconds from a death to every error; a busy machine gets as many again."""
+SOON = 10.0
+"""Seconds from a death to every error, on a machine as busy as can be; the benchmark has the bar."""
 
 
 class Operations:
