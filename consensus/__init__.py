@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from .membership import Membership
     from .runtime.net.fork import release_in_children
     from .runtime.net.interfaces import interface_name
+    from .runtime.net.pages import Mount
     from .runtime.net.sockets import addresses_here
     from .tools.client import Answer, get
     from .tools.orders import give_order
@@ -79,6 +80,7 @@ __all__ = [
     "Member",
     "Membership",
     "Mode",
+    "Mount",
     "NullPlane",
     "OrderKind",
     "OvertakenError",
@@ -135,6 +137,7 @@ _HOMES = {
     "MOST_KEYS": "wire.keys",
     "PROTOCOL_VERSION": "config",
     "Member": "member",
+    "Mount": "runtime.net.pages",
     "Membership": "membership",
     "Mode": "interface",
     "NullPlane": "interface",

@@ -71,6 +71,7 @@ class FTLib(Calls):
         chaos = None if faults is None else Chaos(faults, functools.partial(_drain, weakref.ref(self)), settings, ring)
         means = Means(settings, framework, rank_assign, ring, call_lock, chaos=chaos)
         self._more_facts = means.more_facts
+        self._more_facts["min_size"] = lambda: settings.min_size
         lives = Succession(Lifetime(means, consensus), call_lock, rejoin=settings.rejoin)
         layouts = Layouts(framework, int(settings.bucket_mb * 2**20))
         super().__init__(lives, call_lock, layouts, means.listeners, veto=settings.nonfinite == VETO, faults=faults)
