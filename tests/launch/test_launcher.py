@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from ftlib import AgentFailedError, ConfigError, Launcher, WorkerFailedError
+from tests.harness.basics import TIMEOUT
 from tests.launch.launching import Kept, here, kill, launcher, mark, no_child_is_left, wait_for
 
 pytestmark = pytest.mark.process
@@ -157,7 +158,7 @@ def test_a_killed_agent_is_named(tmp_path: Path) -> None:
         steward = int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1])
         kill(steward)
         with pytest.raises(AgentFailedError, match="localhost") as caught:
-            launch.wait(20)
+            launch.wait(TIMEOUT)
         assert caught.value.host == "localhost"
 
 
@@ -173,7 +174,7 @@ def test_cancel_ends_it(tmp_path: Path) -> None:
         assert not launch.done
         launch.cancel()
         with pytest.raises(CancelledError):
-            launch.wait(20)
+            launch.wait(TIMEOUT)
         assert launch.done
 
 
