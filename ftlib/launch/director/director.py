@@ -457,7 +457,7 @@ class Director:
         agent = self._agents.get(host)
         if agent is None or agent.link is not link:
             return
-        del self._agents[host]
+        self._part(self._agents.pop(host))
         self._event("lost", host=host, why=why)
         if self._said.get(host) != why:
             self._said[host] = why
