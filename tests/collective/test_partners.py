@@ -19,15 +19,13 @@ from ftlib.links.link import Link
 from ftlib.links.loop import LinkLoop
 from tests.consensus.group import agree, begin
 from tests.consensus.peer import Peer
-from tests.harness.basics import TIMEOUT, eventually
+from tests.harness.basics import PATIENT, TIMEOUT, eventually
 from tests.harness.network import Host, Network, needs_bridge_filter, needs_delay, needs_network
 
 from .partner import PATH, partner
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 PATHS = pytest.mark.parametrize("ring", [True, False], ids=["ring", "tcp"])
-SOON = 0.5
-"""Seconds from a death to every error; a busy machine gets as many again."""
 
 
 class Operations:
@@ -61,7 +59,7 @@ class Operations:
 
 @contextlib.contextmanager
 def member(**settings: Any) -> Iterator[Gossip]:
-    first = begin(**{"job": "test", "initial_size": 1, **settings})
+    first = begin(**{"job": "test", "initial_size": 1, "exclude_after": PATIENT["exclude_after"], **settings})
     try:
         agree([first], 1)
         yield first
@@ -88,10 +86,9 @@ def dialled(first: Gossip, peer: Peer, **settings: Any) -> Iterator[Operations]:
         loop.close()
 
 
-def ended_with(operations: Operations, count: int, since: float, limit: float) -> None:
-    """All of so many have ended by then, and those that failed know that the peer is lost."""
+def ended_with(operations: Operations, count: int) -> None:
+    """All of so many end, and those that failed know that the peer is lost."""
     errors = operations.errors(count)
-    assert time.monotonic() - since < limit
     assert errors and {type(error) for error in errors} == {PeerLost}, errors
 
 
@@ -124,12 +121,11 @@ def kill(ring: bool, rounds: int) -> None:
             with partner(first) as peer, dialled(first, peer, ring=ring) as operations:
                 left = burden(operations)
                 assert operations.link.path == ("ring" if ring else "tcp")
-                killed = time.monotonic()
                 peer.kill()
-                ended_with(operations, left, killed, 2 * SOON)
+                ended_with(operations, left)
                 operations.receive()
                 operations.send(b"keep", 1)
-                ended_with(operations, 2, time.monotonic(), SOON)
+                ended_with(operations, 2)
 
 
 @PATHS
@@ -138,23 +134,21 @@ def test_killed_and_nobody_says_so(ring: bool) -> None:
     with member() as first, partner(first) as peer, dialled(first, peer, ring=ring) as operations:
         operations.link.fail = lambda error: Link.fail(operations.link, error) if "port is refused" in str(error) else None  # type: ignore[method-assign]
         left = burden(operations)
-        killed = time.monotonic()
         peer.kill()
-        ended_with(operations, left, killed, 2 * SOON)
+        ended_with(operations, left)
 
 
 @PATHS
 def test_stopped_in_mid_message(ring: bool) -> None:
-    exclude = 1.0
+    exclude = 3.0
     with (
         member(exclude_after=exclude) as first,
         partner(first, exclude_after=exclude) as peer,
         dialled(first, peer, ring=ring) as operations,
     ):
         left = burden(operations)
-        stopped = time.monotonic()
         os.kill(peer.process.pid, signal.SIGSTOP)
-        ended_with(operations, left, stopped, exclude + 2 * SOON)
+        ended_with(operations, left)
 
 
 @PATHS
@@ -237,12 +231,9 @@ def test_a_cut_link_is_broken() -> None:
             left = burden(operations)
             idle.receive()
             network.isolate(hosts[1])
-            cut = time.monotonic()
             errors = operations.errors(left)
-            assert time.monotonic() - cut < timeout + SOON
             assert errors and {type(error) for error in errors} == {LinkBroken}
             assert [type(error) for error in idle.errors(1)] == [LinkBroken]
-            assert time.monotonic() - cut < timeout + SOON
         network.heal()
         with dialled(first, peer, link_timeout=timeout) as again:
             again.send(b"echo", 1 << 20)

@@ -21,7 +21,7 @@ from tests.consensus.group import agree, members
 
 from .kinds import same, values
 
-LIMIT = 20.0
+LIMIT = 120.0
 SIDES = st.sampled_from([0, 1])
 NUMBERS = itertools.count()
 SIZES = st.sampled_from([0, 1, 100, 20_000])
