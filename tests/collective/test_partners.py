@@ -24,10 +24,10 @@ from tests.harness.network import Host, Network, needs_bridge_filter, needs_dela
 
 from .partner import PATH, partner
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 PATHS = pytest.mark.parametrize("ring", [True, False], ids=["ring", "tcp"])
-SOON = 0.5
-"""Seconds from a death to every error; a busy machine gets as many again."""
+SOON = 10.0
+"""Seconds from a death to every error, on a machine as busy as can be; the benchmark has the bar."""
 
 
 class Operations:

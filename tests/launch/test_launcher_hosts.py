@@ -24,7 +24,7 @@ from tests.harness.network import Network, needs_bridge_filter, needs_network
 from tests.harness.program import clean
 from tests.launch.launching import Kept, here, mark, wait_for
 
-pytestmark = [pytest.mark.process, needs_network, needs_bridge_filter, needs_sshd, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.process, needs_network, needs_bridge_filter, needs_sshd, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from tests.harness.basics import eventually
 from tests.harness.program import ROOT, clean
 from tests.launch.launching import here
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 WORK = f"""
 import os, sys, threading

@@ -16,7 +16,7 @@ from tests.harness.nursery import Nursery
 
 from .met import PORT, MetHosts
 
-pytestmark = [pytest.mark.process, needs_network, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.process, needs_network, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

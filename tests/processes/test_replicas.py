@@ -15,7 +15,7 @@ from .launched import LaunchedRun
 from .replicas import Replicas
 from .sharded import MOMENTS
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 MORE = [moment for moment in MOMENTS if not moment.startswith("hold")]
 PROCESSES = [(replica, shard) for replica in range(2) for shard in range(2)]

@@ -9,16 +9,19 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from consensus import ConfigError as ConsensusConfigError
-from consensus import Gossip, KeyRing, read_secrets
+from consensus import Gossip, KeyRing, SecretError, read_secrets
 
-from ...errors import ConfigError
+from ...errors import ConfigError, FTLibError
 from ...settings.config import resolve
 from . import places
+
+_Ring = TypeVar("_Ring", KeyRing, KeyRing | None)
+_Answer = TypeVar("_Answer")
 
 
 def new_secret() -> str:
@@ -110,6 +113,34 @@ class Credentials:
 
     def __repr__(self) -> str:
         return f"Credentials({self._ring!r})"
+
+
+def first_accepted(ask: Callable[[_Ring], _Answer], rings: Iterable[_Ring]) -> _Answer:
+    """What ``ask`` returns with the first of ``rings`` that is not refused. FTLibError, with the first refusal, if all are."""
+    refused = ""  # a text: the error would keep its connection in a circle with this frame
+    for ring in rings:
+        try:
+            return ask(ring)
+        except SecretError as error:
+            refused = refused or str(error)
+    raise FTLibError(refused)
+
+
+def rings_to_ask_with() -> Iterator[KeyRing | None]:
+    """The user's ring; where the user has none: none at all, and then those of this user's runs here."""
+    ring = ring_of_user()
+    yield ring
+    if ring is None:
+        yield from drawn_rings()
+
+
+def rings_for(what: str) -> list[KeyRing]:
+    """The user's ring, else those of this user's runs here, for ``what``, which needs one. ConfigError if there is none."""
+    ring = ring_of_user()
+    rings = drawn_rings() if ring is None else [ring]
+    if not rings:
+        raise ConfigError(f"{what} need the job's secret: set FTLIB_SECRET or FTLIB_SECRET_FILE")
+    return rings
 
 
 def drawn_rings() -> list[KeyRing]:
