@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from .member import COHORT, COHORT_SIZE, Address, Member, format_address, parse_address
     from .membership import Membership
     from .runtime.net.fork import release_in_children
+    from .runtime.net.interfaces import interface_name
     from .runtime.net.sockets import addresses_here
     from .tools.client import Answer, get
     from .tools.orders import give_order
@@ -98,6 +99,7 @@ __all__ = [
     "format_address",
     "get",
     "give_order",
+    "interface_name",
     "new_order",
     "parse_address",
     "read_secrets",
@@ -155,6 +157,7 @@ _HOMES = {
     "format_address": "member",
     "get": "tools.client",
     "give_order": "tools.orders",
+    "interface_name": "runtime.net.interfaces",
     "new_order": "wire.orders",
     "parse_address": "member",
     "read_secrets": "wire.keys",

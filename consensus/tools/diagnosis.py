@@ -102,11 +102,6 @@ def diagnose(address: Address, *, job: str | None = None, timeout: float = 2.0, 
     return patient.diagnosis
 
 
-def interface_name(host: str) -> str:
-    """The interface of this machine that has that address; empty if it is unknown."""
-    return interface_of(host)[0]
-
-
 class _Patient:
     """One address under examination. Each check returns whether the next one makes sense."""
 

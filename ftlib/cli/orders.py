@@ -9,10 +9,10 @@ import subprocess
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from consensus import KeyRing, OrderKind, SecretError, format_address, give_order, new_order, parse_address
+from consensus import KeyRing, OrderKind, format_address, give_order, new_order, parse_address
 
-from ..errors import ConfigError, FTLibError
-from ..launch.processes.credentials import drawn_rings, ring_of_user
+from ..errors import FTLibError
+from ..launch.processes.credentials import first_accepted, rings_for
 from .status import fetch_status, signed_get
 
 __all__ = ["consequence", "order", "order_seen", "stack_of"]
@@ -95,20 +95,11 @@ def _seen_from_outside(address: str, status: Mapping[str, Any], silent: FTLibErr
 
 def _signed(give: Callable[[KeyRing], tuple[int, str]], address: str) -> tuple[int, str]:
     """Give the order with the user's secret, or with those that runs here have drawn."""
-    ring = ring_of_user()
-    rings = drawn_rings() if ring is None else [ring]
-    if not rings:
-        raise ConfigError("orders need the job's secret: set FTLIB_SECRET or FTLIB_SECRET_FILE")
-    refused = ""  # a text: the error would keep its connection in a circle with this frame
-    for each in rings:
-        try:
-            return give(each)
-        except SecretError as error:
-            refused = refused or str(error)
-        except (OSError, http.client.HTTPException) as error:
-            where = format_address(parse_address(address))
-            raise FTLibError(f"{where} did not answer ({error}): as far as is known nothing was done") from None
-    raise FTLibError(refused)
+    try:
+        return first_accepted(give, rings_for("orders"))
+    except (OSError, http.client.HTTPException) as error:
+        where = format_address(parse_address(address))
+        raise FTLibError(f"{where} did not answer ({error}): as far as is known nothing was done") from None
 
 
 def _name_of(status: Mapping[str, Any]) -> str:

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from consensus import Address, KeyRing, SecretError, format_address, get, parse_address
+from consensus import Address, KeyRing, format_address, get, parse_address
 
 from ..errors import ConfigError, FTLibError
-from ..launch.processes.credentials import drawn_rings, ring_of_user
+from ..launch.processes.credentials import first_accepted, rings_to_ask_with
 
 _MAX_ANSWER = 16 << 20
 _FOLLOWER_TIMEOUT = 1.0
@@ -31,16 +31,7 @@ def signed_get(address: str, target: str, timeout: float = 5.0) -> tuple[int, by
         where = parse_address(address)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    ring = ring_of_user()
-    try:
-        return _get(where, target, ring, timeout)
-    except SecretError as error:
-        for drawn in drawn_rings() if ring is None else ():
-            try:
-                return _get(where, target, drawn, timeout)
-            except SecretError:
-                continue
-        raise FTLibError(str(error)) from None
+    return first_accepted(lambda ring: _get(where, target, ring, timeout), rings_to_ask_with())
 
 
 def _get(address: Address, target: str, ring: KeyRing | None, timeout: float) -> tuple[int, bytes]:

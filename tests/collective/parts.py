@@ -11,7 +11,7 @@ from ftlib import Channel, CollectiveError
 
 from .workers import Here
 
-LIMIT = 120.0
+LIMIT = 30.0
 
 
 def send(here: Here, names: list[str], *values: Any) -> None:
@@ -28,8 +28,8 @@ def broadcast(here: Here, names: list[str], value: Any, src: str) -> Any:
     return here.group(names).broadcast(value, src, timeout=LIMIT)
 
 
-def pending(here: Here, names: list[str], count: int, megabytes: int) -> list[tuple[str, str]]:
-    """Operations of all kinds that cannot end, as the peer does not answer: what each raises."""
+def pending(here: Here, names: list[str], count: int, megabytes: int) -> list[tuple[str, str, float]]:
+    """Operations of all kinds that cannot end, as the peer does not answer: what each raises, and when."""
     group = here.group(names)
     works = [group.recv(async_op=True), group.recv_tensor(torch.empty(1 << 20), async_op=True)]
     works += [group.recv(async_op=True) for _ in range(count)]
@@ -40,9 +40,9 @@ def pending(here: Here, names: list[str], count: int, megabytes: int) -> list[tu
     for work in works:
         try:
             work.wait(LIMIT)
-            found.append(("none", ""))
+            found.append(("none", "", time.monotonic()))
         except CollectiveError as error:
-            found.append((type(error).__name__, str(error)))
+            found.append((type(error).__name__, str(error), time.monotonic()))
     return found
 
 
@@ -50,9 +50,10 @@ def is_pending(here: Here) -> bool:
     return bool(here.kept.get("pending"))
 
 
-def stream(here: Here, names: list[str], seconds: float, first: bool) -> int:
-    """Exchange words for so long; how many."""
-    group, count, end = here.group(names), 0, time.monotonic() + seconds
+def stream(here: Here, names: list[str], seconds: float, first: bool) -> tuple[int, float]:
+    """Exchange words for so long; how many, and the longest gap."""
+    group, gap, count, last = here.group(names), 0.0, 0, time.monotonic()
+    end = last + seconds
     while True:
         if first:
             group.send(time.monotonic() < end, timeout=LIMIT)
@@ -60,9 +61,10 @@ def stream(here: Here, names: list[str], seconds: float, first: bool) -> int:
         else:
             more = group.recv(timeout=LIMIT)
             group.send(more, timeout=LIMIT)
-        count += 1
+        now = time.monotonic()
+        gap, last, count = max(gap, now - last), now, count + 1
         if not more:
-            return count
+            return count, gap
 
 
 def tensors(here: Here, names: list[str], count: int, elements: int, sends: bool) -> list[float]:
@@ -118,16 +120,16 @@ def get(here: Here, name: str, count: int) -> list[Any]:
     return [here.channels[name].get(timeout=LIMIT) for _ in range(count)]
 
 
-def get_until(here: Here, name: str) -> list[Any]:
-    """Items until there are none for three seconds."""
-    import queue
+def get_until(here: Here, name: str, last: Any) -> list[Any]:
+    """Items until ``last``, which is not among them."""
+    items: list[Any] = []
+    while (item := here.channels[name].get(timeout=LIMIT)) != last:
+        items.append(item)
+    return items
 
-    items = []
-    while True:
-        try:
-            items.append(here.channels[name].get(timeout=3.0))
-        except queue.Empty:
-            return items
+
+def left(here: Here, name: str) -> int:
+    return here.channels[name].qsize()
 
 
 def await_items(here: Here, name: str, count: int) -> str:

@@ -16,6 +16,8 @@ from . import parts
 from .workers import company, replaced
 
 pytestmark = pytest.mark.process
+SLACK = 15.0
+"""Seconds from a death to its error, on a machine as busy as can be: less than the works wait. The benchmark has the bar."""
 
 
 def test_every_pending_work_hears_of_a_death_in_mid_message(nursery: Nursery) -> None:
@@ -24,10 +26,11 @@ def test_every_pending_work_hears_of_a_death_in_mid_message(nursery: Nursery) ->
         eventually(lambda: workers["a"].do(parts.is_pending), "works are pending")
         # The peer takes 64 MB before it asks for a message: the send of 256 MB stays half done.
         time.sleep(0.1)
-        workers["b"].kill()
-        for kind, text in found.result(TIMEOUT):
+        killed = workers["b"].kill()
+        for kind, text, when in found.result(TIMEOUT):
             assert kind == "PeerLost", text
             assert "b " in text and "in group 'a+b'" in text
+            assert when - killed < SLACK
 
 
 def test_a_stopped_peer_is_lost_once_it_is_excluded(nursery: Nursery) -> None:
@@ -35,9 +38,10 @@ def test_a_stopped_peer_is_lost_once_it_is_excluded(nursery: Nursery) -> None:
         found = workers["a"].call(parts.pending, ["a", "b"], 2, 256)
         eventually(lambda: workers["a"].do(parts.is_pending), "works are pending")
         time.sleep(0.1)
-        workers["b"].signal(signal.SIGSTOP)
-        for kind, text in found.result(TIMEOUT):
+        stopped = workers["b"].signal(signal.SIGSTOP)
+        for kind, text, when in found.result(TIMEOUT):
             assert kind == "PeerLost", text
+            assert when - stopped < 3.0 + SLACK
 
 
 def test_two_go_on_while_a_third_dies_and_comes_back_as_another(nursery: Nursery) -> None:
@@ -53,8 +57,8 @@ def test_two_go_on_while_a_third_dies_and_comes_back_as_another(nursery: Nursery
         assert workers["c"].call(parts.send, ["a", "c"], "new") is not None
         eventually(lambda: workers["a"].do(parts.knows, workers["c"].member.id), "the new one is admitted")
         assert workers["a"].do(parts.recv, ["a", "c"]) == ["new"]
-        counts = [end.result(TIMEOUT) for end in ends]
-        assert counts[0] == counts[1] > 1, "the same stream to its end"
+        (count, gap), _ = (end.result(TIMEOUT) for end in ends)
+        assert count > 5 and gap < SLACK
 
 
 def test_a_view_change_in_the_middle_of_a_transfer(nursery: Nursery) -> None:
@@ -97,17 +101,20 @@ def test_what_a_dead_getter_had_not_acknowledged_is_there_again(nursery: Nursery
         for name in workers:
             workers[name].do(parts.channel, "q", "server")
         taken = workers["dies"].call(parts.get, "q", 10_000)
-        got = workers["lives"].call(parts.get_until, "q")
+        got = workers["lives"].call(parts.get_until, "q", 200)
         filled = workers["server"].call(parts.put, "q", *range(200))
         time.sleep(0.05)
         workers["dies"].kill()
         filled.result(TIMEOUT)
+        gone = workers["dies"].member.id
+        eventually(lambda: not workers["server"].do(parts.knows, gone), "the server knows of its death")
+        workers["server"].do(parts.put, "q", 200)
         items = got.result(TIMEOUT)
         assert len(set(items)) == len(items), "none twice"
         assert sum(first > second for first, second in pairwise(items)) <= 1, "in order, but for the one that went back"
         with pytest.raises(EOFError):
             taken.result(TIMEOUT)
-        assert workers["server"].do(parts.get_until, "q") == []
+        assert workers["server"].do(parts.left, "q") == 0
 
 
 def test_the_death_of_a_channels_server_reaches_everybody_who_waits(nursery: Nursery) -> None:

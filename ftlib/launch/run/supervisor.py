@@ -100,7 +100,8 @@ class Supervisor:
         """Start the workers, watch them, and clean up; returns the shell's exit code."""
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[None] = self._loop.create_future()
-        self._console = Console(self._loop, log_dir=self._plan.log_dir, events=self._plan.events)
+        plan = self._plan
+        self._console = Console(self._loop, workers=plan.workers, log_dir=plan.log_dir, events=plan.events)
         patience: float | None = 2.0
         try:
             with self._credentials.kept():
