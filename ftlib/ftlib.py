@@ -75,6 +75,7 @@ class FTLib(Calls):
         traces = None if settings.trace is None else Traces()
         means = Means(settings, framework, rank_assign, ring, call_lock, chaos=chaos, traces=traces)
         self._more_facts = means.more_facts
+        self._more_facts["min_size"] = lambda: settings.min_size
         lives = Succession(Lifetime(means, consensus), call_lock, rejoin=settings.rejoin)
         layouts = Layouts(framework, int(settings.bucket_mb * 2**20))
         super().__init__(lives, call_lock, layouts, means.listeners, veto=settings.nonfinite == VETO, faults=faults)
