@@ -1,4 +1,4 @@
-# make setup | demo | test | gpu | gpu-wheels | fuzz | lint | bench | soak | dist | matrix | pictures | tables | transcripts | clean
+# make setup | demo | test | gpu | gpu-wheels | fuzz | lint | bench | soak | docs | dist | matrix | pictures | tables | transcripts | clean
 
 PYTHON ?= python3
 VENV   := .venv
@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
 TORCH  := torch==2.13.0
 
-.PHONY: setup demo test gpu gpu-wheels fuzz lint bench soak dist matrix pictures tables transcripts clean
+.PHONY: setup demo test gpu gpu-wheels fuzz lint bench soak docs dist matrix pictures tables transcripts clean
 
 setup: $(STAMP)
 
@@ -70,6 +70,10 @@ fuzz: setup
 
 soak: setup
 	$(BIN)/python -m pytest -m soak
+
+# The pages of docs/ and the reference as a site, in out/docs/index.html. A warning is an error.
+docs: setup
+	@$(BIN)/sphinx-build -q -W --keep-going -c docs/site -d out/doctrees . out/docs && echo "docs: out/docs/index.html"
 
 # What users install: sdist and wheel in dist/, checked, each installed into an empty environment and used there.
 dist: setup

@@ -40,8 +40,10 @@ if TYPE_CHECKING:
     from .member import COHORT, COHORT_SIZE, Address, Member, format_address, parse_address
     from .membership import Membership
     from .runtime.net.fork import release_in_children
+    from .runtime.net.pages import Mount
     from .runtime.net.sockets import addresses_here
     from .tools.client import Answer, get
+    from .tools.interfaces import interface_name
     from .tools.orders import give_order
     from .tools.sign_in import Visit, sign_in
     from .view import Cause, Reason, View
@@ -78,6 +80,7 @@ __all__ = [
     "Member",
     "Membership",
     "Mode",
+    "Mount",
     "NullPlane",
     "OrderKind",
     "OvertakenError",
@@ -98,6 +101,7 @@ __all__ = [
     "format_address",
     "get",
     "give_order",
+    "interface_name",
     "new_order",
     "parse_address",
     "read_secrets",
@@ -133,6 +137,7 @@ _HOMES = {
     "MOST_KEYS": "wire.keys",
     "PROTOCOL_VERSION": "config",
     "Member": "member",
+    "Mount": "runtime.net.pages",
     "Membership": "membership",
     "Mode": "interface",
     "NullPlane": "interface",
@@ -155,6 +160,7 @@ _HOMES = {
     "format_address": "member",
     "get": "tools.client",
     "give_order": "tools.orders",
+    "interface_name": "tools.interfaces",
     "new_order": "wire.orders",
     "parse_address": "member",
     "read_secrets": "wire.keys",

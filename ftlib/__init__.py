@@ -105,6 +105,7 @@ __all__ = [
     "Status",
     "StepMismatch",
     "WorkerFailedError",
+    "consensus",
 ]
 
 _LAZY = {
@@ -141,6 +142,8 @@ _LAZY = {
 
 def __getattr__(name: str) -> Any:
     """Import a lazy name."""
+    if name == "consensus":
+        return importlib.import_module(".consensus", __name__)
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)

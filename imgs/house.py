@@ -55,7 +55,7 @@ CONSENSUS = {
     "values": ("values", "what all of it speaks of"),
 }
 TOGETHER = {
-    "ftlib": {"ftlib.ftlib": "ftlib", "ftlib.training": "ftlib"},
+    "ftlib": {"ftlib.ftlib": "ftlib", "ftlib.training": "ftlib", "ftlib.consensus": "ftlib"},
     "consensus": {
         "consensus.backends": "membership",
         "consensus.store_requests": "messages",

@@ -2,8 +2,8 @@
 
     python -m tests [PART ...]
 
-What is *simulated* computes and watches no clock, so it runs all the time, at a low priority: it takes what the other parts
-leave over. Those use *threads*, and then *processes*, with time-outs of real seconds: more of them at once than there are
+What is *simulated* computes and watches no clock, so it runs all the time, at the lowest priority: it takes what the other
+parts leave over. Those use *threads*, and then *processes*, with time-outs of real seconds: more of them at once than there are
 processors, as they mostly wait for each other. The last lines say what failed, and what could not be tested here.
 """
 
@@ -39,7 +39,7 @@ class Part:
     paths: tuple[str, ...] = ("tests",)
     options: tuple[str, ...] = ()
     beside: bool = False
-    """At a low priority beside all others; its output is shown once it has ended."""
+    """At the lowest priority beside all others; its output is shown once it has ended."""
 
     @property
     def report(self) -> Path:
@@ -55,9 +55,8 @@ class Part:
     def command(self) -> list[str]:
         """What runs it."""
         pytest = [sys.executable, "-m", "pytest", "-rfE", "-p", "tests.forks", f"--forks={self.workers}", "-m", self.marks]
-        first = ["nice", "-n", "10"] if self.beside else []
         report = [f"--junitxml={self.report}", "--override-ini=junit_family=xunit1"]  # which names the files
-        return [*first, *pytest, *report, *self.options, *self.paths]
+        return [*pytest, *report, *self.options, *self.paths]
 
 
 OTHERS = tuple(f"--ignore={path}" for path in SIMULATED)
@@ -130,8 +129,24 @@ def _start(part: Part) -> subprocess.Popen[bytes]:
     dies = functools.partial(die_with_parent, os.getpid())
     if not part.beside:
         return subprocess.Popen(part.command, cwd=ROOT, env=environment, preexec_fn=dies)  # noqa: PLW1509 - no thread here
+
+    def rests() -> None:
+        dies()
+        _step_back()
+
     with part.log.open("wb") as log:
-        return subprocess.Popen(part.command, cwd=ROOT, env=environment, stdout=log, stderr=log, preexec_fn=dies)  # noqa: PLW1509
+        return subprocess.Popen(part.command, cwd=ROOT, env=environment, stdout=log, stderr=log, preexec_fn=rests)  # noqa: PLW1509
+
+
+def _step_back() -> None:
+    """From here on this process and its children run when nobody else wants the processor, where the system has such a class.
+
+    With a low priority alone they would still get a tenth of it, and delay tests beside them that watch a clock.
+    """
+    if hasattr(os, "SCHED_IDLE"):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    else:
+        os.nice(19)
 
 
 def main(names: Sequence[str]) -> int:

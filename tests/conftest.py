@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.harness import gpu
+from tests.harness.basics import PATIENT
 from tests.harness.nursery import Nursery
 
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
@@ -45,7 +46,7 @@ LONGEST = (
 )
 """They begin first: whatever takes long and begins last is waited for by idle processors."""
 
-ON_A_LOOP = 60.0
+ON_A_LOOP = 180.0
 """Seconds that a test that is a coroutine may take."""
 _PROGRAMS = ("processes.learner", "processes.stepper", "processes.reader", "processes.actors")
 PREPARED = (*_PROGRAMS, "harness.forked", "harness.program", "collective.workers")
@@ -57,7 +58,7 @@ def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
     """Where workers and programs come from: one fork server for all processes of this run of pytest."""
     own = tmp_path_factory.getbasetemp()
     shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
-    with Nursery(shared / "nursery", *(f"tests.{name}" for name in PREPARED)) as nursery:
+    with Nursery(shared / "nursery", *(f"tests.{name}" for name in PREPARED), settings=PATIENT) as nursery:
         yield nursery
 
 

@@ -15,7 +15,7 @@ from tests.harness.basics import eventually
 from tests.harness.logins import ONLY_SSH, Logins, needs_sshd
 from tests.harness.network import Network, needs_bridge_filter, needs_network
 
-pytestmark = [needs_network, needs_bridge_filter, needs_sshd, pytest.mark.process, pytest.mark.timeout(120)]
+pytestmark = [needs_network, needs_bridge_filter, needs_sshd, pytest.mark.process, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

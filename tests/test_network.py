@@ -11,7 +11,7 @@ import pytest
 
 from tests.harness.network import Host, Network, needs_bridge_filter, needs_delay, needs_network
 
-pytestmark = [needs_network, needs_bridge_filter, pytest.mark.timeout(120)]
+pytestmark = [needs_network, needs_bridge_filter, pytest.mark.timeout(600)]
 
 
 def receiver(host: Host) -> socket.socket:

@@ -25,12 +25,12 @@ from ..config import PROTOCOL_VERSION
 from ..errors import SecretError
 from ..member import Address, format_address
 from ..messages import Stranger
-from ..runtime.net.interfaces import interface_of
 from ..runtime.net.names import Endpoint, link_local, numeric
 from ..runtime.net.pings import TRIES, Pings
 from ..runtime.net.udp import NETWORK_LIMIT
 from ..wire.keys import KeyRing
 from .client import get
+from .interfaces import interface_of
 
 _MAX_BODY = 16 << 20
 _STATUS_TIMEOUT = 3.0
@@ -100,11 +100,6 @@ def diagnose(address: Address, *, job: str | None = None, timeout: float = 2.0, 
         if not check():
             break
     return patient.diagnosis
-
-
-def interface_name(host: str) -> str:
-    """The interface of this machine that has that address; empty if it is unknown."""
-    return interface_of(host)[0]
 
 
 class _Patient:

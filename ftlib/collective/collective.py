@@ -19,9 +19,10 @@ from ..errors import ConfigError
 from ..ftlib import FTLib
 from ..links.errors import CollectiveError, GroupClosed, PeerLost, Refused
 from ..links.loop import LinkLoop
+from .greeting import Key
 from .group import CLOSE_TIMEOUT, CollectiveGroup
 from .lane import Lane, Terms
-from .meeting import CHANNEL, PATH, Key, Meeting
+from .meeting import CHANNEL, PATH, Meeting
 from .values import Classes
 
 _UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -55,7 +56,7 @@ class Collective:
         self._loop = LinkLoop("ftlib-collective", buffer=_size("buffer", buffer), max_bytes=self.terms.max_bytes)
         self._lock = threading.RLock()
         self._groups: dict[Key, CollectiveGroup] = {}
-        self.meeting = Meeting(self._current, self._loop, self.terms, self._lane, seal=self._seal)
+        self.meeting = Meeting(self._current, self._loop, self.terms, seal=self._seal)
         self._ends: list[Callable[[], None]] = []
         self._closed = False
         self._consensus: Consensus | None = None
@@ -158,12 +159,19 @@ class Collective:
 
     def _make(self, key: Key, here: Member, members: tuple[Member, ...]) -> CollectiveGroup:
         def lane(name: str, peer: Member) -> Lane:
-            return Lane(name, peer, self.terms, lambda lane: self.meeting.connect(key, lane), seal=self._seal)
+            made = Lane(name, peer, self.terms, lambda lane: self.meeting.connect(key, lane), seal=self._seal)
+            self.meeting.made(key, made)
+            return made
 
         def closed(group: CollectiveGroup) -> None:
             with self._lock:
                 if self._groups.get(key) is group:
                     del self._groups[key]
+            for peer in group.peers:
+                self.meeting.closed(key, group.lane(peer.id))
+
+        if (old := self._groups.get(key)) is not None:
+            old.close(0.0)  # one of its streams has ended: the others end, too
 
         name = key[1] or "+".join(map(_called, members))
         group = self._groups[key] = CollectiveGroup(name, here, members, self.classes, lane, closed)
@@ -201,11 +209,6 @@ class Collective:
             else:
                 group.lane(member.id).lost(self._loop.later, functools.partial(group.fail, error))
         self.meeting.lost(member.id, error)
-
-    def _lane(self, key: Key, peer_id: str) -> Lane | None:
-        with self._lock:
-            group = self._groups.get(key)
-        return None if group is None or group.over is not None else group.lane(peer_id)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -7,7 +7,6 @@ have one lock, and the state has another one.
 from __future__ import annotations
 
 import contextlib
-import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -24,19 +23,16 @@ from .order import Order
 from .values import Classes, Leaf, Message, Shape, decode, placed, shape_of
 from .works import Patience, begun
 
-_MEETING = 1.0
-"""Seconds in which a stream that is being made has to come, for the peer to be told of the end."""
 _RUN_DRY = 0.25
 """Seconds in which the last bytes of a peer that is over are read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What one side accepts. A message must fit those of both. ``token``: drawn for each lane, so that it can be told apart."""
+    """What one side accepts. A message must fit those of both."""
 
     allow_pickle: bool
     max_bytes: int
-    token: str = ""
 
 
 class Lane:
@@ -47,7 +43,6 @@ class Lane:
         self.group = group
         self.peer = peer
         self.operations = 0
-        self.token = secrets.token_hex(4)
         self._terms = terms
         """What this side accepts."""
         self.theirs = terms
@@ -74,6 +69,11 @@ class Lane:
     def link(self) -> Link | None:
         """The link, None before there is one."""
         return self._link
+
+    @property
+    def needed(self) -> bool:
+        """Whether operations wait for a link."""
+        return self._wanted and self._over is None and self._link is None
 
     def send(self, sort: Sort, message: Message, operation: str, fields: list[Any] | None = None) -> Future[Any]:
         """Queue a message. The future ends when its memory may be used again; it has Refused at once if nothing is sent."""
@@ -166,11 +166,8 @@ class Lane:
 
     def close(self, deadline: float) -> None:
         """Flush what was sent, tell the peer, and end with GroupClosed."""
-        left = max(0.0, deadline - time.monotonic())
         if self._outbox:
-            self._connected.wait(left)
-        elif self._wanted:  # a peer that finds no stream would not learn that this group is over
-            self._connected.wait(min(left, _MEETING))
+            self._connected.wait(max(0.0, deadline - time.monotonic()))
         if self._link is not None and self._over is None:
             self._link.close(max(0.0, deadline - time.monotonic()))
         self.end(GroupClosed("the group was closed here", peer=self.peer))

@@ -1,73 +1,98 @@
 """How two members find into one stream. Either side may ask for it first, or both at once: then that of the smaller id holds.
 
-A stream that comes before its group was made here waits for it, as do the messages on it; one for a channel goes to who serves
-that channel here.
+A side that waits for a stream dials until it has one. The other side takes the stream, keeps it until its group is made, or
+says that its group was closed (see ``pairing``): so nobody waits for a group that is over. A stream for a channel goes to who
+serves that channel here.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
+import secrets
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from consensus import Consensus, ConsensusError, DialError, Stream
+from consensus import Consensus, DialError, Member, Stream
 
 from ..errors import ConfigError
-from ..links.errors import CollectiveError, GroupClosed, Mismatch, PeerLost, Refused
+from ..links.errors import CollectiveError, GroupClosed, PeerLost, Refused
 from ..links.link import Link
 from ..links.loop import LinkLoop
-from .frames import Incoming, Sort, outgoing
+from .greeting import Answer, Key, Opening, Word, hear, say
 from .lane import Lane, Terms
-from .values import Message
+from .pairing import Fate, Place
 from .works import CALLBACKS
 
 PATH = "/collective"
 CHANNEL = "channel:"
 """What the names of groups that carry a channel begin with."""
 _DIAL = 10.0
-"""Seconds of one try: between two it is looked whether anybody still waits for the stream."""
-_AGAIN = 0.2
-"""Seconds after a try that failed at once."""
-_TOKENS = 4096
-"""Of lanes of peers, that are remembered."""
+"""Seconds that the peer's program has to accept streams at all, in one try: it may not have come that far."""
+_PAUSES = (0.05, 0.2, 1.0, 5.0)
+"""Seconds from a try that failed to the next one. A peer that lives fails a try only where its port cannot be reached, or a
+connection broke: so the pauses grow, and end with the lane, whose peer is over one day.
+"""
 _UNCLAIMED = 256
 """Streams that may wait for their group to be made here."""
-Key = tuple[frozenset[str], str]
-"""Of a group: the ids of its members, and its name."""
+_PLACES = 1 << 14
+"""Groups whose numbers are remembered once they are closed."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Incoming:
+    """A stream that a peer has dialled, and what it said."""
+
+    link: Link
+    opening: Opening
+
+
+@dataclass(slots=True)
+class _Seat:
+    """A group's place, and the newest lane of it here."""
+
+    place: Place
+    lane: Lane | None = None
+
+    @property
+    def open(self) -> bool:
+        """Whether that lane is not over."""
+        return self.lane is not None and self.lane.over is None
+
+    @property
+    def free(self) -> bool:
+        """Whether it has no stream yet."""
+        return self.open and self.lane is not None and self.lane.link is None
 
 
 class Meeting:
     """All streams of a collective, from the first word to the lane that uses them. Any thread."""
 
-    def __init__(
-        self,
-        consensus: Callable[[], Consensus],
-        loop: LinkLoop,
-        terms: Terms,
-        find: Callable[[Key, str], Lane | None],
-        *,
-        seal: bool,
-    ) -> None:
-        """``consensus``: the current one; ``find``: the lane of a group that is open here, to the peer of that id."""
+    def __init__(self, consensus: Callable[[], Consensus], loop: LinkLoop, terms: Terms, *, seal: bool) -> None:
+        """``consensus``: the current one."""
         self._current = consensus
         self._loop = loop
         self._terms = terms
-        self._find = find
         self._seal = seal
+        self._whose = secrets.token_hex(4)
         self._lock = threading.Lock()
-        self._unclaimed: deque[tuple[Key, Link, Terms]] = deque()
-        """Links whose group was not made here yet, or not made again, in the order in which they came."""
-        self._held: dict[Lane, tuple[Link, Terms]] = {}
-        """Links that came while this side, with the smaller id, was dialling."""
+        self._seats: dict[tuple[Key, str], _Seat] = {}
+        self._greeting: set[Link] = set()
+        """Links that no lane has yet."""
+        self._unclaimed: deque[_Incoming] = deque()
+        """Streams whose group was not made here yet, or not made again, in the order in which they came."""
         self._dialling: set[Lane] = set()
-        self._used: deque[str] = deque(maxlen=_TOKENS)
-        """Tokens of peers' lanes that have a stream: what else they have dialled, both at once, may come after its end."""
+        """Lanes for which this side dials. None of them is in ``_promised``, but where the peer dials as well."""
+        self._held: dict[Lane, _Incoming] = {}
+        """Streams that came while this side, with the smaller id, was dialling."""
+        self._promised: set[Lane] = set()
+        """Lanes whose peer has the word: it has dialled, and was told that its stream is taken."""
         self._services: dict[str, Callable[[Lane], None]] = {}
         self._served: dict[str, list[Lane]] = {}
+
+    # Channels
 
     def serve(self, name: str, handler: Callable[[Lane], None]) -> None:
         """Give every stream to the channel ``name`` here to ``handler``, those that have waited for it as well."""
@@ -76,10 +101,10 @@ class Meeting:
                 raise ConfigError(f"this member serves a channel {name!r} already: choose another name")
             self._services[name] = handler
             self._served[name] = []
-            waiting = [each for each in self._unclaimed if channel_of(each[0][1]) == name]
+            waiting = [each for each in self._unclaimed if channel_of(each.opening.key[1]) == name]
             self._unclaimed = deque(each for each in self._unclaimed if each not in waiting)
-        for _, link, theirs in waiting:
-            self._serve(name, link, theirs)
+        for each in waiting:
+            self._serve(name, each)
 
     def stop_serving(self, name: str, deadline: float) -> None:
         """End the channel ``name`` at this member: those who wait for it get GroupClosed."""
@@ -94,12 +119,25 @@ class Meeting:
         with self._lock:
             return {name: list(lanes) for name, lanes in self._served.items()}
 
+    # Ends
+
+    def closed(self, key: Key, lane: Lane) -> None:
+        """A group has ended here, and this lane with it: a peer that has dialled for it hears so."""
+        with self._lock:
+            seat = self._seats.get((key, lane.peer.id))
+            if seat is not None and seat.lane is lane:
+                seat.lane = None
+            held = self._held.pop(lane, None)
+        if held is not None:
+            self._decline(held, Word.CLOSED)
+
     def lost(self, member_id: str, error: CollectiveError) -> None:
         """That member is over."""
         with self._lock:
             lanes = [lane for served in self._served.values() for lane in served if lane.peer.id == member_id]
-            links = [link for _, link, _ in self._unclaimed if link.peer.id == member_id]
-            self._unclaimed = deque(each for each in self._unclaimed if each[1] not in links)
+            links = [link for link in self._greeting if link.peer.id == member_id]
+            self._unclaimed = deque(each for each in self._unclaimed if each.link not in links)
+            self._seats = {key: seat for key, seat in self._seats.items() if key[1] != member_id}
         for lane in lanes:
             lane.lost(self._loop.later, functools.partial(lane.end, error))
         for link in links:
@@ -108,172 +146,280 @@ class Meeting:
     def end(self, error: CollectiveError) -> None:
         """End everything with the members so far."""
         with self._lock:
-            links = [*(link for _, link, _ in self._unclaimed), *(link for link, _ in self._held.values())]
+            links = list(self._greeting)
+            self._greeting.clear()
             self._unclaimed.clear()
             self._held.clear()
+            self._seats.clear()
             lanes = [lane for served in self._served.values() for lane in served]
         for lane in lanes:
             lane.end(error)
         for link in links:
             link.fail(error)
 
-    def connect(self, key: Key, lane: Lane) -> None:
-        """Find the stream of ``lane``: one that waits here, or a new one."""
+    # This side wants a stream
+
+    def made(self, key: Key, lane: Lane) -> None:
+        """A group is made (again), and ``lane`` is its part towards a peer. Nothing is dialled yet."""
         with self._lock:
-            waiting = next((each for each in self._unclaimed if each[0] == key and each[1].peer.id == lane.peer.id), None)
+            seat = self._seats.pop((key, lane.peer.id), None) or _Seat(Place())
+            self._seats[key, lane.peer.id] = seat  # the last one used is the last one
+            seat.place.made(each.opening.number for each in self._waiting(key, lane.peer.id))
+            seat.lane = lane
+            while len(self._seats) > _PLACES and (old := next((k for k, each in self._seats.items() if not each.open), None)):
+                del self._seats[old]
+
+    def connect(self, key: Key, lane: Lane, tries: int = 0) -> None:
+        """Find the stream of ``lane``, if it needs one: one that waits here, or a new one. ``tries``: that have failed."""
+        with self._lock:
+            if not _wanted(lane) or lane in self._promised or lane in self._dialling:
+                return
+            waiting = next(iter(self._waiting(key, lane.peer.id)), None)
             if waiting is None:
                 self._dialling.add(lane)
             else:
                 self._unclaimed.remove(waiting)
+                self._promised.add(lane)
         if waiting is not None:
-            lane.attach(*waiting[1:])
+            self._await_last_word(key, lane, waiting)
         else:
-            CALLBACKS.submit(lambda: self._dial(key, lane))
+            CALLBACKS.submit(lambda: self._find_stream(key, lane, tries))
 
-    def _dial(self, key: Key, lane: Lane) -> None:
-        while _wanted(lane):
-            try:
-                link = self._loop.connect(self._current().dial(lane.peer, PATH, timeout=_DIAL))
-            except (ConsensusError, OSError) as error:
-                if isinstance(error, DialError) and error.gone:
-                    lane.end(PeerLost(f"{lane.peer} is gone: {error}", peer=lane.peer))
-                elif not isinstance(error, DialError):
-                    lane.end(CollectiveError(f"no stream to {lane.peer}: {error}", peer=lane.peer))
-                else:
-                    time.sleep(_AGAIN)
-                continue
-            if not _wanted(lane):
-                link.close(0.0)  # nobody needs it any more, and the peer has not heard what it is for
-                break
-            ids, name = key
-            self._hello(link, [sorted(ids), name, lane.token])
-            answer = _hear(link).wait(_DIAL)
-            if answer is None:
-                link.fail(GroupClosed("the peer did not answer, or uses another stream", peer=lane.peer))
-            if self._answered(lane, link, answer):
+    def _waiting(self, key: Key, peer_id: str) -> list[_Incoming]:
+        return [each for each in self._unclaimed if each.opening.key == key and each.link.peer.id == peer_id]
+
+    def _find_stream(self, key: Key, lane: Lane, tries: int) -> None:
+        """On a thread of its own. A stream that comes once this collective is closed is dropped: nobody waits for it."""
+        try:
+            link = self._dial(lane)
+        except Exception as error:  # noqa: BLE001 - who waits for the stream must hear of it, whatever it was
+            other = CollectiveError(f"no stream to {lane.peer}: {error}", peer=lane.peer)
+            lane.end(error if isinstance(error, CollectiveError) else other)
+            self._dialled(key, lane)
+        else:
+            if link is None:
+                self._dial_again(key, lane, tries)
+            else:
+                self._open(key, lane, link, tries)
+
+    def _dial(self, lane: Lane) -> Link | None:
+        """A new link; None if that may be possible later."""
+        try:
+            return self._begun(self._current().dial(lane.peer, PATH, timeout=_DIAL))
+        except DialError as error:
+            if error.gone:
+                raise PeerLost(f"{lane.peer} is gone: {error}", peer=lane.peer) from None
+            return None
+
+    def _open(self, key: Key, lane: Lane, link: Link, tries: int) -> None:
+        """The first word."""
+        with self._lock:
+            seat = self._seats.get((key, lane.peer.id))
+            number = seat.place.number if seat is not None and seat.lane is lane and _wanted(lane) else None
+        if number is None:
+            self._drop(link)  # nobody needs it any more, and the peer has not heard what it is for
+            self._dialled(key, lane)
+        else:
+            say(link, Opening(key, self._whose, number, self._terms))
+            hear(link, lambda fields: self._answered(key, lane, link, fields, tries))
+
+    def _dial_again(self, key: Key, lane: Lane, tries: int) -> None:
+        """In a while, unless the peer's stream is there until then."""
+        if not self._dialled(key, lane) and _wanted(lane):
+            self._loop.later(_PAUSES[min(tries, len(_PAUSES) - 1)], lambda: self.connect(key, lane, tries + 1))
+
+    def _answered(self, key: Key, lane: Lane, link: Link, fields: list[Any] | None, tries: int) -> None:
+        """The second word: what the peer does with our stream. None: it did not come."""
+        answer = None if fields is None else _read(Answer.of, fields)
+        if answer is None or answer.word is Word.OTHER:
+            self._drop(link)
+            self._dial_again(key, lane, tries)
+            return
+        with self._lock:
+            seat = self._seats.get((key, lane.peer.id))
+            if seat is not None and seat.lane is lane and answer.word is Word.TAKEN:
+                seat.place.agreed(answer.number, answer.whose)
+            elif seat is not None and seat.lane is lane and answer.word is Word.CLOSED:
+                seat.place.closed(answer.number, answer.whose)
+        if answer.word is Word.TAKEN:
+            self._use(lane, link, answer.terms)
+        else:
+            self._drop(link)
+            lane.end(
+                _closed_by(lane.peer)
+                if answer.word is Word.CLOSED
+                else Refused(f"{lane.peer} refuses the stream: {answer.why}", peer=lane.peer)
+            )
+        self._dialled(key, lane)
+
+    def _use(self, lane: Lane, link: Link, theirs: Terms) -> None:
+        """The last word on a stream that the peer has taken."""
+        if _wanted(lane):
+            self._answer(link, Word.TAKEN, 0)
+            self._greeted(link)
+            if lane.attach(link, theirs):
                 return
-            time.sleep(_AGAIN)
+        elif lane.over is not None:
+            self._answer(link, Word.CLOSED, 0)
+        self._drop(link)
+
+    def _dialled(self, key: Key, lane: Lane) -> bool:
+        """This side dials no more; what the peer has dialled meanwhile is taken, if it is needed. Returns whether it is."""
         with self._lock:
             self._dialling.discard(lane)
-
-    def _answered(self, lane: Lane, link: Link, fields: list[Any] | None) -> bool:
-        """The peer has taken this stream (or none is needed any more), or not: then try again."""
-        if fields is not None:
-            why, token, pickles, most = fields
-            if token:
-                self._used.append(token)
-            if why:
-                lane.end(Refused(f"{lane.peer} refuses the stream: {why}", peer=lane.peer))
-            elif not lane.attach(link, Terms(pickles, most, token)):
-                link.close(0.0)
-        with self._lock:  # only now: until the lane has its link, a stream of the peer's must find that this side was dialling
             held = self._held.pop(lane, None)
-            done = fields is not None or held is not None or lane.link is not None
-            if done:
-                self._dialling.discard(lane)
-        if held is not None and fields is not None:
-            held[0].close(0.0)
+            take = held is not None and _wanted(lane)
+            if take:
+                self._promised.add(lane)
+        if held is not None and take:
+            self._promise(key, lane, held)
         elif held is not None:
-            self._take(lane, *held)
-        return done
+            self._decline(held, Word.CLOSED if lane.over is not None else Word.OTHER)
+        return take
+
+    # A peer wants a stream
 
     def incoming(self, stream: Stream) -> None:
         """A member has dialled: on the connection thread of the consensus, so what it says is heard elsewhere."""
-        link = self._loop.connect(stream)
-        _hear(link, lambda fields: self._greeted(link, fields))
-
-    def _greeted(self, link: Link, fields: list[Any] | None) -> None:
-        """Somebody says which group its stream is for."""
-        here, peer = self._current().member, link.peer
         try:
-            ids, name, token, pickles, most = [] if fields is None else fields
-            key, theirs = (frozenset(map(str, ids)), str(name)), Terms(bool(pickles), int(most), str(token))
-        except (TypeError, ValueError):
-            link.close(0.0)
+            link = self._begun(stream)
+        except GroupClosed:
+            return  # this collective was closed meanwhile; the peer hears the end of the stream
+        hear(link, lambda fields: self._opened(link, fields))
+
+    def _opened(self, link: Link, fields: list[Any] | None) -> None:
+        """The first word: somebody says which group its stream is for."""
+        here, peer = self._current().member, link.peer
+        opening = None if fields is None else _read(Opening.of, fields)
+        if opening is None:
+            self._drop(link)
             return
-        if theirs.token in self._used:  # both have dialled, and the other stream is used, or was
-            link.close(0.0)
+        come = _Incoming(link, opening)
+        if not {peer.id, here.id} <= opening.key[0]:
+            self._decline(come, Word.REFUSED, "it is for other members")
             return
-        if not {peer.id, here.id} <= key[0]:
-            self._refuse(link, "it is for other members")
-            return
-        lane = self._find(key, peer.id)
-        with self._lock:
-            served = channel_of(name) in self._services
-            free = lane is not None and lane.link is None
-            holds = free and lane in self._dialling and here.id < peer.id
-            full = len(self._unclaimed) >= _UNCLAIMED
-            if lane is not None and holds:
-                self._held[lane] = (link, theirs)
-            elif not served and not free and not full:
-                self._hello(link, ["", ""])
-                self._unclaimed.append((key, link, theirs))
-                return
-        if served:
-            self._hello(link, ["", ""])
-            self._serve(channel_of(name), link, theirs)
-        elif lane is not None and free and not holds:
-            self._take(lane, link, theirs)
-        elif not holds:
-            self._refuse(link, f"{_UNCLAIMED} streams wait there for groups that were not made")
-
-    def _take(self, lane: Lane, link: Link, theirs: Terms) -> None:
-        self._used.append(theirs.token)
-        self._hello(link, ["", lane.token])
-        if not lane.attach(link, theirs):
-            link.close(0.0)
-
-    def _refuse(self, link: Link, why: str) -> None:
-        self._hello(link, [why, ""])
-        link.close(1.0)
-
-    def _hello(self, link: Link, fields: list[Any]) -> None:
-        """The first message each way ends with what this side accepts."""
-        fields = [*fields, self._terms.allow_pickle, self._terms.max_bytes]
-        link.send(outgoing(Sort.HELLO, fields, Message(b"", [], [])).header, (), lambda _: None, sealed=False)
-
-    def _serve(self, name: str, link: Link, theirs: Terms) -> None:
-        lane = Lane(CHANNEL + name, link.peer, self._terms, lambda _: None, seal=self._seal)
-        lane.attach(link, theirs)
-        with self._lock:
-            handler = self._services.get(name)
-            self._served.setdefault(name, [])[:] = [*(each for each in self._served[name] if each.over is None), lane]
-        if handler is None:
-            lane.end(GroupClosed(f"the channel {name!r} was closed", peer=link.peer))
+        if channel_of(opening.key[1]):
+            self._for_channel(come)
         else:
-            handler(lane)
+            self._for_group(come)
 
+    def _for_group(self, come: _Incoming) -> None:
+        link, opening, here, peer = come.link, come.opening, self._current().member, come.link.peer
+        behind = None
+        with self._lock:
+            seat = self._seats.setdefault((opening.key, peer.id), _Seat(Place()))
+            lane = seat.lane
+            fate = seat.place.judge(opening.number, opening.whose, is_open=seat.open, free=seat.free)
+            full = fate is Fate.KEEP and len(self._unclaimed) >= _UNCLAIMED
+            holds = fate is Fate.TAKE and lane in self._dialling and here.id < peer.id
+            if fate is Fate.KEEP and not full:
+                self._unclaimed.append(come)
+                behind = lane if seat.free else None
+            elif lane is not None and holds:
+                self._held[lane] = come
+            elif lane is not None and fate is Fate.TAKE:
+                self._promised.add(lane)
+        if full:
+            self._decline(come, Word.REFUSED, f"{_UNCLAIMED} streams wait there for groups that were not made")
+        elif fate is Fate.KEEP:
+            self._answer(link, Word.TAKEN, opening.number)
+        elif fate is Fate.CLOSED:
+            self._decline(come, Word.CLOSED)
+        elif fate is Fate.DROP:
+            self._drop(link)
+        elif lane is not None and not holds:
+            self._promise(opening.key, lane, come)
+        if behind is not None:
+            behind.end(_closed_by(peer))
 
-def _wanted(lane: Lane) -> bool:
-    """Whether it still needs a stream."""
-    return lane.over is None and lane.link is None
+    def _promise(self, key: Key, lane: Lane, come: _Incoming) -> None:
+        with self._lock:
+            seat = self._seats.get((key, lane.peer.id))
+            number = 0 if seat is None else seat.place.number
+        self._answer(come.link, Word.TAKEN, number)
+        self._await_last_word(key, lane, come)
 
+    def _await_last_word(self, key: Key, lane: Lane, come: _Incoming) -> None:
+        """The peer says whether it uses its stream; if it ends before, this side looks for another one, where one is needed."""
 
-class _Heard:
-    """The first message on a link: its fields, or None if the link ended before."""
+        def last(fields: list[Any] | None) -> None:
+            answer = None if fields is None else _read(Answer.of, fields)
+            with self._lock:
+                self._promised.discard(lane)
+            if answer is not None and answer.word is Word.TAKEN:
+                self._greeted(come.link)
+                if lane.attach(come.link, come.opening.terms):
+                    return
+            elif answer is not None:
+                lane.end(_closed_by(lane.peer))
+            self._drop(come.link)
+            if lane.needed:
+                self.connect(key, lane)
 
-    def __init__(self, tell: Callable[[list[Any] | None], None] | None) -> None:
-        self._tell = tell
-        self._came = threading.Event()
-        self._fields: list[Any] | None = None
+        hear(come.link, last)
 
-    def place(self, header: bytes) -> list[memoryview] | None:
-        """See ``Link.receive``."""
-        with contextlib.suppress(Mismatch):
-            frame = Incoming.of(header)
-            self._fields = frame.fields if frame.sort is Sort.HELLO else None
-        return None
+    def _decline(self, come: _Incoming, word: Word, why: str = "") -> None:
+        key = (come.opening.key, come.link.peer.id)
+        with self._lock:
+            seat = self._seats.get(key)
+            number = 0 if seat is None else seat.place.next(is_open=seat.open)
+        self._answer(come.link, word, number, why)
+        self._greeted(come.link)
+        come.link.close(1.0)
 
-    def done(self, _header: bytes | None, _error: BaseException | None) -> None:
-        """See ``Link.receive``."""
-        self._came.set()
-        if self._tell is not None:
-            self._tell(self._fields)
+    def _for_channel(self, come: _Incoming) -> None:
+        name = channel_of(come.opening.key[1])
+        with self._lock:
+            served, full = name in self._services, len(self._unclaimed) >= _UNCLAIMED
+            if not served and not full:
+                self._unclaimed.append(come)
+        if full and not served:
+            self._decline(come, Word.REFUSED, f"{_UNCLAIMED} streams wait there for groups that were not made")
+            return
+        self._answer(come.link, Word.TAKEN, 0)
+        if served:
+            self._serve(name, come)
 
-    def wait(self, timeout: float) -> list[Any] | None:
-        """Block until it is here, the link has ended, or so many seconds have passed."""
-        self._came.wait(timeout)
-        return self._fields
+    def _serve(self, name: str, come: _Incoming) -> None:
+        """The channel is there: its client has the last word."""
+
+        def last(fields: list[Any] | None) -> None:
+            answer = None if fields is None else _read(Answer.of, fields)
+            if answer is None or answer.word is not Word.TAKEN:
+                self._drop(come.link)
+                return
+            self._greeted(come.link)
+            lane = Lane(CHANNEL + name, come.link.peer, self._terms, lambda _: None, seal=self._seal)
+            lane.attach(come.link, come.opening.terms)
+            with self._lock:
+                handler = self._services.get(name)
+                if handler is not None:
+                    self._served[name][:] = [*(each for each in self._served[name] if each.over is None), lane]
+            if handler is None:
+                lane.end(GroupClosed(f"the channel {name!r} was closed", peer=come.link.peer))
+            else:
+                handler(lane)
+
+        hear(come.link, last)
+
+    # Links without a lane
+
+    def _begun(self, stream: Stream) -> Link:
+        link = self._loop.connect(stream)
+        with self._lock:
+            self._greeting.add(link)
+        return link
+
+    def _greeted(self, link: Link) -> None:
+        with self._lock:
+            self._greeting.discard(link)
+
+    def _drop(self, link: Link) -> None:
+        self._greeted(link)
+        link.close(0.0)
+
+    def _answer(self, link: Link, word: Word, number: int, why: str = "") -> None:
+        say(link, Answer(word, why, self._whose, number, self._terms))
 
 
 def channel_of(name: str) -> str:
@@ -281,7 +427,18 @@ def channel_of(name: str) -> str:
     return name.removeprefix(CHANNEL).rpartition("#")[0] if name.startswith(CHANNEL) else ""
 
 
-def _hear(link: Link, tell: Callable[[list[Any] | None], None] | None = None) -> _Heard:
-    heard = _Heard(tell)
-    link.receive(heard.place, heard.done)
-    return heard
+def _wanted(lane: Lane) -> bool:
+    """Whether it still needs a stream."""
+    return lane.over is None and lane.link is None
+
+
+def _closed_by(peer: Member) -> GroupClosed:
+    return GroupClosed(f"{peer} has closed the group", peer=peer)
+
+
+def _read(of: Callable[[list[Any]], Any], fields: list[Any]) -> Any:
+    """The words of a peer, None if they make no sense."""
+    try:
+        return of(fields)
+    except (TypeError, ValueError):
+        return None

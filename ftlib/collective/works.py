@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import sys
 import threading
 import time
@@ -20,6 +21,7 @@ from typing import Any
 
 from ..links.errors import CollectiveError, CollectiveTimeout
 
+_LOG = logging.getLogger("ftlib.collective")
 DEFAULT_TIMEOUT = 600.0
 """Seconds of a wait that says nothing else: nothing blocks forever."""
 _ANSWER = 10.0
@@ -277,7 +279,7 @@ class Callbacks:
         self._idle = 0
 
     def submit(self, task: Callable[[], None]) -> None:
-        """Run ``task`` soon; it must not raise."""
+        """Run ``task`` soon. It should not raise: nobody would hear of it but the log."""
         with self._changed:
             self._tasks.append(task)
             if self._idle >= len(self._tasks):
@@ -294,7 +296,10 @@ class Callbacks:
                 if not self._tasks:
                     return
                 task = self._tasks.popleft()
-            task()
+            try:
+                task()
+            except Exception:  # noqa: BLE001 - this thread has other tasks to do
+                _LOG.exception("a callback failed")
             del task
 
 

@@ -28,7 +28,7 @@ from torch.distributed import ReduceOp
 from torch.distributed.distributed_c10d import AllreduceOptions, BroadcastOptions
 
 from ftlib.errors import ConfigError, GroupError
-from ftlib.frameworks.background import start_task
+from ftlib.frameworks.background import close_at_exit, rest_at_exit, start_task
 from ftlib.frameworks.base import Group, GroupSpec, Operation, OperationKind, Work, check_parts
 from ftlib.frameworks.gloo_work import FOREIGN, FailedWork, GlooTransfer, GlooWork
 from ftlib.frameworks.sockets import Address, Link
@@ -94,6 +94,7 @@ class GlooGroup(Group):
         for name, operation in OPERATIONS.items():
             self._reductions[name] = AllreduceOptions()
             self._reductions[name].reduceOp = operation
+        close_at_exit(self)
 
     def __repr__(self) -> str:
         return f"<GlooGroup rank {self.rank} of {self.size} {self._state.value}{'' if self.exact else ' inexact'}>"
@@ -112,6 +113,7 @@ class GlooGroup(Group):
         """Begin ``operation`` on Gloo's threads (a ring above a few KB). All but reductions send bytes, hence any dtype."""
         backend, kind = self._backend, operation.kind
         if self._state is not _State.OPEN or backend is None:
+            rest_at_exit()
             return FailedWork(GroupError(f"the group of rank {self.rank} is {self._state.value}"))
         if kind in _IN_PARTS:
             check_parts(operation, self.size)
@@ -133,6 +135,7 @@ class GlooGroup(Group):
         except KeyError:
             raise ConfigError(f"unknown operation {operation.op!r}: choose one of {', '.join(OPERATIONS)}") from None
         except FOREIGN as error:
+            rest_at_exit()
             if kind not in _TRANSFERS:
                 self.abort()  # only this rank left it out: its next collectives would meet wrong ones elsewhere
             return FailedWork(self.translate(error))

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from ftlib.errors import GroupError
-from ftlib.frameworks.background import start_task
+from ftlib.frameworks.background import abroad, start_task
 from ftlib.frameworks.base import Work
 
 FOREIGN = (RuntimeError, ValueError, TypeError, IndexError)
@@ -78,7 +78,7 @@ class GlooWork(Work):
             return True
         try:
             # Gloo takes a timeout of zero as infinite, and cuts off fractions of a millisecond.
-            raw.wait(timedelta(seconds=max(0.001, timeout)))
+            abroad(lambda: raw.wait(timedelta(seconds=max(0.001, timeout))))
         except FOREIGN:  # still under way, success at the last moment, or failure
             if not raw.is_completed():
                 return False
@@ -139,7 +139,7 @@ class GlooTransfer(Work):
 
     def _run(self, raw: Any) -> None:
         try:
-            raw.wait()
+            abroad(raw.wait)
         except FOREIGN as error:
             self._error = self._owner.translate(error)
         finally:

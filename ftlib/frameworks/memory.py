@@ -365,8 +365,8 @@ class MemoryFramework(Framework):
             room.enter(spec, self.member, cancelled.is_set)
         finally:
             self._room = None
-        self.group = MemoryGroup(room, spec.rank, spec.size)
-        return self.group
+        group = self.group = MemoryGroup(room, spec.rank, spec.size)
+        return group  # not self.group: by now it may be that of another thread's rebuild
 
     def cancel(self, before: int = 0) -> None:
         """Fail a rebuild under way, for all ranks that wait in it (see ``Framework``)."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Literal
 
 import click
 
 from ..errors import ConfigError, FTLibError
 from .hosts.fleet import Fleet
+from .processes.gpus import GpuFinder, Gpus
 from .run.plan import DEFAULT_RESTARTS, StartPlan, python_command, random_job
+from .run.torchrun import refusal
 
 
 def code_of(command: click.Command, arguments: list[str] | None, name: str) -> int:
@@ -35,21 +38,51 @@ def _complain(text: str, code: int) -> int:
     return code
 
 
-def _count_of_workers(_context: click.Context, _option: click.Parameter, value: str) -> int:
-    """A number of at least 1; 0 for ``gpu``: as many as there are GPUs."""
-    if value == "gpu":
-        return 0
+class _Run(click.Command):
+    """The command, which knows what torchrun's options become."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click's, but for what an unknown option is told."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            known = [name for option in self.params for name in option.opts if name.startswith("-")]
+            raise click.UsageError(refusal(error.option_name, known), ctx) from None
+
+
+def _count_of_workers(_context: click.Context, _option: click.Parameter, value: str) -> int | str:
+    """A number of at least 1, or one of ``_AS_THERE``."""
+    if value in _AS_THERE:
+        return value
     if not value.isdecimal() or not int(value):
-        raise click.BadParameter(f"{value!r} is neither a number of at least 1 nor gpu.")
+        raise click.BadParameter(f"{value!r} is neither a number of at least 1 nor auto, gpu or cpu.")
     return int(value)
 
 
-_WORKERS = "How many workers to start; gpu: one for each GPU that CUDA_VISIBLE_DEVICES shows."
+def _count_here(workers: int | str, shards: int, gpus: Gpus) -> int:
+    """How many processes this host is to have. ConfigError if the GPUs are none, or no whole replicas."""
+    if isinstance(workers, int):
+        return workers * shards
+    by_gpu = workers == "gpu" or (workers == "auto" and gpus.count > 0)
+    count = gpus.required() if by_gpu else len(os.sched_getaffinity(0))
+    if count % shards:
+        what = "GPUs" if by_gpu else "processors"
+        remedy = f"show {count - count % shards} of them" if by_gpu and count > shards else f"give -n {max(1, count // shards)}"
+        raise ConfigError(f"-n {workers} --shards {shards}: {count} {what} are no whole replicas: {remedy}")
+    return count
+
+
+_AS_THERE: tuple[Literal["auto", "gpu", "cpu"], ...] = ("auto", "gpu", "cpu")
+_WORKERS = (
+    "How many workers. gpu: one for each GPU of CUDA_VISIBLE_DEVICES; cpu: for each processor; auto: GPUs, else processors."
+)
 _SHARDS = "Processes of each worker, which then is a replica that shards its model; -n and sizes count replicas."
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("-n", "workers", metavar="N|gpu", callback=_count_of_workers, required=True, help=_WORKERS)
+@click.command(
+    cls=_Run, context_settings={"allow_interspersed_args": False}, short_help="Start workers of a script, and keep them going."
+)
+@click.option("-n", "workers", metavar="N|auto", callback=_count_of_workers, required=True, help=_WORKERS)
 @click.option("--shards", type=click.IntRange(min=1), default=1, show_default=True, help=_SHARDS)
 @click.option("--min", "min_workers", type=int, default=1, show_default=True, help="Steps wait below this many members.")
 @click.option("--max", "max_workers", type=int, default=None, help="Members above this many stay spares.")
@@ -59,6 +92,8 @@ _SHARDS = "Processes of each worker, which then is a replica that shards its mod
 @click.option("--log-dir", type=click.Path(path_type=Path), default=None, help="Write worker-N.log there, too.")
 @click.option("--events", type=click.Path(path_type=Path), default=None, help="Append one JSON line an event to this file.")
 @click.option("--resume", type=click.Path(path_type=Path), default=None, help="Go on from the newest checkpoint in there.")
+@click.option("--dashboard", is_flag=True, help="Serve a live page of the job on 127.0.0.1, and print its address.")
+@click.option("--resume-required", is_flag=True, help="Start nothing if --resume has no complete checkpoint.")
 @click.option("--job", default=None, help="Job name  [default: a random one; with --meet FTLIB_JOB, or what is met]")
 @click.option("--meet", default=None, metavar="HOST:PORT|auto", help="Run one on every host: where their workers meet.")
 @click.option("--size", type=int, default=None, help="With --meet: workers of all hosts that the first step waits for.")
@@ -77,7 +112,7 @@ _SHARDS = "Processes of each worker, which then is a replica that shards its mod
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def run(
     *,
-    workers: int,
+    workers: int | Literal["auto", "gpu", "cpu"],
     shards: int,
     min_workers: int,
     max_workers: int | None,
@@ -87,6 +122,8 @@ def run(
     log_dir: Path | None,
     events: Path | None,
     resume: Path | None,
+    dashboard: bool,
+    resume_required: bool,
     job: str | None,
     meet: str | None,
     size: int | None,
@@ -108,10 +145,16 @@ def run(
     command runs on every host, and worker 0 of each listens at that port: no launcher knows of the others, and none is needed.
     With --hosts (or --hosts-file, --discover, --transport) this one launcher logs in at each host.
     """
+    if resume_required and resume is None:
+        raise ConfigError("--resume-required: say where the checkpoints are, by --resume DIRECTORY")
     fleet = Fleet(hosts, hosts_file, discover, ssh_config, transport, python, setup, quiet)
     if fleet.wanted:
         if meet is not None:
             raise ConfigError("--meet is for a launcher on every host, --hosts for one of all hosts: give one of them")
+        if resume_required:
+            raise ConfigError("--resume-required goes without --hosts: this host cannot look into the others' directories")
+        if dashboard:
+            raise ConfigError("--dashboard goes without --hosts: ftlib dashboard ADDRESS, once a worker runs")
         if shards > 1 or size is not None:
             raise ConfigError("--shards and --size go without --hosts: run ftlib run on each host")
         from .many import run_fleet  # noqa: PLC0415 - as the next ones
@@ -126,17 +169,12 @@ def run(
             "events": events,
         }
         words = python_command(script, args, module=module)
-        return run_fleet(fleet, words, workers=workers or "gpu", job=job, resume=resume, settings=settings)
-    from .processes.gpus import GpuFinder  # noqa: PLC0415 - as the next ones
-    from .run.meeting import meeting  # noqa: PLC0415
+        return run_fleet(fleet, words, workers=workers, job=job, resume=resume, settings=settings)
+    from .run.meeting import meeting  # noqa: PLC0415 - as the next one
     from .run.supervisor import launch  # noqa: PLC0415 - brings the runtime, which the help does without
 
     gpus = GpuFinder(os.environ).find()
-    count = workers * shards or gpus.required()
-    if count % shards:
-        raise ConfigError(
-            f"-n gpu --shards {shards}: {count} GPUs are no whole replicas: show {count - count % shards} of them"
-        )
+    count = _count_here(workers, shards, gpus)
     if meet is not None and shards > 1:
         raise ConfigError("--shards goes without --meet: give each host its own -n, and FTLIB_INTRODUCERS everywhere")
     if meet is None and size is not None:
@@ -155,6 +193,8 @@ def run(
         log_dir=log_dir,
         events=events,
         resume=resume,
+        resume_required=resume_required,
+        dashboard=dashboard,
         grace=grace,
         meeting=place,
     )

@@ -25,7 +25,7 @@ def run_fleet(
     fleet: Fleet,
     command: Sequence[str],
     *,
-    workers: int | Literal["gpu"],
+    workers: int | Literal["auto", "gpu", "cpu"],
     job: str | None,
     resume: Path | None,
     settings: Mapping[str, Any],

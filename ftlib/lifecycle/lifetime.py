@@ -26,6 +26,7 @@ from ..checkpoints.resume import PATH as RESUMPTION
 from ..checkpoints.resume import Resumption
 from ..common.device_waits import drop_held
 from ..common.memory import room
+from ..common.time_use import State
 from ..core.calls.call import Call
 from ..core.calls.observer import Observers
 from ..core.calls.open_call import OpenCall
@@ -127,6 +128,8 @@ class Lifetime:
             former=None if former is None else former.plane,
         )
         self.plane: Plane = plane
+        if former is not None:
+            plane.counters.time_use.turn(plane.threads.now(), State.WAITING)  # until its call goes on in this lifetime
         allowed, spares = _allowed(settings), config.max_size is not None
         observers, layouts = Observers(), LayoutBook()
         self.transfer: Transfer = Transfer(

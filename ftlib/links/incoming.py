@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from .parts import guarded
 from .paths import Path
 from .wire import FRAME, HEADER, PREFIX, TAG, Cursor, Kind, Prefix, Seal, WireError, read_prefix
 
@@ -147,7 +148,7 @@ class Incoming:
                     self._lock.notify_all()
                     return
             for done in failed:
-                done(None, self._error or self._goodbye)
+                guarded(done, None, self._error or self._goodbye)
             if over:
                 self._dry()
 
@@ -207,7 +208,7 @@ class Incoming:
             cursor, flaw = _place(place, header, len(data))
             if cursor is not None and data:
                 cursor.put(data)
-            done(header, flaw)
+            guarded(done, header, flaw)
 
     # Steps: each returns whether the next one can be taken now
 
@@ -316,7 +317,7 @@ class Incoming:
         self._step = self._read_prefix
         self._receiver = self._cursor = None
         if receiver is not None:
-            receiver(header, self._flaw)
+            guarded(receiver, header, self._flaw)
             return True
         with self._lock:
             self._kept.append((header, memoryview(self._storage)))

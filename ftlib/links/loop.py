@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import heapq
 import itertools
-import logging
 import os
 import select
 import socket
@@ -18,8 +17,8 @@ from consensus import Member, Stream, release_in_children, short_slices
 
 from .errors import GroupClosed
 from .link import Link
+from .parts import guarded
 
-_LOG = logging.getLogger("ftlib.collective")
 _CHECKS = 8
 """How often within ``link_timeout`` each link is asked whether its peer's host answers."""
 _EVENTS = 64
@@ -154,17 +153,17 @@ class LinkLoop:
                 for fd, events in self._epoll.poll(self._rest(checked + interval), _EVENTS):
                     ready = self._ready.get(fd)
                     if ready is not None:
-                        self._call(ready, events)
+                        guarded(ready, events)
                     elif fd == self._bell:
                         with contextlib.suppress(BlockingIOError):
                             os.eventfd_read(fd)
                 now = time.monotonic()
                 for call in self._due(now):
-                    self._call(call)
+                    guarded(call)
                 if now >= checked + interval:
                     checked = now
                     for link in list(self._links):
-                        self._call(link.check)
+                        guarded(link.check)
         finally:
             self._clear()
 
@@ -179,12 +178,6 @@ class LinkLoop:
             while self._timers and self._timers[0][0] <= now:
                 due.append(heapq.heappop(self._timers)[2])
         return due
-
-    def _call(self, call: Callable[..., None], *args: int) -> None:
-        try:
-            call(*args)
-        except Exception:  # noqa: BLE001 - one link must not end the others
-            _LOG.exception("a link's callback failed")
 
     def _clear(self) -> None:
         with self._lock:

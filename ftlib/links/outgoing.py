@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from .parts import guarded
 from .paths import Path
 from .wire import FRAME, Cursor, Kind, Prefix, Seal
 
@@ -105,7 +106,7 @@ class Outgoing:
                 if kind is Kind.GOODBYE:
                     self._refusal = ConnectionAbortedError("the link is closed")
         if error is not None:
-            done(error)
+            guarded(done, error)
         else:
             self.flush()
 
@@ -130,7 +131,7 @@ class Outgoing:
         while True:
             written, more = self._write()
             for message in written:
-                message.done(None)
+                guarded(message.done, None)
             with self._lock:
                 error = self._error
                 failed: tuple[_Message, ...] = ()
@@ -144,7 +145,7 @@ class Outgoing:
                     self._busy = False
                     return
             for message in failed:
-                message.done(error)
+                guarded(message.done, error)
 
     def _write(self) -> tuple[list[_Message], bool]:
         """One write. Returns what is whole now, and whether there is more to write at once."""

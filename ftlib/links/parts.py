@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, ParamSpec, Protocol
+
+_LOG = logging.getLogger("ftlib.collective")
+P = ParamSpec("P")
+
+
+def guarded(call: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+    """Call it; whatever it raises goes to the log: one callback must not end the others, nor the thread that moves bytes."""
+    try:
+        call(*args, **kwargs)
+    except Exception:  # noqa: BLE001 - see above
+        _LOG.exception("a link's callback failed")
 
 
 class Loop(Protocol):

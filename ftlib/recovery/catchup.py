@@ -176,7 +176,7 @@ class Catchup:
         if round_ is None or self._plane.origin == round_.origin:
             return None
         applied = self._first.layout.same_call(results.layout.signature) and not self._first.void(results)
-        spare = round_.keep(results.number, results if applied else None)
+        spare = round_.keep(results.number, results if applied else None, self._plane.step)
         return None if spare is None else [*spare, *self._slot_pool.kept(results.layout, round_.progress().pending)]
 
     def layout(self, session: Session, start: bytes) -> Layout:

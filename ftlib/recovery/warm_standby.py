@@ -328,7 +328,7 @@ class WarmStandby:
                 raise FetchError(f"averages {self._kept + 1} to {record.number - 1} are missing")
             if record.number >= round_.begins:
                 results = Results(record.number, own, record.slots, record.weight) if record.slots else None
-                self._reuse(round_.keep(record.number, results) or ())
+                self._reuse(round_.keep(record.number, results, record.step) or ())
             else:
                 self._reuse(record.slots)
             self._kept, self._kept_in = record.number, record.view_id

@@ -18,15 +18,16 @@ class _Here(threading.local):
     """What is the case on a thread: each has its own."""
 
     replaying = False
+    step: int | None = None
 
     @contextmanager
-    def replay(self) -> Iterator[None]:
-        """Within it averages are applied again."""
-        self.replaying = True
+    def replay(self, step: int | None) -> Iterator[None]:
+        """Within it averages are applied again, as in that ``step``."""
+        self.replaying, self.step = True, step
         try:
             yield
         finally:
-            self.replaying = False
+            self.replaying, self.step = False, None
 
 
 _HERE = _Here()
@@ -37,11 +38,19 @@ def replaying() -> bool:
     return _HERE.replaying
 
 
-def replay(registered: Registered, without: Iterable[torch.Tensor] = ()) -> None:
-    """Apply the gradients in the parameters. Those in ``without`` lose their gradients, so no optimizer steps them."""
+def replayed_step() -> int | None:
+    """What ``ft.step`` was at the others as they applied the average that this thread applies again; None on other threads."""
+    return _HERE.step
+
+
+def replay(registered: Registered, without: Iterable[torch.Tensor] = (), *, step: int | None = None) -> None:
+    """Apply the gradients in the parameters. Those in ``without`` lose their gradients, so no optimizer steps them.
+
+    ``step``: ``ft.step`` meanwhile; None if it is that already.
+    """
     for parameter in without:
         parameter.grad = None
-    with _HERE.replay():
+    with _HERE.replay(step):
         if registered.apply is not None:
             registered.apply()
             return

@@ -38,6 +38,8 @@ _PATH = "/new_session"
 _LOOPBACK = "127.0.0.1"
 _STRANGERS = 64
 """The most connections at a time that have yet to show the secret; more are closed at once."""
+_SHOW = 3.0
+"""Seconds for a connection to show the secret."""
 _CONNECT = timedelta(seconds=30)
 """For the two sides of a session to connect."""
 _ANSWER = 5.0
@@ -224,7 +226,7 @@ class ParameterServer(ABC):
     def _admitted(self, connection: socket.socket) -> _Session | None:
         source = _plain(connection.getpeername()[0])
         try:
-            visit = sign_in(connection, self._ring, "parameter server")
+            visit = sign_in(connection, self._ring, "parameter server", timeout=_SHOW)
             session = _Session(connection, threading.current_thread())
             if visit.target != _PATH:
                 visit.answer(404, b"")

@@ -45,19 +45,22 @@ class Optimizer(torch.optim.Optimizer):
         *,
         clip_norm: float | None = None,
         scaler: torch.amp.GradScaler | None = None,
+        schedule: Callable[[int], float] | None = None,
     ) -> None:
         """``clip_norm``: largest total norm of the averaged gradients. ``scaler``: unscales them before that; it needs
-        ``nonfinite="pass"``.
+        ``nonfinite="pass"``. ``schedule``: the learning rate of a step, by the number of steps before it (0 for the job's
+        first); it is written into all parameter groups before the step. It depends on that number alone.
 
         Register this object, not the wrapped one: a worker that joins then does the same with the averages that it missed.
         ConfigError if the optimizer cannot be wrapped.
         """
         # Not the base class's constructor: it would make groups and state of this object's own.
-        _check(ft, optimizer, clip_norm, scaler)
+        _check(ft, optimizer, clip_norm, scaler, schedule)
         self._ft = ft
         self._inner = optimizer
         self._clip_norm = clip_norm
         self._scaler = scaler
+        self._schedule = schedule
         self._copies = FormerGradients()
         self._status: Status | None = None
         self._share: tuple[float | None, int] = (None, 1)
@@ -128,7 +131,7 @@ class Optimizer(torch.optim.Optimizer):
         return status
 
     def apply(self) -> None:
-        """Apply the averages that are in the gradients: unscale and clip them, step, and update the scaler.
+        """Apply the averages that are in the gradients: unscale and clip them, schedule, step, and update the scaler.
 
         For ``apply=`` of ``register_state``, where a step is more than that. It makes no call.
         """
@@ -185,7 +188,7 @@ class Optimizer(torch.optim.Optimizer):
     @property
     def _plain(self) -> bool:
         """True if what is applied is the wrapped optimizer's step and nothing else."""
-        return self._clip_norm is None and self._scaler is None
+        return self._clip_norm is None and self._scaler is None and self._schedule is None
 
     @property
     def _norms_help(self) -> bool:
@@ -200,10 +203,12 @@ class Optimizer(torch.optim.Optimizer):
         registers = any(each is self._inner for each in registered.of(torch.optim.Optimizer).values())
         known = registered.applying(self._inner) == self.apply
         if registers and not known and registered.apply is None and not self._plain:
-            what = "clips" if self._scaler is None else "scales"
+            what = "scales gradients" if self._scaler is not None else "clips gradients"
+            if self._clip_norm is None and self._scaler is None:
+                what = "sets the learning rate"
             raise ConfigError(
-                f"register_state was given the wrapped {type(self._inner).__name__}, but ftlib.Optimizer {what} gradients "
-                "before its step, and a worker that joins would not: make the ftlib.Optimizer first, and register that one"
+                f"register_state was given the wrapped {type(self._inner).__name__}, but ftlib.Optimizer {what} before its "
+                "step, and a worker that joins would not: make the ftlib.Optimizer first, and register that one"
             )
         self._compared = registered
 
@@ -217,6 +222,10 @@ class Optimizer(torch.optim.Optimizer):
         gradients, as far as they are known.
         """
         scaler, parameters = self._scaler, self._parameters()
+        if self._schedule is not None:
+            rate = self._schedule(self._ft.step - 1)
+            for group in self._inner.param_groups:
+                group["lr"] = rate
         if scaler is None or not scaler.is_enabled() or all(parameter.grad is None for parameter in parameters):
             self._clip(parameters, in_place=in_place, norms=norms)
             self._inner.step()
@@ -268,7 +277,7 @@ class Optimizer(torch.optim.Optimizer):
         return status, (norms,)
 
 
-def _check(ft: Any, optimizer: Any, clip_norm: float | None, scaler: Any) -> None:
+def _check(ft: Any, optimizer: Any, clip_norm: float | None, scaler: Any, schedule: Any) -> None:
     if not isinstance(ft, FTLib):
         raise ConfigError(f"Optimizer(ft, optimizer): the first argument is a {type(ft).__name__}, not an FTLib")
     if isinstance(optimizer, Optimizer) or not isinstance(optimizer, torch.optim.Optimizer):
@@ -281,6 +290,10 @@ def _check(ft: Any, optimizer: Any, clip_norm: float | None, scaler: Any) -> Non
         )
     if clip_norm is not None and not (isinstance(clip_norm, (int, float)) and 0.0 < clip_norm < math.inf):
         raise ConfigError(f"clip_norm={clip_norm!r} must be a finite number above 0, or None")
+    if schedule is not None and not callable(schedule):
+        raise ConfigError(
+            f"schedule={schedule!r} must be a function of the number of steps done, which returns a learning rate"
+        )
     if scaler is None:
         return
     if not isinstance(scaler, torch.amp.GradScaler):

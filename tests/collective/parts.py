@@ -11,7 +11,7 @@ from ftlib import Channel, CollectiveError
 
 from .workers import Here
 
-LIMIT = 20.0
+LIMIT = 30.0
 
 
 def send(here: Here, names: list[str], *values: Any) -> None:
@@ -120,16 +120,16 @@ def get(here: Here, name: str, count: int) -> list[Any]:
     return [here.channels[name].get(timeout=LIMIT) for _ in range(count)]
 
 
-def get_until(here: Here, name: str) -> list[Any]:
-    """Items until there are none for half a second."""
-    import queue
+def get_until(here: Here, name: str, last: Any) -> list[Any]:
+    """Items until ``last``, which is not among them."""
+    items: list[Any] = []
+    while (item := here.channels[name].get(timeout=LIMIT)) != last:
+        items.append(item)
+    return items
 
-    items = []
-    while True:
-        try:
-            items.append(here.channels[name].get(timeout=0.5))
-        except queue.Empty:
-            return items
+
+def left(here: Here, name: str) -> int:
+    return here.channels[name].qsize()
 
 
 def await_items(here: Here, name: str, count: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -13,11 +14,12 @@ import numpy as np
 import pytest
 import torch
 
+from consensus import Stream
 from ftlib import Channel, Collective, CollectiveTimeout, ConfigError, GroupClosed, Mismatch, PeerLost, Refused
 from tests.consensus.group import agree, members
 from tests.harness.basics import eventually
 
-LIMIT = 15.0
+LIMIT = 120.0
 
 
 @contextmanager
@@ -79,6 +81,27 @@ def test_both_at_once_find_one_stream() -> None:
                 work.wait(LIMIT)
             for group in groups:
                 assert [each["sent"] for each in group.describe()["peers"].values()] != [0]
+
+
+def test_a_stream_that_comes_once_its_collective_is_closed_is_dropped() -> None:
+    """Neither the thread that dials nor the one that accepts raises: pytest would make a failure of it."""
+    with members(2) as found:
+        agree(found, 2)
+        ids = [member.id for member in found]
+        made = [Collective(member) for member in found]
+        made[1]._leave(GroupClosed("this side does not accept"))  # so the stream waits there until somebody does
+        work = made[0].create_collective_group(ids).recv(async_op=True)
+        eventually(lambda: bool(made[0].meeting._dialling), "it dials")
+        made[0].close(0.0)
+        with pytest.raises(GroupClosed):
+            work.wait(LIMIT)
+        found[1].accept("/collective", made[1].meeting.incoming)
+        eventually(lambda: not made[0].meeting._dialling, "the stream has come")
+        made[1].close(0.0)
+        near, _far = socket.socketpair()
+        with _far:
+            made[1].meeting.incoming(Stream(near, bytes(32), made[0].here, dialled=False, here=made[1].here))
+            assert near.fileno() < 0, "closed"
 
 
 def test_messages_wait_for_a_group_that_is_made_later() -> None:

@@ -16,12 +16,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from ftlib import AsyncWork, Collective, CollectiveTimeout, GroupClosed, Mismatch
+from ftlib import AsyncWork, Collective, CollectiveGroup, CollectiveTimeout, GroupClosed, Mismatch
 from tests.consensus.group import agree, members
 
 from .kinds import same, values
 
-LIMIT = 20.0
+LIMIT = 60.0
 SIDES = st.sampled_from([0, 1])
 NUMBERS = itertools.count()
 SIZES = st.sampled_from([0, 1, 100, 20_000])
@@ -42,8 +42,11 @@ class Model(RuleBasedStateMachine):
 
     @initialize()
     def make(self) -> None:
-        name = f"group {next(NUMBERS)}"  # one that no group had before
-        self.groups = [each.create_collective_group(self.ids, name) for each in self.collectives]
+        self.name = f"group {next(NUMBERS)}"  # one that no group had before
+        self.groups = [self.made(side) for side in (0, 1)]
+
+    def made(self, side: int) -> CollectiveGroup:
+        return self.collectives[side].create_collective_group(self.ids, self.name)
 
     def send(self, side: int, kind: str, value: Any, wait: bool) -> None:
         group = self.groups[side]
@@ -91,23 +94,32 @@ class Model(RuleBasedStateMachine):
                 with pytest.raises(CollectiveTimeout):
                     self.groups[side].recv(timeout=0.001)
 
-    @rule(side=SIDES)
-    def close(self, side: int) -> None:
-        """What was sent before is received, what is pending ends, and the group is made again."""
-        for other in (0, 1):  # all that is owed
-            while self.sent[1 - other]:
-                self.receive(other, self.sent[1 - other][0][0], 1)
-        if not any(self.asked):  # a group that ends before it has a stream may end the next one: docs/collective.md says so
-            self.send(side, "send", "last", wait=True)
-            self.receive(1 - side, "send", 0)
-        self.groups[side].close()
+    @rule(side=SIDES, at_once=st.booleans(), value=st.none() | values)
+    def close(self, side: int, at_once: bool, value: Any) -> None:
+        """A group is closed at one side, maybe before it has a stream, and made again by its name, there first or not.
+
+        What that side had sent is received, all that is pending ends at both, and nothing of it reaches the next group.
+        """
+        other = 1 - side
+        while self.sent[other]:  # it would be lost
+            self.receive(side, self.sent[other][0][0], 1)
+        self.groups[side].close(LIMIT)
+        old = self.groups[other]
+        if at_once:
+            self.groups[side] = self.made(side)
+            early = None if value is None else self.groups[side].send(value, async_op=True)
+        while self.sent[side]:
+            self.receive(other, self.sent[side][0][0], 1)
         for each in (0, 1):
             for _, _, work in self.asked[each]:
                 with pytest.raises(GroupClosed):
                     work.wait(LIMIT)
             self.asked[each].clear()
-        self.groups[1 - side].close()
-        self.make()
+        old.close(LIMIT)
+        self.groups = [self.made(0), self.made(1)]
+        if at_once and early is not None:
+            self.sends.append(early)
+            self.sent[side].append(("send", value))
 
     def match(self, side: int) -> None:
         """Receives and messages that have found each other: each is what it must be."""
@@ -144,7 +156,6 @@ def play(examples: int, steps: int, **options: Any) -> None:
             run_state_machine_as_test(Played, settings=chosen)
 
 
-@pytest.mark.soak  # it finds, now and then, what docs/collective.md says of groups that are closed while their stream is made
 def test_random_operations() -> None:
     play(12, 40)
 

@@ -25,6 +25,7 @@ COPIED = [
     ("migrating.md", None),
     ("data_parallel.md", None),
     ("local_sgd.md", None),
+    ("integrations.md", "A schedule in the loop: nanoGPT"),
 ]
 """Pages, and the section of each (None: all of it), whose snippets run one after the other."""
 
@@ -41,6 +42,7 @@ from ftlib import FTLib, Status
 torch.manual_seed(0)
 model, loss_fn, best = nn.Linear(32, 1), mse_loss, {}
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+iteration, get_lr = 0, lambda done: 0.01 / (1 + done)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
 scaler = torch.amp.GradScaler("cpu")
 inputs, targets = torch.randn(8, 32), torch.randn(8, 1)
@@ -103,3 +105,14 @@ def test_snippets_that_newcomers_copy_run(nursery: Nursery, tmp_path: Path) -> N
     assert [path.name[:18] for path in (tmp_path / "checkpoints").iterdir()] == ["step-000000000002-"]
     ran = [line for line in done.stdout.splitlines() if line.startswith("ran ")]
     assert len(ran) == len(blocks) >= 8
+
+
+def test_as_many_lines_of_nanogpt_change_as_the_page_says() -> None:
+    """Beyond what was there for DDP."""
+    page = (ROOT / "docs/integrations.md").read_text()
+    [diff] = [code for _, code in fences(ROOT / "docs/integrations.md", "diff")]
+    lines = diff.splitlines()
+    added, removed = ([line for line in lines if line.startswith(sign)] for sign in "+-")
+    own = [line for line in removed if any(word in line for word in ("grad_clip", "scaler", "iter_num"))]
+    assert f"{len(added) + len(own)} lines beyond what DDP needed: {len(own)} go, {len(added)} come" in page
+    assert len(added) + len(own) <= 20

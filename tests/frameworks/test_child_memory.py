@@ -69,9 +69,14 @@ def kill(worker: Worker, bug: bool) -> bool:
 
 
 def bury(worker: Worker, used: bool) -> None:
-    """The child ends; then the slot may be used, if it was not before: ``used``."""
+    """The child ends; then the slot may be used, if it was not before: ``used``.
+
+    If it was, the child first gets to the end of its operation: the peer's may have ended before.
+    """
     assert isinstance(worker.group, IsolatedGroup)
     slot, work = _under_way[0]
+    if used:
+        eventually(lambda: bool((slot != NEXT).all()), "the child writes into the slot", TIMEOUT)
     os.kill(worker.group.pid, signal.SIGKILL)
     eventually(worker.group._child.gone.is_set, "the end of the child", TIMEOUT)
     if not used:

@@ -18,13 +18,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
-from .basics import Tail, bind
+from .basics import TIMEOUT, Tail, bind
 from .nursery import ROOT, Nursery, Stuck
 from .worker import SLOTS, Task
 
 __all__ = ["LIMIT", "ROOT", "Cluster", "Process", "Stuck", "Watched", "Worker", "load"]
 
-LIMIT = 40.0
+LIMIT = TIMEOUT
 """Seconds that anything may take."""
 _TOLD = 3_000
 """Characters of each worker's log that a failure shows."""

@@ -20,7 +20,7 @@ __all__ = ["ROOT", "End", "Nursery", "Stuck"]
 ROOT = Path(__file__).resolve().parents[2]
 _READY = 180.0
 """Seconds until it has imported everything; three on an idle machine."""
-_LIMIT = 40.0
+_LIMIT = 120.0
 """Seconds that anything else may take."""
 _WORKER = "tests.harness.worker"
 
@@ -41,13 +41,17 @@ class End(NamedTuple):
 class Nursery:
     """A connection to a zygote. Whoever starts a process asks for its end, too."""
 
-    def __init__(self, directory: Path, *modules: str) -> None:
-        """Wait until the zygote of ``directory`` is ready. The first to ask starts it; ``modules``: for it to prepare."""
+    def __init__(self, directory: Path, *modules: str, settings: dict[str, Any] | None = None) -> None:
+        """Wait until the zygote of ``directory`` is ready. The first to ask starts it; ``modules``: for it to prepare.
+
+        ``settings``: of ftlib, for all processes, unless they have others of their own.
+        """
         directory.mkdir(parents=True, exist_ok=True)
         self._output = directory / "zygote.out"
         self._pids: list[int] = []
         self._ends: dict[int, End] = {}
-        self.settings: dict[str, Any] = {}
+        self._given = dict(settings or {})
+        self.settings = dict(self._given)
         """See ``settle``."""
         with (directory / "zygote.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -75,8 +79,8 @@ class Nursery:
         return pid
 
     def settle(self, **settings: Any) -> None:
-        """From now on processes have these settings of ftlib, and no others, beside their own, which come first."""
-        self.settings = settings
+        """From now on processes have these settings of ftlib beside their own, which come first, and those given at first."""
+        self.settings = {**self._given, **settings}
 
     def end(self, pid: int) -> End | None:
         """How that process has ended, if it has."""

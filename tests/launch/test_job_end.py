@@ -15,7 +15,7 @@ import pytest
 
 from .helpers import running, script
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 STEPS = 30
 

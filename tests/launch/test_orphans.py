@@ -14,7 +14,7 @@ from ftlib.lifecycle.drain import TWIN
 
 from .helpers import running, script, wait_gone
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 FAMILY = """
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])

@@ -6,8 +6,10 @@ import os
 import threading
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ftlib.launch.processes.output import MAX_LINE, LineSplitter, Writer, prefix, render
+from ftlib.launch.processes.output import MAX_LINE, Folder, LineSplitter, Writer, prefix, prefix_of_several, render
 
 
 def test_lines_are_whole_however_they_arrive() -> None:
@@ -79,3 +81,34 @@ def test_a_reader_that_left_stops_nobody(capfd: pytest.CaptureFixture[str]) -> N
         for fd in (broken, reading, writing):
             os.close(fd)
     assert capfd.readouterr().err.count("output is lost") == 1
+
+
+class TestFolder:
+    def test_equal_lines_of_several_workers_are_one(self) -> None:
+        folder = Folder()
+        for worker in (2, 0, 3):
+            for line in (b"a", b"b", b"a"):
+                folder.add(worker, 1, line)
+        folder.add(1, 2, b"a")  # on stderr: another line
+        taken = folder.take()
+        assert [(each.fd, each.line, sorted(each.workers)) for each in taken] == [
+            (1, b"a", [0, 2, 3]),
+            (1, b"b", [0, 2, 3]),
+            (1, b"a", [0, 2, 3]),
+            (2, b"a", [1]),
+        ]
+        assert len(folder) == 0
+        assert folder.take() == []
+        assert prefix_of_several(taken[0].workers, coloured=False) == b"[workers 0, 2-3] "
+        assert prefix_of_several(taken[-1].workers, coloured=False) == b"[worker 1] "
+
+    @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from([b"a", b"b", b"c"])), max_size=40))
+    def test_each_worker_has_its_lines_in_order(self, written: list[tuple[int, bytes]]) -> None:
+        folder = Folder()
+        for worker, line in written:
+            folder.add(worker, 1, line)
+        taken = folder.take()
+        for worker in range(4):
+            own = [line for each, line in written if each == worker]
+            assert [each.line for each in taken if worker in each.workers] == own
+        assert all(len(set(each.workers)) == len(each.workers) for each in taken)

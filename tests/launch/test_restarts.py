@@ -13,7 +13,7 @@ from tests.harness.program import Program, ftlib_run
 
 from .helpers import LIMIT, environment, running, script
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 
 def test_before_a_view_a_worker_returns_to_its_address(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from consensus import Key, KeyRing
 
 from .helpers import KEY, LIMIT, cli, command, environment, running, script, wait_gone, wait_until
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 
 def signed(facts: dict[str, Any], key: Key = KEY) -> dict[str, Any]:

@@ -287,8 +287,8 @@ def test_a_malformed_address_is_named(address: str, capsys: pytest.CaptureFixtur
     ("arguments", "text"),
     [
         (["run", "x.py"], "Missing option '-n'"),
-        (["run", "-n", "two", "x.py"], "'two' is neither a number of at least 1 nor gpu"),
-        (["run", "-n", "0", "x.py"], "'0' is neither a number of at least 1 nor gpu"),
+        (["run", "-n", "two", "x.py"], "'two' is neither a number of at least 1 nor auto, gpu or cpu"),
+        (["run", "-n", "0", "x.py"], "'0' is neither a number of at least 1 nor auto, gpu or cpu"),
         (["run", "-n", "2"], "Missing argument 'SCRIPT'"),
         (["run", "-n", "2", "--min", "3", __file__], "--min 3"),
         (["run", "-n", "2", "no-such-script.py"], "no script no-such-script.py"),

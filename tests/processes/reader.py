@@ -16,6 +16,7 @@ import threading
 import time
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -25,6 +26,8 @@ from ftlib import ElasticSampler, FTLib
 from tests.harness.worker import Lines, Task, joined, place, tell_ledger
 
 __all__ = ["Orders", "prepare", "read"]
+
+_BRAKED = 0.5
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,8 @@ class Orders:
     persistent: bool = True
     rest: float = 0.005
     """Seconds of sleep that stand for forward and backward."""
+    brake: str = ""
+    """A file: while it is there, every step takes half a second, so that the data does not end before what a test waits for."""
     every: int = 1
     """Steps between two that are compared with the ledger."""
 
@@ -104,7 +109,7 @@ def _step(
     orders: Orders,
     lines: Lines,
 ) -> None:
-    time.sleep(orders.rest)
+    time.sleep(_BRAKED if orders.brake and Path(orders.brake).exists() else orders.rest)
     weight = model.weight
     weight.grad = torch.zeros_like(weight)
     weight.grad[0].index_add_(0, batch, torch.full((len(batch),), 1.0 / len(batch)))

@@ -11,7 +11,7 @@ from .reader import Orders
 
 __all__ = ["ended", "judge", "ledger_violations", "reading", "violations"]
 
-LIMIT = 60.0
+LIMIT = 120.0
 """Seconds for the workers to end once nothing happens to them any more."""
 
 

@@ -153,9 +153,9 @@ def test_max_size(stage: Stage) -> None:
     """Who is above it waits, disturbs nobody, and takes the next free place."""
     players = stage.found("train", "train", max_size=2)
     stage.going(*players)
-    spare = stage.join("train", max_size=2, step_timeout=2.0)
+    spare = stage.join("train", max_size=2, step_timeout=4.0)
     stage.event(spare, "init")
-    time.sleep(3.0)
+    time.sleep(5.0)
     stage.going(*players)
     assert spare.calls == []
     assert all(call["epoch"] == 1 for player in players for call in player.calls)

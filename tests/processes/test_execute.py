@@ -16,7 +16,7 @@ from tests.harness.verdict import Verdict
 
 from .stepper import PLACES
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 SIZES = [40_000, 300, 20_000]
 MOMENTS = ["operation:before@60", "operation:after@63", "finish:before@12", "finish:after@12"]

@@ -20,7 +20,7 @@ from tests.harness.cluster import Cluster, Worker
 from tests.harness.nursery import Nursery
 from tests.harness.verdict import Verdict
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 SMALL = [200, 199_600, 200]
 """2.4 MB of state under Adam."""

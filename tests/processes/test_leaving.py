@@ -13,7 +13,7 @@ import pytest
 
 from .stage import Player, Stage, healthy
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 GROUP = {"group": True}
 

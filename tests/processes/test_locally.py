@@ -11,7 +11,7 @@ import pytest
 from tests.harness.cluster import Cluster, Worker
 from tests.harness.nursery import Nursery
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 
 @pytest.fixture

@@ -18,10 +18,13 @@ from .launched import LaunchedRun
 
 pytestmark = pytest.mark.process
 
+SOON = {"exclude_after": 3.0}
+"""Where silence is what a test is about."""
+
 
 def test_a_stopped_worker_never_acts_on_its_old_view(cluster: Cluster) -> None:
     """Without a supervisor it is voted out after ``exclude_after``; when it runs again it learns so."""
-    cluster.found(4)
+    cluster.found(4, settings=SOON)
     cluster.training(4)
     victim = cluster.workers[2]
     began = victim.signal(signal.SIGSTOP)

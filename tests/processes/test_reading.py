@@ -14,13 +14,15 @@ from tests.harness.nursery import Nursery
 from .reader import Orders
 from .readers import judge, reading
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
 def cluster(nursery: Nursery, tmp_path: Path) -> Iterator[Cluster]:
     """A cluster of readers without workers yet."""
-    with Cluster(tmp_path, nursery, program="tests.processes.reader:read", settings={"rejoin": True}) as cluster:
+    with Cluster(
+        tmp_path, nursery, program="tests.processes.reader:read", settings={"rejoin": True, "exclude_after": 4.0}
+    ) as cluster:
         yield cluster
 
 
@@ -37,13 +39,15 @@ def test_undisturbed(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("loaders", [0, 2])
-def test_kill_join_hang_and_preemption(cluster: Cluster, loaders: int) -> None:
-    orders = Orders(samples=800, batch_size=4, epochs=3, loaders=loaders)
+def test_kill_join_hang_and_preemption(cluster: Cluster, tmp_path: Path, loaders: int) -> None:
+    brake = tmp_path / "brake"
+    orders = Orders(samples=800, batch_size=4, epochs=3, loaders=loaders, brake=str(brake))
     first, second, third = reading(cluster, 3, orders)
     further(cluster, first, 10)
     third.kill()
     cluster.training(2)
     further(cluster, first, 5)
+    brake.touch()
     fourth = cluster.join(given=vars(orders))
     cluster.training(3)
     second.signal(signal.SIGSTOP)
@@ -54,4 +58,5 @@ def test_kill_join_hang_and_preemption(cluster: Cluster, loaders: int) -> None:
     cluster.until("it leaves", lambda: first.code is not None)
     assert first.code == 0
     further(cluster, fourth, 3)
+    brake.unlink()
     judge(cluster, orders)

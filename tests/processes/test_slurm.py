@@ -17,7 +17,7 @@ from tests.harness.network import Network, needs_network
 from tests.harness.program import ROOT
 from tests.harness.slurm import Slurm, needs_slurm
 
-pytestmark = [pytest.mark.process, needs_network, needs_slurm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, needs_network, needs_slurm, pytest.mark.timeout(600)]
 
 SECRET = {"FTLIB_SECRET": "the secret of this job's workers"}
 RUN = f"{sys.executable} -m ftlib.launch"

@@ -12,7 +12,7 @@ from tests.harness.cluster import Cluster, Worker
 from tests.harness.nursery import Nursery
 from tests.harness.verdict import Verdict
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 SIZES = [300_000] * 2
 """7.2 MB of state under Adam."""

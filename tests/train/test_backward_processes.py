@@ -11,7 +11,7 @@ from tests.harness.cluster import Cluster
 from tests.harness.nursery import Nursery
 from tests.harness.verdict import Verdict
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 SIZES = [300, 2000, 100, 900, 60, 700]
 """Of the parameters: the second is larger than a bucket."""

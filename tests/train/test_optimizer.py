@@ -366,6 +366,25 @@ def test_a_scaler_has_one_optimizer(worker: Worker) -> None:
         scaler.step(optimizer)
 
 
+@workers(1)
+def test_a_schedule_is_written_into_all_groups(worker: Worker) -> None:
+    weight, bias = (torch.zeros(2, requires_grad=True) for _ in range(2))
+    inner = torch.optim.SGD([{"params": [weight]}, {"params": [bias], "lr": 7.0}], lr=1.0)
+    optimizer = Optimizer(worker.ft, inner, schedule=lambda done: 10.0**-done)
+    worker.ft.register_state(optimizer=optimizer)
+    for rate in (1.0, 0.1):
+        weight.grad, bias.grad = torch.ones(2), torch.ones(2)
+        assert optimizer.step()
+        assert [group["lr"] for group in inner.param_groups] == [rate, rate]
+    assert torch.allclose(weight, torch.full((2,), -1.1)) and torch.allclose(bias, torch.full((2,), -1.1))
+    worker.ft.register_state(optimizer=inner)
+    with pytest.raises(ConfigError, match=r"ftlib.Optimizer sets the learning rate before its step"):
+        optimizer.step()
+    not_callable: Any = 0.1
+    with pytest.raises(ConfigError, match=r"schedule=0.1 must be a function"):
+        Optimizer(worker.ft, inner, schedule=not_callable)
+
+
 @pytest.mark.parametrize("first", ["registered", "made"])
 @workers(1)
 def test_a_joiner_that_would_not_clip_is_noticed(worker: Worker, first: str) -> None:

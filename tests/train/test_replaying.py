@@ -149,6 +149,19 @@ class Clipping(Pupil):
         return status
 
 
+class Scheduling(Clipping):
+    """The wrapper has a schedule, too."""
+
+    def register(self, **registered: Any) -> None:
+        self.asked: list[int] = []
+        self.wrapper = Optimizer(self.ft, self.optimizer, clip_norm=self.BOUND, schedule=self.rate)
+        self.ft.register_state(model=self.model, optimizer=self.wrapper, **registered)
+
+    def rate(self, done: int) -> float:
+        self.asked.append(done)
+        return 1e-3 * (1 + done % 7)
+
+
 class ClippingViews(Clipping):
     """Its gradients are views of the averages."""
 
@@ -181,6 +194,24 @@ def test_a_joiner_clips_by_norms_that_it_has_to_compute(make: type[Pupil], caplo
             made.end()
     assert not [record for record in caplog.records if getattr(record, "ftlib_event", "") == "no_following"], "nobody waited"
     assert assert_equal(*made.pupils) >= 10
+
+
+def test_a_joiner_schedules_the_averages_that_it_missed(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with company(2, "gloo", recovery_bandwidth=100_000) as crew:
+        made = School(crew, Scheduling)
+        try:
+            eventually(lambda: made.pupils[0].ft.step > 3, "they train")
+            joiner = made.enrol()
+            steps(joiner, 12)
+        finally:
+            made.end()
+    assert not [record for record in caplog.records if getattr(record, "ftlib_event", "") == "no_following"], "nobody waited"
+    assert assert_equal(*made.pupils) >= 10
+    for pupil in made.pupils:
+        assert pupil.asked == list(range(pupil.asked[0], pupil.asked[0] + len(pupil.asked))), "each step once, in order"
+    assert made.pupils[0].asked[0] == 0
+    assert joiner.asked[0] > 0
 
 
 def test_a_late_worker_clips_by_norms_that_it_has_to_compute() -> None:

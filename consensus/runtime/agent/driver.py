@@ -274,7 +274,8 @@ class Driver:
             return
         self._stopped = error
         if isinstance(error, (LeftError, JobEndedError)):
-            self.note(logging.INFO, "stopped", str(error))
+            # A worker that leaves at the end of its program asked for that itself: one such line a worker would be noise.
+            self.note(logging.DEBUG if isinstance(error, LeftError) else logging.INFO, "stopped", str(error))
         else:
             self.note(logging.WARNING, "stopped", f"{type(error).__name__}: {error}")
         self._renew_snapshot()

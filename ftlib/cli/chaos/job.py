@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlencode
 
-from consensus import KeyRing, SecretError, get, parse_address
+from consensus import KeyRing, get, parse_address
 
 from ...errors import ConfigError, FTLibError
-from ...launch.processes.credentials import drawn_rings, ring_of_user
+from ...launch.processes.credentials import first_accepted, rings_for
 from ..status import fetch_status
 
 __all__ = ["Job", "Seen", "Sight", "UnansweredError"]
@@ -104,17 +104,7 @@ class Job:
         return Seen(own, address, step, float((facts.get("pauses") or {}).get("sum", 0.0)), supervised)
 
     def _order(self, seen: Seen, query: Mapping[str, str]) -> dict[str, Any]:
-        ring = ring_of_user()
-        rings = drawn_rings() if ring is None else [ring]
-        if not rings:
-            raise FTLibError("faults need the job's secret: set FTLIB_SECRET or FTLIB_SECRET_FILE")
-        refused = ""  # a text: the error would keep its connection in a circle with this frame
-        for each in rings:
-            try:
-                return self._ask(seen, query, each)
-            except SecretError as error:
-                refused = refused or str(error)
-        raise FTLibError(refused)
+        return first_accepted(lambda ring: self._ask(seen, query, ring), rings_for("faults"))
 
     def _ask(self, seen: Seen, query: Mapping[str, str], ring: KeyRing) -> dict[str, Any]:
         try:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from consensus import parse_address
-from consensus.tools.diagnosis import Examination, Grade, interface_name
+from consensus import interface_name, parse_address
+from consensus.tools.diagnosis import Examination, Grade
 
 from .host import HostFacts
 

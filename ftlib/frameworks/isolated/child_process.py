@@ -21,8 +21,6 @@ from .records import LIMIT, Packed, Ping, RecordError, Segment
 
 _LOOK = 0.2
 """Seconds between two looks at a child that has something under way."""
-_SILENT = 4
-"""Looks in a row at which a child that was pinged had said nothing, after which it hangs."""
 
 
 class ChildProcess(ABC):
@@ -30,6 +28,8 @@ class ChildProcess(ABC):
 
     WORD: str
     """What the process is, in errors."""
+    SILENT = 4
+    """Looks in a row at which a child that was pinged had said nothing, after which it hangs."""
 
     def __init__(self, sock: socket.socket, pid: int, pidfd: int, lost: Callable[[str], None] = lambda _why: None) -> None:
         """Takes ``sock`` and ``pidfd``. ``lost`` is called with the reason once it is gone though nobody had asked for that.
@@ -94,6 +94,10 @@ class ChildProcess(ABC):
     @abstractmethod
     def _busy(self) -> bool:
         """Whether the child must answer, as something is under way there. With the lock."""
+
+    def _looks(self) -> int:
+        """``SILENT``, or more where what is under way may take longer. With the lock."""
+        return self.SILENT
 
     @abstractmethod
     def _bury(self) -> Callable[[str], None]:
@@ -181,7 +185,8 @@ class ChildProcess(ABC):
             if not self._busy():
                 return 0
             self._send(Ping())
-        if silent + 1 > _SILENT:
+            most = self._looks()
+        if silent + 1 > most:
             self._give_up(f"it has not answered for {silent * _LOOK:g} s")
         return silent + 1
 

@@ -9,15 +9,19 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any, TypeVar
 
 from consensus import ConfigError as ConsensusConfigError
-from consensus import Gossip, KeyRing
+from consensus import Gossip, KeyRing, SecretError, read_secrets
 
-from ...errors import ConfigError
+from ...errors import ConfigError, FTLibError
 from ...settings.config import resolve
 from . import places
+
+_Ring = TypeVar("_Ring", KeyRing, KeyRing | None)
+_Answer = TypeVar("_Answer")
 
 
 def new_secret() -> str:
@@ -27,12 +31,45 @@ def new_secret() -> str:
 
 def ring_of_user(environment: Mapping[str, str] | None = None) -> KeyRing | None:
     """Return the key ring that the environment and the settings file name; None if they name none."""
+    try:
+        return KeyRing.of(_settings(environment))
+    except ConsensusConfigError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _settings(environment: Mapping[str, str] | None) -> Any:
     wanted = {key: value for key, value in (os.environ if environment is None else environment).items() if key in _VARIABLES}
     try:
         # Only these settings matter here; others that must fit together may be given in the program.
-        return KeyRing.of(resolve({"policy": "majority"}, environment=wanted, backend=Gossip).consensus)
+        return resolve({"policy": "majority"}, environment=wanted, backend=Gossip).consensus
     except ConsensusConfigError as error:
         raise ConfigError(str(error)) from None
+
+
+class SecretsFile:
+    """The user's file of secrets, for hosts that may not have it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __call__(self) -> str:
+        """What it holds. ConfigError, as of any ring of keys, for one that cannot be used."""
+        try:
+            secrets = read_secrets(self._path)[0]
+        except ConsensusConfigError as error:
+            raise ConfigError(str(error)) from None
+        return "".join(f"{secret}\n" for secret in secrets)
+
+    def close(self) -> None:
+        """Nothing to end: a look takes no time."""
+
+
+def given(environment: Mapping[str, str] | None = None) -> str | SecretsFile | None:
+    """The secret that the user's environment and settings file give, or the file that holds it; None: there is none."""
+    config = _settings(environment)
+    if config.secret_file:
+        return SecretsFile(Path(config.secret_file))
+    return "\n".join(config.secrets) or None
 
 
 class Credentials:
@@ -76,6 +113,34 @@ class Credentials:
 
     def __repr__(self) -> str:
         return f"Credentials({self._ring!r})"
+
+
+def first_accepted(ask: Callable[[_Ring], _Answer], rings: Iterable[_Ring]) -> _Answer:
+    """What ``ask`` returns with the first of ``rings`` that is not refused. FTLibError, with the first refusal, if all are."""
+    refused = ""  # a text: the error would keep its connection in a circle with this frame
+    for ring in rings:
+        try:
+            return ask(ring)
+        except SecretError as error:
+            refused = refused or str(error)
+    raise FTLibError(refused)
+
+
+def rings_to_ask_with() -> Iterator[KeyRing | None]:
+    """The user's ring; where the user has none: none at all, and then those of this user's runs here."""
+    ring = ring_of_user()
+    yield ring
+    if ring is None:
+        yield from drawn_rings()
+
+
+def rings_for(what: str) -> list[KeyRing]:
+    """The user's ring, else those of this user's runs here, for ``what``, which needs one. ConfigError if there is none."""
+    ring = ring_of_user()
+    rings = drawn_rings() if ring is None else [ring]
+    if not rings:
+        raise ConfigError(f"{what} need the job's secret: set FTLIB_SECRET or FTLIB_SECRET_FILE")
+    return rings
 
 
 def drawn_rings() -> list[KeyRing]:

@@ -7,11 +7,13 @@ without a launcher.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import os
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 MAX_LINE = 64 * 1024
@@ -44,6 +46,67 @@ class LineSplitter:
     def progress(self) -> bytes:
         """The unfinished line, if carriage returns say that it is a progress bar; else empty."""
         return self._rest if b"\r" in self._rest else b""
+
+
+@dataclass(slots=True)
+class SharedLine:
+    """A line, and the workers that wrote it."""
+
+    fd: int
+    line: bytes
+    workers: list[int]
+
+
+class Folder:
+    """Keeps lines for a moment, and makes one of equal lines that different workers wrote. No worker's lines change places."""
+
+    def __init__(self) -> None:
+        self._kept: list[SharedLine] = []
+        self._places: dict[tuple[int, bytes], list[int]] = {}
+        """Where in ``_kept`` each line is."""
+        self._newest: dict[int, int] = {}
+        """The place of each worker's last line."""
+
+    def add(self, worker: int, fd: int, line: bytes) -> None:
+        """Keep a line."""
+        places = self._places.setdefault((fd, line), [])
+        nth = bisect.bisect_right(places, self._newest.get(worker, -1))
+        if nth < len(places):
+            place = places[nth]
+            self._kept[place].workers.append(worker)
+        else:
+            place = len(self._kept)
+            places.append(place)
+            self._kept.append(SharedLine(fd, line, [worker]))
+        self._newest[worker] = place
+
+    def take(self) -> list[SharedLine]:
+        """All that is kept, which is then not kept any more."""
+        kept = self._kept
+        self._kept, self._places, self._newest = [], {}, {}
+        return kept
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """``0-2, 5`` for 0, 1, 2 and 5."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def prefix_of_several(workers: Sequence[int], *, coloured: bool) -> bytes:
+    """Return the prefix of a line that all these workers wrote."""
+    if len(workers) == 1:
+        return prefix(workers[0], coloured=coloured)
+    text = f"[workers {ranges(workers)}]"
+    return f"\x1b[1m{text}\x1b[0m ".encode() if coloured else f"{text} ".encode()
 
 
 def prefix(index: int, *, coloured: bool) -> bytes:

@@ -15,18 +15,27 @@ from typing import Any
 
 from ...common.processes import describe_exit
 from ...errors import ConfigError
-from ..processes.output import Writer, prefix, render
+from ..processes.output import Folder, Writer, prefix, prefix_of_several, render
 from ..processes.worker import Paused, Worker
 from .restarts import RestartPolicy, WorkerPhase, WorkerRecord
 
 _STDOUT, _STDERR = 1, 2
+_FOLD_WITHIN = 0.1
+"""Seconds that a line for a terminal is kept, so that the same line of other workers is shown with it."""
+_MOST_KEPT = 1000
 
 
 class Console:
     """The only output of the launcher. Use from the loop's thread; two ``Writer`` threads do the writing."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, *, log_dir: Path | None = None, events: Path | None = None) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, *, workers: int = 1, log_dir: Path | None = None, events: Path | None = None
+    ) -> None:
+        """``workers``: how many write. On a terminal, equal lines of several are shown once."""
         self._loop = loop
+        self._folds = {fd: workers > 1 and os.isatty(fd) for fd in (_STDOUT, _STDERR)}
+        self._folder = Folder()
+        self._unfolding: asyncio.TimerHandle | None = None
         self._files: list[int] = []
         self._logs: dict[int, int] = {}
         self._log_dir = log_dir
@@ -50,7 +59,11 @@ class Console:
         return self._terminal.full or self._disk.full
 
     def lines(self, worker: Worker, lines: Sequence[bytes], *, error: bool) -> None:
-        """Whole lines of a worker: prefixed to the terminal, untouched to its log."""
+        """Whole lines of a worker: prefixed to the terminal, untouched to its log. What is no worker speaks as the launcher."""
+        if worker.index < 0:
+            for line in lines:
+                self.say(f"{worker.name}: {line.decode('utf-8', 'replace')}")
+            return
         self._show(worker, lines, error=error)
         log = self._logs.get(worker.index)
         if log is not None:
@@ -58,7 +71,9 @@ class Console:
 
     def progress(self, worker: Worker, line: bytes, *, error: bool) -> None:
         """A progress bar's present state; to the terminal only."""
-        self._show(worker, [line], error=error)
+        self._unfold()
+        fd = _STDERR if error else _STDOUT
+        self._terminal.put(fd, render(prefix(worker.index, coloured=self._coloured[fd]), line))
 
     def pause(self, stream: Paused) -> None:
         """Resume ``stream`` when there is room."""
@@ -70,11 +85,13 @@ class Console:
 
     def say(self, text: str) -> None:
         """One line to stderr."""
+        self._unfold()
         mark = "\x1b[1m[ftlib]\x1b[0m" if self._coloured[_STDERR] else "[ftlib]"
         self._terminal.put(_STDERR, f"{mark} {text}\n".encode())
 
     def write(self, text: str) -> None:
         """Write text unchanged to stderr."""
+        self._unfold()
         self._terminal.put(_STDERR, text.encode())
 
     @property
@@ -99,6 +116,7 @@ class Console:
 
     def close(self, timeout: float | None) -> bool:
         """Write everything out; False if readers did not take it within ``timeout`` seconds (None: wait for them)."""
+        self._unfold()
         if written := self._disk.close(timeout) & self._terminal.close(timeout):
             for fd in self._files:
                 os.close(fd)
@@ -107,8 +125,25 @@ class Console:
 
     def _show(self, worker: Worker, lines: Sequence[bytes], *, error: bool) -> None:
         fd = _STDERR if error else _STDOUT
-        start = prefix(worker.index, coloured=self._coloured[fd])
-        self._terminal.put(fd, b"".join(render(start, line) for line in lines))
+        if not self._folds[fd]:
+            start = prefix(worker.index, coloured=self._coloured[fd])
+            self._terminal.put(fd, b"".join(render(start, line) for line in lines))
+            return
+        for line in lines:
+            self._folder.add(worker.index, fd, line)
+        if len(self._folder) > _MOST_KEPT:
+            self._unfold()
+        elif self._unfolding is None:
+            self._unfolding = self._loop.call_later(_FOLD_WITHIN, self._unfold)
+
+    def _unfold(self) -> None:
+        """Show the lines that are kept."""
+        if self._unfolding is not None:
+            self._unfolding.cancel()
+            self._unfolding = None
+        for shared in self._folder.take():
+            start = prefix_of_several(shared.workers, coloured=self._coloured[shared.fd])
+            self._terminal.put(shared.fd, render(start, shared.line))
 
     def _open(self, path: Path, option: str) -> int:
         try:

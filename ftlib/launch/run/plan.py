@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...checkpoints.names import Name, complete
+from ...checkpoints.names import Name, complete, of_all_shards
 from ...errors import ConfigError
 
 DEFAULT_RESTARTS = 3
@@ -80,6 +80,12 @@ class StartPlan:
     resume: Path | None = None
     """Directory of checkpoints to go on from; None: the script decides how it begins."""
 
+    resume_required: bool = False
+    """Whether nothing is started where there is no complete checkpoint to go on from."""
+
+    dashboard: bool = False
+    """Whether a page of the job is served on this host."""
+
     meeting: Meeting | None = None
     """Where the workers of other hosts are met; None: there are none."""
 
@@ -125,8 +131,19 @@ class StartPlan:
             raise ConfigError("--restart-delay and --grace are seconds: give numbers of at least 0")
         if self.resume is not None and self.resume.exists() and not self.resume.is_dir():
             raise ConfigError(f"--resume {self.resume}: that is a file; give a directory of checkpoints")
+        if self.resume_required and self.resume is not None and not self._can_resume(self.resume):
+            raise ConfigError(f"--resume-required: there is no complete checkpoint in {self.resume}: give another --resume")
         if not _JOB.fullmatch(self.job):
             raise ConfigError(f"--job {self.job!r}: use 1 to 64 letters, digits, dots, dashes and underscores")
+
+    def _can_resume(self, path: Path) -> bool:
+        """Whether there is a checkpoint at ``path`` or in it, of all shards."""
+        try:
+            if self.shards > 1:
+                return all(of_all_shards(path, shard, self.shards) is not None for shard in range(self.shards))
+            return (Name.parse(path.name) is not None and path.is_dir()) or bool(complete(path))
+        except OSError as error:
+            raise ConfigError(f"--resume {path}: {error.strerror}: give a directory that can be read") from None
 
 
 def python_command(target: str, args: tuple[str, ...], *, module: bool) -> tuple[str, ...]:

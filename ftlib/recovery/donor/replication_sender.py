@@ -101,7 +101,8 @@ class ReplicationSender:
         slots, weight = results.slots if applied else (), results.divisor
         if applied and not slots:  # a view of one: this member's own input is the result
             slots, weight = tuple(_staged(call, self._allocate)), 1.0
-        record = ReplicationRecord(results.number, layout.signature, layout.kind, float(weight), results.view_id, slots)
+        step = self._plane.step
+        record = ReplicationRecord(results.number, step, layout.signature, layout.kind, float(weight), results.view_id, slots)
         spare = self._stream.append(record)
         return spare if results.slots else None
 

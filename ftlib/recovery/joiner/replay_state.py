@@ -26,7 +26,8 @@ class PendingAverages:
         self.held = 0
         """Bytes of the averages that wait."""
         self.replayed = 0
-        self._averages: dict[int, Results | None] = {}
+        self._averages: dict[int, tuple[Results | None, int]] = {}
+        """By call, each with the steps granted by then."""
         self._spare: list[Slot] = []
 
     def __len__(self) -> int:
@@ -40,11 +41,18 @@ class PendingAverages:
     @property
     def next(self) -> Results | None:
         """The next average, which must be here; None if there is nothing to apply."""
-        return self._averages[self.position]
+        return self._averages[self.position][0]
 
-    def keep(self, number: int, results: Results | None) -> Sequence[Slot] | None:
-        """Keep the average of call ``number``. Returns buffers to use instead of those of ``results``."""
-        self._averages[number] = results
+    @property
+    def step(self) -> int:
+        """The steps granted when the call of the next average had finished, itself included."""
+        return self._averages[self.position][1]
+
+    def keep(self, number: int, results: Results | None, step: int) -> Sequence[Slot] | None:
+        """Keep the average of call ``number``, the newest of ``step`` steps. Returns buffers to use instead of those of
+        ``results``.
+        """
+        self._averages[number] = results, step
         if results is None:
             return None
         self.held += results.layout.nbytes
@@ -53,7 +61,7 @@ class PendingAverages:
 
     def done(self) -> None:
         """The next average has been applied."""
-        results = self._averages.pop(self.position)
+        results, _ = self._averages.pop(self.position)
         self.position += 1
         if results is not None:
             self.held -= results.layout.nbytes

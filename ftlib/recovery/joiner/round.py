@@ -131,11 +131,14 @@ class Round:
             if thread.is_alive():
                 raise RebuildTimeout(f"thread {thread.name} still writes the state after {_END:g} s: start this worker anew")
 
-    def keep(self, number: int, results: Results | None) -> Sequence[Slot] | None:
-        """Keep the results of call ``number``; None: nothing to replay. Returns buffers to use instead of theirs."""
+    def keep(self, number: int, results: Results | None, step: int) -> Sequence[Slot] | None:
+        """Keep the results of call ``number``; None: nothing to replay. Returns buffers to use instead of theirs.
+
+        ``step``: the steps that the job had been granted when that call had finished, its own included.
+        """
         with self._changed:
             self._changed.notify_all()
-            return self._pending.keep(number, results)
+            return self._pending.keep(number, results, step)
 
     @property
     def next_chunk(self) -> ChunkRequest | None:
@@ -301,7 +304,7 @@ class Round:
                 if self._over or self._error is not None:
                     return
                 fresh, due = chunks.pop_fresh(), self._can_replay()
-                results = self._pending.next if due else None
+                results, step = (self._pending.next, self._pending.step) if due else (None, None)
                 without = chunks.without(self._pending.position)
             chunks.take_over(self.registered, fresh)
             if not due:
@@ -309,7 +312,7 @@ class Round:
             if results is not None:
                 self._own.reattach()
                 self._own.deliver(results)
-                replay(self.registered, without)
+                replay(self.registered, without, step=step)
                 # Now other threads may read it, and the program go on with it.
                 settle({*self._plane.state_places, *self._own.layout.places})
             with self._changed:

@@ -35,6 +35,8 @@ class ReplicationRecord:
     """The result of a finished call."""
 
     number: int
+    step: int
+    """The steps granted when it had finished, its own included."""
     signature: bytes
     kind: str
     """The layout's kind."""
@@ -81,7 +83,7 @@ def encode(record: ReplicationRecord, signature: bytes) -> Iterator[bytes | memo
     """The record as bytes, for a subscriber that wants the sums of calls with that ``signature``."""
     slots = record.slots if record.signature == signature else ()
     nbytes = sum(slot.bucket.nbytes for slot in slots)
-    head = msgpack.packb([record.number, record.signature, record.kind, record.weight, record.view_id, nbytes])
+    head = msgpack.packb([record.number, record.step, record.signature, record.kind, record.weight, record.view_id, nbytes])
     digest = xxhash.xxh3_128(head)
     yield from _framed(head)
     for view in _views(slots):
@@ -100,7 +102,7 @@ def read(fill: Fill, signature: bytes, slots: Callable[[], Sequence[Slot]]) -> R
     if not packed:
         return None
     match _unpacked(packed):
-        case [int(number), bytes(found), str(kind), float(weight), str(view_id), int(nbytes)]:
+        case [int(number), int(step), bytes(found), str(kind), float(weight), str(view_id), int(nbytes)]:
             pass
         case _:
             raise ValueError("this is no average: run one release everywhere")
@@ -117,7 +119,7 @@ def read(fill: Fill, signature: bytes, slots: Callable[[], Sequence[Slot]]) -> R
     _whole(fill, memoryview(found_digest))
     if found_digest != digest.digest():
         raise ValueError("an average arrived damaged")
-    return ReplicationRecord(number, found, kind, weight, view_id, into)
+    return ReplicationRecord(number, step, found, kind, weight, view_id, into)
 
 
 def _framed(packed: bytes) -> Iterator[bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import threading
@@ -13,6 +14,7 @@ import torch
 
 from ...errors import GroupError
 from ...frameworks import Framework, Group, GroupSpec, framework_by_name
+from ...frameworks.background import end_abroad
 from ..work import _DummyWork
 from .group import FrameworkGroup
 from .meeting import address_near, rendezvous, split
@@ -45,6 +47,7 @@ class _Frameworks:
             if (name, host) not in self._started:
                 framework = framework_by_name(name)
                 self._started[name, host] = framework, framework.start(host)["store"]
+                atexit.register(end_abroad)  # hence called before the framework's own end, which threads would see as an error
             return self._started[name, host]
 
 

@@ -42,6 +42,7 @@ class FrameworkGroup(ProcessGroup):
         self._why = ""
         self._works: weakref.WeakSet[GroupWork] = weakref.WeakSet()
         self._end = weakref.finalize(self, _close, group, os.getpid())
+        self._end.atexit = False  # groups that are open then are closed in order, threads in them first
 
     # --- see ProcessGroup ------------------------------------------------------------------------------------------------
 

@@ -34,6 +34,8 @@ _TRIES = 8
 class DistributedDataParallel(nn.Module):
     """A module whose gradients are averaged over all workers while ``backward`` runs, as torch's wrapper of that name does.
 
+    ::
+
         model = DistributedDataParallel(ft, model)
         loss_fn(model(batch)).backward()
         if model.status:

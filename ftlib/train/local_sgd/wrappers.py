@@ -191,6 +191,8 @@ class LocalTraining:
 class LocalSGD(LocalTraining):
     """Workers train on their own; every ``sync_every`` inner steps their weights are averaged.
 
+    ::
+
         local = LocalSGD(ft, model, sync_every=10, inner=optimizer)
         ft.register_state(model=local)
         with local:
@@ -223,6 +225,8 @@ class LocalSGD(LocalTraining):
 
 class DiLoCo(LocalTraining):
     """Workers train on their own, and seldom an outer optimizer steps what all share, by what each of them has learned.
+
+    ::
 
         diloco = DiLoCo(ft, model, inner=inner, outer=lambda weights: SGD(weights, lr=0.7, momentum=0.9, nesterov=True),
                         sync_every=100)

@@ -91,10 +91,9 @@ def begin(worker: Worker) -> None:
     _under_way[:] = [(tensor, work)]
 
 
-def signal_child(worker: Worker, number: int) -> tuple[float, str, tuple[int, ...]]:
-    """While an operation is under way there, if there is one: seconds until it fails; with what, and whom it blames."""
+def signal_child(worker: Worker, number: int) -> tuple[str, tuple[int, ...]]:
+    """While an operation is under way there, if there is one: with what it fails, and whom it blames."""
     os.kill(communicator(worker)._process.pid, number)
-    began = time.monotonic()
     work = _under_way[0][1] if _under_way else None
     if work is None:
         eventually(communicator(worker)._process.gone.is_set, "the end of the child", TIMEOUT)
@@ -103,7 +102,7 @@ def signal_child(worker: Worker, number: int) -> tuple[float, str, tuple[int, ..
     with pytest.raises(GroupError) as failure:
         eventually(lambda: work.wait(0.05), "the end of the operation", TIMEOUT)
     _under_way.clear()
-    return time.monotonic() - began, str(failure.value), failure.value.peers
+    return str(failure.value), failure.value.peers
 
 
 def replaced(worker: Worker) -> int:
@@ -137,15 +136,15 @@ def stop_without_an_end(worker: Worker, bug: bool) -> bool:
 def enter(worker: Worker) -> bool:
     """The other rank's part. True if the operation succeeded."""
     try:
-        return launch(worker, row(worker)).wait(1.0)
+        return launch(worker, row(worker)).wait(TIMEOUT)
     except GroupError:
         return False
 
 
-def found(worker: Worker) -> list[float]:
-    """What is in the row, once the child may have written there."""
-    until = time.monotonic() + WHILE
-    while time.monotonic() < until and bool((_under_way[0][0] == 7.0).all()):
+def found(worker: Worker, seconds: float) -> list[float]:
+    """What is in the row, once the child has written there, or after so many seconds."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and bool((_under_way[0][0] == 7.0).any()):
         time.sleep(0.01)
     return [float(value) for value in _under_way[0][0].unique()]
 
@@ -255,16 +254,14 @@ def test_one_in_a_child_and_one_that_is_not(crew: Crew) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "when", "within", "text"),
+    ("number", "when", "text"),
     [
-        (signal.SIGKILL, "under way", 0.5, "it has (closed its )?end"),
-        (signal.SIGSTOP, "under way", 2.5, r"it has not answered for 0\.8 s"),
-        (signal.SIGKILL, "between", 0.5, "it has (closed its )?end"),
+        (signal.SIGKILL, "under way", "it has (closed its )?end"),
+        (signal.SIGSTOP, "under way", r"it has not answered for 0\.8 s"),
+        (signal.SIGKILL, "between", "it has (closed its )?end"),
     ],
 )
-def test_an_own_child_that_dies_or_hangs_is_nobody_elses_fault(
-    crew: Crew, number: int, when: str, within: float, text: str
-) -> None:
+def test_an_own_child_that_dies_or_hangs_is_nobody_elses_fault(crew: Crew, number: int, when: str, text: str) -> None:
     """Also where it had nothing to do; and the next view has another one. Twice."""
     for _ in range(2):
         hands = worked(crew)
@@ -272,11 +269,10 @@ def test_an_own_child_that_dies_or_hangs_is_nobody_elses_fault(
         if when == "under way":
             ask(hands[0], begin)
         hands[0].tell(signal_child, number)
-        took, error, blamed = hands[0].answer()
+        error, blamed = hands[0].answer()
         assert "the accelerator's process" in error
         assert re.search(text, error)
         assert blamed == (0,)
-        assert took < within, "seconds more than on a quiet machine"
         assert ask(hands[0], replaced) == before + 1
         crew.run(hands, orders.abort)
         crew.run(hands, orders.settle, 1 << 30)
@@ -296,7 +292,7 @@ def check_memory_of_a_killed_child(crew: Crew, *, bug: bool = False) -> None:
     ask(hands[0], begin)
     taken = ask(hands[0], stop_without_an_end, bug)
     entered = ask(hands[1], enter)
-    values = ask(hands[0], found)
+    values = ask(hands[0], found, TIMEOUT if bug else WHILE)
     assert ask(hands[0], finish_off), "idle, once the child is gone"
     crew.run(hands, orders.abort)
     assert entered, "nothing was shown: the child did not work any more"
@@ -356,7 +352,7 @@ def ask_for_facts(accelerator: IsolatedAccelerator) -> None:
     try:
         accelerator.facts(SPEC)
     finally:
-        assert time.monotonic() - began < 4.0
+        assert time.monotonic() - began < TIMEOUT
 
 
 SPEC = GroupSpec("v", 1, 0, 2, {}, 5.0)

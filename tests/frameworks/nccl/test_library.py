@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from consensus import interface_name
 from ftlib.errors import GroupError
 from ftlib.frameworks.accelerators.nccl import library as module
 from ftlib.frameworks.accelerators.nccl import native_reconfigure
-from ftlib.frameworks.accelerators.nccl.interfaces import interface_of
 from ftlib.frameworks.accelerators.nccl.library import Library, Unavailable, load, version_text
 from ftlib.frameworks.accelerators.nccl.results import Result
 from ftlib.frameworks.accelerators.nccl.structures import REDUCTIONS, TYPES, Config, UniqueId, config
@@ -217,9 +217,9 @@ def _cannot_load(name: str) -> None:
 
 def test_an_interface_is_found_by_its_address() -> None:
     names = {Path(path).name for path in Path("/sys/class/net").iterdir()}
-    assert interface_of("127.0.0.1") == interface_of("127.0.0.2") == "lo"
+    assert interface_name("127.0.0.1") == interface_name("127.0.0.2") == "lo"
     assert "lo" in names
-    assert interface_of("0.0.0.0") == interface_of("203.0.113.7") == ""
+    assert interface_name("0.0.0.0") == interface_name("203.0.113.7") == interface_name("no address") == ""
 
 
 def test_torchs_own_reconfigure_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:

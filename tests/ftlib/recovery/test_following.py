@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -127,6 +128,21 @@ class Zeroing(Pupil):
         self.optimizer.zero_grad()
 
 
+class Scheduled(Pupil):
+    """Its learning rate follows from ``ft.step``, and is written into the optimizer as a part of the step."""
+
+    def __init__(self, ft: FTLib, seed: int) -> None:
+        self.rates: list[tuple[int, bool]] = []
+        """The steps that it applied, and whether the average came to its program."""
+        super().__init__(ft, seed, apply=self.apply)
+
+    def apply(self) -> None:
+        self.rates.append((self.ft.step, threading.current_thread().name.startswith("ftlib")))
+        for group in self.optimizer.param_groups:
+            group["lr"] = 1e-3 * (1 + self.ft.step % 7)  # no two steps in a row have the same
+        self.optimizer.step()
+
+
 class Wrong(Zeroing):
     """And leaves out what the program does besides."""
 
@@ -192,7 +208,9 @@ def test_patience_with_a_request_begins_when_its_call_has_ended() -> None:
     assert not go_on()
 
 
-@pytest.mark.parametrize(("make", "follows"), [(Told, True), (Clipping, False), (Zeroing, True), (Wrong, False)])
+@pytest.mark.parametrize(
+    ("make", "follows"), [(Told, True), (Clipping, False), (Zeroing, True), (Scheduled, True), (Wrong, False)]
+)
 def test_what_a_step_does_besides(make: Any, follows: bool, caplog: pytest.LogCaptureFixture) -> None:
     """Where ``apply`` leaves something out, the digests tell, and the others wait for a whole load instead.
 
@@ -202,6 +220,18 @@ def test_what_a_step_does_besides(make: Any, follows: bool, caplog: pytest.LogCa
     with school(2, make, **SLOW) as made:
         join(made)
     assert followed(caplog) is follows
+    assert assert_equal(*made.pupils) >= 4
+
+
+def test_within_apply_the_step_is_the_one_that_is_applied_again() -> None:
+    """So a schedule that follows from it needs no clock that is registered."""
+    with school(2, Scheduled, **SLOW) as made:
+        joiner: Any = join(made)
+    replayed = [step for step, again in joiner.rates if again]
+    own = [step for step, again in joiner.rates if not again]
+    assert replayed and replayed == list(range(replayed[0], replayed[-1] + 1))
+    assert own == list(range(replayed[-1] + 1, own[-1] + 1))
+    assert not [step for pupil in made.pupils[:2] for step, again in pupil.rates if again]
     assert assert_equal(*made.pupils) >= 4
 
 

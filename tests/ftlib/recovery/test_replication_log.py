@@ -62,7 +62,7 @@ def test_what_breaks_off() -> None:
 
 
 def test_a_record_without_sums_comes_through_unless_it_is_damaged() -> None:
-    record = ReplicationRecord(8, b"s" * 16, "barrier", 0.0, "0a", ())
+    record = ReplicationRecord(8, 5, b"s" * 16, "barrier", 0.0, "0a", ())
     data = b"".join(map(bytes, encode(record, b"another")))
     assert read(filling(data), b"another", tuple) == record
     damaged = data[:-1] + bytes([data[-1] ^ 1])

@@ -18,6 +18,7 @@ def layout(width: int) -> Layout:
 def record(number: int, given: Layout) -> ReplicationRecord:
     return ReplicationRecord(
         number,
+        number,
         given.signature,
         given.kind,
         1.0,
@@ -44,10 +45,10 @@ def test_what_waits_to_be_replayed_is_counted() -> None:
     pending, given = PendingAverages(7), layout(3)
     averages = [Results(number, given, record(number, given).slots, 1.0) for number in (7, 8)]
     for results in averages:
-        assert pending.keep(results.number, results) == []
-    assert pending.keep(9, None) is None
+        assert pending.keep(results.number, results, 0) == []
+    assert pending.keep(9, None, 0) is None
     assert pending.held == 2 * given.nbytes
     pending.done()
     assert pending.held == given.nbytes
     assert pending.next is averages[1]
-    assert pending.keep(10, averages[0]) == list(averages[0].slots)
+    assert pending.keep(10, averages[0], 0) == list(averages[0].slots)

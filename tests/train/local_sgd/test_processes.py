@@ -13,7 +13,7 @@ from tests.harness.cluster import Cluster, Worker
 from tests.harness.nursery import Nursery
 from tests.harness.verdict import Verdict
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 SIZES = [300, 2000, 100, 900]
 

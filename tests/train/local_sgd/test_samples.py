@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from ftlib import ConfigError, DiLoCo, ElasticSampler, FTLib
+from tests.harness.basics import TIMEOUT
 from tests.harness.company import Company, at_once, company
 from tests.train.local_sgd.test_course import Layers, inner_step
 
@@ -103,17 +104,20 @@ def test_one_joins_while_others_learn(way: str) -> None:
     """The samples are dealt again, whatever had been drawn beside a sync."""
     with company(2) as crew:
         class_ = students(crew, way)
-        begun, joined = threading.Event(), threading.Event()
+        begun, met, joined = threading.Event(), threading.Event(), threading.Event()
 
         def pace() -> None:
             """Slowly once another one comes, until it has synced: their loops must not end before it is there."""
             if class_[0].diloco.syncs >= 3:
                 begun.set()
+                met.wait(TIMEOUT)
                 joined.wait(0.5)
 
         def join() -> None:
-            assert begun.wait(30.0)
-            student = Student(crew.init(), WAYS[way], 0)
+            assert begun.wait(TIMEOUT)
+            ft = crew.init()
+            met.set()
+            student = Student(ft, WAYS[way], 0)
             class_.append(student)
             student.learn(pace=lambda: joined.set() if student.diloco.syncs else None)
 

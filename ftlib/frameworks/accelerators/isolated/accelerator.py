@@ -30,6 +30,8 @@ _START = 90.0
 """Seconds for the first child: torch is imported, and the device used for the first time."""
 _SOON = 1.0
 """Seconds that a view waits for a spare child, where another view has just taken the last one."""
+_REST = 0.2, 2.0
+"""Seconds before another child is waited for where one has ended as it started: at first, and at most."""
 _END = 2.0
 """Seconds that ``close`` waits for the ends of children."""
 
@@ -142,7 +144,7 @@ class IsolatedAccelerator(Accelerator):
                 self._memory.trim()
 
     def _spare(self, timeout: float) -> CommunicatorProcess:
-        """The spare child, which has started. GroupError, or ConfigError, where there is none within ``timeout`` seconds."""
+        """The spare child, which has started. GroupError or ConfigError if it cannot; NotYetError: there may be one later."""
         until = time.monotonic() + timeout
         spares = self._spares
         spare = None if spares is None else spares.await_spare(timeout)
@@ -157,9 +159,17 @@ class IsolatedAccelerator(Accelerator):
         return spare
 
     def await_facts(self, seconds: float) -> bool:
-        """See ``Accelerator``."""
-        with contextlib.suppress(ConfigError, GroupError):
-            return bool(self._spare(seconds))
+        """See ``Accelerator``. A child that ends as it starts, or is taken for hung, is followed by another one."""
+        until = time.monotonic() + seconds
+        rest, longest = _REST
+        while self._spares is not None and (left := until - time.monotonic()) > 0:
+            try:
+                return bool(self._spare(left))
+            except NotYetError:
+                time.sleep(min(rest, left))
+                rest = min(2.0 * rest, longest)
+            except (ConfigError, GroupError):
+                return False
         return False
 
     def _adopt(self, sock: socket.socket, pid: int, pidfd: int, lost: Callable[[str], None]) -> CommunicatorProcess:

@@ -40,6 +40,9 @@ from .records import (
 
 _MOST = 1024
 """Launches under way at a time."""
+_STARTING = 50
+"""As ``ChildProcess.SILENT``, while the accelerator starts: nobody waits for it, and a busy machine may not let a new process
+run for a second."""
 _PATIENCE = 1.0
 """Seconds for the child to read what it is told at once, where that does not fit into the queue to it."""
 
@@ -84,6 +87,8 @@ class CommunicatorProcess(ChildProcess):
         self._numbers = itertools.count(1)
         self._started = threading.Event()
         self._outcome = Started("it was not told to start")
+        self._ended_first = False
+        """Before it could tell what came of its start. Set before ``_started``, as ``_outcome`` is."""
         self._starting = False
         self._asked_for: deque[_Asked] = deque()
         """Facts, in the order in which the child answers. What nobody waits for any more is answered, too, unless it hangs."""
@@ -114,10 +119,15 @@ class CommunicatorProcess(ChildProcess):
             self._give_up("it does not take orders")
 
     def await_start(self, timeout: float) -> None:
-        """Wait for the accelerator. GroupError if it cannot be started, or not within ``timeout`` seconds; or a ConfigError."""
+        """Wait for the accelerator. GroupError or ConfigError if it cannot be started.
+
+        NotYetError if it is not within ``timeout`` seconds, or if the process ended before it could tell.
+        """
         if not self._started.wait(timeout):
             raise NotYetError(f"{self.WORD} has not started it within {timeout:.3g} s")
         outcome = self._outcome
+        if self._ended_first:
+            raise NotYetError(outcome.text)
         if outcome.text:
             raise ConfigError(outcome.text) if outcome.mistaken else GroupError(outcome.text)
 
@@ -179,6 +189,9 @@ class CommunicatorProcess(ChildProcess):
     def _busy(self) -> bool:
         return bool(self._pending) or self._starting or self._building or bool(self._asked_for)
 
+    def _looks(self) -> int:
+        return _STARTING if self._starting else self.SILENT
+
     def _told(self, record: Packed) -> None:
         match record:
             case Started():
@@ -214,7 +227,7 @@ class CommunicatorProcess(ChildProcess):
 
         def finish(text: str) -> None:
             if not self._started.is_set():
-                self._outcome = Started(text)
+                self._outcome, self._ended_first = Started(text), True
                 self._started.set()
             for asked in asked_for:
                 asked.end(None)

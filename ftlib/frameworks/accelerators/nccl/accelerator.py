@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from consensus import interface_name
 from ftlib.errors import ConfigError, GroupError
 from ftlib.frameworks.background import start_task
 from ftlib.frameworks.base import GroupSpec
@@ -20,7 +21,6 @@ from ftlib.frameworks.rendezvous import interface_address
 from ..base import Accelerator, Communicator
 from .communicator import WARMING, NcclCommunicator
 from .gpus import Gpu, Gpus
-from .interfaces import interface_of
 from .library import Library, Unavailable, load, version_text
 from .results import Result
 from .structures import TYPES
@@ -69,7 +69,7 @@ class NcclAccelerator(Accelerator):
             return
         gpu = self._gpus.current()
         library = self._load()
-        if _INTERFACE not in os.environ and (name := interface_of(interface_address(host))):
+        if _INTERFACE not in os.environ and (name := interface_name(interface_address(host))):
             os.environ[_INTERFACE] = f"={name}"  # an equals sign: this one alone, not all whose names begin so
         first = _FirstUse(library, gpu)
         start_task("nccl-first", first.run)
