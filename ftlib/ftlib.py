@@ -24,6 +24,7 @@ from .checkpoints.keeper import Keeper
 from .checkpoints.names import Name, of_all_shards, shard_directory, shards_in
 from .checkpoints.resume import Loaded
 from .common.logs import configure
+from .common.time_use import State
 from .core.calls.session import Session
 from .core.engine.call_lock import CallLock
 from .core.plane.facts import facts
@@ -71,6 +72,7 @@ class FTLib(Calls):
         chaos = None if faults is None else Chaos(faults, functools.partial(_drain, weakref.ref(self)), settings, ring)
         means = Means(settings, framework, rank_assign, ring, call_lock, chaos=chaos)
         self._more_facts = means.more_facts
+        self._more_facts["min_size"] = lambda: settings.min_size
         lives = Succession(Lifetime(means, consensus), call_lock, rejoin=settings.rejoin)
         layouts = Layouts(framework, int(settings.bucket_mb * 2**20))
         super().__init__(lives, call_lock, layouts, means.listeners, veto=settings.nonfinite == VETO, faults=faults)
@@ -188,8 +190,10 @@ class FTLib(Calls):
         data = self._plane.data
         for elastic in registered.elastic():
             data.register(elastic)
+        self._turn(State.COMPUTING)
         self._lives.life.register(registered, sync=sync)
         data.settle(self.settings.consensus.join_timeout)
+        self._turn(State.COMPUTING, State.RECOVERING)
         if self.settings.resume:
             self.load(self.settings.resume)
 
@@ -220,7 +224,12 @@ class FTLib(Calls):
         founder reads the checkpoint, and the others get it from that founder. Returns None and loads nothing if there is no
         checkpoint, and at a worker that joins a running job. Raises ConfigError if all are damaged, or it does not fit.
         """
-        return self._lives.life.resumption.load(self._of_shard(self._place("load", path)))
+        directory = self._of_shard(self._place("load", path))
+        self._turn(State.COMPUTING)
+        try:
+            return self._lives.life.resumption.load(directory)
+        finally:
+            self._turn(State.COMPUTING, State.RECOVERING)
 
     def manual_join(self, addresses: Sequence[str] | str) -> bool:
         """Ask the members at these ``host:port`` to let this worker in; True if any of them answered."""
@@ -390,6 +399,11 @@ class FTLib(Calls):
             self._watch = Watch(source_of(self.settings.preemption), self._drain.notice)
             self._watch.start()
         self._lives.life.begin()
+        self._turn(State.COMPUTING)
+
+    def _turn(self, state: State, before: State | None = None) -> None:
+        plane = self._plane
+        plane.counters.time_use.turn(plane.threads.now(), state, before)
 
     def _drained(self) -> None:
         self.leave()

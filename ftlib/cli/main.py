@@ -21,6 +21,7 @@ from .commands.keys import keys
 from .commands.look import dashboard, explain, ps, status
 from .commands.orders import drain, kill, stack
 from .commands.simulate import simulate
+from .observability.command import observability
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -57,7 +58,7 @@ def completion(*, shell: str) -> int:
     return 0
 
 
-for _each in (chaos, dashboard, demo, doctor, drain, explain, keys, kill, ps, run, simulate, stack, status):
+for _each in (chaos, dashboard, demo, doctor, drain, explain, keys, kill, observability, ps, run, simulate, stack, status):
     commands.add_command(_each)
 
 

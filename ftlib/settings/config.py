@@ -197,7 +197,7 @@ def resolve(
         # Members must cut their tensors into equal buckets to reduce them, and must agree whether a step with nan counts: a
         # joiner with other settings is refused.
         agreement = f"bucket_mb={own.get('bucket_mb', BUCKET_MB):g} nonfinite={own.get('nonfinite', VETO)}"
-        inner = backend.settled(consensus.Config(**{"agreement": agreement, **found}))
+        inner = backend.settled(consensus.Config(**{"agreement": agreement, "pages": _PAGES, **found}))
     except consensus.ConfigError as error:
         raise ConfigError(str(error)) from None
     inner = _of_replicas(inner, part)
@@ -218,6 +218,10 @@ def resolve(
             "which nobody stands in for a worker any more: give a smaller one, e.g. twice the usual step"
         )
     return settings
+
+
+_PAGES = "ftlib.cli.dashboard:mount"
+"""What agents serve to browsers: named and not imported, since an agent imports it when somebody looks for the first time."""
 
 
 def _of_replicas(inner: consensus.Config, part: Part) -> consensus.Config:

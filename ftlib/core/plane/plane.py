@@ -15,6 +15,7 @@ from consensus import View
 
 from ...common.counters import Counters
 from ...common.threads import SYSTEM, Threads
+from ...common.time_use import TimeUse
 from ...frameworks.base import Group
 from ..calls.call import Call, Results
 from ..calls.salvage import NAMED, Report
@@ -84,7 +85,7 @@ class Plane:
         self.state_places: tuple[str, ...] = () if former is None else former.state_places  # the devices of that state
         self.training_thread = threading.get_ident()
         """The thread that last entered a call, a deputy's excepted."""
-        self.counters: Counters = Counters() if former is None else former.counters
+        self.counters: Counters = Counters(TimeUse(threads.now())) if former is None else former.counters
         self.peers = Peers()
         self.recovery: Callable[[], Progress] | None = None
         """Progress of this member's recovery; None if there is none. Must not be called under the lock."""
@@ -115,6 +116,11 @@ class Plane:
     def level(self) -> bool:
         """True if this member has the state that is valid in the active session."""
         return self.origin == self.authority and bool(self.authority)
+
+    @property
+    def ordered(self) -> bool:
+        """True while a freeze waits for the end of the call in progress."""
+        return self._order is not None
 
     @property
     def needed(self) -> Sequence[Slot]:
@@ -184,6 +190,8 @@ class Plane:
         """``computing``: True while the program's code runs inside ``call``; peers blocked in it then wait for this member."""
         with self.changed:
             call.compute(computing)
+            turn = self.counters.time_use.left if computing else self.counters.time_use.entered
+            turn(self.threads.now())
             self.tell()
 
     def computed(self, call: Call) -> None:
@@ -199,7 +207,7 @@ class Plane:
                 return False
             self.origin, self.newcomer = origin, False
             self.data.caught_up()
-            self.counters.state_loads += 1
+            self._has_loaded()
             return True
 
     def abandon(self) -> tuple[Session | None, Order | None]:
@@ -312,7 +320,7 @@ class Plane:
                 return False
             self.origin = origin
             self.data.loaded()
-            self.counters.state_loads += 1
+            self._has_loaded()
             return True
 
     def resumed(self, session: Session, origin: str, step: int) -> bool:
@@ -327,7 +335,7 @@ class Plane:
             if acting:
                 self.authority = origin
                 self.data.resumed()
-                self.counters.state_loads += 1
+                self._has_loaded()
             return acting
 
     def acting_in(self, session: Session) -> bool:
@@ -443,7 +451,10 @@ class Plane:
             self.phase = PLANE.after(self.phase, Switch.ACTIVATE)
             self.counters.views += 1
             if self._frozen_at:
-                self.counters.pauses.add(self.threads.now() - self._frozen_at)
+                now = self.threads.now()
+                self.counters.pauses.add(now - self._frozen_at)
+                if self.current is not None and not self.current.stand_in:
+                    self.counters.time_use.changed(now - max(self._frozen_at, self.current.began))
             self._frozen_at = 0.0
             self.counters.last_wait = self.threads.now() - self.current.began if self.current is not None else 0.0
             self.peers.keep(session.view)
@@ -520,6 +531,11 @@ class Plane:
             self.phase = PLANE.after(self.phase, Switch.FREEZE)
             self._frozen_at = self.threads.now()
         self.changed.notify_all()
+
+    def _has_loaded(self) -> None:
+        self.counters.state_loads += 1
+        if self.current is not None:
+            self.counters.time_use.recovered()
 
     def _found(self) -> None:
         self.founder, self.blank = True, False
