@@ -121,6 +121,11 @@ class Plane:
         return self.origin == self.authority and bool(self.authority)
 
     @property
+    def ordered(self) -> bool:
+        """True while a freeze waits for the end of the call in progress."""
+        return self._order is not None
+
+    @property
     def needed(self) -> Sequence[Slot]:
         """The slots of the newest results, while a survivor may need them."""
         results = self.held or self.results
