@@ -16,6 +16,7 @@ from typing import Any
 
 import consensus
 from consensus.runtime.net.metrics import METRICS
+from ftlib.cli.observability.rules import ALERTS, RECORDINGS
 from ftlib.settings import config, readers
 
 DOCS = Path(__file__).parent
@@ -33,6 +34,8 @@ def pages() -> Iterator[tuple[Path, str]]:
         "training": settings([field.name for field in dataclasses.fields(config.Settings)], found, config.Settings),
         "protocol": settings(names[constants:internal], found.consensus, consensus.Config),
         "metrics": metrics(),
+        "alerts": alerts(),
+        "recordings": recordings(),
     }
     for page in (DOCS / "operations.md", DOCS / "observability.md"):
         text = page.read_text(encoding="utf-8")
@@ -95,6 +98,22 @@ def metrics() -> str:
         labels = f"{{{','.join(metric.labels)}}}" if metric.labels else ""
         key = f"`{metric.key.removeprefix('ftlib.')}`" if metric.key else ""
         lines.append(f"| {key} | `{metric.shown}{labels}` | {metric.kind.value} | {metric.help} |")
+    return "\n".join(lines) + "\n"
+
+
+def alerts() -> str:
+    """One row an alert."""
+    lines = ["| alert | severity | when | for | what to do |", "| --- | --- | --- | --- | --- |"]
+    for alert in ALERTS:
+        runbook = f"[{alert.runbook.replace('-', ' ')}](operations.md#{alert.runbook})"
+        expression = alert.expression.replace("|", "\\|")
+        lines.append(f"| `{alert.name}` | {alert.severity} | `{expression}` | {alert.hold} | {runbook} |")
+    return "\n".join(lines) + "\n"
+
+
+def recordings() -> str:
+    """One row a recording rule."""
+    lines = ["| series | meaning |", "| --- | --- |", *(f"| `{each.name}` | {each.meaning} |" for each in RECORDINGS)]
     return "\n".join(lines) + "\n"
 
 

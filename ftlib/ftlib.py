@@ -23,6 +23,8 @@ from .checkpoints.depot import Depot, depot_of
 from .checkpoints.keeper import Keeper
 from .checkpoints.resume import Loaded
 from .common.logs import configure
+from .common.time_use import State
+from .common.traces import Traces
 from .core.calls.session import Session
 from .core.engine.call_lock import CallLock
 from .core.plane.facts import facts
@@ -46,6 +48,7 @@ from .training import Calls
 
 if TYPE_CHECKING:
     from .lifecycle.preemption import Watch
+    from .lifecycle.tracing.tracer import Tracer
 
 logger = logging.getLogger("ftlib")
 
@@ -68,14 +71,17 @@ class FTLib(Calls):
         faults = Faults(call_lock) if settings.chaos else None
         ring = _ring_of(settings)
         chaos = None if faults is None else Chaos(faults, functools.partial(_drain, weakref.ref(self)), settings, ring)
-        means = Means(settings, framework, rank_assign, ring, call_lock, chaos=chaos)
+        traces = None if settings.trace is None else Traces()
+        means = Means(settings, framework, rank_assign, ring, call_lock, chaos=chaos, traces=traces)
         self._more_facts = means.more_facts
+        self._more_facts["min_size"] = lambda: settings.min_size
         lives = Succession(Lifetime(means, consensus), call_lock, rejoin=settings.rejoin)
         layouts = Layouts(framework, int(settings.bucket_mb * 2**20))
         super().__init__(lives, call_lock, layouts, means.listeners, veto=settings.nonfinite == VETO, faults=faults)
         self._keeper = Keeper(settings.keep, settings.step_timeout)
         self._drain = Drain(call_lock, lambda: lives.over, lives.wake)
         self._watch: Watch | None = None
+        self._tracer = None if traces is None or settings.trace is None else self._traced(traces, settings.trace)
         self._at_exit: Callable[[], None] | None = None
         self._process = os.getpid()
         self._closing = threading.RLock()  # a signal handler may close in the middle of a close
@@ -187,8 +193,10 @@ class FTLib(Calls):
         data = self._plane.data
         for elastic in registered.elastic():
             data.register(elastic)
+        self._turn(State.COMPUTING)
         self._lives.life.register(registered, sync=sync)
         data.settle(self.settings.consensus.join_timeout)
+        self._turn(State.COMPUTING, State.RECOVERING)
         if self.settings.resume:
             self.load(self.settings.resume)
 
@@ -219,7 +227,12 @@ class FTLib(Calls):
         founder reads the checkpoint, and the others get it from that founder. Returns None and loads nothing if there is no
         checkpoint, and at a worker that joins a running job. Raises ConfigError if all are damaged, or it does not fit.
         """
-        return self._lives.life.resumption.load(self._place("load", path).to_load(self.settings.shard, self.settings.shards))
+        directory = self._place("load", path).to_load(self.settings.shard, self.settings.shards)
+        self._turn(State.COMPUTING)
+        try:
+            return self._lives.life.resumption.load(directory)
+        finally:
+            self._turn(State.COMPUTING, State.RECOVERING)
 
     def manual_join(self, addresses: Sequence[str] | str) -> bool:
         """Ask the members at these ``host:port`` to let this worker in; True if any of them answered."""
@@ -265,6 +278,8 @@ class FTLib(Calls):
         if self._at_exit is not None:
             atexit.unregister(self._at_exit)
         self._drain.part()
+        if self._tracer is not None:
+            self._tracer.close()
         self._apart(functools.partial(self._close, self._ended()))
         self._drain.remove()
 
@@ -389,6 +404,21 @@ class FTLib(Calls):
             self._watch = Watch(source_of(self.settings.preemption), self._drain.notice)
             self._watch.start()
         self._lives.life.begin()
+        self._turn(State.COMPUTING)
+        if self._tracer is not None:
+            self._tracer.start()
+
+    def _traced(self, traces: Traces, every: int) -> Tracer:
+        from .lifecycle.tracing.tracer import Tracer  # noqa: PLC0415 - with OpenTelemetry, which few have
+
+        def status() -> dict[str, Any]:
+            return self._consensus.status()  # of the lifetime then
+
+        return Tracer(traces, self.settings.consensus.job, every, status, self.settings.name)
+
+    def _turn(self, state: State, before: State | None = None) -> None:
+        plane = self._plane
+        plane.counters.time_use.turn(plane.threads.now(), state, before)
 
     def _drained(self) -> None:
         self.leave()

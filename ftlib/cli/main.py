@@ -22,6 +22,7 @@ from .commands.keys import keys
 from .commands.look import dashboard, explain, ps, status
 from .commands.orders import drain, kill, stack
 from .commands.simulate import simulate
+from .observability.command import observability
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -58,7 +59,24 @@ def completion(*, shell: str) -> int:
     return 0
 
 
-for _each in (chaos, checkpoints, dashboard, demo, doctor, drain, explain, keys, kill, ps, run, simulate, stack, status):
+_EACH = (
+    chaos,
+    checkpoints,
+    dashboard,
+    demo,
+    doctor,
+    drain,
+    explain,
+    keys,
+    kill,
+    observability,
+    ps,
+    run,
+    simulate,
+    stack,
+    status,
+)
+for _each in _EACH:
     commands.add_command(_each)
 
 

@@ -6,6 +6,8 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import Any
 
+from .time_use import TimeUse
+
 PAUSES = (0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Upper bounds in seconds for pauses: a crash costs tens of milliseconds, silence about ``exclude_after``."""
 
@@ -51,6 +53,8 @@ class Tally:
 class Counters:
     """Plain counts; each is written by one thread."""
 
+    time_use: TimeUse
+    """Where the time went."""
     calls: int = 0
     accelerated: int = 0
     """Calls whose large buckets went by the accelerators of all members."""

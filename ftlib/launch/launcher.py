@@ -17,18 +17,18 @@ import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import ConfigError
 from .director.director import Director
 from .director.ledger import Rules
-from .director.plan import Plan
-from .hosts.names import discover, parse_host, read_hosts_file, slurm_hosts
+from .director.plan import HostSource, Plan
+from .hosts.names import Discovery, HostsFile, parse_host, slurm_hosts
 from .hosts.transport import Transport
 from .parcel import pack_function
-from .processes.credentials import new_secret, ring_of_user
+from .processes.credentials import SecretsFile, given, new_secret
+from .processes.inherited import OURS
 from .result import LaunchResult
 from .run.plan import random_job
 
@@ -37,7 +37,7 @@ DEFAULT_ENV_VARS_FOR_COPY = (
     "FTLIB_*",
 )  # fmt: skip
 """Patterns of variables that workers get from the caller unless another choice is made."""
-_NEVER = {"FTLIB_SECRET", "FTLIB_SECRET_FILE", "PYTHONHOME", "PYTHONSTARTUP", "PYTHONINSPECT"}
+_NEVER = {*OURS, "PYTHONHOME", "PYTHONSTARTUP", "PYTHONINSPECT"}
 _JOB = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -182,11 +182,11 @@ class Launcher:
         if job is not None and not _JOB.fullmatch(job):
             raise ConfigError(f"job {job!r}: use 1 to 64 letters, digits, dots, dashes and underscores")
         variables = self._variables()
-        given = ring_of_user() is not None
-        secret = (os.environ.get("FTLIB_SECRET") or _secret_of_file()) if given else new_secret()
+        found = given()
+        refresh = self._refresher()
         return Plan(
             job=job or random_job(),
-            hosts=self._hosts(),
+            hosts=self._hosts(refresh),
             transport=self._transport(),
             rules=Rules(
                 elastic=self.elastic,
@@ -196,12 +196,14 @@ class Launcher:
                 restart_delay=self.restart_delay,
                 grace=self.grace,
                 patience=self.worker_timeout,
+                moving=refresh is not None,
             ),
             slots=self.workers_per_host if isinstance(self.workers_per_host, (int, str)) else 1,
             call=call,
             command=command,
             variables=variables,
-            secret=secret,
+            secret=found if isinstance(found, str) else new_secret(),
+            secrets=found if isinstance(found, SecretsFile) else None,
             backend=self.backend or "",
             worker_timeout=self.worker_timeout,
             agent_timeout=self.agent_timeout,
@@ -215,15 +217,14 @@ class Launcher:
             events=Path(self.events) if self.events is not None else None,
             live=self._live,
             handlers=self._handlers,
-            refresh=self._refresher(),
+            refresh=refresh,
         )
 
     def _transport(self) -> Transport:
         config = Path(self.ssh_config_file).expanduser() if self.ssh_config_file is not None else None
         return Transport(self.transport, self.python, self.setup, config)
 
-    def _hosts(self) -> list[tuple[str, int | None]]:
-        refresh = self._refresher()
+    def _hosts(self, refresh: HostSource | None) -> list[tuple[str, int | None]]:
         if refresh is not None:
             found = list(refresh().items())
         elif self.hostnames == "slurm" or (self.hostnames == "auto" and "SLURM_JOB_ID" in os.environ):
@@ -233,7 +234,7 @@ class Launcher:
         else:
             found = [parse_host(name) for name in self.hostnames]
         names = [name for name, _ in found]
-        if not names:
+        if not names and refresh is None:
             raise ConfigError("there is no host: name at least one")
         if len(set(names)) < len(names):
             raise ConfigError("a host is named twice: name it once, and give it more workers")
@@ -245,12 +246,10 @@ class Launcher:
             found = [(name, slots or number) for (name, slots), number in zip(found, self.workers_per_host, strict=True)]
         return found
 
-    def _refresher(self) -> Callable[[], Mapping[str, int | None]] | None:
+    def _refresher(self) -> HostSource | None:
         if self.hosts_file is not None:
-            return partial(read_hosts_file, Path(self.hosts_file))
-        if self.discover is not None:
-            return partial(discover, self.discover)
-        return None
+            return HostsFile(Path(self.hosts_file))
+        return Discovery(self.discover) if self.discover is not None else None
 
     def _variables(self) -> dict[str, str]:
         found = {
@@ -271,11 +270,6 @@ def _read_env_file(path: Path) -> dict[str, str]:
     if not path.is_file():
         raise ConfigError(f"env_file={path}: there is no such file")
     return {name: value for name, value in dotenv_values(path).items() if value is not None}
-
-
-def _secret_of_file() -> str:
-    path = os.environ.get("FTLIB_SECRET_FILE", "")
-    return Path(path).read_text(encoding="utf-8").strip() if path else new_secret()
 
 
 class Launch:

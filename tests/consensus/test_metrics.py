@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import aiohttp
@@ -10,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 from consensus.member import format_address
 from consensus.runtime.net.metrics import CONTENT_TYPE, render
+from ftlib.common.counters import CALLS, PAUSES
 
 from .fake_core import rig
 
@@ -17,7 +19,7 @@ STATUS: dict[str, Any] = {
     "job": 'lab "one"',
     "member": "a1" * 8,
     "address": "10.0.0.1:7000",
-    "meta": {"name": "worker 0"},
+    "meta": {"name": "worker 0", "pid": "1"},
     "protocol_version": 1,
     "policy": "majority",
     "active_epoch": 4,
@@ -36,6 +38,9 @@ STATUS: dict[str, Any] = {
     "store": {"open": True, "away_since": None, "operations": 30, "requests": {"list": 4, "write": 20}, "failures": 2},
     "history": [{"epoch": 4}],
     "ftlib": {
+        "build": {"version": "0.1.0", "torch": "2.13.0", "python": "3.11.2"},
+        "seconds": {"computing": 6.0, "averaging": 2.0, "waiting": 1.0, "changing": 0.75, "recovering": 0.25},
+        "goodput": 0.8,
         "phase": "active",
         "rank": 1,
         "step": 90,
@@ -109,6 +114,7 @@ def test_every_number_arrives() -> None:
         "ftlib_members_joined_total": 5,
         "ftlib_stopped": 0,
         "ftlib_acting": 1,
+        "ftlib_goodput": 0.8,
         "ftlib_rank": 1,
         "ftlib_last_recovery_seconds": 0.02,
         "ftlib_steps_total": 90,
@@ -151,15 +157,21 @@ def test_every_number_arrives() -> None:
         "ftlib_call_seconds_count": 99,
         "ftlib_call_seconds_sum": 0.99,
     }
-    labelled = {key: value for key, value in found.items() if key[1] and key[0] != "ftlib_info"}
+    labelled = {key: value for key, value in found.items() if key[1] and "process" not in key[0] and key[0] != "ftlib_info"}
     assert labelled == {
+        ("ftlib_build_info", (("python", "3.11.2"), ("torch", "2.13.0"), ("version", "0.1.0"))): 1,
+        ("ftlib_seconds_total", (("state", "computing"),)): 6.0,
+        ("ftlib_seconds_total", (("state", "averaging"),)): 2.0,
+        ("ftlib_seconds_total", (("state", "waiting"),)): 1.0,
+        ("ftlib_seconds_total", (("state", "changing"),)): 0.75,
+        ("ftlib_seconds_total", (("state", "recovering"),)): 0.25,
         ("ftlib_view_changes_total", (("cause", "founded"),)): 1,
         ("ftlib_view_changes_total", (("cause", "proof"),)): 2,
         ("ftlib_members_removed_total", (("cause", "proof"),)): 3,
         ("ftlib_control_messages_total", (("direction", "sent"), ("type", "Ping"))): 7,
         ("ftlib_control_messages_total", (("direction", "received"), ("type", "Ack"))): 6,
-        ("ftlib_control_bytes_total", (("direction", "sent"), ("type", "Ping"))): 700,
-        ("ftlib_control_bytes_total", (("direction", "received"), ("type", "Ack"))): 600,
+        ("ftlib_control_bytes_total", (("direction", "sent"),)): 700,
+        ("ftlib_control_bytes_total", (("direction", "received"),)): 600,
         ("ftlib_control_dropped_total", (("reason", "malformed"),)): 3,
         ("ftlib_store_requests_total", (("kind", "list"),)): 4,
         ("ftlib_store_requests_total", (("kind", "write"),)): 20,
@@ -174,6 +186,36 @@ def test_every_number_arrives() -> None:
         ("ftlib_call_seconds_bucket", (("le", "0.01"),)): 98,
         ("ftlib_call_seconds_bucket", (("le", "+Inf"),)): 99,
     }
+
+
+def test_the_worker_and_its_agent_are_told_apart() -> None:
+    """Process 1 stands for the worker; this one is where an agent would be."""
+    found = {(name, dict(labels)["process"]): value for (name, labels), value in samples(STATUS).items() if "process" in name}
+    names = {name for name, _ in found}
+    assert names >= {"ftlib_process_cpu_seconds_total", "ftlib_process_resident_memory_bytes", "ftlib_process_threads"}
+    assert all(found[name, "agent"] > 0 for name in names)
+    assert found["ftlib_process_start_time_seconds", "worker"] <= found["ftlib_process_start_time_seconds", "agent"]
+    alone = samples({**STATUS, "meta": {"name": "worker 0", "pid": str(os.getpid())}})
+    assert {dict(labels)["process"] for (name, labels) in alone if "process" in name} == {"worker"}, "an agent on a thread"
+
+
+def test_sixty_four_members_have_no_more_than_nine_thousand_series() -> None:
+    """Nothing grows with the number of members: each of 64 exports at most 140, with a store, and after as many
+    kinds of messages as a job with a joiner sees (see ``tests/processes/test_prometheus.py`` for a real one).
+    """
+    traffic = {f"Kind{number}": {"messages": 1, "bytes": 10} for number in range(16)}
+    everybody = {f"{number:012}": {"last": 0.1, "median": 0.1, "slow_for": 0, "straggler": False} for number in range(64)}
+    times = {**everybody, "a1" * 8: STATUS["ftlib"]["step_times"]["a1" * 8]}
+    upper = {key: value for key, value in STATUS["ftlib"].items() if not key.startswith("accelerator")}
+    pauses = {"count": 1, "sum": 1.0, "buckets": [[bound, 1] for bound in PAUSES]}
+    calls = {"count": 1, "sum": 1.0, "buckets": [[bound, 1] for bound in CALLS]}
+    many = {
+        **STATUS,
+        "members": [{"id": member_id, "status": "alive"} for member_id in times],
+        "ftlib": {**upper, "step_times": times, "pauses": pauses, "call_seconds": calls, "calls_by_transport": {"gloo": 1}},
+    }
+    busy = {**many, "messages": {**STATUS["messages"], "sent": traffic, "received": traffic}}
+    assert len(samples(busy)) * 64 <= 9_000, len(samples(busy))
 
 
 def test_what_is_not_there_is_left_out() -> None:

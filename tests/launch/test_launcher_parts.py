@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from ftlib import ConfigError
-from ftlib.launch.hosts.names import discover, expand_nodes, parse_host, parse_hosts, slurm_hosts
+from ftlib.launch.hosts.names import Discovery, HostsFile, expand_nodes, parse_host, parse_hosts, slurm_hosts
 from ftlib.launch.hosts.transport import Transport
 from ftlib.launch.stream.messages import Decoder, Ended, Greeted, Lines, Piece, StreamError, encode, greeting, release
+from tests.harness.basics import eventually
 
 
 @pytest.mark.parametrize(
@@ -34,11 +36,52 @@ def test_files_of_hosts() -> None:
 
 
 def test_discovery_says_what_went_wrong() -> None:
-    assert discover(f"{sys.executable} -c \"print('a:2'); print('b')\"") == {"a": 2, "b": None}
+    assert Discovery(f"{sys.executable} -c \"print('a:2'); print('b')\"")() == {"a": 2, "b": None}
     with pytest.raises(ConfigError, match="failed with 3: why"):
-        discover(f"{sys.executable} -c \"import sys; sys.stderr.write('why'); sys.exit(3)\"")
+        Discovery(f"{sys.executable} -c \"import sys; sys.stderr.write('why'); sys.exit(3)\"")()
     with pytest.raises(ConfigError, match="cannot be run"):
-        discover("/nowhere/at/all")
+        Discovery("/nowhere/at/all")()
+
+
+def test_a_discovery_that_says_none_is_not_believed_once_there_were_some(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("")
+    command = Discovery(f"cat {tmp_path / 'hosts'}")
+    assert command() == {}
+    (tmp_path / "hosts").write_text("a:1\n")
+    assert command() == {"a": 1}
+    (tmp_path / "hosts").write_text("# all are ill\n")
+    with pytest.raises(ConfigError, match="names no host"):
+        command()
+
+
+def test_closing_ends_a_discovery_that_hangs(tmp_path: Path) -> None:
+    command = Discovery(f"sh -c 'touch {tmp_path / 'begun'}; exec sleep 1000'")
+    with ThreadPoolExecutor() as pool:
+        look = pool.submit(command)
+        eventually((tmp_path / "begun").exists, "the command runs", 60.0)
+        command.close()
+        with pytest.raises(ConfigError, match="failed with -9"):
+            look.result(60)
+
+
+def test_a_file_that_is_being_written_is_followed_once_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    path.write_text("node1:2\nnode2:2\n")
+    hosts = HostsFile(path)
+    before = hosts()
+    for part in ("", "node1:2\nno", "node1:2\nnode3"):  # an editor writes it, while somebody looks
+        path.write_text(part)
+        assert hosts() == before == {"node1": 2, "node2": 2}
+    path.write_text("node1:2\nnode3:2\n")
+    assert hosts() == before
+    assert hosts() == {"node1": 2, "node3": 2}
+    path.write_text("")
+    hosts()
+    with pytest.raises(ConfigError, match="names no host"):
+        hosts()
+    path.unlink()
+    with pytest.raises(ConfigError, match="No such file"):
+        hosts()
 
 
 def test_slurms_short_lists() -> None:
@@ -63,7 +106,7 @@ def test_commands_are_fixed_text(tmp_path: Path) -> None:
 
 
 def test_messages_are_found_behind_any_noise() -> None:
-    sent = [Piece(3, b"\x00" * 1000, True), Lines(-1, True, [b"\xff line"]), Ended(1, 2, -9, "why", False, 0, [b"last"])]
+    sent = [Piece(3, 1, b"\x00" * 1000, True), Lines(-1, True, [b"\xff line"]), Ended(1, 1, 2, -9, "why", False, 0, [b"last"])]
     stream = b"Welcome \x00ftlib-agent not yet \xff\n" * 300 + greeting() + b"".join(encode(message) for message in sent)
     for size in (1, 7, 100_000):
         greeted, decoder, found, open_ = Greeted(), Decoder(), [], False

@@ -7,22 +7,13 @@ host that is not there, every worker is accounted for, and every launch comes to
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
-from ftlib.launch.director.ledger import (
-    Action,
-    BindHost,
-    CallHost,
-    DropHost,
-    FailureKind,
-    HostPhase,
-    Ledger,
-    Rules,
-    Stage,
-    StartWorker,
-    StopWorker,
-)
+from ftlib.launch.director.actions import Action, BindHost, CallHost, DropHost, FailureKind, StartWorker, StopWorker
+from ftlib.launch.director.hosts import HostPhase, Loss
+from ftlib.launch.director.ledger import Ledger, Rules, Stage
 from ftlib.launch.run.restarts import WorkerPhase
 
 
@@ -38,6 +29,7 @@ class World:
             max_restarts=self.chance.randrange(0, 6) if elastic else 0,
             restart_delay=self.chance.choice([0.0, 1.0]),
             patience=60.0,
+            moving=self.chance.random() < 0.5,
         )
         self.now = 0.0
         hosts = [(f"h{number}", self.chance.choice([None, 1, 2, 3])) for number in range(self.chance.randrange(1, 5))]
@@ -46,10 +38,11 @@ class World:
         self.up: set[str] = set()
         self.binding: list[BindHost] = []
         self.running: dict[int, str] = {}
+        self.last: dict[int, int] = {}
         self.stopped: set[int] = set()
         self.starts = 0
         self.ports = 1000
-        self.do(self.ledger.begin())
+        self.do(self.ledger.begin(self.now))
 
     def do(self, actions: list[Action]) -> None:
         for action in actions:
@@ -60,12 +53,16 @@ class World:
                 case BindHost(host):
                     assert host in self.up, f"sockets at {host}, which is not there"
                     self.binding.append(action)
-                case StartWorker(index, founder, address, introducers, size):
+                case StartWorker(index, start, founder, address, introducers, size):
                     place = self.ledger.places[index]
                     assert index not in self.running, f"worker {index} is started twice"
                     assert place.host in self.up, f"worker {index} is started at {place.host}, which is not there"
                     assert introducers and size > 0
                     assert founder < 0 or address in introducers
+                    assert self.last.get(index, 0) < start, f"start {start} of worker {index} comes twice"
+                    self.last[index] = start
+                    taken = [self.ledger.places[each].local_rank for each, where in self.running.items() if where == place.host]
+                    assert place.local_rank not in taken, f"two workers in slot {place.local_rank} of {place.host}"
                     self.running[index] = place.host
                     self.stopped.discard(index)
                     self.starts += 1
@@ -95,7 +92,7 @@ class World:
 
     def end(self, index: int, code: int) -> None:
         del self.running[index]
-        self.do(self.ledger.ended(index, code, "", self.now, sent_away=index in self.stopped))
+        self.do(self.ledger.ended(index, self.last[index], code, "", self.now, sent_away=index in self.stopped))
 
     def calm(self) -> bool:
         """One thing that happens without anything breaking; False: nothing is left to happen."""
@@ -127,7 +124,7 @@ class World:
             case 1 if self.up | self.called:
                 host = chance.choice(sorted(self.up | self.called))
                 self.drop(host)
-                self.do(ledger.host_lost(host, "cut off", self.now))
+                self.do(ledger.host_lost(host, "cut off", self.now, chance.choice(list(Loss))))
             case 2 if self.rules.elastic:
                 self.do(ledger.add_host(f"h{chance.randrange(7)}", chance.choice([None, 1, 2]), self.now))
             case 3 if self.rules.elastic and chance.random() < 0.5:
@@ -138,7 +135,7 @@ class World:
             case 5 if self.running:
                 index = chance.choice(sorted(self.running))
                 member = f"m{index}-{self.ledger.policy.records[index].starts}"
-                self.do(ledger.announced(index, member, f"10.0.0.1:{index}", chance.randrange(3), self.now))
+                self.do(ledger.announced(index, self.last[index], member, f"10.0.0.1:{index}", chance.randrange(3), self.now))
             case 6 if self.stopped & set(self.running):
                 self.end(min(self.stopped & set(self.running)), chance.choice([0, -15, -9]))
             case 7 if chance.random() < 0.05:
@@ -187,7 +184,7 @@ def test_ten_thousand_random_launches() -> None:
 
 def test_a_static_launch_starts_only_when_all_are_there_and_ranks_follow_the_list() -> None:
     ledger = Ledger(Rules(elastic=False), [("a", 1), ("b", 2)], 0.0)
-    assert ledger.begin() == [CallHost("a"), CallHost("b")]
+    assert ledger.begin(0.0) == [CallHost("a"), CallHost("b")]
     assert ledger.host_up("b", 9, "10.0.0.2", 0.0) == []
     assert ledger.host_up("a", 9, "10.0.0.1", 0.0) == [BindHost("a", 1, 1, True), BindHost("b", 1, 2, False)]
     assert ledger.host_bound("b", 1, ["10.0.0.2:1", "10.0.0.2:2"], 0.0) == []
@@ -198,26 +195,26 @@ def test_a_static_launch_starts_only_when_all_are_there_and_ranks_follow_the_lis
 
 def test_the_first_failure_ends_a_static_launch_and_others_are_noted() -> None:
     ledger = Ledger(Rules(elastic=False), [("a", 3)], 0.0)
-    ledger.begin()
+    ledger.begin(0.0)
     ledger.host_up("a", 1, "127.0.0.1", 0.0)
     ledger.host_bound("a", 1, ["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"], 0.0)
-    assert ledger.ended(1, 1, "", 1.0) == []
+    assert ledger.ended(1, 1, 1, "", 1.0) == []
     assert ledger.stage is Stage.SETTLING
-    assert ledger.ended(2, -9, "", 1.05) == []
+    assert ledger.ended(2, 1, -9, "", 1.05) == []
     assert ledger.tick(1.2) == [StopWorker(0, 0.0, "another part of the launch failed")]
-    ledger.ended(0, -9, "", 1.3, sent_away=True)
+    ledger.ended(0, 1, -9, "", 1.3, sent_away=True)
     assert ledger.over
     assert [failure.index for failure in ledger.failures] == [1, 2]
 
 
 def test_a_lost_host_rests_longer_each_time_and_its_workers_wait() -> None:
     ledger = Ledger(Rules(elastic=True), [("a", 1), ("b", 1)], 0.0)
-    ledger.begin()
+    ledger.begin(0.0)
     ledger.host_up("a", 1, "10.0.0.1", 0.0)
     ledger.host_up("b", 1, "10.0.0.2", 0.0)
     ledger.host_bound("a", 1, ["10.0.0.1:1"], 0.0)
     ledger.host_bound("b", 1, ["10.0.0.2:1"], 0.0)
-    ledger.announced(0, "m0", "10.0.0.1:1", 1, 0.0)
+    ledger.announced(0, 1, "m0", "10.0.0.1:1", 1, 0.0)
     now, rests = 10.0, []
     for _ in range(10):
         ledger.host_lost("b", "cut off", now)
@@ -232,3 +229,113 @@ def test_a_lost_host_rests_longer_each_time_and_its_workers_wait() -> None:
     assert rests == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 300.0]
     ledger.host_lost("b", "cut off", now + 601.0)
     assert ledger.next_at() == now + 602.0
+
+
+def founded(*hosts: tuple[str, int], **rules: Any) -> Ledger:
+    """An elastic launch that runs, each worker a member of a view."""
+    ledger = Ledger(Rules(elastic=True, **rules), list(hosts), 0.0)
+    ledger.begin(0.0)
+    for number, (name, slots) in enumerate(hosts):
+        ledger.host_up(name, slots, f"10.0.0.{number}", 0.0)
+    for number, (name, slots) in enumerate(hosts):
+        ledger.host_bound(name, 1, [f"10.0.0.{number}:{port}" for port in range(slots)], 0.0)
+    for index, place in enumerate(ledger.places):
+        ledger.announced(index, 1, f"m{index}", f"{place.host}:{index}", 1, 0.0)
+    return ledger
+
+
+def started(actions: list[Action]) -> list[int]:
+    return [action.index for action in actions if isinstance(action, StartWorker)]
+
+
+def where(ledger: Ledger) -> list[tuple[str, int]]:
+    return [(place.host, place.local_rank) for place in ledger.places]
+
+
+def test_workers_of_a_lost_host_start_on_one_that_comes_and_the_lost_one_gets_others() -> None:
+    ledger = founded(("a", 1), ("b", 2))
+    ledger.host_lost("b", "cut off", 1.0)
+    assert ledger.add_host("c", 3, 1.1) == [CallHost("c")]
+    ledger.host_up("c", 9, "10.0.0.9", 1.5)
+    assert started(ledger.host_bound("c", 1, [], 1.5)) == [1, 2, 3]
+    assert where(ledger) == [("a", 0), ("c", 0), ("c", 1), ("c", 2)]
+    assert ledger.tick(2.0) == [CallHost("b")]
+    ledger.host_up("b", 9, "10.0.0.2", 2.1)
+    assert started(ledger.host_bound("b", 1, [], 2.1)) == [4, 5]
+    assert where(ledger)[4:] == [("b", 0), ("b", 1)]
+
+
+def test_the_slot_of_a_worker_that_failed_for_good_is_room() -> None:
+    ledger = founded(("a", 2), ("b", 1))
+    assert ledger.ended(1, 1, 3, "", 1.0) == []  # no restart is left
+    assert started(ledger.host_lost("b", "cut off", 2.0)) == [2]
+    assert where(ledger)[2] == ("a", 1)
+
+
+def test_what_is_said_of_an_earlier_start_changes_nothing() -> None:
+    ledger = founded(("a", 2), max_restarts=5, restart_delay=0.0)
+    assert started(ledger.ended(0, 1, -9, "", 1.0)) == [0]
+    assert ledger.ended(0, 1, -9, "", 1.1) == [] == ledger.announced(0, 1, "m0", "a:0", 7, 1.1)
+    record = ledger.policy.records[0]
+    assert (record.starts, record.phase, record.epoch) == (2, WorkerPhase.RUNNING, 0)
+    assert ledger.ended(0, 2, 0, "", 1.2) == []
+    assert record.phase is WorkerPhase.DONE
+
+
+def test_a_worker_that_asks_for_it_is_started_again() -> None:
+    ledger = founded(("a", 2), max_restarts=1, restart_delay=1.0)
+    ledger.again(0, 1)
+    ledger.ended(0, 1, 0, "", 1.0)
+    assert started(ledger.tick(2.0)) == [0]
+
+
+def test_slots_of_a_host_that_is_there_follow_the_list() -> None:
+    ledger = founded(("a", 1), ("b", 2))
+    assert started(ledger.add_host("a", 3, 1.0)) == [3, 4]
+    assert where(ledger)[3:] == [("a", 1), ("a", 2)]
+    assert ledger.add_host("b", 1, 2.0) == [StopWorker(2, 10.0, "its host has fewer slots")]
+    assert ledger.add_host("b", 2, 2.1) == []
+    assert started(ledger.ended(2, 1, 0, "", 2.2, sent_away=True)) == [2], "it drained, and is wanted again"
+
+
+@pytest.mark.parametrize("moving", [False, True])
+def test_a_host_that_refuses_from_the_beginning_ends_a_launch_that_needs_it(moving: bool) -> None:
+    ledger = Ledger(Rules(elastic=True, min_workers=2, patience=60.0, moving=moving), [("a", 1), ("b", 1)], 0.0)
+    ledger.begin(0.0)
+    ledger.host_up("a", 1, "10.0.0.1", 0.0)
+    assert ledger.host_lost("b", "Permission denied", 0.0, Loss.REFUSED) == [DropHost("b")]
+    now = 0.0
+    while ledger.stage is Stage.GATHERING:
+        due = ledger.next_at()
+        assert due is not None
+        now = due
+        if CallHost("b") in ledger.tick(now):
+            ledger.host_lost("b", "Permission denied", now, Loss.REFUSED)
+    assert ledger.over
+    assert ledger.failure is not None
+    assert ledger.failure.host == "b" and "Permission denied" in ledger.failure.why
+    assert now == (60.0 if moving else 1.0)  # others may come where a file or a command names them
+
+
+def test_a_host_that_refuses_rests_longer_each_time_where_it_is_not_needed() -> None:
+    ledger = Ledger(Rules(elastic=True), [("a", 1), ("b", 1)], 0.0)
+    ledger.begin(0.0)
+    ledger.host_up("a", 1, "10.0.0.1", 0.0)
+    ledger.host_lost("b", "Permission denied", 0.0, Loss.REFUSED)
+    ledger.host_bound("a", 1, ["10.0.0.1:1"], 0.0)
+    now, rests = 0.0, []
+    for _ in range(10):
+        due = ledger.next_at()
+        assert due is not None
+        rests.append(due - now)
+        now = due
+        assert ledger.tick(now) == [CallHost("b")]
+        ledger.host_lost("b", "Permission denied", now, Loss.REFUSED)
+    assert rests == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 300.0]
+
+
+def test_a_list_that_is_empty_at_first_waits_for_hosts() -> None:
+    ledger = Ledger(Rules(elastic=True, moving=True, patience=60.0), [], 0.0)
+    assert ledger.begin(0.0) == [] and not ledger.over and ledger.next_at() == 60.0
+    ledger.add_host("a", 1, 5.0)
+    assert ledger.host_up("a", 1, "10.0.0.1", 5.0) == [BindHost("a", 1, 1, False)]

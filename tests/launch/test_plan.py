@@ -102,6 +102,11 @@ def test_the_environment_of_a_founder() -> None:
     assert (env["PATH"], env["OMP_NUM_THREADS"], env["PYTHONUNBUFFERED"]) == ("p", "1", "1")
 
 
+def test_those_above_the_most_members_do_not_found_but_join() -> None:
+    plan = StartPlan(("x",), 3, max_workers=2)
+    assert worker_environment({}, plan, Start(0, ["127.0.0.1:1"], 3), "")["FTLIB_INITIAL_SIZE"] == "2"
+
+
 def test_the_environment_of_a_joiner() -> None:
     start = Start(0, ["127.0.0.1:2"], 2)
     env = worker_environment({"OMP_NUM_THREADS": "3", "FTLIB_SOCKET_FDS": "4,5"}, StartPlan(("x",), 2), start, "s:1")

@@ -100,6 +100,7 @@ class Waiting:
                     raise ended(plane)
                 active = plane.phase is Phase.ACTIVE and session is not None
                 if active and session is not None and session.size >= limits.min_size:
+                    plane.counters.time_use.waited(now() - since)
                     return session
                 until = self._last_moment(since) if plane.leaving() else math.inf
                 left = patience.deadline - now()

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+import torch
+
 from ...common.counters import Counters
+from ...common.time_use import State
 from ...frameworks import Framework
 from ..tensors.trailer import Flag
+from .phase import Phase
 from .plane import Plane
 
 __all__ = ["facts"]
@@ -43,9 +50,13 @@ def facts(plane: Plane, framework: Framework, more: Mapping[str, Callable[[], An
                 "late": member_id in late,
             }
         phase, recovery, missed = plane.phase, plane.recovery, plane.lag.calls
+        number = 0 if call is None else call.number
+        behind = any(max(plane.peers.places.get(each, (0, 0))) < number for each in others)
+        spent = plane.counters.time_use.shown(now, _guess(plane, behind=behind))
     return {
         **framework.metrics(),
         **{name: get() for name, get in dict(more or {}).items()},
+        "build": _build(),
         "phase": phase.value,
         "rank": -1 if session is None else session.rank,
         "size": 0 if session is None else session.size,
@@ -68,6 +79,8 @@ def facts(plane: Plane, framework: Framework, more: Mapping[str, Callable[[], An
         "view_changes": counters.views,
         "rebuild_failures": counters.rebuild_failures,
         "children_replaced": framework.replaced,
+        "seconds": spent,
+        "goodput": (spent["computing"] + spent["averaging"]) / (sum(spent.values()) or 1.0),
         "last_pause": counters.last_pause,
         "pauses": counters.pauses.as_dict(),
         "rejoins": counters.rejoins,
@@ -84,6 +97,25 @@ def facts(plane: Plane, framework: Framework, more: Mapping[str, Callable[[], An
         "checkpoints_skipped": counters.checkpoints_skipped,
         "checkpoint_step": counters.checkpoint_step,
     }
+
+
+@functools.cache
+def _build() -> dict[str, str]:
+    """What runs here."""
+    try:
+        own = version("ftlib")
+    except PackageNotFoundError:  # a source tree that nobody has installed
+        own = "unknown"
+    return {"version": own, "torch": torch.__version__, "python": platform.python_version()}
+
+
+def _guess(plane: Plane, *, behind: bool) -> State:
+    """What the time since a call was entered is, as far as this is known before its end. Under the lock."""
+    if plane.phase is Phase.FROZEN:
+        return State.CHANGING
+    if plane.recovery is not None or (plane.session is not None and plane.has_state and not plane.level):
+        return State.RECOVERING
+    return State.WAITING if behind or plane.phase is Phase.WAITING else State.AVERAGING
 
 
 def _by_transport(counters: Counters, names: Sequence[str]) -> dict[str, int]:

@@ -15,6 +15,8 @@ from consensus import View
 
 from ...common.counters import Counters
 from ...common.threads import SYSTEM, Threads
+from ...common.time_use import TimeUse
+from ...common.traces import Traces, ViewRecord
 from ...frameworks.base import Group
 from ..calls.call import Call, Results
 from ..calls.salvage import NAMED, Report
@@ -47,14 +49,16 @@ class Plane:
         rejoins: bool = False,
         patience: float = 600.0,
         former: Plane | None = None,
+        traces: Traces | None = None,
     ) -> None:
         """``tell``: gets this member's place (finished, current call) once another may wait for this member; must be quick.
 
         ``threads``: also used by the other threads that meet here. ``job``: for log records. ``leaving``: returns True if this
         worker has to leave; then nothing that takes long is begun for it. ``rejoins``, ``patience``: see ``DataAccounting``.
         ``former``: the plane of the previous lifetime, whose counts and pending notifications of views are taken over.
+        ``traces``: gets records of what happens; None if nobody wants any.
         """
-        self.member_id = member_id
+        self.member_id, self.traces = member_id, traces
         self._tell = tell
         self.threads = threads
         self.leaving = leaving
@@ -84,7 +88,7 @@ class Plane:
         self.state_places: tuple[str, ...] = () if former is None else former.state_places  # the devices of that state
         self.training_thread = threading.get_ident()
         """The thread that last entered a call, a deputy's excepted."""
-        self.counters: Counters = Counters() if former is None else former.counters
+        self.counters: Counters = Counters(TimeUse(threads.now())) if former is None else former.counters
         self.peers = Peers()
         self.recovery: Callable[[], Progress] | None = None
         """Progress of this member's recovery; None if there is none. Must not be called under the lock."""
@@ -115,6 +119,11 @@ class Plane:
     def level(self) -> bool:
         """True if this member has the state that is valid in the active session."""
         return self.origin == self.authority and bool(self.authority)
+
+    @property
+    def ordered(self) -> bool:
+        """True while a freeze waits for the end of the call in progress."""
+        return self._order is not None
 
     @property
     def needed(self) -> Sequence[Slot]:
@@ -184,6 +193,8 @@ class Plane:
         """``computing``: True while the program's code runs inside ``call``; peers blocked in it then wait for this member."""
         with self.changed:
             call.compute(computing)
+            turn = self.counters.time_use.left if computing else self.counters.time_use.entered
+            turn(self.threads.now())
             self.tell()
 
     def computed(self, call: Call) -> None:
@@ -199,7 +210,7 @@ class Plane:
                 return False
             self.origin, self.newcomer = origin, False
             self.data.caught_up()
-            self.counters.state_loads += 1
+            self._has_loaded()
             return True
 
     def abandon(self) -> tuple[Session | None, Order | None]:
@@ -312,7 +323,7 @@ class Plane:
                 return False
             self.origin = origin
             self.data.loaded()
-            self.counters.state_loads += 1
+            self._has_loaded()
             return True
 
     def resumed(self, session: Session, origin: str, step: int) -> bool:
@@ -327,7 +338,7 @@ class Plane:
             if acting:
                 self.authority = origin
                 self.data.resumed()
-                self.counters.state_loads += 1
+                self._has_loaded()
             return acting
 
     def acting_in(self, session: Session) -> bool:
@@ -443,7 +454,14 @@ class Plane:
             self.phase = PLANE.after(self.phase, Switch.ACTIVATE)
             self.counters.views += 1
             if self._frozen_at:
-                self.counters.pauses.add(self.threads.now() - self._frozen_at)
+                now = self.threads.now()
+                self.counters.pauses.add(now - self._frozen_at)
+                if self.current is not None and not self.current.stand_in:
+                    self.counters.time_use.changed(now - max(self._frozen_at, self.current.began))
+            if self.traces is not None:
+                whole = session.whole
+                seen = (whole.view_id, whole.epoch, session.rank, session.size, self._frozen_at, self.threads.now())
+                self.traces.add(ViewRecord(*seen))
             self._frozen_at = 0.0
             self.counters.last_wait = self.threads.now() - self.current.began if self.current is not None else 0.0
             self.peers.keep(session.view)
@@ -520,6 +538,11 @@ class Plane:
             self.phase = PLANE.after(self.phase, Switch.FREEZE)
             self._frozen_at = self.threads.now()
         self.changed.notify_all()
+
+    def _has_loaded(self) -> None:
+        self.counters.state_loads += 1
+        if self.current is not None:
+            self.counters.time_use.recovered()
 
     def _found(self) -> None:
         self.founder, self.blank = True, False

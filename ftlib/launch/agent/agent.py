@@ -18,10 +18,12 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ..parcel import HEAD, written
-from ..processes import guard
+from ..processes import guard, places
+from ..processes.inherited import OTHERS, OURS
 from ..processes.process import Fate, require_linux
 from ..processes.sockets import ControlSockets, address_of, bind_control, listen
 from ..processes.steward import Steward
@@ -30,6 +32,7 @@ from ..stream.channel import Channel
 from ..stream.deadline import Deadline
 from ..stream.messages import (
     PIECE,
+    Again,
     Announced,
     Bind,
     Bound,
@@ -39,6 +42,7 @@ from ..stream.messages import (
     Message,
     Order,
     Piece,
+    Secrets,
     Start,
     Started,
     Stop,
@@ -59,7 +63,8 @@ _STACKS = 0.15
 """Seconds that a hung worker has to write its stacks before it is killed."""
 _SPAWN_FAILED = 71
 """EX_OSERR of sysexits.h: the code of a worker that could not be started."""
-_STALE = ("FTLIB_SOCKET_FDS", "FTLIB_ADVERTISE", "FTLIB_GPU", "FTLIB_BIND", "FTLIB_INTRODUCERS", "FTLIB_SUPERVISOR")
+_STALE = {*OURS, *OTHERS}
+"""Variables of the host's own that no worker may inherit: what the caller gives comes after them."""
 
 
 def main() -> int:
@@ -91,6 +96,8 @@ class Running:
     """One worker and what belongs to it."""
 
     worker: Worker
+    start: int
+    """Which of its starts."""
     records: Records | None = None
     outcome: int = -1
 
@@ -120,6 +127,7 @@ class Agent:
         self._fences: Fences | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._interrupted = False
+        self._secrets: Path | None = None
 
     async def run(self) -> int:
         """Until the end; returns the exit code."""
@@ -136,6 +144,8 @@ class Agent:
             unwatch()
             self._channel.close()
             self._steward.close(sweep=True)
+            if self._secrets is not None:
+                self._secrets.unlink(missing_ok=True)
         return 0
 
     async def _last_words(self) -> None:
@@ -178,6 +188,8 @@ class Agent:
                 self._start(message)
             case Stop():
                 self._stop(message)
+            case Secrets(text):
+                self._keep(text)
             case Bye():
                 self._lost("")
             case _:
@@ -191,11 +203,24 @@ class Agent:
             return
         with contextlib.suppress(OSError):
             os.chdir(order.directory)
+        if order.secrets:
+            self._keep(order.secrets)
         if not order.command:
             environment = self._environment({})
             self._nursery = Nursery(self._loop, self._steward, self._outbox, environment, tuple(order.preload))
             self._nursery.begin()
         self._channel.send(_facts())
+
+    def _keep(self, text: str) -> None:
+        """Keep the user's secrets where workers here follow them."""
+        assert self._order is not None
+        try:
+            if self._secrets is None:
+                self._secrets = places.write(self._order.job, "", text)
+            else:
+                places.rewrite(self._secrets, text)
+        except OSError as error:
+            self._outbox.say(f"the job's secrets cannot be kept in a file here, and cannot change: {error.strerror}")
 
     def _fail(self, text: str) -> None:
         self._channel.send(Trouble(text))
@@ -209,8 +234,9 @@ class Agent:
             self._founders = [bind_control(0, wish.address) for _ in range(wish.founders)]
             self._master = listen(0, wish.address) if wish.master else None
             if self._fences is None:
-                secret = self._order.environment.get("FTLIB_SECRET", "")
-                self._fences = Fences(self._order.job, secret, wish.address, self._fence, self._announced)
+                secret = self._order.environment.get("FTLIB_SECRET", self._order.secrets)
+                keys = (secret.split("\n"), self._secrets)
+                self._fences = Fences(self._order.job, keys, wish.address, self._fence, self._announced, self._again)
         except OSError as error:
             self._fail(f"nothing can listen at {wish.address} there: {error.strerror}")
             return
@@ -251,8 +277,8 @@ class Agent:
             if sockets is not None:
                 sockets.close()  # this process's copies: "connection refused" must prove that the worker is gone
         self._steward.take(worker)
-        self._running[start.index] = Running(worker)
-        self._channel.send(Started(start.index, worker.pid))
+        self._running[start.index] = Running(worker, start.start)
+        self._channel.send(Started(start.index, start.start, worker.pid))
 
     async def _bear(self, start: Start) -> None:
         """Start a worker that calls the function."""
@@ -292,8 +318,9 @@ class Agent:
             if master >= 0 and self._master is not None:
                 self._master.close()
                 self._master = None
-        self._running[start.index] = Running(*born, outcome)
-        self._channel.send(Started(start.index, born[0].pid))
+        worker, records = born
+        self._running[start.index] = Running(worker, start.start, records, outcome)
+        self._channel.send(Started(start.index, start.start, worker.pid))
 
     def _sockets_of(self, start: Start) -> ControlSockets | None:
         if start.port:
@@ -302,8 +329,9 @@ class Agent:
 
     def _unborn(self, start: Start, why: str) -> None:
         self._outbox.say(f"{start.name} could not be started: {why}")
-        self._channel.send(Ended(start.index, 0, _SPAWN_FAILED, f"it could not be started: {why}", False, 0, []))
-        self._outbox.drained(start.index)
+        why = f"it could not be started: {why}"
+        self._channel.send(Ended(start.index, start.start, 0, _SPAWN_FAILED, why, False, 0, []))
+        self._outbox.drained(start.index, start.start)
 
     def _stop(self, stop: Stop) -> None:
         running = self._running.get(stop.index)
@@ -319,6 +347,10 @@ class Agent:
         assert self._order is not None
         env: dict[str, str] = {key: value for key, value in os.environ.items() if key not in _STALE}
         env |= self._order.environment
+        if self._secrets is not None:
+            env["FTLIB_SECRET_FILE"] = str(self._secrets)
+        elif self._order.secrets:
+            env["FTLIB_SECRET"] = self._order.secrets
         env.setdefault("PYTHONFAULTHANDLER", "1")
         env["PYTHONUNBUFFERED"] = "1"
         env.update(more)
@@ -341,12 +373,12 @@ class Agent:
             running.records.finish()
         size = written(os.pread(running.outcome, HEAD, 0)) if running.outcome >= 0 else 0
         tail = [line[-500:] for line in worker.tail]
-        self._channel.send(Ended(worker.index, worker.pid, code, worker.cause, worker.sent_away, size, tail))
+        self._channel.send(Ended(worker.index, running.start, worker.pid, code, worker.cause, worker.sent_away, size, tail))
         if size:
-            self._channel.send_pieces(_pieces(worker.index, running.outcome, size))
+            self._channel.send_pieces(_pieces(worker.index, running.start, running.outcome, size))
         elif running.outcome >= 0:
             os.close(running.outcome)
-        self._outbox.drained(worker.index)
+        self._outbox.drained(worker.index, running.start)
 
     async def _fence(self, pid: int, reason: str) -> tuple[Fate, float]:
         """Kill a worker that its peers find silent, with its stacks in its log."""
@@ -363,11 +395,25 @@ class Agent:
         return await self._steward.fate_within(worker)
 
     def _announced(self, pid: int, member: str, address: str, epoch: int) -> bool:
-        worker = self._steward.of_pid(pid)
-        if worker is None or worker.index == WARM:
+        found = self._lifetime(pid)
+        if found is None:
             return False
-        self._channel.send(Announced(worker.index, member, address, epoch))
+        self._channel.send(Announced(*found, member, address, epoch))
         return True
+
+    def _again(self, pid: int) -> bool:
+        assert self._order is not None
+        found = self._lifetime(pid)
+        if found is None or not self._order.elastic:
+            return False
+        self._channel.send(Again(*found))
+        return True
+
+    def _lifetime(self, pid: int) -> tuple[int, int] | None:
+        """The worker that runs with this pid: its index, and which of its starts it is."""
+        worker = self._steward.of_pid(pid)
+        running = self._running.get(worker.index) if worker is not None else None
+        return (running.worker.index, running.start) if running is not None else None
 
     def _close_sockets(self) -> None:
         for pair in self._founders:
@@ -375,13 +421,13 @@ class Agent:
         self._founders = []
 
 
-def _pieces(index: int, fd: int, size: int) -> Iterator[Message]:
+def _pieces(index: int, start: int, fd: int, size: int) -> Iterator[Message]:
     at = 0
     try:
         while at < size:
             data = os.pread(fd, min(PIECE, size - at), HEAD + at)
             at += len(data)
-            yield Piece(index, data, at >= size)
+            yield Piece(index, start, data, at >= size)
     finally:
         os.close(fd)
 

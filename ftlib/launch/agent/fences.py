@@ -6,7 +6,8 @@ The code that answers takes a fifth of a second to import, so it is imported whe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..processes.process import Fate
@@ -22,16 +23,20 @@ class Fences:
     def __init__(
         self,
         job: str,
-        secret: str,
+        keys: tuple[Sequence[str], Path | None],
         host: str,
         fence: Callable[[int, str], Awaitable[tuple[Fate, float]]],
         announced: Callable[[int, str, str, int], bool],
+        again: Callable[[int], bool],
     ) -> None:
-        """``fence``: kill the worker with this pid, for this reason; ``announced``: pid, member, address, epoch."""
+        """``keys``: the secrets, and the file that has them. ``fence``: kill the worker with this pid, for this reason.
+
+        ``announced``: pid, member, address, epoch. ``again``: the worker with this pid is to be started again.
+        """
         self._loop = asyncio.get_running_loop()
         self._job = job
-        self._secret = secret
-        self._fence, self._announced = fence, announced
+        self._keys = keys
+        self._fence, self._announced, self._again = fence, announced, again
         self._members: dict[int, str] = {}  # by pid: the newest member id
         self._past: set[str] = set()
         self._ring: KeyRing | None = None
@@ -48,11 +53,12 @@ class Fences:
 
     @property
     def ring(self) -> KeyRing:
-        """The keys; a caller must have one of them."""
+        """The keys, as they are now; a caller must have one of them."""
         if self._ring is None:
             from consensus import KeyRing  # noqa: PLC0415 - brings cryptography
 
-            self._ring = KeyRing([self._secret])
+            self._ring = KeyRing(*self._keys)
+        self._ring.renew()
         return self._ring
 
     async def fence(self, pid: int, member: str, reason: str) -> tuple[Fate, float]:
@@ -71,9 +77,9 @@ class Fences:
             return True
         return False
 
-    def wanted_again(self, pid: int) -> bool:  # noqa: ARG002 - of the protocol
-        """No worker of an agent is started again because it asks for that: the caller decides."""
-        return False
+    def wanted_again(self, pid: int) -> bool:
+        """Have a worker started again once it has ended well; False for a pid that is no worker here, or a fixed launch."""
+        return self._again(pid)
 
     def report(self) -> dict[str, Any]:
         """Return the body of ``GET /workers``."""

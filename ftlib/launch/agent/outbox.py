@@ -38,9 +38,9 @@ class Outbox:
         """A line of the agent's own."""
         self._channel.send(Lines(-1, True, [text.encode()]), Lane.LINES)
 
-    def drained(self, index: int) -> None:
-        """All lines of a worker have been handed over."""
-        self._channel.send(Drained(index), Lane.LINES, counted=False)
+    def drained(self, index: int, start: int) -> None:
+        """All lines of this start of a worker have been handed over."""
+        self._channel.send(Drained(index, start), Lane.LINES, counted=False)
 
     def pause(self, stream: Paused) -> None:
         """Resume ``stream`` when there is room."""

@@ -1,13 +1,12 @@
 """Carries out what the ledger decides: the thread of one launch, with a loop of its own. The caller is never forked.
 
-The only state here is what the ledger has no use for: streams, sockets' addresses, bytes of results, lines under way.
+The only state here is what the ledger has no use for: agents' streams and sockets' addresses, and how workers ended.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import re
 import threading
@@ -15,15 +14,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import IO, Any
+from typing import Any
 
 from ...errors import ConfigError
+from ..hosts.watch import Watch
 from ..stream.messages import (
     PIECE,
+    Again,
     Announced,
     Bind,
     Bound,
-    Credit,
     Drained,
     Ended,
     Here,
@@ -32,18 +32,24 @@ from ..stream.messages import (
     Message,
     Order,
     Piece,
+    Secrets,
     Start,
     Started,
     Stop,
     Trouble,
     release,
 )  # fmt: skip
+from .actions import Action, BindHost, CallHost, DropHost, StartWorker, StopWorker
 from .addresses import bind_address
+from .deliveries import Deliveries
 from .endings import Ending, failure_of, result_of
-from .ledger import Action, BindHost, CallHost, DropHost, HostPhase, Ledger, Stage, StartWorker, StopWorker
+from .events import EventLog
+from .hosts import HostPhase, Loss
+from .ledger import Ledger, Stage
+from .lines import Desk
 from .link import Link
 from .plan import Plan
-from .pump import Entry, Pump, Source
+from .pump import Pump
 from .variables import worker_variables
 
 _OPENING = 60.0
@@ -52,9 +58,11 @@ _STUCK = 30.0
 """Seconds without any progress after which lines and results that are still under way are given up."""
 _KILLED = 10.0
 """Seconds that killed workers may take to be reaped."""
-_REFRESH = 1.0
-_AWAY = re.compile("timed out|no route|unreachable|refused|nothing came", re.IGNORECASE)
-"""In the words of ssh and of ``Link``: nobody answered at all."""
+_AWAY = re.compile(
+    "timed out|no route|unreachable|connection (refused|reset|closed)|temporary failure|nothing came",
+    re.IGNORECASE,
+)
+"""In the words of ssh and of ``Link``: nobody answered, or nobody who had the time to say no."""
 
 
 @dataclass(slots=True)
@@ -66,12 +74,7 @@ class Agent:
     address: str = ""
     supervisor: str = ""
     master: int = 0
-    pending: dict[int, list[bytes]] = field(default_factory=dict)
-    """Results under way, by worker."""
-    awaited: dict[int, Ended] = field(default_factory=dict)
-    """Ends of workers whose result is not whole yet."""
-    undrained: set[int] = field(default_factory=set)
-    """Workers that ended and whose lines are not all here yet."""
+    owed: Deliveries = field(default_factory=Deliveries)
 
 
 class Director:
@@ -84,14 +87,13 @@ class Director:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = threading.Event()
         self._agents: dict[str, Agent] = {}
-        self._heres: dict[str, Here] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._endings: dict[int, Ending] = {}
         self._said: dict[str, str] = {}  # by host: why it was lost last, so that nothing is said twice
-        self._progress = time.monotonic()
         self._ended_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self._events: IO[str] | None = None
+        self._secrets = plan.secrets() if plan.secrets is not None else ""
+        self._events = EventLog(plan.events)
         self._pump = Pump(plan.handlers, plan.log_dir, live=plan.live)
         self._ledger = Ledger(plan.rules, list(plan.hosts), time.monotonic())
         self._thread = threading.Thread(target=self._main, name=f"ftlib-launch-{plan.job}"[:40], daemon=True)
@@ -170,69 +172,72 @@ class Director:
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[None] = self._loop.create_future()
-        if self.plan.events is not None:
-            try:
-                self._events = self.plan.events.open("a", encoding="utf-8")
-            except OSError as error:
-                raise ConfigError(f"events {self.plan.events}: {error.strerror}: give a path that can be written") from None
+        self._moved = asyncio.Event()
+        self._desk = Desk(self._pump, self._ledger, self._loop, self._moved.set)
         self._ready.set()
-        self._event("run", job=self.plan.job, hosts=[name for name, _ in self.plan.hosts])
-        refresh = self._loop.create_task(self._refresh()) if self.plan.refresh is not None else None
+        self._events.write("run", job=self.plan.job, hosts=[name for name, _ in self.plan.hosts])
+        watches: list[Watch[Any]] = []
+        if self.plan.refresh is not None:
+            watches.append(Watch(self.plan.refresh, dict(self.plan.hosts), self._loop, self._hosts_are))
+        if self.plan.secrets is not None:
+            watches.append(Watch(self.plan.secrets, self._secrets, self._loop, self._secrets_are))
         try:
-            self._do(self._ledger.begin())
+            self._do(self._ledger.begin(time.monotonic()))
             await self._over
-            await self._settle()
+            await self._progressing(lambda: all(agent.owed.complete for agent in self._agents.values()))
         finally:
-            if refresh is not None:
-                refresh.cancel()
+            for watch in watches:
+                watch.close()
             for agent in list(self._agents.values()):
                 self._part(agent)
             while self._closing:
                 await asyncio.wait(self._closing)
-            self._pump.close()
-            await self._flush()
-            self._event("over")
-            if self._events is not None:
-                self._events.close()
+            self._pump.close(self._moved_from_elsewhere)
+            await self._progressing(lambda: self._pump.ended)
+            self._events.write("over")
+            self._events.close()
 
-    async def _settle(self) -> None:
-        """Wait for the lines and results of those that ended, as long as they keep coming."""
-        self._progress = time.monotonic()
-        while any(agent.undrained or agent.awaited for agent in self._agents.values()):
-            if time.monotonic() - self._progress > _STUCK:
-                break
-            await asyncio.sleep(0.002)
-
-    async def _flush(self) -> None:
-        self._progress = time.monotonic()
-        while not self._pump.ended and time.monotonic() - self._progress < _STUCK:  # noqa: ASYNC110 - a thread's end
-            await asyncio.sleep(0.001)
-
-    async def _refresh(self) -> None:
-        """Follow a list of hosts that changes."""
-        assert self.plan.refresh is not None
-        assert self._loop is not None
-        said = ""
-        while True:
-            await asyncio.sleep(_REFRESH)
+    async def _progressing(self, reached: Callable[[], bool]) -> None:
+        """Wait until something is ``reached``, as long as lines and results keep coming."""
+        while not reached():
+            self._moved.clear()
             try:
-                wanted = await self._loop.run_in_executor(None, self.plan.refresh)
-            except ConfigError as error:
-                if str(error) != said:
-                    said = str(error)
-                    self._say(f"{said}; the hosts stay as they are")
-                continue
-            said = ""
-            now = time.monotonic()
-            there = {
-                name for name, host in self._ledger.hosts.items() if host.phase not in (HostPhase.GONE, HostPhase.DRAINING)
-            }
-            for name in there - set(wanted):
-                self._say(f"{name} was removed: it drains", name)
-                self._do(self._ledger.remove_host(name, now))
-            for name, slots in wanted.items():
-                if name not in there:
-                    self._do(self._ledger.add_host(name, slots, now))
+                async with asyncio.timeout(_STUCK):
+                    await self._moved.wait()
+            except TimeoutError:
+                return
+
+    def _moved_from_elsewhere(self) -> None:
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the loop is closed: it was given up
+            self._loop.call_soon_threadsafe(self._moved.set)
+
+    # What changes from outside.
+
+    def _hosts_are(self, hosts: Mapping[str, int | None] | ConfigError) -> None:
+        """The list of hosts has changed, or cannot be read."""
+        if isinstance(hosts, ConfigError):
+            self._desk.say(f"{hosts}; the hosts stay as they are")
+            return
+        now = time.monotonic()
+        known = self._ledger.hosts
+        there = {name for name, host in known.items() if host.phase not in (HostPhase.GONE, HostPhase.DRAINING)}
+        for name in there - set(hosts):
+            self._desk.say("it was removed from the list: it drains", name)
+            self._do(self._ledger.remove_host(name, now))
+        for name, slots in hosts.items():
+            if name not in there or known[name].asked != slots:
+                self._do(self._ledger.add_host(name, slots, now))
+
+    def _secrets_are(self, text: str | ConfigError) -> None:
+        """The user's file of secrets has changed, or cannot be used."""
+        if isinstance(text, ConfigError):
+            self._desk.say(f"{text}; the hosts keep the secrets that they have")
+            return
+        self._secrets = text
+        for agent in self._agents.values():
+            agent.link.channel.send(Secrets(text))
+        self._events.write("secrets")
 
     # What the ledger decides.
 
@@ -270,7 +275,7 @@ class Director:
                     held.link.channel.send(Stop(index, grace, cause))
             case DropHost(host):
                 gone = self._agents.get(host)
-                if gone is not None and not gone.undrained and not gone.awaited:
+                if gone is not None and gone.owed.complete:
                     self._part(self._agents.pop(host))
 
     def _give_up(self) -> None:
@@ -293,22 +298,24 @@ class Director:
                 opening=opening,
                 received=lambda message, size: self._received(host, link, message, size),
                 over=lambda why: self._lost(host, link, why),
-                said=lambda lines: self._pump.put(Entry(self._source(host, -1), "stderr", lines)),
+                said=lambda lines: self._desk.spoken(host, lines),
             )
         except OSError as error:
             assert self._loop is not None
             why = f"{command[0]} cannot be run: {error.strerror}"
-            self._loop.call_soon(lambda: self._do(self._ledger.host_lost(host, why, time.monotonic())))
+            self._loop.call_soon(lambda: self._do(self._ledger.host_lost(host, why, time.monotonic(), Loss.REFUSED)))
             return
+        if host in self._agents:  # one that was removed, whose last lines never came
+            self._part(self._agents.pop(host))
         self._agents[host] = Agent(link)
-        self._event("called", host=host)
+        self._events.write("called", host=host)
         plan = self.plan
         link.channel.send(
             Order(
                 release=release(),
                 job=plan.job,
                 host=host,
-                environment={**plan.variables, "FTLIB_SECRET": plan.secret},
+                environment={**plan.variables, **({} if self._secrets else {"FTLIB_SECRET": plan.secret})},
                 directory=plan.directory,
                 path=plan.path,
                 preload=plan.preload,
@@ -318,12 +325,14 @@ class Director:
                 timeout=plan.agent_timeout,
                 backend=plan.backend,
                 worker_timeout=plan.worker_timeout,
+                elastic=plan.rules.elastic,
+                secrets=self._secrets,
             )
         )
         if not plan.command:
             call = plan.call
             cuts = range(0, len(call), PIECE)
-            link.channel.send_pieces(Piece(-1, call[at : at + PIECE], at + PIECE >= len(call)) for at in cuts)
+            link.channel.send_pieces(Piece(-1, 0, call[at : at + PIECE], at + PIECE >= len(call)) for at in cuts)
 
     def _start(self, action: StartWorker) -> None:
         place = self._ledger.places[action.index]
@@ -337,7 +346,9 @@ class Director:
         )
         name = f"worker {action.index}"
         again = int(action.address.rpartition(":")[2]) if action.address and action.founder < 0 else 0
-        agent.link.channel.send(Start(action.index, place.local_rank, variables, action.founder, again, master, name))
+        agent.link.channel.send(
+            Start(action.index, action.start, place.local_rank, variables, action.founder, again, master, name)
+        )
 
     def _part(self, agent: Agent) -> None:
         assert self._loop is not None
@@ -351,56 +362,38 @@ class Director:
         agent = self._agents.get(host)
         if agent is None or agent.link is not link:
             return
-        now = self._progress = time.monotonic()
+        now = time.monotonic()
+        self._moved.set()
         match message:
             case Lines() | Logged():
-                self._handle(host, link, message, size)
+                self._desk.take(host, link.channel, message, size)
             case Here():
                 self._greeted(host, agent, message)
             case Bound(founding, addresses, supervisor, master):
                 agent.supervisor, agent.master = supervisor, master
                 self._do(self._ledger.host_bound(host, founding, list(addresses), now))
-            case Started(index, pid):
-                self._ledger.started(index, pid)
-                self._event("started", worker=index, host=host, pid=pid, start=self._ledger.policy.records[index].starts)
-            case Announced(index, member, address, epoch):
-                self._do(self._ledger.announced(index, member, address, epoch, now))
+            case Started(index, start, pid):
+                self._ledger.started(index, start, pid)
+                self._events.write("started", worker=index, host=host, pid=pid, start=start)
+            case Announced(index, start, member, address, epoch):
+                self._do(self._ledger.announced(index, start, member, address, epoch, now))
+            case Again(index, start):
+                self._ledger.again(index, start)
             case Ended():
                 self._ended(agent, message)
-            case Piece(index, data, last):
-                agent.pending.setdefault(index, []).append(data)
-                if last:
-                    self._whole(agent, index)
-            case Drained(index):
-                agent.undrained.discard(index)
+            case Piece():
+                self._piece(host, agent, message)
+            case Drained():
+                agent.owed.drained(message)
                 self._dropped(host, agent)
             case Trouble(text):
                 link.blame(text)
-                self._say(f"the agent ends: {text}", host)
+                self._desk.say(f"the agent ends: {text}", host)
             case _:
                 link.blame(f"it sent a {type(message).__name__}")
 
-    def _handle(self, host: str, link: Link, message: Lines | Logged, size: int) -> None:
-        """Have lines handled, and grant credit for them then."""
-
-        def handled() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for credit any more
-                assert self._loop is not None
-                self._loop.call_soon_threadsafe(grant)
-
-        def grant() -> None:
-            self._progress = time.monotonic()
-            link.channel.send(Credit(size))
-
-        source = self._source(host, message.index)
-        if isinstance(message, Lines):
-            self._pump.put(Entry(source, "stderr" if message.error else "stdout", message.lines, then=handled))
-        else:
-            texts = [(int(level), str(name), float(at), str(text)) for level, name, at, text in message.records]
-            self._pump.put(Entry(source, "logging", records=texts, then=handled))
-
     def _greeted(self, host: str, agent: Agent, here: Here) -> None:
-        agent.here = self._heres[host] = here
+        agent.here = here
         now = time.monotonic()
         if agent.link.release != release():
             why = f"ftlib {agent.link.release} is installed there, and {release()} here: install the same release at both"
@@ -413,7 +406,7 @@ class Director:
         if isinstance(slots, str):
             self._refuse(host, slots)
             return
-        self._event("up", host=host, hostname=here.hostname, python=here.python, cpus=here.cpus, gpus=here.gpus)
+        self._events.write("up", host=host, hostname=here.hostname, python=here.python, cpus=here.cpus, gpus=here.gpus)
         try:
             agent.address = bind_address(host, here, self.plan)
         except ConfigError as error:
@@ -423,63 +416,53 @@ class Director:
 
     def _refuse(self, host: str, why: str) -> None:
         self._part(self._agents.pop(host))
-        self._do(self._ledger.host_lost(host, why, time.monotonic()))
+        self._complain(host, f"it cannot be used: {why}")
+        self._do(self._ledger.host_lost(host, why, time.monotonic(), Loss.REFUSED))
+
+    def _complain(self, host: str, text: str) -> None:
+        """Say what is wrong with a host, once."""
+        if self._said.get(host) != text:
+            self._said[host] = text
+            self._desk.say(text, host)
 
     def _ended(self, agent: Agent, message: Ended) -> None:
-        index = message.index
-        agent.undrained.add(index)
-        self._event("ended", worker=index, pid=message.pid, code=message.code, cause=message.cause)
-        self._endings[index] = Ending(message.code, message.cause, message.pid, [bytes(line) for line in message.tail])
-        if message.result:
-            agent.awaited[index] = message
-            if message.code == 0:
-                return  # it has finished once its result is here
-        self._do(self._ledger.ended(index, message.code, message.cause, time.monotonic(), sent_away=message.sent_away))
+        agent.owed.ended(message)
+        facts = {"worker": message.index, "start": message.start, "pid": message.pid}
+        self._events.write("ended", **facts, code=message.code, cause=message.cause)
+        tail = [bytes(line) for line in message.tail]
+        self._endings[message.index] = Ending(message.start, message.code, message.cause, message.pid, tail)
+        if not message.result or message.code:
+            self._over_with(message)  # else it has finished once its result is here
 
-    def _whole(self, agent: Agent, index: int) -> None:
-        """A result is here."""
-        message = agent.awaited.pop(index, None)
-        pieces = agent.pending.pop(index)
-        if message is None:
+    def _over_with(self, message: Ended) -> None:
+        index, start, code = message.index, message.start, message.code
+        self._do(self._ledger.ended(index, start, code, message.cause, time.monotonic(), sent_away=message.sent_away))
+
+    def _piece(self, host: str, agent: Agent, piece: Piece) -> None:
+        """A part of a result; with the last one it is here."""
+        whole = agent.owed.piece(piece)
+        if whole is None:
             return
-        self._endings[index] = replace(self._endings[index], pieces=pieces)
+        message, pieces = whole
+        ending = self._endings.get(message.index)
+        if ending is not None and ending.start == message.start:  # else it has begun again: this is of no interest any more
+            self._endings[message.index] = replace(ending, pieces=pieces)
         if message.code == 0:
-            self._do(self._ledger.ended(index, 0, message.cause, time.monotonic(), sent_away=message.sent_away))
-        self._dropped(agent.link.host, agent)
+            self._over_with(message)
+        self._dropped(host, agent)
 
     def _dropped(self, host: str, agent: Agent) -> None:
         """Whether a host that was to be dropped has nothing left to tell."""
-        known = self._ledger.hosts[host].phase is HostPhase.GONE
-        if known and not agent.undrained and not agent.awaited and self._agents.get(host) is agent:
+        gone = self._ledger.hosts[host].phase is HostPhase.GONE
+        if gone and agent.owed.complete and self._agents.get(host) is agent:
             self._part(self._agents.pop(host))
 
     def _lost(self, host: str, link: Link, why: str) -> None:
         agent = self._agents.get(host)
         if agent is None or agent.link is not link:
             return
-        del self._agents[host]
-        self._event("lost", host=host, why=why)
-        if self._said.get(host) != why:
-            self._said[host] = why
-            self._say(f"lost: {why}", host)
-        away = agent.here is None and _AWAY.search(why) is not None
-        self._do(self._ledger.host_lost(host, why, time.monotonic(), away=away))
-
-    # Words.
-
-    def _source(self, host: str, index: int) -> Source:
-        if index < 0 or index >= len(self._ledger.places):
-            return Source(host, None, None, 0)
-        place = self._ledger.places[index]
-        return Source(place.host, place.local_rank, place.rank, index)
-
-    def _say(self, text: str, host: str = "") -> None:
-        name = host or "ftlib"
-        self._pump.put(Entry(Source(name, None, None, 0), "stderr", [f"[ftlib] {text}".encode()]))
-
-    def _event(self, kind: str, **facts: Any) -> None:
-        if self._events is not None:
-            record = {"event": kind, "t": time.monotonic(), "time": time.time(), **facts}
-            with contextlib.suppress(OSError):
-                self._events.write(json.dumps(record) + "\n")
-                self._events.flush()
+        self._part(self._agents.pop(host))
+        self._events.write("lost", host=host, why=why)
+        self._complain(host, f"lost: {why}")
+        loss = Loss.ENDED if agent.here is not None else Loss.AWAY if _AWAY.search(why) else Loss.REFUSED
+        self._do(self._ledger.host_lost(host, why, time.monotonic(), loss))

@@ -12,14 +12,17 @@ from ...errors import AgentFailedError, RemoteTraceback, WorkerFailedError
 from ..parcel import Raised, read_outcome
 from ..result import LaunchResult
 from ..run.restarts import WorkerPhase
-from .ledger import Failure, FailureKind, Ledger
+from .actions import Failure, FailureKind
+from .ledger import Ledger
 from .plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How one worker ended."""
+    """How one start of a worker ended."""
 
+    start: int
+    """Which of its starts."""
     code: int
     cause: str
     pid: int

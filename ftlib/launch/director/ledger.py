@@ -4,38 +4,26 @@ A launch *gathers* its hosts until each has said what it has, or has failed. It 
 workers at once, and *ends*. Two kinds of launches:
 
 * **Static**: all hosts or none. The first worker that fails, and the first host that is lost, ends the launch (fail fast).
-* **Elastic**: a worker that ends is restarted as ``RestartPolicy`` says. A lost host rests, longer each time; its workers wait.
-  Hosts come and go; a removed one drains. The launch ends when the policy says so.
+* **Elastic**: a worker that ends is restarted as ``RestartPolicy`` says. A lost host rests, longer each time; its workers
+  start in free slots of other hosts, or wait for it. Hosts come, go and change their size; a removed one drains. The launch
+  ends when the policy says so, when too few workers could run for long, or when too few can because of hosts that refuse.
 
-A worker's index is its for ever; its host and local rank never change. Nothing is started that runs already.
+A worker's index is its for ever. Its host and local rank are, too, unless its host is lost. Nothing is started that runs
+already.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 from ..run.plan import StartPlan
 from ..run.restarts import RestartPolicy, RunAction, StartMode, WorkerPhase
+from .actions import Action, BindHost, CallHost, DropHost, Failure, FailureKind, StartWorker, StopWorker
+from .hosts import Host, HostPhase, Loss
 
-REST_FIRST, REST_MOST = 1.0, 300.0
-"""Seconds that a host rests after its first loss, and at most."""
-REST_AWAY = 4.0
-"""The most for a host at which nobody answers: to ask again costs nobody anything."""
-HEALTHY = 600.0
-"""Seconds after which a host's losses are forgotten."""
 SETTLE = 0.1
 """Seconds for which, after a first failure, others may show theirs before they are killed."""
-
-
-class HostPhase(Enum):
-    """CALLED -> UP | RESTING | GONE; UP -> RESTING | DRAINING | GONE; RESTING -> CALLED | GONE; DRAINING -> GONE."""
-
-    CALLED = "called"
-    UP = "up"
-    RESTING = "resting"
-    DRAINING = "draining"
-    GONE = "gone"
 
 
 class Stage(Enum):
@@ -50,30 +38,6 @@ class Stage(Enum):
 
 
 @dataclass(slots=True)
-class Host:
-    """One host as the ledger knows it."""
-
-    name: str
-    asked: int | None
-    """Workers that the user wants there; None: as the settings and its facts say."""
-    phase: HostPhase = HostPhase.CALLED
-    offered: int = 0
-    """Workers that the settings and its facts give it."""
-    workers: list[int] = field(default_factory=list)
-    """Indices, in the order of their local ranks."""
-    strikes: int = 0
-    since: float = 0.0
-    """When its phase began."""
-    why: str = ""
-    """Why it was lost last."""
-    away: bool = False
-    """Nobody answered there: it is tried again often, as it may be back at any moment."""
-    address: str = ""
-    """Where its workers listen."""
-    bound: bool = False
-
-
-@dataclass(slots=True)
 class Place:
     """Where a worker is."""
 
@@ -82,78 +46,6 @@ class Place:
     rank: int | None = None
     due: float | None = None
     """When it may be restarted; None: it need not be, or runs."""
-
-
-# What is to be done.
-
-
-@dataclass(frozen=True, slots=True)
-class CallHost:
-    """Start its agent."""
-
-    host: str
-
-
-@dataclass(frozen=True, slots=True)
-class BindHost:
-    """Bind sockets for so many founders. ``founding``: the answer to another one is out of date."""
-
-    host: str
-    founding: int
-    founders: int
-    master: bool
-
-
-@dataclass(frozen=True, slots=True)
-class StartWorker:
-    """Start it: as a founder (which of its host's), at its founding address again, or to join.
-
-    ``address``: where it listens; empty: it chooses.
-    """
-
-    index: int
-    founder: int
-    address: str
-    introducers: tuple[str, ...]
-    initial_size: int
-
-
-@dataclass(frozen=True, slots=True)
-class StopWorker:
-    """End it: after SIGTERM and ``grace`` seconds, or at once."""
-
-    index: int
-    grace: float
-    cause: str
-
-
-@dataclass(frozen=True, slots=True)
-class DropHost:
-    """Let its agent end, which kills what runs there."""
-
-    host: str
-
-
-Action = CallHost | BindHost | StartWorker | StopWorker | DropHost
-
-
-class FailureKind(Enum):
-    """What failed."""
-
-    WORKER = "worker"
-    HOST = "host"
-    TOO_FEW = "too few"
-    CANCELLED = "cancelled"
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Why a launch ends otherwise than by returning."""
-
-    kind: FailureKind
-    index: int = -1
-    host: str = ""
-    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +60,8 @@ class Rules:
     grace: float = 10.0
     patience: float = 600.0
     """For so long an elastic launch waits with fewer than ``min_workers``."""
+    moving: bool = False
+    """Whether a file or a command says which hosts there are, so that others may come."""
 
 
 class Ledger:
@@ -221,7 +115,7 @@ class Ledger:
     def next_at(self) -> float | None:
         """When ``tick`` is due."""
         times = [place.due for place in self.places if place.due is not None]
-        times += [self._rested(host) for host in self.hosts.values() if host.phase is HostPhase.RESTING]
+        times += [host.rested_at for host in self.hosts.values() if host.phase is HostPhase.RESTING]
         if self.stage is Stage.SETTLING:
             times.append(self._settled)
         if self._short_since is not None:
@@ -230,8 +124,10 @@ class Ledger:
 
     # What happens to hosts.
 
-    def begin(self) -> list[Action]:
+    def begin(self, now: float) -> list[Action]:
         """Call all hosts."""
+        if not self.hosts:
+            self._short_since = now
         return [CallHost(name) for name in self.hosts]
 
     def host_up(self, name: str, slots: int, address: str, now: float) -> list[Action]:
@@ -239,18 +135,13 @@ class Ledger:
         host = self.hosts[name]
         if host.phase is not HostPhase.CALLED:
             return [DropHost(name)]
-        host.phase, host.since, host.address, host.bound, host.offered = HostPhase.UP, now, address, False, slots
+        host.up(slots, address, now)
         if self.stage is Stage.GATHERING:
-            return self._gathered()
+            return self._gathered(now)
         if self.stage in (Stage.SETTLING, Stage.ENDING):
             host.phase = HostPhase.GONE
             return [DropHost(name)]
-        self._give(host)
-        for index in host.workers:
-            self.policy.revive(index)
-            if self._phase(index) is WorkerPhase.WAITING:
-                self.places[index].due = now
-        return [BindHost(name, self._number, 0, False)]
+        return [BindHost(name, self._number, 0, False), *self._resize(host, now)]
 
     def host_bound(self, name: str, founding: int, addresses: list[str], now: float) -> list[Action]:
         """Its sockets are bound, at these addresses."""
@@ -266,20 +157,13 @@ class Ledger:
         self._founders |= dict(zip(mine, addresses, strict=True))
         return self._all_bound(now)
 
-    def host_lost(self, name: str, why: str, now: float, *, away: bool = False) -> list[Action]:
-        """Its agent could not be reached, ended, or is silent. All that ran there is over, or will be without us.
-
-        ``away``: nobody answered at all.
-        """
+    def host_lost(self, name: str, why: str, now: float, loss: Loss = Loss.ENDED) -> list[Action]:
+        """Its agent could not be reached, ended, or is silent. All that ran there is over, or will be without us."""
         host = self.hosts[name]
         if host.phase in (HostPhase.GONE, HostPhase.RESTING):
             return []
         drained = host.phase is HostPhase.DRAINING
-        if now - host.since > HEALTHY and host.phase is HostPhase.UP:
-            host.strikes = 0
-        host.strikes += 1
-        host.phase = HostPhase.GONE if drained or not self.rules.elastic else HostPhase.RESTING
-        host.since, host.why, host.bound, host.away = now, why, False, away
+        host.lost(why, loss, now, for_good=drained or not self.rules.elastic)
         actions: list[Action] = [DropHost(name)]
         if not drained and not self.rules.elastic and self.stage is not Stage.ENDING:
             actions += self._fail(Failure(FailureKind.HOST, host=name, why=why), now)
@@ -289,28 +173,32 @@ class Ledger:
                 self.policy.lost(index, why)
                 if drained or self.stage in (Stage.SETTLING, Stage.ENDING):
                     self.policy.remove(index)
-        if self.stage is Stage.GATHERING:
-            return actions + self._gathered()
-        if self.stage is Stage.BINDING:
-            return actions + self._gathered()
+        if self.stage in (Stage.GATHERING, Stage.BINDING):
+            return actions + self._gathered(now)
         if self.stage is Stage.RUNNING:
-            actions += self._start_due(now)
+            self._house(now)
+            actions += self._retire() if self.policy.job_done else self._start_due(now)
             self._count(now)
         return actions
 
     def add_host(self, name: str, asked: int | None, now: float) -> list[Action]:
-        """A host more, or one that was removed again."""
+        """A host more, one that was removed again, or another number of workers for one that is there."""
         host = self.hosts.get(name)
-        if host is not None and host.phase is not HostPhase.GONE:
-            host.asked = asked
-            return []
         if self.stage in (Stage.SETTLING, Stage.ENDING):
             return []
         if host is None:
             self.hosts[name] = Host(name, asked, since=now)
-        else:
-            host.phase, host.asked, host.since, host.strikes = HostPhase.CALLED, asked, now, 0
-        return [CallHost(name)]
+            return [CallHost(name)]
+        if host.phase is HostPhase.GONE:
+            host.wanted(asked, now)
+            return [CallHost(name)]
+        host.asked = asked
+        if host.phase is not HostPhase.UP or self.stage is not Stage.RUNNING:
+            return []
+        actions = self._resize(host, now)
+        actions += self._retire() if self.policy.job_done else self._start_due(now)
+        self._count(now)
+        return actions
 
     def remove_host(self, name: str, now: float) -> list[Action]:
         """Drain a host: its workers get SIGTERM, and its agent ends after them."""
@@ -327,27 +215,34 @@ class Ledger:
         if host.phase is HostPhase.GONE:
             actions.append(DropHost(name))
         if self.stage in (Stage.GATHERING, Stage.BINDING):
-            actions += self._gathered()
+            actions += self._gathered(now)
         elif self.stage is Stage.RUNNING:
+            actions += self._retire() if self.policy.job_done else []
             self._count(now)
         return actions
 
     # What happens to workers.
 
-    def announced(self, index: int, member: str, address: str, epoch: int, now: float) -> list[Action]:
+    def announced(self, index: int, start: int, member: str, address: str, epoch: int, now: float) -> list[Action]:
         """A worker says where it listens, and of which view it is a member."""
-        if self._phase(index) is not WorkerPhase.RUNNING:
+        if not self._runs(index, start):
             return []
         self.policy.announced_by(self.policy.records[index], member, address, epoch)
         return self._start_due(now) if self.stage is Stage.RUNNING else []
 
-    def started(self, index: int, pid: int) -> None:
+    def started(self, index: int, start: int, pid: int) -> None:
         """Its process id."""
-        self.policy.records[index].pid = pid
+        if self._runs(index, start):
+            self.policy.records[index].pid = pid
 
-    def ended(self, index: int, code: int, cause: str, now: float, *, sent_away: bool = False) -> list[Action]:
-        """A worker has ended."""
-        if self._phase(index) is not WorkerPhase.RUNNING:
+    def again(self, index: int, start: int) -> None:
+        """A worker is about to end well, and wants to be started again then."""
+        if self._runs(index, start):
+            self.policy.records[index].again = True
+
+    def ended(self, index: int, start: int, code: int, cause: str, now: float, *, sent_away: bool = False) -> list[Action]:
+        """One of its starts has ended."""
+        if not self._runs(index, start):
             return []
         place = self.places[index]
         host = self.hosts[place.host]
@@ -360,9 +255,13 @@ class Ledger:
             if following is RunAction.END:
                 why = self.policy.ending
                 actions += self._end([Failure(FailureKind.WORKER, index, place.host, why)] if code else [])
-            elif following is RunAction.RETIRE:
+            elif following is RunAction.RETIRE or self.policy.job_done:
                 actions += self._retire()
             else:
+                if sent_away and host.phase is HostPhase.UP and place.local_rank < host.slots:
+                    self.policy.revive(index)  # its host has got its slots back meanwhile
+                    place.due = now
+                self._house(now)
                 actions += self._start_due(now)
             self._count(now)
         elif code != 0 and not (sent_away or draining):
@@ -386,13 +285,13 @@ class Ledger:
         if self.stage in (Stage.SETTLING, Stage.ENDING):
             return []
         for host in self.hosts.values():
-            if host.phase is HostPhase.RESTING and now >= self._rested(host):
-                host.phase, host.since = HostPhase.CALLED, now
+            if host.phase is HostPhase.RESTING and now >= host.rested_at:
+                host.called(now)
                 actions.append(CallHost(host.name))
         if self.stage is Stage.RUNNING:
             actions += self._start_due(now)
         if self._short_since is not None and now >= self._short_since + self.rules.patience:
-            lost = next((host for host in self.hosts.values() if host.why), None)
+            lost = self._why_lost()
             why = f"for {self.rules.patience:g} s fewer than {self.rules.min_workers} workers could run"
             failure = Failure(FailureKind.TOO_FEW, host=lost.name if lost else "", why=f"{why}: {lost.why}" if lost else why)
             actions += self._end([failure])
@@ -403,39 +302,98 @@ class Ledger:
     def _phase(self, index: int) -> WorkerPhase:
         return self.policy.records[index].phase
 
-    def _rested(self, host: Host) -> float:
-        most = REST_AWAY if host.away else REST_MOST
-        return float(host.since + min(most, REST_FIRST * 2.0 ** min(host.strikes - 1, 20)))
+    def _runs(self, index: int, start: int) -> bool:
+        """Whether this is a worker's present lifetime: what is said of an earlier one comes too late to matter."""
+        record = self.policy.records[index]
+        return record.phase is WorkerPhase.RUNNING and record.starts == start
 
     def _give(self, host: Host) -> None:
-        """Give a host as many workers as it shall have; it keeps those that it had."""
-        wanted = host.asked if host.asked is not None else host.offered
-        while len(host.workers) < wanted:
-            index = self.policy.add()
-            self.places.append(Place(host.name, len(host.workers)))
-            host.workers.append(index)
+        """Give a host new workers for the slots that never had one."""
+        taken = {self.places[index].local_rank for index in host.workers}
+        for local_rank in range(host.slots):
+            if local_rank not in taken:
+                index = self.policy.add()
+                self.places.append(Place(host.name, local_rank))
+                host.workers.append(index)
+
+    def _resize(self, host: Host, now: float) -> list[Action]:
+        """Have a host that is up use its slots, all of them and no more."""
+        actions: list[Action] = []
+        for index in host.workers:
+            place = self.places[index]
+            if place.local_rank < host.slots:
+                self.policy.revive(index)
+                if self._phase(index) is WorkerPhase.WAITING and place.due is None:
+                    place.due = now
+                continue
+            place.due = None
+            self.policy.remove(index)
+            if self._phase(index) is WorkerPhase.RUNNING:
+                actions.append(StopWorker(index, self.rules.grace, "its host has fewer slots"))
+        self._house(now)
+        self._give(host)
+        for index in host.workers:
+            record = self.policy.records[index]
+            if not record.starts and record.phase is WorkerPhase.WAITING and self.places[index].local_rank < host.slots:
+                self.places[index].due = now
+        return actions
+
+    def _house(self, now: float) -> None:
+        """Give workers whose host is lost the free slots of hosts that are up."""
+        homeless = [
+            index
+            for host in self.hosts.values()
+            if host.phase in (HostPhase.RESTING, HostPhase.CALLED)
+            for index in host.workers
+            if self._phase(index) is WorkerPhase.WAITING
+        ]
+        for host in self._up():
+            for local_rank in self._free(host):
+                if not homeless:
+                    return
+                index = homeless.pop(0)
+                place = self.places[index]
+                self.hosts[place.host].workers.remove(index)
+                self._founders.pop(index, None)  # nobody is at that address any more
+                place.host, place.local_rank, place.due = host.name, local_rank, now
+                host.workers.append(index)
+
+    def _free(self, host: Host) -> list[int]:
+        """Local ranks that nobody has, or whose worker will not be started again."""
+        over = (WorkerPhase.FAILED, WorkerPhase.RETIRED)
+        taken = {self.places[index].local_rank for index in host.workers if self._phase(index) not in over}
+        return [local_rank for local_rank in range(host.slots) if local_rank not in taken]
 
     def _up(self) -> list[Host]:
         return [host for host in self.hosts.values() if host.phase is HostPhase.UP]
 
-    def _gathered(self) -> list[Action]:
+    def _gathered(self, now: float) -> list[Action]:
         """Whether all hosts are there, or have failed: then their sockets are bound."""
         if any(host.phase is HostPhase.CALLED for host in self.hosts.values()) and self.stage is Stage.GATHERING:
             return []
         for host in self._up():
             self._give(host)
         ready = [index for host in self._up() for index in host.workers if self._phase(index) is WorkerPhase.WAITING]
-        if len(ready) < self.rules.min_workers or not ready:
-            if any(
-                host.phase in (HostPhase.CALLED, HostPhase.RESTING) and host.strikes < 2 for host in self.hosts.values()
-            ) and (self._up() and self.rules.elastic):
-                self.stage = Stage.GATHERING
-                return []
-            lost = next((host for host in self.hosts.values() if host.why), None)
-            kind = FailureKind.HOST if lost is not None else FailureKind.TOO_FEW
-            why = lost.why if lost is not None else f"{len(ready)} workers are fewer than {max(1, self.rules.min_workers)}"
-            return self._end([Failure(kind, host=lost.name if lost else "", why=why)])
-        return self._found(ready)
+        if len(ready) >= max(1, self.rules.min_workers):
+            return self._found(ready)
+        if self.rules.elastic and self._hoping():
+            self.stage = Stage.GATHERING
+            self._short_since = now if self._short_since is None else self._short_since
+            return []
+        lost = self._why_lost()
+        kind = FailureKind.HOST if lost is not None else FailureKind.TOO_FEW
+        why = lost.why if lost is not None else f"{len(ready)} workers are fewer than {max(1, self.rules.min_workers)}"
+        return self._end([Failure(kind, host=lost.name if lost else "", why=why)])
+
+    def _hoping(self) -> bool:
+        """Whether hosts that are not up may yet be."""
+        there = (HostPhase.CALLED, HostPhase.RESTING)
+        return self.rules.moving or any(host.phase in there and not host.hopeless for host in self.hosts.values())
+
+    def _why_lost(self) -> Host | None:
+        """A host to name where there are too few: one that was refused before one that is merely away."""
+        lost = [host for host in self.hosts.values() if host.why]
+        return min(lost, key=lambda host: (not host.hopeless, host.phase is HostPhase.UP), default=None)
 
     def _found(self, indices: list[int]) -> list[Action]:
         """Bind the sockets of these, and then start them as the founders of one cluster."""
@@ -473,7 +431,7 @@ class Ledger:
     def _start(self, index: int, founder: int, address: str, introducers: tuple[str, ...]) -> StartWorker:
         self.places[index].due = None
         self.policy.started(index, 0, address, founder=bool(address))
-        return StartWorker(index, founder, address, introducers, len(self._founding))
+        return StartWorker(index, self.policy.records[index].starts, founder, address, introducers, len(self._founding))
 
     def _start_due(self, now: float) -> list[Action]:
         """Start what waits and may be started."""
@@ -488,7 +446,7 @@ class Ledger:
             mode = self.policy.start_mode()
             if mode is StartMode.HOLD:
                 break
-            if mode is StartMode.REFOUND:
+            if mode is StartMode.REFOUND or (mode is StartMode.FOUND and not self._founders):
                 return actions + self._refound()
             if mode is StartMode.FOUND and index in self._founders:
                 actions.append(self._start(index, -1, self._founders[index], tuple(self._founders.values())))

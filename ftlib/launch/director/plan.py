@@ -8,8 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..hosts.transport import Transport
+from ..hosts.watch import Source
 from ..stream.messages import Here
 from .ledger import Rules
+
+HostSource = Source[Mapping[str, int | None]]
+"""Which hosts there are, each with the number of workers that is wanted there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +33,7 @@ class Plan:
     variables: Mapping[str, str]
     """What the caller adds to the hosts' own environment: copied, from a file, extra."""
     secret: str
-    """The job's secret."""
+    """The job's secret, where no file has it."""
     backend: str
     worker_timeout: float
     agent_timeout: float
@@ -43,8 +47,10 @@ class Plan:
     events: Path | None = None
     live: bool = True
     handlers: Callable[[], Iterable[logging.Handler]] | None = None
-    refresh: Callable[[], Mapping[str, int | None]] | None = None
-    """Asks which hosts there are now; called on a thread, every second or so."""
+    refresh: HostSource | None = None
+    """Says which hosts there are now, where that changes."""
+    secrets: Source[str] | None = None
+    """The user's file of secrets, where there is one."""
 
     def slots_of(self, here: Here) -> int | str:
         """How many workers a host has for which no number is given; a text: why it can have none."""

@@ -68,6 +68,8 @@ class Pump:
         self._handlers: list[logging.Handler] = []
         self._files: dict[str, IO[bytes]] = {}
         self._queue: queue.SimpleQueue[Entry | None] = queue.SimpleQueue()
+        self._ended = threading.Event()
+        self._then: Callable[[], None] = lambda: None
         self._thread = threading.Thread(target=self._run, name="ftlib-logs", daemon=True)
         self._thread.start()
 
@@ -75,16 +77,24 @@ class Pump:
         """Queue an entry."""
         self._queue.put(entry)
 
-    def close(self) -> None:
-        """No entry follows; the thread ends after those that wait."""
+    def close(self, then: Callable[[], None]) -> None:
+        """No entry follows; the thread ends after those that wait, and calls ``then`` at last."""
+        self._then = then
         self._queue.put(None)
 
     @property
     def ended(self) -> bool:
         """Whether everything was handled."""
-        return not self._thread.is_alive()
+        return self._ended.is_set()
 
     def _run(self) -> None:
+        try:
+            self._pass_on()
+        finally:
+            self._ended.set()
+            self._then()
+
+    def _pass_on(self) -> None:
         if self._factory is not None:
             try:
                 self._handlers = list(self._factory())

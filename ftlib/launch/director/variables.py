@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ..processes.sockets import address_of
-from .ledger import Ledger, StartWorker
+from .actions import StartWorker
+from .ledger import Ledger
 from .plan import Plan
 
 
@@ -19,19 +20,19 @@ def worker_variables(
 ) -> dict[str, str]:
     """``address``: where the workers of its host listen. ``supervisor``: its agent's fence endpoint."""
     place = ledger.places[action.index]
-    mine = ledger.hosts[place.host].workers
+    slots = ledger.hosts[place.host].slots
     found = {
         "LOCAL_RANK": str(place.local_rank),
-        "LOCAL_WORLD_SIZE": str(len(mine)),
+        "LOCAL_WORLD_SIZE": str(slots),
         "FTLIB_JOB": plan.job,
         "FTLIB_INTRODUCERS": ",".join(action.introducers),
-        "FTLIB_INITIAL_SIZE": str(action.initial_size),
+        "FTLIB_INITIAL_SIZE": str(min(action.initial_size, plan.max_workers or action.initial_size)),  # the others are spares
         "FTLIB_BIND": action.address or address_of(address, 0),
         "FTLIB_SUPERVISOR": supervisor,
         "FTLIB_NAME": f"{place.host}/{place.local_rank}",
         "FTLIB_WORKER_INDEX": str(action.index),
     }
-    if "OMP_NUM_THREADS" not in plan.variables and len(mine) > 1:
+    if "OMP_NUM_THREADS" not in plan.variables and slots > 1:
         found["OMP_NUM_THREADS"] = "1"
     if not plan.rules.elastic:
         names = list(dict.fromkeys(each.host for each in ledger.places))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import shlex
+import signal
 import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -39,30 +42,91 @@ def parse_hosts(lines: Iterable[str]) -> dict[str, int | None]:
     return found
 
 
-def read_hosts_file(path: Path) -> dict[str, int | None]:
-    """Hosts of a file."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"the file of hosts {path}: {error.strerror}: give one that can be read") from None
-    return parse_hosts(text.splitlines())
+class HostsFile:
+    """A file of hosts that people and programs edit while it is followed.
+
+    A change counts once it was seen twice, and a file that names nobody does not: it may be half written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen: str | None = None
+        self._hosts: dict[str, int | None] | None = None
+
+    def __call__(self) -> dict[str, int | None]:
+        """The hosts now. ConfigError for a file that cannot be read, or holds what is no host."""
+        try:
+            text = self._path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is no text"
+            raise ConfigError(f"the file of hosts {self._path}: {why}: give one that can be read") from None
+        if self._hosts is None or text == self._seen:
+            self._hosts = _some(parse_hosts(text.splitlines()), self._hosts, f"the file of hosts {self._path}")
+        self._seen = text
+        return self._hosts
+
+    def close(self) -> None:
+        """Nothing to end: a look takes no time."""
 
 
-def discover(command: str) -> dict[str, int | None]:
-    """Hosts that a command prints, one ``host:slots`` a line (Horovod's format). Takes ``DISCOVERY`` seconds at most."""
-    try:
-        done = subprocess.run(  # noqa: S603 - running the user's command is the purpose
-            shlex.split(command), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=DISCOVERY, check=False
-        )
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"the discovery command {command!r} cannot be run: {error}") from None
-    except subprocess.TimeoutExpired:
-        raise ConfigError(f"the discovery command {command!r} did not end within {DISCOVERY:g} s") from None
-    if done.returncode:
-        raise ConfigError(
-            f"the discovery command {command!r} failed with {done.returncode}: {' '.join(done.stderr.split())[:200]}"
-        )
-    return parse_hosts(done.stdout.splitlines())
+class Discovery:
+    """A command that prints hosts, one ``host:slots`` a line (Horovod's format). Takes ``DISCOVERY`` seconds at most."""
+
+    def __init__(self, command: str) -> None:
+        self._command = command
+        self._hosts: dict[str, int | None] | None = None
+        self._process: subprocess.Popen[str] | None = None
+        self._closed = False
+
+    def __call__(self) -> dict[str, int | None]:
+        """The hosts now. ConfigError for a command that fails, takes too long, or prints what is no host."""
+        name = f"the discovery command {self._command!r}"
+        try:
+            process = subprocess.Popen(  # noqa: S603 - running the user's command is the purpose
+                shlex.split(self._command),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                start_new_session=True,  # the terminal's Ctrl-C is the launcher's
+            )
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{name} cannot be run: {error}") from None
+        self._process = process
+        try:
+            if self._closed:
+                _kill(process)
+            out, err = process.communicate(timeout=DISCOVERY)
+        except subprocess.TimeoutExpired:
+            _kill(process)
+            process.communicate()
+            raise ConfigError(f"{name} did not end within {DISCOVERY:g} s") from None
+        finally:
+            self._process = None
+        if process.returncode:
+            raise ConfigError(f"{name} failed with {process.returncode}: {' '.join(err.split())[:200]}")
+        self._hosts = _some(parse_hosts(out.splitlines()), self._hosts, name)
+        return self._hosts
+
+    def close(self) -> None:
+        """Kill the command if it runs."""
+        self._closed = True
+        process = self._process
+        if process is not None:
+            _kill(process)
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _some(hosts: dict[str, int | None], before: dict[str, int | None] | None, source: str) -> dict[str, int | None]:
+    """Hosts, if there are any or never were: whoever says "none" while some work is more likely broken than right."""
+    if before and not hosts:
+        raise ConfigError(f"{source} names no host")
+    return hosts
 
 
 def slurm_hosts(environment: Mapping[str, str]) -> list[str]:

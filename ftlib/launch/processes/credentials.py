@@ -11,10 +11,10 @@ import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from consensus import ConfigError as ConsensusConfigError
-from consensus import Gossip, KeyRing, SecretError
+from consensus import Gossip, KeyRing, SecretError, read_secrets
 
 from ...errors import ConfigError, FTLibError
 from ...settings.config import resolve
@@ -31,12 +31,45 @@ def new_secret() -> str:
 
 def ring_of_user(environment: Mapping[str, str] | None = None) -> KeyRing | None:
     """Return the key ring that the environment and the settings file name; None if they name none."""
+    try:
+        return KeyRing.of(_settings(environment))
+    except ConsensusConfigError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _settings(environment: Mapping[str, str] | None) -> Any:
     wanted = {key: value for key, value in (os.environ if environment is None else environment).items() if key in _VARIABLES}
     try:
         # Only these settings matter here; others that must fit together may be given in the program.
-        return KeyRing.of(resolve({"policy": "majority"}, environment=wanted, backend=Gossip).consensus)
+        return resolve({"policy": "majority"}, environment=wanted, backend=Gossip).consensus
     except ConsensusConfigError as error:
         raise ConfigError(str(error)) from None
+
+
+class SecretsFile:
+    """The user's file of secrets, for hosts that may not have it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __call__(self) -> str:
+        """What it holds. ConfigError, as of any ring of keys, for one that cannot be used."""
+        try:
+            secrets = read_secrets(self._path)[0]
+        except ConsensusConfigError as error:
+            raise ConfigError(str(error)) from None
+        return "".join(f"{secret}\n" for secret in secrets)
+
+    def close(self) -> None:
+        """Nothing to end: a look takes no time."""
+
+
+def given(environment: Mapping[str, str] | None = None) -> str | SecretsFile | None:
+    """The secret that the user's environment and settings file give, or the file that holds it; None: there is none."""
+    config = _settings(environment)
+    if config.secret_file:
+        return SecretsFile(Path(config.secret_file))
+    return "\n".join(config.secrets) or None
 
 
 class Credentials:

@@ -28,6 +28,14 @@ def write(job: str, ending: str, text: str) -> Path:
     return path
 
 
+def rewrite(path: Path, text: str) -> None:
+    """Put another text into such a file, whole at every moment; raises OSError if that is not possible."""
+    part = path.with_name(f".{path.name}.new")
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "w") as file:
+        file.write(text)
+    part.rename(path)
+
+
 def found(ending: str) -> list[Path]:
     """Those of launchers that live here, the latest first."""
     with contextlib.suppress(OSError):

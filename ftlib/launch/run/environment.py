@@ -64,10 +64,11 @@ def worker_environment(
         env.setdefault("OMP_NUM_THREADS", "1")  # n workers with a thread per core each would compete for the cores
     env.setdefault("PYTHONFAULTHANDLER", "1")  # a segfault then prints where it happened
     env["PYTHONUNBUFFERED"] = "1"  # the last lines of a killed worker are the interesting ones
+    size = start.initial_size // plan.shards
     env |= {
         "FTLIB_JOB": plan.job,
         "FTLIB_INTRODUCERS": ",".join(start.introducers),
-        "FTLIB_INITIAL_SIZE": str(start.initial_size // plan.shards),
+        "FTLIB_INITIAL_SIZE": str(min(size, plan.max_workers or size)),  # those above the most join as spares
         "FTLIB_BIND": start.bind,
         "FTLIB_SUPERVISOR": supervisor,
         "FTLIB_NAME": f"{start.name} of {start.of}" if start.of else start.name,

@@ -132,11 +132,10 @@ class RestartPolicy:
         if self.ending:
             record.phase = WorkerPhase.FAILED
 
-    def remove(self, index: int) -> RunAction:
-        """A slot that does not run is not wanted any more."""
+    def remove(self, index: int) -> None:
+        """A slot is not wanted any more, if it does not run. Fewer than ``least`` may be left: others may come."""
         if self.records[index].phase is WorkerPhase.WAITING:
             self.records[index].phase = WorkerPhase.RETIRED
-        return self._consequence()
 
     def revive(self, index: int) -> None:
         """A slot that was not wanted is, again."""
@@ -150,6 +149,13 @@ class RestartPolicy:
     def in_phase(self, *phases: WorkerPhase) -> list[WorkerRecord]:
         """The slots in any of these phases."""
         return [record for record in self.records if record.phase in phases]
+
+    @property
+    def job_done(self) -> bool:
+        """Whether some have finished and no live worker holds a view, so that there is nothing left to join."""
+        if not self.in_phase(WorkerPhase.DONE):
+            return False
+        return not (self.introducers() if self.founded else self.in_phase(WorkerPhase.RUNNING))
 
     @property
     def over(self) -> bool:
@@ -267,8 +273,7 @@ class RestartPolicy:
         if not able:
             return RunAction.GO_ON
         if self.in_phase(WorkerPhase.DONE):
-            runs = bool(self.introducers()) if self.founded else bool(self.in_phase(WorkerPhase.RUNNING))
-            return RunAction.GO_ON if runs else RunAction.RETIRE
+            return RunAction.RETIRE if self.job_done else RunAction.GO_ON
         least = self.plan.fewest if self.least is None else self.least
         if len(able) < least:
             return self.end(f"only {len(able)} of the workers can still run, and --min is {least}")

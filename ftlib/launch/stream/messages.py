@@ -14,7 +14,7 @@ from typing import Any
 
 import msgpack
 
-PROTOCOL = 1
+PROTOCOL = 2
 MOST = 8 << 20
 """Bytes of the largest message."""
 PIECE = 128 << 10
@@ -43,6 +43,7 @@ class Piece:
     """Both ways: a part of something large. To the agent: the function (``index`` -1). To the caller: a worker's result."""
 
     index: int
+    start: int
     data: bytes
     last: bool
 
@@ -74,6 +75,10 @@ class Order:
     """Of the default group that a function finds; empty: it finds none."""
     worker_timeout: float
     """Seconds that operations of that group may take."""
+    elastic: bool
+    """Whether workers that end are started again."""
+    secrets: str
+    """What the user's file of secrets holds, where there is one: workers follow a copy of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +97,8 @@ class Start:
     """Start a worker. ``founder``: which of the bound sockets are its own; -1: none."""
 
     index: int
+    start: int
+    """Which of its starts this is, from 1 on: whatever is said of this lifetime names it."""
     local_rank: int
     environment: Mapping[str, str]
     """Variables of this start, which win over all others."""
@@ -110,6 +117,13 @@ class Stop:
     index: int
     grace: float
     cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Secrets:
+    """The user's file of secrets has changed: this is what it holds now."""
+
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +172,7 @@ class Started:
     """A worker runs."""
 
     index: int
+    start: int
     pid: int
 
 
@@ -166,6 +181,7 @@ class Ended:
     """A worker was reaped. Its result follows in pieces if it left one, then what is left of its lines, then ``Drained``."""
 
     index: int
+    start: int
     pid: int
     code: int
     """As ``subprocess`` gives it."""
@@ -183,6 +199,7 @@ class Drained:
     """All lines of a worker that ended have been sent."""
 
     index: int
+    start: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,9 +224,18 @@ class Announced:
     """A worker says where it listens, and of which view it is a member (see ``endpoint``)."""
 
     index: int
+    start: int
     member: str
     address: str
     epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """A worker is about to end well, and wants to be started again then."""
+
+    index: int
+    start: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,8 +246,8 @@ class Trouble:
 
 
 Message = (
-    Beat | Piece | Order | Bind | Start | Stop | Credit | Bye | Here | Bound | Started | Ended | Drained | Lines | Logged
-    | Announced | Trouble
+    Beat | Piece | Order | Bind | Start | Stop | Secrets | Credit | Bye | Here | Bound | Started | Ended | Drained | Lines
+    | Logged | Announced | Again | Trouble
 )  # fmt: skip
 _KINDS: tuple[type[Any], ...] = Message.__args__  # a union is its members
 _NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}

@@ -1,0 +1,52 @@
+"""Lines and log records of hosts, on their way to the pump: who wrote them, and credit for them once they are handled."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+from ..stream.channel import Channel
+from ..stream.messages import Credit, Lines, Logged
+from .ledger import Ledger
+from .pump import Entry, Pump, Source
+
+
+class Desk:
+    """Takes what agents and their commands write, and what the director says itself. Use on the director's loop only."""
+
+    def __init__(self, pump: Pump, ledger: Ledger, loop: asyncio.AbstractEventLoop, moved: Callable[[], None]) -> None:
+        """``moved``: called on the loop whenever something was handled."""
+        self._pump, self._ledger, self._loop, self._moved = pump, ledger, loop, moved
+
+    def take(self, host: str, channel: Channel, message: Lines | Logged, size: int) -> None:
+        """Have them handled. ``channel`` is granted ``size`` bytes of credit then."""
+
+        def grant() -> None:
+            self._moved()
+            channel.send(Credit(size))
+
+        def handled() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for credit any more
+                self._loop.call_soon_threadsafe(grant)
+
+        source = self._source(host, message.index)
+        if isinstance(message, Lines):
+            self._pump.put(Entry(source, "stderr" if message.error else "stdout", message.lines, then=handled))
+        else:
+            texts = [(int(level), str(name), float(at), str(text)) for level, name, at, text in message.records]
+            self._pump.put(Entry(source, "logging", records=texts, then=handled))
+
+    def spoken(self, host: str, lines: list[bytes]) -> None:
+        """The command that leads to a host wrote these to its stderr."""
+        self._pump.put(Entry(self._source(host, -1), "stderr", lines))
+
+    def say(self, text: str, host: str = "") -> None:
+        """A line of the launcher's own."""
+        self._pump.put(Entry(Source(host or "ftlib", None, None, 0), "stderr", [f"[ftlib] {text}".encode()]))
+
+    def _source(self, host: str, index: int) -> Source:
+        if index < 0 or index >= len(self._ledger.places):
+            return Source(host, None, None, 0)
+        place = self._ledger.places[index]
+        return Source(place.host, place.local_rank, place.rank, index)
