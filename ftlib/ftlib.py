@@ -19,8 +19,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from consensus import ConfigError as ConsensusConfigError
 from consensus import Consensus, ConsensusError, Gossip, KeyRing, LeftError, Member, Membership, Mode, View
 
-from .checkpoints.depot import Depot, depot_of
+from .checkpoints.depot import Depot
 from .checkpoints.keeper import Keeper
+from .checkpoints.places import depot_of
 from .checkpoints.resume import Loaded
 from .common.logs import configure
 from .common.time_use import State

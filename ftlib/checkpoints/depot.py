@@ -202,15 +202,6 @@ def is_url(path: str | os.PathLike[str]) -> bool:
     return _URL.match(os.fspath(path)) is not None
 
 
-def depot_of(path: str | os.PathLike[str]) -> Depot:
-    """The place that ``path`` names: a URL, or a directory (relative to the current one as it is now). ConfigError."""
-    if not is_url(path):
-        return DirectoryDepot(Path(os.fspath(path)).absolute())
-    from .remote import RemoteDepot  # noqa: PLC0415 - fsspec, which few need
-
-    return RemoteDepot.of(os.fspath(path))
-
-
 def damage(directory: Path) -> Exception | None:
     """Why the checkpoint in ``directory`` cannot be loaded; None if it is intact. Raises OSError if the fault is a more general
     one.

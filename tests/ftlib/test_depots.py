@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 import torch
 
+import ftlib.checkpoints.command as stored
 import ftlib.checkpoints.keeper as keeping
 from ftlib import ConfigError
 from ftlib.checkpoints.checkpoint import Taken
-from ftlib.checkpoints.depot import Depot, depot_of
+from ftlib.checkpoints.depot import Depot
 from ftlib.checkpoints.manifest import TornError
 from ftlib.checkpoints.names import Name, Part
-from ftlib.cli import stored
+from ftlib.checkpoints.places import depot_of
 from tests.ftlib.saving import all_of, crew, equal, steps
 from tests.ftlib.test_checkpoints import same
 from tests.harness.basics import TIMEOUT, eventually

@@ -75,6 +75,7 @@ class Job:
         self.loader: Any = Own(self.place) if self.sampler is None else DataLoader(Numbers(), batch_sampler=self.sampler)
         self.losses: list[float] = []
         self.done = 0
+        self.told = 0
         self.began_as: int | None = None
 
     def place(self) -> int:
@@ -114,7 +115,7 @@ class Job:
             json.dumps({"place": self.place(), "step": self.ft.step, "losses": self.losses, "digest": found.hexdigest()}),
             flush=True,
         )
-        self.losses = []
+        self.losses, self.told = [], self.ft.step
 
     # --- in four ways ----------------------------------------------------------------------------------------------------
 
@@ -164,7 +165,7 @@ class Job:
 
         class Reports(pl.Callback):
             def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-                if len(job.losses) == ACCUMULATE:
+                if job.ft.step != job.told:
                     assert trainer.global_step == job.ft.step
                     assert trainer.is_global_zero is (job.ft.rank == 0)
                     job.stepped()

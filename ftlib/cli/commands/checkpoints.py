@@ -43,4 +43,4 @@ def exported(*, place: str, file: str) -> int:
 
 def _asked(*words: str) -> int:
     """In a process of its own: this one does not import torch."""
-    return subprocess.run([sys.executable, "-m", "ftlib.cli.stored", *words], check=False).returncode  # noqa: S603
+    return subprocess.run([sys.executable, "-m", "ftlib.checkpoints.command", *words], check=False).returncode  # noqa: S603

@@ -1,4 +1,4 @@
-"""What ``ftlib checkpoints`` does, in a process that imports torch: ``python -m ftlib.cli.stored list|verify|export PLACE``.
+"""What ``ftlib checkpoints`` does, in a process that imports torch: ``python -m`` this, and ``list|verify|export PLACE``.
 
 With ``--json`` one object a line.
 """
@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 
-from ..checkpoints.depot import Depot, depot_of
-from ..checkpoints.manifest import TornError
-from ..checkpoints.names import Name
 from ..common.units import size
 from ..errors import ConfigError
 from ..state.codec import flatten
+from .depot import Depot
+from .manifest import TornError
+from .names import Name
+from .places import depot_of
 
 _Say = Callable[[Mapping[str, Any], str], None]
 
