@@ -140,6 +140,8 @@ class Agent:
             self._steward.kill_all("the launch is over")
             if why == "":
                 await self._last_words()
+            elif self._order is not None:
+                self._lament(why)
         finally:
             unwatch()
             self._channel.close()
@@ -152,6 +154,13 @@ class Agent:
         deadline = time.monotonic() + _LAST_WORDS
         while not self._channel.idle and not self._channel.deadline.state.over and time.monotonic() < deadline:  # noqa: ASYNC110 - no event elsewhere needs it
             await asyncio.sleep(0.005)
+
+    @staticmethod
+    def _lament(why: str) -> None:
+        """Say to stderr, which may still get through, why this host ends the launch by itself; never wait for that."""
+        with contextlib.suppress(OSError):
+            os.set_blocking(2, False)
+            os.write(2, f"the agent gave its caller up ({why}): all its workers were killed\n".encode())
 
     def _room(self) -> None:
         self._outbox.room()

@@ -65,6 +65,7 @@ class Pump:
         self._factory = factory
         self._log_dir = log_dir
         self._live = live
+        self._wanted = live or factory is not None or log_dir is not None
         self._handlers: list[logging.Handler] = []
         self._files: dict[str, IO[bytes]] = {}
         self._queue: queue.SimpleQueue[Entry | None] = queue.SimpleQueue()
@@ -74,8 +75,11 @@ class Pump:
         self._thread.start()
 
     def put(self, entry: Entry) -> None:
-        """Queue an entry."""
-        self._queue.put(entry)
+        """Queue an entry. Where nobody wants lines it is handled at once."""
+        if self._wanted:
+            self._queue.put(entry)
+        elif entry.then is not None:
+            entry.then()
 
     def close(self, then: Callable[[], None]) -> None:
         """No entry follows; the thread ends after those that wait, and calls ``then`` at last."""
