@@ -63,6 +63,8 @@ _STACKS = 0.15
 """Seconds that a hung worker has to write its stacks before it is killed."""
 _SPAWN_FAILED = 71
 """EX_OSERR of sysexits.h: the code of a worker that could not be started."""
+LATER = ("+ftlib.ftlib", "+ftlib.frameworks.gloo", "+torch.optim", "+torch._dynamo")
+"""What a worker that trains imports besides torch, which takes longer than to join: imported beforehand for replacements."""
 _STALE = {*OURS, *OTHERS}
 """Variables of the host's own that no worker may inherit: what the caller gives comes after them."""
 
@@ -216,7 +218,8 @@ class Agent:
             self._keep(order.secrets)
         if not order.command:
             environment = self._environment({})
-            self._nursery = Nursery(self._loop, self._steward, self._outbox, environment, tuple(order.preload))
+            preload = (*order.preload, *(LATER if order.elastic and "torch" in order.preload else ()))
+            self._nursery = Nursery(self._loop, self._steward, self._outbox, environment, preload)
             self._nursery.begin()
         self._channel.send(_facts())
 
