@@ -25,6 +25,7 @@ from .checkpoints.names import Name, of_all_shards, shard_directory, shards_in
 from .checkpoints.resume import Loaded
 from .common.logs import configure
 from .common.time_use import State
+from .common.traces import Traces
 from .core.calls.session import Session
 from .core.engine.call_lock import CallLock
 from .core.plane.facts import facts
@@ -48,6 +49,7 @@ from .training import Calls
 
 if TYPE_CHECKING:
     from .lifecycle.preemption import Watch
+    from .lifecycle.tracing.tracer import Tracer
 
 logger = logging.getLogger("ftlib")
 
@@ -70,14 +72,17 @@ class FTLib(Calls):
         faults = Faults(call_lock) if settings.chaos else None
         ring = _ring_of(settings)
         chaos = None if faults is None else Chaos(faults, functools.partial(_drain, weakref.ref(self)), settings, ring)
-        means = Means(settings, framework, rank_assign, ring, call_lock, chaos=chaos)
+        traces = None if settings.trace is None else Traces()
+        means = Means(settings, framework, rank_assign, ring, call_lock, chaos=chaos, traces=traces)
         self._more_facts = means.more_facts
+        self._more_facts["min_size"] = lambda: settings.min_size
         lives = Succession(Lifetime(means, consensus), call_lock, rejoin=settings.rejoin)
         layouts = Layouts(framework, int(settings.bucket_mb * 2**20))
         super().__init__(lives, call_lock, layouts, means.listeners, veto=settings.nonfinite == VETO, faults=faults)
         self._keeper = Keeper(settings.keep, settings.step_timeout)
         self._drain = Drain(call_lock, lambda: lives.over, lives.wake)
         self._watch: Watch | None = None
+        self._tracer = None if traces is None or settings.trace is None else self._traced(traces, settings.trace)
         self._at_exit: Callable[[], None] | None = None
         self._process = os.getpid()
         self._closing = threading.RLock()  # a signal handler may close in the middle of a close
@@ -274,6 +279,8 @@ class FTLib(Calls):
         if self._at_exit is not None:
             atexit.unregister(self._at_exit)
         self._drain.part()
+        if self._tracer is not None:
+            self._tracer.close()
         self._apart(functools.partial(self._close, self._ended()))
         self._drain.remove()
 
@@ -399,6 +406,16 @@ class FTLib(Calls):
             self._watch.start()
         self._lives.life.begin()
         self._turn(State.COMPUTING)
+        if self._tracer is not None:
+            self._tracer.start()
+
+    def _traced(self, traces: Traces, every: int) -> Tracer:
+        from .lifecycle.tracing.tracer import Tracer  # noqa: PLC0415 - with OpenTelemetry, which few have
+
+        def status() -> dict[str, Any]:
+            return self._consensus.status()  # of the lifetime then
+
+        return Tracer(traces, self.settings.consensus.job, every, status, self.settings.name)
 
     def _turn(self, state: State, before: State | None = None) -> None:
         plane = self._plane

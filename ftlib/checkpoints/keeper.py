@@ -26,6 +26,7 @@ from pathlib import Path
 from consensus import LeftError
 
 from ..common.devices import thread_device
+from ..common.traces import CheckpointRecord
 from ..common.units import size, span
 from ..core.calls.session import Session
 from ..core.plane.phase import Phase
@@ -194,7 +195,8 @@ class _Writing:
         self._look_around()
         remove(self._part)
         nbytes = taken.write(self._part)
-        took = plane.threads.now() - self._began
+        written = plane.threads.now()
+        took = written - self._began
         self._taken = taken = None
         self.stage = _Stage.WAITING
         self._written.set()
@@ -207,7 +209,13 @@ class _Writing:
         plane.counters.checkpoint_step = self._name.step
         extra = plane.about("checkpoint", checkpoint=str(self.directory), checkpoint_bytes=nbytes, seconds=took)
         logger.info("%s is complete: %s, %s in %s", self, self.directory, size(nbytes), span(took), extra=extra)
+        self._trace(written, nbytes)
         self._tidy()
+
+    def _trace(self, written: float, nbytes: int = 0, error: str = "") -> None:
+        if (traces := self._plane.traces) is not None:
+            ended, name = self._plane.threads.now(), self._name
+            traces.add(CheckpointRecord(name.step, name.epoch, self._began, written or ended, ended, nbytes, error))
 
     def _look_around(self) -> None:
         """Check the checkpoints that are not older than this one. Those of other jobs are never written over."""
@@ -257,6 +265,7 @@ class _Writing:
         text, extra = "no checkpoint of step %d in %s: %s; training goes on without it: %s", plane.about("checkpoint_failed")
         logger.error(text, self._name.step, self._path, why, remedy, extra=extra)
         plane.counters.checkpoint_failures += 1
+        self._trace(0.0, error=why)
 
     def _diagnosis(self, error: Exception) -> tuple[str, str]:
         """Return what is wrong, and what to do. On a full disk, torch reports only that writing failed."""

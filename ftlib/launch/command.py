@@ -92,6 +92,7 @@ _SHARDS = "Processes of each worker, which then is a replica that shards its mod
 @click.option("--log-dir", type=click.Path(path_type=Path), default=None, help="Write worker-N.log there, too.")
 @click.option("--events", type=click.Path(path_type=Path), default=None, help="Append one JSON line an event to this file.")
 @click.option("--resume", type=click.Path(path_type=Path), default=None, help="Go on from the newest checkpoint in there.")
+@click.option("--dashboard", is_flag=True, help="Serve a live page of the job on 127.0.0.1, and print its address.")
 @click.option("--resume-required", is_flag=True, help="Start nothing if --resume has no complete checkpoint.")
 @click.option("--job", default=None, help="Job name  [default: a random one; with --meet FTLIB_JOB, or what is met]")
 @click.option("--meet", default=None, metavar="HOST:PORT|auto", help="Run one on every host: where their workers meet.")
@@ -121,6 +122,7 @@ def run(
     log_dir: Path | None,
     events: Path | None,
     resume: Path | None,
+    dashboard: bool,
     resume_required: bool,
     job: str | None,
     meet: str | None,
@@ -151,6 +153,8 @@ def run(
             raise ConfigError("--meet is for a launcher on every host, --hosts for one of all hosts: give one of them")
         if resume_required:
             raise ConfigError("--resume-required goes without --hosts: this host cannot look into the others' directories")
+        if dashboard:
+            raise ConfigError("--dashboard goes without --hosts: ftlib dashboard ADDRESS, once a worker runs")
         if shards > 1 or size is not None:
             raise ConfigError("--shards and --size go without --hosts: run ftlib run on each host")
         from .many import run_fleet  # noqa: PLC0415 - as the next ones
@@ -190,6 +194,7 @@ def run(
         events=events,
         resume=resume,
         resume_required=resume_required,
+        dashboard=dashboard,
         grace=grace,
         meeting=place,
     )

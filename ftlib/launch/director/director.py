@@ -472,7 +472,7 @@ class Director:
         agent = self._agents.get(host)
         if agent is None or agent.link is not link:
             return
-        del self._agents[host]
+        self._part(self._agents.pop(host))
         self._events.write("lost", host=host, why=why)
         self._complain(host, f"lost: {why}")
         loss = Loss.ENDED if agent.here is not None else Loss.AWAY if _AWAY.search(why) else Loss.REFUSED

@@ -83,6 +83,9 @@ class StartPlan:
     resume_required: bool = False
     """Whether nothing is started where there is no complete checkpoint to go on from."""
 
+    dashboard: bool = False
+    """Whether a page of the job is served on this host."""
+
     meeting: Meeting | None = None
     """Where the workers of other hosts are met; None: there are none."""
 

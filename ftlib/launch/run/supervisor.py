@@ -43,6 +43,9 @@ from .restarts import RestartPolicy, RunAction, StartMode, WorkerPhase, WorkerRe
 MATES_GRACE = 0.5
 """Seconds from the end of one process of a replica until the launcher kills the rest, which cannot go on without it."""
 
+PAGE = -1
+"""The index of the dashboard's process among the workers."""
+
 _SPAWN_FAILED = 71
 """EX_OSERR of sysexits.h: the code noted for a worker that could not be started."""
 
@@ -123,6 +126,8 @@ class Supervisor:
 
             runner = await serve(self, listener)
             with recorded(self._plan.job, self._supervisor, self._plan.command):
+                if self._plan.dashboard:
+                    self._serve_page()
                 await self._over
         finally:
             self._steward.kill_all()
@@ -283,6 +288,10 @@ class Supervisor:
     # Workers that end.
 
     def _reaped(self, worker: Worker, code: int) -> None:
+        if worker.index == PAGE:
+            if self.stage is RunStage.RUNNING and not worker.sent_away:
+                self._console.say(f"the dashboard ended ({describe_exit(code)}); ftlib dashboard serves another")
+            return
         self._console.event("ended", worker=worker.index, pid=worker.pid, code=code, cause=worker.cause)
         self._ended(worker.index, code, worker.cause, sent_away=worker.sent_away)
 
@@ -330,6 +339,17 @@ class Supervisor:
         for worker in self._steward:
             worker.send_away()
         self._loop.call_later(self._plan.grace, self._kill_all, "the job was done")
+
+    def _serve_page(self) -> None:
+        """Start ``ftlib dashboard`` as a process of its own: a busy page must not delay the loop that fences and restarts."""
+        # The tools' whole command line, since this launcher knows nothing of it.
+        command = (sys.executable, "-m", "ftlib.cli.main", "dashboard", "--run", self._plan.job)
+        try:
+            page = Worker.spawn(PAGE, "dashboard", command, {**self._base, **self._credentials.environment}, self._console)
+        except (OSError, subprocess.SubprocessError) as error:
+            self._console.say(f"the dashboard could not be started: {error}")
+        else:
+            self._steward.take(page)
 
     # Ending.
 
