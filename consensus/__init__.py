@@ -40,9 +40,10 @@ if TYPE_CHECKING:
     from .member import COHORT, COHORT_SIZE, Address, Member, format_address, parse_address
     from .membership import Membership
     from .runtime.net.fork import release_in_children
-    from .runtime.net.interfaces import interface_name
+    from .runtime.net.pages import Mount
     from .runtime.net.sockets import addresses_here
     from .tools.client import Answer, get
+    from .tools.interfaces import interface_name
     from .tools.orders import give_order
     from .tools.sign_in import Visit, sign_in
     from .view import Cause, Reason, View
@@ -79,6 +80,7 @@ __all__ = [
     "Member",
     "Membership",
     "Mode",
+    "Mount",
     "NullPlane",
     "OrderKind",
     "OvertakenError",
@@ -135,6 +137,7 @@ _HOMES = {
     "MOST_KEYS": "wire.keys",
     "PROTOCOL_VERSION": "config",
     "Member": "member",
+    "Mount": "runtime.net.pages",
     "Membership": "membership",
     "Mode": "interface",
     "NullPlane": "interface",
@@ -157,7 +160,7 @@ _HOMES = {
     "format_address": "member",
     "get": "tools.client",
     "give_order": "tools.orders",
-    "interface_name": "runtime.net.interfaces",
+    "interface_name": "tools.interfaces",
     "new_order": "wire.orders",
     "parse_address": "member",
     "read_secrets": "wire.keys",

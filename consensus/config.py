@@ -139,6 +139,10 @@ class Config:
     fence_timeout: Seconds = 10.0
     """``fence_command`` is killed after so long, and has then proven nothing."""
 
+    remote_orders: bool = False
+    """Whether the dashboard of an agent takes orders (drain, kill) from browsers on other hosts, too: over plain HTTP, where
+    who listens can steal the page's cookie (docs/observability.md#a-page-in-the-browser)."""
+
     trust_refused: bool = True
     """Whether "connection refused by its host" proves death. Turn it off where a firewall may send resets."""
 
@@ -248,6 +252,9 @@ class Config:
 
     agreement: str = ""
     """What the layer above needs to be equal at all members; part of the job's terms, checked at join."""
+
+    pages: str = ""
+    """``module:function`` that makes pages of the layer above, which the agent serves (see ``runtime/net/pages.py``)."""
 
     socket_fds: tuple[int, ...] = ()
     """(UDP, TCP) descriptors bound beforehand by a launcher, used instead of binding ``bind``."""

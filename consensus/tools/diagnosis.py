@@ -25,12 +25,12 @@ from ..config import PROTOCOL_VERSION
 from ..errors import SecretError
 from ..member import Address, format_address
 from ..messages import Stranger
-from ..runtime.net.interfaces import interface_of
 from ..runtime.net.names import Endpoint, link_local, numeric
 from ..runtime.net.pings import TRIES, Pings
 from ..runtime.net.udp import NETWORK_LIMIT
 from ..wire.keys import KeyRing
 from .client import get
+from .interfaces import interface_of
 
 _MAX_BODY = 16 << 20
 _STATUS_TIMEOUT = 3.0

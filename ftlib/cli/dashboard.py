@@ -1,4 +1,4 @@
-"""``ftlib dashboard``: serves the page of ``ftlib.dashboard`` on loopback, and asks members for it with the user's secret."""
+"""The dashboard's ways to members: of ``ftlib dashboard``, with the user's secret, and of each agent, with its own."""
 
 from __future__ import annotations
 
@@ -6,34 +6,45 @@ import asyncio
 import contextlib
 import json
 import signal
+import socket
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from consensus import OrderKind
+from consensus import KeyRing, Mount, OrderKind, format_address
 
-from ..dashboard.server import Means, Server
-from ..dashboard.watch import Watch
+from ..dashboard.desk import Desk, Gate, Means
+from ..dashboard.server import Server
+from ..dashboard.watch import Sources, Watch
 from ..errors import FTLibError
+from ..launch.processes.credentials import first_accepted, rings_for
 from .explain import fetch_story
 from .orders import consequence, order_seen, stack_of
 from .runs import running
 from .status import fetch_status
 
-__all__ = ["serve"]
+__all__ = ["link", "mount", "serve", "serve_run"]
 
 _TIMEOUT = 5.0
+_ASKED_BY_AGENT = 2
+"""How many members an agent asks at a time, since it has other things to do."""
 
 
 def serve(address: str, port: int, *, show: bool, say: Callable[[str], None]) -> int:
     """Serve until Ctrl-C or SIGTERM; returns 0. Raises FTLibError if no member answers at ``address`` at first."""
-    fetch_status(address, _TIMEOUT)
-    return asyncio.run(_serve(address, port, show=show, say=say))
+    job = str(fetch_status(address, _TIMEOUT).get("job", ""))
+    return asyncio.run(_serve(address, job, port, show=show, say=say))
 
 
-async def _serve(address: str, port: int, *, show: bool, say: Callable[[str], None]) -> int:
-    watch = Watch(address, fetch_status, _restarts_left)
-    server = Server(watch, Means(_order, _consequence, lambda where: stack_of(where, _TIMEOUT), _explain))
+def serve_run(job: str, port: int, *, say: Callable[[str], None]) -> int:
+    """The same for the job of a launcher on this host, whose workers may still be on their way."""
+    return asyncio.run(_serve("", job, port, show=False, say=say))
+
+
+async def _serve(address: str, job: str, port: int, *, show: bool, say: Callable[[str], None]) -> int:
+    sources = Sources(fetch_status, _restarts_left, partial(_workers_of, job))
+    server = Server(Watch(address, sources), _means(None), job)
     over = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -50,17 +61,54 @@ async def _serve(address: str, port: int, *, show: bool, say: Callable[[str], No
     return 0
 
 
-def _order(address: str, kind: str, member: str, epoch: int) -> str:
-    return order_seen(OrderKind(kind), address, member, epoch, _TIMEOUT)
+def mount(agent: Mount, base: str) -> Desk:
+    """What an agent serves to browsers at ``base`` (``Config.pages``). Call on its loop."""
+    rings = [agent.ring]
+    host, port = agent.address
+    sources = Sources(
+        lambda address, timeout: fetch_status(address, timeout, rings),
+        _restarts_left,
+        own=agent.status,
+        place=agent.place,
+        asked=_ASKED_BY_AGENT,
+    )
+    gate = Gate(
+        agent.lets_in,
+        agent.job,
+        port,
+        hint=f"ftlib dashboard --link {format_address(agent.address)} prints the address to open",
+        hosts=("localhost", host, socket.gethostname()),
+        addresses=True,
+        remote_orders=agent.remote_orders,
+    )
+    return Desk(Watch("", sources), _means(rings), gate, base)
 
 
-def _consequence(address: str, kind: str) -> str:
-    return consequence(OrderKind(kind), fetch_status(address, _TIMEOUT))
+def link(address: str) -> str:
+    """The address that lets a browser in at the agent at ``address``: the token in it is derived from the job's secret."""
+
+    def of(ring: KeyRing) -> str:
+        fetch_status(address, _TIMEOUT, [ring])
+        return f"http://{address}/dashboard?token={ring.first.bearer(Mount.PURPOSE)}"
+
+    return first_accepted(of, rings_for("links"))
 
 
-def _explain(address: str, epoch: int) -> list[dict[str, Any]]:
-    accounts = fetch_story(address, _TIMEOUT, epoch=epoch).as_list()
-    return list(json.loads(json.dumps(accounts, default=str)))
+def _means(rings: Sequence[KeyRing] | None) -> Means:
+    """Signed with the first of ``rings`` that fits; None: with the user's."""
+
+    def give(address: str, kind: str, member: str, epoch: int) -> str:
+        return order_seen(OrderKind(kind), address, member, epoch, _TIMEOUT, rings)
+
+    def tell(address: str, kind: str) -> str:
+        return consequence(OrderKind(kind), fetch_status(address, _TIMEOUT, rings))
+
+    def explain(address: str, epoch: int) -> list[dict[str, Any]]:
+        fetch = partial(fetch_status, rings=rings)
+        accounts = fetch_story(address, _TIMEOUT, epoch=epoch, fetch=fetch).as_list()
+        return list(json.loads(json.dumps(accounts, default=str)))
+
+    return Means(give, tell, lambda address: stack_of(address, _TIMEOUT, rings), explain)
 
 
 def _restarts_left(job: str) -> int | None:
@@ -70,3 +118,10 @@ def _restarts_left(job: str) -> int | None:
             if run.record.job == job:
                 return run.restarts_left
     return None
+
+
+def _workers_of(job: str) -> list[str]:
+    """Where the workers of this job are now, as its launcher says, if it runs here."""
+    with contextlib.suppress(FTLibError):
+        return [address for run in running(1.0) if run.record.job == job for _, address in run.reachable()]
+    return []

@@ -6,7 +6,7 @@ import http.client
 import shutil
 import socket
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from consensus import KeyRing, OrderKind, format_address, give_order, new_order, parse_address
@@ -33,13 +33,15 @@ def order(kind: OrderKind, address: str, timeout: float, agreed: Callable[[str],
     return f"{_name_of(status)} at {said}"
 
 
-def order_seen(kind: OrderKind, address: str, member: str, epoch: int | None, timeout: float) -> str:
+def order_seen(
+    kind: OrderKind, address: str, member: str, epoch: int | None, timeout: float, rings: Sequence[KeyRing] | None = None
+) -> str:
     """Have that lifetime, at ``address``, drained or killed, if its view is still that of ``epoch``; returns what happened.
 
-    Raises FTLibError if it refuses, and if it does not answer.
+    ``rings``: secrets to try instead of the user's. Raises FTLibError if it refuses, and if it does not answer.
     """
     wanted = new_order(kind, member, epoch)
-    answer, text = _signed(lambda ring: give_order(parse_address(address), wanted, ring, timeout=timeout), address)
+    answer, text = _signed(lambda ring: give_order(parse_address(address), wanted, ring, timeout=timeout), address, rings)
     if answer != http.client.OK:
         raise FTLibError(f"{address} refuses: {text}")
     return f"{address}: {text}"
@@ -53,22 +55,30 @@ def consequence(kind: OrderKind, status: Mapping[str, Any]) -> str:
         OrderKind.DRAIN: "it leaves after the call under way and is not started again",
         OrderKind.KILL: "its launcher starts it again if it has restarts left" if supervised else "nobody starts it again",
     }[kind]
-    others = f"{left} member{'s' * (left != 1)} go{'es' * (left == 1)} on" if left > 0 else "no member is left, the job ends"
+    least = int((status.get("ftlib") or {}).get("min_size") or 1)
+    if left < 1:
+        others = "no member is left, the job ends"
+    elif left < least:
+        others = f"{left} of at least {least} members (min_size) are left, and steps wait for more"
+    else:
+        others = f"{left} member{'s' * (left != 1)} go{'es' * (left == 1)} on"
+    if left > 1 and status.get("policy") == "majority":
+        others += f", of whom {left // 2 + 1} are a quorum"
     return f"{kind.value} {_name_of(status)}: {then}; {others}"
 
 
-def stack_of(address: str, timeout: float) -> str:
+def stack_of(address: str, timeout: float, rings: Sequence[KeyRing] | None = None) -> str:
     """The stacks of all threads of the member at ``address``: its own answer, or what py-spy sees if Python is silent."""
     code, body = 0, b""
     try:
-        code, body = signed_get(address, "/stack", timeout)
+        code, body = signed_get(address, "/stack", timeout, rings)
     except FTLibError as error:
         silent: FTLibError | None = error
     else:
         silent = None
     if code == http.client.OK:
         return body.decode(errors="replace")
-    status = fetch_status(address, timeout)  # raises if not even the agent answers
+    status = fetch_status(address, timeout, rings)  # raises if not even the agent answers
     return _seen_from_outside(address, status, silent)
 
 
@@ -93,10 +103,10 @@ def _seen_from_outside(address: str, status: Mapping[str, Any], silent: FTLibErr
     return done.stdout
 
 
-def _signed(give: Callable[[KeyRing], tuple[int, str]], address: str) -> tuple[int, str]:
+def _signed(give: Callable[[KeyRing], tuple[int, str]], address: str, rings: Sequence[KeyRing] | None) -> tuple[int, str]:
     """Give the order with the user's secret, or with those that runs here have drawn."""
     try:
-        return first_accepted(give, rings_for("orders"))
+        return first_accepted(give, rings_for("orders") if rings is None else rings)
     except (OSError, http.client.HTTPException) as error:
         where = format_address(parse_address(address))
         raise FTLibError(f"{where} did not answer ({error}): as far as is known nothing was done") from None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -21,8 +21,14 @@ _FOLLOWER_TIMEOUT = 1.0
 """Seconds to wait for the answer of a follower, whose status is only added to that of the requested member."""
 
 
-def signed_get(address: str, target: str, timeout: float = 5.0) -> tuple[int, bytes]:
+Rings = Iterable[KeyRing | None]
+"""Secrets to try, the first one first; None: none."""
+
+
+def signed_get(address: str, target: str, timeout: float = 5.0, rings: Rings | None = None) -> tuple[int, bytes]:
     """Return HTTP status and body of ``GET target`` at ``address``, signed with the user's secret if there is one.
+
+    ``rings``: secrets to try instead.
 
     Without one, the secrets of this user's runs on this host are tried at members that require a secret. Raises ConfigError for
     a malformed address or an unusable secret, and FTLibError if no member answers, or not with that secret.
@@ -31,7 +37,7 @@ def signed_get(address: str, target: str, timeout: float = 5.0) -> tuple[int, by
         where = parse_address(address)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    return first_accepted(lambda ring: _get(where, target, ring, timeout), rings_to_ask_with())
+    return first_accepted(lambda ring: _get(where, target, ring, timeout), rings_to_ask_with() if rings is None else rings)
 
 
 def _get(address: Address, target: str, ring: KeyRing | None, timeout: float) -> tuple[int, bytes]:
@@ -48,9 +54,12 @@ def _get(address: Address, target: str, ring: KeyRing | None, timeout: float) ->
         raise FTLibError(f"no member answers at {where} ({reason}): check the address in the log of a worker") from None
 
 
-def fetch_status(address: str, timeout: float = 5.0) -> dict[str, Any]:
-    """``GET /status`` of the member at ``address``. Raises ConfigError for a malformed address, FTLibError if none answers."""
-    status, body = signed_get(address, "/status", timeout)
+def fetch_status(address: str, timeout: float = 5.0, rings: Rings | None = None) -> dict[str, Any]:
+    """``GET /status`` of the member at ``address``, with the user's secret or one of ``rings``.
+
+    Raises ConfigError for a malformed address, FTLibError if none answers.
+    """
+    status, body = signed_get(address, "/status", timeout, rings)
     try:
         value = json.loads(body)
     except ValueError:

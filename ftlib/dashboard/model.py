@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["ROWS", "Job", "changes_of", "difference", "page_of", "waterfall"]
+__all__ = ["ROWS", "Job", "changes_of", "difference", "facts_of", "page_of", "rows_of", "shown", "waterfall"]
 
 ROWS = 64
-"""Above so many members only those with trouble are shown, and the first of the others."""
+"""A page has so many rows of members that are well, from the one that the viewer has chosen on, and those in trouble."""
 _REMARKS = 12
 _STAGES = (
     ("settle", None, "proposed"),
@@ -38,13 +38,22 @@ class Job:
     """The part of the time seen that was not spent in view changes, 0 to 1."""
 
 
-def page_of(job: Job) -> dict[str, Any]:
-    """The page: facts of the job, one row a member, remarks. Raises nothing for missing parts."""
+def page_of(job: Job, first: int = 0) -> dict[str, Any]:
+    """The page: facts of the job, rows of members from place ``first`` on, remarks. Raises nothing for missing parts."""
+    rows = rows_of(job)
+    return {**facts_of(job, rows), **shown(rows, first)}
+
+
+def rows_of(job: Job) -> dict[str, dict[str, Any]]:
+    """The row of every member, by its id."""
+    return {str(member["id"]): _row(job, place, member) for place, member in enumerate(job.entry.get("members") or ())}
+
+
+def facts_of(job: Job, rows: Mapping[str, _Values]) -> dict[str, Any]:
+    """What the page says of the job as a whole."""
     entry = job.entry
     members = list(entry.get("members") or ())
-    rows = {str(member["id"]): _row(job, place, member) for place, member in enumerate(members)}
     upper = _upper(entry)
-    store = entry.get("store") or None
     return {
         "job": str(entry.get("job", "?")),
         "epoch": entry.get("active_epoch"),
@@ -54,26 +63,44 @@ def page_of(job: Job) -> dict[str, Any]:
         "policy": entry.get("policy"),
         "step": max((row["step"] for row in rows.values() if row["step"] is not None), default=upper.get("step")),
         "rate": _rounded(max(job.rates.values(), default=None), 2),
-        "goodput": _rounded(job.goodput, 4),
+        "goodput": _rounded(job.goodput, 3),
+        "min_size": upper.get("min_size"),
+        "quorum": _quorum(entry.get("policy"), len(members)),
+        "quorum_after": _quorum(entry.get("policy"), len(members) - 1),
+        "checkpoint": max((row["checkpoint"] for row in rows.values() if row["checkpoint"]), default=None),
         "restarts_left": job.restarts_left,
         "asked": str(entry.get("member", "")),
-        "store": None if store is None else {"url": store.get("url"), "away": store.get("away_since") is not None},
+        "store": _store(entry.get("store")),
         "remarks": [
             {"time": note.get("time"), "level": note.get("level"), "text": f"{note.get('kind')}: {note.get('text')}"}
             for note in list(entry.get("notes") or ())[-_REMARKS:]
         ],
-        "rows": {member_id: rows[member_id] for member_id in _shown(rows)},
-        "hidden": max(0, len(rows) - ROWS),
     }
 
 
-def _shown(rows: Mapping[str, _Values]) -> Iterable[str]:
+def shown(rows: Mapping[str, _Values], first: int = 0) -> dict[str, Any]:
+    """Those rows that a viewer sees: ``ROWS`` from place ``first`` on, and as many of those in trouble elsewhere."""
+    first = max(0, min(first, len(rows) - 1)) // ROWS * ROWS
     if len(rows) <= ROWS:
-        return rows
-    troubled = {member_id for member_id, row in rows.items() if row["trouble"]}
-    first = [member_id for member_id in rows if member_id not in troubled][: max(0, ROWS - len(troubled))]
-    chosen = {*list(troubled)[:ROWS], *first}
-    return [member_id for member_id in rows if member_id in chosen]
+        return {"first": 0, "hidden": 0, "rows": dict(rows)}
+    here = set(list(rows)[first : first + ROWS])
+    troubled = [member_id for member_id, row in rows.items() if row["trouble"] and member_id not in here][:ROWS]
+    chosen = here.union(troubled)
+    seen = {member_id: row for member_id, row in rows.items() if member_id in chosen}
+    return {"first": first, "hidden": len(rows) - len(seen), "rows": seen}
+
+
+def _quorum(policy: object, size: int) -> int | None:
+    """How many of so many members a view change needs; None where none is counted, as a store decides, or any may."""
+    return size // 2 + 1 if policy == "majority" and size > 0 else None
+
+
+def _store(store: _Values | None) -> dict[str, Any] | None:
+    """Where the store is, whether it is away, and how many requests it has not answered; None if there is none."""
+    if not store:
+        return None
+    unanswered = sum(int(each.get("away") or 0) for each in (store.get("errands") or {}).values())
+    return {"url": store.get("url"), "away": store.get("away_since") is not None, "unanswered": unanswered}
 
 
 def _row(job: Job, place: int, member: _Values) -> dict[str, Any]:
@@ -83,32 +110,41 @@ def _row(job: Job, place: int, member: _Values) -> dict[str, Any]:
     peer = (seen.get("peers") or {}).get(own) or {}
     times = (seen.get("step_times") or {}).get(own) or (upper.get("step_times") or {}).get(own) or {}
     call = upper.get("in_call") or {}
+    following = bool(peer.get("following"))
     stale = bool((status.get("ftlib") or {}).get("stale"))
     health = str(member.get("status", "?"))
-    trouble = health != "alive" or bool(times.get("straggler")) or stale or bool(peer.get("late"))
+    trouble = health != "alive" or bool(times.get("straggler")) or stale or bool(peer.get("late")) or following
     return {
         "place": place,
         "name": str((member.get("meta") or {}).get("name") or own[:6]),
         "address": str(member.get("address", "?")),
         "pid": str((member.get("meta") or {}).get("pid") or ""),
         "supervised": bool((member.get("meta") or {}).get("supervisor")),
-        "rank": upper.get("rank"),
+        "rank": place if upper.get("rank") is None else upper["rank"],
         "coordinator": job.entry.get("coordinator") == own,
         "status": health,
         "evidence": str(member.get("evidence") or ""),
-        "step": upper.get("step"),
+        "step": upper.get("step", None if following else seen.get("step")),
         "calls": upper.get("finished_calls", peer.get("finished")),
         "call": {"number": call.get("number"), "seconds": _rounded(call.get("seconds"), 1)} if call else None,
         "still": _rounded(peer.get("seconds"), 1),
         "last": _rounded(times.get("last"), 5),
         "median": _rounded(times.get("median"), 5),
         "straggler": bool(times.get("straggler")),
-        "recovery": upper.get("recovery") or None,
-        "following": bool(peer.get("following")),
+        "recovery": _recovery(upper.get("recovery")),
+        "following": following,
         "checkpoint": upper.get("checkpoint_step") or None,
         "stale": stale,
         "trouble": trouble,
     }
+
+
+def _recovery(progress: _Values | None) -> dict[str, Any] | None:
+    """How far a member has got that gets the state: bytes in all and so far, seconds left; 0 and None where that is unknown."""
+    if not progress:
+        return None
+    total, got, left = int(progress.get("total") or 0), int(progress.get("got") or 0), progress.get("left")
+    return {"total": total, "got": got, "left": _rounded(left, 1), "pending": int(progress.get("pending") or 0)}
 
 
 def changes_of(history: Iterable[_Values]) -> dict[int, dict[str, Any]]:
@@ -147,10 +183,16 @@ def waterfall(moments: Mapping[str, float]) -> list[dict[str, Any]]:
 
 
 def difference(old: _Values, new: _Values) -> dict[str, Any]:
-    """What has changed from one page to the next: facts that differ, rows that differ, the ids of rows that are gone."""
+    """What has changed from one page to the next: facts that differ, what differs in each row, ids of rows that are gone."""
     facts = {key: value for key, value in new.items() if key != "rows" and old.get(key) != value}
     before, after = old.get("rows") or {}, new["rows"]
-    rows = {member_id: row for member_id, row in after.items() if before.get(member_id) != row}
+    rows = {
+        member_id: {key: value for key, value in row.items() if before[member_id].get(key) != value}
+        if member_id in before
+        else row
+        for member_id, row in after.items()
+        if before.get(member_id) != row
+    }
     gone = [member_id for member_id in before if member_id not in after]
     patch = {"facts": facts, "rows": rows, "gone": gone}
     return {key: value for key, value in patch.items() if value}

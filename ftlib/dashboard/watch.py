@@ -1,20 +1,23 @@
 """One sampler for all viewers: it asks the members while somebody looks, and rests when nobody does.
 
-The member that was asked may die: then the next one that is known answers in its place.
+It waits for one member only, the *entry*; the others answer when they do, and a page shows what they have told so far. The
+entry may die: then the next one that is known answers in its place, and if none does, the launcher is asked for its workers.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import FTLibError
-from .model import Job, changes_of, difference, known_addresses, page_of
+from .model import Job, changes_of, difference, facts_of, known_addresses, rows_of, shown
 
 __all__ = ["VIEWERS", "Viewer", "Watch"]
 
@@ -22,12 +25,22 @@ VIEWERS = 16
 """The most viewers at a time."""
 _QUEUE = 32
 """The most events that wait for a viewer; one that is further behind is let go, and comes back by itself."""
-_EVERY = 0.5
-"""Seconds between two samples: at most two patches a second."""
-_ALL_EVERY = 2
-"""Every so many samples all members are asked, not only one."""
+_EVERY = 0.6
+"""Seconds between two samples of an agent, which knows itself at once when something happens."""
+_LOOK = 0.25
+"""The same where the entry is asked over a network."""
+_TICK = 0.05
+"""How often an agent compares its place with that of the last sample."""
+_PATCHES = 2.0
+"""Patches a second, at most; one more may follow at once when the view changes."""
+_ASK_EVERY = 1.0
+"""Seconds between two questions to the same member, at least."""
+_FRESH = 6.0
+"""Seconds after which what a member has said of its call and its step is not shown any more."""
+_RESTARTS_EVERY = 3.0
+"""Seconds between two questions to the launcher."""
 _ASKED = 64
-"""The most members that are asked."""
+"""The most members that are asked at a time."""
 _KNOWN = 256
 _CHANGES = 200
 """The most view changes that are kept for viewers that come later."""
@@ -37,10 +50,40 @@ Fetch = Callable[[str, float], dict[str, Any]]
 """The status of the member at an address (see ``cli.status.fetch_status``)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where a watch has its facts from. Blocking calls are made on threads."""
+
+    fetch: Fetch
+    restarts_left: Callable[[str], int | None] = lambda _job: None
+    """Of a job, as its launcher says, if it has one here."""
+    seek: Callable[[], list[str]] = list
+    """Addresses of members now, where none that was known answers."""
+    own: Callable[[], Awaitable[Mapping[str, Any]]] | None = None
+    """The status of this very member, in its agent; None outside of one."""
+    place: Callable[[], object] | None = None
+    """There: what differs after each change of the view; cheap."""
+    asked: int = _ASKED
+    """How many members are asked at a time."""
+
+
+@dataclass(slots=True)
+class _Told:
+    """What one member has said of itself."""
+
+    at: float = 0.0
+    """When it was asked."""
+    status: dict[str, Any] = field(default_factory=dict)
+    waiting: bool = False
+    """Whether its answer is under way."""
+
+
 class Viewer:
     """One open page: its events, as text. None: it is let go."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: int = 0) -> None:
+        """``first``: the place of the first member that it shows."""
+        self.first = first
         self.events: asyncio.Queue[str | None] = asyncio.Queue(_QUEUE)
 
     def tell(self, text: str) -> bool:
@@ -55,39 +98,58 @@ class Viewer:
 class Watch:
     """Everything here runs on one loop; requests run on threads."""
 
-    def __init__(self, address: str, fetch: Fetch, restarts_left: Callable[[str], int | None]) -> None:
-        """``address``: of any member. ``restarts_left(job)``: as its launcher says, if it has one here."""
-        self._fetch = fetch
-        self._restarts_left = restarts_left
-        self._known: OrderedDict[str, None] = OrderedDict({address: None})
+    def __init__(self, address: str, sources: Sources) -> None:
+        """``address``: of any member; empty: it is sought."""
+        self._sources = sources
+        self._known: OrderedDict[str, None] = OrderedDict({address: None} if address else {})
         self._viewers: set[Viewer] = set()
-        self._page: dict[str, Any] = {}
+        self._pages: dict[int, dict[str, Any]] = {}
+        """What was told last, by the place of the first member."""
+        self._facts: dict[str, Any] = {}
+        self._rows: dict[str, dict[str, Any]] = {}
+        """Of all members."""
         self._changes: OrderedDict[int, dict[str, Any]] = OrderedDict()
-        self._others: dict[str, dict[str, Any]] = {}
+        self._told: dict[str, _Told] = {}
         self._steps: dict[str, tuple[float, int]] = {}
         self._rates: dict[str, float] = {}
         self._restarts: int | None = None
+        self._restarts_at = -_RESTARTS_EVERY
         self._began: tuple[float, float] | None = None
         """When the first sample was taken, and the pauses until then."""
-        self._count = 0
+        self._patches, self._patched_at = _PATCHES, 0.0
+        """How many patches may be told now, as of when."""
         self._task: asyncio.Task[None] | None = None
+        self._asking: set[asyncio.Task[None]] = set()
         self._pool = ThreadPoolExecutor(16, thread_name_prefix="ftlib-dashboard")
         self.trouble = ""
         """Why nobody answers, while nobody does."""
 
     # Viewers
 
-    def enter(self, last_epoch: int) -> Viewer | None:
-        """A new viewer, who has seen the changes up to ``last_epoch``; None if there are too many."""
+    @property
+    def viewers(self) -> int:
+        """How many look."""
+        return len(self._viewers)
+
+    def enter(self, last_epoch: int, first: int = 0) -> Viewer | None:
+        """A new viewer, who has seen the changes up to ``last_epoch``; None if there are too many.
+
+        ``first``: the place of the first member that it shows.
+        """
         if len(self._viewers) >= VIEWERS:
             return None
-        viewer = Viewer()
-        if self._page:
-            viewer.tell(_event("snapshot", self._page))
+        viewer = Viewer(first)
+        resting = self._task is None or self._task.done()
+        if resting:
+            self._pages = {}  # what was seen before is old: the first sample makes a snapshot
+        if self._facts:
+            if not resting:
+                page = self._pages.setdefault(first, {**self._facts, **shown(self._rows, first)})
+                viewer.tell(_event("snapshot", page))
             missed = [change for epoch, change in self._changes.items() if epoch > last_epoch]
             viewer.tell(_event("changes", missed, identity=max(self._changes, default=0)))
         self._viewers.add(viewer)
-        if self._task is None or self._task.done():
+        if resting:
             self._task = asyncio.get_running_loop().create_task(self._sample())
         return viewer
 
@@ -97,9 +159,10 @@ class Watch:
 
     async def close(self) -> None:
         """Let all viewers go."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        tasks = [*filter(None, [self._task]), *self._asking]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         for viewer in list(self._viewers):
             self._let_go(viewer)
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -114,48 +177,93 @@ class Watch:
 
     def address_of(self, member_id: str) -> str | None:
         """Where that member of the present page answers."""
-        row = (self._page.get("rows") or {}).get(member_id)
+        row = self._rows.get(member_id)
         return None if row is None else str(row["address"])
 
     @property
     def entry(self) -> str | None:
         """Where the member answers that was asked last; None if none has answered yet."""
-        return next(iter(self._known), None) if self._page else None
+        return next(iter(self._known), None) if self._facts else None
 
     @property
     def job(self) -> str:
         """Its name, once a member has answered."""
-        return str(self._page.get("job", ""))
+        return str(self._facts.get("job", ""))
 
     # The sampler
 
     async def _sample(self) -> None:
+        place = self._sources.place
         while self._viewers:
-            began = time.monotonic()
+            now = time.monotonic()
+            seen = None if place is None else place()
             await self._look()
-            await asyncio.sleep(max(0.0, _EVERY - (time.monotonic() - began)))
+            until = now + (_LOOK if place is None else _EVERY)
+            # An agent's place is a few numbers on this very loop, which no event tells of.
+            while (left := until - time.monotonic()) > 0 and (place is None or place() == seen):  # noqa: ASYNC110
+                await asyncio.sleep(left if place is None else min(_TICK, left))
 
     async def _look(self) -> None:
         entry = await self._entry()
         if entry is None:
-            self._tell(_event("silent", {"why": self.trouble}))
+            self._tell(self._viewers, _event("silent", {"why": self.trouble}))
             return
         self.trouble = ""
-        if self._count % _ALL_EVERY == 0:
-            await self._ask_all(entry)
-        self._count += 1
+        self._ask(entry)
         self._note_steps(entry)
-        page = page_of(Job(entry, self._others, self._restarts, self._rates, self._goodput(entry)))
-        patch, self._page, first = difference(self._page, page), page, not self._page
-        if first:
-            self._tell(_event("snapshot", page))
-        elif patch:
-            self._tell(_event("patch", patch))
+        job = Job(entry, self._others(), self._restarts, self._rates, self._goodput(entry))
+        self._rows = rows_of(job)
+        self._facts = facts_of(job, self._rows)
+        if self._may_patch():
+            self._tell_pages()
         self._note_changes(entry)
+
+    def _tell_pages(self) -> None:
+        """To each viewer what is new on its page."""
+        pages = {}
+        for first in {viewer.first for viewer in self._viewers}:
+            old, new = self._pages.get(first), {**self._facts, **shown(self._rows, first)}
+            pages[first] = new
+            if old is None:
+                text = _event("snapshot", new)
+            elif patch := difference(old, new):
+                text = _event("patch", patch)
+            else:
+                continue
+            self._tell([viewer for viewer in self._viewers if viewer.first == first], text)
+        self._pages = pages
+
+    def _may_patch(self) -> bool:
+        """Whether a patch may be told now, so that there are not too many."""
+        now = time.monotonic()
+        self._patches = min(_PATCHES, self._patches + (now - self._patched_at) * _PATCHES)
+        self._patched_at = now
+        known = next(iter(self._pages.values()), {})
+        urgent = any(known.get(key) != self._facts[key] for key in ("epoch", "changing", "size"))
+        if self._patches < (_PATCHES - 1.1 if urgent else _PATCHES - 0.1):
+            return False
+        self._patches = max(0.0, self._patches - 1.0)
+        return True
 
     async def _entry(self) -> dict[str, Any] | None:
         """The status of the first known member that is in a view; it stays the first."""
-        for address in list(self._known):
+        if self._sources.own is not None:
+            status = dict(await self._sources.own())
+            address = str(status.get("address"))
+            self._known = OrderedDict({address: None})
+            if status.get("member") in {str(member["id"]) for member in status.get("members") or ()}:
+                return status
+            self.trouble = "this member is in no view now"
+            return None
+        found = await self._first_of(list(self._known))
+        if found is None:
+            loop = asyncio.get_running_loop()
+            there = await loop.run_in_executor(self._pool, self._sources.seek)
+            found = await self._first_of([address for address in there if address not in self._known])
+        return found
+
+    async def _first_of(self, addresses: Iterable[str]) -> dict[str, Any] | None:
+        for address in addresses:
             try:
                 status = await self._asked(address)
             except FTLibError as error:
@@ -173,23 +281,60 @@ class Watch:
             return status
         return None
 
-    async def _ask_all(self, entry: Mapping[str, Any]) -> None:
-        members = [member for member in entry.get("members") or () if member["id"] != entry.get("member")][:_ASKED]
-        answers = await asyncio.gather(*(self._asked(str(member["address"])) for member in members), return_exceptions=True)
-        self._others = {
-            str(member["id"]): answer
-            for member, answer in zip(members, answers, strict=True)
-            if isinstance(answer, dict) and answer.get("member") == member["id"]
-        }
+    def _ask(self, entry: Mapping[str, Any]) -> None:
+        """Ask some members of themselves: those in trouble first, then those that a viewer sees, who was asked longest ago."""
+        now = time.monotonic()
+        there = {str(member["id"]): str(member["address"]) for member in entry.get("members") or ()}
+        there.pop(str(entry.get("member")), None)
+        self._told = {member: self._told.get(member) or _Told() for member in there}
+        seen = {member for page in self._pages.values() for member in page["rows"]} or set(there)
+        rested = [each for each, told in self._told.items() if not told.waiting and now - told.at >= _ASK_EVERY]
+        due = [each for each in rested if each in seen]
+        due.sort(key=lambda each: (not (self._rows.get(each) or {}).get("trouble"), self._told[each].at))
+        for member in due[: max(0, self._sources.asked - len(self._asking))]:
+            self._told[member].at, self._told[member].waiting = now, True
+            self._start(self._ask_one(member, there[member]))
+        if now - self._restarts_at >= _RESTARTS_EVERY:
+            self._restarts_at = now
+            self._start(self._ask_launcher(str(entry.get("job", ""))))
+
+    def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
+
+    async def _ask_one(self, member: str, address: str) -> None:
+        told = self._told[member]
+        try:
+            answer = await self._asked(address)
+        except FTLibError:
+            answer = {}
+        told.waiting = False
+        told.status = answer if answer.get("member") == member else {}
+
+    async def _ask_launcher(self, job: str) -> None:
         loop = asyncio.get_running_loop()
-        self._restarts = await loop.run_in_executor(self._pool, self._restarts_left, str(entry.get("job", "")))
+        with contextlib.suppress(FTLibError):
+            self._restarts = await loop.run_in_executor(self._pool, self._sources.restarts_left, job)
+
+    def _others(self) -> dict[str, dict[str, Any]]:
+        """What the members have said of themselves; of what is old only that which changes seldom."""
+        now = time.monotonic()
+        found = {}
+        for member, told in self._told.items():
+            upper = told.status.get("ftlib") or {}
+            if now - told.at > _FRESH and "phase" in upper:
+                found[member] = {**told.status, "ftlib": {key: upper.get(key) for key in ("phase", "checkpoint_step")}}
+            elif told.status:
+                found[member] = told.status
+        return found
 
     async def _asked(self, address: str) -> dict[str, Any]:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, self._fetch, address, _TIMEOUT)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._sources.fetch, address, _TIMEOUT)
 
     def _note_steps(self, entry: Mapping[str, Any]) -> None:
         now = time.monotonic()
-        for status in (entry, *self._others.values()):
+        for status in (entry, *(told.status for told in self._told.values())):
             step = (status.get("ftlib") or {}).get("step")
             member = str(status.get("member"))
             if step is None:
@@ -204,7 +349,11 @@ class Watch:
         self._steps = {member: seen for member, seen in self._steps.items() if member in there}
 
     def _goodput(self, entry: Mapping[str, Any]) -> float | None:
-        paused = ((entry.get("ftlib") or {}).get("pauses") or {}).get("sum")
+        """As the member itself counts it; else by its pauses, since this watch began."""
+        upper = entry.get("ftlib") or {}
+        if upper.get("goodput") is not None:
+            return float(upper["goodput"])
+        paused = (upper.get("pauses") or {}).get("sum")
         if paused is None:
             return None
         now = time.monotonic()
@@ -224,10 +373,10 @@ class Watch:
         self._changes.update(new)
         while len(self._changes) > _CHANGES:
             self._changes.popitem(last=False)
-        self._tell(_event("changes", list(new.values()), identity=max(self._changes)))
+        self._tell(self._viewers, _event("changes", list(new.values()), identity=max(self._changes)))
 
-    def _tell(self, text: str) -> None:
-        for viewer in list(self._viewers):
+    def _tell(self, viewers: Iterable[Viewer], text: str) -> None:
+        for viewer in list(viewers):
             if not viewer.tell(text):
                 self._let_go(viewer)
 

@@ -25,6 +25,7 @@ from .parts import LinkStats, Loop
 from .paths import Path, TcpPath
 from .verdict import verdict
 from .wire import HEADER, Kind, Seal, WireError
+from .words import Words
 
 GRACE = 0.25
 """Seconds in which the agreement may say why a socket has ended."""
@@ -75,6 +76,7 @@ class Link:
         self._mask = 0
         self._unplan: Callable[[], None] = lambda: None
         self._closed = False
+        self._words = Words()
         self._quiet = threading.Event()
         """Set once nothing is read or written any more."""
 
@@ -175,6 +177,18 @@ class Link:
         if self._out.blocked:
             self._interest()
 
+    def talk(self, word: bytes) -> None:
+        """Send a word beside the messages, but in order with them: at most 64 KiB, sealed where others could read it."""
+        if len(word) > HEADER:
+            raise ValueError(f"a word of {len(word)} bytes; {HEADER} are the most")
+        self._out.send(Kind.CONTROL, word, (), lambda _error: None, sealed=False)
+        if self._out.blocked:
+            self._interest()
+
+    def listen(self, listener: Callable[[bytes], None], ended: Callable[[BaseException], None]) -> None:
+        """Give every word of the peer to ``listener``, and the link's end to ``ended``: neither may wait. Once."""
+        self._words.listen(listener, ended)
+
     def receive(self, place: Place, done: Received) -> None:
         """Take one message. ``place(header)`` gives the memory for its payload; ``done(header, error)`` says that it is there.
 
@@ -267,6 +281,7 @@ class Link:
                 return
             self._state = _State.LOST if lost and before is _State.OPEN else _State.ENDED
             error = self._error = self._error or error
+        self._words.end(error)
         self._out.fail(error)
         if self._state is _State.LOST:
             self._loop.later(GRACE, self._last_look)
@@ -297,9 +312,13 @@ class Link:
         if kind is Kind.MEETING:
             self._meet(header)
             return
+        if kind is Kind.CONTROL:
+            self._words.came(header)
+            return
         self._closed = True
         error = GroupClosed(f"{self.peer} has closed the link", peer=self.peer)
         self._in.end(error)
+        self._words.end(error)
         with self._lock:
             if self._state is _State.ENDED:
                 return

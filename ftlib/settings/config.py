@@ -23,7 +23,7 @@ from ..common.logs import FORMATS, LEVELS
 from ..errors import ConfigError
 from . import readers
 from .environment import Launched, launched
-from .readers import above, as_preemption, one_of
+from .readers import above, as_preemption, as_trace, one_of
 from .replicas import Part, part_of
 
 Seconds: TypeAlias = float
@@ -98,7 +98,7 @@ class Settings:
     """Where a notice would appear that this machine is taken away: ``file:PATH``, ``aws``, ``gcp``, ``azure``; in a program
     also a function (docs/elasticity.md#preemption)."""
     resume: str = ""
-    """A directory of checkpoints: the founders load the newest complete one in ``register_state`` (``ftlib run --resume``)."""
+    """Checkpoints, in a directory or at a URL: founders load the newest one in ``register_state`` (``ftlib run --resume``)."""
     chaos: bool = False
     """Whether faults may be injected: by the program (``FaultInjector``), and by whoever has the job's secret
     (``ftlib chaos``): docs/chaos.md."""
@@ -108,6 +108,9 @@ class Settings:
     """Which of the replica's processes this is, from 0; under torchrun, one of which runs in each replica, its RANK."""
     shards: Count = 1
     """Processes of a replica, equal at all; under torchrun in a named replica its WORLD_SIZE."""
+    trace: int | None = field(default=None, metadata={"reader": as_trace})
+    """Spans for OpenTelemetry (docs/tracing.md): ``on``, of view changes, recoveries, checkpoints, and calls that were slow,
+    redone or adopted; or a number N, also of every N-th call."""
     log_format: str = field(default="", metadata={"reader": one_of(*FORMATS)})
     """``plain`` or ``json``: show this library's log on stderr; none: leave the program's logging alone."""
     log_level: str = field(default="", metadata={"reader": one_of(*LEVELS)})
@@ -197,7 +200,7 @@ def resolve(
         # Members must cut their tensors into equal buckets to reduce them, and must agree whether a step with nan counts: a
         # joiner with other settings is refused.
         agreement = f"bucket_mb={own.get('bucket_mb', BUCKET_MB):g} nonfinite={own.get('nonfinite', VETO)}"
-        inner = backend.settled(consensus.Config(**{"agreement": agreement, **found}))
+        inner = backend.settled(consensus.Config(**{"agreement": agreement, "pages": _PAGES, **found}))
     except consensus.ConfigError as error:
         raise ConfigError(str(error)) from None
     inner = _of_replicas(inner, part)
@@ -218,6 +221,10 @@ def resolve(
             "which nobody stands in for a worker any more: give a smaller one, e.g. twice the usual step"
         )
     return settings
+
+
+_PAGES = "ftlib.cli.dashboard:mount"
+"""What agents serve to browsers: named and not imported, since an agent imports it when somebody looks for the first time."""
 
 
 def _of_replicas(inner: consensus.Config, part: Part) -> consensus.Config:

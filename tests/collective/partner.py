@@ -31,7 +31,8 @@ def partner(
     first: Gossip, *, prefix: Sequence[str] = (), loop: dict[str, Any] | None = None, **settings: Any
 ) -> Iterator[Peer]:
     """One more member of the job of ``first``."""
-    settings = {"job": "test", "initial_size": 1, "introducers": [format_address(first.member.address)], **settings}
+    own = {"introducers": [format_address(first.member.address)], "exclude_after": first.config.exclude_after}
+    settings = {"job": "test", "initial_size": 1, **own, **settings}
     process = subprocess.Popen(
         [*prefix, sys.executable, "-m", "tests.collective.partner", json.dumps({"loop": loop or {}, **settings})],
         cwd=ROOT,

@@ -19,7 +19,7 @@ from ftlib import Channel, Collective, CollectiveTimeout, ConfigError, GroupClos
 from tests.consensus.group import agree, members
 from tests.harness.basics import eventually
 
-LIMIT = 15.0
+LIMIT = 120.0
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from ftlib.links.link import Link
 from ftlib.links.loop import LinkLoop
 from tests.consensus.group import agree, begin
 from tests.consensus.peer import Peer
-from tests.harness.basics import TIMEOUT, eventually
+from tests.harness.basics import PATIENT, TIMEOUT, eventually
 from tests.harness.network import Host, Network, needs_bridge_filter, needs_delay, needs_network
 
 from .partner import PATH, partner
@@ -61,7 +61,7 @@ class Operations:
 
 @contextlib.contextmanager
 def member(**settings: Any) -> Iterator[Gossip]:
-    first = begin(**{"job": "test", "initial_size": 1, **settings})
+    first = begin(**{"job": "test", "initial_size": 1, "exclude_after": PATIENT["exclude_after"], **settings})
     try:
         agree([first], 1)
         yield first
@@ -145,7 +145,7 @@ def test_killed_and_nobody_says_so(ring: bool) -> None:
 
 @PATHS
 def test_stopped_in_mid_message(ring: bool) -> None:
-    exclude = 1.0
+    exclude = 3.0
     with (
         member(exclude_after=exclude) as first,
         partner(first, exclude_after=exclude) as peer,

@@ -17,7 +17,7 @@ from ftlib import AsyncCollWork, AsyncFuncWork, AsyncWork, CollectiveError, Coll
 from ftlib.collective.works import begun
 from tests.harness.basics import eventually
 
-LIMIT = 10.0
+LIMIT = 120.0
 
 
 def made() -> tuple[Future[Any], AsyncWork]:

@@ -25,7 +25,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from consensus import Config, Gossip, Member, format_address
-from tests.harness.basics import TIMEOUT, eventually
+from tests.harness.basics import PATIENT, TIMEOUT, eventually
 from tests.harness.nursery import Nursery
 
 
@@ -119,6 +119,7 @@ def company(
 ) -> Iterator[dict[str, Worker]]:
     """Founding members with these names, that have met; ``options``: of each one's Collective, by its name, or of all."""
     job = "collective-" + secrets.token_hex(4)
+    settings = {"exclude_after": PATIENT["exclude_after"], **settings}
     workers: dict[str, Worker] = {}
     try:
         for name in names:
@@ -138,6 +139,7 @@ def replaced(workers: dict[str, Worker], name: str, other: str, nursery: Nursery
     config = workers[other].do(config_of)
     introducers = [format_address(workers[other].member.address)]
     workers[name].close()
+    settings = {"exclude_after": config["exclude_after"], **settings}
     workers[name] = Worker(nursery, name, config["job"], introducers, config["initial_size"], **settings)
     return workers[name]
 
@@ -149,7 +151,7 @@ def met(here: Here, size: int) -> bool:
 
 
 def config_of(here: Here) -> dict[str, Any]:
-    return {"job": here.consensus.config.job, "initial_size": here.consensus.config.initial_size}
+    return {name: getattr(here.consensus.config, name) for name in ("job", "initial_size", "exclude_after")}
 
 
 def prepare() -> None:

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 from consensus import Config, Gossip, Home, Member, Policy, format_address
 from consensus.runtime.host.robust_mutex import RobustMutex
-from tests.harness.basics import stop_child
+from tests.harness.basics import TIMEOUT, stop_child
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -62,7 +62,7 @@ class Peer:
 
     def close(self) -> None:
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(TIMEOUT)
         for stream in (self.process.stdin, self.process.stdout):
             if stream is not None:
                 stream.close()

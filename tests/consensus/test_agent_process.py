@@ -69,18 +69,18 @@ def test_who_is_cut_off_neither_hears_nor_is_heard() -> None:
     """The others find it silent and go on; it never learns of that while the cut lasts, and no view of its own is active."""
     with members(3, agent=Home.PROCESS, exclude_after=1.0) as group:
         whole = agree(group, 3)
-        assert group[1].cut_off(4.0)
+        assert group[1].cut_off(12.0)
         began = time.monotonic()
         agree([group[0], group[2]], 2)
-        assert time.monotonic() - began < 4.0, "nobody waits for its end"
+        assert time.monotonic() - began < 12.0, "nobody waits for its end"
         assert group[1].view == whole
         assert group[1].stopped is None
         eventually(lambda: group[1].stopped is not None, "it learns that the others went on without it")
-        assert time.monotonic() - began >= 4.0
+        assert time.monotonic() - began >= 12.0
 
 
 def test_a_short_cut_changes_nothing() -> None:
-    with members(3, agent=Home.PROCESS, exclude_after=2.0) as group:
+    with members(3, agent=Home.PROCESS, exclude_after=15.0) as group:
         whole = agree(group, 3)
         assert group[1].cut_off(0.3)
         time.sleep(1.0)  # nothing is to happen
@@ -106,14 +106,14 @@ def test_its_own_death_ends_the_lifetime() -> None:
 
 
 def test_it_goes_on_while_the_interpreter_is_held() -> None:
-    """Three times the time after which silence excludes."""
-    settings = {"job": "test", "initial_size": 3, "exclude_after": 1.0}
+    """Twice the time after which silence excludes."""
+    settings = {"job": "test", "initial_size": 3, "exclude_after": 3.5}
     with members(2, **settings) as group, peers(1, introducers=(address(group[0]),), **settings) as [peer]:
         view = agree(group, 3)
         peer.tell("hold 60")  # until it is killed
         eventually(lambda: status(peer)["ftlib"].get("stale"), "it is held")
         began = time.monotonic()
-        while time.monotonic() - began < 3.0:
+        while time.monotonic() - began < 7.0:
             assert group[0].view == group[1].view == view
             assert status(peer)["ftlib"]["stale"]  # it answers, and says what it does not know
             time.sleep(0.2)

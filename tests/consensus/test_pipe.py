@@ -48,9 +48,9 @@ def test_an_end_that_takes_nothing_is_given_up() -> None:
     began = time.monotonic()
     with theirs:
         while pipe.send(bytes(100_000)):
-            assert time.monotonic() - began < 10, "it never fills up"
+            assert time.monotonic() - began < 100, "it never fills up"
         assert not pipe.send("more")
         with pytest.raises(EOFError):  # so whoever listens learns that it is over
             pipe.receive()
     pipe.close()
-    assert 0.15 < time.monotonic() - began < 5
+    assert 0.15 < time.monotonic() - began < 100

@@ -17,7 +17,7 @@ def test_a_row_a_member_in_order_of_seniority() -> None:
     assert [(row["place"], row["name"], row["rank"], row["step"]) for row in page["rows"].values()] == [
         (0, "worker 0", 0, 10),
         (1, "worker 1", 1, 12),
-        (2, "worker 2", None, None),
+        (2, "worker 2", 2, 10),  # it has not told: as the member that was asked, with which it is in every call
     ]
     assert [row["coordinator"] for row in page["rows"].values()] == [True, False, False]
     assert (page["epoch"], page["size"], page["step"]) == (4, 3, 12)
@@ -30,13 +30,14 @@ def test_a_row_a_member_in_order_of_seniority() -> None:
         ({}, False),
         ({"status": "suspect", "evidence": "silence"}, True),
         ({"late": True}, True),
+        ({"following": True}, True),
         ({"straggler": True}, True),
     ],
 )
 def test_trouble(change: dict[str, Any], trouble: bool) -> None:
     entry = status(0)
     entry["members"][1] |= {key: value for key, value in change.items() if key in ("status", "evidence")}
-    entry["ftlib"]["peers"][member_id(1)] |= {key: value for key, value in change.items() if key == "late"}
+    entry["ftlib"]["peers"][member_id(1)] |= {key: value for key, value in change.items() if key in ("late", "following")}
     entry["ftlib"]["step_times"][member_id(1)] |= {key: value for key, value in change.items() if key == "straggler"}
     assert page_of(Job(entry))["rows"][member_id(1)]["trouble"] is trouble
 
@@ -46,10 +47,52 @@ def test_many_members_are_shown_in_part_and_those_in_trouble_always() -> None:
     for number in (150, 199):
         entry["members"][number]["status"] = "suspect"
     page = page_of(Job(entry))
-    assert len(page["rows"]) == ROWS
-    assert page["hidden"] == 200 - ROWS
+    assert len(page["rows"]) == ROWS + 2
+    assert page["hidden"] == 200 - ROWS - 2
     assert {member_id(150), member_id(199), member_id(0)} <= set(page["rows"])
     assert [row["place"] for row in page["rows"].values()] == sorted(row["place"] for row in page["rows"].values())
+
+
+@pytest.mark.parametrize(("wanted", "first", "last"), [(0, 0, 63), (63, 0, 63), (64, 64, 127), (10**9, 192, 199)])
+def test_a_viewer_chooses_where_its_rows_begin(wanted: int, first: int, last: int) -> None:
+    page = page_of(Job(status(0, size=200)), wanted)
+    assert page["first"] == first
+    assert [row["place"] for row in page["rows"].values()] == list(range(first, last + 1))
+
+
+def test_of_many_in_trouble_some_are_shown() -> None:
+    entry = status(0, size=500)
+    for member in entry["members"]:
+        member["status"] = "suspect"
+    assert len(page_of(Job(entry))["rows"]) == 2 * ROWS
+
+
+def test_who_gets_the_state_and_how_far() -> None:
+    entry = status(0)
+    entry["ftlib"]["peers"][member_id(1)]["following"] = True
+    joiner = status(1)
+    joiner["ftlib"] |= {"recovery": {"total": 400, "got": 100, "left": 2.04, "pending": 3}, "step": None}
+    row = page_of(Job(entry, {member_id(1): joiner}))["rows"][member_id(1)]
+    assert row["recovery"] == {"total": 400, "got": 100, "left": 2.0, "pending": 3}
+    assert (row["step"], row["following"]) == (None, True)
+
+
+@pytest.mark.parametrize(
+    ("policy", "size", "quorum", "after"), [("majority", 4, 3, 2), ("majority", 1, 1, None), ("storage", 4, None, None)]
+)
+def test_the_quorum(policy: str, size: int, quorum: int | None, after: int | None) -> None:
+    page = page_of(Job(status(0, size=size, policy=policy)))
+    assert (page["quorum"], page["quorum_after"]) == (quorum, after)
+
+
+def test_the_store_and_the_least_size() -> None:
+    store = {"url": "redis://host", "away_since": None, "errands": {"Read": {"asked": 9, "away": 2}}}
+    entry = status(0, store=store)
+    entry["ftlib"] |= {"min_size": 2, "checkpoint_step": 400, "goodput": 0.98}
+    page = page_of(Job(entry))
+    assert page["store"] == {"url": "redis://host", "away": False, "unanswered": 2}
+    assert (page["min_size"], page["checkpoint"]) == (2, 400)
+    assert page_of(Job(status(0)))["store"] is None
 
 
 def test_missing_parts_are_left_out() -> None:
@@ -66,8 +109,9 @@ def test_patches_lead_from_one_page_to_the_next() -> None:
     new = page_of(Job(changed))
     patch = difference(old, new)
     assert patch["gone"] == [member_id(2)]
-    assert patch["facts"] == {"size": 2, "step": 11}
-    rows = {each: row for each, row in (old["rows"] | patch["rows"]).items() if each not in patch["gone"]}
+    assert patch["facts"] == {"size": 2, "step": 11, "quorum_after": 1}
+    assert patch["rows"][member_id(1)] == {"calls": 11, "step": 11}, "only what differs in a row"
+    rows = {each: {**row, **patch["rows"].get(each, {})} for each, row in old["rows"].items() if each not in patch["gone"]}
     assert {**old, **patch["facts"], "rows": rows} == new
     assert difference(new, new) == {}
 

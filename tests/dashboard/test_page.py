@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness.basics import eventually
+from tests.harness.basics import TIMEOUT, eventually
 from tests.harness.program import ROOT
 from tests.launch.helpers import Run, command, environment, running
 from tests.launch.test_orders import TRAINS
@@ -40,7 +40,8 @@ def browser(tmp_path: Path) -> Iterator[Any]:
     options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
     driver = webdriver.Chrome(options, Service(shutil.which("chromedriver")))
     driver.set_window_size(1400, 1000)
-    driver.set_page_load_timeout(60)
+    driver.set_page_load_timeout(TIMEOUT)
+    driver.set_script_timeout(TIMEOUT)
     try:
         yield driver
     finally:
@@ -73,7 +74,7 @@ class Page:
 
     def agree(self) -> str:
         """Wait until the dialog has told what it means, agree; returns that text."""
-        eventually(lambda: self.js("return !document.getElementById('ask-yes').disabled"), "the dialog is ready", 30)
+        eventually(lambda: self.js("return !document.getElementById('ask-yes').disabled"), "the dialog is ready")
         text = str(self.js("return document.getElementById('ask-text').textContent"))
         self.js("document.getElementById('ask-yes').click()")
         return text
@@ -85,7 +86,7 @@ class Page:
             env=self._environ,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=TIMEOUT,
             check=True,
         )
         return done.stdout
@@ -119,9 +120,9 @@ def test_a_job_is_seen_and_ordered_about(tmp_path: Path, browser: Any) -> None:
             assert url.startswith("http://127.0.0.1:")
             browser.get(url)
             assert "token" not in browser.current_url
-            eventually(lambda: len(page.rows()) == 4, lambda: f"four rows: {page.rows()}", 30)
+            eventually(lambda: len(page.rows()) == 4, lambda: f"four rows: {page.rows()}")
             whole = page.js("return page.step")
-            eventually(lambda: page.js("return page.step") > whole, "steps go on before one's eyes", 30)
+            eventually(lambda: page.js("return page.step") > whole, "steps go on before one's eyes")
             page.picture("four")
 
             former = page.member("worker 2")
@@ -129,41 +130,42 @@ def test_a_job_is_seen_and_ordered_about(tmp_path: Path, browser: Any) -> None:
             assert "its launcher starts it again" in page.agree()
             [ended] = launched.wait_events("ended", 1)
             assert (ended["worker"], ended["code"]) == (2, -9)
-            eventually(lambda: page.member("worker 2") not in (None, former), lambda: f"it is back: {page.rows()}", 60)
+            eventually(lambda: page.member("worker 2") not in (None, former), lambda: f"it is back: {page.rows()}")
             text = "return [...document.querySelectorAll('#changes summary')].map(each => each.textContent).join('\\n')"
-            assert "without worker 2 (proof)" in page.js(text)
+            eventually(lambda: "without worker 2 (proof)" in page.js(text), lambda: f"why it went: {page.js(text)}")
             page.js("for (const each of document.querySelectorAll('#changes details')) each.open = true")
-            eventually(lambda: page.js("return document.querySelectorAll('#changes pre').length") > 1, "whole changes", 30)
+            eventually(lambda: page.js("return document.querySelectorAll('#changes pre').length") > 1, "whole changes")
             epoch = int(page.js("return page.epoch"))
-            told = json.loads(page.ftlib("explain", "--json", "--epoch", epoch))[0]
-            shown = json.loads(
-                page.js("return document.querySelector(`#changes li[data-epoch='${arguments[0]}'] pre`).textContent", epoch)
-            )[0]
-            assert (shown["view_id"], shown["phases"]) == (told["view_id"], told["phases"])
+            pre = "return (document.querySelector(`#changes li[data-epoch='${arguments[0]}'] pre`) || {}).textContent || '[{}]'"
+
+            def same() -> bool:
+                """The page and the command line tell the same of that change, whose last phases may have come just now."""
+                [shown], [told] = json.loads(page.js(pre, epoch)), json.loads(page.ftlib("explain", "--json", "--epoch", epoch))
+                return bool(shown) and all(shown[name] == told[name] for name in ("view_id", "phases"))
+
+            eventually(same, lambda: f"the change of epoch {epoch}: {page.js(pre, epoch)}")
             page.picture("killed")
 
             page.click("stack", "worker 1")
-            eventually(
-                lambda: "MainThread" in page.js("return document.getElementById('show-text').textContent"), "its stacks", 30
-            )
+            eventually(lambda: "MainThread" in page.js("return document.getElementById('show-text').textContent"), "its stacks")
             page.js("document.getElementById('show-close').click()")
 
             page.click("drain", "worker 1")
             page.agree()
             assert launched.wait_events("ended", 2)[-1]["code"] == 0
-            eventually(lambda: "worker 1" not in page.rows(), lambda: f"it has left: {page.rows()}", 60)
+            eventually(lambda: "worker 1" not in page.rows(), lambda: f"it has left: {page.rows()}")
 
             os.kill(workers[0]["pid"], signal.SIGKILL)  # the one that was asked
             launched.wait_events("ended", 3)
             step = page.js("return page.step")
-            eventually(lambda: page.js("return page.step") > step, "another member answers", 60)
+            eventually(lambda: page.js("return page.step") > step, "another member answers")
 
             assert not [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
             assert page.asked() == {url.partition("/?")[0]}
             look_at_access(page)
         finally:
             serving.send_signal(signal.SIGTERM)
-            serving.communicate(timeout=30)
+            serving.communicate(timeout=TIMEOUT)
         assert serving.returncode == 0
         os.kill(launched.process.pid, signal.SIGTERM)
         launched.finish()

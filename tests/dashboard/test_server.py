@@ -12,8 +12,9 @@ from urllib.parse import parse_qs, urlsplit
 import aiohttp
 import pytest
 
-from ftlib.dashboard.server import Means, Server
-from ftlib.dashboard.watch import VIEWERS, Watch
+from ftlib.dashboard.desk import Means
+from ftlib.dashboard.server import Server
+from ftlib.dashboard.watch import VIEWERS, Sources, Watch
 from ftlib.errors import FTLibError
 
 from .statuses import member_id, status
@@ -75,7 +76,7 @@ class Dash:
 @asynccontextmanager
 async def dash(order: Callable[..., str] | None = None) -> AsyncIterator[Dash]:
     members = Members()
-    watch = Watch("127.0.0.1:7000", members.fetch, lambda _job: 3)
+    watch = Watch("127.0.0.1:7000", Sources(members.fetch, lambda _job: 3))
     given: list[tuple[str, str, str, int]] = []
 
     def told(*facts: Any) -> str:
@@ -88,7 +89,7 @@ async def dash(order: Callable[..., str] | None = None) -> AsyncIterator[Dash]:
         stack=lambda address: f"stack of {address}",
         explain=lambda _address, epoch: [{"epoch": epoch}],
     )
-    server = Server(watch, means)
+    server = Server(watch, means, "lab")
     url = await server.open()
     async with aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True), timeout=aiohttp.ClientTimeout(20)) as session:
         made = Dash(server, watch, members, url, session)
@@ -229,7 +230,7 @@ async def test_a_viewer_that_is_stuck_is_let_go_and_more_than_the_most_are_refus
         assert all(stuck)
         assert there.watch.enter(0) is None
         for _ in range(100):
-            there.watch._tell("event: patch\ndata: {}\n\n")
+            there.watch._tell(there.watch._viewers, "event: patch\ndata: {}\n\n")
         assert there.watch._viewers == set()
         assert {viewer.events.qsize() for viewer in stuck if viewer} == {32}
         assert there.watch.enter(0) is not None

@@ -19,6 +19,7 @@ import pytest
 from ftlib.cli.demo.crew import Crew
 from ftlib.cli.demo.timeline import Fault
 from ftlib.cli.demo.trainer import Training
+from tests.harness.basics import TIMEOUT
 from tests.harness.nursery import Nursery
 from tests.harness.program import ROOT, Program
 
@@ -104,7 +105,7 @@ def test_an_interrupted_demo_leaves_nothing_behind(tmp_path: Path, number: signa
                 assert demo.poll() is None and time.monotonic() < deadline
                 time.sleep(0.05)
             demo.send_signal(number)
-            told, complaint = demo.communicate(timeout=60)
+            told, complaint = demo.communicate(timeout=TIMEOUT)
         finally:
             demo.kill()
     deadline = time.monotonic() + 30

@@ -13,7 +13,7 @@ import ftlib.settings.config
 from .pages import ROOT, rows, section
 
 PAGE = ROOT / "docs" / "operations.md"
-NOT_FOR_PEOPLE = {"socket_fds", "agreement"}
+NOT_FOR_PEOPLE = {"socket_fds", "agreement", "pages"}
 """Set by the launcher or by ftlib itself."""
 
 

@@ -23,6 +23,7 @@ from types import TracebackType
 
 import pytest
 
+from tests.harness.basics import TIMEOUT
 from tests.harness.namespace import inside
 from tests.harness.wire import make_tap
 
@@ -48,7 +49,7 @@ def _missing() -> str:
 
 def _batch(lines: Iterable[str], namespace: str | None = None) -> None:
     where = [] if namespace is None else ["-n", namespace]
-    subprocess.run(["ip", *where, "-batch", "-"], input="\n".join(lines) + "\n", text=True, check=True, timeout=20)
+    subprocess.run(["ip", *where, "-batch", "-"], input="\n".join(lines) + "\n", text=True, check=True, timeout=TIMEOUT)
 
 
 @functools.cache
@@ -69,7 +70,9 @@ def _tried(command: str) -> bool:
     name = f"ft{os.getpid()}x"
     _batch([f"netns add {name}"])
     try:
-        tried = subprocess.run(["ip", "netns", "exec", name, *command.split()], capture_output=True, check=False, timeout=20)
+        tried = subprocess.run(
+            ["ip", "netns", "exec", name, *command.split()], capture_output=True, check=False, timeout=TIMEOUT
+        )
     finally:
         _batch([f"netns del {name}"])
     return tried.returncode == 0
@@ -96,7 +99,7 @@ class Host:
 
     def run(self, *command: str) -> str:
         """Run a command there; its output."""
-        return subprocess.run(self.prefix + list(command), check=True, capture_output=True, text=True, timeout=20).stdout
+        return subprocess.run(self.prefix + list(command), check=True, capture_output=True, text=True, timeout=TIMEOUT).stdout
 
     @property
     def prefix(self) -> list[str]:
@@ -105,7 +108,7 @@ class Host:
 
     def ip(self, command: str) -> None:
         """``ip COMMAND`` there."""
-        subprocess.run(["ip", "-n", self.name, *command.split()], check=True, timeout=20)
+        subprocess.run(["ip", "-n", self.name, *command.split()], check=True, timeout=TIMEOUT)
 
     def block(self, rules: str) -> None:
         """These nft rules replace all before: ``chain: rule`` a line, e.g. ``input: udp dport 7001 drop``."""
@@ -117,7 +120,7 @@ class Host:
 
     def nft(self, rules: str) -> None:
         """Load nft rules there."""
-        subprocess.run([*self.prefix, "nft", "-f", "-"], input=rules + "\n", check=True, text=True, timeout=20)
+        subprocess.run([*self.prefix, "nft", "-f", "-"], input=rules + "\n", check=True, text=True, timeout=TIMEOUT)
 
     def hosts(self, *lines: str) -> None:
         """What /etc/hosts says there, from now on, for processes that ``prefix`` started."""
@@ -138,7 +141,7 @@ class Host:
 
     def pids(self) -> list[int]:
         """All processes that are there."""
-        return [int(pid) for pid in subprocess.check_output(["ip", "netns", "pids", self.name], timeout=20).split()]
+        return [int(pid) for pid in subprocess.check_output(["ip", "netns", "pids", self.name], timeout=TIMEOUT).split()]
 
 
 class Network:
@@ -188,7 +191,7 @@ class Network:
             self._wire.kill()
             self._wire.wait()
         for name in (self._bridge, *(host.name for host in self.hosts)):
-            subprocess.run(["ip", "netns", "del", name], check=False, timeout=20)
+            subprocess.run(["ip", "netns", "del", name], check=False, timeout=TIMEOUT)
             shutil.rmtree(Path("/etc/netns") / name, ignore_errors=True)
 
     # Faults
@@ -252,7 +255,7 @@ class Network:
 
     def _there(self, *command: str, text: str = "") -> None:
         where = ["ip", "netns", "exec", self._bridge]
-        subprocess.run([*where, *command], input=text, text=True, check=True, timeout=20)
+        subprocess.run([*where, *command], input=text, text=True, check=True, timeout=TIMEOUT)
 
     def _lay_wire(self) -> None:
         taps = [(make_tap("eth0", host.name), make_tap(f"p{number}", self._bridge)) for number, host in enumerate(self.hosts)]

@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from ftlib.common.processes import die_with_parent
-from tests.harness.basics import free_ports, stop_child
+from tests.harness.basics import TIMEOUT, free_ports, stop_child
 
 __all__ = ["Certificates", "EtcdServer", "RedisServer", "Server", "etcd_cluster", "running"]
 
@@ -167,7 +167,7 @@ class RedisServer(Server):
         command += ["--tls", "--cacert", str(self.tls.ca)] if self.tls else []
         environment = {**os.environ, **({"REDISCLI_AUTH": self.password} if self.password else {})}
         return subprocess.run(
-            [*command, *words], env=environment, capture_output=True, text=True, timeout=20, check=True
+            [*command, *words], env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=True
         ).stdout
 
 

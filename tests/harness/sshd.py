@@ -17,7 +17,7 @@ from typing import Self
 
 import pytest
 
-from tests.harness.basics import eventually
+from tests.harness.basics import TIMEOUT, eventually
 
 _missing = "" if Path("/usr/sbin/sshd").exists() else "sshd is not installed: apt-get install openssh-server"
 if not _missing and os.geteuid() != 0:
@@ -43,7 +43,9 @@ class Sshd:
         folder.chmod(0o700)
         Path("/run/sshd").mkdir(exist_ok=True)
         for name in ("host", "user", "other"):
-            subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True, timeout=20)
+            subprocess.run(
+                ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True, timeout=TIMEOUT
+            )
         shutil.copy(folder / "user.pub", folder / "authorized")
         (folder / "authorized").chmod(0o600)
         with socket.socket() as probe:
@@ -71,13 +73,13 @@ class Sshd:
         with (folder / "log").open("wb") as log:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=log)
         self._configure(port)
-        eventually(lambda: self._answers(port), (folder / "log").read_text, 20.0)
+        eventually(lambda: self._answers(port), (folder / "log").read_text)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._process is not None:
             self._process.terminate()
-            self._process.wait(20)
+            self._process.wait(TIMEOUT)
 
     def _configure(self, port: int) -> None:
         key = (self.folder / "host.pub").read_text().split()

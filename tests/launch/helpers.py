@@ -15,7 +15,7 @@ from typing import Any
 
 from consensus import KeyRing
 from ftlib.lifecycle.drain import TWIN
-from tests.harness.basics import eventually
+from tests.harness.basics import PATIENT, TIMEOUT, eventually
 from tests.harness.program import ROOT, clean
 
 LIMIT = 150.0
@@ -56,7 +56,8 @@ def script(body: str) -> str:
 
 
 def environment(**more: str) -> dict[str, str]:
-    return clean(**{"FTLIB_SECRET": SECRET, **more})
+    """Of a user with a secret. Workers that are members may be silent for long: a busy machine keeps some from running."""
+    return clean(**{"FTLIB_SECRET": SECRET, "FTLIB_EXCLUDE_AFTER": str(PATIENT["exclude_after"]), **more})
 
 
 def command(*arguments: object) -> list[str]:
@@ -135,7 +136,7 @@ def running(directory: Path, *options: object, script: str, args: tuple[object, 
                 process.wait(2 * TWIN)
             process.send_signal(signal.SIGTERM)  # the second one kills, where it is no twin of the first
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(15)
+                process.wait(TIMEOUT)
             process.kill()
         process.communicate(timeout=LIMIT)
 

@@ -44,12 +44,12 @@ def no_child_is_left() -> Iterator[None]:
     """Every process that the block starts has ended when it ends, or does within seconds."""
     before = descendants(os.getpid())
     yield
-    eventually(lambda: not descendants(os.getpid()) - before, lambda: descendants(os.getpid()) - before, 20.0)
+    eventually(lambda: not descendants(os.getpid()) - before, lambda: descendants(os.getpid()) - before)
 
 
 def here(path: Path, name: str) -> int:
     """The process id that a worker wrote there (by renaming: it is whole when it is there)."""
-    eventually((path / name).exists, f"the file {name}", 60.0)
+    eventually((path / name).exists, f"the file {name}")
     return int((path / name).read_text())
 
 

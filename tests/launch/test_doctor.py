@@ -30,6 +30,7 @@ from ftlib.cli.doctor.network import examine
 from ftlib.cli.main import main
 from ftlib.launch.processes.credentials import Credentials
 from tests.consensus.peer import ROOT, spawn
+from tests.harness.basics import TIMEOUT
 from tests.harness.network import Host, Network, needs_filter, needs_network
 
 PATIENT = 20.0
@@ -132,7 +133,7 @@ def answering(data: bytes) -> Iterator[str]:
         thread = threading.Thread(target=serve)
         thread.start()
         yield f"127.0.0.1:{server.getsockname()[1]}"
-        thread.join(10)
+        thread.join(TIMEOUT)
 
 
 @pytest.mark.parametrize(("data", "text"), [(b"", "it hangs up"), (b"SSH-2.0-x\r\n", "it speaks no HTTP")])
@@ -164,7 +165,7 @@ def impostor() -> Iterator[str]:
         thread.start()
         yield f"127.77.0.1:{server.server_port}"
         server.shutdown()
-        thread.join(10)
+        thread.join(TIMEOUT)
     Impostor.said = {}
 
 
@@ -213,7 +214,7 @@ def test_two_doctors() -> None:
         heard = re.search(r"ftlib doctor (\S+)", process.stdout.readline())
         assert heard is not None and found(heard[1]).healthy
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+        assert process.wait(TIMEOUT) == 0
     finally:
         process.kill()
         process.communicate()

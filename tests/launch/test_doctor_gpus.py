@@ -19,6 +19,7 @@ from ftlib.cli.doctor.gpus import compared, examined, summary, takes
 from ftlib.cli.doctor.host import HostFacts, HostProbe
 from ftlib.cli.doctor.main import consult
 from ftlib.launch.processes.gpus import Gpu, GpuFinder, Gpus
+from tests.harness.basics import TIMEOUT
 
 from .fake_driver import MODEL, fake_proc, fake_smi, listed, uuid
 from .helpers import cli
@@ -242,4 +243,4 @@ def test_a_doctor_at_another_host_is_told(tmp_path: Path) -> None:
         assert consult(address, job=None, timeout=20.0, as_json=True, verbose=False, nccl=True, probe=probe(tmp_path)) == 1
     finally:
         process.terminate()
-        process.communicate(timeout=60)
+        process.communicate(timeout=TIMEOUT)

@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 
 from ftlib import AgentFailedError, ConfigError, Launcher, WorkerFailedError
+from ftlib.launch.processes.process import descendants
+from tests.harness.basics import TIMEOUT
 from tests.launch.launching import Kept, here, kill, launcher, mark, no_child_is_left, wait_for
 
 pytestmark = pytest.mark.process
@@ -157,8 +159,19 @@ def test_a_killed_agent_is_named(tmp_path: Path) -> None:
         steward = int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1])
         kill(steward)
         with pytest.raises(AgentFailedError, match="localhost") as caught:
-            launch.wait(20)
+            launch.wait(TIMEOUT)
         assert caught.value.host == "localhost"
+
+
+def test_a_command_that_outlives_its_agent_is_ended(tmp_path: Path) -> None:
+    """Also where the launch ends with that agent: it is over once the command is."""
+    lingering = ["sh", "-c", '"$@"; exec >&- 2>&-; exec sleep 300', "{host}"]
+    before = descendants(os.getpid())
+    launch = launcher(workers=1, transport=lingering).start(sleep_long, tmp_path)
+    kill(int(Path(f"/proc/{here(tmp_path, 'up-0')}/stat").read_text().rpartition(")")[2].split()[1]))
+    with pytest.raises(AgentFailedError):
+        launch.wait(TIMEOUT)
+    assert not descendants(os.getpid()) - before
 
 
 def test_a_command_that_there_is_not_is_named() -> None:
@@ -173,7 +186,7 @@ def test_cancel_ends_it(tmp_path: Path) -> None:
         assert not launch.done
         launch.cancel()
         with pytest.raises(CancelledError):
-            launch.wait(20)
+            launch.wait(TIMEOUT)
         assert launch.done
 
 

@@ -15,7 +15,7 @@ import pytest
 from consensus import KeyRing
 from ftlib import AgentFailedError, Launch, WorkerFailedError
 from ftlib.lifecycle.supervisor_client import announce
-from tests.harness.basics import eventually
+from tests.harness.basics import TIMEOUT, eventually
 from tests.launch.helpers import cli
 from tests.launch.launching import kill, launcher, mark, no_child_is_left
 
@@ -43,12 +43,12 @@ def running(launch: Launch, count: int) -> list[dict[str, Any]]:
     def members() -> list[dict[str, Any]]:
         return [each for each in launch.workers() if each["phase"] == "running" and each["epoch"] and each["pid"]]
 
-    eventually(lambda: len(members()) == count, launch.workers, 60.0)
+    eventually(lambda: len(members()) == count, launch.workers)
     return members()
 
 
 def until(launch: Launch, count: int, condition: Callable[[list[dict[str, Any]]], bool]) -> list[dict[str, Any]]:
-    eventually(lambda: condition(running(launch, count)), launch.workers, 60.0)
+    eventually(lambda: condition(running(launch, count)), launch.workers)
     return running(launch, count)
 
 
@@ -61,7 +61,7 @@ def test_a_killed_worker_is_restarted_and_joins_those_that_live(tmp_path: Path) 
         assert again[1]["pid"] == second["pid"]
         assert (tmp_path / f"localhost-0-{again[0]['pid']}").read_text() == f"a:{second['pid']}"
         (tmp_path / "finish").touch()
-        result = launch.wait(60)
+        result = launch.wait(TIMEOUT)
     assert len(result.results["localhost"]) == len(result.results["127.0.0.1"]) == 1
 
 
@@ -74,7 +74,7 @@ def test_a_lost_host_rests_and_its_workers_come_back(tmp_path: Path) -> None:
         back = until(launch, 4, lambda seen: sum(each["starts"] == 2 for each in seen) == 2)
         assert {each["host"] for each in back if each["starts"] == 2} == {"127.0.0.1"}
         (tmp_path / "finish").touch()
-        launch.wait(60)
+        launch.wait(TIMEOUT)
 
 
 def test_hosts_of_a_file_come_and_drain(tmp_path: Path) -> None:
@@ -88,9 +88,9 @@ def test_hosts_of_a_file_come_and_drain(tmp_path: Path) -> None:
         hosts.write_text("127.0.0.1 slots=2\n")
         left = running(launch, 2)
         assert {each["host"] for each in left} == {"127.0.0.1"}
-        eventually(lambda: [each["phase"] for each in launch.workers()].count("not needed any more") == 1, launch.workers, 30.0)
+        eventually(lambda: [each["phase"] for each in launch.workers()].count("not needed any more") == 1, launch.workers)
         (tmp_path / "finish").touch()
-        launch.wait(60)
+        launch.wait(TIMEOUT)
 
 
 def test_hosts_are_added_and_removed_by_calls(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_hosts_are_added_and_removed_by_calls(tmp_path: Path) -> None:
         launch.remove_hosts(["localhost"])
         running(launch, 2)
         launch.cancel()
-        eventually(lambda: launch.done, launch.workers, 30.0)
+        eventually(lambda: launch.done, launch.workers)
 
 
 def fail_always() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ftlib import AgentFailedError, Launcher
-from tests.harness.basics import eventually
+from tests.harness.basics import TIMEOUT, eventually
 from tests.harness.sshd import Sshd, needs_sshd
 from tests.launch.helpers import wait_gone
 from tests.launch.launching import Kept, here, launcher, mark, no_child_is_left, wait_for
@@ -95,7 +95,7 @@ def test_no_secret_stands_on_a_command_line(sshd: Sshd, tmp_path: Path, monkeypa
         except (FileNotFoundError, ProcessLookupError):
             continue
     (tmp_path / "go").touch()
-    assert launch.wait(30).rank(1) == SECRET
+    assert launch.wait(TIMEOUT).rank(1) == SECRET
 
 
 CALLER = """
@@ -123,7 +123,7 @@ def call(sshd: Sshd, path: Path, timeout: float = 30.0) -> tuple[subprocess.Pope
     command = [sys.executable, "-c", CALLER, str(sshd.folder), str(path), str(timeout)]
     caller = subprocess.Popen(command, cwd=root, stdin=subprocess.DEVNULL, start_new_session=True)
     names = [path / f"family-{rank}" for rank in range(6)]
-    eventually(lambda: all(name.exists() for name in names), "all families", 60.0)
+    eventually(lambda: all(name.exists() for name in names), "all families")
     return caller, [int(word) for name in names for word in name.read_text().split()]
 
 
@@ -131,22 +131,20 @@ def test_a_killed_caller_leaves_nothing_on_any_host(sshd: Sshd, tmp_path: Path) 
     caller, pids = call(sshd, tmp_path)
     caller.kill()
     caller.wait()
-    began = time.monotonic()
     for pid in pids:
         wait_gone(pid)
-    assert time.monotonic() - began < 10.0  # 2 s on an idle machine
 
 
 def test_ctrl_c_leaves_nothing_on_any_host(sshd: Sshd, tmp_path: Path) -> None:
     caller, pids = call(sshd, tmp_path)
     caller.send_signal(signal.SIGINT)
-    assert caller.wait(30) == -signal.SIGINT or caller.returncode == 130 or caller.returncode == 1
+    assert caller.wait(TIMEOUT) == -signal.SIGINT or caller.returncode == 130 or caller.returncode == 1
     for pid in pids:
-        wait_gone(pid, 5.0)
+        wait_gone(pid)
 
 
 def test_a_caller_that_is_stopped_for_a_while_harms_nobody(sshd: Sshd, tmp_path: Path) -> None:
-    caller, pids = call(sshd, tmp_path, timeout=4.0)
+    caller, pids = call(sshd, tmp_path, timeout=15.0)
     caller.send_signal(signal.SIGSTOP)
     time.sleep(2.0)
     caller.send_signal(signal.SIGCONT)
@@ -161,7 +159,7 @@ def test_a_caller_that_is_stopped_for_a_while_harms_nobody(sshd: Sshd, tmp_path:
 
 
 def test_a_caller_that_is_stopped_for_long_is_given_up(sshd: Sshd, tmp_path: Path) -> None:
-    caller, pids = call(sshd, tmp_path, timeout=1.0)
+    caller, pids = call(sshd, tmp_path, timeout=6.0)
     caller.send_signal(signal.SIGSTOP)
     try:
         for pid in pids:

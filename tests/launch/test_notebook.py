@@ -16,7 +16,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 
 from ftlib.launch.processes.process import descendants
-from tests.harness.basics import eventually
+from tests.harness.basics import TIMEOUT, eventually
 from tests.harness.program import ROOT
 from tests.launch.launching import here
 
@@ -49,9 +49,15 @@ def notebook(path: Path, *cells: str) -> Iterator[NotebookClient]:
     """A notebook and its kernel. Nothing that it started is there any more afterwards."""
     before = descendants(os.getpid())
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in (SETUP, *cells)])
-    client = NotebookClient(book, timeout=100, kernel_name="python3", resources={"metadata": {"path": str(path)}})
+    client = NotebookClient(
+        book,
+        timeout=int(TIMEOUT),
+        startup_timeout=int(TIMEOUT),
+        kernel_name="python3",
+        resources={"metadata": {"path": str(path)}},
+    )
     yield client
-    eventually(lambda: not descendants(os.getpid()) - before, lambda: descendants(os.getpid()) - before, 30.0)
+    eventually(lambda: not descendants(os.getpid()) - before, lambda: descendants(os.getpid()) - before)
 
 
 def text(client: NotebookClient, number: int) -> str:

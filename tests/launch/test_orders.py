@@ -15,7 +15,7 @@ from ftlib.cli.orders import consequence
 from ftlib.cli.runs import Run, address_of, show
 from ftlib.errors import ConfigError
 from ftlib.launch.processes.registry import RunRecord, runs
-from tests.harness.basics import eventually
+from tests.harness.basics import TIMEOUT, eventually
 
 from .helpers import Run as Launched
 from .helpers import command, environment, running
@@ -107,7 +107,7 @@ class Tools:
             env=environ,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=TIMEOUT,
             check=False,
         )
         assert done.returncode == code, done
@@ -124,7 +124,7 @@ def test_orders_to_workers_of_a_run(tmp_path: Path) -> None:
     with running(tmp_path, "-n", 3, script=TRAINS, XDG_RUNTIME_DIR=str(runtime), FTLIB_SECRET="") as launched:
         ftlib = Tools(launched, runtime)
         launched.wait_events("announced", 3)
-        eventually(lambda: all(each["epoch"] for each in ftlib.workers()), "all three are in a view", 60)
+        eventually(lambda: all(each["epoch"] for each in ftlib.workers()), "all three are in a view")
         assert "worker-2" in ftlib("ps")
         assert "3 members" in ftlib("status")
         assert "founded by" in ftlib("explain")
@@ -139,12 +139,12 @@ def test_orders_to_workers_of_a_run(tmp_path: Path) -> None:
         assert "kill worker-1: its launcher starts it again" in said
         [ended] = launched.wait_events("ended", 1)
         assert (ended["worker"], ended["code"]) == (1, -9)
-        eventually(lambda: ftlib.workers()[1]["epoch"] > 0 and ftlib.workers()[1]["starts"] == 2, "it is back", 60)
+        eventually(lambda: ftlib.workers()[1]["epoch"] > 0 and ftlib.workers()[1]["starts"] == 2, "it is back")
 
         assert "drain worker-0" in ftlib("drain", "worker-0", "--yes")
         ended = launched.wait_events("ended", 2)[-1]
         assert (ended["worker"], ended["code"]) == (0, 0)
-        eventually(lambda: "2 members" in ftlib("status", "worker-2"), "the others go on", 60)
+        eventually(lambda: "2 members" in ftlib("status", "worker-2"), "the others go on")
         os.kill(launched.process.pid, 15)
         launched.finish()
     assert ftlib("ps").strip() == "no job of yours runs here by ftlib run"
@@ -152,11 +152,11 @@ def test_orders_to_workers_of_a_run(tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_versions_and_completion(tmp_path: Path) -> None:
-    said = subprocess.run(command("--version"), capture_output=True, text=True, timeout=60, check=True).stdout
+    said = subprocess.run(command("--version"), capture_output=True, text=True, timeout=TIMEOUT, check=True).stdout
     assert said.startswith("ftlib ")
     assert all(word in said for word in ("protocol ", "torch 2", "Python 3"))
-    script = subprocess.run(command("completion", "bash"), capture_output=True, text=True, timeout=60, check=True).stdout
+    script = subprocess.run(command("completion", "bash"), capture_output=True, text=True, timeout=TIMEOUT, check=True).stdout
     assert "_FTLIB_COMPLETE=bash_complete" in script
     environ = {**os.environ, "_FTLIB_COMPLETE": "bash_complete", "COMP_WORDS": "ftlib st", "COMP_CWORD": "1"}
-    said = subprocess.run(command(), env=environ, capture_output=True, text=True, timeout=60, check=True).stdout
+    said = subprocess.run(command(), env=environ, capture_output=True, text=True, timeout=TIMEOUT, check=True).stdout
     assert said.split() == ["plain,stack", "plain,status"]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pexpect
 import pytest
 
-from tests.harness.basics import eventually
+from tests.harness.basics import TIMEOUT, eventually
 from tests.harness.program import ROOT, clean
 from tests.launch.launching import here
 
@@ -47,7 +47,7 @@ def terminal(path: Path, kind: str) -> Iterator[tuple[pexpect.spawn, list[int]]]
     """A shell in a terminal that runs one of them in the foreground; the workers' process ids."""
     (path / "program.py").write_text(LAUNCHER if kind == "launcher" else PROGRAM)
     shell = pexpect.spawn(
-        "/bin/bash", ["--norc", "--noprofile"], cwd=str(path), env=clean(PS1="$ "), encoding="utf-8", timeout=60
+        "/bin/bash", ["--norc", "--noprofile"], cwd=str(path), env=clean(PS1="$ "), encoding="utf-8", timeout=TIMEOUT
     )
     try:
         shell.sendline(" ".join([sys.executable, *COMMANDS[kind], "program.py"]))
@@ -70,7 +70,7 @@ def state(pid: int) -> str:
 
 
 def gone(workers: list[int]) -> None:
-    eventually(lambda: not any(map(lives, workers)), "workers end", 20.0)
+    eventually(lambda: not any(map(lives, workers)), "workers end")
 
 
 @pytest.mark.parametrize("kind", COMMANDS)

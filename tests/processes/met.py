@@ -20,7 +20,7 @@ from tests.harness.program import ROOT, Program, clean, ftlib_run
 __all__ = ["LIMIT", "PORT", "Launcher", "MetHosts"]
 
 PORT = 7000
-LIMIT = 60.0
+LIMIT = 120.0
 SECRET = "the secret that all hosts know"
 
 SCRIPT = f"""
@@ -29,7 +29,7 @@ sys.path.insert(0, {str(ROOT)!r})
 import torch
 from ftlib import FTLib
 
-ft = FTLib.init(framework="gloo", exclude_after=2.0, rejoin=False)
+ft = FTLib.init(framework="gloo", exclude_after=6.0, rejoin=False)
 model = torch.nn.Linear(8, 8)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
 ft.register_state(model=model, optimizer=optimizer)

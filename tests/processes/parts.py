@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from ftlib import FTLib
+from tests.harness.basics import TIMEOUT
 
 from .actor import Actor
 
@@ -233,7 +234,7 @@ def two_threads(actor: Actor) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(20)
+            thread.join(TIMEOUT)
         actor.write(event="joined", alive=any(thread.is_alive() for thread in threads))
 
 

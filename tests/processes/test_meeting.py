@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.basics import TIMEOUT
 from tests.harness.names import Names, needs_names
 from tests.harness.network import Network, needs_network
 from tests.harness.nursery import Nursery
@@ -42,10 +43,8 @@ def test_no_host_is_needed_and_fencing_crosses_hosts(network: Network, nursery: 
         assert second.events("started")[-1]["address"] == f"{network.hosts[1].v4}:{PORT}", "others look for it there"
 
         stopped = second.pid(1)
-        began = time.monotonic()
         os.kill(stopped, signal.SIGSTOP)
         hosts.until("its launcher was asked to kill it", lambda: second.events("fenced"))
-        assert time.monotonic() - began < 10
         hosts.training(4)
         assert second.pid(1) != stopped
         assert not first.events("fenced")
@@ -98,7 +97,7 @@ def test_a_drained_host_costs_the_others_nothing(network: Network, nursery: Nurs
         first, second = hosts.launchers
         hosts.training(2)
         first.program.send_signal(signal.SIGTERM)
-        assert first.program.wait(30) == 143
+        assert first.program.wait(TIMEOUT) == 143
         assert first.events("ended")[0]["code"] == 0, "it left well"
         hosts.training(1)
         assert not second.events("ended")

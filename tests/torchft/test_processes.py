@@ -18,7 +18,7 @@ from tests.harness.servers import RedisServer, running
 
 pytestmark = pytest.mark.process
 
-LONG = 100.0
+LONG = 200.0
 TRAINER = ("-m", "tests.torchft.trainer")
 
 
@@ -59,7 +59,7 @@ class Replicas:
         """Ask all to end after a step that none has made yet."""
         newest = max(steps[-1]["step"] for steps in self.steps.values())
         temporary = self.directory / "until.new"
-        temporary.write_text(str(newest + 150))
+        temporary.write_text(str(newest + 250))
         temporary.rename(self.directory / "until")  # whoever reads it reads a number
 
     def check(self) -> None:
@@ -76,7 +76,8 @@ class Replicas:
 
 def launched(nursery: Nursery, directory: Path, *options: str, size: int = 3) -> Program:
     command = ftlib_run("-n", size, "--max-restarts", 5, "--restart-delay", 0.2, *TRAINER, directory, *options)
-    return Program(nursery, directory, *command)
+    # silence is the sign of one that is stopped, and a busy machine lets nobody else be silent for so long
+    return Program(nursery, directory, *command, env=clean(FTLIB_EXCLUDE_AFTER="5"))
 
 
 @pytest.mark.parametrize("options", [(), ("--diloco", "--sync-quorum")], ids=["ddp", "diloco"])
@@ -124,7 +125,7 @@ def in_storage(nursery: Nursery, directory: Path, where: str, **settings: str) -
     def start(number: int) -> None:
         place = directory / f"replica-{number}"
         place.mkdir()
-        env = clean(TORCHFT_LIGHTHOUSE=where, FTLIB_LEASE="0.6", FTLIB_INITIAL_SIZE="3", FTLIB_JOB="stored", **settings)
+        env = clean(TORCHFT_LIGHTHOUSE=where, FTLIB_LEASE="3.0", FTLIB_INITIAL_SIZE="3", FTLIB_JOB="stored", **settings)
         programs.append(Program(nursery, place, *TRAINER, directory, env=env))
 
     try:

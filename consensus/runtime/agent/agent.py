@@ -45,6 +45,7 @@ from .waiting import Waiting
 
 if TYPE_CHECKING:
     from ..net.http import HttpServer
+    from ..net.pages import MountedPages
 
 _FOREIGNERS = 64
 """The most foreign senders that the log names, each once."""
@@ -125,6 +126,7 @@ class Agent:
         self._tethers = LivenessConnections(self._checked, self._ring, trust_refused=config.trust_refused)
         self._udp = Udp(self._datagram, self._send_failed)
         self._web = Web(outside.load_http, self._make_server)
+        self._pages: MountedPages | None = None
 
     async def start(self) -> None:
         """Listen, and start the core, which looks for its cluster."""
@@ -177,6 +179,7 @@ class Agent:
             "protocol_version": PROTOCOL_VERSION,
             "messages": self.traffic.as_dict(),
             "orders": self._orders.counts(),
+            "dashboard": {} if self._pages is None else dict(self._pages.counts()),
             **store,
             **self.driver.status(),
         }
@@ -354,6 +357,7 @@ class Agent:
         from ..net.http import HttpServer  # noqa: PLC0415
 
         outside, limit = self._outside, LARGEST
+        self._pages = self._make_pages()
         return HttpServer(
             Authenticator(self._ring, self._member, self._config.job),
             self._posted,
@@ -362,9 +366,25 @@ class Agent:
             outside.served,
             outside.hand_over,
             self._take_order,
+            pages=self._pages,
             held=self._silent,
             limit=limit,
         )
+
+    def _make_pages(self) -> MountedPages | None:
+        """None without a secret: nobody could show then that it may enter."""
+        from ..net.pages import Mount, MountedPages  # noqa: PLC0415 - see ``web``
+
+        config, ring = self._config, self._ring
+        if not config.pages or ring is None:
+            return None
+        mount = Mount(self._member.address, config.job, ring, config.remote_orders, self.report, self._place)
+        return MountedPages(config.pages, mount)
+
+    def _place(self) -> tuple[int, int]:
+        """The epochs of the view that acts, and of the newest one that is known."""
+        known = self.driver.core.known_view
+        return self._active_epoch(), 0 if known is None else known.epoch
 
     def _active_epoch(self) -> int:
         active = self.driver.core.active_view

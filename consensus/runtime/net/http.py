@@ -4,7 +4,8 @@ layer above.
 ``POST /message`` takes a packet (204); everything else passes the ``authenticator`` first. ``GET /tether`` answers with this
 lifetime's id and is then held open: the other side waits for its end, which comes when the process dies. ``GET /identity`` says
 who listens here, to members of any job and version. ``GET /status`` is JSON, ``GET /metrics`` the same for Prometheus. Further
-GET paths come from ``serve``. ``POST /order`` tells the training process to end (see ``wire.orders``). With a secret, bodies
+GET paths come from ``serve``. ``POST /order`` tells the training process to end (see ``wire.orders``). Below
+``/dashboard`` are ``pages`` for browsers, which let in by themselves. With a secret, bodies
 are sealed in frames (see ``proofs``). A GET with ``Upgrade: ftlib-stream`` asks for a duplex connection to the training process
 (see ``acceptors``).
 """
@@ -36,6 +37,7 @@ from ...wire.streams import PROTOCOL, read_query
 from .authenticator import Authenticator, QuietServer, RefusedError, prove, reading
 from .door import Door, UnprovenPeer
 from .metrics import CONTENT_TYPE, render, targets
+from .pages import MountedPages
 from .sources import HandOver, Request
 
 _HELD_POLL = 0.02
@@ -66,11 +68,12 @@ class HttpServer:
         hand_over: HandOver,
         order: Callable[[Mapping[str, str], str, bool], Verdict],
         *,
+        pages: MountedPages | None = None,
         held: Callable[[], bool] = lambda: False,
         limit: int = LARGEST,
     ) -> None:
         """``received(packet, source)``: handles a packet and returns whether a member sent it. ``served``: the paths that
-        ``hand_over`` answers. ``order(query, source, signed)``: judges an order.
+        ``hand_over`` answers. ``order(query, source, signed)``: judges an order. ``pages``: what is served to browsers.
 
         While ``held`` nothing is answered, as if the process were stopped.
         """
@@ -81,6 +84,7 @@ class HttpServer:
         self._served = served
         self._hand_over = hand_over
         self._order = order
+        self._pages = pages
         self._held = held
         self._limit = limit
         self._reading = 0
@@ -129,6 +133,8 @@ class HttpServer:
     async def close(self) -> None:
         """Refuse new connections, then end the open ones. Idempotent."""
         self._closing.set()
+        if self._pages is not None:
+            await self._pages.close()
         async with self._opening:
             await self._close()
 
@@ -146,6 +152,8 @@ class HttpServer:
         try:
             if request.method == "POST" and request.path == "/message":
                 return await self._message(request)
+            if self._pages is not None and self._pages.wants(request.path):
+                return await self._pages.answer(request)
             exchange = self._authenticator.admit(request)
             if isinstance(exchange, web.Response):
                 return exchange

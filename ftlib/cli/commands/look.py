@@ -74,12 +74,21 @@ def explain(*, address: str | None, epoch: int | None, last: int, as_json: bool,
 @WHO
 @click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="On 127.0.0.1; 0: any that is free.")
 @click.option("--open", "show", is_flag=True, help="Open it in a browser.")
-def dashboard(*, address: str | None, port: int, show: bool) -> int:
+@click.option("--link", is_flag=True, help="Print the address of the page that ADDRESS serves itself.")
+@click.option("--run", "job", hidden=True, help="Of the launcher of this job, whose workers may be on their way.")
+def dashboard(*, address: str | None, port: int, show: bool, link: bool, job: str | None) -> int:
     """Serve a page that shows the job as it goes, for a browser on this host; ADDRESS as for status.
 
-    Open the address that it prints: the token in it lets you in. Ctrl-C ends it.
+    Open the address that it prints: the token in it lets you in. Ctrl-C ends it. Each worker's agent serves the same page
+    itself while that worker lives, at /dashboard of its address (--link).
     """
-    from ..dashboard import serve  # noqa: PLC0415 - as for status
+    from ..dashboard import link as link_to  # noqa: PLC0415 - as for status
+    from ..dashboard import serve, serve_run  # noqa: PLC0415
     from ..runs import address_of  # noqa: PLC0415
 
+    if job is not None:
+        return serve_run(job, port, say=click.echo)
+    if link:
+        click.echo(link_to(address_of(address)))
+        return 0
     return serve(address_of(address), port, show=show, say=click.echo)

@@ -67,6 +67,8 @@ class Link:
         self._loop.add_reader(self._stderr, self._readable)
         self._reading = True
         self._done = False
+        self._last: asyncio.Task[None] | None = None
+        """Once it has ended by itself: what finds out why, and then ends the command."""
         self.channel = Channel(
             self._loop,
             self._process.stdout.fileno(),
@@ -88,7 +90,10 @@ class Link:
         self._words.append(text)
 
     async def close(self) -> None:
-        """Have the agent end, within a deadline; then end the command."""
+        """Have the agent end, within a deadline; then end the command. One that has ended by itself: wait for the latter."""
+        if self._last is not None:
+            await self._last
+            return
         self._done = True
         self.channel.send(Bye())
         await self._wait(_PARTING if not self.channel.deadline.state.over else 0.0)

@@ -59,7 +59,11 @@ class Console:
         return self._terminal.full or self._disk.full
 
     def lines(self, worker: Worker, lines: Sequence[bytes], *, error: bool) -> None:
-        """Whole lines of a worker: prefixed to the terminal, untouched to its log."""
+        """Whole lines of a worker: prefixed to the terminal, untouched to its log. What is no worker speaks as the launcher."""
+        if worker.index < 0:
+            for line in lines:
+                self.say(f"{worker.name}: {line.decode('utf-8', 'replace')}")
+            return
         self._show(worker, lines, error=error)
         log = self._logs.get(worker.index)
         if log is not None:

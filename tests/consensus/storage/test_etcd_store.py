@@ -198,12 +198,12 @@ async def test_of_several_servers_one_is_enough(own: EtcdServer, server: EtcdSer
     with running(dead):
         pass
     own.stop()
-    store = EtcdStore(f"etcd://localhost:{dead.port},localhost:{own.port},localhost:{server.port}", "several", timeout=9.0)
+    store = EtcdStore(f"etcd://localhost:{dead.port},localhost:{own.port},localhost:{server.port}", "several", timeout=20.0)
     await store.open()
     started = time.monotonic()
     assert await store.create("views/1", b"1") is Created.DONE
     assert await store.read("views/1") == b"1"
-    assert time.monotonic() - started < 3.0, "a third of the timeout, which the silent one would take"
+    assert time.monotonic() - started < 6.6, "a third of the timeout, which the silent one would take"
     assert await first_told(store, "views/")
     await store.close()
 
@@ -222,7 +222,7 @@ async def test_a_cluster_that_loses_members_one_by_one(tmp_path: Path) -> None:
     """With two of three it goes on, with one it is away, at once and not after a timeout; and what was decided stays."""
     with etcd_cluster(tmp_path, 3) as servers:
         url = "etcd://" + ",".join(f"localhost:{server.port}" for server in servers)
-        store = await opened(url, timeout=4.0)
+        store = await opened(url, timeout=20.0)
         views = Heard(store, "views/")
         await views.once()
         assert await created(store, "views/1", b"1")
@@ -234,7 +234,7 @@ async def test_a_cluster_that_loses_members_one_by_one(tmp_path: Path) -> None:
         started = time.monotonic()
         with pytest.raises(StoreAwayError):
             await store.create("views/3", b"3")
-        assert time.monotonic() - started < 3.5
+        assert time.monotonic() - started < 17.0
         servers[1].start()
         assert await created(store, "views/4", b"4")
         found = await store.list("views/")
@@ -260,16 +260,16 @@ async def test_what_expires_is_forgotten_and_hangs_on_one_lease(own: EtcdServer)
     await store.close()
 
     store = await opened(own.url)
-    await store.write("members/b", b"", expires=0.5)
+    await store.write("members/b", b"", expires=3.0)
     lease = _lease_of(own, "members/b")
     started = time.monotonic()
-    while time.monotonic() - started < 2.0:  # renewed, it outlives its first lease
-        await store.write("members/b", b"", expires=0.5)
+    while time.monotonic() - started < 5.0:  # renewed, it outlives its first lease
+        await store.write("members/b", b"", expires=3.0)
         await asyncio.sleep(0.05)
     assert _lease_of(own, "members/b") == lease
     while await store.read("members/b") is not None:
         await asyncio.sleep(0.05)
-    await store.write("members/b", b"again", expires=0.5)  # its lease has gone
+    await store.write("members/b", b"again", expires=60)  # its lease has gone
     assert await store.read("members/b") == b"again"
     assert list(await store.list("members/")) == ["members/a", "members/b"]
     await store.close()

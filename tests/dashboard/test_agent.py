@@ -1,0 +1,236 @@
+"""The page that the agent of each member serves, against a real job: who is let in, what is shown, which orders are taken."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from http.cookiejar import CookieJar
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from consensus import Config, Gossip, KeyRing, Mount, format_address
+from ftlib.cli.dashboard import link
+from ftlib.cli.status import fetch_status
+from tests.harness.basics import eventually
+from tests.harness.program import ROOT
+from tests.launch.helpers import SECRET, Run, environment, running
+from tests.launch.test_orders import TRAINS
+
+pytestmark = pytest.mark.process
+LIGHT = """
+import os, signal, time
+from consensus import Gossip, KeyRing, format_address
+from ftlib.lifecycle.supervisor_client import announce
+from ftlib.settings.config import resolve
+
+settings = resolve({}, environment=os.environ, backend=Gossip)
+member = Gossip(settings.consensus)
+member.start(meta={"name": settings.name, "pid": str(os.getpid()), "supervisor": settings.supervisor})
+while member.view is None:
+    time.sleep(0.01)
+address = format_address(member.member.address)
+print(address, flush=True)
+if settings.supervisor:
+    vouch = KeyRing([os.environ["FTLIB_SECRET"]]).first.vouch
+    facts = {"job": settings.consensus.job, "member": member.member.id, "address": address}
+    announce(settings.supervisor, vouch, **facts, epoch=member.view.epoch, timeout=60.0)
+signal.pause()
+"""
+"""A member that trains nothing: it starts in a tenth of the time."""
+RING = KeyRing([SECRET])
+TOKEN = RING.first.bearer(Mount.PURPOSE)
+
+
+class NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+class Browser:
+    """As much of one as is needed: it keeps cookies, and sends the headers that a page would."""
+
+    def __init__(self, address: str, host: str = "") -> None:
+        self.address = address
+        self.base = f"http://{address}/dashboard"
+        self._jar = CookieJar()
+        self._opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(self._jar), NoRedirect())
+
+    def ask(self, path: str = "", body: Any = None, **headers: str) -> tuple[int, str, Any]:
+        data = None if body is None else json.dumps(body).encode()
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        request = urllib.request.Request(f"{self.base}{path}", data, named)
+        try:
+            with self._opener.open(request, timeout=60) as answer:
+                return answer.status, answer.read().decode(), answer.headers
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode(), error.headers
+
+    def enter(self, token: str = TOKEN) -> int:
+        return self.ask(f"?token={token}")[0]
+
+    def order(self, kind: str, member: str, epoch: int, key: str, origin: str | None = None) -> tuple[int, str]:
+        body = {"kind": kind, "member": member, "epoch": epoch, "key": key}
+        code, text, _ = self.ask("/order", body, Origin=f"http://{self.address}" if origin is None else origin)
+        return code, text
+
+    def snapshot(self) -> dict[str, Any]:
+        """The first event of the stream."""
+        request = urllib.request.Request(f"{self.base}/events")
+        with self._opener.open(request, timeout=60) as answer:
+            kind = b""
+            for line in answer:
+                if line.startswith(b"data: ") and kind == b"event: snapshot\n":
+                    return dict(json.loads(line[6:]))
+                kind = line
+        raise AssertionError("the stream ended")
+
+
+def addresses(launched: Run, count: int) -> list[str]:
+    """Where the workers answer, by their number; once all are in one view."""
+    launched.wait_events("announced", count)
+    found = {event["worker"]: event["address"] for event in launched.events("started")}
+    there = [found[worker] for worker in sorted(found)]
+    eventually(lambda: len(fetch_status(there[0], 30.0, [RING])["members"]) == count, "all are in the view", 60)
+    return there
+
+
+def test_a_page_at_every_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FTLIB_SECRET", SECRET)
+    with running(tmp_path, "-n", 3, script=TRAINS) as launched:
+        zero, one, two = addresses(launched, 3)
+        assert link(zero) == f"http://{zero}/dashboard?token={TOKEN}"
+        browser = Browser(zero)
+
+        # Nobody is let in without the token, and nothing that looks like it is one.
+        assert browser.ask()[0] == 401
+        assert browser.ask("/events")[0] == 401
+        assert browser.enter("") == browser.enter("wrong") == browser.enter(RING.first.bearer("metrics")) == 401
+        assert browser.ask("/events", Cookie="ftlib_x_1=; ftlib=1")[0] == 401
+        code, _, headers = browser.ask(f"?token={TOKEN}")
+        assert (code, headers["Location"]) == (303, "/dashboard")
+        cookie = headers["Set-Cookie"]
+        assert all(word in cookie for word in ("HttpOnly", "SameSite=Strict", "Path=/dashboard", "ftlib_job-"))
+        assert TOKEN not in cookie
+        code, text, headers = browser.ask()
+        assert code == 200
+        assert 'BASE = "/dashboard"' in text
+        assert headers["Content-Security-Policy"].startswith("default-src 'none'")
+
+        # A name that leads here and a foreign page are refused even with the cookie.
+        assert browser.ask(Host="evil.example")[0] == browser.ask(Host=f"evil.example:{zero.rpartition(':')[2]}")[0] == 403
+        assert browser.ask("/events", Origin="http://evil.example")[0] == 403
+        page = browser.snapshot()
+        assert [row["name"] for row in page["rows"].values()]
+        assert page["min_size"] == 1
+        ids = {row["address"]: member for member, row in page["rows"].items()}
+        victim, epoch = ids[one], page["epoch"]
+        assert browser.order("kill", victim, epoch, "key number 1", origin="http://evil.example")[0] == 403
+        assert browser.order("kill", victim, epoch, "key number 2", origin="")[0] == 403
+        assert browser.ask("/order")[0] == 404
+        assert browser.order("reboot", victim, epoch, "key number 3")[0] == 400
+        refused = fetch_status(zero, 30.0, [RING])["dashboard"]["refused"]
+        assert refused >= 10
+
+        # A stale page kills nobody; an order is given to the agent of the member that it names, once.
+        assert browser.order("kill", victim, epoch + 7, "key number 4")[0] == 409
+        assert "epoch" in browser.order("kill", victim, epoch + 7, "key number 4")[1]
+        assert not launched.events("ended")
+        assert "its launcher starts it again" in browser.ask(f"/consequence/kill/{victim}")[1]
+        assert "MainThread" in browser.ask(f"/stack/{victim}")[1]
+        code, text = browser.order("kill", victim, epoch, "key number 5")
+        assert code == 200, text
+        [ended] = launched.wait_events("ended", 1)
+        assert (ended["worker"], ended["code"]) == (1, -9)
+        assert browser.order("kill", victim, epoch, "key number 5") == (200, f"{text.strip()} (done before)\n")
+        eventually(lambda: len(browser.snapshot()["rows"]) == 3 and victim not in browser.snapshot()["rows"], "it is back", 60)
+        assert browser.order("kill", victim, epoch, "key number 6")[0] == 404
+        told = browser.ask(f"/explain/{epoch + 1}")
+        assert json.loads(told[1])[0]["epoch"] == epoch + 1
+
+        # Another agent has the same token and another cookie.
+        other = Browser(two)
+        assert other.ask()[0] == 401
+        assert other.enter() == 303
+        assert other.ask()[0] == 200
+        os.kill(launched.process.pid, signal.SIGTERM)
+        launched.finish()
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_orders_come_from_this_host_unless_a_setting_says_otherwise(tmp_path: Path, allowed: bool) -> None:
+    """A browser at an address of this host that is not loopback stands for one at another host."""
+    found = [each.address for name, there in psutil.net_if_addrs().items() if name != "lo" for each in there]
+    outside = next((each for each in found if each.count(".") == 3), None)
+    if outside is None:
+        pytest.skip("this machine has loopback alone")
+    script = tmp_path / "script.py"
+    script.write_text(LIGHT)
+    settings = {"FTLIB_BIND": f"{outside}:0", "FTLIB_REMOTE_ORDERS": str(int(allowed))}
+    program = subprocess.Popen(
+        [sys.executable, script], cwd=ROOT, env=environment(**settings), stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert program.stdout is not None
+        browser = Browser(program.stdout.readline().strip())
+        assert browser.address.startswith(outside)
+        assert browser.enter() == 303
+        page = browser.snapshot()
+        [member] = page["rows"]
+        try:
+            code, text = browser.order("drain", member, page["epoch"], "key number 1")
+        except (http.client.HTTPException, OSError):
+            code, text = 200, "the member that is to end answers itself: it may be gone before its answer is read"
+        if allowed:
+            assert code == 200, text
+            assert program.wait(60) == -signal.SIGTERM
+        else:
+            assert code == 403
+            assert "remote_orders" in text
+            assert program.poll() is None
+    finally:
+        program.kill()
+        program.communicate()
+
+
+def test_without_a_secret_there_is_no_page() -> None:
+    alone = Gossip(Config(pages="ftlib.cli.dashboard:mount"))
+    alone.start()
+    try:
+        code, text, _ = Browser(format_address(alone.member.address)).ask("?token=x")
+    finally:
+        alone.stop()
+    assert code == 404
+    assert "nothing is served" in text
+
+
+def test_a_launcher_serves_a_page_beside_its_workers(tmp_path: Path) -> None:
+    """Whoever dies: with ``--dashboard`` all workers may be others than at first."""
+    with running(tmp_path, "-n", 2, "--max-restarts", 9, "--dashboard", script=LIGHT) as launched:
+        assert launched.process.stderr is not None
+        lines = iter(launched.process.stderr.readline, b"")
+        url = next(re.search(rb"http://\S+", line)[0].decode() for line in lines if b"dashboard: open" in line)  # type: ignore[index]
+        page = Browser("127.0.0.1:0")
+        page.base, _, token = url.partition("/?token=")
+        assert page.ask(f"/?token={token}")[0] == 303
+        launched.wait_events("announced", 2)
+        first = page.snapshot()
+        assert {row["name"] for row in first["rows"].values()} <= {"worker 0", "worker 1"}
+        for event in launched.events("started"):
+            os.kill(event["pid"], signal.SIGKILL)
+        launched.wait_events("announced", 4)
+        eventually(lambda: not set(page.snapshot()["rows"]) & set(first["rows"]), "it has found the new ones", 60)
+        os.kill(launched.process.pid, signal.SIGTERM)
+        for _ in lines:
+            pass
+        launched.finish()
