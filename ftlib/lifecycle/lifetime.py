@@ -27,6 +27,7 @@ from ..checkpoints.resume import Resumption
 from ..common.device_waits import drop_held
 from ..common.memory import room
 from ..common.time_use import State
+from ..common.traces import Traces
 from ..core.calls.call import Call
 from ..core.calls.observer import Observers
 from ..core.calls.open_call import OpenCall
@@ -96,6 +97,8 @@ class Means:
     """Takes faults from outside; None where none may be injected."""
     more_facts: dict[str, Callable[[], Any]] = field(default_factory=dict)
     """What layers above add to the facts, by its name."""
+    traces: Traces | None = None
+    """Gets records of what happens; None if nobody wants any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +129,7 @@ class Lifetime:
             rejoins=settings.rejoin,
             patience=settings.step_timeout,
             former=None if former is None else former.plane,
+            traces=means.traces,
         )
         self.plane: Plane = plane
         if former is not None:

@@ -14,6 +14,7 @@ from enum import Enum
 from consensus import Consensus, LeftError
 
 from ...common.memory import room
+from ...common.traces import CallRecord
 from ...errors import Excluded, GroupError, StateLost, StepMismatch
 from ...state.registry import Registered
 from ...status import Status
@@ -525,9 +526,17 @@ class Engine:
             if not results.finite:
                 self._nonfinite.explain(call, session)
             return Status.FAIL
-        call.deliver(results, views=call.views and self._plane.has_state)  # else nothing could replace results that are changed
-        self._plane.counters.call_seconds.add(self._threads.now() - call.began)
+        plane = self._plane
+        call.deliver(results, views=call.views and plane.has_state)  # else nothing could replace results that are changed
+        plane.counters.call_seconds.add((now := self._threads.now()) - call.began)
+        if plane.traces is not None:
+            plane.traces.add(self._trace(call, session, now))
         return Status.SUCCESS if session.size > 1 else Status.NO_NEED
+
+    def _trace(self, call: Call, session: Session, now: float) -> CallRecord:
+        counters, view = self._plane.counters, session.whole
+        took = (call.number, call.kind.value, call.nbytes, call.began, now)
+        return CallRecord(*took, view.view_id, view.epoch, session.size, counters.redone, counters.adopted)
 
     def _admit(self, call: Call) -> None:
         """Seek admission: this member is in no view yet, and with this call it is ready for one."""
