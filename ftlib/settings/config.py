@@ -95,8 +95,8 @@ class Settings:
     straggler_steps: Count = 10
     """Steps in a row after which a slow member is called a straggler."""
     preemption: str | Callable[[], Any] = field(default="", metadata={"reader": as_preemption})
-    """Where a notice would appear that this machine is taken away: ``file:PATH``, ``aws``, ``gcp``, ``azure``; in a program
-    also a function (docs/elasticity.md#preemption)."""
+    """Where a notice would appear that this machine is taken away: ``file:PATH``, ``signal:NAME``, ``aws``, ``gcp``, ...; in
+    a program also a function (docs/elasticity.md#preemption)."""
     resume: str = ""
     """Checkpoints, in a directory or at a URL: founders load the newest one in ``register_state`` (``ftlib run --resume``)."""
     chaos: bool = False

@@ -6,6 +6,9 @@ import functools
 import itertools
 import json
 import logging
+import multiprocessing
+import os
+import random
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -215,6 +218,45 @@ def test_training_waits_for_one_copy_and_not_for_the_store(place: str, monkeypat
         assert depot_of(place).complete() == []
         go.set()
         eventually(lambda: depot_of(place).complete() == [Name(1, 1)], "it is complete")
+
+
+def writes(place: str, first: int) -> None:
+    """One checkpoint after the other, until it is killed. In a child."""
+    depot = depot_of(place)
+    for step in itertools.count(first):
+        part = Part.of(Name(step, 1), f"w{os.getpid()}")
+        depot.write(Taken.of({"x": torch.full((300_000,), float(step))}, part.name, 1), part)
+        depot.publish(part)
+        for name in depot.complete()[2:]:
+            depot.remove(name)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_writers_are_killed_and_the_newest_intact_one_loads(place: str) -> None:
+    """Fifty of them, at any moment; the first has to complete one."""
+    if place.startswith("memory"):
+        pytest.skip("no two processes share it")
+    depot, chance, fork = depot_of(place), random.Random(5), multiprocessing.get_context("fork")
+    depot.prepare()
+    step, partial = 0, 0
+    for number in range(50):
+        writer = fork.Process(target=writes, args=(place, step + 1))
+        writer.start()
+        if number == 0:
+            eventually(lambda: depot_of(place).complete(), "there is one")
+        writer.join(chance.uniform(0.05, 0.6))
+        assert writer.is_alive(), "it writes until it is killed"
+        writer.kill()
+        writer.join()
+        found = depot.newest()
+        assert found is not None
+        assert found.torn == ()
+        assert found.name.step >= step
+        assert same(found.tree, {"x": torch.full((300_000,), float(found.name.step))})
+        partial += bool(depot.parts())
+        step = found.name.step
+    print(f"50 of 50; {partial} left something that is not complete; step {step}")
 
 
 @pytest.mark.parametrize(("url", "says"), [("nosuch://x/y", "install what fsspec needs for nosuch://")])
