@@ -45,6 +45,7 @@ ALL = (
     ("kill_soak", "", "--kills 45"),
     ("chaos", "", "--count 14"),
     ("dashboard", "", "--kills 2 --rounds 1 --requests 1000 --seconds 3"),
+    ("tracing", "", "--rounds 400 --repetitions 6 --block 3"),
     ("parameter_server", "", "--rounds 200 --blocks 4"),
     ("replicas", "", "--kills 6 --steps 60"),
     ("links", "", "--rounds 2"),

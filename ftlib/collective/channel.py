@@ -24,9 +24,10 @@ from consensus import Member
 from ..links.errors import CollectiveError, CollectiveTimeout, Mismatch, Refused
 from .collective import Collective
 from .frames import Sort
-from .lane import Lane, Receive, settle
+from .lane import Lane
+from .operations import Receive, settle
 from .queues import Answer, Ask, Code, Queues
-from .values import Message, copied, decode, encode
+from .values import Message, copied, decode, encode, hosted
 from .works import DEFAULT_TIMEOUT, AsyncChannelWork, Patience, begun
 
 _NOTHING = Message(b"", [], [])
@@ -82,12 +83,12 @@ class Channel:
         self, item: object, weight: float = 0, key: str = "default", async_op: bool = False, timeout: float | None = None
     ) -> AsyncChannelWork | None:
         """Add ``item``, waiting for room; queue.Full if there was none for ``timeout`` seconds (default: ten minutes)."""
-        work = self._ask([Verb.PUT, key, weight, True], [encode(item, self._classes)], lambda _: None, async_op, timeout)
+        work = self._ask([Verb.PUT, key, weight, True], [self._encoded(item)], lambda _: None, async_op, timeout)
         return work if async_op else work.wait()
 
     def put_nowait(self, item: object, weight: float = 0, key: str = "default") -> None:
         """Add ``item``, or raise queue.Full."""
-        self._ask([Verb.PUT, key, weight, False], [encode(item, self._classes)], lambda _: None).wait()
+        self._ask([Verb.PUT, key, weight, False], [self._encoded(item)], lambda _: None).wait()
 
     def get(self, key: str = "default", async_op: bool = False, timeout: float | None = None) -> Any:
         """Take the first item, waiting for one; queue.Empty if none came for ``timeout`` seconds (default: ten minutes)."""
@@ -125,6 +126,10 @@ class Channel:
     def close(self) -> None:
         """Leave the channel; at its server, end it: others get GroupClosed, and what is in it is lost. Idempotent."""
         self._close()
+
+    def _encoded(self, item: object) -> Message:
+        """On the host: the server keeps it in memory of its own, whatever devices it has."""
+        return hosted(encode(item, self._classes))
 
     def _sizes(self, key: str) -> list[int]:
         return list(self._ask([Verb.SIZE, key, None, False], [], lambda sizes: sizes).wait())

@@ -16,8 +16,9 @@ import msgpack
 import numpy as np
 import torch
 
+from ..common.devices import HOST
 from ..links.errors import Mismatch
-from .values import Leaf, Message, Shape, checked, memories, room_for
+from .values import CARRIED, Leaf, Message, Shape, checked, memories, room_for
 
 VERSION = 1
 LONGEST = 60 << 10
@@ -52,7 +53,8 @@ def outgoing(sort: Sort, fields: list[Any], message: Message) -> Outgoing:
     """The bytes of ``message``; of its leaves, their own memory."""
     header = msgpack.packb([VERSION, sort, fields, message.shapes, message.tree])
     if len(header) <= LONGEST:
-        return Outgoing(header, memories(message.leaves), sealed=False)
+        here = [leaf for leaf, shape in zip(message.leaves, message.shapes, strict=True) if shape[2] != CARRIED]
+        return Outgoing(header, memories(here), sealed=False)
     front = msgpack.packb([message.shapes, message.tree])
     parts, size = [memoryview(front)], len(front)
     for leaf, data in zip((leaf for leaf in message.leaves if leaf.nbytes), memories(message.leaves), strict=True):
@@ -92,15 +94,27 @@ class Incoming:
         except Exception as error:  # noqa: BLE001 - a hostile header may raise anything
             raise Mismatch(f"a header that cannot be read: {error!r:.200}") from None
 
-    def room(self, limit: int, into: Leaf = None) -> list[memoryview]:
-        """The memory for the payload, at most ``limit`` bytes of it; that of ``into`` if the one leaf has its shape."""
+    @property
+    def carried(self) -> bool:
+        """Whether leaves come beside the message."""
+        return any(shape[2] == CARRIED for shape in self.shapes)
+
+    def cargo(self) -> list[Leaf]:
+        """Those leaves, once there is ``room``."""
+        return [leaf for leaf, shape in zip(self.leaves, self.shapes, strict=False) if shape[2] == CARRIED]
+
+    def room(self, limit: int, into: Leaf = None, place: str = HOST) -> list[memoryview]:
+        """The memory for the payload, at most ``limit`` bytes of it; that of ``into`` if the one leaf has its shape.
+
+        ``place``: the device for leaves that come beside the message.
+        """
         if self.size:
             if self.size > limit:
                 raise Mismatch(f"a message of {self.size} bytes; at most {limit} are accepted here (max_bytes)")
             self.piece = np.empty(self.size, np.uint8)
             return [self.piece.data]
-        self.leaves = room_for(self.shapes, limit) if into is None else [into]
-        return memories(self.leaves)
+        self.leaves = room_for(self.shapes, limit, place) if into is None else [into]
+        return memories(leaf for leaf, shape in zip(self.leaves, self.shapes, strict=True) if shape[2] != CARRIED)
 
     def message(self) -> Message:
         """What arrived, once the memory is full. Mismatch if it is none."""

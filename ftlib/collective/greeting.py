@@ -14,6 +14,8 @@ from typing import Any
 
 from ..links.errors import Mismatch
 from ..links.link import Link
+from .devices.choice import known
+from .devices.freight import facts
 from .frames import Incoming, Sort, outgoing
 from .lane import Terms
 from .values import Message
@@ -45,13 +47,13 @@ class Opening:
 
     def fields(self) -> list[Any]:
         """As plain values."""
-        return [sorted(self.key[0]), self.key[1], self.whose, self.number, self.terms.allow_pickle, self.terms.max_bytes]
+        return [sorted(self.key[0]), self.key[1], self.whose, self.number, *_said(self.terms)]
 
     @classmethod
     def of(cls, fields: list[Any]) -> Opening:
         """The inverse; TypeError or ValueError if it is none."""
-        ids, name, whose, number, pickles, most = fields
-        return cls((frozenset(map(str, ids)), str(name)), str(whose), int(number), Terms(bool(pickles), int(most)))
+        ids, name, whose, number, *terms = fields
+        return cls((frozenset(map(str, ids)), str(name)), str(whose), int(number), _terms(*terms))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +68,21 @@ class Answer:
 
     def fields(self) -> list[Any]:
         """As plain values."""
-        return [int(self.word), self.why, self.whose, self.number, self.terms.allow_pickle, self.terms.max_bytes]
+        return [int(self.word), self.why, self.whose, self.number, *_said(self.terms)]
 
     @classmethod
     def of(cls, fields: list[Any]) -> Answer:
         """The inverse; TypeError or ValueError if it is none."""
-        word, why, whose, number, pickles, most = fields
-        return cls(Word(word), str(why)[:200], str(whose), int(number), Terms(bool(pickles), int(most)))
+        word, why, whose, number, *terms = fields
+        return cls(Word(word), str(why)[:200], str(whose), int(number), _terms(*terms))
+
+
+def _said(terms: Terms) -> list[Any]:
+    return [terms.allow_pickle, terms.max_bytes, dict(facts())]
+
+
+def _terms(pickles: Any, most: Any, gpu: Any) -> Terms:
+    return Terms(bool(pickles), int(most), known(gpu))
 
 
 def say(link: Link, words: Opening | Answer) -> None:

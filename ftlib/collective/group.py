@@ -12,9 +12,10 @@ from consensus import Member
 
 from ..links.errors import CollectiveError, Refused
 from .frames import Sort
-from .lane import Lane, Receive, Sent, settle
+from .lane import Lane
+from .operations import Receive, Sent
 from .values import Classes, Leaf, Message, encode, encode_leaf
-from .works import DEFAULT_TIMEOUT, AsyncWork, Patience, begun
+from .works import DEFAULT_TIMEOUT, AsyncWork, Patience, all_of, begun
 
 CLOSE_TIMEOUT = 10.0
 """Seconds that ``close`` waits for peers to take what was sent."""
@@ -100,7 +101,9 @@ class CollectiveGroup:
         with self._order:
             futures = [lane.send(Sort.BROADCAST, message, "broadcast") for lane in self._lanes.values()]
         whom = [Sent(lane, "broadcast", future) for lane, future in zip(self._lanes.values(), futures, strict=True)]
-        work = AsyncWork(_all_of(futures), lambda _: obj, patience=_Each(whom, futures), timeout=_limit(async_op, timeout))
+        work = AsyncWork(
+            all_of(futures, begun()), lambda _: obj, patience=_Each(whom, futures), timeout=_limit(async_op, timeout)
+        )
         return work if async_op else work.wait()
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
@@ -148,6 +151,8 @@ class CollectiveGroup:
     ) -> AsyncWork | None:
         lane = self._only(operation)
         future = lane.send(sort, self._encoded(operation, make), operation)
+        if not async_op and future.done() and future.exception() is None:
+            return None
         work = AsyncWork(future, patience=Sent(lane, operation, future), timeout=_limit(async_op, timeout))
         if not async_op or (future.done() and isinstance(future.exception(), Refused)):
             work.wait()
@@ -159,6 +164,10 @@ class CollectiveGroup:
         except Refused as error:
             raise error.about(self.name, operation) from None
         lane.receive(receive)
+        if not async_op:  # the short way: most often its message is the next one, and this thread reads it
+            receive.help(receive.future.done, time.monotonic() + (DEFAULT_TIMEOUT if timeout is None else timeout))
+            if receive.future.done() and receive.future.exception() is None:
+                return receive.finish(receive.future.result())
         work = AsyncWork(receive.future, receive.finish, patience=receive, timeout=_limit(async_op, timeout))
         return work if async_op else work.wait()
 
@@ -183,19 +192,3 @@ class _Each(Patience):
 def _limit(async_op: bool, timeout: float | None) -> float | None:
     """The time-out of an operation: one that blocks has one always, since nobody else could take it back."""
     return DEFAULT_TIMEOUT if timeout is None and not async_op else timeout
-
-
-def _all_of(futures: list[Future[Any]]) -> Future[Any]:
-    """Ends when all have ended, with the first error of any."""
-    whole, lock, left = begun(), threading.Lock(), [len(futures)]
-
-    def one(_: Future[Any]) -> None:
-        with lock:
-            left[0] -= 1
-            last = left[0] == 0
-        if last:
-            settle(whole, error=next((error for future in futures if (error := future.exception()) is not None), None))
-
-    for future in futures:
-        future.add_done_callback(one)
-    return whole

@@ -6,22 +6,28 @@ have one lock, and the state has another one.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any
+
+import msgpack
 
 from consensus import Member
 
-from ..links.errors import CollectiveError, CollectiveTimeout, GroupClosed, LinkBroken, Mismatch, Refused
+from ..common.devices import HOST, Event
+from ..links.errors import CollectiveError, GroupClosed, LinkBroken, Mismatch, Refused
 from ..links.link import Link
-from .frames import NAMES, Incoming, Sort, outgoing
+from .devices.carriers import await_event, failure
+from .devices.choice import Facts
+from .devices.freight import Freight, Serial
+from .frames import Sort, outgoing
+from .operations import Arrival, Receive, settle
 from .order import Order
-from .values import Classes, Leaf, Message, Shape, decode, placed, shape_of
-from .works import Patience, begun
+from .values import Leaf, Message, hosted
+from .works import all_of, begun
 
 _RUN_DRY = 0.25
 """Seconds in which the last bytes of a peer that is over are read."""
@@ -29,10 +35,11 @@ _RUN_DRY = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What one side accepts. A message must fit those of both."""
+    """What one side accepts. A message must fit those of both. ``gpu``: what a peer has said of its GPUs."""
 
     allow_pickle: bool
     max_bytes: int
+    gpu: Facts = field(default_factory=dict)
 
 
 class Lane:
@@ -54,10 +61,13 @@ class Lane:
         """Set by ``attach`` and by ``end``."""
         self._wanted = False
         self._link: Link | None = None
+        self._freight: Freight | None = None
+        self._leaving, self._arriving = Serial(), Serial()
+        """What waits for a device: messages to be handed to the link, and tensors that come beside it."""
         self._outbox: list[tuple[Sort, list[Any], Message, str, Future[Any]]] = []
         self._owed = 0
         """Messages to ask the link for, once it is there."""
-        self._order: Order[Receive, _Arrival] = Order()
+        self._order: Order[Receive, Arrival] = Order()
         self._over: CollectiveError | None = None
 
     @property
@@ -99,7 +109,7 @@ class Lane:
                 link = self._link
                 self._owed += link is None
         if message is not None:
-            settle(receive.future, message)
+            message.give(receive)
         elif self._over is not None:
             self._fail_pending(self._over)
         elif link is not None:
@@ -129,7 +139,9 @@ class Lane:
                     return False
                 self._wanted = True
                 self._link, self.theirs = link, theirs
+                freight = self._freight = Freight(theirs.gpu, lambda said: link.talk(msgpack.packb(said)))
                 owed, self._owed = self._owed, 0
+            link.listen(lambda said: freight.heard(msgpack.unpackb(said)), freight.end)
             for sort, fields, message, operation, future in self._outbox:
                 self._put(link, sort, fields, message, operation, future)
             self._outbox.clear()
@@ -176,7 +188,9 @@ class Lane:
         """The path and counts, as plain values."""
         if self._link is None:
             return {"path": "none yet", "operations": self.operations, "queued_out": len(self._outbox)}
-        return {"path": self._link.path, "operations": self.operations, **self._link.stats._asdict()}
+        gpu = "" if self._freight is None else self._freight.describe()
+        why = {"why": self._link.why} if self._link.why else {}
+        return {"path": self._link.path, **why, "gpu": gpu, "operations": self.operations, **self._link.stats._asdict()}
 
     def help(self, ready: Callable[[], bool], deadline: float) -> None:
         """Read the link in this thread."""
@@ -201,6 +215,14 @@ class Lane:
         if why is not None:
             settle(future, error=Refused(why, peer=self.peer).about(self.group, operation))
             return
+        if message.after or self._leaving.busy:
+            self._leaving.put(lambda: self._load(link, sort, fields, message, operation, future))
+        else:
+            self._hand_on(link, sort, fields, message, operation, future)
+
+    def _hand_on(
+        self, link: Link, sort: Sort, fields: list[Any], message: Message, operation: str, future: Future[Any]
+    ) -> None:
         frame = outgoing(sort, fields, message)
 
         def done(error: BaseException | None, message: Message | None = message) -> None:  # noqa: ARG001 - kept until then
@@ -208,13 +230,43 @@ class Lane:
 
         link.send(frame.header, frame.payload, done, sealed=self._seal or frame.sealed)
 
+    def _load(self, link: Link, sort: Sort, fields: list[Any], message: Message, operation: str, future: Future[Any]) -> None:
+        """Hand on a message with tensors on devices, or one behind it, on the thread of ``_leaving``."""
+        try:
+            for event in message.after:
+                await_event(event)
+            freight, cargo = self._freight, list[Leaf]()
+            if message.after and freight is not None and sort is not Sort.CHANNEL and message.fits_header:
+                message, cargo = message.split(lambda leaf: not self._seal and freight.takes(leaf))
+            message = hosted(message)
+            if not cargo or freight is None:
+                self._hand_on(link, sort, fields, message, operation, future)
+                return
+            parts = [begun(), begun()]
+            all_of(parts, future)
+            self._hand_on(link, sort, fields, message, operation, parts[0])
+            try:
+                freight.send(cargo)
+            except Exception as error:  # noqa: BLE001 - the peer waits for these tensors: the stream cannot go on
+                why = freight.over or failure(error)
+                self._fail_link(link, why)
+                settle(parts[1], error=self._error(why).about(self.group, operation))
+            else:
+                settle(parts[1])
+        except Exception as error:  # noqa: BLE001 - a device may raise anything
+            settle(future, error=self._error(failure(error)).about(self.group, operation))
+
+    def _fail_link(self, link: Link, error: BaseException) -> None:
+        if not (link.closed or link.broken):
+            link.fail(LinkBroken(str(error), peer=self.peer))
+
     def _ask(self, link: Link) -> None:
-        arrival = _Arrival(self)
+        arrival = Arrival(self)
         link.receive(arrival.place, arrival.done)
 
     # Called by the link
 
-    def begins(self, arrival: _Arrival) -> Receive | None:
+    def begins(self, arrival: Arrival) -> Receive | None:
         """A message begins to arrive."""
         with self._state:
             return self._order.begin(arrival)
@@ -235,6 +287,30 @@ class Lane:
         """Bytes of the largest message that is accepted."""
         return self._terms.max_bytes
 
+    @property
+    def place(self) -> str:
+        """The device on which tensors arrive that come beside the link, ``HOST`` for none."""
+        return HOST if self._freight is None else self._freight.place
+
+    def fetch(self, cargo: list[Leaf], after: list[Event], done: Callable[[CollectiveError | None], None]) -> None:
+        """Fill these tensors, once the device has come to ``after``; then call ``done``."""
+
+        def bring() -> None:
+            try:
+                assert self._freight is not None
+                for event in after:
+                    await_event(event)
+                self._freight.receive(cargo)
+            except Exception as error:  # noqa: BLE001 - whatever a device raises
+                why = (self._freight and self._freight.over) or failure(error)
+                done(self._error(why))
+                if self._link is not None:
+                    self._fail_link(self._link, why)
+            else:
+                done(None)
+
+        self._arriving.put(bring)
+
     def _fail_pending(self, error: CollectiveError) -> None:
         with self._state:
             pending = self._order.clear(keep=isinstance(error, GroupClosed))
@@ -245,123 +321,3 @@ class Lane:
         if isinstance(error, CollectiveError):
             return error if self._over is None or isinstance(error, (Mismatch, Refused)) else self._over
         return LinkBroken(f"the connection to {self.peer} failed: {error}", peer=self.peer)
-
-
-class Sent(Patience):
-    """Of a send: it waits for the peer to take the bytes."""
-
-    def __init__(self, lane: Lane, operation: str, future: Future[Any]) -> None:
-        self._lane, self._operation, self._future = lane, operation, future
-        self._began = time.monotonic()
-
-    def give_up(self) -> None:
-        """See ``Patience``. What is queued stays so: half a message would end the stream."""
-        settle(self._future, error=self.late())
-
-    def late(self) -> CollectiveTimeout:
-        """See ``Patience``."""
-        text = f"not ended in {time.monotonic() - self._began:.3g} s: {self._lane.heard()}"
-        return CollectiveTimeout(text, peer=self._lane.peer).about(self._lane.group, self._operation)
-
-
-class Receive(Sent):
-    """One receive: what it accepts, and where to."""
-
-    def __init__(self, lane: Lane, operation: str, sort: Sort, classes: Classes | None, into: Leaf = None) -> None:
-        self.future: Future[Any] = begun()
-        super().__init__(lane, operation, self.future)
-        self.operation = operation
-        self._sort = sort
-        self._classes = classes
-        self._into = into
-        self._shape: Shape = [] if into is None else shape_of(into)
-
-    def help(self, ready: Callable[[], bool], deadline: float) -> None:
-        """See ``Patience``."""
-        self._lane.help(ready, deadline)
-
-    def give_up(self) -> None:
-        """See ``Patience``."""
-        self._lane.withdraw(self)
-
-    def memory(self, frame: Incoming) -> Leaf:
-        """The program's own memory, if the message goes there as it is. Mismatch if it is not what was asked for."""
-        self._check(frame)
-        return self._into if self._into is not None and not self._shape[2] else None
-
-    def finish(self, arrival: _Arrival) -> Any:
-        """What the program gets: a value, or the tensor that was given."""
-        try:
-            frame, message = arrival.complete()
-            self._check(frame)
-            if self._into is None:
-                leaves = [placed(leaf, shape) for leaf, shape in zip(message.leaves, message.shapes, strict=True)]
-                return decode(message.tree, leaves, self._classes) if self._classes else leaves[0]
-            if message.leaves[0] is not self._into:
-                _copy(self._into, message.leaves[0])
-        except CollectiveError as error:
-            raise type(error)(str(error), peer=self._lane.peer).about(self._lane.group, self.operation) from None
-        return self._into
-
-    def _check(self, frame: Incoming) -> None:
-        if frame.sort is not self._sort:
-            sent = NAMES.get(frame.sort, frame.sort.name)
-            raise Mismatch(f"the peer called {sent}: the operations of both sides must pair up, in the same order")
-        if self._shape and [_bare(shape) for shape in frame.shapes] != [_bare(self._shape)]:
-            raise Mismatch(f"a tensor {self._shape} was given, and the peer sent {frame.shapes}: use equal dtypes and shapes")
-
-
-class _Arrival:
-    """One message that the link was asked for: its callbacks, and what came."""
-
-    def __init__(self, lane: Lane) -> None:
-        self._lane = lane
-        self._frame: Incoming | None = None
-        self._error: Mismatch | None = None
-        self._message: Message | None = None
-
-    def place(self, header: bytes) -> list[memoryview] | None:
-        """The memory for a message with this header; None: it is thrown away."""
-        receive = self._lane.begins(self)
-        try:
-            self._frame = Incoming.of(header)
-            return self._frame.room(self._lane.limit, None if receive is None else receive.memory(self._frame))
-        except Mismatch as error:
-            self._error = error
-        except Exception as error:  # noqa: BLE001 - a hostile header may raise anything
-            self._error = Mismatch(f"a header that cannot be read: {error!r:.200}")
-        return None
-
-    def done(self, header: bytes | None, error: BaseException | None) -> None:  # noqa: ARG002 - as links call it
-        """All is there, or the link has ended."""
-        if error is not None and self._error is None:
-            self._lane.fails(error)
-        elif (receive := self._lane.ends()) is not None:
-            settle(receive.future, self)
-
-    def complete(self) -> tuple[Incoming, Message]:
-        """What came, which is given away. Mismatch if it was thrown away."""
-        if self._error is not None or self._frame is None:
-            raise self._error or Mismatch("the message was thrown away")
-        return self._frame, self._frame.message()
-
-
-def _bare(shape: Shape) -> Shape:
-    """Without the device: a tensor may go from a GPU to a host."""
-    return [*shape[:2], *shape[3:]]
-
-
-def _copy(into: Leaf, leaf: Leaf) -> None:
-    if hasattr(into, "copy_"):
-        into.detach().copy_(leaf)
-    else:
-        into[...] = leaf
-
-
-def settle(future: Future[Any], value: Any = None, error: BaseException | None = None) -> None:
-    """End ``future``, unless it has ended: a time-out may have come first."""
-    with contextlib.suppress(InvalidStateError):
-        if error is None:
-            future.set_result(value)
-        else:
-            future.set_exception(error)

@@ -79,6 +79,8 @@ class Meeting:
         self._whose = secrets.token_hex(4)
         self._lock = threading.Lock()
         self._seats: dict[tuple[Key, str], _Seat] = {}
+        self._met: dict[str, str] = {}
+        """The collective of each peer with which words were exchanged: what is made from then on is counted alike at both."""
         self._greeting: set[Link] = set()
         """Links that no lane has yet."""
         self._unclaimed: deque[_Incoming] = deque()
@@ -138,6 +140,7 @@ class Meeting:
             links = [link for link in self._greeting if link.peer.id == member_id]
             self._unclaimed = deque(each for each in self._unclaimed if each.link not in links)
             self._seats = {key: seat for key, seat in self._seats.items() if key[1] != member_id}
+            self._met.pop(member_id, None)
         for lane in lanes:
             lane.lost(self._loop.later, functools.partial(lane.end, error))
         for link in links:
@@ -151,6 +154,7 @@ class Meeting:
             self._unclaimed.clear()
             self._held.clear()
             self._seats.clear()
+            self._met.clear()
             lanes = [lane for served in self._served.values() for lane in served]
         for lane in lanes:
             lane.end(error)
@@ -162,7 +166,7 @@ class Meeting:
     def made(self, key: Key, lane: Lane) -> None:
         """A group is made (again), and ``lane`` is its part towards a peer. Nothing is dialled yet."""
         with self._lock:
-            seat = self._seats.pop((key, lane.peer.id), None) or _Seat(Place())
+            seat = self._seats.pop((key, lane.peer.id), None) or self._seat(lane.peer.id)
             self._seats[key, lane.peer.id] = seat  # the last one used is the last one
             seat.place.made(each.opening.number for each in self._waiting(key, lane.peer.id))
             seat.lane = lane
@@ -184,6 +188,9 @@ class Meeting:
             self._await_last_word(key, lane, waiting)
         else:
             CALLBACKS.submit(lambda: self._find_stream(key, lane, tries))
+
+    def _seat(self, peer_id: str) -> _Seat:
+        return _Seat(Place(known=self._met.get(peer_id, "")))
 
     def _waiting(self, key: Key, peer_id: str) -> list[_Incoming]:
         return [each for each in self._unclaimed if each.opening.key == key and each.link.peer.id == peer_id]
@@ -236,6 +243,7 @@ class Meeting:
             self._dial_again(key, lane, tries)
             return
         with self._lock:
+            self._met[lane.peer.id] = answer.whose
             seat = self._seats.get((key, lane.peer.id))
             if seat is not None and seat.lane is lane and answer.word is Word.TAKEN:
                 seat.place.agreed(answer.number, answer.whose)
@@ -254,10 +262,17 @@ class Meeting:
 
     def _use(self, lane: Lane, link: Link, theirs: Terms) -> None:
         """The last word on a stream that the peer has taken."""
-        if _wanted(lane):
+        with self._lock:
+            wanted = _wanted(lane)
+            if wanted:
+                self._promised.add(lane)
+        if wanted:
             self._answer(link, Word.TAKEN, 0)
             self._greeted(link)
-            if lane.attach(link, theirs):
+            attached = lane.attach(link, theirs)
+            with self._lock:
+                self._promised.discard(lane)
+            if attached:
                 return
         elif lane.over is not None:
             self._answer(link, Word.CLOSED, 0)
@@ -307,14 +322,18 @@ class Meeting:
         link, opening, here, peer = come.link, come.opening, self._current().member, come.link.peer
         behind = None
         with self._lock:
-            seat = self._seats.setdefault((opening.key, peer.id), _Seat(Place()))
+            seat = self._seats.get((opening.key, peer.id)) or self._seats.setdefault(
+                (opening.key, peer.id), self._seat(peer.id)
+            )
+            self._met[peer.id] = opening.whose
             lane = seat.lane
             fate = seat.place.judge(opening.number, opening.whose, is_open=seat.open, free=seat.free)
             full = fate is Fate.KEEP and len(self._unclaimed) >= _UNCLAIMED
             holds = fate is Fate.TAKE and lane in self._dialling and here.id < peer.id
             if fate is Fate.KEEP and not full:
                 self._unclaimed.append(come)
-                behind = lane if seat.free else None
+                # What the peer has the last word about, it has used before it closed it: that word is on its way.
+                behind = lane if seat.free and lane not in self._promised else None
             elif lane is not None and holds:
                 self._held[lane] = come
             elif lane is not None and fate is Fate.TAKE:
@@ -440,5 +459,5 @@ def _read(of: Callable[[list[Any]], Any], fields: list[Any]) -> Any:
     """The words of a peer, None if they make no sense."""
     try:
         return of(fields)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, LookupError):
         return None

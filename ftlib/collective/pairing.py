@@ -3,8 +3,8 @@
 Both sides number their makings of one group, and a stream begins with the number that it is for. So a group that was closed
 before it had a stream is found closed by the other side, and what is made again under the same name is never taken for it.
 
-The numbers of two sides are compared from their first word on. One that comes late (a new process that finds a group which was
-closed and made again before) takes over the higher number, so that both go on alike.
+The numbers of two collectives are compared from their first word on, whichever group that was for. Who comes late finds a group
+that was closed and made again before, and takes over the higher number, so that both go on alike.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ import math
 import pickle
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, TypeVar
 
@@ -21,16 +21,26 @@ import msgpack
 import numpy as np
 import torch
 
+from ..common.devices import HOST, Event, device_at, place_of
+from ..common.memory import Pages
 from ..links.errors import Mismatch, Refused
+from .devices.carriers import await_event, to_host
 
 Leaf = Any
 """A torch.Tensor or a numpy.ndarray."""
 Shape = list[Any]
-"""Of a leaf: 0 for a tensor or 1 for an array, name of its dtype, 1 if it was on a GPU, then its dimensions."""
+"""Of a leaf: 0 for a tensor or 1 for an array, name of its dtype, where it was (0: on the host, 1: on a GPU, ``CARRIED``: on a
+GPU, and it comes beside the message), then its dimensions.
+"""
+CARRIED = 2
+_SHORT = 30 << 10
+_PAGES = Pages(least=1 << 18, kept=64 << 20)
+"""Memory of tensors that have arrived and were freed, used again: the first touch of fresh pages costs more than the copy."""
 DEPTH = 64
 """Levels of nested tuples, keys and dataclasses."""
 _DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 _DTYPES = {name: dtype for name, dtype in _DTYPES.items() if not re.match(r"q|bits|u?int[1-7]$|float4", name)}
+_PLAIN = {torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _ARRAY = re.compile(r"[<>|=][biufcSUmMV]\d{1,9}(\[[\da-zA-Z]+\])?")
 _T = TypeVar("_T")
@@ -56,11 +66,27 @@ class Message:
     shapes: list[Shape]
     leaves: list[Leaf]
     pickled: bool = False
+    after: list[Event] = field(default_factory=list)
+    """What the devices must have come to before the leaves on them are what was meant; empty if none is on one."""
 
     @property
     def nbytes(self) -> int:
         """Bytes of all of it."""
         return len(self.tree) + sum(int(leaf.nbytes) for leaf in self.leaves)
+
+    @property
+    def fits_header(self) -> bool:
+        """Whether tree and shapes are short, by far."""
+        return len(self.tree) + sum(16 + 8 * len(shape) for shape in self.shapes) < _SHORT
+
+    def split(self, takes: Callable[[Leaf], bool]) -> tuple[Message, list[Leaf]]:
+        """The same with the leaves on devices marked that ``takes`` takes, and those leaves."""
+        chosen = [
+            bool(shape[2]) and leaf.nbytes > 0 and takes(leaf) for leaf, shape in zip(self.leaves, self.shapes, strict=True)
+        ]
+        shapes = [[*s[:2], CARRIED, *s[3:]] if yes else s for s, yes in zip(self.shapes, chosen, strict=True)]
+        cargo = [leaf for leaf, yes in zip(self.leaves, chosen, strict=True) if yes]
+        return Message(self.tree, shapes, self.leaves, self.pickled, self.after), cargo
 
 
 class Classes:
@@ -105,12 +131,14 @@ def encode(value: object, classes: Classes) -> Message:
         raise Refused(f"{_path_to(value, encoder.refused) or 'the value'}: {error}") from None
     except (ValueError, OverflowError, RecursionError) as error:
         raise Refused(f"the value cannot be sent ({error}): it may contain itself, or be nested too deeply") from None
-    return Message(tree, encoder.shapes, encoder.leaves, encoder.pickled)
+    after = marks(encoder.leaves) if any(shape[2] for shape in encoder.shapes) else []
+    return Message(tree, encoder.shapes, encoder.leaves, encoder.pickled, after)
 
 
 def encode_leaf(leaf: Leaf) -> Message:
     """One tensor or array without a tree. Refused if it cannot be sent."""
-    return Message(b"", [shape_of(leaf)], [plain(leaf)])
+    shape = shape_of(leaf)
+    return Message(b"", [shape], [plain(leaf)], after=marks([leaf]) if shape[2] else [])
 
 
 def decode(tree: bytes, leaves: Sequence[Leaf], classes: Classes) -> Any:
@@ -146,19 +174,29 @@ def decode(tree: bytes, leaves: Sequence[Leaf], classes: Classes) -> Any:
         raise Mismatch(f"what arrived cannot be read here: {type(error).__name__}: {error}") from error
 
 
-def room_for(shapes: object, limit: int) -> list[Leaf]:
-    """New leaves on the host for ``shapes``. Mismatch if these are none, or need more than ``limit`` bytes: checked before."""
+def room_for(shapes: Any, limit: int, place: str = HOST) -> list[Leaf]:
+    """New leaves for ``shapes``: on the host, but on the device ``place`` where they are carried.
+
+    Mismatch if these are none, or need more than ``limit`` bytes: checked before.
+    """
     try:
-        wanted = [checked(shape) for shape in shapes]  # type: ignore[attr-defined]
-        need = sum(dtype.itemsize * math.prod(dims) for dtype, dims in wanted)
+        wanted = [(*checked(shape), shape[2] == CARRIED) for shape in shapes]
+        need = sum(dtype.itemsize * math.prod(dims) for dtype, dims, _ in wanted)
         if need > limit or len(wanted) > limit:
             raise Mismatch(f"a message of {need} bytes in tensors; at most {limit} are accepted here (max_bytes)")
-        return [
-            torch.empty(dims, dtype=dtype) if isinstance(dtype, torch.dtype) else np.empty(dims, dtype)
-            for dtype, dims in wanted
-        ]
-    except (TypeError, ValueError, RuntimeError, OverflowError, KeyError) as error:
+        return [_made(dtype, dims, place if carried else HOST, carried=carried) for dtype, dims, carried in wanted]
+    except (TypeError, ValueError, RuntimeError, OverflowError, LookupError) as error:
         raise error if isinstance(error, Mismatch) else Mismatch(f"shapes that are none: {error}") from None
+
+
+def _made(dtype: Any, dims: list[int], place: str, *, carried: bool) -> Leaf:
+    if not isinstance(dtype, torch.dtype):
+        return np.empty(dims, dtype)
+    if not carried:
+        return _PAGES.row(math.prod(dims), dtype).reshape(dims)
+    if place == HOST:
+        raise Mismatch("tensors come from GPU to GPU, as was not agreed")
+    return device_at(place).empty(math.prod(dims), dtype).reshape(dims)
 
 
 def shape_of(leaf: Leaf) -> Shape:
@@ -170,7 +208,7 @@ def shape_of(leaf: Leaf) -> Shape:
             )
         if not leaf.is_contiguous():
             raise Refused("the tensor is not contiguous: pass tensor.contiguous()")
-        return [0, _NAMES[leaf.dtype], int(leaf.is_cuda), *leaf.shape]
+        return [0, _NAMES[leaf.dtype], int(place_of(leaf) != HOST), *leaf.shape]
     if not isinstance(leaf, np.ndarray) or not _ARRAY.fullmatch(leaf.dtype.str) or leaf.dtype.names is not None:
         raise Refused(
             f"{type(leaf).__name__} of {getattr(leaf, 'dtype', '?')} is no tensor that can be sent: convert its dtype"
@@ -181,10 +219,26 @@ def shape_of(leaf: Leaf) -> Shape:
 
 
 def plain(leaf: Leaf) -> Leaf:
-    """``leaf`` without gradient or pending negation, on the host: a copy if it is on a GPU, in the order of its stream."""
-    if isinstance(leaf, torch.Tensor):
-        return leaf.detach().resolve_conj().resolve_neg().cpu()
+    """``leaf`` without gradient or pending negation, where it is."""
+    if isinstance(leaf, torch.Tensor) and (leaf.requires_grad or leaf.is_conj() or leaf.is_neg()):
+        return leaf.detach().resolve_conj().resolve_neg()
     return leaf
+
+
+def marks(leaves: Iterable[Leaf]) -> list[Event]:
+    """Where the devices of ``leaves`` are now, on the streams that are current in this thread; empty if all are on the host."""
+    places = {place_of(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)} - {HOST}
+    return [device_at(place).waited() for place in sorted(places)]
+
+
+def hosted(message: Message) -> Message:
+    """The same with the leaves in host memory that were on devices, but those that are carried; blocks until they are there."""
+    if not message.after:
+        return message
+    for event in message.after:
+        await_event(event)
+    leaves = [to_host(leaf) if shape[2] == 1 else leaf for leaf, shape in zip(message.leaves, message.shapes, strict=True)]
+    return Message(message.tree, message.shapes, leaves, message.pickled)
 
 
 def copied(message: Message) -> Message:
@@ -196,6 +250,8 @@ def copied(message: Message) -> Message:
 def memory(leaf: Leaf) -> memoryview:
     """The bytes of a contiguous leaf on the host, as they lie there."""
     if isinstance(leaf, torch.Tensor):
+        if leaf.dtype in _PLAIN and leaf.dim() and not leaf.requires_grad:  # the short way
+            return leaf.numpy().data.cast("B")
         leaf = leaf.detach().reshape(-1).view(torch.uint8).numpy()
     flat: np.ndarray[Any, Any] = leaf.reshape(-1).view(np.uint8)
     return flat.data
@@ -208,7 +264,7 @@ def memories(leaves: Iterable[Leaf]) -> list[memoryview]:
 
 def placed(leaf: Leaf, shape: Shape) -> Leaf:
     """A leaf that has arrived, on this process's current GPU if it was on one at the sender, and there is one here."""
-    return leaf.cuda() if shape[2] and torch.cuda.is_available() else leaf
+    return leaf.cuda() if shape[2] == 1 and torch.cuda.is_available() else leaf
 
 
 class _Encoder:
@@ -275,8 +331,8 @@ def _built(classes: Classes, name: str, values: Mapping[str, Any]) -> Any:
     if sorted(names) != sorted(values):
         raise Mismatch(f"{name} has fields {names} here and {list(values)} at the peer: run the same code at both")
     made: Any = object.__new__(cls)
-    for field, value in values.items():
-        object.__setattr__(made, field, value)
+    for known, value in values.items():
+        object.__setattr__(made, known, value)
     return made
 
 

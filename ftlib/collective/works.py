@@ -16,7 +16,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from typing import Any
 
 from ..links.errors import CollectiveError, CollectiveTimeout
@@ -49,6 +49,24 @@ def begun() -> Future[Any]:
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()
     return future
+
+
+def all_of(futures: list[Future[Any]], whole: Future[Any]) -> Future[Any]:
+    """``whole``, which ends when all have ended, with the first error of any; unless it ends before."""
+    lock, left = threading.Lock(), [len(futures)]
+
+    def one(_: Future[Any]) -> None:
+        with lock:
+            left[0] -= 1
+            last = left[0] == 0
+        if last:
+            error = next((error for future in futures if (error := future.exception()) is not None), None)
+            with contextlib.suppress(InvalidStateError):  # its time-out came first
+                whole.set_exception(error) if error is not None else whole.set_result(None)
+
+    for future in futures:
+        future.add_done_callback(one)
+    return whole
 
 
 class AsyncWork:

@@ -271,6 +271,9 @@ class Framework(ABC):
         Until then peers may use it: all members of the view have stopped their operations once it is active.
         """
 
+    def forget(self, spec: GroupSpec) -> None:  # noqa: B027
+        """This member's part in the group of ``spec`` is over: what its store has of how the ranks met may go."""
+
     def on_fatal(self, report: Callable[[str], None]) -> None:  # noqa: B027
         """Call ``report`` with the reason, on any thread, if this process becomes unable to go on (in place of the last one).
 

@@ -88,6 +88,11 @@ class GlooFramework(Framework):
         """Give up the rebuild under way, if any (see ``Framework``); it raises GroupError at once."""
         self._builder.cancel(before)
 
+    def forget(self, spec: GroupSpec) -> None:
+        """See ``Framework``."""
+        if self._server is not None:
+            self._server.forget(spec)
+
     def check(self, tensor: torch.Tensor) -> None:
         """See ``check_tensor``."""
         check_tensor(tensor)

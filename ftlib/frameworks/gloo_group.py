@@ -118,20 +118,16 @@ class GlooGroup(Group):
         if kind in _IN_PARTS:
             check_parts(operation, self.size)
         try:
-            if kind is OperationKind.ALLREDUCE:
-                work: Work = GlooWork(self, backend.allreduce([operation.tensor], self._reductions[operation.op]))
+            if kind is OperationKind.SEND or kind is OperationKind.RECV:
+                work: Work = self._begin_transfer(backend, operation)
+            elif kind is OperationKind.ALLREDUCE:
+                work = GlooWork(self, backend.allreduce([operation.tensor], self._reductions[operation.op]))
             elif kind is OperationKind.BROADCAST:
                 options = BroadcastOptions()
                 options.rootRank = operation.peer
                 work = GlooWork(self, backend.broadcast([_bytes(operation.tensor)], options))
-            elif kind in _IN_PARTS:
-                work = GlooWork(self, self._begin_in_parts(kind, _bytes(operation.tensor)))
             else:
-                flat = _bytes(operation.tensor)
-                # The size is part of the tag: a message longer than expected would terminate the receiving process.
-                tag = zlib.crc32(f"{operation.tag}/{flat.numel()}".encode()) & 0x7FFFFFFF
-                begin = backend.send if kind is OperationKind.SEND else backend.recv
-                work = GlooTransfer(self, begin([flat], operation.peer, tag), flat)
+                work = GlooWork(self, self._begin_in_parts(kind, _bytes(operation.tensor)))
         except KeyError:
             raise ConfigError(f"unknown operation {operation.op!r}: choose one of {', '.join(OPERATIONS)}") from None
         except FOREIGN as error:
@@ -197,6 +193,13 @@ class GlooGroup(Group):
     def name(self, peers: Mapping[Address, int]) -> None:
         """Add addresses by which error texts may identify a rank."""
         self._peers = {**self._peers, **peers}
+
+    def _begin_transfer(self, backend: Any, operation: Operation) -> GlooTransfer:
+        tensor = operation.tensor
+        # The size is part of the tag: a message longer than expected would terminate the receiving process.
+        tag = zlib.crc32(f"{operation.tag}/{tensor.nbytes}".encode()) & 0x7FFFFFFF
+        begin = backend.send if operation.kind is OperationKind.SEND else backend.recv
+        return GlooTransfer(self, begin([tensor], operation.peer, tag), tensor)
 
     def _begin_in_parts(self, kind: OperationKind, flat: torch.Tensor) -> Any:
         """Begin an ``all_to_all`` or ``all_gather`` of bytes; without any, an empty reduction, as Gloo refuses empty parts."""

@@ -95,14 +95,19 @@ class GlooTransfer(Work):
     as long as the group's own timeout anyway, else by a thread, which costs as much as a small transfer itself.
     """
 
+    __slots__ = ("_ended", "_error", "_owner", "_raw", "_tensor", "_through", "_turn")
+
     def __init__(self, owner: _Owner, raw: Any, tensor: torch.Tensor) -> None:
         self._owner = owner
         self._tensor = tensor  # Gloo keeps only its address
         self._error: GroupError | None = None
-        self._ended = threading.Event()
+        self._through = False
         self._turn = threading.Lock()
+        # Guarded by it:
         self._raw = raw
-        """None once somebody waits for it to the end. Guarded by ``_turn``."""
+        """None once somebody waits for it to the end."""
+        self._ended: threading.Event | None = None
+        """Made by whoever waits for that, if anybody does: an event costs as much as the rest of this."""
 
     def wait(self, timeout: float) -> bool:
         """Block at most ``timeout`` seconds; ``_NEAR`` longer where that is about the group's own timeout."""
@@ -110,19 +115,28 @@ class GlooTransfer(Work):
             return _in_slices(self._wait, timeout)
         if timeout >= self._owner.timeout - _NEAR and (raw := self._take()) is not None:
             self._run(raw)
+            return self._over()
         return self._wait(timeout)
 
     def done(self) -> bool:
         """True once Gloo has finished the transfer and no longer uses its buffer."""
-        self._watch()
-        return self._ended.is_set()
+        if not self._through:
+            self._watch()
+        return self._through
 
     def _wait(self, timeout: float) -> bool:
         self._watch()
-        if not self._ended.wait(timeout):
+        with self._turn:
+            if not self._through and self._ended is None:
+                self._ended = threading.Event()
+            ended = self._ended
+        if not self._through and ended is not None and not ended.wait(timeout):
             if self._owner.abandoned:
                 raise GroupError("transfer abandoned: its group was aborted and cannot be interrupted")
             return False
+        return self._over()
+
+    def _over(self) -> bool:
         if self._error is not None:
             raise self._error.afresh()
         return True
@@ -143,7 +157,11 @@ class GlooTransfer(Work):
         except FOREIGN as error:
             self._error = self._owner.translate(error)
         finally:
-            self._ended.set()
+            with self._turn:
+                self._through = True
+                ended = self._ended
+            if ended is not None:
+                ended.set()
 
 
 class FailedWork(Work):

@@ -20,6 +20,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from ftlib.errors import ConfigError, GroupError
 from ftlib.frameworks import sockets
+from ftlib.frameworks.base import GroupSpec
 from ftlib.frameworks.name_lookups import no_name_server
 from ftlib.frameworks.sockets import Address
 
@@ -27,6 +28,11 @@ _START_TIMEOUT = timedelta(seconds=10)
 """Timeout for connecting to the server that this process has just started."""
 _QUICKEST, _SLOWEST, _RARELY = 0.0005, 0.02, 0.25
 """Seconds between two checks for the other ranks: at first, after a moment, and once they seem not to come at all."""
+
+_KEPT = 32
+"""The last meetings that are over whose keys are kept: a rank may still be in them, and would wait for a key that is gone."""
+_REMEMBERED = 3 * _KEPT
+"""Meetings that are over whose keys are looked for: a rank that is later still may have added one."""
 
 _connecting: defaultdict[Address, threading.Lock] = defaultdict(threading.Lock)
 """By store: held while a rank of this process connects to it, so that the one new connection to it is that rank's."""
@@ -57,6 +63,11 @@ def interface_address(host: str) -> str:
     return str(found[0][4][0])
 
 
+def _prefix(epoch: int, view_id: str) -> str:
+    """What all keys of a meeting begin with."""
+    return f"{epoch}/{view_id}/"
+
+
 class StoreServer:
     """This member's store, on an ephemeral port of one interface."""
 
@@ -79,6 +90,8 @@ class StoreServer:
                 wait_for_workers=False,
                 master_listen_fd=listener.detach(),  # the store owns it from here on
             )
+        self._over: tuple[str, ...] = ()
+        """Prefixes of meetings that are over. Without a lock, as a garbage collection in ``forget`` may call it again."""
 
     def keys(self) -> list[str]:
         """List all keys held."""
@@ -91,6 +104,16 @@ class StoreServer:
         for key in [] if store is None else store.list_keys():
             start = key.strip("/").partition("/")[0]
             if start.isdigit() and int(start) < epoch:
+                store.delete_key(key)
+
+    def forget(self, spec: GroupSpec) -> None:
+        """That meeting is over: delete its keys, if it was here, once ``_KEPT`` others are over, too."""
+        if split_address(spec.store["store"]) != self.address:
+            return
+        self._over = (*self._over, _prefix(spec.epoch, spec.view_id))[-_REMEMBERED:]
+        old, store = self._over[:-_KEPT], self._store
+        for key in store.list_keys() if old and store is not None else []:
+            if key.strip("/").startswith(old):
                 store.delete_key(key)
 
     def close(self) -> None:
@@ -108,7 +131,7 @@ class Meeting:
         self._rank, self._size = rank, size
         self._deadline = time.monotonic() + timeout
         self._left_early = threading.Event()
-        self._prefix = f"{epoch}/{view_id}/"
+        self._prefix = _prefix(epoch, view_id)
         connecting = _connecting[address]
         if not connecting.acquire(timeout=timeout):
             raise GroupError(f"{self._where} does not answer: this process has been connecting to it for {timeout:g} s")

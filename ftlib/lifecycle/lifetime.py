@@ -27,6 +27,7 @@ from ..checkpoints.resume import Resumption
 from ..common.device_waits import drop_held
 from ..common.memory import room
 from ..common.time_use import State
+from ..common.traces import Traces
 from ..core.calls.call import Call
 from ..core.calls.observer import Observers
 from ..core.calls.open_call import OpenCall
@@ -36,6 +37,7 @@ from ..core.engine.callbacks import Listeners
 from ..core.engine.engine import Engine
 from ..core.engine.inquiry import PATH as INQUIRY
 from ..core.engine.inquiry import Inquiry
+from ..core.engine.shard_agreement import word_of_the_finished
 from ..core.engine.waiting import Limits
 from ..core.plane.facts import facts
 from ..core.plane.hang import end_hung
@@ -45,7 +47,6 @@ from ..core.plane.ranks import RankAssignScheme
 from ..core.plane.rebuild import Rebuilder, RebuildError
 from ..core.plane.step_times import StepTimes
 from ..core.replicas.whole import facts_of, replica_of, shard_view
-from ..core.replicas.words import Word, WordFlag
 from ..core.stand_in.deputy import Deputy, Terms, replayable
 from ..core.tensors.layout_book import LayoutBook
 from ..errors import ConfigError, Excluded, GroupError, JobEnded, JoinError, ReplicaLost
@@ -96,6 +97,8 @@ class Means:
     """Takes faults from outside; None where none may be injected."""
     more_facts: dict[str, Callable[[], Any]] = field(default_factory=dict)
     """What layers above add to the facts, by its name."""
+    traces: Traces | None = None
+    """Gets records of what happens; None if nobody wants any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +129,7 @@ class Lifetime:
             rejoins=settings.rejoin,
             patience=settings.step_timeout,
             former=None if former is None else former.plane,
+            traces=means.traces,
         )
         self.plane: Plane = plane
         if former is not None:
@@ -464,12 +468,9 @@ class Lifetime:
 
     def _vouch(self, session: Session) -> None:
         """Tell the mates, in the new view, that the newest call is finished here: rule 1 holds again in each."""
-        plane, plan = self.plane, session.plan
-        own_id = plane.member_id
-        if self.mates is None or session.keeps or plan.donor_of(own_id) is not None or own_id in (*plan.blank, *plan.healed):
-            return
-        flags = WordFlag.VOID if plane.void else WordFlag(0)
-        self.mates.vouch(Word(session.view.epoch, plan.call, flags))
+        word = None if self.mates is None else word_of_the_finished(self.plane, session)
+        if self.mates is not None and word is not None:
+            self.mates.vouch(word)
 
     def _activated(self, view: View) -> None:
         """Notify the launcher, on a thread of its own, after a view was activated."""

@@ -43,6 +43,8 @@ class Kind(IntEnum):
     MESSAGE = 2
     GOODBYE = 3
     """The last one: its sender has closed the link."""
+    CONTROL = 4
+    """A word beside the messages, which nobody has to ask for (see ``Link.listen``)."""
 
 
 class Prefix(NamedTuple):

@@ -17,6 +17,7 @@ from consensus import Member
 
 from ..common.device_waits import settle
 from ..common.memory import room
+from ..common.traces import RecoveryRecord
 from ..common.units import size
 from ..core.calls.call import Call, Kind, Results
 from ..core.calls.follower import NoFollowing
@@ -352,6 +353,12 @@ class Catchup:
         self._plane.counters.recoveries += 1
         self._plane.counters.averages_replayed += round_.progress().replayed
         round_.progress_log.caught_up(number)
+        if (traces := self._plane.traces) is not None:
+            done, now = round_.progress(), self._plane.threads.now()
+            view_id = "" if round_.session is None else round_.session.whole.view_id
+            traces.add(
+                RecoveryRecord(now - done.seconds, now, done.total, done.replayed, number + 1, view_id, waited_for=False)
+            )
         return True
 
     def _same_kind(self, results: Results, *, alike: bool) -> None:

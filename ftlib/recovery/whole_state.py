@@ -17,6 +17,7 @@ from consensus import Answer, KeyRing, Member
 from ..common.device_waits import Fence
 from ..common.devices import HOST, place_of
 from ..common.refusals import Refusal
+from ..common.traces import FetchRecord, RecoveryRecord
 from ..common.units import size, span
 from ..core.calls.call import Call
 from ..core.calls.observer import Observer, Observers
@@ -280,12 +281,19 @@ class Transfer(Observer):
         self, donor: Member, query: Mapping[str, str], registered: Registered, go_on: Callable[[], bool], path: str = PATH
     ) -> None:
         """Load the state of ``donor``. FetchError, Later: it gave none. ConfigError if it never can, or if it does not fit."""
+        began, before = self._plane.threads.now(), self._plane.counters.state_bytes
         try:
             tree = self.receive(donor, path, query, go_on, waited_for="call" in query)
         except Unfit as error:
             why = str(error).removeprefix(f"{donor}: ")
             raise ConfigError(f"the job's state cannot be given to this worker: {why}") from None
         registered.load(tree)
+        if (traces := self._plane.traces) is not None:
+            now, session = self._plane.threads.now(), self._plane.session
+            view_id = "" if session is None else session.whole.view_id
+            traces.add(
+                RecoveryRecord(began, now, self._plane.counters.state_bytes - before, 0, 0, view_id, waited_for="call" in query)
+            )
 
     def _check_equal(
         self, donor: Member, query: Mapping[str, str], own: Mapping[str, bytes], session: Session, go_on: Callable[[], bool]
@@ -323,6 +331,8 @@ class Transfer(Observer):
             raise
         self._plane.counters.state_bytes += nbytes
         took = self._plane.threads.now() - began
+        if (traces := self._plane.traces) is not None:
+            traces.add(FetchRecord(donor.fact("name") or donor.id, -1, began, began + took, nbytes, ""))
         extra = self._plane.about("state", donor=donor.id, state_bytes=nbytes, seconds=took)
         session = self._plane.session
         name = str(donor) if session is None else session.name(donor.id)

@@ -23,7 +23,7 @@ from ..common.logs import FORMATS, LEVELS
 from ..errors import ConfigError
 from . import readers
 from .environment import Launched, launched
-from .readers import above, as_preemption, one_of
+from .readers import above, as_preemption, as_trace, one_of
 from .replicas import Part, part_of
 
 Seconds: TypeAlias = float
@@ -98,7 +98,7 @@ class Settings:
     """Where a notice would appear that this machine is taken away: ``file:PATH``, ``aws``, ``gcp``, ``azure``; in a program
     also a function (docs/elasticity.md#preemption)."""
     resume: str = ""
-    """A directory of checkpoints: the founders load the newest complete one in ``register_state`` (``ftlib run --resume``)."""
+    """Checkpoints, in a directory or at a URL: founders load the newest one in ``register_state`` (``ftlib run --resume``)."""
     chaos: bool = False
     """Whether faults may be injected: by the program (``FaultInjector``), and by whoever has the job's secret
     (``ftlib chaos``): docs/chaos.md."""
@@ -108,6 +108,9 @@ class Settings:
     """Which of the replica's processes this is, from 0; under torchrun, one of which runs in each replica, its RANK."""
     shards: Count = 1
     """Processes of a replica, equal at all; under torchrun in a named replica its WORLD_SIZE."""
+    trace: int | None = field(default=None, metadata={"reader": as_trace})
+    """Spans for OpenTelemetry (docs/tracing.md): ``on``, of view changes, recoveries, checkpoints, and calls that were slow,
+    redone or adopted; or a number N, also of every N-th call."""
     log_format: str = field(default="", metadata={"reader": one_of(*FORMATS)})
     """``plain`` or ``json``: show this library's log on stderr; none: leave the program's logging alone."""
     log_level: str = field(default="", metadata={"reader": one_of(*LEVELS)})

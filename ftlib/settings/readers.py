@@ -76,6 +76,22 @@ def as_preemption(value: Any) -> Any:
     return value
 
 
+def as_trace(value: Any) -> int | None:
+    """None for no traces, 0 for traces without samples, N for a sample of every N-th call."""
+    if (
+        value in (None, "")
+        or value is False
+        or (isinstance(value, str) and value.lower() in ("off", "none", "false", "no", "0"))
+    ):
+        return None
+    if value is True or (isinstance(value, str) and value.lower() in ("on", "true", "yes")):
+        return 0
+    try:
+        return as_count(value)
+    except (TypeError, ValueError):
+        raise ValueError("expected on, off, or N to have every N-th call, too") from None
+
+
 def as_integer(value: Any) -> int:
     """A whole number, maybe as text."""
     if isinstance(value, str) and value.strip().isdigit():

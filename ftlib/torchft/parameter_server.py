@@ -13,6 +13,7 @@ import logging
 import selectors
 import socket
 import threading
+import time
 import uuid
 import weakref
 from abc import ABC, abstractmethod
@@ -97,6 +98,8 @@ class ParameterServer(ABC):
         self._strangers = 0
         self._refused = 0
         self._closed = False
+        self._unmet: dict[str, float] = {}
+        """Sessions that never connected, and when they ended: somebody may wait for them in the store a little longer."""
         self._watch = _Watch(self._listener, self._came)
         self._watch.start()
 
@@ -293,14 +296,21 @@ class ParameterServer(ABC):
 
     def _forget(self, session: _Session) -> None:
         """The store need not know of this session any more; whoever still waits there for the client learns that it is gone."""
-        store = self._store
+        store, now = self._store, time.monotonic()
+        with self._lock:
+            self._unmet |= {} if session.connected else {session.id: now}
+            past = [each for each, when in self._unmet.items() if now > when + 2 * _CONNECT.total_seconds()]
+            for each in past:
+                del self._unmet[each]
+        past += [session.id] if session.connected else []
         with contextlib.suppress(dist.DistError, RuntimeError):
-            if store is not None and not session.connected:
+            if store is None:
+                return
+            if not session.connected:
                 store.set(f"session/{session.id}/handle/1", "gone")  # what the client would have written: no handle
-            elif store is not None:
-                for key in store.list_keys():
-                    if session.id in key:
-                        store.delete_key(key)
+            for key in store.list_keys():
+                if any(each in key for each in past):
+                    store.delete_key(key)
 
 
 class _Session:

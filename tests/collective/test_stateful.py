@@ -147,6 +147,9 @@ def play(examples: int, steps: int, **options: Any) -> None:
     with members(2) as found:
         agree(found, 2)
         with Collective(found[0], **options) as one, Collective(found[1], **options) as other:
+            first, second = (each.create_collective_group([member.id for member in found]) for each in (one, other))
+            sent = first.send("they have met", async_op=True)
+            assert second.recv(timeout=LIMIT) and sent.wait(LIMIT) is None
 
             class Played(Model):
                 collectives = [one, other]

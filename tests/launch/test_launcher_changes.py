@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -90,6 +91,25 @@ def test_ranks_of_another_launcher_are_not_inherited(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("FTLIB_REPLICA", "7-1")
     [found] = launcher(workers=1, min_workers=1, **FAST).run(ranks).results["localhost"]
     assert found == {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+
+
+def has_what_others_imported(path: Path) -> bool:
+    if os.environ["FTLIB_WORKER_INDEX"] == "1":
+        wait_for(path / "done")
+        return True
+    if "torch._dynamo" not in sys.modules:
+        sys.exit(3)
+    mark(path, "done")
+    return True
+
+
+@pytest.mark.soak
+def test_replacements_need_not_import_what_a_worker_that_trains_needs(tmp_path: Path) -> None:
+    """The warm process imports it once it has time; until then starts fail, and are repeated."""
+    launch = launcher(workers=2, max_restarts=10_000, restart_delay=1.5, preload=("torch",)).start(
+        has_what_others_imported, tmp_path
+    )
+    assert launch.wait(150).results["localhost"] == [True, True]
 
 
 # Secrets

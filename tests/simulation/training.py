@@ -9,14 +9,17 @@ from typing import Any, Self
 from consensus.simulation import Host, World, judged, living
 from tests.simulation.data_plane import Accelerators, Ambush, Ambushes, Habits, Pace, Trainers
 from tests.simulation.data_plane.accelerator import Draw
+from tests.simulation.data_plane.cohorts import facts
 
 
 class Job:
     """A world whose processes train, and the script's hands on it."""
 
-    def __init__(self, seed: int, size: int, **settings: object) -> None:
+    def __init__(self, seed: int, size: int, *, shards: int = 1, **settings: object) -> None:
+        """``size``: processes, of which so many ``shards`` make a replica each."""
         self.trainers = Trainers(seed, **settings)  # type: ignore[arg-type]
-        self.world = judged(World(seed, plane=self.trainers.plane))
+        own = {} if shards == 1 else {"facts": facts(shards)}
+        self.world = judged(World(seed, plane=self.trainers.plane, **own))
         self.world.observe(self.trainers)
         self.world.observe(self.trainers.promises)
         self.hosts = self.world.cluster(size)
@@ -65,6 +68,34 @@ def torn(seed: int) -> Job:
             job.world.run(rng.uniform(0.3, 1.0))
         job.world.run(0.5)
     return job
+
+
+def torn_shards(seed: int) -> Job:
+    """Two or three replicas of two, and deaths when some processes hold a result, or get one, and others not; a third joins."""
+    rng = Random(seed)
+    count = rng.choice([2, 3])
+    with Job(seed, 2 * count, shards=2, compute=0.02, tensors=rng.choice([1, 3]), pace=Pace(unbuilt=0.0)) as job:
+        for turn in range(3):
+            if rng.random() < 0.6:
+                for shard in rng.sample(range(2), 2):
+                    job.join(f"j{turn}.{shard}")
+            slow = rng.choice([*living(job.world), None])
+            if slow is not None:  # its results come later: its mate, and the others, have theirs by then
+                job.trainers.rooms_of(job.trainers.processes[slow.id].part.shard).late[slow.id] = rng.choice([0.0, 0.03])
+            job.world.run(rng.uniform(0.05, 0.6))
+            if len(living(job.world)) > 4:
+                moment = rng.choice(["reduced", "completed", "held", "held", "finished", "finished", "adopting", "loaded"])
+                job.ambush(moment, rng.randint(1, 9), rng.choice(["kill-other", "kill-two"]), rng.uniform(0.0, 0.01))
+            job.world.run(rng.uniform(0.3, 1.2))
+            for host in [each for each in living(job.world) if broken(job.world, each)]:
+                job.world.kill(host)
+        job.world.run(0.5)
+    return job
+
+
+def broken(world: World, host: Host) -> bool:
+    """Whether a process of its replica has ended."""
+    return any(each.member.cohort == host.member.cohort and not each.alive for each in world.hosts.values())
 
 
 def compressed(seed: int) -> Job:

@@ -8,11 +8,14 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
+from torch.distributed import TCPStore
 
 from ftlib import ConfigError
 from ftlib.errors import FTLibError
+from ftlib.torchft.process_group import backends
 from tests.harness.basics import TIMEOUT, eventually
 from tests.harness.nursery import Nursery
 from tests.harness.program import Program, clean
@@ -88,6 +91,25 @@ def test_a_client_dies_before_it_has_connected(nursery: Nursery, tmp_path: Path,
     over(server)
     assert server.ended == [], "there was no session to serve"
     assert add(Adding.new_session(server.address()), 1.0) == 1.0
+
+
+@pytest.mark.parametrize("count", [80, pytest.param(200, marks=pytest.mark.soak)])
+def test_sessions_that_are_over_leave_nothing(server: Adding, count: int) -> None:
+    process, grown = psutil.Process(), []
+    for number in range(1, count + 1):
+        pg = Adding.new_session(server.address())
+        add(pg, 1.0)
+        ask(pg, END)
+        pg.shutdown()
+        if number * 2 >= count:
+            over(server)
+            met = next(store for (name, _), (framework, store) in backends._shared._started.items() if name == "gloo")
+            client = TCPStore("127.0.0.1", int(met.rpartition(":")[2]), is_master=False, wait_for_workers=False)
+            grown.append((len(server._store.list_keys()), len(client.list_keys()), process.memory_info().rss))
+    own, groups, memory = zip(*grown, strict=True)
+    assert max(own) == 0
+    assert max(groups) < 150, "those of the last sessions"
+    assert memory[-1] - memory[0] < 20 << 20
 
 
 def test_a_session_that_raises_ends_alone(server: Adding) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
 
@@ -67,7 +68,8 @@ def living(world: ObservedWorld) -> list[Host]:
 def _in_touch(world: ObservedWorld) -> list[Host]:
     """The living that can still hear of the newest view: whoever knows an address of theirs, or whose address they know.
 
-    Where a store decides these are all. Others may have lost everybody that they ever knew; nobody can tell them anything.
+    Those of a cohort if all of it can. Where a store decides these are all. Others may have lost everybody that they ever knew;
+    nobody can tell them anything.
     """
     hosts = living(world)
     if world.config.policy is Policy.STORAGE:
@@ -84,7 +86,9 @@ def _in_touch(world: ObservedWorld) -> list[Host]:
         met = {host.id for host in new}
         apart = [host for host in apart if host.id not in met]
     lost = {host.id for host in apart}
-    return [host for host in hosts if host.id not in lost]
+    there = [host for host in hosts if host.id not in lost]
+    whole = Counter(host.member.cohort for host in there)
+    return [host for host in there if host.id in newest or whole[host.member.cohort] == host.member.cohort[1]]
 
 
 class _Reach:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from ...config import Config
@@ -15,6 +15,9 @@ from ..world.store import Character
 from ..world.world import World
 from .commands import perform
 from .scenario import Scenario, ScriptError
+
+Facts = Callable[[str], Mapping[str, str]]
+"""What the process with that name advertises."""
 
 FOUNDING = 30.0
 """Seconds that an undisturbed founding may take."""
@@ -53,8 +56,12 @@ def prepare(
     config: Config | None = None,
     plane: MakePlane = StubPlane,
     observers: Iterable[Observer] = (),
+    facts: Facts = lambda _name: {},
 ) -> World:
-    """The world of a history before anything has happened in it, judged; observers see its first process start."""
+    """The world of a history before anything has happened in it, judged; observers see its first process start.
+
+    ``facts``: see ``World``.
+    """
     world = World(
         scenario.seed,
         scenario.config(config),
@@ -62,6 +69,7 @@ def prepare(
         plane=plane,
         store=Character.FILES if scenario.files else Character.ATOMIC,
         notices=scenario.notices,
+        facts=facts,
     )
     judged(world)
     world.faults.skew, world.faults.drift = scenario.skew, scenario.drift
@@ -77,9 +85,13 @@ def play(
     plane: MakePlane = StubPlane,
     observers: Iterable[Observer] = (),
     tell: Callable[[World], None] | None = None,
+    facts: Facts = lambda _name: {},
 ) -> Result:
-    """Both phases. ``tell`` is called after each event (progress, recorders). ScriptError: a wrong script."""
-    world = prepare(scenario, config=config, plane=plane, observers=observers)
+    """Both phases. ``tell`` is called after each event (progress, recorders); ``facts``: see ``World``.
+
+    ScriptError: a wrong script.
+    """
+    world = prepare(scenario, config=config, plane=plane, observers=observers, facts=facts)
     try:
         safety(world, scenario, tell)
         return Result(scenario, world, judge(world))

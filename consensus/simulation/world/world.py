@@ -12,7 +12,7 @@ What a process's data plane does is up to its ``plane``. Here is what a script d
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from random import Random
 
@@ -45,8 +45,10 @@ class World(State):
         store: Character = Character.ATOMIC,
         notices: bool = True,
         executor: MakeExecutor = real_executor,
+        facts: Callable[[str], Mapping[str, str]] = lambda _name: {},
     ) -> None:
         """``fences``: every process has a supervisor that kills it on its peers' request. ``plane``: makes data planes.
+        ``facts``: what a process with that name advertises (``Member.meta``), of its cohort, say.
 
         ``store``: of what kind the shared store is, where the policy needs one; ``notices``: whether it tells of changes;
         ``executor``: makes those who carry out what processes ask of it.
@@ -63,6 +65,7 @@ class World(State):
         self._latest: dict[Address, Host] = {}
         """The last process that was started at each address, dead or alive."""
         self._plane = plane
+        self._facts = facts
         self._usual: Faults | None = None
 
     def _arrive(self, address: Address, sender: Host, packet: Packet) -> None:
@@ -85,7 +88,7 @@ class World(State):
         """
         port = port if port is not None else 1000 + len(self.hosts)
         ident = f"{self.rng.getrandbits(64):016x}"
-        meta = (("supervisor", "sim"),) if self.fences else ()
+        meta = (*((("supervisor", "sim"),) if self.fences else ()), *sorted(self._facts(name).items()))
         member = Member(ident, "10.0.0.1", port, meta)
         addresses = tuple(self._address(n, name, port) for n in introducers) if resolved is None else resolved
         config = replace(self.config, introducers=tuple(f"{host}:{p}" for host, p in addresses))

@@ -49,6 +49,7 @@ class Results:
         "kept",
         "layout",
         "number",
+        "out",
         "shares",
         "slots",
         "view_id",
@@ -83,6 +84,9 @@ class Results:
         """True if accelerators have carried the bulk of it."""
         self.view_id = view_id
         """The view whose members' inputs these are. If all members that finished the call die, another view may redo it."""
+        self.out: bool | None = None
+        """True if this member's replica stays out after the call, a newcomer that cannot come in with it yet. None: a replica
+        of one process, which finds out by itself."""
         self.kept = False
         """True if the slots were left to an observer."""
         self._shown: tuple[tuple[Slot, int], ...] = ()
@@ -97,6 +101,10 @@ class Results:
     def refuse(self) -> None:
         """Another shard of this call has no result: then the call has none."""
         self.finite = False
+
+    def come_in(self, out: bool) -> None:
+        """Note what the processes of a newcomer's replica have agreed on; ``out``: that they stay out."""
+        self.out = out
 
     def show(self, slots: Sequence[Slot]) -> None:
         """The program is about to see these slots as its gradients, and may change them."""
@@ -289,6 +297,11 @@ class Call:
         """Set an average's weight to the number of samples behind this member's input, which counts nothing without any."""
         if not self._outdated and (self._by_samples or not samples):
             self.weight = samples
+
+    @property
+    def outdated(self) -> bool:
+        """True if registered state was loaded within this call (see ``reloaded``)."""
+        return self._outdated
 
     def void(self, results: Results) -> bool:
         """True if this call has no result at any member, because of the sum of the weights or a veto."""

@@ -48,6 +48,7 @@ def _plan(view: View, known: Mapping[str, Report], common: ShardPlan, replicas: 
         return planned(mine, {key: known[key] for key in mine.ids if key in known})
     finishers = [known[key] for each in replicas for key in each.ids if key in known and known[key].finished == common.call]
     step = max((report.step for report in finishers if not report.blank or report.origin), default=0)
+    adopters = dict(common.adoptions)
     seen = {}
     for key in mine.ids:
         report = known.get(key)
@@ -59,6 +60,8 @@ def _plan(view: View, known: Mapping[str, Report], common: ShardPlan, replicas: 
             signature = report.held_signature
             report = replace(report, finished=common.call, step=step, last_signature=signature, current=0, blank=False)
             report = replace(report, current_signature=b"")
+        elif key in adopters:  # of a joining replica, say, a mate of which holds the result: it goes on with that like the mate
+            report = replace(report, blank=False)
         seen[key] = report
     chosen = planned(mine, seen)
     healed = tuple(key for key in mine.ids if key in common.blank and key in known and not known[key].blank)

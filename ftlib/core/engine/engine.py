@@ -14,6 +14,7 @@ from enum import Enum
 from consensus import Consensus, LeftError
 
 from ...common.memory import room
+from ...common.traces import CallRecord
 from ...errors import Excluded, GroupError, StateLost, StepMismatch
 from ...state.registry import Registered
 from ...status import Status
@@ -168,7 +169,7 @@ class Engine:
         self._waiting = Waiting(plane, limits, consensus.confirm)
         means = Means(plane, self._failures, self._waiting, self._nonfinite, self._layouts, registered, allocate)
         self._units = Executor(means)
-        self._shards = None if mates is None else ShardAgreement(plane, self._waiting, mates)
+        self._shards = None if mates is None else ShardAgreement(plane, self._waiting, mates, self._failures.withdraw)
         self._arrival = Arrival(plane, limits, self._failures, inquiry, recovery, self._layouts, self._waiting)
         self._open = OpenCalls(plane, self._failures, self._waiting, self._observers, call_lock, limits.min_size)
         self.said_goodbye = False
@@ -254,6 +255,7 @@ class Engine:
         """
         plane, session = self._plane, self._open.may_enter(call)
         early, count = session is not None, len(call.layout.buckets)
+        early = early and (self._shards is None or plane.finished > 0)  # before the first call: see ``_counts``
         facts = OpenFacts(entered=False, early=early, failed=False, complete=1, begun=0, count=count, room=True)
         if next_move(facts) is not Move.ENTER or session is None:
             return False
@@ -316,7 +318,7 @@ class Engine:
                     self._observers.entering(call.number)
                 if step is Next.LOAD:
                     self._get_state(call, session)
-                results = self.attempt(call, session)
+                results = self.attempt(call, session) if self._counts(call, session) else None
             elif step is Next.FOLLOW:
                 results = self._arrival.follow(self, call)
                 session = plane.session or session
@@ -342,6 +344,13 @@ class Engine:
         if isinstance(call, OpenCall) and self._plane.leaving() and not self._plane.level:
             raise LeftError("asked to leave before it had the state, and with it the order of the buckets")
         self.reloaded(call)
+
+    def _counts(self, call: Call, session: Session) -> bool:
+        """Agree with this replica, before the first call, whether what it has computed counts. False if the session ended."""
+        counts = True if self._shards is None else self._shards.counts(call, session)
+        if counts is False and not call.outdated:
+            self.reloaded(call)
+        return counts is not None
 
     def attempt(self, call: Call, session: Session, begun: OpenAttempt | None = None) -> Results | None:
         """Carry out all operations in ``session``; None if one failed, or there was a freeze meanwhile.
@@ -517,9 +526,17 @@ class Engine:
             if not results.finite:
                 self._nonfinite.explain(call, session)
             return Status.FAIL
-        call.deliver(results, views=call.views and self._plane.has_state)  # else nothing could replace results that are changed
-        self._plane.counters.call_seconds.add(self._threads.now() - call.began)
+        plane = self._plane
+        call.deliver(results, views=call.views and plane.has_state)  # else nothing could replace results that are changed
+        plane.counters.call_seconds.add((now := self._threads.now()) - call.began)
+        if plane.traces is not None:
+            plane.traces.add(self._trace(call, session, now))
         return Status.SUCCESS if session.size > 1 else Status.NO_NEED
+
+    def _trace(self, call: Call, session: Session, now: float) -> CallRecord:
+        counters, view = self._plane.counters, session.whole
+        took = (call.number, call.kind.value, call.nbytes, call.began, now)
+        return CallRecord(*took, view.view_id, view.epoch, session.size, counters.redone, counters.adopted)
 
     def _admit(self, call: Call) -> None:
         """Seek admission: this member is in no view yet, and with this call it is ready for one."""

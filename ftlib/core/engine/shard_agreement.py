@@ -10,51 +10,53 @@ from __future__ import annotations
 import dataclasses
 import logging
 import zlib
+from collections.abc import Callable
 
 from ..calls.attempt import WAIT_SLICE
 from ..calls.call import Call, Results
 from ..calls.session import Session
 from ..plane.phase import Phase
 from ..plane.plane import Plane
-from ..replicas.words import Mates, Word, WordFlag
+from ..replicas.words import Mates, Verdict, Word, WordFlag
 from ..tensors.trailer import Trailer
 from .waiting import Waiting, ended
 
-__all__ = ["ShardAgreement", "word_about"]
+__all__ = ["ShardAgreement", "word_about", "word_of_the_finished"]
 
 logger = logging.getLogger("ftlib")
 
 _SLICE = 0.005
 """Seconds between two looks whether the session has ended."""
+_GRACE = 0.03
+"""Seconds for which a freeze that is to come after the call waits for the words of the replica."""
 
 
 class ShardAgreement:
     """Agrees with the other members of this replica. Used by the thread that carries out the calls."""
 
-    def __init__(self, plane: Plane, waiting: Waiting, mates: Mates) -> None:
+    def __init__(self, plane: Plane, waiting: Waiting, mates: Mates, withdraw: Callable[[Session], None]) -> None:
+        """``withdraw``: ``Failures.withdraw``."""
         self._plane = plane
         self._waiting = waiting
         self._mates = mates
+        self._withdraw = withdraw
 
     def hold(self, call: Call, session: Session, results: Results, trailer: Trailer | None = None) -> Trailer | bool:
         """Hold ``results`` until all members of the replica do. False if the session ended before: then decide again.
 
         Returns the trailer as all shards together have it; True if there is none, as after an adoption. Where one shard has no
         result, ``results`` have none from here on.
+
+        A freeze that is ordered for after this call does not wait long: in a mate's shard the call may have failed, so that no
+        word comes before the next view. What is held goes into the report, and the next plan keeps it if it counts.
         """
         if not self._plane.hold(session, results, trailer):
             return False
-        self._mates.enter(word_about(session, call, results, trailer))
-        began = self._waiting.now()
-        while (verdict := self._mates.verdict(_SLICE)) is None:
-            if not self._plane.acting_in(session):
-                if self._plane.phase is Phase.STOPPED:
-                    raise ended(self._plane)
-                self._plane.failed(session, begun=False)
-                return False
-            seconds = self._waiting.now() - began
-            if seconds > WAIT_SLICE:
-                self._waiting.waited(call, session, seconds)
+        out = WordFlag.OUT * self._plane.data.stays_out(call, results)
+        verdict = self._verdict(call, session, word_about(session, call, results, trailer, out))
+        if verdict is None:
+            return False
+        results.come_in(verdict.out)
         if verdict.void or not verdict.alike:
             if not verdict.alike:
                 logger.error(
@@ -67,13 +69,53 @@ class ShardAgreement:
             return True
         return dataclasses.replace(trailer, freeze=True) if verdict.freeze and not trailer.freeze else trailer
 
+    def counts(self, call: Call, session: Session) -> bool | None:
+        """True if what the processes of this replica have computed for ``call`` counts; None if the session has ended.
 
-def word_about(session: Session, call: Call, results: Results, trailer: Trailer | None) -> Word:
-    """What this member says of the results that it holds."""
-    flags = WordFlag.VOID if call.void(results) else WordFlag(0)
+        Founders may have got the initial state too late, one of them within the job's first call and its mates before it. Then
+        the gradients of none of them count, or the shards of that call would be over different replicas. Later on all processes
+        of a replica load a state in the same call.
+        """
+        if session.plan.call or call.number != 1:
+            return True
+        verdict = self._verdict(call, session, Word(session.view.epoch, 0, WordFlag.OUT * call.outdated))
+        return None if verdict is None else not verdict.out
+
+    def _verdict(self, call: Call, session: Session, word: Word) -> Verdict | None:
+        """What all of this replica say, ``word`` included; None if the session ended before."""
+        self._mates.enter(word)
+        began, ordered = self._waiting.now(), 0.0
+        while (verdict := self._mates.verdict(_SLICE)) is None:
+            now = self._waiting.now()
+            ordered = ordered or (now if self._plane.ordered else 0.0)
+            if not self._plane.acting_in(session) or (ordered and now - ordered > _GRACE):
+                if self._plane.phase is Phase.STOPPED:
+                    raise ended(self._plane)
+                self._withdraw(session)
+                return None
+            seconds = now - began
+            if seconds > WAIT_SLICE:
+                self._waiting.waited(call, session, seconds)
+        return verdict
+
+
+def word_about(session: Session, call: Call, results: Results, trailer: Trailer | None, out: int = 0) -> Word:
+    """What this member says of the results that it holds. ``out``: ``WordFlag.OUT`` if it does not come in with them."""
+    flags = WordFlag(out) | WordFlag.VOID * call.void(results)
     ranks = 0
     if trailer is not None:
         flags |= WordFlag.FREEZE if trailer.freeze else WordFlag(0)
         if call.counts_as_step:
             ranks = zlib.crc32(bytes(slot.weight > 0.0 for slot in trailer.slots)) or 1
     return Word(session.view.epoch, call.number, flags, ranks)
+
+
+def word_of_the_finished(plane: Plane, session: Session) -> Word | None:
+    """What this member says in a new view of the newest call: it has finished that, so rule 1 holds again in this view.
+
+    None if it has not; it says so later, once it holds the result or the state. None before the first call, too.
+    """
+    plan, own_id = session.plan, plane.member_id
+    if not plan.call or session.keeps or plan.donor_of(own_id) is not None or own_id in (*plan.blank, *plan.healed):
+        return None
+    return Word(session.view.epoch, plan.call, WordFlag.VOID * plane.void | WordFlag.OUT * plane.newcomer)

@@ -202,12 +202,13 @@ class DataAccounting:
         this member could not do the same. Then the state that was loaded for the call is void.
         """
         plane = self._plane
+        out = plane.newcomer and (self._stays_out(call, results) if results.out is None else results.out)
         done = _Done(call.number, results.shares, plane.step)
         last = self._events[-1] if self._events else None
         adopted = isinstance(last, _Changed) and last.call == call.number
         self._note(done, before_last=adopted)
         self._mixed |= call.foreign and call.kind is not Kind.AVERAGE
-        if plane.newcomer and (call.foreign or (self._here and self.left_behind(call.batches))):
+        if out:
             self._here = False
             return False
         if self._here:
@@ -217,6 +218,11 @@ class DataAccounting:
         elif self.sampler is not None and not call.foreign:
             self.sampler.unfinished()
         return True
+
+    def stays_out(self, call: Call, results: Results) -> bool:
+        """True if a newcomer would not come in with ``call``, which is about to finish (see ``finished``)."""
+        with self._plane.changed:
+            return self._plane.newcomer and self._stays_out(call, results, call.steps(results))
 
     def unfinished(self) -> None:
         """The program leaves its call, which has not finished."""
@@ -246,17 +252,8 @@ class DataAccounting:
         """
         plane = self._plane
         with plane.changed:
-            if self.sampler is None or plane.session is None:
-                return False
-            plan = plane.session.plan
-            if all(holder in plan.newcomers for holder in plan.holders):
-                return False
-            if self._lingered >= _PATIENT and not self._mixed:
-                return False
             done = [event for event in self._events if isinstance(event, _Done) and event.number == plane.finished]
-            lingers = any(self.sampler.left_behind(event.shares, event.step, batches) for event in done)
-            self._lingered += lingers
-            return lingers
+            return any(self._lingers(event.shares, event.step, batches) for event in done)
 
     def caught_up(self) -> None:
         """This member loaded the state on entry to the call that has just finished, and that state is the job's."""
@@ -326,6 +323,26 @@ class DataAccounting:
             )
 
     # --- inside --------------------------------------------------------------------------------------------------------
+
+    def _stays_out(self, call: Call, results: Results, granted: int = 0) -> bool:
+        """``granted``: steps that are not in the plane's counts yet."""
+        if call.foreign or not self._here:
+            return call.foreign
+        return self._lingers(results.shares, self._plane.step + granted, call.batches)
+
+    def _lingers(self, shares: Mapping[str, Share], step: int, batches: int) -> bool:
+        """See ``left_behind``; ``shares``: of the call with which this newcomer could come in, ``step``: counted after it."""
+        plane = self._plane
+        if self.sampler is None or plane.session is None:
+            return False
+        plan = plane.session.plan
+        if all(holder in plan.newcomers for holder in plan.holders):
+            return False
+        if self._lingered >= _PATIENT and not self._mixed:
+            return False
+        lingers = self.sampler.left_behind(shares, step, batches)
+        self._lingered += lingers
+        return lingers
 
     @property
     def _founding(self) -> bool:

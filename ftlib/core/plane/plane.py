@@ -16,6 +16,7 @@ from consensus import View
 from ...common.counters import Counters
 from ...common.threads import SYSTEM, Threads
 from ...common.time_use import TimeUse
+from ...common.traces import Traces, ViewRecord
 from ...frameworks.base import Group
 from ..calls.call import Call, Results
 from ..calls.salvage import NAMED, Report
@@ -48,14 +49,16 @@ class Plane:
         rejoins: bool = False,
         patience: float = 600.0,
         former: Plane | None = None,
+        traces: Traces | None = None,
     ) -> None:
         """``tell``: gets this member's place (finished, current call) once another may wait for this member; must be quick.
 
         ``threads``: also used by the other threads that meet here. ``job``: for log records. ``leaving``: returns True if this
         worker has to leave; then nothing that takes long is begun for it. ``rejoins``, ``patience``: see ``DataAccounting``.
         ``former``: the plane of the previous lifetime, whose counts and pending notifications of views are taken over.
+        ``traces``: gets records of what happens; None if nobody wants any.
         """
-        self.member_id = member_id
+        self.member_id, self.traces = member_id, traces
         self._tell = tell
         self.threads = threads
         self.leaving = leaving
@@ -116,6 +119,11 @@ class Plane:
     def level(self) -> bool:
         """True if this member has the state that is valid in the active session."""
         return self.origin == self.authority and bool(self.authority)
+
+    @property
+    def ordered(self) -> bool:
+        """True while a freeze waits for the end of the call in progress."""
+        return self._order is not None
 
     @property
     def needed(self) -> Sequence[Slot]:
@@ -450,6 +458,10 @@ class Plane:
                 self.counters.pauses.add(now - self._frozen_at)
                 if self.current is not None and not self.current.stand_in:
                     self.counters.time_use.changed(now - max(self._frozen_at, self.current.began))
+            if self.traces is not None:
+                whole = session.whole
+                seen = (whole.view_id, whole.epoch, session.rank, session.size, self._frozen_at, self.threads.now())
+                self.traces.add(ViewRecord(*seen))
             self._frozen_at = 0.0
             self.counters.last_wait = self.threads.now() - self.current.began if self.current is not None else 0.0
             self.peers.keep(session.view)

@@ -306,7 +306,7 @@ class Rebuilder:
         if self._ended_unacted:  # no newer state than the ended member's exists until another call finishes
             self._ended_after, self._ended_unacted = session.plan.call, False
         self._log(old, session)
-        if self._plane.member_id in session.plan.healed:
+        if self._plane.member_id in session.plan.healed and behind > 0:  # else a mate in its replica lacks the state
             text = "this worker was %d calls behind the others: it gets their state, and counts again from the call after that"
             logger.warning(text, behind, extra=self._plane.about("healed", behind=behind))
         self._activated(view)

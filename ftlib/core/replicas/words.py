@@ -31,6 +31,9 @@ class WordFlag(IntFlag):
     """No word about a call: this member ends, and means to."""
     ENDED = 8
     """With BYE: because its program has come to its end."""
+    OUT = 16
+    """Of a newcomer: it does not come in with this call, but gets the state once more. With call 0, before the job's first
+    call: it has loaded the initial state within that, so that what it has computed does not count."""
 
 
 class Word(NamedTuple):
@@ -59,6 +62,8 @@ class Verdict(NamedTuple):
     void: bool
     alike: bool
     """False if the shards' results are over different replicas. Never seen; nobody applies such a call."""
+    out: bool = False
+    """True if a process of this replica has said ``OUT``: then it holds for all of them."""
 
 
 class Heard:
@@ -96,7 +101,8 @@ class Heard:
         for word in words:
             flags |= word.flags
         known = {word.ranks for word in words if word.ranks}
-        return Verdict(bool(flags & WordFlag.FREEZE), bool(flags & WordFlag.VOID), len(known) < 2)
+        freeze, void, out = (bool(flags & flag) for flag in (WordFlag.FREEZE, WordFlag.VOID, WordFlag.OUT))
+        return Verdict(freeze, void, len(known) < 2, out)
 
 
 class Mates(Protocol):

@@ -100,6 +100,11 @@ class IsolatedFramework(Framework):
         """Kill the child that is building a group (see ``Framework``)."""
         self._builder.cancel(before)
 
+    def forget(self, spec: GroupSpec) -> None:
+        """See ``Framework``."""
+        if self._server is not None:
+            self._server.forget(spec)
+
     def check(self, tensor: torch.Tensor) -> None:
         """As Gloo, which carries the operations out."""
         check_tensor(tensor)

@@ -63,6 +63,8 @@ _STACKS = 0.15
 """Seconds that a hung worker has to write its stacks before it is killed."""
 _SPAWN_FAILED = 71
 """EX_OSERR of sysexits.h: the code of a worker that could not be started."""
+LATER = ("+ftlib.ftlib", "+ftlib.frameworks.gloo", "+torch.optim", "+torch._dynamo")
+"""What a worker that trains imports besides torch, which takes longer than to join: imported beforehand for replacements."""
 _STALE = {*OURS, *OTHERS}
 """Variables of the host's own that no worker may inherit: what the caller gives comes after them."""
 
@@ -140,6 +142,8 @@ class Agent:
             self._steward.kill_all("the launch is over")
             if why == "":
                 await self._last_words()
+            elif self._order is not None:
+                self._lament(why)
         finally:
             unwatch()
             self._channel.close()
@@ -152,6 +156,13 @@ class Agent:
         deadline = time.monotonic() + _LAST_WORDS
         while not self._channel.idle and not self._channel.deadline.state.over and time.monotonic() < deadline:  # noqa: ASYNC110 - no event elsewhere needs it
             await asyncio.sleep(0.005)
+
+    @staticmethod
+    def _lament(why: str) -> None:
+        """Say to stderr, which may still get through, why this host ends the launch by itself; never wait for that."""
+        with contextlib.suppress(OSError):
+            os.set_blocking(2, False)
+            os.write(2, f"the agent gave its caller up ({why}): all its workers were killed\n".encode())
 
     def _room(self) -> None:
         self._outbox.room()
@@ -207,7 +218,8 @@ class Agent:
             self._keep(order.secrets)
         if not order.command:
             environment = self._environment({})
-            self._nursery = Nursery(self._loop, self._steward, self._outbox, environment, tuple(order.preload))
+            preload = (*order.preload, *(LATER if order.elastic and "torch" in order.preload else ()))
+            self._nursery = Nursery(self._loop, self._steward, self._outbox, environment, preload)
             self._nursery.begin()
         self._channel.send(_facts())
 

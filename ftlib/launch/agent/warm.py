@@ -1,17 +1,21 @@
 """The warm process of a host: it imports what the workers need once, and forks them. So a replacement need not import torch.
 
-    python -m ftlib.launch.agent.warm SOCKET [MODULE ...]
+    python -m ftlib.launch.agent.warm SOCKET [MODULE ...] [+MODULE ...]
 
 A request is a packet with the worker's descriptors attached, of which the first holds its ``Birth``; the answer is its pid.
 The fork is safe as there is one thread here and no CUDA: if an import has started threads, this process begins again without
-it, and each worker imports for itself. A worker is forked twice, so that it is a child of the agent, which is told of its end.
+it, and each worker imports for itself. Modules with a + are imported once the first workers were forked and nobody has asked
+for more for a while: they delay no start, and whoever replaces a worker has them. A worker is forked twice, so that it is a
+child of the agent, which is told of its end.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import os
+import select
 import signal
 import socket
 import sys
@@ -24,6 +28,9 @@ from ...common.processes import call_process, die_with_parent
 from .child import Birth, live
 
 MOST_FDS = 16
+LATER = "+"
+_QUIET = 1.0
+"""Seconds without a request after which there is time to import more."""
 
 
 def main(arguments: list[str]) -> int:
@@ -33,7 +40,7 @@ def main(arguments: list[str]) -> int:
     call_process("ftlib-warm")
     agent = socket.socket(fileno=int(arguments[0]))
     _prepare(arguments)
-    born = _serve(agent)
+    born = _serve(agent, arguments)
     if born is None:
         return 0
     call_process("ftlib-worker")
@@ -41,7 +48,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _prepare(arguments: list[str]) -> None:
-    modules = arguments[1:]
+    modules = [name for name in arguments[1:] if not name.startswith(LATER)]
     for name in modules:
         try:
             importlib.import_module(name)
@@ -51,9 +58,29 @@ def _prepare(arguments: list[str]) -> None:
     why = _unsafe()
     if modules and why:
         sys.stderr.write(f"preload of {', '.join(modules)} {why}: each worker imports it itself\n")
-        sys.stderr.flush()
-        os.set_inheritable(int(arguments[0]), True)
-        os.execv(sys.executable, [sys.executable, "-P", "-m", "ftlib.launch.agent.warm", arguments[0]])  # noqa: S606
+        _begin_again(arguments[:1])
+    _keep()
+
+
+def _prepare_more(arguments: list[str]) -> None:
+    """Import what workers will want that replace others; what cannot be had so is left to them."""
+    for name in arguments[1:]:
+        if name.startswith(LATER):
+            with contextlib.suppress(Exception):
+                importlib.import_module(name.removeprefix(LATER))
+    if _unsafe():
+        _begin_again([name for name in arguments if not name.startswith(LATER)])
+    _keep()
+
+
+def _begin_again(arguments: list[str]) -> None:
+    """Be a new process, with the same socket, that imports less."""
+    sys.stderr.flush()
+    os.set_inheritable(int(arguments[0]), True)
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "ftlib.launch.agent.warm", *arguments])  # noqa: S606
+
+
+def _keep() -> None:
     gc.collect()
     gc.freeze()  # what is imported stays: no worker shall copy these pages to count references
 
@@ -69,9 +96,14 @@ def _unsafe() -> str:
     return ""
 
 
-def _serve(agent: socket.socket) -> tuple[Birth, int] | None:
+def _serve(agent: socket.socket, arguments: list[str]) -> tuple[Birth, int] | None:
     """Fork as asked, until the agent has gone. Returns in each worker what it is given, and who forked it."""
+    later = any(name.startswith(LATER) for name in arguments)
+    forked = False
     while True:
+        if later and forked and not select.select([agent], [], [], _QUIET)[0]:
+            later = False
+            _prepare_more(arguments)
         packet, fds, _, _ = socket.recv_fds(agent, 64, MOST_FDS)
         if not packet:
             return None
@@ -98,6 +130,7 @@ def _serve(agent: socket.socket) -> tuple[Birth, int] | None:
             agent.send(answer)
         except OSError:
             return None
+        forked = True
 
 
 def _read(fds: list[int]) -> Birth:

@@ -18,6 +18,7 @@ from typing import Any
 
 from ...errors import ConfigError
 from ..hosts.watch import Watch
+from ..run.restarts import WorkerPhase
 from ..stream.messages import (
     PIECE,
     Again,
@@ -48,6 +49,7 @@ from .hosts import HostPhase, Loss
 from .ledger import Ledger, Stage
 from .lines import Desk
 from .link import Link
+from .panel import HostFacts, LaunchFacts
 from .plan import Plan
 from .pump import Pump
 from .variables import worker_variables
@@ -56,6 +58,8 @@ _OPENING = 60.0
 """Seconds that an agent may take from its command to its first word, at least."""
 _STUCK = 30.0
 """Seconds without any progress after which lines and results that are still under way are given up."""
+_SHOWN = 0.5
+"""Seconds between two drawings of the live view, at least."""
 _KILLED = 10.0
 """Seconds that killed workers may take to be reaped."""
 _AWAY = re.compile(
@@ -92,6 +96,7 @@ class Director:
         self._said: dict[str, str] = {}  # by host: why it was lost last, so that nothing is said twice
         self._ended_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._showing: asyncio.TimerHandle | None = None
         self._secrets = plan.secrets() if plan.secrets is not None else ""
         self._events = EventLog(plan.events)
         self._pump = Pump(plan.handlers, plan.log_dir, live=plan.live)
@@ -249,6 +254,8 @@ class Director:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._showing is None and self._pump.has_panel:
+            self._showing = self._loop.call_later(_SHOWN, self._show)
         if self._ledger.over:
             if not self._over.done():
                 self._over.set_result(None)
@@ -259,6 +266,10 @@ class Director:
         due = self._ledger.next_at()
         if due is not None:
             self._timer = self._loop.call_later(max(0.0, due - time.monotonic()), self._tick)
+
+    def _show(self) -> None:
+        self._showing = None
+        self._pump.show(launch_facts(self.plan.job, self._ledger))
 
     def _carry_out(self, action: Action) -> None:
         match action:
@@ -466,3 +477,24 @@ class Director:
         self._complain(host, f"lost: {why}")
         loss = Loss.ENDED if agent.here is not None else Loss.AWAY if _AWAY.search(why) else Loss.REFUSED
         self._do(self._ledger.host_lost(host, why, time.monotonic(), loss))
+
+
+def launch_facts(job: str, ledger: Ledger) -> LaunchFacts:
+    """What the live view shows."""
+    hosts = []
+    for host in ledger.hosts.values():
+        records = [ledger.policy.records[index] for index in host.workers]
+        if host.phase is HostPhase.GONE and not any(record.phase is WorkerPhase.RUNNING for record in records):
+            continue
+        hosts.append(
+            HostFacts(
+                host.name,
+                str(host.phase.value),
+                sum(record.phase is WorkerPhase.RUNNING for record in records),
+                host.slots,
+                sum(ledger.policy.holds_view(record) and record.epoch > 0 for record in records),
+                sum(max(0, record.starts - 1) for record in records),
+                "" if host.phase is HostPhase.UP else host.why,
+            )
+        )
+    return LaunchFacts(job, hosts)

@@ -18,6 +18,7 @@ from typing import IO
 
 from ...errors import ConfigError
 from ..processes.output import render
+from .panel import LaunchFacts, of_stderr
 
 Factory = Callable[[], Iterable[logging.Handler]]
 _COLOURS = (36, 33, 32, 35, 34, 31, 96, 93, 92, 95, 94, 91)
@@ -65,17 +66,32 @@ class Pump:
         self._factory = factory
         self._log_dir = log_dir
         self._live = live
+        self._wanted = live or factory is not None or log_dir is not None
         self._handlers: list[logging.Handler] = []
         self._files: dict[str, IO[bytes]] = {}
-        self._queue: queue.SimpleQueue[Entry | None] = queue.SimpleQueue()
+        self._panel = of_stderr() if live else None
+        self._queue: queue.SimpleQueue[Entry | LaunchFacts | None] = queue.SimpleQueue()
         self._ended = threading.Event()
         self._then: Callable[[], None] = lambda: None
         self._thread = threading.Thread(target=self._run, name="ftlib-logs", daemon=True)
         self._thread.start()
 
     def put(self, entry: Entry) -> None:
-        """Queue an entry."""
-        self._queue.put(entry)
+        """Queue an entry. Where nobody wants lines it is handled at once."""
+        if self._wanted:
+            self._queue.put(entry)
+        elif entry.then is not None:
+            entry.then()
+
+    @property
+    def has_panel(self) -> bool:
+        """Whether ``show`` shows anything."""
+        return self._panel is not None
+
+    def show(self, facts: LaunchFacts) -> None:
+        """Show this below the lines, where that is a terminal."""
+        if self._panel is not None:
+            self._queue.put(facts)
 
     def close(self, then: Callable[[], None]) -> None:
         """No entry follows; the thread ends after those that wait, and calls ``then`` at last."""
@@ -101,11 +117,19 @@ class Pump:
             except Exception:
                 logging.getLogger("ftlib").exception("the factory of log handlers failed: there are none")
         while (entry := self._queue.get()) is not None:
-            try:
-                self._handle(entry)
-            finally:
-                if entry.then is not None:
-                    entry.then()
+            if isinstance(entry, LaunchFacts):
+                if self._panel is not None:
+                    self._panel.update(entry)
+            else:
+                try:
+                    self._handle(entry)
+                finally:
+                    if entry.then is not None:
+                        entry.then()
+            if self._panel is not None and self._queue.empty():
+                self._panel.draw()
+        if self._panel is not None:
+            self._panel.erase()
         for handler in self._handlers:
             with contextlib.suppress(Exception):
                 handler.close()
@@ -144,6 +168,8 @@ class Pump:
         if stream is None:
             return
         name = f"[{entry.source.name}] "
+        if self._panel is not None:
+            self._panel.erase()
         with contextlib.suppress(OSError, ValueError):
             if stream.isatty():
                 name = f"\x1b[{_COLOURS[entry.source.index % len(_COLOURS)]}m{name}\x1b[0m"

@@ -150,8 +150,18 @@ class Channel:
                 self._want()
             elif not isinstance(message, Beat):
                 self._received(message, size)
+            if not self._closed:
+                self._keep_up()
             if self._closed:
                 return
+
+    def _keep_up(self) -> None:
+        """Say something if it is time, though much is coming in: a turn of the loop may take long on a busy machine."""
+        if time.monotonic() - self._sent_at >= self.deadline.interval * 0.9:
+            if self.idle:
+                self._urgent.append(encode(Beat()))
+            self._want()
+            self._writable()
 
     def _end(self, why: str) -> None:
         if not self._closed:
@@ -167,7 +177,7 @@ class Channel:
         if self.deadline.tick(now) is Hearing.LOST:
             silence = self.deadline.silence
             self.close()
-            self._over(f"nothing came for {silence:.0f} s")
+            self._over(f"nothing came for {silence:.1f} s")
             return
         if now - self._sent_at >= self.deadline.interval * 0.9 and not self._urgent:
             self.send(Beat())

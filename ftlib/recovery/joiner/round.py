@@ -18,6 +18,7 @@ from consensus import Member
 from ...common.device_waits import settle
 from ...common.devices import thread_device
 from ...common.threads import stand_back
+from ...common.traces import FetchRecord
 from ...core.calls.call import Call, Results
 from ...core.calls.follower import NoFollowing
 from ...core.calls.session import Session
@@ -364,6 +365,7 @@ class Round:
                     self._plane.counters.state_bytes += count
             self.progress_log.update()
 
+        began = self._plane.threads.now()
         try:
             self.transport.shard(donor, shard, flat, offset, got, lambda: self._wants(shard))
         except Later:  # the donor kept the request waiting, unless it is too busy
@@ -377,9 +379,16 @@ class Round:
             with self._changed:
                 if self._wants(shard):
                     self._failures[shard.index, donor.id] += 1
+            self._trace(shard, donor, began, str(error))
             self._none_left(shard)
             return False
+        self._trace(shard, donor, began)
         return True
+
+    def _trace(self, shard: Shard, donor: Member, began: float, error: str = "") -> None:
+        if (traces := self._plane.traces) is not None:
+            name, nbytes = donor.fact("name") or donor.id, shard.stop - shard.start
+            traces.add(FetchRecord(name, shard.index, began, self._plane.threads.now(), nbytes, error))
 
     def _wants(self, shard: Shard) -> bool:
         return (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import json
 import os
 import threading
@@ -107,8 +108,9 @@ class _OverFramework(ProcessGroupWrapper):
             if self.accelerated:
                 framework.settled(spec.epoch)
         except GroupError as error:
+            framework.forget(spec)
             raise RuntimeError(f"{error} (timeout after {seconds * 1e3:.0f}ms)") from error
-        self._pg = FrameworkGroup(group, self.backend, seconds, bulk=bulk)
+        self._pg = FrameworkGroup(group, self.backend, seconds, bulk=bulk, closed=functools.partial(framework.forget, spec))
         return _DummyWork(None)
 
     def shutdown(self) -> None:

@@ -33,15 +33,17 @@ class FrameworkGroup(ProcessGroup):
     A failed operation aborts the group, so that no rank waits for one that has gone on.
     """
 
-    def __init__(self, group: Group, name: str, timeout: float, *, bulk: bool) -> None:
-        """``name``: of the backend. ``timeout``: seconds until operations give up. ``bulk``: all ranks' accelerators work."""
+    def __init__(self, group: Group, name: str, timeout: float, *, bulk: bool, closed: Callable[[], None]) -> None:
+        """``name``: of the backend. ``timeout``: seconds until operations give up. ``bulk``: all ranks' accelerators work.
+        ``closed``: is called once, after the group was closed; it must not refer to this.
+        """
         super().__init__(group.rank, group.size)
         self._group, self._name, self._timeout, self._bulk = group, name, timeout, bulk
         self._exchanges = 0
         """All-to-alls of unequal parts until now, which is the same at all ranks."""
         self._why = ""
         self._works: weakref.WeakSet[GroupWork] = weakref.WeakSet()
-        self._end = weakref.finalize(self, _close, group, os.getpid())
+        self._end = weakref.finalize(self, _close, group, closed, os.getpid())
         self._end.atexit = False  # groups that are open then are closed in order, threads in them first
 
     # --- see ProcessGroup ------------------------------------------------------------------------------------------------
@@ -130,14 +132,13 @@ class FrameworkGroup(ProcessGroup):
 
     def send(self, tensors: Any, dst_rank: int, tag: int) -> Any:
         """Any dtype."""
-        staged = [_Staged(tensor, _on_host) for tensor in tensors]
-        works = self._submit(OperationKind.SEND, [each.buffer for each in staged], peer=dst_rank, tag=tag)
-        return self._under_way(works, lambda: None, tensors, None)
+        works = [self._group.send(_on_host(tensor.detach()).contiguous(), dst_rank, tag) for tensor in tensors]
+        return self._under_way(works, _nothing, tensors, None)
 
     def recv(self, tensors: Any, src_rank: int, tag: int) -> Any:
         """Any dtype."""
         staged = [_Staged(tensor, _on_host) for tensor in tensors]
-        works = self._submit(OperationKind.RECV, [each.buffer for each in staged], peer=src_rank, tag=tag)
+        works = [self._group.recv(each.buffer, src_rank, tag) for each in staged]
         return self._under_way(works, lambda: _put_back(staged), tensors, None)
 
     def getBackendName(self) -> str:  # noqa: N802
@@ -176,7 +177,7 @@ class FrameworkGroup(ProcessGroup):
         return sum(not work.is_completed() for work in list(self._works))
 
     def _under_way(self, works: Sequence[Work], finish: Callable[[], Any], result: Any, opts: Any) -> GroupWork:
-        asked = getattr(opts, "timeout", None)
+        asked = None if opts is None else getattr(opts, "timeout", None)
         limit = asked.total_seconds() if asked is not None and asked > timedelta() else self._timeout
         work = GroupWork(self, works, finish, result, limit)
         self._works.add(work)
@@ -239,6 +240,10 @@ class _Staged:
             self._tensor.copy_(self.buffer)
 
 
+def _nothing() -> None:
+    """What sends need to finish."""
+
+
 def _put_back(staged: Sequence[_Staged]) -> None:
     for each in staged:
         each.put_back()
@@ -264,6 +269,7 @@ def _name_of(opts: Any) -> str:
     raise ValueError(f"{op}: choose SUM, AVG, MIN, MAX or PRODUCT")
 
 
-def _close(group: Group, process: int) -> None:
+def _close(group: Group, closed: Callable[[], None], process: int) -> None:
     if os.getpid() == process:  # a forked child has the parent's sockets
         group.close()
+        closed()

@@ -8,7 +8,18 @@ from .accelerator import HEALTHY, Accelerators, Equipment
 from .ambush import Ambush, Ambushes
 from .backward import Habits
 from .pace import Pace
-from .play import accelerated, mixing, opening, play, play_plot, plotted_history, random_history, settings
+from .play import (
+    accelerated,
+    mixing,
+    opening,
+    play,
+    play_plot,
+    plotted_history,
+    random_history,
+    settings,
+    sharded,
+    sharded_history,
+)
 from .plot import Plot, Script, Step
 from .promises import Promises
 from .trainers import Trainers
@@ -34,4 +45,6 @@ __all__ = [
     "plotted_history",
     "random_history",
     "settings",
+    "sharded",
+    "sharded_history",
 ]

@@ -14,12 +14,24 @@ from consensus.simulation.script.faults import Part
 from .accelerator import Accelerators
 from .ambush import Ambushes
 from .backward import Habits
+from .cohorts import Launcher, facts, in_replicas
 from .pace import Pace
 from .plot import Plot, Script
 from .program import PROGRAMS
 from .trainers import Trainers
 
-__all__ = ["accelerated", "mixing", "opening", "play", "play_plot", "plotted_history", "random_history", "settings"]
+__all__ = [
+    "accelerated",
+    "mixing",
+    "opening",
+    "play",
+    "play_plot",
+    "plotted_history",
+    "random_history",
+    "settings",
+    "sharded",
+    "sharded_history",
+]
 
 GENTLE = FaultProfile.parse(
     "crash=2,restart,pause=2,stall,trap,one_way,isolate=2,halves=0.5,loss=0.5,reordering=0.5,clog,slow=0.5,heal=4,"
@@ -84,6 +96,11 @@ def mixing(seed: int) -> Trainers:
     return Trainers(seed, **found, habits=habits)
 
 
+def sharded(seed: int) -> Trainers:
+    """Processes of replicas of several: every third job with averages that are open calls."""
+    return opening(seed) if seed % 3 == 1 else Trainers(seed, **settings(seed))
+
+
 def random_history(seed: int, policy: str = "") -> Scenario:
     """Every third has all faults; the others let most jobs live, with those faults that training notices.
 
@@ -91,6 +108,19 @@ def random_history(seed: int, policy: str = "") -> Scenario:
     """
     gentle = GENTLE.with_usual(Part.STORE) if policy else GENTLE
     return draw(seed, policy=policy) if seed % 3 == 0 else draw(seed, gentle, (2, 3, 3, 4, 5, 5, 8)[seed % 7], policy=policy)
+
+
+def sharded_history(seed: int, policy: str = "") -> tuple[Scenario, int]:
+    """A history of replicas of several processes, and how many these are: two or three, of two to four replicas.
+
+    Every third has all faults, as in ``random_history``.
+    """
+    rng = Random(f"{seed} replicas")
+    shards, replicas = rng.choice((2, 2, 2, 3)), rng.choice((2, 2, 2, 3, 3, 4))
+    gentle = GENTLE.with_usual(Part.STORE) if policy else GENTLE
+    size = shards * replicas
+    scenario = draw(seed, size=size, policy=policy) if seed % 3 == 0 else draw(seed, gentle, size, policy=policy)
+    return in_replicas(scenario, shards), shards
 
 
 def plotted_history(seed: int, policy: str = "") -> Scenario:
@@ -120,14 +150,21 @@ def play(
     observers: Iterable[Observer] = (),
     ambushes: bool = True,
     tell: Callable[[World], None] | None = None,
+    shards: int = 1,
 ) -> Result:
-    """As ``consensus.simulation.script.play``, with ``jobs`` (drawn from the seed where None) behind the machines."""
+    """As ``consensus.simulation.script.play``, with ``jobs`` (drawn from the seed where None) behind the machines.
+
+    ``shards``: so many processes make a replica (see ``cohorts``).
+    """
     jobs = jobs or Trainers(scenario.seed, **settings(scenario.seed))
     watching: list[Observer] = [jobs, jobs.promises]
+    own = facts(shards) if shards > 1 else lambda _name: {}
+    if shards > 1:
+        watching.append(Launcher(scenario.seed))
     if ambushes:
         watching.append(Ambushes.draw(jobs, scenario.seed))
     try:
-        result = play_views(scenario, plane=jobs.plane, observers=[*watching, *observers], tell=tell)
+        result = play_views(scenario, plane=jobs.plane, observers=[*watching, *observers], tell=tell, facts=own)
         if result.verdict is not None and result.verdict.outcome is Outcome.AGREED:
             return _going_on(result, jobs)
         return result

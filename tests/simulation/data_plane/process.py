@@ -15,14 +15,17 @@ from ftlib.core.calls.session import Session
 from ftlib.core.engine.call_lock import CallLock
 from ftlib.core.engine.catching_up import Obtained
 from ftlib.core.engine.engine import Engine
+from ftlib.core.engine.shard_agreement import word_of_the_finished
 from ftlib.core.engine.waiting import Limits
 from ftlib.core.plane.plane import Plane
 from ftlib.core.plane.ranks import RankAssignScheme
 from ftlib.core.plane.rebuild import Rebuilder, RebuildError
+from ftlib.core.replicas.whole import part_in, replica_of, shard_view
 from ftlib.core.stand_in.deputy import Deputy, Terms
 from ftlib.core.tensors.layout import Layout
 from ftlib.core.tensors.layout_book import LayoutBook
-from ftlib.errors import Excluded, GroupError
+from ftlib.core.tensors.trailer import Trailer
+from ftlib.errors import Excluded, GroupError, ReplicaLost
 from ftlib.frameworks.base import Group, GroupSpec
 from ftlib.recovery import Border
 
@@ -30,6 +33,7 @@ from .accelerator import SimulatedAccelerator, SimulatedHybrid
 from .backward import Habits, OpenTrainer
 from .door import Door, Pipe
 from .framework import SimulatedFramework
+from .mates import SimulatedMates
 from .program import MixedTrainer
 from .recovery import SimulatedRecovery
 from .requests import SimulatedInquiry
@@ -61,12 +65,19 @@ class Process:
         self.host = host
         self.jobs = jobs
         self.index = index
+        part = part_in(host.machine.member)
+        assert part is not None
+        self.part = part
+        """Of which replica it is which shard; one by itself is a replica of one shard."""
         self.threads = SimulatedThreads(host, rng, lambda: jobs.promises.violation)
         self.door = Door(host, rng, lambda: self.threads.over, lambda moment: jobs.tell(host, moment))
         self.plane = _Plane(self, self.threads)
-        self._framework = SimulatedFramework(host, self.threads, jobs.rooms) if jobs.accelerators is None else self._equip()
+        rooms = jobs.rooms_of(part.shard)
+        self._framework = SimulatedFramework(host, self.threads, rooms) if jobs.accelerators is None else self._equip()
+        self.mates = SimulatedMates(self, rng, self._mate_lost) if part.shards > 1 else None
         self._ranks = RankAssignScheme()
-        self._rebuilder = Rebuilder(self.plane, self.door, self._framework, self._build, self._prepare, self._activated)
+        orders = self._build, self._prepare, self._activated
+        self._rebuilder = Rebuilder(self.plane, self.door, self._framework, *orders, part=part)
         limits = Limits()
         self.call_lock = CallLock(limits.step_timeout, self.threads)
         self.transfer = SimulatedTransfer(self.plane, host, self.threads, rng, jobs.transfer_of, self.door.tell)
@@ -88,6 +99,7 @@ class Process:
             recovery=SimulatedRecovery(self, follows=habits.follows) if habits.program else None,
             observers=self.observers,
             layouts=self._layouts,
+            mates=self.mates,
         )
         self._framework.on_fatal(lambda reason: self.engine.fail(Excluded(reason)))
         self.deputy: Deputy | None = None
@@ -156,6 +168,14 @@ class Process:
     def _activated(self, view: View) -> None:
         """``Lifetime._activated``."""
         self._framework.settled(view.epoch)
+        session = self.plane.session
+        word = None if self.mates is None or session is None else word_of_the_finished(self.plane, session)
+        if self.mates is not None and word is not None:
+            self.mates.vouch(word)
+
+    def _mate_lost(self, error: ReplicaLost) -> None:
+        """``Lifetime._mate_lost``."""
+        self.engine.fail(error)
 
     def _load(self, call: Call, session: Session) -> bool:
         loaded = self.transfer.load(call, session)
@@ -177,17 +197,30 @@ class Process:
         members = self.door.get_member_list()
         if tuple(member.id for member in members) != view.ids:
             raise RebuildError("the members changed meanwhile")
-        ranks, spec = self._plan_group(view)
+        acting = shard_view(view, self.part.shard) if self.mates is not None else view
+        self._meet_mates(view)
+        ranks, spec = self._plan_group(acting)
         if spec is None:
             return ranks, None
         try:
             return ranks, self._framework.rebuild(spec)
         except GroupError as error:
-            raise RebuildError(str(error), [view.ids[rank] for rank in error.peers]) from error
+            raise RebuildError(str(error), [acting.ids[rank] for rank in error.peers]) from error
+
+    def _meet_mates(self, view: View) -> None:
+        """``Lifetime._meet_mates``."""
+        replica = None if self.mates is None else replica_of(view, self.host.id)
+        if self.mates is None or replica is None:
+            return
+        try:
+            self.mates.connect(replica, BUILD_TIMEOUT, lambda: self._rebuilder.wants(view.epoch))
+        except GroupError as error:
+            raise RebuildError(str(error)) from error
 
     def _prepare(self, view: View) -> None:
         """``Lifetime._prepare``."""
-        _, spec = self._plan_group(view)
+        acting = shard_view(view, self.part.shard) if self.mates is not None else view
+        _, spec = self._plan_group(acting) if self.host.id in acting else ({}, None)
         if spec is not None:
             self.jobs.tell(self.host, "preparing")
             self._framework.prepare(spec)
@@ -224,6 +257,12 @@ class _Plane(Plane):
         if level:
             self._process.jobs.promises.caught_up(self._process, number)
         return level
+
+    def hold(self, session: Session, results: Results, trailer: Trailer | None = None) -> bool:
+        held = super().hold(session, results, trailer)
+        if held:
+            self._process.jobs.tell(self._process.host, "held")
+        return held
 
     def _finished(self, call: Call, results: Results) -> None:
         super()._finished(call, results)

@@ -20,7 +20,7 @@ from ftlib.core.calls.call import Call, Results
 from ftlib.core.calls.salvage import SalvagePlan
 from ftlib.core.calls.session import Session
 from ftlib.core.plane.phase import Phase
-from ftlib.errors import ConfigError, RebuildTimeout, StateLost, StepMismatch
+from ftlib.errors import ConfigError, RebuildTimeout, ReplicaLost, StateLost, StepMismatch
 
 from .compressing import SENT
 from .trainer import SAMPLES, WEIGHTS
@@ -39,6 +39,9 @@ DIGITS = 6
 
 CLOSE = 1e-4
 """How much what ``Halving`` has sent in float32 may differ."""
+
+ShardCall = tuple[int, int]
+"""A call in the group of one shard; shard 0 where replicas have one process each."""
 
 Sums = tuple[tuple[float, ...], ...]
 """By tensor and lane."""
@@ -122,16 +125,19 @@ class Promises(Observer):
     def __init__(self, jobs: Trainers) -> None:
         self._jobs = jobs
         self._places: dict[str, _Place] = {}
-        self._calls: dict[int, list[_Finish]] = {}
-        self._stands: dict[int, Outcome] = {}
+        self._calls: dict[ShardCall, list[_Finish]] = {}
+        self._stands: dict[ShardCall, Outcome] = {}
         self._used: dict[tuple[str, int], int] = {}
         """In which call each contribution was counted."""
         self._void: set[tuple[str, int]] = set()
         """(member, call): it loaded state within that call, so that it has no part in it."""
-        self._parameters: dict[int, list[tuple[bytes, list[str]]]] = {}
-        """By ``Trainer.clock``, as ``_parameters_stand``."""
-        self._parameters_stand: dict[int, bytes] = {}
-        self._plans: dict[str, SalvagePlan] = {}
+        self._parameters: dict[ShardCall, list[tuple[bytes, list[str]]]] = {}
+        """By shard and ``Trainer.clock``, as ``_parameters_stand``."""
+        self._parameters_stand: dict[ShardCall, bytes] = {}
+        self._plans: dict[tuple[int, str], SalvagePlan] = {}
+        """By shard and view."""
+        self._over: dict[int, frozenset[str]] = {}
+        """Over which replicas each call is that anybody has gone on with."""
         self.lagging: set[str] = set()
         """Members that a script has made lag."""
         self.odd: set[str] = set()
@@ -142,7 +148,7 @@ class Promises(Observer):
         self.counts = {"finished": 0, "adopted": 0, "redone": 0, "loaded": 0, "views": 0, "orphans": 0, "healed": 0}
         self.counts |= {"drawn": 0, "epochs": 0, "accelerated": 0, "freed": 0}
         self.counts |= {"failed in backward": 0, "followed": 0, "caught up": 0, "stood in": 0, "taken over": 0}
-        self.counts |= {"at a border": 0, "inner steps": 0}
+        self.counts |= {"at a border": 0, "inner steps": 0, "fits": 0, "kept": 0, "replicas lost": 0, "state lost": 0}
         self.counts |= {"opened": 0, "not opened": 0, "abandoned": 0, "replaced": 0}
         """What there was to check; ``orphans``: results that nobody went on with."""
 
@@ -191,7 +197,8 @@ class Promises(Observer):
         """A process takes part in an attempt at ``call``; with its own contribution, or without one."""
         part = process.host.id, call.number
         self._place(process).foreign = call.foreign
-        if call.foreign:
+        self._place(process).reloaded |= call.outdated  # also where a mate has loaded the state
+        if call.foreign or call.outdated:
             self._void.add(part)
         elif not self._place(process).reloaded:
             self._void.discard(part)
@@ -236,7 +243,7 @@ class Promises(Observer):
         self.counts["at a border"] += 1
         self._tell(process, f"has the state before call {call.number}")
         data = b"".join(parameter.numpy().tobytes() for parameter in process.trainer.parameters)
-        known = self._parameters.get(call.number - 1)
+        known = self._parameters.get((process.part.shard, call.number - 1))
         assert known is None or data in [each for each, _ in known], self._say(
             process, f"has other parameters before call {call.number} than anybody who applied call {call.number - 1}"
         )
@@ -255,6 +262,7 @@ class Promises(Observer):
         self.counts["accelerated"] += results.accelerated
         adopted = session.plan.donor_of(process.host.id) is not None and call.number == session.plan.call
         self.counts["adopted"] += adopted
+        self.counts["kept"] += session.keeps and call.number == session.plan.call
         self._tell(process, f"{'adopted' if adopted else 'finished'} {self._text(outcome)} in {session.view}")
         if place.outcome is not None:
             assert call.number == place.outcome.call + 1, self._say(
@@ -266,10 +274,11 @@ class Promises(Observer):
             place.owed[layout] = finish.owed.get(process.host.id, place.owed.get(layout, 0.0))
         self._own(process, place, outcome)
         finish.holders.append(process.host.id)
-        for other in self._calls[outcome.call]:
+        for other in self._calls[process.part.shard, outcome.call]:
             if other is not finish:
                 self._apart(process, *sorted((finish, other), key=lambda each: each.view.epoch))
         place.outcome, place.finished = outcome, place.finished + 1
+        self._fits(process, outcome)
         if call.foreign:
             self.counts["stood in" if call.stand_in else "followed"] += 1
         else:
@@ -288,7 +297,7 @@ class Promises(Observer):
             self._parameters_of(process, *place.applied)
         data = b"".join(parameter.numpy().tobytes() for parameter in process.trainer.parameters)
         place.applied = (clock, data)
-        known = self._parameters.setdefault(clock, [])
+        known = self._parameters.setdefault((process.part.shard, clock), [])
         for other, holders in known:
             if other == data:
                 holders.append(process.host.id)
@@ -297,8 +306,9 @@ class Promises(Observer):
             known.append((data, [process.host.id]))
         if call is None:
             return
-        stands = self._parameters_stand.get(clock)
-        outcome, standing = place.outcome, self._stands.get(call.number)
+        shard = process.part.shard
+        stands = self._parameters_stand.get((shard, clock))
+        outcome, standing = place.outcome, self._stands.get((shard, call.number))
         if stands is not None and outcome == standing:
             assert stands == data, self._say(process, f"has other parameters after average {clock} than those who went on")
 
@@ -324,11 +334,15 @@ class Promises(Observer):
         """A process acts in a view from now on."""
         self.counts["views"] += 1
         place, plan = self._place(process), session.plan
-        new = session.view.view_id not in self._plans
-        known = self._plans.setdefault(session.view.view_id, plan)
+        self._whole(process, session)
+        which = process.part.shard, session.view.view_id
+        new = which not in self._plans
+        known = self._plans.setdefault(which, plan)
         assert known == plan, self._say(process, f"follows another plan for {session.view} than the others: {plan}, {known}")
         self._tell(process, f"acts in {session.view}: {self._plan_text(plan)}")
-        unexpected = [m for m in plan.healed if new and m not in self.lagging and not self._replaced(m, plan)]
+        # A replica of several gets the state as a whole, where one of its processes lacks it.
+        single = new and process.part.shards == 1
+        unexpected = [m for m in plan.healed if single and m not in self.lagging and not self._replaced(m, plan)]
         assert not unexpected, self._say(process, f"takes {self._names(unexpected)} for more than one call behind")
         if process.host.id in plan.healed:  # it goes on like a joiner
             place.outcome = None
@@ -337,7 +351,7 @@ class Promises(Observer):
         current = process.plane.current
         if current is not None and (place.reloaded or current.foreign):
             self._void.add((process.host.id, current.number))
-        if place.outcome is not None and plan.donor_of(process.host.id) is None:
+        if place.outcome is not None and plan.donor_of(process.host.id) is None and not session.keeps:
             assert place.outcome.call == plan.call, self._say(
                 process, f"goes on after call {plan.call}, but finished {place.outcome.call} last"
             )
@@ -375,7 +389,15 @@ class Promises(Observer):
             inside = [self._jobs.processes[member_id] for member_id in view.ids] if view is not None else []
             acted = [other for other in inside if not other.plane.blank]
             holders = [other for other in acted if other.plane.origin or other.plane.founder]
-            assert not holders, self._say(process, f"ended: {error}, though {holders} hold it")
+            whole = [other for other in holders if self._all_of(other, holders)]
+            self.counts["state lost"] += 1
+            assert not whole, self._say(process, f"ended: {error}, though {whole} hold it")
+        self.counts["replicas lost"] += isinstance(error, ReplicaLost)
+
+    @staticmethod
+    def _all_of(process: Process, there: list[Process]) -> bool:
+        """Whether all processes of its replica are there."""
+        return sum(other.part.replica == process.part.replica for other in there) == process.part.shards
 
     def killed(self, host: Host) -> None:
         """See ``Observer``."""
@@ -396,7 +418,7 @@ class Promises(Observer):
 
     def _finish(self, process: Process, session: Session, outcome: Outcome, *, adopted: bool) -> _Finish:
         """The record of this outcome; a new one is looked through."""
-        known = self._calls.setdefault(outcome.call, [])
+        known = self._calls.setdefault((process.part.shard, outcome.call), [])
         for finish in known:
             if finish.outcome == outcome:
                 return finish
@@ -501,11 +523,47 @@ class Promises(Observer):
 
     def _stand(self, process: Process, outcome: Outcome) -> None:
         """Somebody goes on with it."""
-        stands = self._stands.setdefault(outcome.call, outcome)
+        stands = self._stands.setdefault((process.part.shard, outcome.call), outcome)
         assert stands == outcome, self._say(process, f"goes on after {self._text(outcome)}, others after {self._text(stands)}")
+        replicas = self._replicas(process, outcome)
+        over = self._over.setdefault(outcome.call, replicas) if replicas else replicas
+        assert over == replicas, self._say(
+            process, f"goes on after call {outcome.call} over {sorted(replicas)}, another shard over {sorted(over)}"
+        )
+
+    def _replicas(self, process: Process, outcome: Outcome) -> frozenset[str]:
+        """The replicas whose contributions are in it; empty if that cannot be seen, or if all replicas are single processes."""
+        if process.part.shards == 1:
+            return frozenset()
+        finish = next(each for each in self._calls[process.part.shard, outcome.call] if each.outcome == outcome)
+        return frozenset(self._jobs.processes[key].part.replica for key in finish.contributors)
+
+    def _fits(self, process: Process, outcome: Outcome) -> None:
+        """What the other shards of its replica have finished as this call is over the same replicas."""
+        own = self._replicas(process, outcome)
+        for mate in self._mates(process):
+            theirs = self._place(mate).outcome
+            if mate is process or theirs is None or theirs.call != outcome.call:
+                continue
+            other = self._replicas(mate, theirs)
+            self.counts["fits"] += 1
+            assert own == other or not own or not other, self._say(
+                process, f"finished call {outcome.call} over {sorted(own)}, its mate {mate.host.name} over {sorted(other)}"
+            )
+
+    def _mates(self, process: Process) -> list[Process]:
+        return [each for each in self._jobs.processes.values() if each.part.replica == process.part.replica]
+
+    def _whole(self, process: Process, session: Session) -> None:
+        """A view has all of a replica or none of it, unless none is whole: then nobody acts in it."""
+        view = session.whole
+        for member in view.members:
+            name, size = member.cohort
+            there = sum(other.cohort[0] == name for other in view.members)
+            assert there == size, self._say(process, f"acts in {view}, in which {there} of {size} processes of {name} are")
 
     def _parameters_of(self, process: Process, clock: int, data: bytes) -> None:
-        stands = self._parameters_stand.setdefault(clock, data)
+        stands = self._parameters_stand.setdefault((process.part.shard, clock), data)
         assert stands == data, self._say(process, f"goes on with other parameters after average {clock} than the others")
 
     # Words

@@ -209,6 +209,8 @@ class Trainer:
         """``FTLib.leave``: the goodbye rode on the last call."""
         process = self._process
         process.call_lock.depart()
+        if process.mates is not None:
+            process.mates.part()
         process.door.leave()
         end = process.threads.now() + 5.0
         with process.plane.changed:

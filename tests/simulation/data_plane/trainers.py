@@ -67,7 +67,9 @@ class Trainers(Observer):
         self.on_moment: Happens | None = None
         """A script's: told of each moment (see ``tell``), within whatever happens there."""
         self.rng = Random(f"{seed} trainers")
+        self._pace = pace
         self.rooms = Rooms(self.rng, pace, self.tell, self.promises.differ)
+        self._rooms = {0: self.rooms}
 
     def plane(self, host: Host) -> Process:
         """The data plane of a new process (``MakePlane``)."""
@@ -75,6 +77,12 @@ class Trainers(Observer):
         assert index < self.lanes, f"more than lanes={self.lanes} processes"
         process = self.processes[host.id] = Process(host, self, index)
         return process
+
+    def rooms_of(self, shard: int) -> Rooms:
+        """Where the members with that shard meet: each shard has groups of its own."""
+        if shard not in self._rooms:
+            self._rooms[shard] = Rooms(self.rng, self._pace, self.tell, self.promises.differ)
+        return self._rooms[shard]
 
     def transfer_of(self, member_id: str) -> SimulatedTransfer | None:
         """The donor's side at a member, None where it is gone."""
@@ -118,7 +126,10 @@ class Trainers(Observer):
         process = self.processes.get(host.id)
         if process is not None:
             process.threads.end()
-            self.rooms.lose(host)
+            for rooms in self._rooms.values():
+                rooms.lose(host)
+            if process.mates is not None:
+                process.mates.end()
 
     def resumed(self, host: Host) -> None:
         """See ``Observer``."""

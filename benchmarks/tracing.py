@@ -1,0 +1,175 @@
+"""What it costs to be looked at: traces and the account of time in a healthy step, traces in a recovery, series in Prometheus.
+
+    python -m benchmarks tracing                          # all
+    python -m benchmarks tracing --only step --rounds 4000
+    python -m benchmarks tracing --only kill --repetitions 30
+    python -m benchmarks tracing --only series --workers 8
+
+The step: workers average 4 KB, with traces and without in turns within one job; the paired differences, at the slowest worker.
+The kill: SIGKILL of one of four, with traces and without in turns, as ``recovery --secret`` does; a collector takes the spans.
+The series: lines of ``/metrics`` at each member of a job that had a kill, a join and a checkpoint, times 64.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import socket
+import statistics
+import tempfile
+import time
+import urllib.request
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from benchmarks.faults import crew
+from benchmarks.job import Job
+from benchmarks.recovery import alternate
+from benchmarks.report import Report, chosen, parser, spread
+from tests.harness.collector import Collector
+
+STEP_BAR, KILL_BAR, SERIES_BAR = 5e-6, 3e-3, 9000
+ACCOUNT_BAR = 3e-6
+PARTS = ("step", "kill", "series")
+BEATS = ("Ping", "Ack")
+"""Messages that go by the clock, whatever the steps do."""
+
+
+def worker(args: argparse.Namespace) -> None:
+    """One of the job whose steps are timed."""
+    import torch
+    import torch.distributed as dist
+
+    from ftlib import FTLib
+
+    torch.set_num_threads(1)
+    ft = FTLib.init(trace="1000")
+    plane = ft._plane  # noqa: SLF001 - traces are turned on and off within one job
+    traces, tensor = plane.traces, torch.ones(1024)
+    store = dist.TCPStore("127.0.0.1", args.port, ft.size, ft.rank == 0)
+    dist.init_process_group("gloo", store=store, rank=ft.rank, world_size=ft.size, timeout=timedelta(seconds=120))
+
+    def timed(on: bool) -> tuple[float, float]:
+        """Seconds on the clock, and of this thread's processor time."""
+        plane.traces = traces if on else None
+        dist.barrier()
+        began, used = time.perf_counter(), time.thread_time()
+        assert ft.allreduce_average(tensor)
+        return time.perf_counter() - began, time.thread_time() - used
+
+    for _ in range(50):
+        timed(True)
+    pairs, before = [], ft.metrics()["messages"]["sent"]
+    for number in range(args.rounds):
+        first = bool(number % 2)
+        pairs.append({first: timed(first), not first: timed(not first)})
+    after = ft.metrics()["messages"]["sent"]
+    slowest = torch.tensor([[*pair[False], *pair[True]] for pair in pairs], dtype=torch.float64)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    others = {kind: entry["messages"] - before.get(kind, {"messages": 0})["messages"] for kind, entry in after.items()}
+    sent = sum(count for kind, count in others.items() if kind not in BEATS)
+    print(json.dumps({"rank": ft.rank, "pairs": slowest.tolist(), "sent": sent}), flush=True)
+    dist.barrier()
+    ft.close()
+    dist.destroy_process_group()
+
+
+def account() -> float:
+    """Seconds that the account of time takes for one call."""
+    from ftlib.common.time_use import State, TimeUse
+
+    count, found = 20_000, []
+    for _ in range(9):
+        use = TimeUse(0.0)
+        use.turn(0.0, State.COMPUTING)
+        began = time.thread_time()
+        for number in range(count):
+            use.entered(number + 0.5)
+            use.behind(0.001)
+            use.left(number + 1.0)
+        found.append((time.thread_time() - began) / count)
+    return statistics.median(found)
+
+
+def step(args: argparse.Namespace, report: Report, collector: Collector) -> None:
+    """A healthy average of 4 KB."""
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+    command = ["-m", "benchmarks", "tracing", "--worker", "--port", str(port), "--rounds", str(args.rounds)]
+    with Job(command, args.workers, chosen(args.agent)) as job:
+        job.ended(500.0)
+        lines = job.all_lines()
+    pairs = lines[0]["pairs"]
+    report.row(f"4 KB, {args.workers} workers, no traces, {len(pairs)} times", spread([pair[0] for pair in pairs]))
+    for what, index in {"with traces: paired difference": 0, "the same in processor time of the thread": 1}.items():
+        differences = sorted(pair[index + 2] - pair[index] for pair in pairs)
+        cost = statistics.median(differences)
+        low, high = differences[len(differences) // 20], differences[-1 - len(differences) // 20]
+        shown = f"{cost * 1e6:+.1f} us (5-95 %: {low * 1e6:+.0f} to {high * 1e6:+.0f})"
+        report.row(what, shown, bar="<= +5 us", good=cost <= STEP_BAR)
+    sent = sum(line["sent"] for line in lines)
+    report.row("messages of all but pings", f"{sent} in {2 * len(pairs)} steps", bar="0", good=sent == 0)
+    took = account()
+    report.row("the account of time, a call", f"{took * 1e6:.2f} us", bar="<= 3 us", good=took <= ACCOUNT_BAR)
+    report.row("spans that came", str(len(collector.all())))
+
+
+def kill(args: argparse.Namespace, report: Report, collector: Collector) -> None:
+    """SIGKILL of one."""
+    rounds = max(1, round(args.repetitions / args.block))
+    variants: dict[str, dict[str, Any]] = {"without": chosen(args.agent), "with traces": chosen(args.agent, trace="on")}
+    times = alternate(variants, rounds, args.block, random.Random(args.seed), workers=args.workers)
+    for name, totals in times.items():
+        report.row(f"SIGKILL of 1 of {args.workers}, {name}, {len(totals)} times", spread(totals))
+    without, traced = (statistics.median(totals) for totals in times.values())
+    cost = traced - without
+    report.row("difference of the medians", f"{cost * 1e3:+.1f} ms", bar="<= +3 ms", good=cost <= KILL_BAR)
+    changes = sum(span.name == "view change" for span in collector.all())
+    report.row("spans of view changes that came", str(changes))
+
+
+def series(args: argparse.Namespace, report: Report, _collector: Collector) -> None:
+    """What each member exports."""
+    from consensus import KeyRing
+
+    with tempfile.TemporaryDirectory() as kept:
+        habit = ["tests.processes.test_checkpoints:Saving", str(Path(kept) / "checkpoints"), 20]
+        with crew("series", args.workers, sizes=[20_000, 300], pause=0.02, habit=habit) as cluster:
+            cluster.alive()[-1].kill()
+            cluster.training(args.workers - 1, 60.0)
+            cluster.join()
+            cluster.training(args.workers, 60.0)
+            cluster.advanced()
+            token = KeyRing([cluster.secret]).first.bearer("metrics")
+            found = []
+            for each in cluster.alive():
+                request = urllib.request.Request(f"http://{each.address}/metrics", headers={"Authorization": f"Bearer {token}"})
+                with urllib.request.urlopen(request, timeout=30) as response:
+                    found.append(sum(not line.startswith(b"#") for line in response))
+    report.row(f"series of a member, {args.workers} members", f"{min(found)} to {max(found)}")
+    report.row("of 64", str(64 * max(found)), bar=f"<= {SERIES_BAR}", good=64 * max(found) <= SERIES_BAR)
+
+
+def main() -> None:
+    options = parser(__doc__, workers=4, rounds=2000, repetitions=30, block=10, seed=1)
+    options.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
+    options.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    options.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
+    args = options.parse_args()
+    if args.worker:
+        worker(args)
+        return
+    expected = {"step": 20 + args.rounds * 0.015, "kill": args.repetitions * 3.0 + 30, "series": 30}
+    report = Report("what it costs to be looked at", sum(expected[part] for part in args.only))
+    with Collector() as collector:
+        os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = collector.url
+        for part in args.only:
+            {"step": step, "kill": kill, "series": series}[part](args, report, collector)
+    raise SystemExit(report.finish())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,220 @@
+"""One operation on a stream: a send or a receive that somebody waits for, and a message that arrives for one."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from typing import Any, Protocol
+
+from consensus import Member
+
+from ..common.devices import HOST, Event, device_at, place_of
+from ..links.errors import CollectiveError, CollectiveTimeout, Mismatch
+from .devices.carriers import await_event
+from .frames import NAMES, Incoming, Sort
+from .values import CARRIED, Classes, Leaf, Message, Shape, decode, marks, placed, shape_of
+from .works import Patience, begun
+
+
+class Stream(Protocol):
+    """What an operation asks of its lane."""
+
+    group: str
+    peer: Member
+
+    @property
+    def limit(self) -> int:
+        """Bytes of the largest message that is accepted."""
+        ...
+
+    @property
+    def place(self) -> str:
+        """The device on which tensors arrive that were on one; ``HOST`` if they come through host memory."""
+        ...
+
+    def heard(self) -> str:
+        """Whom an operation waits for, and since when that one was last heard of."""
+        ...
+
+    def help(self, ready: Callable[[], bool], deadline: float) -> None:
+        """Read in this thread."""
+
+    def withdraw(self, receive: Receive) -> None:
+        """Take a receive back."""
+
+    def begins(self, arrival: Arrival) -> Receive | None:
+        """A message begins to arrive."""
+        ...
+
+    def ends(self) -> Receive | None:
+        """It is complete."""
+        ...
+
+    def fails(self, error: BaseException) -> None:
+        """The link has ended."""
+
+    def fetch(self, cargo: list[Leaf], after: list[Event], done: Callable[[CollectiveError | None], None]) -> None:
+        """Fill the tensors that come beside the link."""
+
+
+class Sent(Patience):
+    """Of a send: it waits for the peer to take the bytes."""
+
+    def __init__(self, lane: Stream, operation: str, future: Future[Any]) -> None:
+        self._lane, self._operation, self._future = lane, operation, future
+        self._began = time.monotonic()
+
+    def give_up(self) -> None:
+        """See ``Patience``. What is queued stays so: half a message would end the stream."""
+        settle(self._future, error=self.late())
+
+    def late(self) -> CollectiveTimeout:
+        """See ``Patience``."""
+        text = f"not ended in {time.monotonic() - self._began:.3g} s: {self._lane.heard()}"
+        return CollectiveTimeout(text, peer=self._lane.peer).about(self._lane.group, self._operation)
+
+
+class Receive(Sent):
+    """One receive: what it accepts, and where to."""
+
+    def __init__(self, lane: Stream, operation: str, sort: Sort, classes: Classes | None, into: Leaf = None) -> None:
+        self.future: Future[Any] = begun()
+        super().__init__(lane, operation, self.future)
+        self.operation = operation
+        self._sort = sort
+        self._classes = classes
+        self._here = False
+        self._into = into
+        self._shape: Shape = [] if into is None else shape_of(into)
+        self.after = marks([into]) if self._shape and self._shape[2] else []
+        """What was enqueued before this call on the device of ``into``."""
+
+    def help(self, ready: Callable[[], bool], deadline: float) -> None:
+        """See ``Patience``. What comes beside the link is not for this thread to wait for."""
+        self._lane.help(lambda: self._here or ready(), deadline)
+
+    def arrived(self) -> None:
+        """Its message is complete, as far as it comes over the link."""
+        self._here = True
+
+    def give_up(self) -> None:
+        """See ``Patience``."""
+        self._lane.withdraw(self)
+
+    def memory(self, frame: Incoming) -> Leaf:
+        """The program's own memory, if the message goes there as it is. Mismatch if it is not what was asked for."""
+        self._check(frame)
+        if self._into is None or not frame.shapes:
+            return None
+        there = self._lane.place if frame.shapes[0][2] == CARRIED else HOST
+        here = place_of(self._into) if self._shape[2] else HOST
+        return self._into if here == there else None
+
+    def finish(self, arrival: Arrival) -> Any:
+        """What the program gets: a value, or the tensor that was given."""
+        try:
+            frame, message = arrival.complete()
+            self._check(frame)
+            if self._into is None:
+                leaves = [placed(leaf, shape) for leaf, shape in zip(message.leaves, message.shapes, strict=True)]
+                return decode(message.tree, leaves, self._classes) if self._classes else leaves[0]
+            if message.leaves[0] is not self._into:
+                _copy(self._into, message.leaves[0])
+        except CollectiveError as error:
+            raise type(error)(str(error), peer=self._lane.peer).about(self._lane.group, self.operation) from None
+        return self._into
+
+    def _check(self, frame: Incoming) -> None:
+        if frame.sort is not self._sort:
+            sent = NAMES.get(frame.sort, frame.sort.name)
+            raise Mismatch(f"the peer called {sent}: the operations of both sides must pair up, in the same order")
+        if self._shape and [_bare(shape) for shape in frame.shapes] != [_bare(self._shape)]:
+            raise Mismatch(f"a tensor {self._shape} was given, and the peer sent {frame.shapes}: use equal dtypes and shapes")
+
+
+class Arrival:
+    """One message that the link was asked for: its callbacks, and what came."""
+
+    def __init__(self, lane: Stream) -> None:
+        self._lane = lane
+        self._frame: Incoming | None = None
+        self._error: CollectiveError | None = None
+        self._after: list[Event] = []
+        self._beside: Future[Any] | None = None
+        """Ends when the tensors are here that do not come over the link; None if there are none."""
+
+    def place(self, header: bytes) -> list[memoryview] | None:
+        """The memory for a message with this header; None: it is thrown away."""
+        receive = self._lane.begins(self)
+        try:
+            frame = self._frame = Incoming.of(header)
+            self._after = [] if receive is None else receive.after
+            try:
+                return frame.room(self._lane.limit, None if receive is None else receive.memory(frame), self._lane.place)
+            except Mismatch as error:
+                self._error = error
+                if frame.carried:  # it comes all the same
+                    frame.room(self._lane.limit, None, self._lane.place)
+        except Mismatch as error:
+            self._error = error
+        except Exception as error:  # noqa: BLE001 - a hostile header may raise anything
+            self._error = Mismatch(f"a header that cannot be read: {error!r:.200}")
+        return None
+
+    def done(self, header: bytes | None, error: BaseException | None) -> None:  # noqa: ARG002 - as links call it
+        """All is there, or the link has ended."""
+        if error is not None and self._error is None:
+            self._lane.fails(error)
+            return
+        cargo = [] if self._frame is None else self._frame.cargo()
+        if cargo:
+            self._beside = begun()
+            self._lane.fetch(cargo, self._after, self._fetched)
+        if (receive := self._lane.ends()) is not None:
+            self.give(receive)
+
+    def give(self, receive: Receive) -> None:
+        """It is for ``receive``, which ends with it, as soon as all of it is here."""
+        receive.arrived()
+        if self._beside is None:
+            settle(receive.future, self)
+        else:
+            self._beside.add_done_callback(lambda _: settle(receive.future, self))
+
+    def _fetched(self, error: CollectiveError | None) -> None:
+        self._error = self._error or error
+        settle(self._beside)  # type: ignore[arg-type]
+
+    def complete(self) -> tuple[Incoming, Message]:
+        """What came, which is given away. Mismatch if it was thrown away."""
+        if self._error is not None or self._frame is None:
+            raise self._error or Mismatch("the message was thrown away")
+        return self._frame, self._frame.message()
+
+
+def _bare(shape: Shape) -> Shape:
+    """Without the device: a tensor may go from a GPU to a host."""
+    return [*shape[:2], *shape[3:]]
+
+
+def _copy(into: Leaf, leaf: Leaf) -> None:
+    """On a device it is there for every stream when this returns."""
+    if not hasattr(into, "copy_"):
+        into[...] = leaf
+    elif (place := place_of(into)) == HOST:
+        into.detach().copy_(leaf)
+    else:
+        device = device_at(place)
+        device.enqueue(lambda: into.detach().copy_(leaf), into)
+        await_event(device.waited())
+
+
+def settle(future: Future[Any], value: Any = None, error: BaseException | None = None) -> None:
+    """End ``future``, unless it has ended: a time-out may have come first."""
+    with contextlib.suppress(InvalidStateError):
+        if error is None:
+            future.set_result(value)
+        else:
+            future.set_exception(error)

@@ -1,0 +1,102 @@
+"""What a worker remembers for its traces: plain records, appended where things happen, made into spans elsewhere and later.
+
+The queue is bounded: where nobody reads it in time, the oldest records are dropped. Times are on the clock of ``Threads.now``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+__all__ = ["CallRecord", "CheckpointRecord", "FetchRecord", "Record", "RecoveryRecord", "Traces", "ViewRecord"]
+
+MOST = 8192
+"""Records that wait to be read, at most."""
+
+
+class CallRecord(NamedTuple):
+    """A call that has ended here."""
+
+    number: int
+    kind: str
+    nbytes: int
+    began: float
+    ended: float
+    view_id: str
+    epoch: int
+    size: int
+    redone: int
+    """Attempts done again so far, of all calls of this process."""
+    adopted: int
+    """Calls finished with another member's result so far."""
+
+
+class ViewRecord(NamedTuple):
+    """A view that became active here."""
+
+    view_id: str
+    epoch: int
+    rank: int
+    size: int
+    frozen: float
+    """When the data plane froze for it; 0 if it was not active before."""
+    active: float
+
+
+class FetchRecord(NamedTuple):
+    """A part of the training state that came from one donor, or did not."""
+
+    donor: str
+    part: int
+    """The number of the shard, -1 for the whole state."""
+    began: float
+    ended: float
+    nbytes: int
+    error: str
+
+
+class RecoveryRecord(NamedTuple):
+    """A training state that is here, and its averages since."""
+
+    began: float
+    ended: float
+    nbytes: int
+    replayed: int
+    call: int
+    """The first call that counts with it; 0: the one in which it came."""
+    view_id: str
+    waited_for: bool
+    """Whether the others waited meanwhile."""
+
+
+class CheckpointRecord(NamedTuple):
+    """A checkpoint that this member wrote, or could not."""
+
+    step: int
+    epoch: int
+    began: float
+    written: float
+    ended: float
+    nbytes: int
+    error: str
+
+
+Record = CallRecord | ViewRecord | FetchRecord | RecoveryRecord | CheckpointRecord
+
+
+class Traces:
+    """The records of one process, in all its lifetimes. Any thread adds, one takes."""
+
+    def __init__(self, most: int = MOST) -> None:
+        self._records: deque[Record] = deque(maxlen=most)
+        self.add = self._records.append
+        """Remember a record. Takes part of a microsecond."""
+
+    def take(self) -> list[Record]:
+        """The records since the last time, oldest first."""
+        found = []
+        while True:
+            try:
+                found.append(self._records.popleft())
+            except IndexError:
+                return found

@@ -1,0 +1,57 @@
+"""Each shard's plan fits those of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from consensus import Member, View
+from ftlib.core.calls.salvage import Report, SalvagePlan
+from ftlib.core.calls.shard_salvage import plan_across
+from ftlib.core.replicas.whole import facts_of
+from ftlib.settings.replicas import Part
+
+DONE = Report(4, 5, 4, b"x", b"x", "a0", founder=True, blank=False, has_state=True)
+"""Has finished call 4, and is in call 5."""
+LOADED = replace(DONE, founder=False, blank=True, newcomer=True, last_signature=b"")
+"""A joiner that has loaded the state after call 4, and has finished no call."""
+
+
+def member(name: str) -> Member:
+    """``b1``: shard 1 of replica ``b``."""
+    return Member(name, "127.0.0.1", ord(name[0]) * 10 + int(name[1]), tuple(facts_of(Part(name[0], int(name[1]), 2)).items()))
+
+
+def plans(reports: Mapping[str, Report]) -> list[SalvagePlan]:
+    """Those of both shards."""
+    view = View(7, "before", tuple(map(member, reports)))
+    encoded = {key: report.encode() for key, report in reports.items()}
+    return [plan_across(view, encoded, shard) for shard in range(2)]
+
+
+def test_a_joiner_whose_mate_holds_the_result_adopts_it() -> None:
+    finished = replace(DONE, finished=5, step=5, current=0, current_signature=b"")
+    held = replace(LOADED, held=5, held_signature=b"x")
+    first, second = plans(
+        {"a0": finished, "a1": replace(finished, origin="a1"), "b0": held, "b1": replace(LOADED, origin="a1")}
+    )
+    assert first.call == second.call == 5
+    assert "b0" not in first.blank
+    assert "b1" not in second.blank, "its mate keeps the result, so it must not begin after it as one that has the state anew"
+    assert second.adoptions == (("b1", "a1"),)
+
+
+def test_a_joiner_none_of_whom_holds_the_result_gets_the_state() -> None:
+    finished = replace(DONE, finished=5, step=5, current=0, current_signature=b"")
+    first, second = plans(
+        {"a0": finished, "a1": replace(finished, origin="a1"), "b0": LOADED, "b1": replace(LOADED, origin="")}
+    )
+    assert first.blank == ("b0",)
+    assert second.blank == ("b1",)
+
+
+def test_what_a_member_holds_and_its_mate_does_not_is_done_again() -> None:
+    held = replace(DONE, held=5, held_signature=b"x")
+    first, second = plans({"a0": held, "a1": replace(DONE, origin="a1"), "b0": held, "b1": replace(DONE, origin="a1")})
+    assert first.call == second.call == 4
+    assert first.adoptions == second.adoptions == ()

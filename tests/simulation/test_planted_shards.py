@@ -1,0 +1,120 @@
+"""Each rule of replicas of several processes is broken on purpose; the promises must notice within so many torn histories."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import pytest
+
+from consensus import Member, View
+from consensus.protocol.agreement import proposer
+from consensus.protocol.state import join
+from ftlib.core.calls import shard_salvage
+from ftlib.core.calls.call import Call, Results
+from ftlib.core.calls.session import Session
+from ftlib.core.engine.shard_agreement import ShardAgreement
+from ftlib.core.plane import rebuild
+from ftlib.core.plane.data_accounting import DataAccounting
+from ftlib.core.replicas.agreement import Holders, ShardPlan
+from ftlib.core.replicas.words import Verdict
+from ftlib.core.tensors.trailer import Trailer
+
+from .training import first_violation, torn_shards
+
+Patch = pytest.MonkeyPatch
+Bug = Callable[[Patch], None]
+MOST = 80
+"""Histories in which a bug has to show."""
+SEEDS = 10
+"""Histories without a bug, which have to be clean."""
+
+
+def finishes_what_it_holds(patch: Patch) -> None:
+    """A call is finished at once, though other processes of the replica may not have their results."""
+    patch.setattr(ShardAgreement, "_verdict", lambda *_: Verdict(freeze=False, void=False, alike=True))
+
+
+def finishes_what_it_adopts(patch: Patch) -> None:
+    """... only one whose result was adopted, or kept."""
+    honest = ShardAgreement.hold
+
+    def hold(
+        self: ShardAgreement, call: Call, session: Session, results: Results, trailer: Trailer | None = None
+    ) -> Trailer | bool:
+        if trailer is None:
+            return self._plane.hold(session, results, None)
+        return honest(self, call, session, results, trailer)
+
+    patch.setattr(ShardAgreement, "hold", hold)
+
+
+def words_of_any_view(patch: Patch) -> None:
+    """A word counts in whatever view it was said."""
+    complete = property(lambda self: all(call >= self._call for _, call in self._newest.values()))
+    patch.setattr(Holders, "complete", complete)
+
+
+def plans_alone(patch: Patch) -> None:
+    """Each shard makes its own plan, from the reports of its own members."""
+
+    def alone(view: View, reports: dict[str, bytes], shard: int) -> object:
+        mine = shard_salvage.shard_view(view, shard)
+        return rebuild.plan(mine, {key: data for key, data in reports.items() if key in mine})
+
+    patch.setattr(rebuild, "plan_across", alone)
+
+
+def keeps_nothing(patch: Patch) -> None:
+    """Nobody keeps what only it held: shards that have finished the call go on without the others."""
+    honest = shard_salvage.plan_shards
+
+    def without(*given: object) -> ShardPlan:
+        return replace(honest(*given), keepers=(), adoptions=())  # type: ignore[arg-type]
+
+    patch.setattr(shard_salvage, "plan_shards", without)
+
+
+def leaves_the_rest_in(patch: Patch) -> None:
+    """A view loses a process and keeps the rest of its replica."""
+    patch.setattr(View, "with_cohorts", lambda _self, removed: tuple(removed))
+
+
+def lets_them_in_one_by_one(patch: Patch) -> None:
+    """Processes join as they come, not whole replicas."""
+
+    def all_of(members: Iterable[Member]) -> list[Member]:
+        return list(members)
+
+    patch.setattr(proposer, "whole_cohorts", all_of)
+    patch.setattr(join, "whole_cohorts", all_of)
+
+
+def comes_in_alone(patch: Patch) -> None:
+    """A newcomer's processes find out one by one whether they have come in."""
+    patch.setattr(Results, "come_in", lambda _self, _out: None)
+    patch.setattr(DataAccounting, "_lingers", lambda self, _shares, step, _batches: (step + int(self._plane.member_id, 16)) % 2)
+
+
+BUGS: dict[Bug, int] = {
+    finishes_what_it_holds: 0,
+    finishes_what_it_adopts: 28,
+    words_of_any_view: 15,
+    plans_alone: 28,
+    keeps_nothing: 28,
+    leaves_the_rest_in: 0,
+    lets_them_in_one_by_one: 0,
+    comes_in_alone: 0,
+}
+"""With the first history that showed each."""
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
+def test_the_promises_notice(bug: Bug, monkeypatch: Patch) -> None:
+    bug(monkeypatch)
+    found = first_violation(torn_shards, range(BUGS[bug], MOST))
+    assert found is not None, f"{bug.__name__} was not noticed in {MOST} histories"
+
+
+def test_without_a_bug_they_are_clean() -> None:
+    assert first_violation(torn_shards, range(SEEDS)) is None
