@@ -363,6 +363,7 @@ class Director:
 
     def _part(self, agent: Agent) -> None:
         assert self._loop is not None
+        self._events.write("parted", host=agent.link.host, longest_gap=agent.link.channel.deadline.longest)
         task = self._loop.create_task(agent.link.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
@@ -473,7 +474,7 @@ class Director:
         if agent is None or agent.link is not link:
             return
         self._part(self._agents.pop(host))
-        self._events.write("lost", host=host, why=why)
+        self._events.write("lost", host=host, why=why, longest_gap=agent.link.channel.deadline.longest)
         self._complain(host, f"lost: {why}")
         loss = Loss.ENDED if agent.here is not None else Loss.AWAY if _AWAY.search(why) else Loss.REFUSED
         self._do(self._ledger.host_lost(host, why, time.monotonic(), loss))
