@@ -72,8 +72,8 @@ def main() -> int:
 
 
 def _campaign(run: LaunchedRun, args: argparse.Namespace) -> int:
-    job = Job(run.alive()[0].address, 5.0)
-    plan = _plan(job.look(), args)
+    job, sight = _met(run, args.patience)
+    plan = _plan(sight, args)
     campaign = Campaign(job, plan, patience=args.patience, beyond=False)
     rows: list[Row] = []
     wrong: list[str] = []
@@ -106,6 +106,21 @@ def _campaign(run: LaunchedRun, args: argparse.Namespace) -> int:
     lost = sum(row.steps_lost for row in rows)
     bad = [row for row in rows if row.back != "stayed" and not row.back.startswith(("back", "left"))]
     return int(bool(wrong or lost or bad or len(rows) < len(plan)))
+
+
+def _met(run: LaunchedRun, patience: float) -> tuple[Job, Sight]:
+    """The job, by whichever worker answers: on a busy machine the others may give one up before the first fault."""
+    deadline = time.monotonic() + patience
+    while True:
+        for worker in run.alive():
+            job = Job(worker.address, 5.0)
+            try:
+                return job, job.look()
+            except FTLibError:
+                continue
+        if time.monotonic() > deadline:
+            raise FTLibError(f"no worker answers within {patience:g} s")
+        time.sleep(0.2)
 
 
 def _plan(sight: Sight, args: argparse.Namespace) -> tuple[Planned, ...]:

@@ -11,7 +11,6 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -20,8 +19,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from consensus import ConfigError as ConsensusConfigError
 from consensus import Consensus, ConsensusError, Gossip, KeyRing, LeftError, Member, Membership, Mode, View
 
+from .checkpoints.depot import Depot
 from .checkpoints.keeper import Keeper
-from .checkpoints.names import Name, of_all_shards, shard_directory, shards_in
+from .checkpoints.places import depot_of
 from .checkpoints.resume import Loaded
 from .common.logs import configure
 from .common.time_use import State
@@ -207,7 +207,7 @@ class FTLib(Calls):
         return self._lives.life.transfer.registered
 
     def save(self, path: str | os.PathLike[str], *, wait: bool = False) -> None:
-        """Write the registered state to a checkpoint in the directory ``path``, beside the training.
+        """Write the registered state to a checkpoint in the directory (or URL) ``path``, beside the training.
 
         Call it at every worker, after a step; the worker with rank 0 writes. The checkpoint becomes complete once a later call
         has finished, or when this worker leaves; ``close`` waits for it. While another checkpoint is being written, this one is
@@ -218,7 +218,7 @@ class FTLib(Calls):
         if registered is None:
             raise ConfigError("save: no state is registered: call register_state before it")
         if not self._call_lock.departed:
-            own = shard_directory(directory, self.settings.shard, self.settings.shards)
+            own = directory.of_shard(self.settings.shard, self.settings.shards)
             self._keeper.save(own, self._plane, registered, wait=wait)
 
     def load(self, path: str | os.PathLike[str]) -> Loaded | None:
@@ -228,7 +228,7 @@ class FTLib(Calls):
         founder reads the checkpoint, and the others get it from that founder. Returns None and loads nothing if there is no
         checkpoint, and at a worker that joins a running job. Raises ConfigError if all are damaged, or it does not fit.
         """
-        directory = self._of_shard(self._place("load", path))
+        directory = self._place("load", path).to_load(self.settings.shard, self.settings.shards)
         self._turn(State.COMPUTING)
         try:
             return self._lives.life.resumption.load(directory)
@@ -441,31 +441,15 @@ class FTLib(Calls):
         """In passive mode the consensus freezes the worker when the view changes; in active mode it is asked here."""
         return self._consensus.passive_or_active() is Mode.PASSIVE or self._consensus.confirm()
 
-    def _place(self, what: str, path: str | os.PathLike[str]) -> Path:
-        """Return ``path`` as absolute, whatever the current directory is later. Raises ConfigError."""
+    def _place(self, what: str, path: str | os.PathLike[str]) -> Depot:
+        """The place that ``path`` names, whatever the current directory is later. Raises ConfigError."""
         if os.getpid() != self._process:
             raise ConfigError(f"{what}: this process was forked from a worker and is none")
         if self._call_lock.inside():
             raise ConfigError(f"{what} was called within a call, from a callback, a signal handler or a state function")
         if not os.fspath(path):
-            raise ConfigError(f"{what}: the path is empty: give a directory")
-        return Path(os.fspath(path)).absolute()
-
-    def _of_shard(self, path: Path) -> Path:
-        """Where this shard's checkpoints are in ``path``. ConfigError if those there are of another number of shards."""
-        part = self.settings.part
-        if Name.parse(path.name) is not None:
-            return path
-        found = shards_in(path)
-        if found and part.shards not in found:
-            theirs = ", ".join(map(str, sorted(found)))
-            raise ConfigError(
-                f"load: the checkpoints in {path} are of replicas of {theirs} processes, and these have {part.shards}: start "
-                "as many (ftlib run --shards), or give another directory"
-            )
-        if part.shards == 1:
-            return path
-        return of_all_shards(path, part.shard, part.shards) or shard_directory(path, part.shard, part.shards)
+            raise ConfigError(f"{what}: the path is empty: give a directory or a URL")
+        return depot_of(path)
 
     def _apart(self, farewell: Callable[[], None]) -> None:
         """Run ``farewell`` here; on another thread if this one is inside a call, which cannot end now and may hold any lock."""

@@ -27,6 +27,7 @@ FTLIB = {
     "collective": ("collective", "ordered messages and queues between members"),
     "links": ("links", "streams of messages between two"),
     "torchft": ("torchft", "torchft's interface on top of ftlib"),
+    "integrations": ("integrations", "Lightning, accelerate, transformers"),
     "launch": ("launch", "ftlib run: starts and restarts workers"),
     "ftlib": ("FTLib", "what a program calls"),
     "lifecycle": ("lifecycle", "a worker's lifetimes: meet the job, leave, rejoin"),
@@ -55,7 +56,14 @@ CONSENSUS = {
     "values": ("values", "what all of it speaks of"),
 }
 TOGETHER = {
-    "ftlib": {"ftlib.ftlib": "ftlib", "ftlib.training": "ftlib", "ftlib.consensus": "ftlib"},
+    "ftlib": {
+        "ftlib.ftlib": "ftlib",
+        "ftlib.training": "ftlib",
+        "ftlib.consensus": "ftlib",
+        "ftlib.accelerate": "integrations",
+        "ftlib.lightning": "integrations",
+        "ftlib.transformers": "integrations",
+    },
     "consensus": {
         "consensus.backends": "membership",
         "consensus.store_requests": "messages",

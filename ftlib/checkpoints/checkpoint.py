@@ -50,7 +50,8 @@ class Taken:
 class Found:
     """An intact checkpoint that was read."""
 
-    directory: Path
+    directory: Path | str
+    """Where it is: a directory, or a URL."""
     name: Name
     tree: object
     torn: tuple[str, ...] = ()

@@ -18,10 +18,8 @@ from __future__ import annotations
 
 import errno
 import logging
-import shutil
 import threading
 from enum import Enum
-from pathlib import Path
 
 from consensus import LeftError
 
@@ -33,9 +31,10 @@ from ..core.plane.phase import Phase
 from ..core.plane.plane import Plane
 from ..state.codec import flatten
 from ..state.registry import Registered
-from .checkpoint import Taken, publish, remove
-from .manifest import OF_ONE, CheckpointManifest, TornError
-from .names import Name, Part, complete, parts
+from .checkpoint import Taken
+from .depot import Depot
+from .manifest import TornError
+from .names import Name, Part
 
 logger = logging.getLogger("ftlib")
 
@@ -73,7 +72,7 @@ class Keeper:
         self._checked = False
         """Whether the state is known to be of a kind that can be kept; from then on only the writer flattens the state."""
 
-    def save(self, path: Path, plane: Plane, registered: Registered, *, wait: bool) -> None:
+    def save(self, depot: Depot, plane: Plane, registered: Registered, *, wait: bool) -> None:
         """Begin to write if this member has rank 0; called on the training thread, outside of calls.
 
         ``wait``: wait for a checkpoint under way instead of leaving this one out. Raises ConfigError if the state cannot be
@@ -90,7 +89,7 @@ class Keeper:
                 if session is None or session.rank != 0 or plane.phase is Phase.STOPPED or outdated:
                     return
             name = Name(step, session.view.epoch)
-            if not self._free(plane, path / str(name), wait=wait):
+            if not self._free(plane, depot, depot.at(name), wait=wait):
                 return
             tree = registered.tree(step)
             with plane.changed:
@@ -101,7 +100,7 @@ class Keeper:
                 logger.info(text, step, extra=plane.about("checkpoint_skipped", stage="LATE"))
                 return
             taken = Taken.of(tree, name, session.size)
-            self._writing = _Writing(plane, session, number, path, taken, self._keep)
+            self._writing = _Writing(plane, session, number, depot, taken, self._keep)
             self._writing.start()
 
     def close(self) -> None:
@@ -114,7 +113,7 @@ class Keeper:
         if not writing.ended(self._timeout):
             logger.error("%s was not written within %g s, and is left incomplete", writing, self._timeout)
 
-    def _free(self, plane: Plane, directory: Path, *, wait: bool) -> bool:
+    def _free(self, plane: Plane, depot: Depot, directory: str, *, wait: bool) -> bool:
         """Return True if no checkpoint is under way any more, so that ``directory`` can be written; else logs why not."""
         writing = self._writing
         if writing is None or writing.ended(0.0):
@@ -124,7 +123,7 @@ class Keeper:
         if writing.written(self._timeout if wait else 0.0) and writing.due():
             with plane.changed:
                 plane.changed.notify_all()
-            if writing.ended(NAMING):
+            if writing.ended(NAMING if depot.prompt else self._timeout if wait else 0.0):
                 return True
         plane.counters.checkpoints_skipped += 1
         extra = plane.about("checkpoint_skipped", stage=writing.stage.name)
@@ -136,12 +135,12 @@ class Keeper:
 class _Writing:
     """One checkpoint on its way."""
 
-    def __init__(self, plane: Plane, session: Session, number: int, path: Path, taken: Taken, keep: int) -> None:
+    def __init__(self, plane: Plane, session: Session, number: int, depot: Depot, taken: Taken, keep: int) -> None:
         """``number``: of the last call that had finished."""
         self.stage = _Stage.WRITING
-        self.directory = path / str(taken.name)
+        self.directory = depot.at(taken.name)
         self._plane, self._number = plane, number
-        self._path, self._part = path, path / str(Part.of(taken.name, session.member_id))
+        self._depot, self._part = depot, Part.of(taken.name, session.member_id)
         self._name = taken.name
         self._taken: Taken | None = taken
         self._keep = keep
@@ -179,7 +178,7 @@ class _Writing:
             self._write()
         except _GivenUp as reason:
             logger.info("%s was given up: %s", self, reason, extra=plane.about("checkpoint_given_up"))
-            remove(self._part)
+            self._depot.remove(self._part)
         except Exception as error:  # noqa: BLE001 - whatever it is, the training goes on without it
             self._failed(error)
         finally:
@@ -191,23 +190,23 @@ class _Writing:
     def _write(self) -> None:
         plane, taken = self._plane, self._taken
         assert taken is not None
-        self._path.mkdir(parents=True, exist_ok=True)
+        self._depot.prepare()
         self._look_around()
-        remove(self._part)
-        nbytes = taken.write(self._part)
+        self._depot.remove(self._part)
+        nbytes = self._depot.write(taken, self._part)
         written = plane.threads.now()
         took = written - self._began
         self._taken = taken = None
         self.stage = _Stage.WAITING
         self._written.set()
         self._await_later_call()
-        for name in complete(self._path):
+        for name in self._depot.complete():
             if name > self._name and name not in self._torn:
                 raise _GivenUp(f"{name} is complete by now, which is newer")
-        publish(self._part, self.directory)
+        self._depot.publish(self._part)
         plane.counters.checkpoints += 1
         plane.counters.checkpoint_step = self._name.step
-        extra = plane.about("checkpoint", checkpoint=str(self.directory), checkpoint_bytes=nbytes, seconds=took)
+        extra = plane.about("checkpoint", checkpoint=self.directory, checkpoint_bytes=nbytes, seconds=took)
         logger.info("%s is complete: %s, %s in %s", self, self.directory, size(nbytes), span(took), extra=extra)
         self._trace(written, nbytes)
         self._tidy()
@@ -219,20 +218,20 @@ class _Writing:
 
     def _look_around(self) -> None:
         """Check the checkpoints that are not older than this one. Those of other jobs are never written over."""
-        for name in complete(self._path):
+        for name in self._depot.complete():
             if name < (self._name.step, 0):
                 break
-            if (torn := _damage(self._path / str(name))) is not None:
+            if (torn := self._depot.damage(name)) is not None:
                 self._torn.append(name)
                 if name == self._name and isinstance(torn, TornError):
-                    remove(self.directory)
+                    self._depot.remove(self._name)
                 continue
             if name.step == self._name.step:
                 raise _GivenUp(f"{name} is complete already")
             raise _Foreign(f"{name} in it is of a later step, which this job does not continue")
-        for part in parts(self._path):
+        for part in self._depot.parts():
             if part.name.step > self._name.step:  # of a run that this job does not continue, which must not complete it now
-                remove(self._path / str(part))
+                self._depot.remove(part)
 
     def _await_later_call(self) -> None:
         """Return once this checkpoint may be completed. Raises _GivenUp if it never may."""
@@ -249,11 +248,11 @@ class _Writing:
 
     def _tidy(self) -> None:
         """Remove older complete checkpoints beyond those to be kept, and older ones that never became complete."""
-        for name in [name for name in complete(self._path) if name < self._name][self._keep - 1 :]:
-            remove(self._path / str(name))
-        for part in parts(self._path):
+        for name in [name for name in self._depot.complete() if name < self._name][self._keep - 1 :]:
+            self._depot.remove(name)
+        for part in self._depot.parts():
             if part.name <= self._name:
-                remove(self._path / str(part))
+                self._depot.remove(part)
 
     def _failed(self, error: Exception) -> None:
         plane = self._plane
@@ -261,9 +260,9 @@ class _Writing:
             logger.info("%s was given up: this worker is no member any more", self, extra=plane.about("checkpoint_given_up"))
             return
         why, remedy = self._diagnosis(error)
-        remove(self._part)
+        self._depot.remove(self._part)
         text, extra = "no checkpoint of step %d in %s: %s; training goes on without it: %s", plane.about("checkpoint_failed")
-        logger.error(text, self._name.step, self._path, why, remedy, extra=extra)
+        logger.error(text, self._name.step, self._depot, why, remedy, extra=extra)
         plane.counters.checkpoint_failures += 1
         self._trace(0.0, error=why)
 
@@ -273,7 +272,7 @@ class _Writing:
         text = error.strerror or str(error) if isinstance(error, OSError) else " ".join(str(error).split())
         if isinstance(error, _Foreign):
             return text, "move it away, load it, or give save another directory"
-        if number in _ROOM or (number is None and _full(self._path)):
+        if number in _ROOM or (number is None and self._depot.full):
             return (
                 "no space is left on the device" if number is None else text,
                 "make room there, or give save another directory",
@@ -281,23 +280,3 @@ class _Writing:
         if number in _RIGHTS:
             return text, "let this user write there, or give save another directory"
         return f"{type(error).__name__}: {text}", "see to that file system, or give save another directory"
-
-
-def _damage(directory: Path) -> Exception | None:
-    """Return why the checkpoint cannot be loaded; None if it is intact. Raises OSError if the fault is a more general one."""
-    try:
-        CheckpointManifest.read(directory).verify(directory)
-    except TornError as error:
-        return error
-    except OSError as error:
-        if error.errno not in OF_ONE:
-            raise
-        return error
-    return None
-
-
-def _full(path: Path) -> bool:
-    try:
-        return shutil.disk_usage(path).free < 1 << 20
-    except OSError:
-        return False

@@ -15,7 +15,7 @@ import math
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,14 +75,20 @@ class CheckpointManifest:
     state: Any
     """The tree, as ``state.flatten`` makes it."""
     files: Mapping[str, File]
+    folder: str = ""
+    """Where the other files are, beside the manifest; empty: in the same directory."""
+
+    def within(self, folder: str) -> CheckpointManifest:
+        """As this, with its files in another folder."""
+        return replace(self, folder=folder)
 
     @property
     def nbytes(self) -> int:
         """Of all files together."""
         return sum(file.size for file in self.files.values())
 
-    def write(self, directory: Path) -> None:
-        """Write to ``directory``, synced to the disk. Raises OSError."""
+    def packed(self) -> bytes:
+        """The manifest's text."""
         body = {
             "format": _FORMAT,
             "step": self.step,
@@ -92,8 +98,14 @@ class CheckpointManifest:
             "files": {name: [file.size, file.digest] for name, file in self.files.items()},
             "state": _plain(self.state),
         }
-        with (directory / FILE).open("x", encoding="ascii") as file:
-            json.dump({**body, "digest": _digest(body)}, file, indent=1, allow_nan=False)
+        if self.folder:
+            body["folder"] = self.folder
+        return json.dumps({**body, "digest": _digest(body)}, indent=1, allow_nan=False).encode("ascii")
+
+    def write(self, directory: Path) -> None:
+        """Write to ``directory``, synced to the disk. Raises OSError."""
+        with (directory / FILE).open("xb") as file:
+            file.write(self.packed())
             file.flush()
             os.fsync(file.fileno())
 
@@ -105,6 +117,11 @@ class CheckpointManifest:
                 data = file.read(LIMIT + 1) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
         except (FileNotFoundError, NotADirectoryError):
             raise TornError(f"{FILE} is missing") from None
+        return cls.of(data)
+
+    @classmethod
+    def of(cls, data: bytes) -> CheckpointManifest:
+        """The inverse of ``packed``. Raises TornError."""
         if len(data) > LIMIT:
             raise TornError(f"{FILE} has more than {LIMIT} bytes")
         try:
@@ -114,7 +131,10 @@ class CheckpointManifest:
                 raise TornError(f"{FILE} is not what was written")
             files = {name: File(size, digest) for name, (size, digest) in body["files"].items()}
             tensors = tuple(body["tensors"])
-            return cls(body["step"], body["epoch"], body["size"], tensors, _special(body["state"]), files)
+            folder = body.get("folder", "")
+            if any("/" in name or name == ".." for name in (*files, folder)):
+                raise TornError(f"{FILE} names files that are elsewhere")
+            return cls(body["step"], body["epoch"], body["size"], tensors, _special(body["state"]), files, folder)
         except TornError:
             raise
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

@@ -28,7 +28,8 @@ from ..recovery.layout.requests import POLL, Body, pieces
 from ..recovery.whole_state import RETRY, Transfer
 from ..state.codec import snapshot
 from ..state.registry import Registered
-from .checkpoint import Found, newest
+from .checkpoint import Found
+from .depot import Depot, is_url
 from .manifest import TornError
 
 logger = logging.getLogger("ftlib")
@@ -41,8 +42,8 @@ class Loaded(NamedTuple):
     """What ``FTLib.load`` loaded."""
 
     step: int
-    path: Path
-    """The checkpoint's directory, at the worker that read it."""
+    path: Path | str
+    """The checkpoint's directory or URL, at the worker that read it."""
 
 
 class Resumption(Observer):
@@ -72,7 +73,7 @@ class Resumption(Observer):
 
     # --- on the training thread ----------------------------------------------------------------------------------------
 
-    def load(self, path: Path) -> Loaded | None:
+    def load(self, path: Depot) -> Loaded | None:
         """Load the newest intact checkpoint in ``path`` at all founders; returns None if there is none, and at joiners.
 
         Raises ConfigError if there are checkpoints but none is intact, if it does not fit, and if other founders do not call
@@ -106,7 +107,7 @@ class Resumption(Observer):
             if any(self._decided):
                 self._decided = [b"" for _ in self._decided]
 
-    def _settle(self, path: Path, registered: Registered) -> Loaded | None:
+    def _settle(self, path: Depot, registered: Registered) -> Loaded | None:
         plane = self._plane
         deadline = plane.threads.now() + self._patience
         while True:
@@ -140,10 +141,10 @@ class Resumption(Observer):
                 who = session.name(reader)
                 raise ConfigError(f"{who} has not called load within {self._patience:g} s, but this worker has: {_EVERYWHERE}")
 
-    def _too_late(self, session: Session, reader: str, path: Path) -> Loaded:
+    def _too_late(self, session: Session, reader: str, path: Depot) -> Loaded:
         """Handle a reader that is in a call: the state comes with the first call; ConfigError if the reader loaded nothing."""
         if self._plane.step > 0:
-            return Loaded(self._plane.step, path)
+            return Loaded(self._plane.step, _path(str(path)))
         raise ConfigError(f"load was called here, but not by {session.name(reader)}, which is in a call: {_EVERYWHERE}")
 
     # --- at the reader -------------------------------------------------------------------------------------------------
@@ -157,10 +158,10 @@ class Resumption(Observer):
         finally:
             self._reading = False
 
-    def _read(self, path: Path) -> Found | None:
+    def _read(self, path: Depot) -> Found | None:
         plane = self._plane
         try:
-            found = newest(path)
+            found = path.newest()
         except TornError as error:
             raise ConfigError(f"load: no checkpoint in {path} is intact ({error}): give another directory") from None
         except OSError as error:
@@ -237,11 +238,11 @@ class Resumption(Observer):
                 registered.load(tree)
                 if not plane.resumed(session, origin, step):
                     return False
-                self._note(step, Path(path))
+                self._note(step, _path(path))
                 return True
         raise ConfigError("load: what the others have loaded has the wrong shape: run one release everywhere")
 
-    def _note(self, step: int, directory: Path) -> None:
+    def _note(self, step: int, directory: Path | str) -> None:
         self._loaded = Loaded(step, directory)
         extra = self._plane.about("resumed", checkpoint=str(directory))
         logger.info("resumed at step %d from %s", step, directory, extra=extra)
@@ -276,3 +277,7 @@ class Resumption(Observer):
         with plane.changed:
             self._served.add((number, member))
             plane.changed.notify_all()
+
+
+def _path(text: str) -> Path | str:
+    return text if is_url(text) else Path(text)

@@ -15,6 +15,7 @@ import click
 
 from ..launch.command import code_of, run
 from .commands.chaos import chaos
+from .commands.checkpoints import checkpoints
 from .commands.demo import demo
 from .commands.doctor import doctor
 from .commands.keys import keys
@@ -58,7 +59,24 @@ def completion(*, shell: str) -> int:
     return 0
 
 
-for _each in (chaos, dashboard, demo, doctor, drain, explain, keys, kill, observability, ps, run, simulate, stack, status):
+_EACH = (
+    chaos,
+    checkpoints,
+    dashboard,
+    demo,
+    doctor,
+    drain,
+    explain,
+    keys,
+    kill,
+    observability,
+    ps,
+    run,
+    simulate,
+    stack,
+    status,
+)
+for _each in _EACH:
     commands.add_command(_each)
 
 

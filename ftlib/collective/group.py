@@ -151,6 +151,8 @@ class CollectiveGroup:
     ) -> AsyncWork | None:
         lane = self._only(operation)
         future = lane.send(sort, self._encoded(operation, make), operation)
+        if not async_op and future.done() and future.exception() is None:
+            return None
         work = AsyncWork(future, patience=Sent(lane, operation, future), timeout=_limit(async_op, timeout))
         if not async_op or (future.done() and isinstance(future.exception(), Refused)):
             work.wait()
@@ -162,6 +164,10 @@ class CollectiveGroup:
         except Refused as error:
             raise error.about(self.name, operation) from None
         lane.receive(receive)
+        if not async_op:  # the short way: most often its message is the next one, and this thread reads it
+            receive.help(receive.future.done, time.monotonic() + (DEFAULT_TIMEOUT if timeout is None else timeout))
+            if receive.future.done() and receive.future.exception() is None:
+                return receive.finish(receive.future.result())
         work = AsyncWork(receive.future, receive.finish, patience=receive, timeout=_limit(async_op, timeout))
         return work if async_op else work.wait()
 

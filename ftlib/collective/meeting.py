@@ -262,10 +262,17 @@ class Meeting:
 
     def _use(self, lane: Lane, link: Link, theirs: Terms) -> None:
         """The last word on a stream that the peer has taken."""
-        if _wanted(lane):
+        with self._lock:
+            wanted = _wanted(lane)
+            if wanted:
+                self._promised.add(lane)
+        if wanted:
             self._answer(link, Word.TAKEN, 0)
             self._greeted(link)
-            if lane.attach(link, theirs):
+            attached = lane.attach(link, theirs)
+            with self._lock:
+                self._promised.discard(lane)
+            if attached:
                 return
         elif lane.over is not None:
             self._answer(link, Word.CLOSED, 0)
@@ -325,7 +332,8 @@ class Meeting:
             holds = fate is Fate.TAKE and lane in self._dialling and here.id < peer.id
             if fate is Fate.KEEP and not full:
                 self._unclaimed.append(come)
-                behind = lane if seat.free else None
+                # What the peer has the last word about, it has used before it closed it: that word is on its way.
+                behind = lane if seat.free and lane not in self._promised else None
             elif lane is not None and holds:
                 self._held[lane] = come
             elif lane is not None and fate is Fate.TAKE:

@@ -88,7 +88,7 @@ class Receive(Sent):
         self._here = False
         self._into = into
         self._shape: Shape = [] if into is None else shape_of(into)
-        self.after = [] if into is None else marks([into])
+        self.after = marks([into]) if self._shape and self._shape[2] else []
         """What was enqueued before this call on the device of ``into``."""
 
     def help(self, ready: Callable[[], bool], deadline: float) -> None:

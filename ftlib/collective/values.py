@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from ..common.devices import HOST, Event, device_at, place_of
+from ..common.memory import Pages
 from ..links.errors import Mismatch, Refused
 from .devices.carriers import await_event, to_host
 
@@ -33,10 +34,13 @@ GPU, and it comes beside the message), then its dimensions.
 """
 CARRIED = 2
 _SHORT = 30 << 10
+_PAGES = Pages(least=1 << 18, kept=64 << 20)
+"""Memory of tensors that have arrived and were freed, used again: the first touch of fresh pages costs more than the copy."""
 DEPTH = 64
 """Levels of nested tuples, keys and dataclasses."""
 _DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 _DTYPES = {name: dtype for name, dtype in _DTYPES.items() if not re.match(r"q|bits|u?int[1-7]$|float4", name)}
+_PLAIN = {torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _ARRAY = re.compile(r"[<>|=][biufcSUmMV]\d{1,9}(\[[\da-zA-Z]+\])?")
 _T = TypeVar("_T")
@@ -127,12 +131,14 @@ def encode(value: object, classes: Classes) -> Message:
         raise Refused(f"{_path_to(value, encoder.refused) or 'the value'}: {error}") from None
     except (ValueError, OverflowError, RecursionError) as error:
         raise Refused(f"the value cannot be sent ({error}): it may contain itself, or be nested too deeply") from None
-    return Message(tree, encoder.shapes, encoder.leaves, encoder.pickled, marks(encoder.leaves))
+    after = marks(encoder.leaves) if any(shape[2] for shape in encoder.shapes) else []
+    return Message(tree, encoder.shapes, encoder.leaves, encoder.pickled, after)
 
 
 def encode_leaf(leaf: Leaf) -> Message:
     """One tensor or array without a tree. Refused if it cannot be sent."""
-    return Message(b"", [shape_of(leaf)], [plain(leaf)], after=marks([leaf]))
+    shape = shape_of(leaf)
+    return Message(b"", [shape], [plain(leaf)], after=marks([leaf]) if shape[2] else [])
 
 
 def decode(tree: bytes, leaves: Sequence[Leaf], classes: Classes) -> Any:
@@ -187,7 +193,7 @@ def _made(dtype: Any, dims: list[int], place: str, *, carried: bool) -> Leaf:
     if not isinstance(dtype, torch.dtype):
         return np.empty(dims, dtype)
     if not carried:
-        return torch.empty(dims, dtype=dtype)
+        return _PAGES.row(math.prod(dims), dtype).reshape(dims)
     if place == HOST:
         raise Mismatch("tensors come from GPU to GPU, as was not agreed")
     return device_at(place).empty(math.prod(dims), dtype).reshape(dims)
@@ -214,7 +220,9 @@ def shape_of(leaf: Leaf) -> Shape:
 
 def plain(leaf: Leaf) -> Leaf:
     """``leaf`` without gradient or pending negation, where it is."""
-    return leaf.detach().resolve_conj().resolve_neg() if isinstance(leaf, torch.Tensor) else leaf
+    if isinstance(leaf, torch.Tensor) and (leaf.requires_grad or leaf.is_conj() or leaf.is_neg()):
+        return leaf.detach().resolve_conj().resolve_neg()
+    return leaf
 
 
 def marks(leaves: Iterable[Leaf]) -> list[Event]:
@@ -242,6 +250,8 @@ def copied(message: Message) -> Message:
 def memory(leaf: Leaf) -> memoryview:
     """The bytes of a contiguous leaf on the host, as they lie there."""
     if isinstance(leaf, torch.Tensor):
+        if leaf.dtype in _PLAIN and leaf.dim() and not leaf.requires_grad:  # the short way
+            return leaf.numpy().data.cast("B")
         leaf = leaf.detach().reshape(-1).view(torch.uint8).numpy()
     flat: np.ndarray[Any, Any] = leaf.reshape(-1).view(np.uint8)
     return flat.data

@@ -42,16 +42,16 @@ def huge(nbytes: int) -> torch.Tensor:
 class Pages:
     """Memory in huge pages that is used again when it is freed: fresh pages cost more than a copy into them. Any thread."""
 
-    _KEPT = 256 << 20
-    """Bytes at most that are kept for later use."""
-
-    def __init__(self) -> None:
+    def __init__(self, *, least: int = _HUGE, kept: int = 256 << 20) -> None:
+        """``least``: bytes of the smallest row that is used again; ``kept``: bytes at most that are kept for later use."""
+        self._least = least
+        self._most = kept
         self._free: deque[memoryview] = deque()
 
     def row(self, count: int, dtype: torch.dtype) -> torch.Tensor:
         """See ``room``."""
         nbytes = count * dtype.itemsize
-        if nbytes < _HUGE:
+        if nbytes < self._least:
             return torch.empty(count, dtype=dtype, device="cpu")
         memory = self._found(nbytes)
         lent = memoryview(memory)
@@ -67,10 +67,10 @@ class Pages:
             if memory.nbytes == nbytes:
                 return memory
             self._free.append(memory)
-        return memoryview(huge(nbytes).numpy().data)
+        return memoryview(room(nbytes, torch.uint8).numpy().data)
 
     def _give_back(self, memory: memoryview) -> None:
-        if sum(each.nbytes for each in list(self._free)) + memory.nbytes <= self._KEPT:
+        if sum(each.nbytes for each in list(self._free)) + memory.nbytes <= self._most:
             self._free.append(memory)
 
 

@@ -79,6 +79,11 @@ _WORKERS = (
 _SHARDS = "Processes of each worker, which then is a replica that shards its model; -n and sizes count replicas."
 
 
+def _place(text: str) -> Path | str:
+    """A directory; a URL stays a text, whose slashes a path would join."""
+    return text if "://" in text else Path(text)
+
+
 @click.command(
     cls=_Run, context_settings={"allow_interspersed_args": False}, short_help="Start workers of a script, and keep them going."
 )
@@ -91,7 +96,7 @@ _SHARDS = "Processes of each worker, which then is a replica that shards its mod
 @click.option("--grace", type=float, default=10.0, show_default=True, help="Seconds to drain after Ctrl-C or SIGTERM.")
 @click.option("--log-dir", type=click.Path(path_type=Path), default=None, help="Write worker-N.log there, too.")
 @click.option("--events", type=click.Path(path_type=Path), default=None, help="Append one JSON line an event to this file.")
-@click.option("--resume", type=click.Path(path_type=Path), default=None, help="Go on from the newest checkpoint in there.")
+@click.option("--resume", type=_place, default=None, metavar="DIRECTORY|URL", help="Go on from the newest checkpoint there.")
 @click.option("--dashboard", is_flag=True, help="Serve a live page of the job on 127.0.0.1, and print its address.")
 @click.option("--resume-required", is_flag=True, help="Start nothing if --resume has no complete checkpoint.")
 @click.option("--job", default=None, help="Job name  [default: a random one; with --meet FTLIB_JOB, or what is met]")
@@ -121,7 +126,7 @@ def run(
     grace: float,
     log_dir: Path | None,
     events: Path | None,
-    resume: Path | None,
+    resume: Path | str | None,
     dashboard: bool,
     resume_required: bool,
     job: str | None,

@@ -27,7 +27,7 @@ def run_fleet(
     *,
     workers: int | Literal["auto", "gpu", "cpu"],
     job: str | None,
-    resume: Path | None,
+    resume: Path | str | None,
     settings: Mapping[str, Any],
 ) -> int:
     """Run it to its end; returns the shell's exit code. ``settings``: further arguments of ``Launcher``."""
@@ -44,7 +44,8 @@ def run_fleet(
         **settings,
     )
     words = [fleet.python, *command[1:]] if fleet.python is not None else list(command)
-    with _cancelling(launcher.start_program(words, job=job, resume=str(resume.absolute()) if resume else "")) as (launch, got):
+    begins = str(resume.absolute() if isinstance(resume, Path) else resume or "")
+    with _cancelling(launcher.start_program(words, job=job, resume=begins)) as (launch, got):
         code = _end_of(launch)
     _sum_up(launch)
     return 128 + got[0] if got else code

@@ -23,6 +23,8 @@ _STAGE = HEADER + 4096
 """Bytes that are read ahead: heads and short payloads cost one system call together. Must hold a prefix and a header."""
 _DIRECT = 1 << 15
 """A payload's rest of at least so many bytes is read to its place without a copy."""
+_PIECES = 64
+"""The most pieces of memory in one read."""
 _EACH = 256
 """What a kept message counts besides its bytes."""
 
@@ -274,7 +276,7 @@ class Incoming:
                 if cursor is not None:
                     cursor.put(piece)
             elif cursor is not None and len(cursor.first()) >= _DIRECT:
-                count = self._read(cursor.first())
+                count = self._read(*cursor.some(_PIECES))
                 if not count:
                     return False
                 cursor.advance(count)
@@ -349,7 +351,7 @@ class Incoming:
         self._low = low + count
         return self._stage[low : low + count]
 
-    def _read(self, into: memoryview) -> int:
+    def _read(self, *into: memoryview) -> int:
         assert self._path is not None
         count = self._path.read(into)
         if count:

@@ -33,6 +33,8 @@ _DISPOSE = 0.05
 """Seconds after its end until a link's descriptors are closed: no thread uses them by then."""
 _LEASE = 0.002
 """Seconds that a link waits for the next thread that reads it itself, before the loop does so again."""
+_LOOKS = 20
+"""How often a thread that waits for a message looks for it until it sleeps: about as long as being woken takes."""
 _ACK, _LOOK = 1.0, 0.005
 """Seconds that a close waits until the peer's host has all that was written, and between two looks: what the peer still sends
 to a closed socket would make the kernel drop the rest.
@@ -73,6 +75,8 @@ class Link:
         self._leased = 0.0
         """Until when nobody need read, after a thread has done so itself."""
         self._timed = False
+        self._poll, self._watched = select.poll(), -1
+        """Of the thread that helps."""
         self._mask = 0
         self._unplan: Callable[[], None] = lambda: None
         self._closed = False
@@ -209,25 +213,36 @@ class Link:
             self._helped = True
         self._interest()
         self._in.rest()  # from here on only this thread reads: nobody else can take what it waits for, and let it sleep
-        poll = select.poll()
-        watched = -1
         try:
             while not ready() and self._state in _READING and not self._in.paused:
                 rest = None if deadline is None else deadline - time.monotonic()
                 if rest is not None and rest <= 0:
                     return
-                if watched != self._path.fileno():  # the path was agreed on meanwhile
-                    watched = self._path.fileno()
-                    poll.register(watched, _IN)
-                    poll.register(self._stream.fileno(), _IN)
-                found = poll.poll(None if rest is None else rest * 1000.0)
+                watched = self._watch()
+                found = self._look() or self._poll.poll(None if rest is None else rest * 1000.0)
                 if any(fd != watched for fd, _ in found):
                     self._over()
-                    poll.unregister(self._stream.fileno())
+                    self._poll.unregister(self._stream.fileno())
                 if found:
                     self._news()
         finally:
             self._hand_back()
+
+    def _watch(self) -> int:
+        """The descriptor of the path, which ``_poll`` watches, and the stream beside it."""
+        fd = self._path.fileno()
+        if fd != self._watched:  # the path was agreed on meanwhile
+            self._watched = fd
+            self._poll.register(fd, _IN)
+            self._poll.register(self._stream.fileno(), _IN)
+        return fd
+
+    def _look(self) -> list[tuple[int, int]]:
+        """News that come very soon: falling asleep and being woken costs more than looking some more times."""
+        for _ in range(_LOOKS):
+            if found := self._poll.poll(0):
+                return found
+        return []
 
     def _hand_back(self) -> None:
         """The loop reads again, but not at once: whoever has waited for a message often waits for the next one soon."""

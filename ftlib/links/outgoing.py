@@ -171,7 +171,8 @@ class Outgoing:
             self._broken(error)
             return [], False
         self.blocked = count < offered
-        return self._wrote(batch, count), not self.blocked
+        whole = self._wrote(batch, count)
+        return whole, not self.blocked and bool(self._queue)
 
     def _wrote(self, batch: list[_Message], count: int) -> list[_Message]:
         self.bytes += count

@@ -36,7 +36,7 @@ class Path(Protocol):
     def refresh(self) -> None:
         """There is news. Raises OSError if the peer breaks the rules."""
 
-    def read(self, into: memoryview) -> int:
+    def read(self, into: Sequence[memoryview]) -> int:
         """Fill the beginning of ``into``; 0: nothing is there now. Raises EOFError at the end, OSError if the path broke."""
         ...
 
@@ -88,18 +88,18 @@ class TcpPath:
         """See ``Path``."""
         self._dry = False
 
-    def read(self, into: memoryview) -> int:
+    def read(self, into: Sequence[memoryview]) -> int:
         """See ``Path``."""
         if self._dry:
             return 0
         try:
-            count = self._sock.recv_into(into)
+            count = self._sock.recv_into(into[0]) if len(into) == 1 else self._sock.recvmsg_into(into)[0]
         except (BlockingIOError, InterruptedError):
             self._dry = True
             return 0
         if not count:
             raise EOFError
-        left = len(into) - count
+        left = sum(map(len, into)) - count
         self._dry = left > 0  # epoll says when there is more
         if left > _TOGETHER or self._together > 1:
             self._wake_at(_TOGETHER if left > _TOGETHER else 1)

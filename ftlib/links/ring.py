@@ -105,15 +105,16 @@ class RingPath:
             if self._room > SIZE or self._here > SIZE:
                 raise WireError("more bytes than a ring holds are announced")
 
-    def read(self, into: memoryview) -> int:
+    def read(self, into: Sequence[memoryview]) -> int:
         """See ``Path``."""
+        first = into[0]
         if not self._here:
             if self._cut:
                 raise EOFError
             return 0
         at = self._read % SIZE
-        count = min(len(into), self._here, SIZE - at, _STEP)
-        into[:count] = self._in[at : at + count]
+        count = min(len(first), self._here, SIZE - at, _STEP)
+        first[:count] = self._in[at : at + count]
         self._read += count
         self._here -= count
         self._unreported += count

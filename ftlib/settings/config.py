@@ -98,7 +98,7 @@ class Settings:
     """Where a notice would appear that this machine is taken away: ``file:PATH``, ``aws``, ``gcp``, ``azure``; in a program
     also a function (docs/elasticity.md#preemption)."""
     resume: str = ""
-    """A directory of checkpoints: the founders load the newest complete one in ``register_state`` (``ftlib run --resume``)."""
+    """Checkpoints, in a directory or at a URL: founders load the newest one in ``register_state`` (``ftlib run --resume``)."""
     chaos: bool = False
     """Whether faults may be injected: by the program (``FaultInjector``), and by whoever has the job's secret
     (``ftlib chaos``): docs/chaos.md."""

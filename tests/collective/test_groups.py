@@ -104,6 +104,33 @@ def test_a_stream_that_comes_once_its_collective_is_closed_is_dropped() -> None:
             assert near.fileno() < 0, "closed"
 
 
+def test_the_next_group_does_not_overtake_the_last_word_about_the_one_before() -> None:
+    """The peer has sent, closed and made the group again before its last word on the first stream is read here."""
+    with collectives(2) as (made, ids):
+        groups = [each.create_collective_group(ids) for each in made]
+        groups[0].send("they have met", timeout=LIMIT)
+        assert groups[1].recv(timeout=LIMIT)
+        a, b = (each.create_collective_group(ids, "again") for each in made)
+        read, held = made[1].meeting._await_last_word, list[Any]()
+        made[1].meeting._await_last_word = lambda *args: held.append(args)  # type: ignore[method-assign]
+        first = a.send("first", async_op=True)
+        eventually(lambda: bool(held), "its stream has come")
+        first.wait(LIMIT)
+        a.close()
+        second = made[0].create_collective_group(ids, "again").send("second", async_op=True)
+        eventually(lambda: bool(made[1].meeting._unclaimed), "the stream of the next one has come")
+        handled = threading.Event()
+        made[1]._loop.later(0.0, handled.set)  # on the thread that reads: after what it does about that stream
+        assert handled.wait(LIMIT)
+        made[1].meeting._await_last_word = read  # type: ignore[method-assign]
+        read(*held[0])
+        assert b.recv(timeout=LIMIT) == "first"
+        with pytest.raises(GroupClosed):
+            b.recv(timeout=LIMIT)
+        assert made[1].create_collective_group(ids, "again").recv(timeout=LIMIT) == "second"
+        second.wait(LIMIT)
+
+
 def test_messages_wait_for_a_group_that_is_made_later() -> None:
     with collectives(2) as (made, ids):
         for round_ in range(3):

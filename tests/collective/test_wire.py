@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import tracemalloc
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -34,9 +35,12 @@ class Tape:
     def refresh(self) -> None:
         pass
 
-    def read(self, into: memoryview) -> int:
-        part = self.data[: min(self.piece, len(into))]
-        into[: len(part)] = part
+    def read(self, into: Sequence[memoryview]) -> int:
+        left = part = self.data[: min(self.piece, sum(map(len, into)))]
+        for view in into:
+            some = left[: len(view)]
+            view[: len(some)] = some
+            left = left[len(some) :]
         del self.data[: len(part)]
         return len(part)
 

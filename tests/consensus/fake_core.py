@@ -162,7 +162,7 @@ async def rig(
         await agent.close()
 
 
-async def until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
+async def until(condition: Callable[[], Any], seconds: float = 120.0) -> None:
     """Wait for ``condition`` on the running loop; the test fails when it does not come true."""
     async with asyncio.timeout(seconds):
         while not condition():

@@ -24,7 +24,7 @@ from tests.harness.network import Host, Network, needs_filter, needs_network
 from .group import ids
 from .peer import Peer, spawn
 
-TIMEOUT = 40.0
+TIMEOUT = 120.0
 
 
 @contextmanager

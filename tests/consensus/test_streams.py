@@ -19,7 +19,7 @@ from .group import address, agree, begin, members, peers
 from .secret import OTHER, SECRET
 
 PATH = "/streams"
-TIMEOUT = 20.0
+TIMEOUT = 120.0
 SECURED = pytest.mark.parametrize("secret", [(), SECRET], ids=["open", "secret"])
 
 

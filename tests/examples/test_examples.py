@@ -99,3 +99,13 @@ def test_replicas_that_shard_their_model(nursery: Nursery, tmp_path: Path) -> No
         said = launcher.stdout
     assert re.search(r"epoch 1 step 20: loss [0-9.]+, 2 replicas of 2", said), said
     assert accuracy(said) > 80
+
+
+@pytest.mark.soak
+@pytest.mark.process
+@pytest.mark.parametrize(("way", "count"), [("lightning", "6"), ("accelerate", "6"), ("transformers", "150")])
+def test_frameworks(way: str, count: str, nursery: Nursery, tmp_path: Path) -> None:
+    pytest.importorskip(way)
+    said = run(nursery, tmp_path, 2, f"integrations/digits_{way}.py", count)
+    assert re.search(r"step [0-9]+.*, 2 workers", said), said
+    assert accuracy(said) > 80

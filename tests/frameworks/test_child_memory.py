@@ -22,7 +22,7 @@ from tests.harness.basics import eventually
 
 pytestmark = [pytest.mark.process, pytest.mark.skipif(not sockets.supported(), reason="needs /proc")]
 
-TIMEOUT = 20.0
+TIMEOUT = 60.0
 """Seconds that anything may take."""
 WHILE = 0.2
 """Seconds in which an operation that ended too early would have been taken for ended."""

@@ -11,7 +11,7 @@ import pytest
 from ftlib.frameworks import background as tasks
 from ftlib.frameworks.background import finish_tasks, start_task
 
-TIMEOUT = 20.0
+TIMEOUT = 120.0
 
 
 @pytest.fixture(autouse=True)

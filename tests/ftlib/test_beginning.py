@@ -16,6 +16,7 @@ from torch import nn
 
 import ftlib.checkpoints.resume as resuming
 from ftlib import ConfigError, FTLibError
+from ftlib.checkpoints.depot import DirectoryDepot
 from ftlib.checkpoints.names import Name
 from tests.ftlib.saving import Trainee, all_of, crew, equal, steps
 from tests.ftlib.test_checkpoints import same
@@ -158,14 +159,14 @@ def test_the_reader_ends_while_the_others_wait(tmp_path: Path, size: int, monkey
     trained(tmp_path, 1, 3)
     with crew(size) as trainees:
         senior, *rest = trainees
-        original = resuming.newest
+        original = DirectoryDepot.newest
 
-        def leaving(path: Path) -> Any:
+        def leaving(depot: DirectoryDepot) -> Any:
             if threading.current_thread() is thread:
                 senior.ft.leave()
-            return original(path)
+            return original(depot)
 
-        monkeypatch.setattr(resuming, "newest", leaving)
+        monkeypatch.setattr(DirectoryDepot, "newest", leaving)
         errors: list[BaseException] = []
 
         def load() -> None:

@@ -16,7 +16,7 @@ from torch import nn
 
 from ftlib import ConfigError
 from ftlib.checkpoints.checkpoint import Taken, newest, publish, read, remove
-from ftlib.checkpoints.keeper import _damage
+from ftlib.checkpoints.depot import damage as _damage
 from ftlib.checkpoints.manifest import CheckpointManifest, TornError
 from ftlib.checkpoints.names import Name, Part, complete, parts
 from ftlib.state.codec import DTYPES

@@ -61,7 +61,7 @@ def crews(device: LateDevice | RealDevice) -> Iterator[dict[int, DeviceCrew]]:
 
 
 @given(case=cases())
-@settings(max_examples=2000)
+@settings(max_examples=500)
 def test_averages(crews: dict[int, DeviceCrew], case: Case) -> None:
     """float64 stays on the CPU, so most calls mix both."""
     crew = crews[len(case.weights)]
@@ -69,7 +69,7 @@ def test_averages(crews: dict[int, DeviceCrew], case: Case) -> None:
 
 
 @given(case=cases().filter(lambda case: len(case.weights) == 3), turns=st.lists(st.booleans(), min_size=6, max_size=6))
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_the_same_bits_as_on_the_cpu_whatever_the_stream(crews: dict[int, DeviceCrew], case: Case, turns: list[bool]) -> None:
     """Several calls in a row on the same buffers, some of them on another stream, against plain tensors of the CPU."""
     crew = crews[3]

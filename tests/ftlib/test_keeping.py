@@ -12,6 +12,7 @@ import pytest
 import ftlib.checkpoints.keeper as keeping
 from ftlib import ConfigError, Excluded
 from ftlib.checkpoints.checkpoint import Taken, read
+from ftlib.checkpoints.depot import DirectoryDepot
 from ftlib.checkpoints.names import Name, Part, complete, parts
 from ftlib.state.registry import Registered
 from tests.ftlib.saving import all_of, crew, steps
@@ -159,7 +160,7 @@ def test_errors_say_what_to_do_and_training_goes_on(
             raise RuntimeError("PytorchStreamWriter failed writing")
 
         monkeypatch.setattr(Taken, "write", fail)
-        monkeypatch.setattr(keeping, "_full", lambda path: True)
+        monkeypatch.setattr(DirectoryDepot, "full", True)
     with crew(1) as [trainee]:
         for count in (1, 2):
             trainee.step()

@@ -15,7 +15,7 @@ from ftlib.ftlib import FTLib
 from ftlib.settings.config import resolve
 from tests.ftlib.fake_cluster import FakeCluster
 
-TIMEOUT = 40.0
+TIMEOUT = 120.0
 """Seconds that anything may take."""
 
 

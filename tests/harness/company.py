@@ -14,7 +14,7 @@ import torch
 from ftlib import FTLib
 from ftlib.frameworks.gloo import GlooFramework
 from ftlib.frameworks.memory import MemoryHub
-from tests.harness.basics import TIMEOUT, free_ports
+from tests.harness.basics import PATIENT, TIMEOUT, free_ports
 
 
 def call_until(ft: FTLib, done: Callable[[], bool]) -> None:
@@ -43,6 +43,7 @@ class Company:
             "join_timeout": TIMEOUT,
             "agent": "thread",  # quicker to start, and the same but for that
             "boundary_wait": 0.05,  # nobody calls while they close
+            "exclude_after": PATIENT["exclude_after"],
             **settings,
         }
         self.members: list[FTLib] = []

@@ -49,6 +49,13 @@ def test_a_run_says_from_what_it_begins(tmp_path: Path) -> None:
     assert beginning(tmp_path / str(Name(5, 1))) == f"{tmp_path}/{Name(5, 1)}"
 
 
+def test_checkpoints_may_be_at_a_url() -> None:
+    plan = StartPlan(("x",), 1, resume="s3://bucket/run")
+    assert plan.beginning == "the newest checkpoint at s3://bucket/run, if there is one"
+    with pytest.raises(ConfigError, match="ask ftlib checkpoints list before"):
+        StartPlan(("x",), 1, resume="s3://bucket/run", resume_required=True)
+
+
 def test_workers_are_told_where_to_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     plan = StartPlan(("x",), 1, resume=Path("there"))

@@ -263,6 +263,31 @@ wait("go")
     assert "worker 1 is silent to its peers (no ack for 1.5 s): killed" in err
 
 
+def test_of_two_that_accuse_each_other_one_is_spared(tmp_path: Path) -> None:
+    body = """
+if first(f"first-{INDEX}"):
+    announce(3)
+    write(f"pid-{INDEX}", os.getpid())
+wait("go")
+"""
+    with running(tmp_path, "-n", 2, "--max-restarts", 0, script=script(body)) as run:
+        pids = [int(run.wait_file(f"pid-{index}")) for index in range(2)]
+        facts = run.wait_events("run", 1)[0]
+
+        def fence(pid: int) -> tuple[int, bool]:
+            accusation = {"job": facts["job"], "pid": pid, "member": f"m{pid}", "reason": "no ack for 1.5 s"}
+            status, answer = post(facts["supervisor"], "/fence", json.dumps(signed(accusation)).encode())
+            return status, answer["reaped"]
+
+        assert fence(pids[1]) == (200, True)
+        assert fence(pids[0]) == (409, False)
+        assert fence(pids[0]) == (409, False)
+        (tmp_path / "go").touch()
+        _, err = run.finish(0)
+    assert "worker 1 is silent to its peers (no ack for 1.5 s): killed" in err
+    assert err.count("worker 0 is silent to its peers (no ack for 1.5 s): spared, the last one") == 1
+
+
 def test_workers_can_be_listed(tmp_path: Path) -> None:
     with running(tmp_path, "-n", 1, script=script("announce(2, '127.0.0.1:5')\nwrite('up')\nwait('go')")) as run:
         run.wait_file("up")

@@ -36,6 +36,7 @@ _ANSWERS = {
     Fate.GONE: (200, {"reaped": True, "known": False}),
     Fate.UNKNOWN: (404, {"reaped": False, "known": False}),
     Fate.STUCK: (504, {"reaped": False, "known": True}),
+    Fate.SPARED: (409, {"reaped": False, "known": True}),
 }
 
 

@@ -32,6 +32,8 @@ class Fate(Enum):
     """Never a worker of this launcher."""
     STUCK = "stuck"
     """Killed, but the kernel has not let go of it."""
+    SPARED = "spared"
+    """Not killed: with it the job's state would be gone."""
 
 
 def require_linux() -> None:

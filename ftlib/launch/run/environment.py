@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from consensus import format_address
 
@@ -91,5 +92,5 @@ def worker_environment(
     if plan.max_workers is not None:
         env["FTLIB_MAX_SIZE"] = str(plan.max_workers)
     if plan.resume is not None:
-        env["FTLIB_RESUME"] = str(plan.resume.absolute())
+        env["FTLIB_RESUME"] = str(plan.resume.absolute() if isinstance(plan.resume, Path) else plan.resume)
     return env

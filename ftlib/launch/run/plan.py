@@ -77,8 +77,8 @@ class StartPlan:
     events: Path | None = None
     """Where to append one JSON line an event; None: nowhere."""
 
-    resume: Path | None = None
-    """Directory of checkpoints to go on from; None: the script decides how it begins."""
+    resume: Path | str | None = None
+    """Checkpoints to go on from, a directory or a URL (a text); None: the script decides how it begins."""
 
     resume_required: bool = False
     """Whether nothing is started where there is no complete checkpoint to go on from."""
@@ -104,6 +104,8 @@ class StartPlan:
         """What the founders begin from, as text for people."""
         if self.resume is None:
             return "what the script starts or loads"
+        if isinstance(self.resume, str):
+            return f"the newest checkpoint at {self.resume}, if there is one"
         if Name.parse(self.resume.name) is not None and self.resume.is_dir():
             return str(self.resume)
         try:
@@ -129,9 +131,12 @@ class StartPlan:
             raise ConfigError(f"--max-restarts {self.max_restarts}: give a number of at least 0")
         if self.restart_delay < 0 or self.grace < 0:
             raise ConfigError("--restart-delay and --grace are seconds: give numbers of at least 0")
-        if self.resume is not None and self.resume.exists() and not self.resume.is_dir():
+        if isinstance(self.resume, str):
+            if self.resume_required:
+                raise ConfigError("--resume-required looks into a directory: for a URL ask ftlib checkpoints list before")
+        elif self.resume is not None and self.resume.exists() and not self.resume.is_dir():
             raise ConfigError(f"--resume {self.resume}: that is a file; give a directory of checkpoints")
-        if self.resume_required and self.resume is not None and not self._can_resume(self.resume):
+        if self.resume_required and isinstance(self.resume, Path) and not self._can_resume(self.resume):
             raise ConfigError(f"--resume-required: there is no complete checkpoint in {self.resume}: give another --resume")
         if not _JOB.fullmatch(self.job):
             raise ConfigError(f"--job {self.job!r}: use 1 to 64 letters, digits, dots, dashes and underscores")

@@ -88,6 +88,7 @@ class Supervisor:
         self._guard_pid = guard_pid
         self._base = dict(os.environ if environment is None else environment)
         self._credentials = Credentials(plan.job, self._base)
+        self._spared: set[int] = set()  # those that were accused, and not killed
         self._place: MeetingPlace | None = None  # where workers of other hosts are met, once it is known
         self._tails: dict[int, deque[bytes]] = {}
         self._due: set[int] = set()  # slots that wait for their start, and whose delay is over
@@ -413,11 +414,26 @@ class Supervisor:
             return self._steward.fate_of(pid)
         if member in self.policy.past:
             return Fate.GONE, 0.0  # the pid is a later lifetime's, or the process lives on as another member
+        if not worker.cause and not worker.ended and self._alone_in_view(worker):
+            if worker.pid not in self._spared:  # whoever accuses does so every quarter of a second
+                self._console.say(f"{worker.name} is silent to its peers ({reason or 'no reason given'}): spared, the last one")
+            self._spared.add(worker.pid)
+            return Fate.SPARED, 0.0
         if not worker.cause and not worker.ended:
             self._console.say(f"{worker.name} is silent to its peers ({reason or 'no reason given'}): killed")
             self._console.event("fenced", worker=worker.index, pid=pid, reason=reason)
         worker.kill("" if worker.ended else "silent to its peers")
         return await self._steward.fate_within(worker)
+
+    def _alone_in_view(self, worker: Worker) -> bool:
+        """Whether no other member of the view is left: two that find each other silent are not both to be killed, as the state
+        would be gone with them. Who accuses is a member, so it is dying itself, unless it is of another host.
+        """
+        if self._place is not None:
+            return False
+        holders = [record for record in self.policy.records if self.policy.holds_view(record)]
+        others = [found for record in holders if (found := self._steward.of_pid(record.pid)) and found is not worker]
+        return worker.index in [record.index for record in holders] and all(other.cause or other.ended for other in others)
 
     def announced(self, pid: int, member: str, address: str, epoch: int) -> bool:
         """Record a worker's member id, address and view."""

@@ -35,7 +35,7 @@ from tests.frameworks.crew import Crew, Hand, Worker
 from tests.frameworks.nccl.fake import FakeNcclFramework
 from tests.harness.basics import eventually
 
-TIMEOUT = 20.0
+TIMEOUT = 60.0
 """Seconds that anything may take."""
 BUGS: dict[str, Callable[[], Any]] = {
     "an event alone counts as success": lambda: mock.patch.object(HybridGroup, "failure", return_value=None),

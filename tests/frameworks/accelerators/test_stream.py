@@ -10,7 +10,7 @@ import pytest
 from ftlib.frameworks.accelerators.rehearsal.stream import Stream
 from tests.harness.basics import eventually
 
-TIMEOUT = 20.0
+TIMEOUT = 120.0
 
 
 @pytest.fixture

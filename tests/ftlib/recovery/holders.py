@@ -37,7 +37,7 @@ from tests.harness.cluster import ROOT
 
 VERSION = 5
 ORIGIN = "origin"
-TIMEOUT = 20.0
+TIMEOUT = 120.0
 
 
 class Model(nn.Module):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from ftlib.core.calls.session import Session
 from ftlib.recovery.catchup import Catchup
 from ftlib.recovery.donor import read_hold as hold
+from ftlib.recovery.joiner.limits import RateLimit
 from ftlib.recovery.joiner.round import Round
 from ftlib.recovery.layout import shards
 from tests.ftlib.recovery.pupils import Pupil, assert_equal
@@ -59,9 +61,26 @@ def noting(enter: Any) -> Any:
     return noted
 
 
+class Gate:
+    """In the place of ``RateLimit.take``: a third of the state passes, the rest once ``opened`` is set."""
+
+    def __init__(self) -> None:
+        self.opened = threading.Event()
+        self._left, self._lock = 600_000, threading.Lock()
+
+    def take(self, count: int, go_on: Callable[[], bool]) -> bool:
+        with self._lock:
+            self._left -= count
+            free = self._left > 0
+        while not free and not self.opened.wait(0.02):
+            if not go_on():
+                return False
+        return True
+
+
 @contextmanager
-def halfway(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[School, Pupil, Round]]:
-    """Three donors, and a joiner that has some of its many shards and goes on slowly."""
+def halfway(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[School, Pupil, Round, threading.Event]]:
+    """Three donors, and a joiner that has some of its many shards, and gets the rest once that event is set."""
     monkeypatch.setattr(shards, "SMALLEST", 128 << 10)
     for name in ("PATIENCE", "GRACE"):
         monkeypatch.setattr(hold, name, 3.0)  # in which a busy machine asks again
@@ -69,11 +88,13 @@ def halfway(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[School, Pupil, Ro
         monkeypatch.setattr(Punctual, "school", made)
         monkeypatch.setattr(Punctual, "entered", 0)
         monkeypatch.setattr(Catchup, "enter", noting(Catchup.enter))
-        joiner = made.enrol(recovery_bandwidth=250_000)  # for 1.9 MB
+        gate = Gate()
+        monkeypatch.setattr(RateLimit, "take", lambda limit, count, go_on: not limit.rate or gate.take(count, go_on))
+        joiner = made.enrol(recovery_bandwidth=250_000)  # which sets the size of a piece, of 1.9 MB
         eventually(lambda: joiner.ft.metrics()["state_bytes"] > 0, "a stripe has arrived")
         round_ = joiner.ft._lives.life.engine._arrival._recovery._round
         assert {len(shard.donors) for shard in round_.shards} == {2}
-        yield made, joiner, round_
+        yield made, joiner, round_, gate.opened
 
 
 def lose(made: School, name: str) -> None:
@@ -91,9 +112,10 @@ def restarts(caplog: pytest.LogCaptureFixture) -> int:
 
 def test_one_donor_dies_and_nothing_comes_twice(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    with halfway(monkeypatch) as (made, joiner, round_):
+    with halfway(monkeypatch) as (made, joiner, round_, opened):
         lose(made, round_.shards[-1].donors[0])
         assert round_.progress().got < round_.progress().total, "it happens on the way"
+        opened.set()
         steps(joiner, 5)
         made.end()
     assert followed(caplog) and not restarts(caplog)
@@ -106,12 +128,13 @@ def test_both_donors_of_a_shard_die_and_all_begins_anew(
 ) -> None:
     """What is there already is of an older version than what the donor that is left can give."""
     caplog.set_level(logging.INFO)
-    with halfway(monkeypatch) as (made, joiner, round_):
+    with halfway(monkeypatch) as (made, joiner, round_, opened):
         first, second = round_.shards[-1].donors
         lose(made, first)
         assert not restarts(caplog)
         assert round_.progress().got < round_.progress().total, "the last stripe has not arrived"
         lose(made, second)
+        opened.set()
         steps(joiner, 5)
         made.end()
     assert followed(caplog) and restarts(caplog) == 1

@@ -8,7 +8,7 @@ import pytest
 
 from ftlib.recovery.joiner.prefetch import Prefetch
 
-LIMIT = 20.0
+LIMIT = 120.0
 
 
 def prefetch(ask: object, begin: object = None) -> Prefetch[str, str]:

@@ -34,8 +34,6 @@ class Spare(Pupil):
         super().__init__(ft, seed, apply=self.apply, **more)
 
     def apply(self) -> None:
-        for group in self.optimizer.param_groups:
-            group["lr"] = 1e-3 * (1 + self.ft.step % 7)  # the step that is applied, also while it waits
         super().apply()
         first = next(iter(self.model.parameters()))
         self.trail[int(self.optimizer.state[first]["step"])] = self.digest()
@@ -45,16 +43,30 @@ class Spare(Pupil):
         return [step for step, found in self.trail.copy().items() if member.hashes.get(step) == found]
 
 
+class Scheduled(Pupil):
+    """Its learning rate follows from the step that is applied."""
+
+    def apply(self) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = 1e-3 * (1 + self.ft.step % 7)
+        super().apply()
+
+
+class ScheduledSpare(Spare, Scheduled):
+    """Also while it waits."""
+
+
 class Spares(School):
     """Members that train, and spares that wait."""
 
-    def __init__(self, crew: Company) -> None:
+    def __init__(self, crew: Company, make: Any = Pupil, spare: Any = Spare) -> None:
         self.spares: list[Spare] = []
-        super().__init__(crew)
+        self._spare = spare
+        super().__init__(crew, make)
 
     def spare(self, seed: int = 99, **more: Any) -> Spare:
         """One more worker, whose program waits in its first call."""
-        spare = Spare(self.crew.init(), seed, **more)
+        spare: Spare = self._spare(self.crew.init(), seed, **more)
         self.spares.append(spare)
         self.train(spare)
         return spare
@@ -81,10 +93,17 @@ class Spares(School):
 
 
 @contextmanager
-def school(founders: int, backend: str = "memory", *, max_size: int | None = None, **settings: Any) -> Iterator[Spares]:
+def school(
+    founders: int,
+    backend: str = "memory",
+    *,
+    max_size: int | None = None,
+    kinds: tuple[Any, Any] = (Pupil, Spare),
+    **settings: Any,
+) -> Iterator[Spares]:
     before = set(threading.enumerate())
     with company(founders, backend, max_size=max_size or founders, **settings) as crew:
-        made = Spares(crew)
+        made = Spares(crew, *kinds)
         eventually(lambda: made.pupils[0].ft.step > 3, "they train")
         try:
             yield made
@@ -98,6 +117,12 @@ def school(founders: int, backend: str = "memory", *, max_size: int | None = Non
 
 def donor_of(pupil: Pupil) -> Donor:
     return pupil.ft._lives.life.donor
+
+
+def test_a_spare_follows_a_schedule() -> None:
+    """Within ``apply``, ``ft.step`` is the step that is applied."""
+    with school(2, kinds=(Scheduled, ScheduledSpare)) as made:
+        made.level(made.spare())
 
 
 @BACKENDS

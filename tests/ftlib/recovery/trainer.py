@@ -18,7 +18,7 @@ from ftlib.recovery.layout.shards import Shard
 from ftlib.state.registry import Registered
 from tests.harness.basics import around
 
-LONG = 20.0
+LONG = 120.0
 """Seconds that anything may take."""
 
 

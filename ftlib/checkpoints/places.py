@@ -1,0 +1,17 @@
+"""The depot of a path or a URL."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from .depot import Depot, DirectoryDepot, is_url
+
+
+def depot_of(path: str | os.PathLike[str]) -> Depot:
+    """The place that ``path`` names: a URL, or a directory (relative to the current one as it is now). ConfigError."""
+    if not is_url(path):
+        return DirectoryDepot(Path(os.fspath(path)).absolute())
+    from .remote import RemoteDepot  # noqa: PLC0415 - fsspec, which few need
+
+    return RemoteDepot.of(os.fspath(path))

@@ -1,0 +1,242 @@
+"""Checkpoints in any store that fsspec knows (``s3://``, ``gs://``, ``memory://``, ...), which need have no rename.
+
+    URL/step-000000000400-epoch-00000003/57dbaa/__0_0.distcp, .metadata    what member 57dbaa has written
+    URL/step-000000000400-epoch-00000003/manifest.json                     there: it is complete
+
+The manifest is written last, in one request that creates it and fails if there is one. So a checkpoint is complete or not
+there, and of several writers of one name one completes it. Each writer has a folder of its own, which the manifest names, so
+that they never mix. A removal begins with the manifest.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Self
+
+from ..errors import ConfigError
+from .checkpoint import Found, Taken, read
+from .depot import Depot, damage
+from .manifest import FILE, CheckpointManifest, TornError
+from .names import Name, Part
+
+try:
+    import fsspec
+except ImportError:
+    raise ConfigError("checkpoints at a URL need fsspec: pip install 'ftlib[s3]', or give a directory") from None
+
+
+class RemoteDepot(Depot):
+    """A prefix of an object store."""
+
+    def __init__(self, url: str, system: Any, root: str) -> None:
+        """``system``: of fsspec. ``root``: the prefix as it knows it."""
+        self._url = url
+        self._system = system
+        self.root = root.rstrip("/")
+        """The prefix as fsspec knows it."""
+        self._manifests: dict[Part, CheckpointManifest] = {}
+        """Of what this process has written and not yet completed."""
+
+    @classmethod
+    def of(cls, url: str) -> Self:
+        """The place of that URL. ConfigError if fsspec does not know its scheme, or lacks a package for it."""
+        scheme = url.partition("://")[0]
+        options: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
+        try:
+            system, root = fsspec.core.url_to_fs(url, **(options if scheme not in ("memory", "file", "local") else {}))
+        except (ValueError, ImportError) as error:
+            raise ConfigError(f"{url}: {error}: install what fsspec needs for {scheme}://, or give another place") from None
+        return cls(url.rstrip("/"), system, root)
+
+    def __str__(self) -> str:
+        return self._url
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RemoteDepot) and other._url == self._url
+
+    def __hash__(self) -> int:
+        return hash(self._url)
+
+    def at(self, name: Name | Part) -> str:
+        """See ``Depot``."""
+        return f"{self._url}/{name.name if isinstance(name, Part) else name}"
+
+    def complete(self) -> list[Name]:
+        """See ``Depot``."""
+        return sorted((name for name, files in self._found().items() if FILE in files), reverse=True)
+
+    def parts(self) -> list[Part]:
+        """See ``Depot``."""
+        writers = {
+            Part(name, file.partition("/")[0])
+            for name, files in self._found().items()
+            if FILE not in files
+            for file in files
+            if "/" in file
+        }
+        return sorted(writers)
+
+    def prepare(self) -> None:
+        """Nothing has to be made: a prefix is there once something is below it."""
+
+    def write(self, taken: Taken, part: Part) -> int:
+        """See ``Depot``: written to this host's temporary directory first, then sent."""
+        with _temporary() as local:
+            directory = local / "checkpoint"
+            nbytes = taken.write(directory)
+            manifest = CheckpointManifest.read(directory).within(part.writer)
+            for file in manifest.files:
+                self._system.put_file(str(directory / file), self._path(part.name, part.writer, file))
+            self._manifests[part] = manifest
+        return nbytes
+
+    def publish(self, part: Part) -> None:
+        """See ``Depot``."""
+        manifest = self._manifests.pop(part)
+        path, packed = self._path(part.name, FILE), manifest.packed()
+        files = self._found().get(part.name, set())
+        if FILE in files:
+            raise FileExistsError(f"{self.at(part.name)} is complete already")
+        if not {f"{part.writer}/{file}" for file in manifest.files} <= files:
+            raise FileNotFoundError(f"what was written of {self.at(part.name)} is gone")
+        try:
+            self._system.pipe_file(path, packed, mode="create")
+        except Exception as error:
+            if self._system.exists(path) and self._system.cat_file(path) != packed:
+                raise FileExistsError(f"{self.at(part.name)} is complete already") from None
+            raise error if isinstance(error, OSError) else OSError(f"{type(error).__name__}: {error}") from error
+
+    def remove(self, name: Name | Part) -> None:
+        """See ``Depot``."""
+        if isinstance(name, Part):
+            self._manifests.pop(name, None)
+            where = self._path(name.name, name.writer)
+        else:
+            where = self._path(name)
+            with suppress(Exception):
+                self._system.rm_file(self._path(name, FILE))
+        with suppress(Exception):
+            self._system.rm(where, recursive=True)
+
+    def damage(self, name: Name) -> Exception | None:
+        """See ``Depot``."""
+        try:
+            with self.opened(name) as directory:
+                return damage(directory)
+        except TornError as error:
+            return error
+
+    def manifest(self, name: Name) -> CheckpointManifest:
+        """See ``Depot``."""
+        if self.single == name:
+            return self._parent().manifest(name)
+        try:
+            packed = self._system.cat_file(self._path(name, FILE))
+        except FileNotFoundError:
+            raise TornError(f"{FILE} is missing") from None
+        return CheckpointManifest.of(packed)
+
+    def newest(self) -> Found | None:
+        """See ``Depot``."""
+        own = self.single
+        if own is not None:
+            return Found(self._url, own, self._parent().tree(own))
+        torn: dict[Name, str] = {}
+        while names := [name for name in self.complete() if name not in torn]:
+            name = names[0]
+            try:
+                return Found(self.at(name), name, self.tree(name), tuple(f"{each}: {text}" for each, text in torn.items()))
+            except TornError as error:
+                if self._system.exists(self._path(name, FILE)):  # else a job that still runs has newer ones, and removed it
+                    torn[name] = str(error)
+        if torn:
+            raise TornError("; ".join(f"{name}: {text}" for name, text in torn.items()))
+        return None
+
+    def tree(self, name: Name) -> object:
+        """What is in a complete checkpoint. Raises TornError."""
+        with self.opened(name) as directory:
+            return read(directory)
+
+    @property
+    def single(self) -> Name | None:
+        """See ``Depot``."""
+        return Name.parse(posixpath.basename(self.root))
+
+    @contextmanager
+    def opened(self, name: Name) -> Iterator[Path]:
+        """See ``Depot``: fetched into this host's temporary directory. Raises TornError if something is missing."""
+        if self.single == name:
+            with self._parent().opened(name) as directory:
+                yield directory
+            return
+        with _temporary() as local:
+            manifest = self.manifest(name)
+            (local / FILE).write_bytes(manifest.packed())
+            for file in manifest.files:
+                try:
+                    self._system.get_file(self._path(name, manifest.folder, file), str(local / file))
+                except FileNotFoundError:
+                    raise TornError(f"{file} is missing") from None
+            yield local
+
+    @property
+    def prompt(self) -> bool:
+        """See ``Depot``: a few requests, over a network."""
+        return False
+
+    @property
+    def full(self) -> bool:
+        """Stores do not fill up; the temporary directory of this host does."""
+        return shutil.disk_usage(tempfile.gettempdir()).free < 1 << 20
+
+    def of_shard(self, shard: int, shards: int) -> Self:
+        """See ``Depot``."""
+        return self if shards == 1 else self._below(f"shard-{shard}-of-{shards}")
+
+    def to_load(self, shard: int, shards: int) -> Self:
+        """See ``Depot``: of the newest step that all shards have."""
+        if shards == 1 or self.single is not None:
+            return self
+        own = self.of_shard(shard, shards)
+        steps = [{name.step for name in self.of_shard(number, shards).complete()} for number in range(shards)]
+        common = set.intersection(*steps)
+        found = next((name for name in own.complete() if name.step in common), None)
+        return own if found is None else type(self)(f"{own}/{found}", self._system, f"{own.root}/{found}")
+
+    # --- inside --------------------------------------------------------------------------------------------------------
+
+    def _path(self, name: Name, *below: str) -> str:
+        return posixpath.join(self.root, str(name), *below)
+
+    def _below(self, text: str) -> Self:
+        return type(self)(f"{self._url}/{text}", self._system, f"{self.root}/{text}")
+
+    def _parent(self) -> Self:
+        return type(self)(posixpath.dirname(self._url), self._system, posixpath.dirname(self.root))
+
+    def _found(self) -> dict[Name, set[str]]:
+        """All checkpoints, complete or not, with the files of each."""
+        self._system.invalidate_cache()
+        try:
+            paths = self._system.find(self.root)
+        except FileNotFoundError:
+            return {}
+        found: dict[Name, set[str]] = {}
+        for path in paths:
+            folder, _, file = path.rpartition(f"{self.root}/")[2].partition("/")
+            name = Name.parse(folder)
+            if name is not None and file:
+                found.setdefault(name, set()).add(file)
+        return found
+
+
+@contextmanager
+def _temporary() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="ftlib-") as directory:
+        yield Path(directory)

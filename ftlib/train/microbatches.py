@@ -1,0 +1,78 @@
+"""The batches of one step in a loop that is not the program's own: a framework computes them, and calls once for all of them.
+
+A framework adds up the gradients of each batch, whatever it is. Some are *fillers* of an ``ElasticSampler``, which must not add
+anything; they are left out here, and what counts keeps its scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..data.elastic_sampler import ElasticSampler
+from ..ftlib import FTLib
+from ..status import Status
+
+__all__ = ["Microbatches"]
+
+
+class Microbatches:
+    """What has been computed since the last step. ``before`` and ``after`` stand around each backward pass."""
+
+    def __init__(self, ft: FTLib, parameters: Sequence[torch.nn.Parameter], sampler: ElasticSampler | None) -> None:
+        """``parameters``: those that are trained. ``sampler``: deals the batches; None if every batch counts."""
+        self._ft = ft
+        self._parameters = list(parameters)
+        self._sampler = sampler
+        self._computed = 0
+        self._real = 0
+        self._aside: list[torch.Tensor | None] | None = None
+        """The gradients so far, while a filler's are computed."""
+
+    def before(self) -> None:
+        """Backward begins: put the gradients aside if it is that of a filler."""
+        counts = self._sampler is None or self._sampler.counts(self._computed) > 0
+        if counts and self._computed and not self._real:
+            self._reset()  # what fillers have left there
+        elif not counts and self._real:
+            self._aside = [parameter.grad for parameter in self._parameters]
+            self._reset()
+        self._computed += 1
+        self._real += counts
+
+    def after(self) -> None:
+        """Backward has ended: take the gradients from before again, if it was that of a filler."""
+        if self._aside is None:
+            return
+        for parameter, gradient in zip(self._parameters, self._aside, strict=True):
+            parameter.grad = gradient
+        self._aside = None
+
+    def average(self, expected: int) -> Status:
+        """Average the gradients of all batches since the last step; where the status is falsy, they are None.
+
+        ``expected``: batches that a step has. With a sampler, an end of an epoch with fewer has nothing but fillers, and makes
+        no call: FAIL.
+        """
+        computed, real, self._computed, self._real = self._computed, self._real, 0, 0
+        status = Status.FAIL
+        if self._sampler is None or computed >= expected:
+            if 0 < real < computed:  # the framework has divided by the number of all
+                for parameter in self._parameters:
+                    if parameter.grad is not None:
+                        parameter.grad.mul_(computed / real)
+            status = self._ft.allreduce_average(self._parameters, batches=computed if self._sampler is not None else 1)
+        if not status:
+            self._reset()
+        return status
+
+    def drop(self) -> None:
+        """Forget what was computed since the last step; the gradients are None."""
+        if self._computed:
+            self._computed = self._real = 0
+            self._reset()
+
+    def _reset(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None

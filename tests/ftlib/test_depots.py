@@ -1,0 +1,255 @@
+"""The promises of checkpoints, at a directory and at URLs alike: complete or not there, never replaced, never mixed."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import logging
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import ftlib.checkpoints.command as stored
+import ftlib.checkpoints.keeper as keeping
+from ftlib import ConfigError
+from ftlib.checkpoints.checkpoint import Taken
+from ftlib.checkpoints.depot import Depot
+from ftlib.checkpoints.manifest import TornError
+from ftlib.checkpoints.names import Name, Part
+from ftlib.checkpoints.places import depot_of
+from tests.ftlib.saving import all_of, crew, equal, steps
+from tests.ftlib.test_checkpoints import same
+from tests.harness.basics import TIMEOUT, eventually
+from tests.harness.company import at_once
+from tests.harness.objects import ObjectStore
+
+COUNT = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def objects() -> Iterator[ObjectStore]:
+    with ObjectStore() as store:
+        yield store
+
+
+@pytest.fixture(params=["directory", "memory", "s3"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where nothing is yet."""
+    if request.param == "directory":
+        return str(tmp_path / "run")
+    pytest.importorskip("fsspec")
+    if request.param == "memory":
+        return f"memory://bucket-{next(COUNT)}/run"
+    store: ObjectStore = request.getfixturevalue("objects")
+    for key, value in store.environment.items():
+        monkeypatch.setenv(key, value)
+    return f"s3://{store.bucket()}/run"
+
+
+@pytest.fixture
+def depot(place: str) -> Depot:
+    depot = depot_of(place)
+    depot.prepare()
+    return depot
+
+
+def taken(step: int, epoch: int = 1, **values: Any) -> Taken:
+    return Taken.of({"x": torch.arange(float(step)), **values}, Name(step, epoch), 2)
+
+
+def write(depot: Depot, step: int, epoch: int = 1, writer: str = "aa", **values: Any) -> Name:
+    part = Part.of(Name(step, epoch), writer)
+    depot.write(taken(step, epoch, **values), part)
+    depot.publish(part)
+    return part.name
+
+
+def test_it_is_complete_or_not_there(depot: Depot) -> None:
+    part = Part.of(Name(4, 1), "aa")
+    assert depot.complete() == [] and depot.parts() == [] and depot.newest() is None
+    assert depot.write(taken(4, w=True), part) > 0
+    assert depot.complete() == [] and depot.parts() == [part] and depot.newest() is None
+    depot.publish(part)
+    assert depot.complete() == [Name(4, 1)] and depot.parts() == []
+    found = depot.newest()
+    assert found is not None and found.name == Name(4, 1)
+    assert same(found.tree, {"x": torch.arange(4.0), "w": True})
+    assert depot.damage(Name(4, 1)) is None
+    assert depot.manifest(Name(4, 1)).step == 4
+    [single] = [depot_of(depot.at(Name(4, 1)))]
+    assert single.single == Name(4, 1) and same(single.newest().tree, found.tree)  # type: ignore[union-attr]
+
+
+def test_the_newest_is_taken_and_one_that_is_removed_is_gone(depot: Depot) -> None:
+    for step in (3, 12, 5):
+        write(depot, step)
+    assert depot.complete() == [Name(12, 1), Name(5, 1), Name(3, 1)]
+    depot.remove(Name(12, 1))
+    depot.remove(Name(77, 1))
+    assert depot.complete() == [Name(5, 1), Name(3, 1)] and depot.parts() == []
+    assert depot.newest().name == Name(5, 1)  # type: ignore[union-attr]
+
+
+def test_nothing_that_is_complete_is_replaced(depot: Depot) -> None:
+    """Not by a writer of the same name, which was stopped before its last operation and wakes up now."""
+    late = Part.of(Name(4, 1), "bb")
+    depot.write(taken(4, whose="late"), late)
+    write(depot, 4, whose="first")
+    with pytest.raises(OSError, match=r".*"):
+        depot.publish(late)
+    assert depot.newest().tree["whose"] == "first"  # type: ignore[union-attr, index]
+    depot.remove(late)
+    assert depot.newest().tree["whose"] == "first"  # type: ignore[union-attr, index]
+
+
+def test_a_writer_whose_files_are_gone_completes_nothing(depot: Depot) -> None:
+    late = Part.of(Name(4, 1), "aa")
+    depot.write(taken(4), late)
+    other = depot_of(str(depot))
+    for part in other.parts():
+        other.remove(part)
+    with pytest.raises(OSError, match=r".*"):
+        depot.publish(late)
+    assert other.complete() == [] and other.parts() == []
+
+
+def test_of_many_writers_of_one_name_one_completes_it(place: str) -> None:
+    """And what it completes is its own, whole."""
+    depots = [depot_of(place) for _ in range(6)]
+    depots[0].prepare()
+    names = [Part.of(Name(9, 2), f"w{number}") for number in range(6)]
+    for number, (depot, part) in enumerate(zip(depots, names, strict=True)):
+        depot.write(taken(9, 2, whose=number), part)
+    won: list[int] = []
+
+    def publish(number: int) -> None:
+        try:
+            depots[number].publish(names[number])
+            won.append(number)
+        except OSError:
+            pass
+
+    at_once(*[functools.partial(publish, number) for number in range(6)])
+    [winner] = won
+    found = depots[0].newest()
+    assert found is not None and found.tree["whose"] == winner  # type: ignore[index]
+
+
+@pytest.mark.parametrize("damage", ["manifest", "data", "gone"])
+def test_a_torn_one_is_left_and_the_next_older_one_taken(depot: Depot, damage: str) -> None:
+    write(depot, 3)
+    torn = write(depot, 4)
+    spoil(depot, torn, damage)
+    assert isinstance(depot.damage(torn), TornError)
+    found = depot.newest()
+    assert found is not None and found.name == Name(3, 1)
+    assert len(found.torn) == 1
+    spoil(depot, Name(3, 1), damage)
+    with pytest.raises(TornError):
+        depot.newest()
+
+
+def spoil(depot: Depot, name: Name, how: str) -> None:
+    """As a disk or a copy might."""
+    import fsspec
+
+    where = depot.at(name)
+    system, root = fsspec.core.url_to_fs(where)
+    system.invalidate_cache()
+    files = system.find(root)
+    [file] = [file for file in files if file.endswith("manifest.json" if how == "manifest" else ".distcp")]
+    if how == "gone":
+        system.rm_file(file)
+    else:
+        data = bytearray(system.cat_file(file))
+        data[len(data) // 2] ^= 1
+        system.pipe_file(file, bytes(data))
+
+
+def test_a_job_saves_there_and_another_one_goes_on(
+    place: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With another number of workers."""
+    caplog.set_level(logging.INFO, "ftlib")
+    monkeypatch.setattr(keeping, "NAMING", TIMEOUT)  # a busy disk leaves none out
+    with crew(2, keep=2) as trainees:
+        for _ in range(3):
+            steps(1, trainees)
+            all_of(trainees, lambda trainee: trainee.ft.save(place, wait=True))
+        steps(1, trainees)
+        eventually(lambda: depot_of(place).complete()[:1] == [Name(3, 1)], "the last one is complete")
+        trained = trainees[0].ft.metrics()
+        assert trained["checkpoints"] == 3 and trained["checkpoint_failures"] == 0
+    assert [name.step for name in depot_of(place).complete()] == [3, 2]
+    assert depot_of(place).parts() == []
+    with crew(3) as trainees:
+        loaded = all_of(trainees, lambda trainee: trainee.ft.load(place))
+        assert [each.step for each in loaded] == [3, 3, 3]
+        assert {str(each.path) for each in loaded} == {depot_of(place).at(Name(3, 1))}
+        assert all(equal(trainees[0], other) for other in trainees[1:])
+        steps(1, trainees)
+        assert {trainee.ft.step for trainee in trainees} == {4}
+
+
+def test_training_waits_for_one_copy_and_not_for_the_store(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the store takes."""
+    go = threading.Event()
+    original = type(depot_of(place)).write
+
+    def slow(self: Any, taken: Taken, part: Part) -> int:
+        assert go.wait(TIMEOUT)
+        return original(self, taken, part)
+
+    monkeypatch.setattr(type(depot_of(place)), "write", slow)
+    with crew(1) as [trainee]:
+        trainee.step()
+        trainee.ft.save(place)
+        for _ in range(3):
+            trainee.step()
+        assert depot_of(place).complete() == []
+        go.set()
+        eventually(lambda: depot_of(place).complete() == [Name(1, 1)], "it is complete")
+
+
+@pytest.mark.parametrize(("url", "says"), [("nosuch://x/y", "install what fsspec needs for nosuch://")])
+def test_a_url_that_nobody_knows_is_refused(url: str, says: str) -> None:
+    pytest.importorskip("fsspec")
+    with pytest.raises(ConfigError, match=says):
+        depot_of(url)
+
+
+def test_the_command_lists_verifies_and_exports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def asked(*words: object) -> SimpleNamespace:
+        code = stored.main(list(map(str, words)))
+        out, err = capsys.readouterr()
+        return SimpleNamespace(returncode=code, stdout=out, stderr=err)
+
+    depot = depot_of(tmp_path / "run")
+    depot.prepare()
+    for step in (3, 4):
+        write(depot, step, nested={"y": [torch.ones(2, 2)]})
+    depot.write(taken(5), Part.of(Name(5, 1), "me"))
+    listed = asked("list", tmp_path / "run", "--json")
+    found = [json.loads(line) for line in listed.stdout.splitlines()]
+    assert [(each["step"], each.get("complete", True)) for each in found] == [(4, True), (3, True), (5, False)]
+    assert found[0]["tensors"] == 2 and found[0]["members"] == 2
+    assert asked("verify", tmp_path / "run").returncode == 0
+    file = next((tmp_path / "run" / str(Name(4, 1))).glob("*.distcp"))
+    file.write_bytes(file.read_bytes()[:-1])
+    verified = asked("verify", tmp_path / "run", "--json")
+    assert verified.returncode == 1
+    assert [json.loads(line)["torn"] is None for line in verified.stdout.splitlines()] == [False, True]
+    safetensors = pytest.importorskip("safetensors.torch")
+    exported = asked("export", tmp_path / "run", tmp_path / "all.safetensors")
+    assert exported.returncode == 0, exported.stderr
+    assert same(
+        safetensors.load_file(tmp_path / "all.safetensors"),
+        {"state['nested']['y'][0]": torch.ones(2, 2), "state['x']": torch.arange(3.0)},
+    )
+    assert asked("export", tmp_path / "none", tmp_path / "x").returncode == 1
