@@ -47,6 +47,7 @@ ALL = (
     ("dashboard", "", "--kills 2 --rounds 1 --requests 1000 --seconds 3"),
     ("tracing", "", "--rounds 400 --repetitions 6 --block 3"),
     ("parameter_server", "", "--rounds 200 --blocks 4"),
+    ("integrations", "", "--rounds 3"),
     ("replicas", "", "--kills 6 --steps 60"),
     ("links", "", "--rounds 2"),
     ("local_sgd --picture out/loss.png", "", "--kills 12 --seeds 2 --syncs 20 --repetitions 1 --parameters 4000000"),

@@ -87,7 +87,7 @@ def test_prometheus_finds_the_members_and_follows_a_restart(nursery: Nursery, tm
     server = Prometheus(tmp_path / "prometheus")
     checkpoints = str(tmp_path / "checkpoints")
     (tmp_path / "store").mkdir()
-    settings = {"bucket_mb": 0.08, "policy": "storage", "storage": f"file://{tmp_path / 'store'}"}
+    settings = {"bucket_mb": 0.08, "policy": "storage", "storage": f"file://{tmp_path / 'store'}", "exclude_after": 30.0}
     habit = ["tests.processes.test_checkpoints:Saving", checkpoints, 20]
     task = {"sizes": [20_000, 300], "pause": 0.05, "habit": habit}
     with Cluster(tmp_path / "job", nursery, settings=settings, **task) as cluster:

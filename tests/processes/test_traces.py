@@ -32,7 +32,7 @@ EXACT = 0.05
 def traced(nursery: Nursery, tmp_path: Path, url: str, **more: Any) -> Iterator[Cluster]:
     """A job without workers yet, the spans of which go to ``url``."""
     environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_BSP_SCHEDULE_DELAY": "200"}
-    settings = {"bucket_mb": 0.08, "trace": "10"}
+    settings = {"bucket_mb": 0.08, "trace": "10", "exclude_after": 30.0}  # nobody is out but who is proven dead
     with Cluster(tmp_path / "job", nursery, settings=settings, environment=environment, sizes=[20_000, 300], **more) as cluster:
         yield cluster
 
