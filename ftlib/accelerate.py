@@ -171,7 +171,7 @@ class FTAccelerator(Accelerator):
         self._sampler = sampler
         if isinstance(data_loader, _Loader):
             return data_loader
-        return _Loader(data_loader, self.device, move=self.device_placement, begin=self.register_once)
+        return _Loader(data_loader, self.device, move=self.device_placement, begin=self._begin_loop)
 
     def register_once(self) -> None:
         """Register all that was prepared: before the first batch of an ``ElasticSampler``, or the first forward pass.
@@ -227,6 +227,13 @@ class FTAccelerator(Accelerator):
         return super().clip_grad_norm_(parameters, max_norm, norm_type=norm_type)
 
     # --- inside --------------------------------------------------------------------------------------------------------
+
+    def _begin_loop(self) -> None:
+        """A loop over an ``ElasticSampler`` begins: what the one before has left over is no part of a step."""
+        self.register_once()
+        assert self._batches is not None, "it was just made"
+        self._batches.drop()
+        self.step = 0  # as accelerate sets it at the end of a loader that it has made itself
 
     def _apply(self) -> None:
         """What the loop does with an average, at a worker that applies it again."""

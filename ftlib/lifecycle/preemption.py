@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import aiohttp
 
-from ..settings.preemption import Source
+from ..settings.preemption import Signal, Source
 
 __all__ = ["LONGEST_REST", "Watch"]
 
@@ -32,7 +32,9 @@ class Watch:
         self._thread = threading.Thread(target=self._run, name="ftlib-preemption", daemon=True)
 
     def start(self) -> None:
-        """Begin to look."""
+        """Begin to look. On the main thread, if the source is a signal."""
+        if isinstance(self._source, Signal):
+            self._source.install()
         logger.info("looking for a notice of preemption: %s", self._source, extra={"ftlib_event": "preemption_watch"})
         self._thread.start()
 

@@ -67,6 +67,12 @@ class Microbatches:
             self._reset()
         return status
 
+    def drop(self) -> None:
+        """Forget what was computed since the last step; the gradients are None."""
+        if self._computed:
+            self._computed = self._real = 0
+            self._reset()
+
     def _reset(self) -> None:
         for parameter in self._parameters:
             parameter.grad = None

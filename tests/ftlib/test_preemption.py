@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -127,6 +129,41 @@ def test_aws(serve: Callable[..., Metadata], watch: Callable[[Any], list[str]]) 
     eventually(lambda: told, "the notice")
     assert told == [f"preemption, aws ({service.url}): terminate at 2026-11-22T08:22:00Z"]
     assert len(tokens) == 2
+
+
+def test_aws_recommends_to_rebalance(serve: Callable[..., Metadata], watch: Callable[[Any], list[str]]) -> None:
+    """The same service, another path."""
+    due = threading.Event()
+
+    def answer(method: str, path: str, query: dict[str, str], headers: dict[str, str]) -> Answer:
+        if method == "PUT":
+            return 200, {}, "token"
+        assert path == "/latest/meta-data/events/recommendations/rebalance"
+        return (200, {}, json.dumps({"noticeTime": "2026-11-22T08:22:00Z"})) if due.is_set() else (404, {}, "not found")
+
+    service = serve(answer)
+    told = watch(f"aws-rebalance={service.url}")
+    eventually(lambda: len(service.asked) > 2, "it looks")
+    assert not told
+    due.set()
+    eventually(lambda: told, "the notice")
+    assert told == [f"preemption, aws-rebalance ({service.url}): rebalance recommended at 2026-11-22T08:22:00Z"]
+
+
+@pytest.fixture
+def usr2() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGUSR2)
+    yield
+    signal.signal(signal.SIGUSR2, before)
+
+
+@pytest.mark.usefixtures("usr2")
+@pytest.mark.parametrize("name", ["USR2", "sigusr2"])
+def test_a_signal(name: str, watch: Callable[[Any], list[str]]) -> None:
+    told = watch(f"signal:{name}")
+    os.kill(os.getpid(), signal.SIGUSR2)
+    eventually(lambda: told, "the notice")
+    assert told == ["preemption, SIGUSR2: this process got it"]
 
 
 def test_gcp(serve: Callable[..., Metadata], watch: Callable[[Any], list[str]]) -> None:
@@ -259,7 +296,22 @@ def test_a_function(watch: Callable[[Any], list[str]], caplog: pytest.LogCapture
     assert "away" in caplog.text
 
 
-@pytest.mark.parametrize("wrong", ["file:", "aws:", "gcp=metadata", "https://host/", "spot", 3, "azure=ftp://host"])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "file:",
+        "signal:",
+        "signal:KILL",
+        "signal:TERM",
+        "signal:NO",
+        "aws:",
+        "gcp=metadata",
+        "https://host/",
+        "spot",
+        3,
+        "azure=ftp://host",
+    ],
+)
 def test_what_it_may_be(wrong: Any) -> None:
     with pytest.raises(ConfigError, match="preemption"):
         resolve({"preemption": wrong}, {}, {})

@@ -74,7 +74,6 @@ class Job:
         self.sampler = ElasticSampler(Numbers(), batch_size=BATCH, seed=3) if elastic else None
         self.loader: Any = Own(self.place) if self.sampler is None else DataLoader(Numbers(), batch_sampler=self.sampler)
         self.losses: list[float] = []
-        self.done = 0
         self.told = 0
         self.began_as: int | None = None
 
@@ -93,21 +92,16 @@ class Job:
     def computed(self, loss: torch.Tensor) -> torch.Tensor:
         """A loss, before its backward pass."""
         self.losses.append(loss.item())
-        first = Path("killed")
-        if (
-            self.kill
-            and not first.exists()
-            and self.place() == 2
-            and len(self.losses) == ACCUMULATE
-            and self.done + 1 == self.kill
-        ):
-            first.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+        if self.kill and len(self.losses) == ACCUMULATE and self.ft.step + 1 == self.kill:
+            self.ft.barrier()  # all have finished the step before: who dies may else be the only one that has
+            first = Path("killed")
+            if self.place() == 2 and not first.exists():
+                first.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
         return loss
 
     def stepped(self) -> None:
         """After a step's calls and what follows from them."""
-        self.done += 1
         found = xxhash.xxh3_128()
         for parameter in self.model.parameters():
             found.update(parameter.detach().numpy().tobytes())

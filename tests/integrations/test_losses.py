@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.harness.nursery import Nursery
-from tests.harness.program import ROOT, Program, ftlib_run
+from tests.harness.program import ROOT, Program, clean, ftlib_run
 
 LEARNER = ROOT / "tests/integrations/learner.py"
 PATIENCE = 280.0
@@ -33,7 +33,7 @@ def learnt(nursery: Nursery, where: Path, way: str, *orders: object, restarts: i
         pytest.skip(f"{way} is not installed: pip install 'ftlib[{EXTRAS[way]}]'")
     where.mkdir()
     command = ftlib_run("-n", 3, "--max-restarts", restarts, LEARNER, way, *orders)
-    with Program(nursery, where, *command) as launcher:
+    with Program(nursery, where, *command, env=clean(FTLIB_EXCLUDE_AFTER="30", FTLIB_STALL_TIMEOUT="200")) as launcher:
         launcher.wait(PATIENCE)
         said, errors = launcher.stdout, launcher.stderr
     print(errors)  # shown if the test fails

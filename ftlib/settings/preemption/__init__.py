@@ -5,6 +5,6 @@
 
 from __future__ import annotations
 
-from .sources import Source, source_of
+from .sources import Signal, Source, source_of
 
-__all__ = ["Source", "source_of"]
+__all__ = ["Signal", "Source", "source_of"]

@@ -39,6 +39,7 @@ class Aws(Cloud):
 
     service = "http://169.254.169.254"
     interval = 5.0  # as their documentation recommends
+    _path = "spot/instance-action"
     _LIFE = 21600
     """Seconds for which a token is valid; the most that may be requested."""
 
@@ -56,6 +57,9 @@ class Aws(Cloud):
             return ""
         if status != HTTPStatus.OK:
             raise ValueError(f"HTTP {status}")
+        return self._read(told)
+
+    def _read(self, told: Any) -> str:
         return f"{told['action']} at {told['time']}"
 
     async def _ask(self, http: aiohttp.ClientSession) -> tuple[int, Any]:
@@ -65,10 +69,22 @@ class Aws(Cloud):
             async with http.put(f"{self._base}/latest/api/token", headers=life, timeout=timeout) as answer:
                 answer.raise_for_status()
                 self._token = await answer.text()
-        headers, url = {"X-aws-ec2-metadata-token": self._token}, f"{self._base}/latest/meta-data/spot/instance-action"
+        headers, url = {"X-aws-ec2-metadata-token": self._token}, f"{self._base}/latest/meta-data/{self._path}"
         async with http.get(url, headers=headers, timeout=timeout) as answer:
             found = await answer.json(content_type=None) if answer.status == HTTPStatus.OK else None
             return answer.status, found
+
+
+class AwsRebalance(Aws):
+    """``events/recommendations/rebalance``: an interruption has become likely. Earlier than ``Aws``, and no certainty."""
+
+    _path = "events/recommendations/rebalance"
+
+    def __str__(self) -> str:
+        return f"aws-rebalance ({self._base})"
+
+    def _read(self, told: Any) -> str:
+        return f"rebalance recommended at {told['noticeTime']}"
 
 
 class Gcp(Cloud):
@@ -135,5 +151,5 @@ class Azure(Cloud):
         return ""
 
 
-CLOUDS: dict[str, type[Aws | Gcp | Azure]] = {"aws": Aws, "gcp": Gcp, "azure": Azure}
+CLOUDS: dict[str, type[Aws | Gcp | Azure]] = {"aws": Aws, "aws-rebalance": AwsRebalance, "gcp": Gcp, "azure": Azure}
 """The providers, by the names that the setting ``preemption`` takes."""

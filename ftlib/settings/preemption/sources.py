@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,7 +12,9 @@ import aiohttp
 
 from .clouds import CLOUDS
 
-_EXPECTED = f"expected file:PATH, {', '.join(CLOUDS)}, one of these with =URL, or a callable"
+_EXPECTED = f"expected file:PATH, signal:NAME, {', '.join(CLOUDS)}, one of these with =URL, or a callable"
+_TAKEN = frozenset({signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGSEGV})
+"""Signals that cannot be caught, or that have a meaning already."""
 
 
 class Source(Protocol):
@@ -44,6 +47,31 @@ class File:
         return "it has appeared"
 
 
+class Signal:
+    """A signal that this process gets, as a batch system sends one ahead of the end: USR1, USR2, ..."""
+
+    interval = 0.2
+
+    def __init__(self, number: signal.Signals) -> None:
+        """Nothing is caught before ``install``."""
+        self._number = number
+        self._came = False
+
+    def __str__(self) -> str:
+        return self._number.name
+
+    def install(self) -> None:
+        """Catch the signal, from now on until the process ends. ValueError on another thread than the main one."""
+        signal.signal(self._number, self._catch)
+
+    def _catch(self, _number: int, _frame: object) -> None:
+        self._came = True  # a handler can neither log nor take a lock
+
+    async def look(self, http: aiohttp.ClientSession) -> str:  # noqa: ARG002
+        """See ``Source``."""
+        return "this process got it" if self._came else ""
+
+
 class Program:
     """The program's own function: returns the text of the notice, or a true value; a false value while there is none."""
 
@@ -70,6 +98,11 @@ def source_of(named: str | Callable[[], Any]) -> Source:
         if not path:
             raise ValueError(_EXPECTED)
         return File(Path("/" + path.lstrip("/")) if path.startswith("//") else Path(path).absolute())
+    if named.startswith("signal:"):
+        number = getattr(signal.Signals, "SIG" + named.removeprefix("signal:").upper().removeprefix("SIG"), None)
+        if number is None or number in _TAKEN:
+            raise ValueError(_EXPECTED)
+        return Signal(number)
     name, given, base = named.partition("=")
     if name not in CLOUDS or (given and urlsplit(base).scheme not in ("http", "https")):
         raise ValueError(_EXPECTED)
