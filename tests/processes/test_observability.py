@@ -121,7 +121,7 @@ def test_a_kill_is_explained(
 
 def _output(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     capsys.readouterr()
-    assert ftlib(*arguments) == 0
+    assert ftlib(*arguments, "--timeout", "60") == 0
     return capsys.readouterr().out
 
 
