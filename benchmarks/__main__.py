@@ -44,6 +44,7 @@ ALL = (
     ("kills", "--kills 1000", "--kills 20"),
     ("kill_soak", "", "--kills 45"),
     ("chaos", "", "--count 14"),
+    ("dashboard", "", "--kills 2 --rounds 1 --requests 1000 --seconds 3"),
     ("tracing", "", "--rounds 400 --repetitions 6 --block 3"),
     ("parameter_server", "", "--rounds 200 --blocks 4"),
     ("integrations", "", "--rounds 3"),

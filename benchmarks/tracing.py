@@ -136,7 +136,7 @@ def series(args: argparse.Namespace, report: Report, _collector: Collector) -> N
     from consensus import KeyRing
 
     with tempfile.TemporaryDirectory() as kept:
-        habit = ["tests.processes.test_checkpoints:Saving", str(Path(kept) / "checkpoints"), 20]
+        habit = ["tests.processes.saver:Saver", str(Path(kept) / "checkpoints"), 20]
         with crew("series", args.workers, sizes=[20_000, 300], pause=0.02, habit=habit) as cluster:
             cluster.alive()[-1].kill()
             cluster.training(args.workers - 1, 60.0)

@@ -368,6 +368,11 @@ class Calls(ABC):
         """
         if self._execution is not None:
             raise ConfigError("catch_up was called within execute: call it before")
+        if self._lives.life.mates is not None:
+            raise ConfigError(
+                "catch_up: the processes of a replica of several get the state together, in their first call: leave it out; "
+                "LocalSGD and DiLoCo are for replicas of one process"
+            )
         plane = self._plane
         if plane.level and plane.phase is not Phase.STOPPED:
             came = False

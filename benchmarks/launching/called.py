@@ -22,6 +22,16 @@ LIMIT = 90.0
 """Seconds that anything may take."""
 
 
+def rounds(wanted: int, seconds: float = 140.0) -> Iterator[int]:
+    """So many, or as many as begin within ``seconds``: a row ends within three minutes. Says so where they are fewer."""
+    began = time.monotonic()
+    for number in range(wanted):
+        if time.monotonic() - began > seconds:
+            print(f"  after {seconds:g} s: {number} of {wanted} times", file=sys.stderr)
+            return
+        yield number
+
+
 class Called:
     """One process, and the lines that it prints, with the times of their arrival."""
 

@@ -16,7 +16,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.launching import distant, work
-from benchmarks.launching.called import LIMIT, Called, caller, commands, family, first_lines, folder, gone, script, wait_for
+from benchmarks.launching.called import (
+    LIMIT,
+    Called,
+    caller,
+    commands,
+    family,
+    first_lines,
+    folder,
+    gone,
+    rounds,
+    script,
+    wait_for,
+)
 from benchmarks.report import Report, parser, spread
 from ftlib import Launcher
 from tests.harness.program import ROOT, clean
@@ -33,7 +45,7 @@ def cells(times: dict[str, list[float]], notes: dict[str, str] | None = None) ->
 
 def start(args: Namespace, report: Report) -> None:
     times = defaultdict[str, list[float]](list)
-    for _ in range(args.repetitions):
+    for _ in rounds(args.repetitions):
         for name in commands(args.peer, WORKERS, "start"):
             with folder() as path:
                 times[name].append(first_lines(commands(args.peer, WORKERS, "start", path)[name], WORKERS, path))
@@ -44,7 +56,7 @@ def start(args: Namespace, report: Report) -> None:
 
 def failing(args: Namespace, report: Report, how: str) -> None:
     times, whole = defaultdict[str, list[float]](list), defaultdict[str, list[int]](list)
-    for _ in range(args.repetitions):
+    for _ in rounds(args.repetitions):
         for name in ("Launcher", *(["torchrunx"] if args.peer else []), "mp.spawn"):
             if name == "torchrunx" and how == "raise" and whole[name]:
                 continue  # once is enough to see that it does not end
@@ -68,8 +80,9 @@ def failing(args: Namespace, report: Report, how: str) -> None:
 
 def orphans(args: Namespace, report: Report) -> None:
     times, left = defaultdict[str, list[float]](list), defaultdict[str, list[int]](list)
-    for _ in range(args.repetitions):
-        for name in ("ftlib run", "Launcher", "torchrun", *(["torchrunx"] if args.peer else []), "mp.spawn"):
+    for number in rounds(args.repetitions):
+        others = () if number >= 5 else ("torchrun", *(["torchrunx"] if args.peer else []), "mp.spawn")
+        for name in ("ftlib run", "Launcher", *others):
             with folder() as path:
                 called = Called(commands(args.peer, WORKERS, "family", path)[name], path)
                 try:
@@ -81,7 +94,7 @@ def orphans(args: Namespace, report: Report) -> None:
                     left[name].append(count)
                 finally:
                     called.end()
-    notes = {name: f", {max(counts)} left" for name, counts in left.items()}
+    notes = {name: f", {max(counts)} left of {len(counts)} times" for name, counts in left.items()}
     good = max(times["Launcher"] + times["ftlib run"]) <= 2.0 and not max(left["Launcher"] + left["ftlib run"])
     report.row("the launcher is killed, until nothing is left", *cells(times, notes), bar="<= 2 s, none left", good=good)
 
@@ -98,7 +111,7 @@ def averages(path: Path) -> dict[int, list[float]]:
 def replacement(args: Namespace, report: Report) -> None:
     times = defaultdict[str, list[float]](list)
     elastic = {"workers_per_host": WORKERS, "max_restarts": 100, "transport": "local"}
-    for _ in range(args.repetitions):
+    for _ in rounds(args.repetitions):
         with folder() as path:
             systems = {
                 "ftlib run": script("run", WORKERS, "train", path / "run", restarts=100),
@@ -168,7 +181,7 @@ def sequence(_args: Namespace, report: Report) -> None:
 
 def crowd(args: Namespace, report: Report) -> None:
     times = []
-    for _ in range(args.repetitions):
+    for _ in rounds(args.repetitions):
         began = time.monotonic()
         launched = Launcher(workers_per_host=64, preload=(), quiet=True, transport="local").run(work.trivial, "")
         times.append(time.monotonic() - began)
@@ -183,7 +196,7 @@ def before(args: Namespace, report: Report) -> None:
         print("before: left out, as --before names no other tree")
         return
     starts, ends = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
-    for _ in range(args.repetitions):
+    for _ in rounds(args.repetitions):
         for name, tree in (
             ("ftlib run", ROOT),
             ("torchrun", Path(args.before).resolve()),
@@ -215,7 +228,9 @@ ROWS: dict[str, Callable[[Namespace, Report], None]] = {
     "crowd": crowd,
     "before": before,
     "hosts": lambda args, report: distant.hosts(args, report, cells),
-    "lost": lambda args, report: distant.lost(args, report, cells),
+    "killed": lambda args, report: distant.killed(args, report, cells),
+    "cut": lambda args, report: distant.cut(args, report, cells),
+    "refused": lambda args, report: distant.refused(args, report, cells),
     "far": lambda args, report: distant.far(args, report, cells),
     "gigabyte": lambda args, report: distant.gigabyte(args, report, cells),
     "healed": lambda args, report: distant.healed(args, report, cells),
@@ -223,20 +238,37 @@ ROWS: dict[str, Callable[[Namespace, Report], None]] = {
 }
 
 
+TIMES = {
+    "raise": 50,
+    "kill": 50,
+    "orphans": 50,
+    "killed": 50,
+    "cut": 50,
+    "refused": 50,
+    "slurm": 20,
+    "gigabyte": 3,
+    "healed": 3,
+}
+"""How often each row is repeated where no number is given, others ten times; each ends within three minutes."""
+
+
 def measure(text: str | None) -> int:
-    options = parser(text, agent=False, repetitions=10)
-    options.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW")
+    options = parser(text, agent=False, repetitions=0)
+    options.add_argument("--only", "--rows", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW", dest="rows")
     options.add_argument("--peer", help="an interpreter that has torchrunx")
     options.add_argument("--before", help="another tree of ftlib")
     args = options.parse_args()
+    given = args.repetitions
     if args.peer is None:
         print("torchrunx: left out, as --peer names no interpreter that has it")
-    report = Report("Launching", 12.0 * args.repetitions * len(args.rows), COLUMNS)
+    report = Report("Launching", 60.0 * len(args.rows), COLUMNS)
     for name in args.rows:
-        print(f"{name} ...", file=sys.stderr, flush=True)
+        print(f"{name} ... (load {os.getloadavg()[0]:.1f})", file=sys.stderr, flush=True)
+        args.repetitions = given or TIMES.get(name, 10)
         try:
             ROWS[name](args, report)
         except TimeoutError as error:
             print(f"{name}: {error}", file=sys.stderr)
             report.row(name, *cells({}), bar="ends at all", good=False)
+    print(f"load at the end {os.getloadavg()[0]:.1f}", file=sys.stderr)
     return report.finish()

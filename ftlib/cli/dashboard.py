@@ -26,7 +26,8 @@ from .status import fetch_status
 
 __all__ = ["link", "mount", "serve", "serve_run"]
 
-_TIMEOUT = 5.0
+_TIMEOUT = 20.0
+"""Seconds to wait for a member that is told something, or asked by somebody who waits for the answer."""
 _ASKED_BY_AGENT = 2
 """How many members an agent asks at a time, since it has other things to do."""
 

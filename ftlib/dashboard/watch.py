@@ -35,7 +35,7 @@ _PATCHES = 2.0
 """Patches a second, at most; one more may follow at once when the view changes."""
 _ASK_EVERY = 1.0
 """Seconds between two questions to the same member, at least."""
-_FRESH = 6.0
+_FRESH = 2.5
 """Seconds after which what a member has said of its call and its step is not shown any more."""
 _RESTARTS_EVERY = 3.0
 """Seconds between two questions to the launcher."""

@@ -35,7 +35,7 @@ def nothing_grows(once: Callable[[], None], rounds: int, idle: Callable[[], bool
         gc.collect()
         return threading.active_count(), len([*Path("/proc/self/fd").iterdir()]), resident()
 
-    for _ in range(max(5, rounds // 10)):
+    for _ in range(max(5, rounds // 3)):  # until malloc has what it needs: some 20 MB, which stay what they are
         once()
     threads, files, memory = counts()
     for _ in range(rounds):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -70,11 +71,18 @@ class Browser:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         request = urllib.request.Request(f"{self.base}{path}", data, named)
         try:
-            with self._opener.open(request, timeout=60) as answer:
+            with self._open(request) as answer:
                 return answer.status, answer.read().decode(), answer.headers
         except urllib.error.HTTPError as error:
             with error:
                 return error.code, error.read().decode(), error.headers
+
+    def _open(self, request: urllib.request.Request) -> Any:
+        """As browsers do: again where the other side hung up. An agent gives strangers a second, which a busy host may need."""
+        for _ in range(20):
+            with contextlib.suppress(http.client.RemoteDisconnected, ConnectionResetError):
+                return self._opener.open(request, timeout=60)
+        raise AssertionError(f"{request.full_url} hangs up each time")
 
     def enter(self, token: str = TOKEN) -> int:
         return self.ask(f"?token={token}")[0]
@@ -87,7 +95,7 @@ class Browser:
     def snapshot(self) -> dict[str, Any]:
         """The first event of the stream."""
         request = urllib.request.Request(f"{self.base}/events")
-        with self._opener.open(request, timeout=60) as answer:
+        with self._open(request) as answer:
             kind = b""
             for line in answer:
                 if line.startswith(b"data: ") and kind == b"event: snapshot\n":
@@ -107,8 +115,8 @@ def addresses(launched: Run, count: int) -> list[str]:
 
 def test_a_page_at_every_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FTLIB_SECRET", SECRET)
-    with running(tmp_path, "-n", 3, script=TRAINS) as launched:
-        zero, one, two = addresses(launched, 3)
+    with running(tmp_path, "-n", 2, script=TRAINS) as launched:
+        zero, one = addresses(launched, 2)
         assert link(zero) == f"http://{zero}/dashboard?token={TOKEN}"
         browser = Browser(zero)
 
@@ -153,13 +161,13 @@ def test_a_page_at_every_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         [ended] = launched.wait_events("ended", 1)
         assert (ended["worker"], ended["code"]) == (1, -9)
         assert browser.order("kill", victim, epoch, "key number 5") == (200, f"{text.strip()} (done before)\n")
-        eventually(lambda: len(browser.snapshot()["rows"]) == 3 and victim not in browser.snapshot()["rows"], "it is back", 60)
+        eventually(lambda: len(rows := browser.snapshot()["rows"]) == 2 and victim not in rows, "it is back", 120)
         assert browser.order("kill", victim, epoch, "key number 6")[0] == 404
         told = browser.ask(f"/explain/{epoch + 1}")
         assert json.loads(told[1])[0]["epoch"] == epoch + 1
 
         # Another agent has the same token and another cookie.
-        other = Browser(two)
+        other = Browser(next(row["address"] for row in browser.snapshot()["rows"].values() if row["address"] != zero))
         assert other.ask()[0] == 401
         assert other.enter() == 303
         assert other.ask()[0] == 200
@@ -189,7 +197,7 @@ def test_orders_come_from_this_host_unless_a_setting_says_otherwise(tmp_path: Pa
         [member] = page["rows"]
         try:
             code, text = browser.order("drain", member, page["epoch"], "key number 1")
-        except (http.client.HTTPException, OSError):
+        except (http.client.HTTPException, OSError):  # an URLError is one
             code, text = 200, "the member that is to end answers itself: it may be gone before its answer is read"
         if allowed:
             assert code == 200, text

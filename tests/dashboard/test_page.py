@@ -2,50 +2,39 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
+from ftlib.dashboard.desk import Means
+from ftlib.dashboard.server import Server
+from ftlib.dashboard.watch import Sources, Watch
 from tests.harness.basics import TIMEOUT, eventually
 from tests.harness.program import ROOT
 from tests.launch.helpers import Run, command, environment, running
 from tests.launch.test_orders import TRAINS
 
-pytestmark = [
-    pytest.mark.process,
-    pytest.mark.skipif(not shutil.which("chromium"), reason="chromium is not installed: apt-get install chromium"),
-    pytest.mark.skipif(not shutil.which("chromedriver"), reason="no chromedriver: apt-get install chromium-driver"),
-]
-QUIET = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync")
+from .chromium import browser as chromium
+from .chromium import missing
+from .statuses import EVIL, member_id, status
+
+pytestmark = [pytest.mark.process, pytest.mark.skipif(bool(missing()), reason=missing() or "all is there")]
 SHOTS = ROOT / "out" / "dashboard"
 
 
 @pytest.fixture
 def browser(tmp_path: Path) -> Iterator[Any]:
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = shutil.which("chromium") or ""
-    for option in (*QUIET, "--disable-component-update", "--disable-quic", f"--user-data-dir={tmp_path / 'profile'}"):
-        options.add_argument(option)
-    options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
-    driver = webdriver.Chrome(options, Service(shutil.which("chromedriver")))
-    driver.set_window_size(1400, 1000)
-    driver.set_page_load_timeout(TIMEOUT)
-    driver.set_script_timeout(TIMEOUT)
-    try:
+    with chromium(tmp_path / "profile") as driver:
         yield driver
-    finally:
-        driver.quit()
 
 
 class Page:
@@ -95,7 +84,11 @@ class Page:
         SHOTS.mkdir(parents=True, exist_ok=True)
         self.driver.save_screenshot(str(SHOTS / f"{name}.png"))
 
-    def asked(self) -> set[str]:
+    def asked(self) -> dict[str, Any]:
+        """The row of the member that the server asks."""
+        return dict(self.js("return page.rows[page.asked]"))
+
+    def origins(self) -> set[str]:
         """The origins of all that was loaded over a network."""
         found = set()
         for entry in self.driver.get_log("performance"):
@@ -107,12 +100,14 @@ class Page:
 
 def test_a_job_is_seen_and_ordered_about(tmp_path: Path, browser: Any) -> None:
     runtime = tmp_path / "runtime"
-    with running(tmp_path, "-n", 4, script=TRAINS, XDG_RUNTIME_DIR=str(runtime), FTLIB_SECRET="") as launched:
+    # So many seconds of silence: on a busy machine others than the stopped one are away for two.
+    settings = {"FTLIB_EXCLUDE_AFTER": "8", "FTLIB_SECRET": "", "XDG_RUNTIME_DIR": str(runtime)}
+    with running(tmp_path, "-n", 4, "--max-restarts", 20, script=TRAINS, **settings) as launched:
         page = Page(browser, launched, runtime)
         launched.wait_events("announced", 4)
-        workers = json.loads(page.ftlib("ps", "--json"))[0]["workers"]
+        [run] = launched.events("run")
         serving = subprocess.Popen(
-            command("dashboard", workers[0]["address"]), cwd=tmp_path, env=page._environ, stdout=subprocess.PIPE, text=True
+            command("dashboard", "--run", run["job"]), cwd=tmp_path, env=page._environ, stdout=subprocess.PIPE, text=True
         )
         try:
             assert serving.stdout is not None
@@ -128,19 +123,20 @@ def test_a_job_is_seen_and_ordered_about(tmp_path: Path, browser: Any) -> None:
             former = page.member("worker 2")
             page.click("kill", "worker 2")
             assert "its launcher starts it again" in page.agree()
-            [ended] = launched.wait_events("ended", 1)
-            assert (ended["worker"], ended["code"]) == (2, -9)
+            assert ends(launched, 2) == -9
             eventually(lambda: page.member("worker 2") not in (None, former), lambda: f"it is back: {page.rows()}")
             text = "return [...document.querySelectorAll('#changes summary')].map(each => each.textContent).join('\\n')"
             eventually(lambda: "without worker 2 (proof)" in page.js(text), lambda: f"why it went: {page.js(text)}")
-            page.js("for (const each of document.querySelectorAll('#changes details')) each.open = true")
-            eventually(lambda: page.js("return document.querySelectorAll('#changes pre').length") > 1, "whole changes")
             epoch = int(page.js("return page.epoch"))
             pre = "return (document.querySelector(`#changes li[data-epoch='${arguments[0]}'] pre`) || {}).textContent || '[{}]'"
 
             def same() -> bool:
                 """The page and the command line tell the same of that change, whose last phases may have come just now."""
-                [shown], [told] = json.loads(page.js(pre, epoch)), json.loads(page.ftlib("explain", "--json", "--epoch", epoch))
+                page.js("document.querySelector(`#changes li[data-epoch='${arguments[0]}'] details`).open = true", epoch)
+                [shown], [told] = (
+                    json.loads(page.js(pre, epoch)),
+                    json.loads(page.ftlib("explain", page.asked()["address"], "--json", "--epoch", epoch, "--timeout", 60)),
+                )
                 return bool(shown) and all(shown[name] == told[name] for name in ("view_id", "phases"))
 
             eventually(same, lambda: f"the change of epoch {epoch}: {page.js(pre, epoch)}")
@@ -152,17 +148,18 @@ def test_a_job_is_seen_and_ordered_about(tmp_path: Path, browser: Any) -> None:
 
             page.click("drain", "worker 1")
             page.agree()
-            assert launched.wait_events("ended", 2)[-1]["code"] == 0
+            assert ends(launched, 1) == 0
             eventually(lambda: "worker 1" not in page.rows(), lambda: f"it has left: {page.rows()}")
 
-            os.kill(workers[0]["pid"], signal.SIGKILL)  # the one that was asked
-            launched.wait_events("ended", 3)
+            asked = page.asked()
+            os.kill(int(asked["pid"]), signal.SIGKILL)
+            assert ends(launched, int(asked["name"].removeprefix("worker "))) == -9
             step = page.js("return page.step")
             eventually(lambda: page.js("return page.step") > step, "another member answers")
 
             assert not [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
-            assert page.asked() == {url.partition("/?")[0]}
-            look_at_access(page)
+            assert page.origins() == {url.partition("/?")[0]}
+            look_at_access(page.driver, page.picture)
         finally:
             serving.send_signal(signal.SIGTERM)
             serving.communicate(timeout=TIMEOUT)
@@ -171,13 +168,134 @@ def test_a_job_is_seen_and_ordered_about(tmp_path: Path, browser: Any) -> None:
         launched.finish()
 
 
-def look_at_access(page: Page) -> None:
+@pytest.mark.soak
+def test_a_worker_that_is_stopped(tmp_path: Path, browser: Any) -> None:
+    """SIGSTOP: its row turns, its launcher kills it, and its successor is shown."""
+    runtime = tmp_path / "runtime"
+    # So many seconds of silence: on a busy machine others than the stopped one are away for two.
+    settings = {"FTLIB_EXCLUDE_AFTER": "8", "XDG_RUNTIME_DIR": str(runtime)}
+    with running(tmp_path, "-n", 3, "--max-restarts", 20, "--dashboard", script=TRAINS, **settings) as launched:
+        assert launched.process.stderr is not None
+        said = next(line.decode() for line in iter(launched.process.stderr.readline, b"") if b"dashboard: open" in line)
+        page = Page(browser, launched, runtime)
+        browser.get(said.rpartition(" ")[2].strip())
+        eventually(lambda: len(page.rows()) == 3, lambda: f"three rows: {page.rows()}")
+        stopped = page.member("worker 2")
+        os.kill(int(page.js("return page.rows[arguments[0]].pid", stopped)), signal.SIGSTOP)
+        turned = "const row = page.rows[arguments[0]]; return !row || row.status !== 'alive' || row.evidence !== ''"
+        eventually(lambda: page.js(turned, stopped), lambda: f"its row turns: {page.rows()}")
+        assert ends(launched, 2) == -9, "peers found it silent, and the launcher killed it"
+        eventually(lambda: page.member("worker 2") not in (None, stopped), lambda: f"it is back: {page.rows()}")
+        os.kill(launched.process.pid, signal.SIGTERM)
+        launched.finish()
+
+
+def ends(launched: Run, worker: int) -> int:
+    """Wait until that worker has ended; with which code."""
+
+    def codes() -> list[int]:
+        return [int(event["code"]) for event in launched.events("ended") if event["worker"] == worker]
+
+    eventually(lambda: bool(codes()), lambda: f"worker {worker} ends: {launched.events('ended')}")
+    return codes()[-1]
+
+
+def look_at_access(driver: Any, picture: Callable[[str], None]) -> None:
     """What axe-core finds, in light and in dark."""
     from axe_core_python.selenium import Axe
 
     for scheme in ("light", "dark"):
         features = [{"name": "prefers-color-scheme", "value": scheme}]
-        page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-        found = Axe().run(page.driver)["violations"]
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        found = Axe().run(driver)["violations"]
         assert not found, [(rule["id"], rule["help"], [each["html"] for each in rule["nodes"]]) for rule in found]
-        page.picture(scheme)
+        picture(scheme)
+
+
+class Served:
+    """A dashboard over statuses that a test gives, on a thread of its own."""
+
+    def __init__(self, statuses: Callable[[int], dict[str, Any]]) -> None:
+        self.url = ""
+        self._statuses = statuses
+        self._loop = asyncio.new_event_loop()
+        self._over = asyncio.Event()
+        self._there = threading.Event()
+        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),))
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        assert self._there.wait(60)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._over.set)
+        self._thread.join(60)
+        self._loop.close()
+
+    async def _serve(self) -> None:
+        watch = Watch("127.0.0.1:7000", Sources(lambda address, _: self._statuses(int(address.rpartition(":")[2]) - 7000)))
+        server = Server(watch, Means(lambda *_: "", lambda *_: "fine", lambda _: EVIL, lambda *_: []), "lab")
+        self.url = await server.open()
+        self._there.set()
+        await self._over.wait()
+        await server.close()
+
+
+def test_names_and_evidence_stay_text(browser: Any) -> None:
+    def evil(number: int) -> dict[str, Any]:
+        found = status(number, job=EVIL)
+        for member in found["members"]:
+            member["evidence"], member["meta"] = EVIL, {"name": EVIL, "pid": EVIL}
+        return found
+
+    with Served(evil) as served:
+        browser.get(served.url)
+        eventually(lambda: browser.execute_script("return document.querySelectorAll('#rows tr').length") == 3, "rows")
+        browser.execute_script("document.querySelector('[data-kind=stack]').click()")
+        eventually(
+            lambda: EVIL in browser.execute_script("return document.getElementById('show-text').textContent"), "stacks", 60
+        )
+        assert browser.execute_script("return document.querySelectorAll('img').length") == 0
+        assert browser.execute_script("return document.querySelector('#rows td').textContent").startswith(EVIL)
+        assert EVIL in browser.execute_script("return document.getElementById('changes').textContent")
+
+
+def test_a_join_moves_and_only_a_page_of_many_members_is_shown(browser: Any) -> None:
+    """The joiner's bytes grow with each sample, as those of a real one do: which may be over before it is looked at twice."""
+    got = iter(range(0, 10**9, 1000))
+
+    def joining(number: int) -> dict[str, Any]:
+        found = status(number, size=200)
+        found["ftlib"]["min_size"] = 200
+        found["ftlib"]["peers"].setdefault(member_id(199), {})["following"] = True
+        if number == 199:
+            found["ftlib"]["recovery"] = {"total": 10**9, "got": next(got), "left": 3.0, "pending": 0}
+        return found
+
+    bar = f"document.querySelector(`#rows tr[data-member='{member_id(199)}'] progress`)"
+    with Served(joining) as served:
+        browser.get(served.url)
+        count = "return document.querySelectorAll('#rows tr').length"
+        eventually(lambda: browser.execute_script(count) == 65, "64 rows, and the joiner's")
+        eventually(lambda: browser.execute_script(f"return {bar}.hidden") is False, "its progress")
+        before = browser.execute_script(f"return {bar}.value")
+        eventually(lambda: browser.execute_script(f"return {bar}.value") > before, "it moves")
+
+        # With the keyboard alone: the next members, and an order that would make steps wait.
+        browser.execute_script("document.getElementById('later').focus()")
+        from selenium.webdriver.common.keys import Keys
+
+        browser.switch_to.active_element.send_keys(Keys.ENTER)
+        first = "return document.querySelector('#rows td').textContent"
+        eventually(lambda: browser.execute_script(first).startswith("worker 64"), "the next page")
+        browser.execute_script("document.querySelector('#rows [data-kind=drain]').focus()")
+        browser.switch_to.active_element.send_keys(Keys.ENTER)
+        eventually(lambda: browser.execute_script("return document.getElementById('ask').open"), "the dialog")
+        eventually(
+            lambda: "fine" in browser.execute_script("return document.getElementById('ask-text').textContent"), "its text", 60
+        )
+        assert browser.execute_script("return document.getElementById('ask-yes').disabled"), "the name is asked for"
+        field = browser.execute_script("document.getElementById('ask-input').focus(); return document.activeElement")
+        field.send_keys("worker 64")
+        assert not browser.execute_script("return document.getElementById('ask-yes').disabled")

@@ -170,14 +170,14 @@ class Crew:
             self.hands.append(Hand(self._context, self.framework))
         return self.hands[:count]
 
-    def specs(self, hands: Sequence[Hand], timeout: float = 20.0, host: int = 0) -> list[GroupSpec]:
+    def specs(self, hands: Sequence[Hand], timeout: float = TIMEOUT, host: int = 0) -> list[GroupSpec]:
         """One spec a rank of a view nobody has had yet; the store is that of rank ``host``."""
         self._epoch += 1
         size = len(hands)
         make = functools.partial(GroupSpec, f"view-{self._epoch}", self._epoch)
         return [make(rank, size, hands[host].store, timeout) for rank in range(size)]
 
-    def build(self, hands: Sequence[Hand], timeout: float = 20.0, host: int = 0) -> list[Any]:
+    def build(self, hands: Sequence[Hand], timeout: float = TIMEOUT, host: int = 0) -> list[Any]:
         """Build a group of these workers."""
         for hand, spec in zip(hands, self.specs(hands, timeout, host), strict=True):
             hand.tell(rebuild, spec)

@@ -309,6 +309,8 @@ def test_workers_above_max_workers_are_spares_and_take_over(tmp_path: Path) -> N
         kill(min(first.values()))
         eventually(lambda: len(members()) == 3, lambda: f"the spare takes over: {members()} {launch.workers()}", 90.0)
         eventually(lambda: (tmp_path / "size").read_text() == "2", "they are two again", 60.0)
+        # A failure that comes to light after all others have ended is the launch's: this one shall be known before.
+        eventually(lambda: "failed" in [each["phase"] for each in launch.workers()], launch.workers, 60.0)
         (tmp_path / "finish").touch()
         result = launch.wait(90)
     assert sum(map(len, result.results.values())) == 2 and len(result.failures) == 1

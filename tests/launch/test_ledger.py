@@ -334,6 +334,19 @@ def test_a_host_that_refuses_rests_longer_each_time_where_it_is_not_needed() -> 
     assert rests == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 300.0]
 
 
+def test_hosts_that_are_over_for_good_are_not_waited_for() -> None:
+    ledger = founded(("a", 1), ("b", 1))
+    ledger.host_lost("a", "the step was cancelled", 1.0)
+    ledger.host_lost("b", "the step was cancelled", 1.0)
+    assert ledger.tick(2.0) == [CallHost("a"), CallHost("b")]
+    assert ledger.host_lost("a", "the job has expired", 2.1, Loss.OVER) == [DropHost("a")]
+    assert not ledger.over
+    ledger.host_lost("b", "the job has expired", 2.2, Loss.OVER)
+    assert ledger.over
+    assert ledger.failure is not None
+    assert (ledger.failure.kind, ledger.failure.host, ledger.failure.why) == (FailureKind.HOST, "b", "the job has expired")
+
+
 def test_a_list_that_is_empty_at_first_waits_for_hosts() -> None:
     ledger = Ledger(Rules(elastic=True, moving=True, patience=60.0), [], 0.0)
     assert ledger.begin(0.0) == [] and not ledger.over and ledger.next_at() == 60.0

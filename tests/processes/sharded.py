@@ -11,12 +11,13 @@ import os
 import random
 import signal
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.distributed.fsdp import fully_shard
 
-from ftlib import FTLib, ReplicaLost
+from ftlib import DistributedDataParallel, FTLib, Optimizer, ReplicaLost
 from ftlib.core.engine.shard_agreement import ShardAgreement
 from ftlib.core.plane.plane import Plane
 from tests.harness.worker import Lines, Task, joined, place
@@ -109,6 +110,67 @@ def _train_fsdp(ft: FTLib, task: Task, lines: Lines) -> None:
         digest = hash(tuple(model[0].weight.to_local().flatten().tolist()))
         told: dict[str, Any] = {"who": mask, "hash": digest, "shard": shard, "replica": who, "applied": applied}
         lines.write(**told, **place(ft))
+
+
+class Telling(torch.nn.Module):
+    """A sharded model, and a plain parameter with gradient 1 at this replica's place: the average tells who took part."""
+
+    def __init__(self, sharded: torch.nn.Module, who: int) -> None:
+        super().__init__()
+        self.sharded = sharded
+        self.tells = torch.nn.Parameter(torch.zeros(REPLICAS))
+        self._who = who
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        """The loss."""
+        loss: torch.Tensor = self.sharded(batch).pow(2).mean() + self.tells[self._who]
+        return loss
+
+
+def _model(ft: FTLib) -> torch.nn.Sequential:
+    """Two layers, by FSDP over this replica."""
+    mesh = ft.device_mesh("cpu", (ft.settings.shards,), ("shard",))
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU(), torch.nn.Linear(WIDTH, 2 * REPLICAS, bias=False)
+    )
+    for layer in (model[0], model[2]):
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def wrapped(task: Task, lines: Lines) -> int:
+    """As ``fsdp``, by ``DistributedDataParallel`` and ``Optimizer``."""
+    return _until_lost(task, lines, _train_wrapped)
+
+
+def _train_wrapped(ft: FTLib, task: Task, lines: Lines) -> None:
+    shard, who = ft.settings.shard, task.given["who"]
+    telling = Telling(_model(ft), who)
+    model = DistributedDataParallel(ft, telling)
+    optimizer = Optimizer(ft, torch.optim.SGD(telling.sharded.parameters(), lr=1e-3))
+    ft.register_state(model=model, optimizer=optimizer)
+    while True:
+        optimizer.zero_grad()
+        telling.tells.grad = None
+        model(torch.randn(8, WIDTH)).backward()
+        assert telling.tells.grad is not None
+        mask = sum(1 << int(number) for number in telling.tells.grad.nonzero())
+        applied = bool(optimizer.step())
+        digest = hash(tuple(telling.sharded[0].weight.to_local().flatten().tolist()))  # type: ignore[index]
+        told: dict[str, Any] = {"who": mask, "hash": digest, "shard": shard, "replica": who, "applied": applied}
+        lines.write(**told, **place(ft))
+
+
+def _until_lost(task: Task, lines: Lines, train: Callable[[FTLib, Task, Lines], None]) -> int:
+    with joined(task, lines) as ft:
+        try:
+            train(ft, task, lines)
+        except ReplicaLost as reason:
+            lines.write(event="lost", text=str(reason))
+            return 3
+    return 0
 
 
 def number_of(replica: str) -> int:

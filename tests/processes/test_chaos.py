@@ -19,7 +19,7 @@ pytestmark = pytest.mark.process
 
 @pytest.fixture
 def job(nursery: Nursery, tmp_path: Path) -> Iterator[LaunchedRun]:
-    settings = {"bucket_mb": 0.08, "chaos": True}
+    settings = {"bucket_mb": 0.08, "chaos": True, "exclude_after": 6.0}
     run = LaunchedRun(tmp_path / "job", 3, nursery=nursery, sizes=[20_000, 300], pause=0.03, settings=settings)
     try:
         run.training(3)
@@ -100,7 +100,7 @@ def test_who_is_cut_off_for_long_is_given_up(job: LaunchedRun, tmp_path: Path, c
     (row,) = rows(out)
     assert row["back"].startswith("back after")
     assert row["steps_lost"] == 0
-    assert row["pause"] < 10.0, "the others do not wait for the cut to end"
+    assert row["pause"] < 18.0, "the others do not wait for the cut to end"
 
 
 def test_off_unless_the_workers_allow_it(nursery: Nursery, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

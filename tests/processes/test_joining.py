@@ -93,7 +93,7 @@ def test_joiner_has_what_the_others_have(cluster: Cluster, optimizer: str) -> No
 
 
 def test_joiner_is_killed_in_mid_join(cluster: Cluster) -> None:
-    certain = slow(cluster, 1e6)
+    certain = slow(cluster, 2e5)
     found(cluster, 2, sizes=SMALL)
     for delay in (0.0, 0.1, 0.4):
         joiner = cluster.join(sizes=SMALL)
@@ -108,7 +108,7 @@ def test_joiner_is_killed_in_mid_join(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.soak)])
 def test_donor_is_killed_in_mid_transfer(cluster: Cluster, rank: int) -> None:
-    certain = slow(cluster, 10e6)
+    certain = slow(cluster, 4e6)
     workers = found(cluster, 3, sizes=LARGE)
     joiner = cluster.join(sizes=LARGE)
     calling(cluster, joiner)
@@ -122,7 +122,7 @@ def test_donor_is_killed_in_mid_transfer(cluster: Cluster, rank: int) -> None:
 
 def test_all_donors_of_a_part_are_killed(cluster: Cluster) -> None:
     """Two at once, whichever parts they have in common, and then a third one: one is left that has the state."""
-    certain = slow(cluster, 4e6)
+    certain = slow(cluster, 2e6)
     workers = sorted(found(cluster, 4, sizes=LARGE), key=lambda worker: worker.last["rank"])
     joiner = cluster.join(sizes=LARGE)
     calling(cluster, joiner)

@@ -114,6 +114,32 @@ def test_fsdp_in_a_replica_loses_a_process(job: Replicas, replica: int, shard: i
     assert job.judge() > 10
 
 
+def test_the_wrapper_over_fsdp_loses_a_process(job: Replicas) -> None:
+    """``DistributedDataParallel`` over FSDP2: a process is killed, and its replica comes back with the others' weights."""
+    task = {"program": "tests.processes.sharded:wrapped"}
+    both = job.begin(2, **task)
+    job.together(*both)
+    began = both[0][1].kill()
+    job.together(both[1])
+    lost(job, both[0][0], began)
+    back = job.replica(**task)
+    job.together(both[1], back)
+    assert job.judge() > 10
+
+
+def test_a_spare_replica_takes_the_place_of_one_that_is_lost(nursery: Nursery, tmp_path: Path) -> None:
+    with Replicas(tmp_path, nursery, settings={"max_size": 2}) as job:
+        both = job.begin(2)
+        job.together(*both)
+        spare = job.replica()
+        job.together(*both)
+        assert not any(worker.calls for worker in spare), "there was no room for it"
+        began = both[0][0].kill()
+        job.together(both[1], spare)
+        lost(job, both[0][1], began)
+        assert job.judge() > 10
+
+
 def test_a_job_that_died_whole_goes_on_from_a_step_of_all_shards(nursery: Nursery, tmp_path: Path) -> None:
     kept = str(tmp_path / "kept")
     hashes = {}

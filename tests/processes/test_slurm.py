@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -187,6 +188,42 @@ def test_functions_on_the_nodes_of_an_allocation(slurm: Slurm, attempt: int) -> 
         os.kill(pid, signal.SIGKILL)
     gone(slurm)
     slurm.wait(job, "CANCELLED", "FAILED", "COMPLETED")
+
+
+SHOWS = """
+import os, socket, sys, time
+print("worker of", socket.gethostname(), os.environ["LOCAL_RANK"], os.environ.get("RANK"), flush=True)
+time.sleep(float(sys.argv[1]))
+"""
+
+
+@pytest.mark.soak
+def test_ftlib_run_under_salloc(slurm: Slurm) -> None:
+    """The launcher is on the login node, which is no node of the allocation; agents are steps of it."""
+    (slurm.directory / "shows.py").write_text(SHOWS)
+    allocation = ("salloc", "-N2", "--ntasks-per-node=1", "--cpus-per-task=4")
+    command = (*RUN.split(), "--hosts", "slurm", "-n", "2", "shows.py")
+    done = slurm.run(*allocation, *command, "0", limit=150.0)
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}{slurm.logs()}"
+    assert sorted(done.stdout.splitlines()) == [f"[{n}:{k}] worker of {n} {k} None" for n in ("n1", "n2") for k in (0, 1)]
+    assert "4 of 4 workers finished" in done.stderr
+    gone(slurm)
+    line = slurm.command(*allocation, *command, "1000")
+    log = slurm.directory / "salloc.log"
+    with log.open("wb") as file:
+        caller = subprocess.Popen(
+            line, env=slurm.environment, cwd=slurm.directory, stdin=subprocess.DEVNULL, stdout=file, stderr=file
+        )
+    try:
+        eventually(lambda: log.read_text().count("worker of") == 4, lambda: log.read_text() + slurm.logs(), 120.0)
+        job = max(map(int, slurm.run("squeue", "--noheader", "--format=%i").stdout.split()))
+        slurm.run("scancel", str(job))
+        gone(slurm)
+        eventually(lambda: caller.poll() is not None, log.read_text, 60.0)
+        assert caller.returncode
+    finally:
+        caller.kill()
+        caller.wait()
 
 
 @pytest.mark.soak

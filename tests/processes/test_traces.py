@@ -20,9 +20,9 @@ from tests.harness.collector import Collected, Collector
 from tests.harness.nursery import Nursery
 from tests.harness.servers import Server
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
-LIMIT = 90.0
+LIMIT = 120.0
 MOST = 1 << 24
 EXACT = 0.05
 """Seconds by which a span may differ from the record, whose wall clock is reckoned anew each time it is asked for."""
@@ -32,7 +32,7 @@ EXACT = 0.05
 def traced(nursery: Nursery, tmp_path: Path, url: str, **more: Any) -> Iterator[Cluster]:
     """A job without workers yet, the spans of which go to ``url``."""
     environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_BSP_SCHEDULE_DELAY": "200"}
-    settings = {"bucket_mb": 0.08, "trace": "10"}
+    settings = {"bucket_mb": 0.08, "trace": "10", "exclude_after": 30.0}  # nobody is out but who is proven dead
     with Cluster(tmp_path / "job", nursery, settings=settings, environment=environment, sizes=[20_000, 300], **more) as cluster:
         yield cluster
 
@@ -62,7 +62,7 @@ def killed(cluster: Cluster) -> list[Worker]:
 
 
 def test_a_kill_is_one_trace(nursery: Nursery, tmp_path: Path) -> None:
-    checkpoints = ["tests.processes.test_checkpoints:Saving", str(tmp_path / "checkpoints"), 20]
+    checkpoints = ["tests.processes.saver:Saver", str(tmp_path / "checkpoints"), 20]
     with Collector() as collector, traced(nursery, tmp_path, collector.url, pause=0.02, habit=checkpoints) as cluster:
         survivors = killed(cluster)
         told = [status(cluster, worker) for worker in survivors]

@@ -67,6 +67,8 @@ _AWAY = re.compile(
     re.IGNORECASE,
 )
 """In the words of ssh and of ``Link``: nobody answered, or nobody who had the time to say no."""
+_ENDED = re.compile("slurm job \\S+ has expired|invalid job id|job/step already complet", re.IGNORECASE)
+"""In the words of srun: the allocation is no more."""
 
 
 @dataclass(slots=True)
@@ -363,6 +365,7 @@ class Director:
 
     def _part(self, agent: Agent) -> None:
         assert self._loop is not None
+        self._events.write("parted", host=agent.link.host, longest_gap=agent.link.channel.deadline.longest)
         task = self._loop.create_task(agent.link.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
@@ -473,10 +476,15 @@ class Director:
         if agent is None or agent.link is not link:
             return
         self._part(self._agents.pop(host))
-        self._events.write("lost", host=host, why=why)
+        self._events.write("lost", host=host, why=why, longest_gap=agent.link.channel.deadline.longest)
         self._complain(host, f"lost: {why}")
-        loss = Loss.ENDED if agent.here is not None else Loss.AWAY if _AWAY.search(why) else Loss.REFUSED
+        loss = Loss.ENDED if agent.here is not None else _loss_of(why)
         self._do(self._ledger.host_lost(host, why, time.monotonic(), loss))
+
+
+def _loss_of(why: str) -> Loss:
+    """What the words of a command say that led to no agent."""
+    return Loss.OVER if _ENDED.search(why) else Loss.AWAY if _AWAY.search(why) else Loss.REFUSED
 
 
 def launch_facts(job: str, ledger: Ledger) -> LaunchFacts:

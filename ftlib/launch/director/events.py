@@ -33,6 +33,7 @@ class EventLog:
 
     def close(self) -> None:
         """Close the file."""
-        if self._file is not None:
+        file, self._file = self._file, None
+        if file is not None:
             with contextlib.suppress(OSError):
-                self._file.close()
+                file.close()

@@ -31,6 +31,7 @@ class Loss(Enum):
     ENDED = "its agent ended, or is silent"
     AWAY = "nobody answered at all"
     REFUSED = "somebody answered, but no agent of ours can run there"
+    OVER = "it will never be there again: the allocation has ended"
 
 
 @dataclass(slots=True)

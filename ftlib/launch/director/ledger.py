@@ -162,10 +162,10 @@ class Ledger:
         host = self.hosts[name]
         if host.phase in (HostPhase.GONE, HostPhase.RESTING):
             return []
-        drained = host.phase is HostPhase.DRAINING
+        drained = host.phase is HostPhase.DRAINING or loss is Loss.OVER
         host.lost(why, loss, now, for_good=drained or not self.rules.elastic)
         actions: list[Action] = [DropHost(name)]
-        if not drained and not self.rules.elastic and self.stage is not Stage.ENDING:
+        if not self.rules.elastic and self.stage is not Stage.ENDING:
             actions += self._fail(Failure(FailureKind.HOST, host=name, why=why), now)
         for index in host.workers:
             self.places[index].due = None
@@ -175,6 +175,8 @@ class Ledger:
                     self.policy.remove(index)
         if self.stage in (Stage.GATHERING, Stage.BINDING):
             return actions + self._gathered(now)
+        if self.stage is Stage.RUNNING and loss is Loss.OVER and not (self._up() or self._hoping()):
+            return actions + self._end([Failure(FailureKind.HOST, host=name, why=why)])
         if self.stage is Stage.RUNNING:
             self._house(now)
             actions += self._retire() if self.policy.job_done else self._start_due(now)

@@ -69,13 +69,17 @@ class Deadline:
         """Seconds of silence counted so far."""
         self.interval = min(1.0, timeout / 10)
         """How often to look at the clock, and to say something where there is nothing to say."""
-        self._now = now
+        self.longest = 0.0
+        """Seconds of the longest gap between two things that were heard."""
+        self._now = self._heard_at = now
         self._timeout = timeout
         self._opening = opening
 
     def heard(self, now: float) -> Hearing:
         """Bytes came."""
-        self._now = now
+        if self.state is not Hearing.OPENING:
+            self.longest = max(self.longest, now - self._heard_at)
+        self._now = self._heard_at = now
         self.silence = 0.0
         return self._enter(Event.HEARD)
 

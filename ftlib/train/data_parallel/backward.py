@@ -253,7 +253,7 @@ class Backward:
         self._roots.clear()
         self._phase[0] = _BEGUN
         self._queue.append(self)
-        torch.autograd.Variable._execution_engine.queue_callback(_End(*self._ends))  # noqa: SLF001 - no public name
+        _queue(_End(*self._ends, last=self._trained.sharded))
 
     def _keep_results(self) -> None:
         """Where gradients are still views of the last average, backward would add to it in place: let it add to copies, as
@@ -425,11 +425,21 @@ _QUEUES: weakref.WeakKeyDictionary[FTLib, list[Backward]] = weakref.WeakKeyDicti
 class _End:
     """The callback at the end of backward. Uncalled, it tells by its end that backward has failed."""
 
-    def __init__(self, end: weakref.WeakMethod[Callable[[], None]], failed: weakref.WeakMethod[Callable[[], None]]) -> None:
+    def __init__(
+        self, end: weakref.WeakMethod[Callable[[], None]], failed: weakref.WeakMethod[Callable[[], None]], *, last: bool = False
+    ) -> None:
+        """``last``: run after the callbacks that are queued by the end of backward. In FSDP's the parameters become shards
+        again: a joiner must not get its state before that.
+        """
         self._end = end
         self._failed: weakref.WeakMethod[Callable[[], None]] | None = failed
+        self._last = last
 
     def __call__(self) -> None:
+        if self._last:
+            self._last = False
+            _queue(self)
+            return
         self._failed = None
         if (end := self._end()) is not None:
             end()
@@ -437,6 +447,10 @@ class _End:
     def __del__(self) -> None:
         if self._failed is not None and (failed := self._failed()) is not None:
             failed()
+
+
+def _queue(end: _End) -> None:
+    torch.autograd.Variable._execution_engine.queue_callback(end)  # noqa: SLF001 - no public name
 
 
 def _inside_checkpoint() -> bool:

@@ -1,0 +1,510 @@
+"""What the dashboard costs, how soon it shows something, and whom it lets in.
+
+    python -m benchmarks dashboard                          # all rows: about six minutes
+    python -m benchmarks dashboard --kills 3 --rounds 1     # shorter
+    python -m benchmarks dashboard --rows cost page         # some: job, cost, page, hostile
+
+*job*: four workers under ``ftlib run`` average 4 KB in a tight loop; four viewers (a process of their own) look at the agent of
+worker 0, in turns with nobody. Then workers are killed, in turns with and without viewers; and by orders from the page.
+*cost*: 64 members, as 64 statuses like those of real members that change with each sample, served by the agent's own code in a
+process of its own, whose CPU time it is; what is not in it are the signed requests to two other members at a time.
+*page*: the same 64 members in Chromium, if it is there.
+*hostile*: requests without or with wrong tokens, under foreign hosts and origins, malformed and stale orders, to a job of two.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import http.client
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+from aiohttp import web
+
+from benchmarks.report import Report, parser, spread
+from consensus import KeyRing, Mount
+from ftlib.cli.status import fetch_status
+from ftlib.common.processes import die_with_parent
+from ftlib.dashboard.desk import Desk, Gate, Means
+from ftlib.dashboard.watch import Sources, Watch
+from ftlib.errors import FTLibError
+from tests.dashboard.statuses import member_id, status
+from tests.harness.basics import eventually
+from tests.harness.cluster import ROOT
+from tests.launch.helpers import SECRET, Run, running
+
+RING = KeyRing([SECRET])
+TOKEN = RING.first.bearer(Mount.PURPOSE)
+WORKER = """
+import json, os, statistics, time
+import torch
+from ftlib import FTLib
+
+model = torch.nn.Linear(1023, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+index = os.environ["FTLIB_WORKER_INDEX"]
+with FTLib.init() as ft, open(f"steps-{index}-{os.getpid()}.jsonl", "w", buffering=1) as file:
+    ft.register_state(model=model, optimizer=optimizer)
+    times, began = [], time.monotonic()
+    while not ft.should_leave:
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        then = time.perf_counter()
+        averaged = ft.allreduce_average(model)
+        times.append(time.perf_counter() - then)
+        if averaged:
+            optimizer.step()
+        if time.monotonic() - began > 0.5:
+            file.write(json.dumps({"t": began, "until": time.monotonic(), "median": statistics.median(times)}) + "\\n")
+            times, began = [], time.monotonic()
+"""
+VIEWERS = 4
+
+
+def main() -> int:
+    options = parser(__doc__, agent=False, kills=6, rounds=4, requests=10_000, seconds=6.0)
+    options.add_argument(
+        "--rows", nargs="+", default=["job", "cost", "page", "hostile"], choices=["job", "cost", "page", "hostile"]
+    )
+    options.add_argument("--serve", type=int, default=0, help="(inside) serve so many members, without a job")
+    options.add_argument("--idle", action="store_true", help="(inside) whose statuses do not change")
+    args = options.parse_args()
+    if args.serve:
+        asyncio.run(_serve(args.serve, idle=args.idle))
+        return 0
+    report = Report("The dashboard", 360.0)
+    if "job" in args.rows:
+        _job(report, args.kills, args.rounds, args.seconds)
+    if "cost" in args.rows:
+        _cost(report, args.seconds)
+    if "page" in args.rows:
+        _page(report)
+    if "hostile" in args.rows:
+        _hostile(report, args.requests, args.seconds)
+    return report.finish()
+
+
+# Viewers
+
+
+class Viewer:
+    """One open page, without a browser: a thread that reads the stream."""
+
+    def __init__(self, address: str, took: Callable[[str, Any], None] = lambda _kind, _value: None) -> None:
+        self._base = address
+        self._took = took
+        self.cookie = enter(address)
+        self.bytes = 0
+        self._connection = http.client.HTTPConnection(address, timeout=60)
+        self._connection.request("GET", "/dashboard/events", headers={"Cookie": self.cookie})
+        self._answer = self._connection.getresponse()
+        assert self._answer.status == 200, self._answer.status
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """The page is closed."""
+        if self._connection.sock is not None:
+            self._connection.sock.close()
+        self._answer.close()
+
+    def _read(self) -> None:
+        kind = ""
+        with contextlib.suppress(OSError, ValueError, AttributeError, http.client.HTTPException):
+            while line := self._answer.readline():
+                self.bytes += len(line)
+                if line.startswith(b"event: "):
+                    kind = line[7:].decode().strip()
+                elif line.startswith(b"data: "):
+                    self._took(kind, json.loads(line[6:]))
+
+
+def enter(address: str, token: str = TOKEN) -> str:
+    """The cookie that the token is swapped for."""
+    connection = http.client.HTTPConnection(address, timeout=60)
+    connection.request("GET", f"/dashboard?token={token}")
+    cookie = connection.getresponse().getheader("Set-Cookie") or ""
+    connection.close()
+    return cookie.partition(";")[0]
+
+
+LOOKER = """
+import sys, time
+from benchmarks.dashboard import Viewer
+viewers = [Viewer(sys.argv[1]) for _ in range(int(sys.argv[2]))]
+print("look", flush=True)
+time.sleep(3600)
+"""
+
+
+@contextlib.contextmanager
+def viewers(address: str, count: int = VIEWERS) -> Iterator[None]:
+    """So many, in a process of their own."""
+    parent = os.getpid()
+    process = subprocess.Popen(
+        [sys.executable, "-c", LOOKER, address, str(count)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        preexec_fn=lambda: die_with_parent(parent),  # noqa: PLW1509
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline().strip() == b"look"
+        yield
+    finally:
+        process.kill()
+        process.communicate()
+
+
+# A real job
+
+
+def _address(launched: Run, worker: int = 0) -> str:
+    return str([event for event in launched.events("started") if event["worker"] == worker][-1]["address"])
+
+
+def _together(address: str, count: int) -> dict[str, Any]:
+    """The status once all are in one view and average."""
+    found: dict[str, Any] = {}
+
+    def whole() -> bool:
+        with contextlib.suppress(FTLibError):  # a busy agent hangs up on who has not signed within a second
+            found.update(fetch_status(address, 30.0, [RING]))
+        if not found:
+            return False
+        facts = found.get("ftlib") or {}
+        return len(found["members"]) == count == facts.get("size") and not found["changing"] and facts.get("step", 0) > 0
+
+    eventually(whole, f"{count} members train together", 120)
+    time.sleep(2.0)  # until joiners have the state, and nothing is under way
+    return found
+
+
+def _steps(directory: Path, since: float, until: float) -> list[float]:
+    """The medians of all half seconds that lie wholly between."""
+    lines = [json.loads(line) for file in directory.glob("steps-*") for line in file.read_text().splitlines() if line]
+    return [line["median"] for line in lines if line["t"] >= since and line["until"] <= until]
+
+
+def _sent(address: str) -> tuple[int, int]:
+    """Messages sent that are no pings, and steps."""
+    found = fetch_status(address, 30.0, [RING])
+    quiet = ("Ping", "Ack", "Nack", "PingReq", "Gossip", "Ticket", "Knock")
+    sent = sum(each["count"] for kind, each in found["messages"]["sent"].items() if not kind.startswith(quiet))
+    return sent, int(found["ftlib"]["step"])
+
+
+def _job(report: Report, kills: int, rounds: int, seconds: float) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        directory = Path(place)
+        with running(directory, "-n", 4, "--max-restarts", 1000, script=WORKER) as launched:
+            launched.wait_events("announced", 4)
+            address = _address(launched)
+            _together(address, 4)
+            alone: list[float] = []
+            watched: list[float] = []
+            messages = steps = 0
+            for _ in range(rounds):
+                for looked, medians in ((False, alone), (True, watched)):
+                    report.say(f"4 KB averages, {'4 viewers' if looked else 'nobody'}")
+                    with viewers(address) if looked else contextlib.nullcontext():
+                        time.sleep(1.0)
+                        sent, at = _sent(address)
+                        began = time.monotonic()
+                        time.sleep(seconds)  # the time that is measured
+                        medians.extend(_steps(directory, began, time.monotonic()))
+                        if looked:
+                            now, step = _sent(address)
+                            messages, steps = messages + now - sent, steps + step - at
+            added = statistics.median(watched) - statistics.median(alone)
+            what = f"{spread(watched)}, nobody {spread(alone)}"
+            report.row("4 KB average, 4 viewers", f"+{added * 1e6:.0f} us: {what}", bar="+20 us", good=added <= 20e-6)
+            report.row("messages with 4 viewers", f"{messages} in {steps} steps", bar="0 a step", good=messages < steps / 100)
+            _kills(report, address, kills)
+            os.kill(launched.process.pid, signal.SIGTERM)
+            launched.finish()
+
+
+def _kills(report: Report, address: str, kills: int) -> None:
+    pauses: dict[bool, list[float]] = {False: [], True: []}
+    shown: list[float] = []
+    gone: list[float] = []
+    for number in range(2 * kills):
+        looked = bool(number % 2)
+        report.say(f"kill {number + 1} of {3 * kills}")
+        there = _together(address, 4)
+        victim = random.choice([member for member in there["members"] if member["id"] != there["member"]])
+        seen = threading.Event()
+        when: list[float] = []
+
+        def took(
+            kind: str, value: Any, name: str = victim["id"], seen: threading.Event = seen, when: list[float] = when
+        ) -> None:
+            row = (value.get("rows") or {}).get(name) if kind == "patch" else None
+            turned = kind == "patch" and (name in value.get("gone", ()) or (row or {}).get("status", "alive") != "alive")
+            if turned and not when:
+                when.append(time.monotonic())
+                seen.set()
+
+        with viewers(address) if looked else contextlib.nullcontext():
+            viewer = Viewer(address, took) if looked else None
+            time.sleep(1.0)
+            before = fetch_status(address, 30.0, [RING])["ftlib"]["pauses"]["sum"]
+            began = time.monotonic()
+            os.kill(int(victim["meta"]["pid"]), signal.SIGKILL)
+            eventually(functools.partial(_changed, address, int(there["active_epoch"])), "the others go on", 60)
+            if viewer is not None:
+                assert seen.wait(60), "the page does not show it"
+                shown.append(when[0] - began)
+                viewer.close()
+        pauses[looked].append(fetch_status(address, 30.0, [RING])["ftlib"]["pauses"]["sum"] - before)
+    for number in range(kills):
+        report.say(f"order {number + 1} of {kills}")
+        there = _together(address, 4)
+        victim = random.choice([member for member in there["members"] if member["id"] != there["member"]])
+        viewer = Viewer(address)
+        time.sleep(1.0)
+        gone.append(_ordered(address, viewer.cookie, victim, there["active_epoch"]))
+        viewer.close()
+    added = statistics.median(pauses[True]) - statistics.median(pauses[False])
+    what = f"+{added * 1e3:.1f} ms: {spread(pauses[True])}, nobody {spread(pauses[False])}"
+    report.row("pause after SIGKILL of 1 of 4, 4 viewers", what, bar="+3 ms", good=added <= 3e-3)
+    report.bar("kill -> the page shows it (95 %)", [_most(shown)], 0.5)
+    report.bar("order -> the worker is gone (95 %)", [_most(gone)], 0.3)
+
+
+def _changed(address: str, epoch: int) -> bool:
+    found = fetch_status(address, 30.0, [RING])
+    return int(found["active_epoch"]) > epoch and not found["changing"]
+
+
+def _most(values: Sequence[float]) -> float:
+    """What 95 % of them are within."""
+    return sorted(values)[min(len(values) - 1, int(0.95 * len(values)))]
+
+
+def _ordered(address: str, cookie: str, victim: dict[str, Any], epoch: int) -> float:
+    body = json.dumps({"kind": "kill", "member": victim["id"], "epoch": epoch, "key": f"key-{random.random()}"})
+    process = psutil.Process(int(victim["meta"]["pid"]))
+    headers = {"Cookie": cookie, "Origin": f"http://{address}"}
+    connection = http.client.HTTPConnection(address, timeout=60)
+    began = time.monotonic()
+    connection.request("POST", "/dashboard/order", body, headers)
+    answer = connection.getresponse()
+    text = answer.read()
+    assert answer.status == 200, text
+    process.wait(60)
+    took = time.monotonic() - began
+    connection.close()
+    return took
+
+
+# 64 members, without a job
+
+
+async def _serve(size: int, *, idle: bool) -> None:
+    """As an agent would; prints its port."""
+    count = 0
+
+    def now(number: int) -> dict[str, Any]:
+        nonlocal count
+        count += not idle
+        found = status(number, size=size, step=1000 + count)
+        for place, (each, times) in enumerate(found["ftlib"]["step_times"].items()):
+            times["last"] = 0.02 + 0.0001 * ((count * 7 + place) % 50)
+            if each in found["ftlib"]["peers"]:
+                found["ftlib"]["peers"][each]["seconds"] = 0.02
+        return found
+
+    async def own() -> dict[str, Any]:
+        return now(0)
+
+    def fetch(address: str, _timeout: float) -> dict[str, Any]:
+        return dict(json.loads(json.dumps(now(int(address.rpartition(":")[2]) - 7000))))
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        return await desk.answer(request)
+
+    runner = web.ServerRunner(web.Server(answer, handler_cancellation=True))
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    watch = Watch("", Sources(fetch, own=own, place=lambda: 0, asked=2))
+    means = Means(lambda *_: "", lambda *_: "", lambda _: "", lambda *_: [])
+    desk = Desk(watch, means, Gate(lambda token: token == TOKEN, "lab", port, "", ("127.0.0.1",)), "/dashboard")
+    print(port, flush=True)
+    await asyncio.Event().wait()
+
+
+@contextlib.contextmanager
+def served(*more: str, size: int = 64) -> Iterator[tuple[str, psutil.Process]]:
+    parent = os.getpid()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks", "dashboard", "--serve", str(size), *more],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        preexec_fn=lambda: die_with_parent(parent),  # noqa: PLW1509
+    )
+    try:
+        assert process.stdout is not None
+        address = f"127.0.0.1:{int(process.stdout.readline())}"
+        yield address, psutil.Process(process.pid)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _used(process: psutil.Process, seconds: float) -> float:
+    """Share of a core."""
+    before, began = process.cpu_times(), time.monotonic()
+    time.sleep(seconds)  # the time that is measured
+    after = process.cpu_times()
+    return (after.user + after.system - before.user - before.system) / (time.monotonic() - began)
+
+
+def _cost(report: Report, seconds: float) -> None:
+    report.say("64 members")
+    with served() as (address, process), viewers(address):
+        time.sleep(2.0)
+        share = _used(process, 2 * seconds)
+    report.row(
+        "CPU with 4 viewers, 64 members that all change", f"{100 * share:.2f} % of a core", bar="+1 %", good=share <= 0.01
+    )
+    with served("--idle") as (address, _):
+        viewer = Viewer(address)
+        time.sleep(5.0)
+        before = viewer.bytes
+        time.sleep(2 * seconds)  # the time that is measured
+        rate = (viewer.bytes - before) / (2 * seconds)
+        viewer.close()
+    report.row("a viewer's bytes while nothing changes", f"{rate:.0f} B/s", bar="5 kB/s", good=rate <= 5000)
+    with served() as (address, process):
+        enter(address)
+        stuck = [_stuck(address) for _ in range(16)]
+        time.sleep(3.0)
+        before = process.memory_info().rss
+        time.sleep(3 * seconds)
+        grown = process.memory_info().rss - before
+        for each in stuck:
+            each.close()
+    report.row("memory with 16 stuck viewers", f"{grown / 1e6:+.1f} MB in {3 * seconds:g} s", bar="flat", good=grown < 4e6)
+
+
+def _stuck(address: str) -> http.client.HTTPConnection:
+    """A viewer that does not read."""
+    cookie = enter(address)
+    connection = http.client.HTTPConnection(address, timeout=60)
+    connection.request("GET", "/dashboard/events", headers={"Cookie": cookie})
+    return connection
+
+
+# In a browser
+
+
+def _page(report: Report) -> None:
+    size = len((ROOT / "ftlib" / "dashboard" / "page.html").read_bytes())
+    report.row("the page's bytes", f"{size}", bar="100 kB", good=size < 100_000)
+    from tests.dashboard.chromium import browser, missing
+
+    if why := missing():
+        report.row("first paint, a patch of 64 members", why)
+        return
+    paints, patches = [], []
+    with served() as (address, _), tempfile.TemporaryDirectory() as place:
+        for number in range(5):
+            report.say("Chromium")
+            with browser(Path(place) / str(number)) as driver:
+                driver.get(f"http://{address}/dashboard?token={TOKEN}")
+                eventually(
+                    lambda: driver.execute_script("return document.querySelectorAll('#rows tr').length") == 64, "rows", 60
+                )
+                found = driver.execute_script(
+                    "return performance.getEntriesByName('first-contentful-paint').map(e => e.startTime)"
+                )
+                paints += [each / 1e3 for each in found]
+                for _ in range(8):
+                    time.sleep(0.7)
+                    patches.append(driver.execute_script("return page.took") / 1e3)
+    report.bar("first paint on loopback", paints, 0.3)
+    report.bar("a patch of 64 members, worked in", patches, 0.016, unit="ms")
+
+
+# Hostile requests
+
+
+def _hostile(report: Report, count: int, seconds: float) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        directory = Path(place)
+        with running(directory, "-n", 2, script=WORKER) as launched:
+            launched.wait_events("announced", 2)
+            address = _address(launched)
+            there = _together(address, 2)
+            cookie = enter(address)
+            began = time.monotonic()
+            time.sleep(seconds)  # the time that is measured
+            quiet = _steps(directory, began, time.monotonic())
+            report.say(f"{count} hostile requests")
+            began, accepted = time.monotonic(), 0
+            for number in range(count):
+                accepted += _attack(address, cookie, there, random.Random(number))
+            attacked = _steps(directory, began, time.monotonic())
+            refused = fetch_status(address, 30.0, [RING])["dashboard"].get("refused", 0)
+            assert not launched.events("ended"), "somebody was killed"
+            os.kill(launched.process.pid, signal.SIGTERM)
+            launched.finish()
+    ratio = statistics.median(attacked) / statistics.median(quiet)
+    report.row(
+        f"{count} hostile requests", f"{accepted} accepted, {refused} counted as refused", bar="0 accepted", good=not accepted
+    )
+    report.row(
+        "... step meanwhile", f"{ratio:.2f} ({spread(attacked)}, before {spread(quiet)})", bar="1.02", good=ratio <= 1.02
+    )
+
+
+def _attack(address: str, cookie: str, there: dict[str, Any], dice: random.Random) -> bool:
+    """One request that nobody should take; whether it was taken."""
+    port = address.rpartition(":")[2]
+    own = {"Cookie": cookie, "Origin": f"http://{address}"}
+    order = {"kind": "kill", "member": there["member"], "epoch": there["active_epoch"], "key": f"key {dice.random()}"}
+    method, path, headers, body = dice.choice(
+        [
+            ("GET", "", {}, None),
+            ("GET", f"?token={dice.randbytes(32).hex()}", {}, None),
+            ("GET", "/events", {"Cookie": f"{cookie[:-1]}{dice.choice('abc')}_"}, None),
+            ("GET", "", {**own, "Host": f"evil.example:{port}"}, None),
+            ("GET", "/events", {**own, "Origin": "http://evil.example"}, None),
+            ("POST", "/order", {"Origin": f"http://{address}"}, json.dumps(order)),
+            ("POST", "/order", {**own, "Origin": f"http://evil.example:{port}"}, json.dumps(order)),
+            ("POST", "/order", {"Cookie": cookie}, json.dumps(order)),
+            ("POST", "/order", own, json.dumps({**order, "epoch": there["active_epoch"] + dice.randint(1, 9)})),
+            ("POST", "/order", own, json.dumps({**order, "member": member_id(dice.randint(0, 9))})),
+            ("POST", "/order", own, dice.randbytes(200)),
+            ("PUT", "/order", own, json.dumps(order)),
+            ("GET", f"/{dice.randbytes(8).hex()}/../order", own, None),
+        ]
+    )
+    connection = http.client.HTTPConnection(address, timeout=60)
+    try:
+        connection.request(method, f"/dashboard{path}", body, headers)
+        answer = connection.getresponse()
+        answer.read()
+    except (OSError, http.client.HTTPException):
+        return False  # the connection was closed
+    finally:
+        connection.close()
+    return answer.status < 400
