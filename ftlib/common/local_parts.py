@@ -12,8 +12,9 @@ __all__ = ["is_sharded", "like", "local_part", "local_parts"]
 
 def is_sharded(tensor: object) -> bool:
     """True for a DTensor."""
-    tensors = sys.modules.get("torch.distributed.tensor")  # without it there are none
-    return tensors is not None and isinstance(tensor, tensors.DTensor)
+    # Without the module there are none; nor while another thread imports it, as the writer of the first checkpoint does.
+    kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    return kind is not None and isinstance(tensor, kind)
 
 
 def local_part(tensor: Any) -> torch.Tensor:

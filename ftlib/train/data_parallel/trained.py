@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 from typing import Any
 
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
+from ...common.local_parts import is_sharded, local_part
 from ...errors import ConfigError
 
 __all__ = ["Trained"]
@@ -80,10 +80,9 @@ class Trained:
         return bool(self._sharded)
 
     def _owner(self, parameter: nn.Parameter) -> nn.Parameter:
-        tensors = sys.modules.get("torch.distributed.tensor")  # without it there are no DTensors
-        if tensors is None or not isinstance(parameter.data, tensors.DTensor):
+        if not is_sharded(parameter.data):
             return parameter
-        plain = nn.Parameter(parameter.data.to_local().detach())
+        plain = nn.Parameter(local_part(parameter.data).detach())
         self._sharded.append((parameter, plain))
         return plain
 
