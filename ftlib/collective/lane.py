@@ -173,7 +173,11 @@ class Lane:
         link = self._link
         if link is None or link.broken:
             end()
-        elif not link.closed:
+        elif link.closed:
+            return
+        elif time.monotonic() - link.heard < _RUN_DRY:  # bytes come still
+            later(_RUN_DRY, lambda: self.lost(later, end))
+        else:
             later(_RUN_DRY, lambda: None if link.closed else end())
 
     def close(self, deadline: float) -> None:

@@ -244,6 +244,7 @@ class Meeting:
             return
         with self._lock:
             self._met[lane.peer.id] = answer.whose
+            other = lane in self._promised or lane.link is not None
             seat = self._seats.get((key, lane.peer.id))
             if seat is not None and seat.lane is lane and answer.word is Word.TAKEN:
                 seat.place.agreed(answer.number, answer.whose)
@@ -251,6 +252,8 @@ class Meeting:
                 seat.place.closed(answer.number, answer.whose)
         if answer.word is Word.TAKEN:
             self._use(lane, link, answer.terms)
+        elif answer.word is Word.CLOSED and other:
+            self._drop(link)  # the peer has closed what it had dialled itself: that stream tells the end, and what came before
         else:
             self._drop(link)
             lane.end(

@@ -131,6 +131,32 @@ def test_the_next_group_does_not_overtake_the_last_word_about_the_one_before() -
         second.wait(LIMIT)
 
 
+def test_a_second_stream_that_is_declined_does_not_end_the_first() -> None:
+    """Both dial; the peer uses its own stream, sends, closes, and declines ours as closed before its last word is read here."""
+    with collectives(2) as (found, ids):
+        made = sorted(found, key=lambda each: each.here.id)  # the stream of the first one holds
+        groups = [each.create_collective_group(ids) for each in made]
+        groups[0].send("they have met", timeout=LIMIT)
+        assert groups[1].recv(timeout=LIMIT)
+        a, b = (each.create_collective_group(ids, "again") for each in made)
+        meeting = made[1].meeting
+        read, held, dial, may_dial = meeting._await_last_word, list[Any](), meeting._dial, threading.Event()
+        meeting._await_last_word = lambda *args: held.append(args)  # type: ignore[method-assign]
+        meeting._dial = lambda lane: dial(lane) if may_dial.wait(LIMIT) else None  # type: ignore[method-assign]
+        pending = b.recv(async_op=True)
+        eventually(lambda: bool(meeting._dialling), "this side dials")
+        works = [a.send(number, async_op=True) for number in range(3)]
+        eventually(lambda: bool(held), "the peer's stream has come")
+        for work in works:
+            work.wait(LIMIT)
+        a.close()
+        may_dial.set()
+        eventually(lambda: not meeting._dialling, "ours was declined")
+        meeting._await_last_word = read  # type: ignore[method-assign]
+        read(*held[0])
+        assert [pending.wait(LIMIT), b.recv(timeout=LIMIT), b.recv(timeout=LIMIT)] == [0, 1, 2]
+
+
 def test_messages_wait_for_a_group_that_is_made_later() -> None:
     with collectives(2) as (made, ids):
         for round_ in range(3):
