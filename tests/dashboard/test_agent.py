@@ -52,7 +52,7 @@ if settings.supervisor:
 signal.pause()
 """
 """A member that trains nothing: it starts in a tenth of the time."""
-PATIENT = {"FTLIB_EXCLUDE_AFTER": "20"}
+PATIENT = {"FTLIB_EXCLUDE_AFTER": "60"}
 """On a busy machine a worker may be away for seconds: nobody is to be taken for silent here, and killed for it."""
 RING = KeyRing([SECRET])
 TOKEN = RING.first.bearer(Mount.PURPOSE)
@@ -254,7 +254,7 @@ def test_a_launcher_serves_a_page_beside_its_workers(tmp_path: Path) -> None:
         assert {row["name"] for row in first["rows"].values()} <= {"worker 0", "worker 1"}
         for event in launched.events("started"):
             os.kill(event["pid"], signal.SIGKILL)
-        # Who is started again before the other is known to be dead looks for that one for ``join_timeout``, and then again.
+        # One that is started again before the other's death is known looks for that one for ``join_timeout`` first.
         eventually(lambda: not set(page.snapshot()["rows"]) & set(first["rows"]), lambda: f"new ones: {launched.events()}")
         os.kill(launched.process.pid, signal.SIGTERM)
         for _ in lines:
