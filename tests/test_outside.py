@@ -23,6 +23,9 @@ FOREIGN = {
     "returncode",  # of a process
     *("restype", "argtypes"),  # of a function of C's
     *("reduceOp", "rootRank", "_devices", "_threads", "_timeout"),  # options of a process group of torch
+    "__spec__",  # of a module that has a second name
+    *("should_stop", "_batches_that_stepped", "processed", "ready", "completed"),  # of a trainer of Lightning, and its progress
+    *("is_world_process_zero", "is_local_process_zero", "global_step", "should_training_stop"),  # of a trainer of transformers
 }
 
 PACKAGES = ("consensus", "ftlib")

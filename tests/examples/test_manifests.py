@@ -97,7 +97,7 @@ def test_the_batch_script() -> None:
     [line] = [line for line in path.read_text().splitlines() if line.startswith("srun ")]
     words = shlex.split(line)
     options = understood(words[words.index("ftlib") + 2 :])
-    assert (options["workers"], options["meet"]) == (0, "auto")
+    assert (options["workers"], options["meet"]) == ("gpu", "auto")
 
 
 def test_the_folder_is_whole() -> None:

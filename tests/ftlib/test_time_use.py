@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftlib.common.time_use import State, TimeUse
+from ftlib.errors import Excluded
 from tests.ftlib.workers import Job, Worker
 
 
@@ -133,7 +134,11 @@ def test_workers_time_adds_up() -> None:
                 worker.job.kill("w2")
             if worker.name == "w2" and number == 3:
                 return 0.0
-            worker.ft.allreduce_average(torch.ones(300))
+            try:
+                worker.ft.allreduce_average(torch.ones(300))
+            except Excluded:  # it may be killed as it ends the call before
+                assert worker.name == "w2"
+                return 0.0
         found = worker.ft.metrics()
         took = worker.ft._plane.threads.now() - began
         seconds = found["seconds"]
