@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-import ftlib.checkpoints.keeper as keeping
+import ftlib.checkpoints.depot as keeping
 from ftlib import FTLib
 from ftlib.checkpoints.checkpoint import Taken, newest
 from ftlib.checkpoints.names import complete, parts
