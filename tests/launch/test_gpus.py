@@ -129,7 +129,7 @@ def test_no_gpus_is_an_error_with_a_remedy(tmp_path: Path) -> None:
         "on the CPU\n"
     )
     done = cli("run", "-n", "gpus", "x.py", cwd=tmp_path)
-    assert done.returncode == 2 and "'gpus' is neither a number of at least 1 nor gpu" in done.stderr
+    assert done.returncode == 2 and "'gpus' is neither a number of at least 1 nor auto, gpu or cpu" in done.stderr
 
 
 @pytest.mark.process
