@@ -24,6 +24,8 @@ START = 120.0
 QUIET = 3.0
 """Seconds that nothing happens at first, from which the usual step is known."""
 REST = 1.5
+AFTERWARDS = 20.0
+"""Seconds that a worker whom the system had not got rid of has to come back."""
 CALM = 10
 """Steps that all must have made after a fault until the next one."""
 
@@ -120,7 +122,8 @@ class Player:
         fault.ended = time.monotonic()
         self.run.faults.append(fault)
         if kind in {"stop", "wedge"} and not fault.over:
-            _send(pid, signal.SIGKILL)  # as an operator would at last
+            _send(pid, signal.SIGKILL)  # as an operator would at last, and waits until the next one is there
+            self._until(go_on, AFTERWARDS)
         if kind == "join" and back():
             self._present.add(victim)
         if kind == "leave" and not self._until(lambda: any(step["pid"] != pid for step in self._notes.steps(victim, began)), 3):
