@@ -120,7 +120,7 @@ def _met(run: LaunchedRun, patience: float) -> tuple[Job, Sight]:
                 continue
         if time.monotonic() > deadline:
             raise FTLibError(f"no worker answers within {patience:g} s")
-        time.sleep(0.2)
+        time.sleep(0.2)  # between two looks
 
 
 def _plan(sight: Sight, args: argparse.Namespace) -> tuple[Planned, ...]:

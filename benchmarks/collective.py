@@ -384,7 +384,7 @@ def piped(count: int) -> float:
         words.get(timeout=LIMIT)
         began = time.perf_counter()
         words.put("go")
-        time.sleep(0.01)
+        time.sleep(0.01)  # until the process waits for its first item
         for _ in range(count):
             items.get(timeout=LIMIT)
         return (time.perf_counter() - began) / count
@@ -395,9 +395,9 @@ def piped(count: int) -> float:
 def _pipe(items: Any, words: Any, count: int) -> None:
     item = torch.zeros(LARGE).numpy()
     words.put("ready")
-    time.sleep(0.005)
+    time.sleep(0.005)  # the other side reads this word first
     while words.empty():
-        time.sleep(0.001)
+        time.sleep(0.001)  # between two looks
     for _ in range(count):
         items.put(item)
 
@@ -410,7 +410,7 @@ def deaths(nursery: Nursery, report: Report, count: int) -> None:
             for _ in range(count):
                 found = workers["a"].call(wait_for_end, ["a", "b"])
                 until(lambda: workers["a"].do(is_pending))
-                time.sleep(0.05)
+                time.sleep(0.05)  # the death falls in the middle of a wait
                 at = workers["b"].signal(number)
                 kinds, _, last = found.result(LIMIT)
                 waits.append(last - at)
@@ -438,7 +438,7 @@ def until(condition: Callable[[], Any]) -> None:
     while not condition():
         if time.monotonic() > limit:
             raise TimeoutError("it does not happen")
-        time.sleep(0.01)
+        time.sleep(0.01)  # between two looks
 
 
 def gap(nursery: Nursery, report: Report, rounds: int) -> None:
@@ -447,7 +447,7 @@ def gap(nursery: Nursery, report: Report, rounds: int) -> None:
         with company(nursery, "a", "b", "c") as workers:
             for into, kill in ((quiet, False), (gaps, True)):
                 ends = [workers[name].call(exchange, ["a", "b"], 1.5, name == "a") for name in "ab"]
-                time.sleep(0.5)
+                time.sleep(0.5)  # the death falls in the middle of the exchange
                 if kill:
                     workers["c"].kill()
                 into.append(ends[0].result(LIMIT))

@@ -147,7 +147,7 @@ import sys, time
 from benchmarks.dashboard import Viewer
 viewers = [Viewer(sys.argv[1]) for _ in range(int(sys.argv[2]))]
 print("look", flush=True)
-time.sleep(3600)
+time.sleep(3600)  # until it is killed
 """
 
 
@@ -222,7 +222,7 @@ def _job(report: Report, kills: int, rounds: int, seconds: float) -> None:
                 for looked, medians in ((False, alone), (True, watched)):
                     report.say(f"4 KB averages, {'4 viewers' if looked else 'nobody'}")
                     with viewers(address) if looked else contextlib.nullcontext():
-                        time.sleep(1.0)
+                        time.sleep(1.0)  # viewers have had their snapshots
                         sent, at = _sent(address)
                         began = time.monotonic()
                         time.sleep(seconds)  # the time that is measured
@@ -262,7 +262,7 @@ def _kills(report: Report, address: str, kills: int) -> None:
 
         with viewers(address) if looked else contextlib.nullcontext():
             viewer = Viewer(address, took) if looked else None
-            time.sleep(1.0)
+            time.sleep(1.0)  # as above
             before = fetch_status(address, 30.0, [RING])["ftlib"]["pauses"]["sum"]
             began = time.monotonic()
             os.kill(int(victim["meta"]["pid"]), signal.SIGKILL)
@@ -277,7 +277,7 @@ def _kills(report: Report, address: str, kills: int) -> None:
         there = _together(address, 4)
         victim = random.choice([member for member in there["members"] if member["id"] != there["member"]])
         viewer = Viewer(address)
-        time.sleep(1.0)
+        time.sleep(1.0)  # as above
         gone.append(_ordered(address, viewer.cookie, victim, there["active_epoch"]))
         viewer.close()
     added = statistics.median(pauses[True]) - statistics.median(pauses[False])
@@ -380,14 +380,14 @@ def _used(process: psutil.Process, seconds: float) -> float:
 def _cost(report: Report, seconds: float) -> None:
     report.say("64 members")
     with served() as (address, process), viewers(address):
-        time.sleep(2.0)
+        time.sleep(2.0)  # as above
         share = _used(process, 2 * seconds)
     report.row(
         "CPU with 4 viewers, 64 members that all change", f"{100 * share:.2f} % of a core", bar="+1 %", good=share <= 0.01
     )
     with served("--idle") as (address, _):
         viewer = Viewer(address)
-        time.sleep(5.0)
+        time.sleep(5.0)  # the start is over: what is measured is an idle viewer
         before = viewer.bytes
         time.sleep(2 * seconds)  # the time that is measured
         rate = (viewer.bytes - before) / (2 * seconds)

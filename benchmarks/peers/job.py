@@ -56,7 +56,7 @@ class Job:
     def loss(self, model: nn.Module) -> torch.Tensor:
         """Of the next batch. Whatever becomes of the step, this batch has cost its time."""
         drawn = self._train[torch.randint(len(self._train), (BATCH,), generator=self._chance)]
-        time.sleep(REST)
+        time.sleep(REST)  # in place of more compute
         self.note("batch")
         return cross_entropy(model(self._images[drawn]), self._labels[drawn])
 
@@ -73,4 +73,4 @@ class Job:
 def _wedge(*_: object) -> None:
     """The training thread stands still for ever; other threads of the process go on."""
     while True:
-        time.sleep(60)
+        time.sleep(60)  # for ever

@@ -143,7 +143,7 @@ class Player:
             self._notes.refresh()
             if done():
                 return True
-            time.sleep(0.05)
+            time.sleep(0.05)  # between two looks at what the workers wrote
         return False
 
 

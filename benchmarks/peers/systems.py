@@ -135,6 +135,7 @@ class Running:
         """Those that are started anew here, by slot."""
         self._due: dict[int, float] = {}
         self.master: subprocess.Popen[bytes] | None = None
+        self._launcher: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
         (port,) = free_ports(1)
@@ -168,8 +169,8 @@ class Running:
             for pid in self._marked():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            time.sleep(0.1)
-        for child in (*self._workers.values(), self.master, getattr(self, "_launcher", None)):
+            time.sleep(0.1)  # who was being started is found in the next pass
+        for child in (*self._workers.values(), self.master, self._launcher):
             if child is not None:
                 child.wait()
         if not self._keep:
@@ -201,7 +202,7 @@ class Running:
         self.master.kill()
         self.master.wait()
         if self.kind.lighthouse:
-            time.sleep(RESTART)
+            time.sleep(RESTART)  # as long as a worker is away
             self.master = self._lighthouse()
 
     def _lighthouse(self) -> subprocess.Popen[bytes]:
