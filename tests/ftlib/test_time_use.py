@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftlib.common.time_use import State, TimeUse
-from ftlib.errors import Excluded
 from tests.ftlib.workers import Job, Worker
+from tests.harness.basics import eventually
 
 
 def told(use: TimeUse, now: float, guess: State = State.AVERAGING) -> dict[str, float]:
@@ -125,20 +125,20 @@ def test_random_histories(steps: list[tuple[str, float, State]]) -> None:
 
 
 def test_workers_time_adds_up() -> None:
-    """Of three real ones, one of which is killed."""
+    """Of three real ones, one of which is killed while the others wait for it in a call."""
+
+    def others_wait(job: Job) -> bool:
+        calls = [job.workers[name].ft._plane.current for name in ("w0", "w1")]
+        return all(call is not None and call.number == 4 for call in calls)
 
     def body(worker: Worker) -> float:
         began = worker.ft._plane.threads.now()
         for number in range(6):
-            if worker.name == "w0" and number == 3:
-                worker.job.kill("w2")
             if worker.name == "w2" and number == 3:
+                eventually(lambda: others_wait(worker.job), "the others are in the fourth call")
+                worker.job.kill("w2")
                 return 0.0
-            try:
-                worker.ft.allreduce_average(torch.ones(300))
-            except Excluded:  # it may be killed as it ends the call before
-                assert worker.name == "w2"
-                return 0.0
+            worker.ft.allreduce_average(torch.ones(300))
         found = worker.ft.metrics()
         took = worker.ft._plane.threads.now() - began
         seconds = found["seconds"]
