@@ -346,7 +346,7 @@ class TestCrowds:
                         continue
 
     def test_a_busy_client_has_time(self, guarded: Gossip) -> None:
-        """It may need longer than a second for its answer to a challenge, as on a host that runs twenty times as much as it can."""
+        """On a busy host it may need longer than a second for its answer to a challenge."""
         nonce = fresh_nonce()
         with socket.create_connection(guarded.member.address, timeout=TIMEOUT) as sock:
             time.sleep(1.5)

@@ -23,8 +23,8 @@ from socket import socket
 from .fork import release_in_children
 
 PATIENCE = 10.0
-"""Seconds from accepting a connection to its authentication. A client on a busy host may need seconds for its few lines; and more
-patience costs nothing, as places are few, and whoever comes gets that of the oldest silent one.
+"""Seconds from accepting a connection to its authentication. A client on a busy host may need seconds for its few lines. More
+patience costs nothing: places are few, and whoever comes gets that of the oldest silent one.
 """
 
 _STRANGERS = 256
