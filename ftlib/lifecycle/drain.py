@@ -24,10 +24,9 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 from ..core.engine.call_lock import CallLock
-from ..core.engine.handover import Handover
 
 __all__ = ["TWIN", "Drain", "Stay"]
 
@@ -43,12 +42,34 @@ _ASK = 0.5
 """Seconds between two questions to the launcher."""
 
 
+class Yields(Protocol):
+    """What is used of ``Handover``, which needs torch; launchers, which import this module, do not have it."""
+
+    @property
+    def alone(self) -> bool:
+        """See ``Handover``."""
+
+    @property
+    def stays(self) -> bool:
+        """See ``Handover``."""
+
+    @property
+    def left(self) -> float:
+        """See ``Handover``."""
+
+    def begin(self, within: float | None = None) -> None:
+        """See ``Handover``."""
+
+    def heard(self, coming: bool | None) -> None:
+        """See ``Handover``."""
+
+
 class Stay:
     """A worker that has to leave, and stays while the state would be gone with it: finds out who is coming, and logs why."""
 
     def __init__(
         self,
-        handover: Handover,
+        handover: Yields,
         ask: Callable[[], bool | None] | None,
         about: Callable[..., dict[str, Any]],
         over: Callable[[], bool],
