@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import itertools
 import json
@@ -78,18 +77,11 @@ class Browser:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         request = urllib.request.Request(f"{self.base}{path}", data, named)
         try:
-            with self._open(request) as answer:
+            with self._opener.open(request, timeout=60) as answer:
                 return answer.status, answer.read().decode(), answer.headers
         except urllib.error.HTTPError as error:
             with error:
                 return error.code, error.read().decode(), error.headers
-
-    def _open(self, request: urllib.request.Request) -> Any:
-        """As browsers do: again where the other side hung up. An agent gives strangers a second, which a busy host may need."""
-        for _ in range(20):
-            with contextlib.suppress(http.client.RemoteDisconnected, ConnectionResetError):
-                return self._opener.open(request, timeout=60)
-        raise AssertionError(f"{request.full_url} hangs up each time")
 
     def enter(self, token: str = TOKEN) -> int:
         return self.ask(f"?token={token}")[0]
@@ -102,7 +94,7 @@ class Browser:
     def snapshot(self) -> dict[str, Any]:
         """The first event of the stream."""
         request = urllib.request.Request(f"{self.base}/events")
-        with self._open(request) as answer:
+        with self._opener.open(request, timeout=60) as answer:
             kind, began = b"", time.monotonic()
             for line in answer:
                 assert time.monotonic() - began < TIMEOUT, f"no snapshot: {line!r}"
