@@ -209,7 +209,8 @@ class Consensus(ABC):
         """A stream to that lifetime of ``member``, once its program accepts ``path``: waits at most ``timeout`` seconds.
 
         Goes to the member's control port; with a secret both ends prove that they know it. Raises DialError if there is no
-        stream in time (``gone``: that lifetime is over; ``ended``: its program has ended that acceptance), SecretError if the two sides do not have the same secret.
+        stream in time (``gone``: that lifetime is over; ``ended``: its program has ended that acceptance), SecretError if the
+        two sides do not have the same secret.
         """
         raise ConsensusError(f"{type(self).__name__} carries no streams between members")
 
