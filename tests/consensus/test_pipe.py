@@ -13,6 +13,7 @@ import pytest
 
 from consensus.runtime.host.exchange import plain
 from consensus.runtime.host.pipe import LoopPipe, Pipe
+from tests.harness.basics import TIMEOUT
 
 
 def test_values_arrive_whole_and_in_order_both_ways() -> None:
@@ -29,7 +30,7 @@ def test_values_arrive_whole_and_in_order_both_ways() -> None:
 
         pipe = LoopPipe(received, over.set)
         await pipe.open(theirs)
-        await asyncio.wait_for(asyncio.gather(over.wait(), asyncio.to_thread(parent)), 10)
+        await asyncio.wait_for(asyncio.gather(over.wait(), asyncio.to_thread(parent)), TIMEOUT)
         return got
 
     def parent() -> None:
