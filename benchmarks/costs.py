@@ -25,7 +25,8 @@ from ftlib.state.registry import Registered
 from ftlib.state.snapshot import Backup
 from tests.harness.cluster import ROOT, Cluster, load
 
-PROBES = {"Ping", "Ack", "PingRequest", "Nack", "Gossip", "Knock", "Ticket"}
+PROBES = {"Ping", "Ack", "PingRequest", "Nack", "Gossip", "Knock", "Ticket", "Digest"}
+"""What goes by the clock, or to those who are new; see ``docs/protocol.md``."""
 
 
 def quiet() -> int:

@@ -28,6 +28,7 @@ from .common.time_use import State
 from .common.traces import Traces
 from .core.calls.session import Session
 from .core.engine.call_lock import CallLock
+from .core.engine.handover import Handover
 from .core.plane.facts import facts
 from .core.plane.phase import Phase
 from .core.plane.ranks import RankAssignScheme
@@ -36,11 +37,12 @@ from .errors import ConfigError, FTLibError, JobEnded
 from .frameworks import framework_of
 from .frameworks.base import Framework, Group
 from .lifecycle.chaos import Chaos
-from .lifecycle.drain import Drain
+from .lifecycle.drain import Drain, Stay
 from .lifecycle.faults import Faults
 from .lifecycle.lifetime import CLOSE_TIMEOUT, Lifetime, Means
 from .lifecycle.meeting import introduced
 from .lifecycle.rejoin import Succession
+from .lifecycle.supervisor_client import ask_awaited
 from .settings.config import BACKENDS, UNSAID, VETO, Settings, check_storage, resolve
 from .state.private import DONOR, Private
 from .state.registry import Registered
@@ -68,7 +70,9 @@ class FTLib(Calls):
         """Use :meth:`init`. Nothing is started here."""
         self.settings = settings
         self._framework = framework
-        call_lock = CallLock(settings.step_timeout)
+        patience = 0.0 if settings.consensus.max_size == 1 else settings.handover  # nobody comes in beside it
+        self._handover = Handover(lambda: self._plane, patience, launched=bool(settings.supervisor))
+        call_lock = CallLock(settings.step_timeout, stays=lambda: self._handover.stays)
         faults = Faults(call_lock) if settings.chaos else None
         ring = _ring_of(settings)
         chaos = None if faults is None else Chaos(faults, functools.partial(_drain, weakref.ref(self)), settings, ring)
@@ -80,7 +84,11 @@ class FTLib(Calls):
         layouts = Layouts(framework, int(settings.bucket_mb * 2**20))
         super().__init__(lives, call_lock, layouts, means.listeners, veto=settings.nonfinite == VETO, faults=faults)
         self._keeper = Keeper(settings.keep, settings.step_timeout)
-        self._drain = Drain(call_lock, lambda: lives.over, lives.wake)
+        self._kept = False
+        """Whether the last checkpoint was begun, of a worker that leaves though nobody else has the state."""
+        ask = functools.partial(self._ask_awaited, ring) if settings.supervisor else None
+        stay = Stay(self._handover, ask, self._about, lambda: lives.over, lives.wake)
+        self._drain = Drain(call_lock, lambda: lives.over, lives.wake, stay)
         self._watch: Watch | None = None
         self._tracer = None if traces is None or settings.trace is None else self._traced(traces, settings.trace)
         self._at_exit: Callable[[], None] | None = None
@@ -252,9 +260,12 @@ class FTLib(Calls):
         """
         return self._drain.looked()
 
-    def drain(self, why: str = "asked by the program") -> None:
-        """Give this worker notice, as SIGTERM does: it leaves after a call. From any thread, also from a signal handler."""
-        self._drain.notice(why)
+    def drain(self, why: str = "asked by the program", within: float | None = None) -> None:
+        """Give this worker notice, as SIGTERM does: it leaves after a call. From any thread, also from a signal handler.
+
+        ``within``: seconds that it stays at most where it alone has the state (instead of the setting ``handover``).
+        """
+        self._drain.notice(why, within)
 
     def leave(self) -> None:
         """Say goodbye. A call in progress in another thread, and calls afterwards, return ABORT."""
@@ -417,6 +428,16 @@ class FTLib(Calls):
 
         return Tracer(traces, self.settings.consensus.job, every, status, self.settings.name)
 
+    def _about(self, event: str, **more: Any) -> dict[str, Any]:
+        return self._plane.about(event, **more)
+
+    def _ask_awaited(self, ring: KeyRing | None) -> bool | None:
+        """The launcher's word whether another worker is coming."""
+        if ring is None:
+            return None
+        settings, member = self.settings, self._consensus.id
+        return ask_awaited(settings.supervisor, ring.first.vouch, job=settings.consensus.job, member=member)
+
     def _turn(self, state: State, before: State | None = None) -> None:
         plane = self._plane
         plane.counters.time_use.turn(plane.threads.now(), state, before)
@@ -425,6 +446,14 @@ class FTLib(Calls):
         self.leave()
         self.close()
         raise SystemExit(0)
+
+    def _before_the_last(self) -> None:
+        """Keep what would be gone with this worker, which alone has the state and may stay no longer."""
+        registered = self._lives.life.transfer.registered
+        if self._kept or registered is None or not self._handover.expired:
+            return
+        self._kept = True
+        self._keeper.save_again(self._plane, registered)
 
     def _not_needed(self, reason: JobEnded) -> None:
         text = "%s: this worker is not needed any more"
@@ -490,10 +519,10 @@ def _ring_of(settings: Settings) -> KeyRing | None:
 
 
 def _drain(reference: weakref.ref[FTLib], why: str) -> None:
-    """Give notice, as somebody outside wants."""
+    """Give notice, as somebody outside wants, who has as much time as a joiner."""
     ft = reference()
     if ft is not None:
-        ft.drain(why)
+        ft.drain(why, ft.settings.consensus.join_timeout)
 
 
 def _close(reference: weakref.ref[FTLib]) -> None:

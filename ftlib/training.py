@@ -428,6 +428,10 @@ class Calls(ABC):
         """Leave the job after this worker's last call, as a notice requires."""
 
     @abstractmethod
+    def _before_the_last(self) -> None:
+        """A call is about to be made though there was a notice: it may be the last one."""
+
+    @abstractmethod
     def _not_needed(self, reason: JobEnded) -> None:
         """Close, because the job has ended without this worker ever being a member."""
 
@@ -525,6 +529,8 @@ class Calls(ABC):
         if self.faults is not None and not opened:
             self.faults.happen(self._plane, call.layout.text)
         call_lock, grad = self._call_lock, torch.is_grad_enabled()
+        if call_lock.noticed and not opened:
+            self._before_the_last()
         torch.set_grad_enabled(False)  # as no_grad does, which takes longer
         try:
             if opened:

@@ -47,7 +47,7 @@ def main() -> int:
     options.add_argument("--rounds", type=int, default=10)
     options.add_argument("--seed", type=int, default=1)
     options.add_argument("--kills", type=float, default=10.0)
-    options.add_argument("--patience", type=float, default=12.0)
+    options.add_argument("--patience", type=float, default=20.0)
     options.add_argument("--schedule", nargs="+", choices=FAULTS, default=list(FAULTS))
     options.add_argument("--only", nargs="+", choices=[kind.name for kind in KINDS])
     options.add_argument("--torchft", metavar="PYTHON")

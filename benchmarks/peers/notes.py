@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import bisect
 import json
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 
+def _time(line: dict[str, Any]) -> float:
+    return float(line["t"])
+
+
 class Notes:
-    """All lines of all workers, in the order of their times."""
+    """All lines of all workers. A look costs only what has come since the one before: who is measured does not feel it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._read: dict[Path, int] = {}
-        self.lines: list[dict[str, Any]] = []
+        self._lines: list[dict[str, Any]] = []
+        self._steps: dict[int, list[dict[str, Any]]] = defaultdict(list)
+        """By slot, in the order of their times."""
+        self._pids: dict[int, tuple[float, int]] = {}
+        """By slot: the newest line's time, and the process that wrote it."""
+        self._addresses: set[str] = set()
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """All that was read, in the order of their times."""
+        return sorted(self._lines, key=_time)
 
     def refresh(self) -> None:
         """Take in what was written since."""
@@ -23,18 +39,28 @@ class Notes:
                 text = file.read()
             whole = text.rfind(b"\n") + 1
             self._read[path] = self._read.get(path, 0) + whole
-            self.lines += map(json.loads, text[:whole].splitlines())
-        self.lines.sort(key=lambda line: line["t"])
+            for line in map(json.loads, text[:whole].splitlines()):
+                self._take(line)
 
     def steps(self, slot: int, since: float = 0.0) -> list[dict[str, Any]]:
         """The steps that this slot committed from that moment on."""
-        return [line for line in self.lines if line["kind"] == "step" and line["slot"] == slot and line["t"] >= since]
+        steps = self._steps[slot]
+        return steps[bisect.bisect_left(steps, since, key=_time) :]
 
     def pid(self, slot: int) -> int:
         """The newest process of this slot."""
-        return int([line["pid"] for line in self.lines if line["slot"] == slot][-1])
+        return self._pids[slot][1]
 
     def addresses(self) -> list[str]:
         """Where workers of ftlib were started to listen."""
         self.refresh()
-        return sorted({line["address"] for line in self.lines if line["kind"] == "address" and line["address"]})
+        return sorted(self._addresses)
+
+    def _take(self, line: dict[str, Any]) -> None:
+        self._lines.append(line)
+        slot = line["slot"]
+        self._pids[slot] = max(self._pids.get(slot, (0.0, 0)), (line["t"], line["pid"]))
+        if line["kind"] == "step":
+            bisect.insort(self._steps[slot], line, key=_time)
+        elif line["kind"] == "address" and line["address"]:
+            self._addresses.add(line["address"])

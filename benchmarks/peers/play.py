@@ -25,7 +25,7 @@ QUIET = 3.0
 """Seconds that nothing happens at first, from which the usual step is known."""
 REST = 1.5
 AFTERWARDS = 20.0
-"""Seconds that a worker whom the system had not got rid of has to come back."""
+"""Seconds more, once patience is over, that all have to go on before the next fault comes."""
 CALM = 10
 """Steps that all must have made after a fault until the next one."""
 
@@ -98,6 +98,7 @@ class Player:
         running, began = self._running, time.monotonic()
         if (kind == "join" and not running.kind.joins) or (kind == "master" and not running.kind.master):
             return
+        going = self._going()
         victim = self._chance.choice(self._alive()) if kind in SIGNALS else -1
         pid = self._notes.pid(victim) if victim >= 0 else 0
         if kind in SIGNALS:
@@ -107,7 +108,7 @@ class Player:
             running.add(victim)
         else:
             running.kill_master()
-        fault = Fault(kind, victim, began, frozenset(self._present - {victim}))
+        fault = Fault(kind, victim, began, frozenset(going - {victim}))
 
         def back() -> bool:
             """The victim's successor (or who joins) makes steps; who leaves need not come back."""
@@ -121,8 +122,9 @@ class Player:
         fault.over = self._until(go_on, self._patience)
         fault.ended = time.monotonic()
         self.run.faults.append(fault)
-        if kind in {"stop", "wedge"} and not fault.over:
-            _send(pid, signal.SIGKILL)  # as an operator would at last, and waits until the next one is there
+        if not fault.over:
+            if kind in {"stop", "wedge"}:
+                _send(pid, signal.SIGKILL)  # as an operator would at last
             self._until(go_on, AFTERWARDS)
         if kind == "join" and back():
             self._present.add(victim)
@@ -135,6 +137,12 @@ class Player:
         return [slot for slot in sorted(self._present) if Path(f"/proc/{self._notes.pid(slot)}").exists()] or sorted(
             self._present
         )
+
+    def _going(self) -> set[int]:
+        """Slots that make steps now: who is still coming back from the fault before is no survivor of the next one."""
+        self._notes.refresh()
+        recent = time.monotonic() - 10 * self.run.usual - 0.2
+        return {slot for slot in self._present if self._notes.steps(slot, recent)} or set(self._present)
 
     def _until(self, done: Callable[[], bool], seconds: float) -> bool:
         end = time.monotonic() + seconds

@@ -63,7 +63,7 @@ KINDS = (
     Kind(
         "torchft",
         "torchft",
-        "lighthouse of its README (join 10 s, tick 100 ms), time-outs of 30 s",
+        "lighthouse of its README (join 10 s, tick 100 ms), time-outs of 30 s, a checkpoint each 25 steps",
         {"PEERS_TIMEOUT": "30"},
         ("--min_replicas=1", "--quorum_tick_ms=100", "--join_timeout_ms=10000"),
         master="lighthouse",
@@ -146,15 +146,7 @@ class Running:
                 run += ["--job", self.folder.name, "-m", self.kind.program]
                 self._launcher = self._spawn([sys.executable, *run], "launcher")
             case "ddp":
-                run = [
-                    "-m",
-                    "torch.distributed.run",
-                    f"--nproc-per-node={WORKERS}",
-                    "--max-restarts=1000",
-                    "--monitor-interval=0.1",
-                ]
-                run += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "-m", self.kind.program]
-                self.master = self._spawn([sys.executable, *run], "torchrun")
+                self.master = self._torchrun()
             case _:
                 if self.kind.lighthouse:
                     self._own["TORCHFT_LIGHTHOUSE"] = f"http://127.0.0.1:{port}"
@@ -164,12 +156,7 @@ class Running:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """All that has our mark in its environment, whoever started it."""
-        for _ in range(3):
-            for pid in self._marked():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(0.1)  # who was being started is found in the next pass
+        self._kill_all()
         for child in (*self._workers.values(), self.master, self._launcher):
             if child is not None:
                 child.wait()
@@ -197,13 +184,29 @@ class Running:
                 self.add(slot)
 
     def kill_master(self) -> None:
-        """SIGKILL to the one process that the system depends on, which is then started anew as an operator would."""
+        """SIGKILL to the one process that the system depends on, which is then started anew, as an init system does that
+        watches over it: what torchrun left of its workers is killed before.
+        """
         assert self.master is not None
         self.master.kill()
         self.master.wait()
-        if self.kind.lighthouse:
-            time.sleep(RESTART)  # as long as a worker is away
-            self.master = self._lighthouse()
+        if self.kind.package == "ddp":
+            self._kill_all()
+        time.sleep(RESTART)  # as long as a worker is away
+        self.master = self._lighthouse() if self.kind.lighthouse else self._torchrun()
+
+    def _kill_all(self) -> None:
+        """All that has our mark in its environment, whoever started it."""
+        for _ in range(3):
+            for pid in self._marked():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.1)  # who was being started is found in the next pass
+
+    def _torchrun(self) -> subprocess.Popen[bytes]:
+        run = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={WORKERS}", "--max-restarts=1000"]
+        run += ["--monitor-interval=0.1", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{self._own['PEERS_PORT']}"]
+        return self._spawn([*run, "-m", self.kind.program], "torchrun")
 
     def _lighthouse(self) -> subprocess.Popen[bytes]:
         program = str(Path(self._python).parent / "torchft_lighthouse")

@@ -68,6 +68,8 @@ class Keeper:
         self._keep = keep
         self._timeout = timeout
         self._writing: _Writing | None = None
+        self._newest: Depot | None = None
+        """Where the program saved last."""
         self._lock = threading.Lock()
         self._checked = False
         """Whether the state is known to be of a kind that can be kept; from then on only the writer flattens the state."""
@@ -78,6 +80,7 @@ class Keeper:
         ``wait``: wait for a checkpoint under way instead of leaving this one out. Raises ConfigError if the state cannot be
         kept.
         """
+        self._newest = depot
         if not self._checked:
             flatten(registered.tree(plane.step))
             self._checked = True
@@ -102,6 +105,11 @@ class Keeper:
             taken = Taken.of(tree, name, session.size)
             self._writing = _Writing(plane, session, number, depot, taken, self._keep)
             self._writing.start()
+
+    def save_again(self, plane: Plane, registered: Registered) -> None:
+        """As ``save``, where the program saved last; nothing if it never has. What is registered is as on entry to a call."""
+        if self._newest is not None:
+            self.save(self._newest, plane, registered, wait=True)
 
     def close(self) -> None:
         """Wait until the checkpoint under way is complete or given up; at most ``timeout`` seconds. Idempotent."""

@@ -17,8 +17,6 @@ from ..errors import ConfigError, FTLibError
 from ..launch.processes.credentials import first_accepted, rings_to_ask_with
 
 _MAX_ANSWER = 16 << 20
-_TRIES = 4
-"""How often an address is asked that hangs up without an answer."""
 _FOLLOWER_TIMEOUT = 1.0
 """Seconds to wait for the answer of a follower, whose status is only added to that of the requested member."""
 
@@ -45,7 +43,8 @@ def signed_get(address: str, target: str, timeout: float = 5.0, rings: Rings | N
 def _get(address: Address, target: str, ring: KeyRing | None, timeout: float) -> tuple[int, bytes]:
     where = format_address(address)
     try:
-        return _persistently(address, target, ring, timeout)
+        with get(address, target, ring, timeout=timeout) as answer:
+            return answer.status, answer.read(_MAX_ANSWER)
     except TimeoutError:
         raise FTLibError(
             f"{where} did not answer within {timeout:g} s: is the member stopped, or a firewall between?"
@@ -53,18 +52,6 @@ def _get(address: Address, target: str, ring: KeyRing | None, timeout: float) ->
     except (OSError, EOFError, http.client.HTTPException) as error:
         reason = getattr(error, "strerror", None) or error
         raise FTLibError(f"no member answers at {where} ({reason}): check the address in the log of a worker") from None
-
-
-def _persistently(address: Address, target: str, ring: KeyRing | None, timeout: float) -> tuple[int, bytes]:
-    """Ask again where the other side hung up: an agent gives who has not signed one second, which a busy host may need."""
-    for left in reversed(range(_TRIES)):
-        try:
-            with get(address, target, ring, timeout=timeout) as answer:
-                return answer.status, answer.read(_MAX_ANSWER)
-        except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError):
-            if not left:
-                raise
-    raise AssertionError("unreachable")
 
 
 def fetch_status(address: str, timeout: float = 5.0, rings: Rings | None = None) -> dict[str, Any]:

@@ -236,7 +236,7 @@ def hosted(message: Message) -> Message:
     if not message.after:
         return message
     for event in message.after:
-        await_event(event)
+        await_event(event, "what was launched before the send")
     leaves = [to_host(leaf) if shape[2] == 1 else leaf for leaf, shape in zip(message.leaves, message.shapes, strict=True)]
     return Message(message.tree, message.shapes, leaves, message.pickled)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-__all__ = ["CallRecord", "CheckpointRecord", "FetchRecord", "Record", "RecoveryRecord", "Traces", "ViewRecord"]
+__all__ = ["CallRecord", "CheckpointRecord", "FetchRecord", "Record", "RecoveryRecord", "SendRecord", "Traces", "ViewRecord"]
 
 MOST = 8192
 """Records that wait to be read, at most."""
@@ -55,8 +55,24 @@ class FetchRecord(NamedTuple):
     error: str
 
 
+class SendRecord(NamedTuple):
+    """A part of the training state that this member gave to another one, or did not."""
+
+    joiner: str
+    """The id of that member."""
+    part: int
+    """As in ``FetchRecord``."""
+    began: float
+    ended: float
+    nbytes: int
+    error: str
+
+
 class RecoveryRecord(NamedTuple):
     """A training state that is here, and its averages since."""
+
+    member: str
+    """The id of this member in the lifetime that it came for."""
 
     began: float
     ended: float
@@ -81,7 +97,7 @@ class CheckpointRecord(NamedTuple):
     error: str
 
 
-Record = CallRecord | ViewRecord | FetchRecord | RecoveryRecord | CheckpointRecord
+Record = CallRecord | ViewRecord | FetchRecord | SendRecord | RecoveryRecord | CheckpointRecord
 
 
 class Traces:

@@ -1,8 +1,9 @@
 """Leaving well: a notice that this worker has to go, and its effects. SIGTERM is a notice, ``FTLib.drain`` another.
 
 A notice raises a flag. The trailer of the next call carries it to the others, so they go on without a failed operation; the
-worker leaves when that call has ended, and exits with 0. A worker that waits without limit (a spare, one that looks for the
-job, one without a quorum) leaves at once. A program that reads ``FTLib.should_leave`` decides itself after which call it ends.
+worker leaves when that call has ended, and exits with 0. It stays for a while if the state would be gone with it (``Stay``). A
+worker that waits without limit (a spare, one that looks for the job, one without a quorum) leaves at once. A program that reads
+``FTLib.should_leave`` decides itself after which call it ends.
 
 A second SIGTERM ends the process. Two within ``TWIN`` seconds are one: ``timeout`` and some init systems signal a process, and
 then its process group, to which it belongs.
@@ -14,6 +15,7 @@ import atexit
 import contextlib
 import gc
 import logging
+import math
 import multiprocessing
 import multiprocessing.util
 import os
@@ -22,10 +24,11 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
+from typing import Any, Protocol
 
 from ..core.engine.call_lock import CallLock
 
-__all__ = ["TWIN", "Drain"]
+__all__ = ["TWIN", "Drain", "Stay"]
 
 logger = logging.getLogger("ftlib")
 
@@ -33,12 +36,93 @@ TWIN = 0.2
 """Seconds within which a second signal counts as the first one sent twice."""
 
 
+_LOOK = 0.1
+"""Seconds between two looks whether a worker that stays may leave."""
+_ASK = 0.5
+"""Seconds between two questions to the launcher."""
+
+
+class Yields(Protocol):
+    """What is used of ``Handover``, which needs torch; launchers, which import this module, do not have it."""
+
+    @property
+    def alone(self) -> bool:
+        """See ``Handover``."""
+
+    @property
+    def stays(self) -> bool:
+        """See ``Handover``."""
+
+    @property
+    def left(self) -> float:
+        """See ``Handover``."""
+
+    def begin(self, within: float | None = None) -> None:
+        """See ``Handover``."""
+
+    def heard(self, coming: bool | None) -> None:
+        """See ``Handover``."""
+
+
+class Stay:
+    """A worker that has to leave, and stays while the state would be gone with it: finds out who is coming, and logs why."""
+
+    def __init__(
+        self,
+        handover: Yields,
+        ask: Callable[[], bool | None] | None,
+        about: Callable[..., dict[str, Any]],
+        over: Callable[[], bool],
+        wake: Callable[[], None],
+    ) -> None:
+        """``ask``: returns the launcher's word whether another worker is coming; None without a launcher. ``about``: fields for
+        a log record. ``over``, ``wake``: see ``Drain``.
+        """
+        self._handover = handover
+        self._ask = ask
+        self._about = about
+        self._over = over
+        self._wake = wake
+
+    def begin(self, within: float | None) -> None:
+        """There is a notice; this worker has ``within`` seconds, if whoever gave it says so. In a signal handler, too."""
+        self._handover.begin(within)
+
+    def attend(self, why: str) -> None:
+        """Return once this worker leaves, or the time is up."""
+        handover, stayed, asked = self._handover, False, -math.inf
+        while not self._over() and handover.left > 0:
+            if handover.alone and self._ask is not None and time.monotonic() - asked > _ASK:
+                handover.heard(self._ask())
+                asked = time.monotonic()
+            stays = handover.stays
+            if stays and not stayed:
+                text = "%s: only this worker has the state, and another is coming: it stays until that has it, %.0f s at most"
+                logger.warning(text, why, handover.left, extra=self._about("notice_yields", why=why, seconds=handover.left))
+            elif stayed and not stays and not self._over():
+                because = "nobody is expected any more" if handover.alone else "another worker has the state"
+                logger.info("%s: it leaves now", because, extra=self._about("notice_resumes", why=because))
+            if stayed and not stays:
+                self._wake()
+            stayed = stays
+            time.sleep(_LOOK)
+        if stayed and not self._over():
+            text = "%s: nobody got the state in time: this worker leaves, and what it trained since the last checkpoint is lost"
+            logger.error(text, why, extra=self._about("state_left_behind", why=why))
+            self._wake()
+
+
 class Drain:
     """Whether this worker has to go, and the handler of SIGTERM if the program has none of its own."""
 
-    def __init__(self, call_lock: CallLock, over: Callable[[], bool], wake: Callable[[], None]) -> None:
-        """``over``: whether this worker is no member any more. ``wake``: makes waiting threads check ``call_lock`` again."""
+    def __init__(
+        self, call_lock: CallLock, over: Callable[[], bool], wake: Callable[[], None], stay: Stay | None = None
+    ) -> None:
+        """``over``: whether this worker is no member any more. ``wake``: makes waiting threads check ``call_lock`` again.
+        ``stay``: None if this worker leaves whatever goes with it.
+        """
         self._call_lock = call_lock
+        self._stay = stay
         self._over = over
         self._wake = wake
         self._installed = False
@@ -70,10 +154,15 @@ class Drain:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
             self._installed = False
 
-    def notice(self, why: str) -> None:
-        """Note that this worker has to go. Any thread may call this, signal handlers too; the first notice counts."""
-        if self._call_lock.leaving or os.getpid() != self._pid:
+    def notice(self, why: str, within: float | None = None) -> None:
+        """Note that this worker has to go. Any thread may call this, signal handlers too; the first notice counts.
+
+        ``within``: seconds that this worker has, if whoever gives notice says so.
+        """
+        if self._call_lock.noticed or os.getpid() != self._pid:
             return
+        if self._stay is not None:
+            self._stay.begin(within)
         self._call_lock.leave()
         with contextlib.suppress(RuntimeError):  # no threads any more: the interpreter is about to end
             # The thread of a signal handler may already hold any lock, so a handler can neither log nor take a lock.
@@ -96,6 +185,8 @@ class Drain:
         if not self.parting:
             logger.info("%s: this worker leaves %s", why, point, extra={"ftlib_event": "notice", "why": why})
         self._wake()
+        if self._stay is not None:
+            self._stay.attend(why)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signature is given
         now, forked = time.monotonic(), os.getpid() != self._pid

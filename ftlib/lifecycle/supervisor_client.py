@@ -12,7 +12,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 
-__all__ = ["announce", "ask_again"]
+__all__ = ["announce", "ask_again", "ask_awaited"]
 
 _refused: set[str] = set()
 """Launchers whose refusal was logged, so that it is not logged again at each activated view."""
@@ -55,6 +55,21 @@ def ask_again(supervisor: str, vouch: Callable[..., str], *, job: str, member: s
     """
     facts = {"job": job, "pid": os.getpid(), "member": member}
     return _post(supervisor, "again", vouch, facts, timeout)[0] == http.client.OK
+
+
+def ask_awaited(supervisor: str, vouch: Callable[..., str], *, job: str, member: str, timeout: float = 5.0) -> bool | None:
+    """Ask the launcher at ``supervisor`` whether it starts another worker than this process, or will; None if it does not say.
+
+    Blocks at most about ``timeout`` seconds.
+    """
+    facts = {"job": job, "pid": os.getpid(), "member": member}
+    status, said = _post(supervisor, "awaited", vouch, facts, timeout)
+    if status != http.client.OK:
+        return None
+    try:
+        return bool(json.loads(said)["awaited"])
+    except (ValueError, TypeError, KeyError):
+        return None
 
 
 def _post(

@@ -51,7 +51,8 @@ class Incoming:
         self._most = most
         self._said = said
         self._broken = broken
-        self._lock = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._rested = threading.Condition(self._lock)
         self._path: Path | None = None
         self._busy = False
         self._reader = 0
@@ -147,7 +148,7 @@ class Incoming:
                         self._again = False
                         continue
                     self._busy, self._reader = False, 0
-                    self._lock.notify_all()
+                    self._rested.notify_all()
                     return
             for done in failed:
                 guarded(done, None, self._error or self._goodbye)
@@ -162,7 +163,7 @@ class Incoming:
         """Wait until no other thread reads."""
         with self._lock:
             while self._busy:
-                self._lock.wait()
+                self._rested.wait()
 
     def _failed(self) -> list[Received]:
         """Receivers that get nothing any more."""

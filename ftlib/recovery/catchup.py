@@ -356,9 +356,8 @@ class Catchup:
         if (traces := self._plane.traces) is not None:
             done, now = round_.progress(), self._plane.threads.now()
             view_id = "" if round_.session is None else round_.session.whole.view_id
-            traces.add(
-                RecoveryRecord(now - done.seconds, now, done.total, done.replayed, number + 1, view_id, waited_for=False)
-            )
+            own, began = self._plane.member_id, now - done.seconds
+            traces.add(RecoveryRecord(own, began, now, done.total, done.replayed, number + 1, view_id, waited_for=False))
         return True
 
     def _same_kind(self, results: Results, *, alike: bool) -> None:

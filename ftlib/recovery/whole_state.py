@@ -31,7 +31,7 @@ from ..state.registry import Registered
 from .donor.private_copies import PrivateCopies
 from .joiner.http_transport import FetchError, Later, Nothing, Refused, Unfit, request
 from .joiner.progress_log import ArrivingState
-from .layout.requests import POLL, Body, pieces
+from .layout.requests import POLL, Body, noted, pieces
 
 logger = logging.getLogger("ftlib")
 
@@ -291,9 +291,8 @@ class Transfer(Observer):
         if (traces := self._plane.traces) is not None:
             now, session = self._plane.threads.now(), self._plane.session
             view_id = "" if session is None else session.whole.view_id
-            traces.add(
-                RecoveryRecord(began, now, self._plane.counters.state_bytes - before, 0, 0, view_id, waited_for="call" in query)
-            )
+            nbytes, waited_for = self._plane.counters.state_bytes - before, "call" in query
+            traces.add(RecoveryRecord(self._plane.member_id, began, now, nbytes, 0, 0, view_id, waited_for=waited_for))
 
     def _check_equal(
         self, donor: Member, query: Mapping[str, str], own: Mapping[str, bytes], session: Session, go_on: Callable[[], bool]
@@ -321,7 +320,7 @@ class Transfer(Observer):
         """
         began = self._plane.threads.now()
         try:
-            with request(self._ring, donor, path, query, go_on) as answer:
+            with request(self._ring, donor, path, {**query, "joiner": self._plane.member_id}, go_on) as answer:
                 tree, nbytes = self._read(answer, go_on, waited_for=waited_for)
         except (Later, Refused) as error:
             logger.debug("no state for %s: %s", dict(query), error, extra=self._plane.about("no_state"))
@@ -361,6 +360,9 @@ class Transfer(Observer):
 
     def source(self, query: Mapping[str, str]) -> Body:
         """Serves ``PATH``. LookupError says why there is no state, or none yet."""
+        return noted(self._asked(query), self._plane.traces, self._plane.threads.now, query.get("joiner", ""))
+
+    def _asked(self, query: Mapping[str, str]) -> Body:
         if "founding" in query:
             return self._initial(sync=query["founding"] != PROMISED)
         if "registered" in query:

@@ -23,7 +23,7 @@ from ..common.logs import FORMATS, LEVELS
 from ..errors import ConfigError
 from . import readers
 from .environment import Launched, launched
-from .readers import above, as_preemption, as_trace, one_of
+from .readers import above, as_duration_or_zero, as_preemption, as_trace, one_of
 from .replicas import Part, part_of
 
 Seconds: TypeAlias = float
@@ -97,6 +97,9 @@ class Settings:
     preemption: str | Callable[[], Any] = field(default="", metadata={"reader": as_preemption})
     """Where a notice would appear that this machine is taken away: ``file:PATH``, ``signal:NAME``, ``aws``, ``gcp``, ...; in
     a program also a function (docs/elasticity.md#preemption)."""
+    handover: Seconds = field(default=20.0, metadata={"reader": as_duration_or_zero})
+    """Seconds that a worker with notice stays where it alone has the state and another one is on its way
+    (docs/elasticity.md#the-last-one-with-the-state); 0: it never does."""
     resume: str = ""
     """Checkpoints, in a directory or at a URL: founders load the newest one in ``register_state`` (``ftlib run --resume``)."""
     chaos: bool = False

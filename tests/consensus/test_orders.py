@@ -11,6 +11,7 @@ import pytest
 from consensus import KeyRing, OrderKind, SecretError, give_order, new_order
 from consensus.runtime.agent.orders import Orders
 from consensus.wire.orders import OutsideOrder
+from tests.harness.basics import TIMEOUT
 
 from .fake_core import Rig, rig
 
@@ -91,7 +92,7 @@ def test_only_the_newest_orders_are_remembered() -> None:
 
 
 async def given(there: Rig, order: OutsideOrder, ring: KeyRing = RING) -> tuple[int, str]:
-    return await asyncio.to_thread(give_order, there.member.address, order, ring, timeout=20.0)
+    return await asyncio.to_thread(give_order, there.member.address, order, ring, timeout=TIMEOUT)
 
 
 async def test_over_a_real_socket() -> None:

@@ -16,6 +16,7 @@ from ftlib.dashboard.desk import Means
 from ftlib.dashboard.server import Server
 from ftlib.dashboard.watch import VIEWERS, Sources, Watch
 from ftlib.errors import FTLibError
+from tests.harness.basics import TIMEOUT
 
 from .statuses import member_id, status
 
@@ -91,7 +92,8 @@ async def dash(order: Callable[..., str] | None = None) -> AsyncIterator[Dash]:
     )
     server = Server(watch, means, "lab")
     url = await server.open()
-    async with aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True), timeout=aiohttp.ClientTimeout(20)) as session:
+    jar, limit = aiohttp.CookieJar(unsafe=True), aiohttp.ClientTimeout(TIMEOUT)
+    async with aiohttp.ClientSession(cookie_jar=jar, timeout=limit) as session:
         made = Dash(server, watch, members, url, session)
         made.orders = given
         try:
@@ -204,7 +206,7 @@ async def test_the_next_member_answers_where_the_first_is_gone() -> None:
         events = await there.events(3)
         assert "silent" not in [kind for kind, _ in events]
         there.members.gone |= {"127.0.0.1:7001", "127.0.0.1:7002"}
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(TIMEOUT):
             while (await there.events(3))[-1][0] != "silent":
                 pass
 
@@ -215,7 +217,7 @@ async def test_nobody_asks_while_nobody_looks() -> None:
         await asyncio.sleep(0.6)  # more than a sample: nothing could be waited for
         assert there.members.asked == 0
         await there.events(1)
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(TIMEOUT):
             while there.watch._viewers:
                 await asyncio.sleep(0.01)
         await asyncio.sleep(0.6)

@@ -12,7 +12,7 @@ from tests.harness.program import ROOT, Program, clean, ftlib_run
 
 PATIENCE = 400.0
 """Seconds: they learn something, and a busy machine takes its time."""
-PATIENT = {"FTLIB_EXCLUDE_AFTER": "15"}
+PATIENT = {"FTLIB_EXCLUDE_AFTER": "30"}
 """So that nobody is lost who was not killed."""
 
 

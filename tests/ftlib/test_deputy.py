@@ -227,7 +227,7 @@ def test_it_is_told_to_leave_while_it_is_late() -> None:
     with late() as made:
         first, _, last = made.pupils
         last.stay_away()
-        last.ft._call_lock.leaving = True  # what the signal handler does
+        last.ft._call_lock.leave()  # what the signal handler does
         eventually(lambda: first.ft.size == 2, "the others go on without it")
         assert last.outside.is_set()
         last.gate.set()

@@ -161,7 +161,7 @@ def test_a_leave_waits_for_the_border() -> None:
         if worker.name == "w1":
 
             def leave() -> None:
-                worker.ft._call_lock.leaving = True
+                worker.ft._call_lock.leave()
 
             learner.hooks["between"] = once(leave, lambda: worker.ft.step == 3)
 

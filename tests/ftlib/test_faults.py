@@ -173,7 +173,7 @@ def test_joins_and_leaves_abort_nothing() -> None:
             job.start("w2", late)
         until_all_see(worker, 3)
         if worker.name == "w1":
-            worker.ft._call_lock.leaving = True
+            worker.ft._call_lock.leave()
             with pytest.raises(SystemExit):
                 worker.ft.allreduce_average(torch.zeros(10))
             assert worker.ft.allreduce_average(torch.ones(10)) is Status.ABORT

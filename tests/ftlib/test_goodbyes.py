@@ -71,7 +71,7 @@ def test_of_a_program_in_any_kind_of_call(kind: str, said: Said) -> None:
         for _ in range(3):
             call(worker)
         if worker.name == "w1":
-            worker.ft._call_lock.leaving = True  # what the signal handler does
+            worker.ft._call_lock.leave()  # what the signal handler does
             with pytest.raises(SystemExit):
                 call(worker)
             return
@@ -86,7 +86,7 @@ def test_of_a_deputy_in_the_name_of_its_program(said: Said) -> None:
     with late() as made:
         first, _, last = made.pupils
         last.stay_away()
-        last.ft._call_lock.leaving = True
+        last.ft._call_lock.leave()
         eventually(lambda: first.ft.size == 2, "the others go on without it")
         last.gate.set()
         made.threads[2].join(TIMEOUT)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Generator, Iterator
+from typing import Any, cast
 
 import pytest
 
-from ftlib.common.traces import CallRecord, CheckpointRecord, FetchRecord, RecoveryRecord, Traces, ViewRecord
+from ftlib.common.traces import CallRecord, CheckpointRecord, FetchRecord, RecoveryRecord, SendRecord, Traces, ViewRecord
 from ftlib.errors import ConfigError
-from ftlib.lifecycle.tracing.spans import Calls, checkpoint, recovery, root_of, trace_of, view_change
+from ftlib.lifecycle.tracing.spans import Calls, checkpoint, recovery, root_of, sent, trace_of, view_change
+from ftlib.recovery.layout.requests import noted, pieces
 from ftlib.settings.config import resolve
 
 CHANGE: dict[str, Any] = {
@@ -84,13 +86,49 @@ def test_members_sample_the_same_calls() -> None:
 
 def test_a_recovery_has_its_donors() -> None:
     parts = [FetchRecord("worker 1", 0, 1.0, 2.0, 100, ""), FetchRecord("worker 2", 1, 1.0, 1.5, 0, "refused")]
-    span = recovery("job", "a", RecoveryRecord(0.5, 3.0, 200, 7, 12, "v2", waited_for=False), parts, 10.0)
+    span = recovery("job", RecoveryRecord("a", 0.5, 3.0, 200, 7, 12, "v2", waited_for=False), parts, 10.0)
     assert (span.began, span.ended) == (10.5, 13.0)
     assert [(each.name, each.attributes["ftlib.donor"], each.error) for each in span.children] == [
         ("shard 0", "worker 1", ""),
         ("shard 1", "worker 2", "refused"),
     ]
     assert span.links == [trace_of("job", "view", "v2")]
+
+
+def test_what_a_donor_gives_is_in_the_trace_of_the_joiners_recovery() -> None:
+    given = sent("job", "b", SendRecord("a", 3, 1.0, 2.0, 100, ""), 10.0)
+    whole = sent("job", "c", SendRecord("a", -1, 1.0, 2.0, 50, "call 7 ended while its state was being sent"), 0.0)
+    came = recovery("job", RecoveryRecord("a", 0.5, 3.0, 200, 7, 12, "v2", waited_for=False), (), 10.0)
+    assert given.trace_id == whole.trace_id == came.trace_id == trace_of("job", "recovery", "a")
+    assert (given.name, given.began, given.ended, given.error) == ("send shard 3", 11.0, 12.0, "")
+    assert (given.attributes["ftlib.member"], given.attributes["ftlib.joiner"]) == ("b", "a")
+    assert (whole.name, whole.error) == ("send whole state", "call 7 ended while its state was being sent")
+
+
+def test_a_donor_notes_what_it_gives_until_it_is_given() -> None:
+    traces, clock = Traces(), iter(range(100))
+    body = pieces(bytes(3 << 20))
+
+    def now() -> float:
+        return float(next(clock))
+
+    assert noted(body, None, now, "a") is noted(body, traces, now, "") is body, "nothing to note, or for nobody"
+    assert sum(map(len, noted(body, traces, now, "a", 3))) == 3 << 20
+
+    def torn() -> Iterator[bytes]:
+        yield bytes(10)
+        raise ConnectionAbortedError("the call ended")
+
+    with pytest.raises(ConnectionAbortedError, match="the call ended"):
+        list(noted(torn(), traces, now, "b"))
+    closed = noted(pieces(bytes(3 << 20)), traces, now, "c")
+    next(closed)
+    cast("Generator[bytes]", closed).close()
+    assert traces.take() == [
+        SendRecord("a", 3, 0.0, 1.0, 3 << 20, ""),
+        SendRecord("b", -1, 2.0, 3.0, 10, "the call ended"),
+        SendRecord("c", -1, 4.0, 5.0, 0, "the joiner closed the connection"),
+    ]
 
 
 def test_a_checkpoint_is_written_then_completed() -> None:

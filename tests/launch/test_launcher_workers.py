@@ -17,6 +17,7 @@ import torch
 
 from consensus import KeyRing
 from ftlib import ConfigError, FTLib, WorkerFailedError
+from tests.harness.basics import TIMEOUT
 from tests.launch.launching import Kept, here, launcher, mark, wait_for
 
 pytestmark = pytest.mark.process
@@ -228,7 +229,7 @@ def accuse(path: Path) -> int:
     vouch = KeyRing([env["FTLIB_SECRET"]]).first.vouch
     facts = {"job": env["FTLIB_JOB"], "pid": pid, "member": "m0", "nonce": "n"}
     body = json.dumps({**facts, "reason": "no answer", "mac": vouch("fence", *facts.values())})
-    connection = http.client.HTTPConnection(env["FTLIB_SUPERVISOR"], timeout=30)
+    connection = http.client.HTTPConnection(env["FTLIB_SUPERVISOR"], timeout=TIMEOUT)
     connection.request("POST", "/fence", body, {"Content-Type": "application/json"})
     answer = json.loads(connection.getresponse().read())
     assert answer["reaped"], answer

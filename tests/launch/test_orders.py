@@ -99,6 +99,8 @@ class Tools:
         self._runtime = runtime
 
     def __call__(self, *arguments: object, code: int = 0) -> str:
+        if arguments[0] != "ps":
+            arguments += ("--timeout", TIMEOUT / 2)
         environ = environment(XDG_RUNTIME_DIR=str(self._runtime))
         del environ["FTLIB_SECRET"]
         done = subprocess.run(
@@ -110,12 +112,19 @@ class Tools:
             timeout=TIMEOUT,
             check=False,
         )
-        assert done.returncode == code, done
+        assert done.returncode == code, (done, self._launched.events())
         return done.stdout + done.stderr
 
     def workers(self) -> list[dict[str, Any]]:
-        [run] = json.loads(self("ps", "--json"))
-        return list(run["workers"])
+        found: list[dict[str, Any]] = []
+
+        def told() -> bool:
+            [run] = json.loads(self("ps", "--json"))
+            found[:] = run["workers"]
+            return bool(found)
+
+        eventually(told, "the launcher answers in time")
+        return found
 
 
 @pytest.mark.process

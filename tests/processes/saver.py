@@ -15,3 +15,11 @@ class Saver:
     def __call__(self) -> None:
         if self._ft.step and self._ft.step % self._every == 0:
             self._ft.save(self._directory)
+
+
+class FirstOnly(Saver):
+    """A habit: save once, in step ``every``."""
+
+    def __call__(self) -> None:
+        if self._ft.step == self._every:
+            self._ft.save(self._directory)

@@ -14,6 +14,7 @@ import pytest
 
 from ftlib.cli.doctor.network import examine
 from ftlib.cli.status import fetch_status
+from tests.harness.basics import TIMEOUT
 from tests.harness.cluster import Cluster, Worker
 from tests.harness.nursery import Nursery
 from tests.harness.servers import Certificates, EtcdServer, RedisServer, Server, running
@@ -102,7 +103,7 @@ def together(cluster: Cluster, workers: list[Worker]) -> None:
 def ask(server: EtcdServer, path: str, **body: Any) -> dict[str, Any]:
     """What an etcd's gateway answers to its operator."""
     request = urllib.request.Request(f"http://localhost:{server.port}/v3/{path}", json.dumps(body).encode())
-    with urllib.request.urlopen(request, timeout=20) as response:
+    with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
         answer: dict[str, Any] = json.load(response)
         return answer
 

@@ -110,6 +110,18 @@ def test_a_kill_is_one_trace(nursery: Nursery, tmp_path: Path) -> None:
         parts = [span for span in collector.all() if span.parent in {each.span_id for each in caught_up()}]
         assert parts
         assert all(span.attributes["ftlib.donor"] for span in parts)
+
+        def given() -> list[Collected]:
+            """By the donors, in the trace of the recovery: each part that came was sent by somebody."""
+            trace = caught_up()[0].trace_id
+            return [span for span in collector.all() if span.trace_id == trace and span.name.startswith("send ")]
+
+        cluster.until("the donors' spans", lambda: len(given()) >= len(parts), LIMIT, 0.2)
+        assert {span.attributes["ftlib.joiner"] for span in given()} == {new}
+        donors = {status(cluster, worker)["member"] for worker in survivors}
+        assert {span.attributes["ftlib.member"] for span in given()} <= donors
+        assert {f"send {part.name}" for part in parts} <= {span.name for span in given()}
+
         cluster.until("a checkpoint", lambda: named("checkpoint"), LIMIT, 0.2)
         assert {span.name for span in collector.all() if span.parent in {each.span_id for each in named("checkpoint")}} >= {
             "write"

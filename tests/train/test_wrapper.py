@@ -31,6 +31,7 @@ SIZE = 2
 def crew() -> Iterator[Crew]:
     with Crew(SIZE) as crew:
         crew.all(lambda ft, _: ft.register_state(state_dict=dict, load_state_dict=lambda _: None))
+        crew.all(lambda ft, _: ft.allreduce_average(torch.ones(1)))  # from the next average on, gradients are views
         yield crew
 
 
@@ -584,6 +585,7 @@ def test_copies_without_registered_state_are_said_once(bare: Crew, caplog: pytes
 @by_all("crew")
 def test_clipping_leaves_the_averages_as_they_are(ft: FTLib, index: int) -> None:
     """Clipped gradients lie where autograd had put its own, so that they take no memory."""
+    ft.allreduce_average(torch.ones(1))  # from the next average on, gradients are views
     model = DistributedDataParallel(ft, small())
     loss(model, ft.rank).backward()
     wanted = small()
@@ -606,7 +608,6 @@ def test_clipping_leaves_the_averages_as_they_are(ft: FTLib, index: int) -> None
 @by_all("crew")
 def test_what_was_averaged_is_not_added_to_in_place(ft: FTLib, index: int) -> None:
     """Another worker may still need it."""
-    ft.allreduce_average(torch.ones(1))  # from the next average on, gradients are views
     model = DistributedDataParallel(ft, small())
     loss(model, ft.rank).backward()
     results, before = [parameter.grad for parameter in model.parameters()], gradients(model)

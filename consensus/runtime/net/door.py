@@ -22,8 +22,10 @@ from socket import socket
 
 from .fork import release_in_children
 
-PATIENCE = 1.0
-"""Seconds from accepting a connection to its authentication."""
+PATIENCE = 10.0
+"""Seconds from accepting a connection to its authentication. A client on a busy host may need seconds for its few lines. More
+patience costs nothing: places are few, and whoever comes gets that of the oldest silent one.
+"""
 
 _STRANGERS = 256
 """The places for strangers, at most an eighth of the descriptors that this process may have."""

@@ -27,8 +27,10 @@ _LOOK = 0.05
 class CallLock:
     """The call lock of one process: its threads take turns."""
 
-    def __init__(self, timeout: float, threads: Threads = SYSTEM) -> None:
-        """``timeout``: seconds that a thread waits for its turn."""
+    def __init__(self, timeout: float, threads: Threads = SYSTEM, stays: Callable[[], bool] = lambda: False) -> None:
+        """``timeout``: seconds that a thread waits for its turn. ``stays``: returns True while this worker goes on though there
+        was a notice (see ``Handover``).
+        """
         self.timeout = timeout
         self._process = os.getpid()
         self._threads = threads
@@ -42,7 +44,8 @@ class CallLock:
         self._open = ""
         """The name of the open call for which the holder keeps its turn; empty if there is none."""
         self._holder: Thread | None = None
-        self.leaving = False
+        self._stays = stays
+        self.noticed = False
         """True once a notice said that this worker has to leave (see ``drain``): set by any thread, or a signal handler."""
         self.own_point = False
         """True if the program checks for notices, and ends its loop by itself."""
@@ -53,13 +56,18 @@ class CallLock:
         """True if this thread is within a call: in a callback, a state function or a signal handler."""
         return bool(self._busy) and self._holder is self._threads.current()
 
+    @property
+    def leaving(self) -> bool:
+        """True once a notice said that this worker has to leave, unless it stays for a while."""
+        return self.noticed and not self._stays()
+
     def is_leaving(self) -> bool:
-        """True once a notice said that this worker has to leave."""
+        """As ``leaving``."""
         return self.leaving
 
     def leave(self) -> None:
         """A notice said that this worker has to leave. Any thread, signal handlers too."""
-        self.leaving = True
+        self.noticed = True
 
     def ends_itself(self) -> None:
         """The program checks for notices, and ends its loop by itself."""

@@ -10,6 +10,9 @@ from ...common.units import size, span
 
 __all__ = ["Peers", "Progress", "told"]
 
+_REMEMBERED = 64
+"""Lost members that are remembered: the newest counts."""
+
 
 class Peers:
     """The other members' places, from their pings. Part of the plane, guarded by the plane's lock."""
@@ -21,6 +24,8 @@ class Peers:
         """When a member's place changed last, by member id (seconds on the plane's clock)."""
         self.inner: dict[str, tuple[int, float]] = {}
         """How many steps a member has done by itself, and when that number rose last, by member id; without those of none."""
+        self._lost: tuple[float, ...] = ()
+        """When members were lost in whose place nobody has come yet, the oldest first."""
 
     def note(self, member_id: str, place: tuple[int, int], now: float, inner: int = 0) -> None:
         """A member has sent its place, and how many steps it has done by itself."""
@@ -29,6 +34,14 @@ class Peers:
             self.changes[member_id] = now
         if inner and self.inner.get(member_id, (0, 0.0))[0] != inner:
             self.inner[member_id] = inner, now
+
+    def changed(self, lost: int, joined: int, now: float) -> None:
+        """So many members were lost, without having wished to leave, and so many joined."""
+        self._lost = (*self._lost[joined:], *(now,) * lost)[-_REMEMBERED:]
+
+    def lost_since(self, moment: float) -> bool:
+        """True if a member was lost after ``moment``, and nobody has come in its place."""
+        return bool(self._lost) and self._lost[-1] > moment
 
     def keep(self, ids: Container[str]) -> None:
         """Forget all members that are not in ``ids``."""

@@ -301,6 +301,7 @@ class Rebuilder:
             self._consensus.leave()
             return
         behind = session.plan.call - self._plane.finished  # stays as it is while frozen
+        self._count_lost(old, session)
         if not self._plane.activate(session):
             return
         if self._ended_unacted:  # no newer state than the ended member's exists until another call finishes
@@ -329,6 +330,16 @@ class Rebuilder:
         self._consensus.average_failure(self._plane.finished + 1, ())  # before any thread can see the group fail
         if session.group is not None:
             session.group.abort()
+
+    def _count_lost(self, old: Session | None, new: Session) -> None:
+        """Note how many members were lost, before any call of ``new`` can ask."""
+        if old is None:
+            return
+        removed = [member_id for member_id in old.view.ids if member_id not in new.view]
+        lost = [m for m in removed if (reason := self._consensus.why(m)) is None or reason.cause is not Cause.LEFT]
+        with self._plane.changed:
+            joined = sum(member_id not in old.view for member_id in new.view.ids)
+            self._plane.peers.changed(len(lost), joined, self._plane.threads.now())
 
     def _log(self, old: Session | None, new: Session) -> None:
         """Log the one INFO line of a view change: which members, why, the new size, the pause, and the driver."""

@@ -81,6 +81,11 @@ class Fences:
         """Have a worker started again once it has ended well; False for a pid that is no worker here, or a fixed launch."""
         return self._again(pid)
 
+    def awaited(self, pid: int) -> bool | None:
+        """None: an agent does not know of the workers of other hosts."""
+        del pid
+        return None
+
     def report(self) -> dict[str, Any]:
         """Return the body of ``GET /workers``."""
         return {"workers": [{"pid": pid, "member": member} for pid, member in self._members.items()]}

@@ -8,6 +8,7 @@ let the worker die in time. Neither is a proof.
 
 ``POST /announce {job, pid, member, address, epoch}``: a worker sends its address (see ``lifecycle.supervisor_client``).
 ``POST /again {job, pid, member}``: the worker is about to leave, ends with 0, and is to be started again then.
+``POST /awaited {job, pid, member}``: whether another worker is starting, or will be; 404 if this launcher does not know of all.
 ``GET /workers``: the launcher's view of its workers, for people and tools.
 
 Requests carry a ``mac`` over their fields under the job's secret, and so does the answer to ``/fence``. Without the secret
@@ -65,6 +66,10 @@ class Operations(Protocol):
         """Start this worker again when it has ended well; False for a pid that is no running worker."""
         ...
 
+    def awaited(self, pid: int) -> bool | None:
+        """Whether another worker than this one is starting, or will be; None if that is not known here."""
+        ...
+
     def report(self) -> dict[str, Any]:
         """Return the body of ``GET /workers``."""
         ...
@@ -79,6 +84,7 @@ async def serve(operations: Operations, listener: socket.socket) -> web.AppRunne
             web.post("/fence", endpoint.fence),
             web.post("/announce", endpoint.announce),
             web.post("/again", endpoint.again),
+            web.post("/awaited", endpoint.awaited),
             web.get("/workers", endpoint.workers),
         ]
     )
@@ -119,14 +125,12 @@ class _Endpoint:
         return web.json_response({"known": known}, status=200 if known else 404)
 
     async def again(self, request: web.Request) -> web.Response:
-        fields = await self._fields(request)
-        try:
-            pid = int(fields["pid"])
-        except (KeyError, TypeError, ValueError):
-            raise _refusal(web.HTTPBadRequest, "expected pid (a number) and member") from None
-        self._key(fields, "again", "job", "pid", "member")
-        known = self._operations.wanted_again(pid)
+        known = self._operations.wanted_again(await self._pid(request, "again"))
         return web.json_response({"known": known}, status=200 if known else 404)
+
+    async def awaited(self, request: web.Request) -> web.Response:
+        awaited = self._operations.awaited(await self._pid(request, "awaited"))
+        return web.json_response({"awaited": awaited}, status=404 if awaited is None else 200)
 
     async def workers(self, request: web.Request) -> web.Response:
         wanted = self._operations.ring.bearers("workers")
@@ -134,6 +138,16 @@ class _Endpoint:
         if not any(hmac.compare_digest(shown, token.encode()) for token in wanted):
             raise _refusal(web.HTTPForbidden, "show the token of this job's secret")
         return web.json_response(self._operations.report())
+
+    async def _pid(self, request: web.Request, purpose: str) -> int:
+        """The worker that asks."""
+        fields = await self._fields(request)
+        try:
+            pid = int(fields["pid"])
+        except (KeyError, TypeError, ValueError):
+            raise _refusal(web.HTTPBadRequest, "expected pid (a number) and member") from None
+        self._key(fields, purpose, "job", "pid", "member")
+        return pid
 
     async def _fields(self, request: web.Request) -> Mapping[str, Any]:
         fields = _decode(await request.read())

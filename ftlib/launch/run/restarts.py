@@ -219,6 +219,13 @@ class RestartPolicy:
         record.again = True
         return True
 
+    def awaited(self, pid: int) -> bool:
+        """Whether anybody else may yet come to a worker that is alone in its view: whoever runs is not in that view, and so
+        joins it, or ends and may be restarted.
+        """
+        others = self.in_phase(WorkerPhase.WAITING, WorkerPhase.RUNNING)
+        return not self.ending and any(record.phase is WorkerPhase.WAITING or record.pid != pid for record in others)
+
     def exited(self, index: int, code: int, cause: str = "", *, sent_away: bool = False) -> RunAction:
         """Record that a lifetime ended. A slot left WAITING is to be restarted.
 

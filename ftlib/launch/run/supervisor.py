@@ -447,6 +447,10 @@ class Supervisor:
         """Note that a worker is to be started again when it has ended well."""
         return self.policy.wanted_again(pid)
 
+    def awaited(self, pid: int) -> bool | None:
+        """Whether another worker than this one is starting, or will be; None where other hosts have workers, too."""
+        return self.policy.awaited(pid) if self._place is None or self.policy.ending else None
+
     def report(self) -> dict[str, Any]:
         """Return the body of ``GET /workers``."""
         rows = [record.facts() for record in self.policy.records]

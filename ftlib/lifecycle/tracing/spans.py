@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...common.traces import CallRecord, CheckpointRecord, FetchRecord, RecoveryRecord, ViewRecord
+from ...common.traces import CallRecord, CheckpointRecord, FetchRecord, RecoveryRecord, SendRecord, ViewRecord
 
-__all__ = ["Calls", "Event", "Span", "checkpoint", "recovery", "root_of", "trace_of", "view_change"]
+__all__ = ["Calls", "Event", "Span", "checkpoint", "recovery", "root_of", "sent", "trace_of", "view_change"]
 
 SLOW = 4.0
 """A call is slow that takes so many times the median of the last ones,"""
@@ -191,12 +191,12 @@ class Calls:
 # --- states ----------------------------------------------------------------------------------------------------------------
 
 
-def recovery(job: str, member: str, record: RecoveryRecord, fetched: Iterable[FetchRecord], ahead: float) -> Span:
+def recovery(job: str, record: RecoveryRecord, fetched: Iterable[FetchRecord], ahead: float) -> Span:
     """The span of a training state that came, with one within it for each part and its donor."""
-    trace_id = trace_of(job, "recovery", member, record.call, record.nbytes, round(record.ended, 6))
+    trace_id = trace_of(job, "recovery", record.member)
     attributes: dict[str, Attribute] = {
         "ftlib.job": job,
-        "ftlib.member": member,
+        "ftlib.member": record.member,
         "ftlib.bytes": record.nbytes,
         "ftlib.replayed": record.replayed,
         "ftlib.call": record.call,
@@ -204,7 +204,7 @@ def recovery(job: str, member: str, record: RecoveryRecord, fetched: Iterable[Fe
     }
     children = [
         Span(
-            "whole state" if part.part < 0 else f"shard {part.part}",
+            _part(part),
             trace_id,
             part.began + ahead,
             part.ended + ahead,
@@ -215,6 +215,23 @@ def recovery(job: str, member: str, record: RecoveryRecord, fetched: Iterable[Fe
     ]
     links = [trace_of(job, "view", record.view_id)] if record.view_id else []
     return Span("recovery", trace_id, record.began + ahead, record.ended + ahead, attributes, (), children, links)
+
+
+def sent(job: str, member: str, record: SendRecord, ahead: float) -> Span:
+    """The span of a part of the state that this member gave: in the trace of the joiner's recovery."""
+    attributes: dict[str, Attribute] = {
+        "ftlib.job": job,
+        "ftlib.member": member,
+        "ftlib.joiner": record.joiner,
+        "ftlib.bytes": record.nbytes,
+    }
+    trace_id = trace_of(job, "recovery", record.joiner)
+    name = f"send {_part(record)}"
+    return Span(name, trace_id, record.began + ahead, record.ended + ahead, attributes, error=record.error)
+
+
+def _part(record: FetchRecord | SendRecord) -> str:
+    return "whole state" if record.part < 0 else f"shard {record.part}"
 
 
 def checkpoint(job: str, member: str, record: CheckpointRecord, ahead: float) -> Span:

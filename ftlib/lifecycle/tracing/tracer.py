@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...common.threads import SYSTEM, stand_back
-from ...common.traces import CallRecord, CheckpointRecord, FetchRecord, Record, RecoveryRecord, Traces, ViewRecord
+from ...common.traces import CallRecord, CheckpointRecord, FetchRecord, Record, RecoveryRecord, SendRecord, Traces, ViewRecord
 from ...errors import ConfigError
-from .spans import Calls, Span, checkpoint, recovery, view_change
+from .spans import Calls, Span, checkpoint, recovery, sent, view_change
 
 __all__ = ["Tracer"]
 
@@ -96,7 +96,9 @@ class Tracer:
                 self._fetched = [*self._fetched[-_FETCHES:], record]
             case RecoveryRecord():
                 parts, self._fetched = self._fetched, []
-                return [recovery(self._job, self._who(), record, parts, ahead)]
+                return [recovery(self._job, record, parts, ahead)]
+            case SendRecord():
+                return [sent(self._job, self._who(), record, ahead)]
             case CheckpointRecord():
                 return [checkpoint(self._job, self._who(), record, ahead)]
         return []

@@ -30,7 +30,7 @@ from ...state.registry import Registered
 from ..layout import call_layouts
 from ..layout.flat_state import FlatState
 from ..layout.manifest import Manifest, split
-from ..layout.requests import PATH, PIECE, POLL, Body, pieces
+from ..layout.requests import PATH, PIECE, POLL, Body, noted, pieces
 from ..layout.shards import LARGE, SMALLEST, ChunkRequest, Shard, blocks, chunks, cut, digest_of
 from .group_sender import GroupSender
 from .read_hold import ReadHold
@@ -198,14 +198,14 @@ class Donor(Observer):
             raise LookupError(str(error)) from None
         if self._snapshots.state_bytes >= LARGE:
             stand_back()  # training goes first; this thread serves only this request
-        return _blocks(data, spans)
+        return self._noted(query, _blocks(data, spans))
 
     def _send(self, query: Query) -> Body:
         numbers = [_number(query, name) for name in ("offset", "count", "rank", "tag")]
         view_id = _text(query, "view")
         data = self._copied(query)
         offset, count, rank, tag = numbers
-        return self._group_sender.send(data, offset, count, view_id, rank, tag)
+        return self._noted(query, self._group_sender.send(data, offset, count, view_id, rank, tag))
 
     def _digest(self, query: Query) -> Body:
         version, origin = _number(query, "version"), _text(query, "origin")
@@ -251,6 +251,9 @@ class Donor(Observer):
         return iter((call_layouts.encode(found),))
 
     # --- inside --------------------------------------------------------------------------------------------------------
+
+    def _noted(self, query: Query, body: Body) -> Body:
+        return noted(body, self._plane.traces, self._plane.threads.now, _text(query, "joiner"), _number(query, "index"))
 
     @contextmanager
     def _offering(self, joiner: str) -> Iterator[object]:

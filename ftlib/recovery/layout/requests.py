@@ -1,4 +1,4 @@
-"""Constants shared by donors and joiners: the path of requests, and how many blocks go at a time.
+"""Shared by donors and joiners: the path of requests, how many blocks go at a time, and bodies of answers.
 
 On the wire and in log lines a shard is a "stripe", a chunk a "portion" and the flat state the "ground": older releases of
 ftlib, and people who read logs, know these words.
@@ -6,7 +6,9 @@ ftlib, and people who read logs, know these words.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
+
+from ...common.traces import SendRecord, Traces
 
 PATH = "/recovery"
 POLL = 5.0
@@ -26,3 +28,25 @@ def pieces(data: bytes | memoryview) -> Body:
     """``data`` in pieces."""
     view = memoryview(data)
     return iter([view[start : start + PIECE] for start in range(0, len(view), PIECE)])
+
+
+def noted(body: Body, traces: Traces | None, now: Callable[[], float], joiner: str, part: int = -1) -> Body:
+    """``body``, a part of the state that is given to ``joiner``, with a record of it in ``traces`` once it has ended.
+
+    ``now``: the clock of records. ``part``: the number of the shard, -1 for the whole state.
+    """
+    return body if traces is None or not joiner else _noted(body, traces, now, joiner, part)
+
+
+def _noted(body: Body, traces: Traces, now: Callable[[], float], joiner: str, part: int) -> Generator[bytes | memoryview]:
+    began, nbytes, error = now(), 0, "the joiner closed the connection"
+    try:
+        for piece in body:
+            yield piece
+            nbytes += memoryview(piece).nbytes
+        error = ""
+    except Exception as failure:
+        error = str(failure) or type(failure).__name__
+        raise
+    finally:
+        traces.add(SendRecord(joiner, part, began, now(), nbytes, error))

@@ -15,6 +15,7 @@ from ftlib.core.calls.session import Session
 from ftlib.core.engine.call_lock import CallLock
 from ftlib.core.engine.catching_up import Obtained
 from ftlib.core.engine.engine import Engine
+from ftlib.core.engine.handover import Handover
 from ftlib.core.engine.shard_agreement import word_of_the_finished
 from ftlib.core.engine.waiting import Limits
 from ftlib.core.plane.plane import Plane
@@ -79,7 +80,8 @@ class Process:
         orders = self._build, self._prepare, self._activated
         self._rebuilder = Rebuilder(self.plane, self.door, self._framework, *orders, part=part)
         limits = Limits()
-        self.call_lock = CallLock(limits.step_timeout, self.threads)
+        self._handover = Handover(lambda: self.plane, jobs.handover)
+        self.call_lock = CallLock(limits.step_timeout, self.threads, lambda: self._handover.stays)
         self.transfer = SimulatedTransfer(self.plane, host, self.threads, rng, jobs.transfer_of, self.door.tell)
         self.observers, self._layouts = Observers(), LayoutBook()
         habits = jobs.habits or Habits()
@@ -135,6 +137,11 @@ class Process:
             self._rebuilder.handle(order)
         else:
             self._orders.put(order)
+
+    def notice(self) -> None:
+        """``FTLib.drain``."""
+        self._handover.begin()
+        self.call_lock.leave()
 
     # What other members ask
 

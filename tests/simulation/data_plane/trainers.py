@@ -40,13 +40,15 @@ class Trainers(Observer):
         on_device: int = 0,
         habits: Habits | None = None,
         inner: int = 0,
+        handover: float = 0.0,
     ) -> None:
         """``lanes``: at least as many as processes will be started. ``compute``: mean seconds of a forward and backward pass.
 
         ``tensors``: also the buckets of a call. ``long_steps``: share of the passes that take up to a second longer.
         ``accelerators``: those of the processes, if their groups have some; ``on_device``: so many of the tensors are there.
         ``habits``: of programs whose averages are open calls; None where they are not. ``inner``: at most so many steps on
-        private state before each average; programs that make some begin their loop with ``catch_up``.
+        private state before each average; programs that make some begin their loop with ``catch_up``. ``handover``: seconds for
+        which a process with notice stays where it alone has the state (see ``Handover``).
         """
         self.seed = seed
         self.lanes = lanes
@@ -59,6 +61,7 @@ class Trainers(Observer):
         self.on_device = on_device
         self.habits = habits
         self.inner = inner
+        self.handover = handover
         self._system = ExitStack()
         if accelerators is not None or (habits is not None and habits.compressed):
             self._system.enter_context(simulated_system())
@@ -108,7 +111,8 @@ class Trainers(Observer):
         process = self.processes[host.id]
 
         def terminate() -> None:
-            process.call_lock.leaving = host.leaving = True
+            host.leaving = True
+            process.notice()
 
         process.threads.happens(terminate)
 
