@@ -53,6 +53,13 @@ def test_digits_of_workers_that_seldom_meet(nursery: Nursery, tmp_path: Path) ->
 
 
 @pytest.mark.process
+def test_digits_in_tar_files(nursery: Nursery, tmp_path: Path) -> None:
+    said = run(nursery, tmp_path, 2, "integrations/digits_tar.py", "5", str(tmp_path / "digits"))
+    assert re.search(r"epoch \d step 100: loss [0-9.]+, 2 workers", said)
+    assert accuracy(said) > 80
+
+
+@pytest.mark.process
 def test_a_parameter_server(nursery: Nursery, tmp_path: Path) -> None:
     """A worker is killed, and the server, which goes on from its checkpoint."""
     program = ROOT / "examples" / "parameter_server.py"

@@ -297,7 +297,7 @@ def test_inf_and_nan_use_samples_up() -> None:
 
 
 def test_shares_travel() -> None:
-    shares = {"a": Share(4, 2, 1, 3, 65535), "b": Share()}
+    shares = {"a": Share(4, 2, 1, 3, 65535, end=7 << 40), "b": Share()}
     assert unpacked_shares(packed_shares(shares)) == shares
     for data in (b"", b"x", packed_shares({"a": Share(-1)}), b"\x93\x01\x02\x03"):
         with pytest.raises(ValueError, match="shares"):
