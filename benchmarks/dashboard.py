@@ -1,11 +1,11 @@
 """What the dashboard costs, how soon it shows something, and whom it lets in.
 
-    python -m benchmarks dashboard                          # all rows: about six minutes
-    python -m benchmarks dashboard --kills 3 --rounds 1     # shorter
-    python -m benchmarks dashboard --rows cost page         # some: job, cost, page, hostile
+    python -m benchmarks dashboard                          # all rows: about twelve minutes
+    python -m benchmarks dashboard --rows kill --kills 3    # some, each within four minutes; and shorter
 
-*job*: four workers under ``ftlib run`` average 4 KB in a tight loop; four viewers (a process of their own) look at the agent of
-worker 0, in turns with nobody. Then workers are killed, in turns with and without viewers; and by orders from the page.
+*step*: four workers under ``ftlib run`` average 4 KB in a tight loop; four viewers (a process of their own) look at the agent
+of worker 0, in turns with nobody. *kill*: workers of such a job are killed while four look. *order*: by orders from the page.
+What a kill costs with viewers and traces is told by ``python -m benchmarks tracing --only kill``.
 *cost*: 64 members, as 64 statuses like those of real members that change with each sample, served by the agent's own code in a
 process of its own, whose CPU time it is; what is not in it are the signed requests to two other members at a time.
 *page*: the same 64 members in Chromium, if it is there.
@@ -28,20 +28,21 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 from aiohttp import web
 
+from benchmarks.costs import PROBES
 from benchmarks.report import Report, parser, spread
 from consensus import KeyRing, Mount
 from ftlib.cli.status import fetch_status
 from ftlib.common.processes import die_with_parent
 from ftlib.dashboard.desk import Desk, Gate, Means
 from ftlib.dashboard.watch import Sources, Watch
-from ftlib.errors import FTLibError
 from tests.dashboard.statuses import member_id, status
 from tests.harness.basics import eventually
 from tests.harness.cluster import ROOT
@@ -73,22 +74,27 @@ with FTLib.init() as ft, open(f"steps-{index}-{os.getpid()}.jsonl", "w", bufferi
             times, began = [], time.monotonic()
 """
 VIEWERS = 4
+ROWS = ("step", "kill", "order", "cost", "page", "hostile")
 
 
 def main() -> int:
-    options = parser(__doc__, agent=False, kills=6, rounds=4, requests=10_000, seconds=6.0)
-    options.add_argument(
-        "--rows", nargs="+", default=["job", "cost", "page", "hostile"], choices=["job", "cost", "page", "hostile"]
-    )
+    options = parser(__doc__, agent=False, kills=20, rounds=6, requests=10_000, seconds=6.0)
+    options.add_argument("--rows", nargs="+", default=list(ROWS), choices=ROWS)
     options.add_argument("--serve", type=int, default=0, help="(inside) serve so many members, without a job")
     options.add_argument("--idle", action="store_true", help="(inside) whose statuses do not change")
     args = options.parse_args()
     if args.serve:
         asyncio.run(_serve(args.serve, idle=args.idle))
         return 0
-    report = Report("The dashboard", 360.0)
-    if "job" in args.rows:
-        _job(report, args.kills, args.rounds, args.seconds)
+    expected = {"step": 30 + 2 * args.rounds * (args.seconds + 3), "kill": 20 + 8 * args.kills, "order": 20 + 7 * args.kills}
+    expected |= {"cost": 30 + 7 * args.seconds, "page": 60, "hostile": 30 + args.requests / 100}
+    report = Report("The dashboard", sum(expected[row] for row in args.rows))
+    if "step" in args.rows:
+        _step(report, args.rounds, args.seconds)
+    if "kill" in args.rows:
+        _kill(report, args.kills)
+    if "order" in args.rows:
+        _orders(report, args.kills)
     if "cost" in args.rows:
         _cost(report, args.seconds)
     if "page" in args.rows:
@@ -104,10 +110,9 @@ def main() -> int:
 class Viewer:
     """One open page, without a browser: a thread that reads the stream."""
 
-    def __init__(self, address: str, took: Callable[[str, Any], None] = lambda _kind, _value: None) -> None:
-        self._base = address
+    def __init__(self, address: str, took: Callable[[str, Any], None] = lambda _kind, _value: None, token: str = TOKEN) -> None:
         self._took = took
-        self.cookie = enter(address)
+        self.cookie = enter(address, token)
         self.bytes = 0
         self._connection = http.client.HTTPConnection(address, timeout=60)
         self._connection.request("GET", "/dashboard/events", headers={"Cookie": self.cookie})
@@ -145,18 +150,18 @@ def enter(address: str, token: str = TOKEN) -> str:
 LOOKER = """
 import sys, time
 from benchmarks.dashboard import Viewer
-viewers = [Viewer(sys.argv[1]) for _ in range(int(sys.argv[2]))]
+viewers = [Viewer(sys.argv[1], token=sys.argv[3]) for _ in range(int(sys.argv[2]))]
 print("look", flush=True)
 time.sleep(3600)  # until it is killed
 """
 
 
 @contextlib.contextmanager
-def viewers(address: str, count: int = VIEWERS) -> Iterator[None]:
+def viewers(address: str, count: int = VIEWERS, token: str = TOKEN) -> Iterator[None]:
     """So many, in a process of their own."""
     parent = os.getpid()
     process = subprocess.Popen(
-        [sys.executable, "-c", LOOKER, address, str(count)],
+        [sys.executable, "-c", LOOKER, address, str(count), token],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         preexec_fn=lambda: die_with_parent(parent),  # noqa: PLW1509
@@ -182,10 +187,7 @@ def _together(address: str, count: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
 
     def whole() -> bool:
-        with contextlib.suppress(FTLibError):  # a busy agent hangs up on who has not signed within a second
-            found.update(fetch_status(address, 30.0, [RING]))
-        if not found:
-            return False
+        found.update(fetch_status(address, 30.0, [RING]))
         facts = found.get("ftlib") or {}
         return len(found["members"]) == count == facts.get("size") and not found["changing"] and facts.get("step", 0) > 0
 
@@ -200,91 +202,126 @@ def _steps(directory: Path, since: float, until: float) -> list[float]:
     return [line["median"] for line in lines if line["t"] >= since and line["until"] <= until]
 
 
-def _sent(address: str) -> tuple[int, int]:
-    """Messages sent that are no pings, and steps."""
-    found = fetch_status(address, 30.0, [RING])
-    quiet = ("Ping", "Ack", "Nack", "PingReq", "Gossip", "Ticket", "Knock")
-    sent = sum(each["count"] for kind, each in found["messages"]["sent"].items() if not kind.startswith(quiet))
-    return sent, int(found["ftlib"]["step"])
-
-
-def _job(report: Report, kills: int, rounds: int, seconds: float) -> None:
+@contextlib.contextmanager
+def _working() -> Iterator[tuple[Run, Path, str]]:
+    """A job of four under ``ftlib run``, its directory, and the address of worker 0."""
     with tempfile.TemporaryDirectory() as place:
         directory = Path(place)
         with running(directory, "-n", 4, "--max-restarts", 1000, script=WORKER) as launched:
             launched.wait_events("announced", 4)
             address = _address(launched)
             _together(address, 4)
-            alone: list[float] = []
-            watched: list[float] = []
-            messages = steps = 0
-            for _ in range(rounds):
-                for looked, medians in ((False, alone), (True, watched)):
-                    report.say(f"4 KB averages, {'4 viewers' if looked else 'nobody'}")
-                    with viewers(address) if looked else contextlib.nullcontext():
-                        time.sleep(1.0)  # viewers have had their snapshots
-                        sent, at = _sent(address)
-                        began = time.monotonic()
-                        time.sleep(seconds)  # the time that is measured
-                        medians.extend(_steps(directory, began, time.monotonic()))
-                        if looked:
-                            now, step = _sent(address)
-                            messages, steps = messages + now - sent, steps + step - at
-            added = statistics.median(watched) - statistics.median(alone)
-            what = f"{spread(watched)}, nobody {spread(alone)}"
-            report.row("4 KB average, 4 viewers", f"+{added * 1e6:.0f} us: {what}", bar="+20 us", good=added <= 20e-6)
-            report.row("messages with 4 viewers", f"{messages} in {steps} steps", bar="0 a step", good=messages < steps / 100)
-            _kills(report, address, kills)
+            yield launched, directory, address
             os.kill(launched.process.pid, signal.SIGTERM)
             launched.finish()
 
 
-def _kills(report: Report, address: str, kills: int) -> None:
-    pauses: dict[bool, list[float]] = {False: [], True: []}
+def _step(report: Report, rounds: int, seconds: float) -> None:
+    with _working() as (_, directory, address):
+        medians: dict[bool, list[float]] = {False: [], True: []}
+        late: dict[bool, list[float]] = {False: [], True: []}
+        messages: Counter[bool] = Counter()
+        steps: Counter[bool] = Counter()
+        for _ in range(rounds):
+            for looked in (False, True):
+                report.say(f"4 KB averages, {'4 viewers' if looked else 'nobody'}")
+                with viewers(address) if looked else contextlib.nullcontext():
+                    time.sleep(1.0)  # viewers have had their snapshots
+                    before = _counted(address)
+                    began = time.monotonic()
+                    time.sleep(seconds)  # the time that is measured
+                    medians[looked] += _steps(directory, began, time.monotonic())
+                    after = _counted(address)
+                messages[looked] += after.messages - before.messages
+                steps[looked] += after.step - before.step
+                late[looked].append((after.late - before.late) / max(1, after.ticks - before.ticks))
+        added = statistics.median(medians[True]) - statistics.median(medians[False])
+        what = f"{added * 1e6:+.0f} us: {spread(medians[True])}, nobody {spread(medians[False])}"
+        report.row("4 KB average, 4 viewers", what, bar="+20 us", good=added <= 20e-6)
+        for looked, who in ((False, "nobody looks"), (True, "4 viewers")):
+            text = f"{messages[looked]} in {steps[looked]} steps"
+            report.row(f"messages but those by the clock, {who}", text, bar="0", good=not messages[looked])
+        what = f"{spread(late[True])}, nobody {spread(late[False])}"
+        report.row("how late the asked agent's timers fire", what)
+        report.row("... the latest since it began", f"{_counted(address).latest * 1e3:.1f} ms")
+
+
+class _Count(NamedTuple):
+    """What a member has counted so far."""
+
+    messages: int
+    """Sent, but those that go by the clock."""
+    step: int
+    ticks: int
+    late: float
+    latest: float
+
+
+def _counted(address: str) -> _Count:
+    found = fetch_status(address, 30.0, [RING])
+    messages = sum(each["messages"] for kind, each in found["messages"]["sent"].items() if kind not in PROBES)
+    ticks = found["tick_delay"]
+    return _Count(messages, int(found["ftlib"]["step"]), ticks["count"], ticks["sum"], found["tick_delay_max"])
+
+
+def _kill(report: Report, kills: int) -> None:
     shown: list[float] = []
-    gone: list[float] = []
-    for number in range(2 * kills):
-        looked = bool(number % 2)
-        report.say(f"kill {number + 1} of {3 * kills}")
-        there = _together(address, 4)
-        victim = random.choice([member for member in there["members"] if member["id"] != there["member"]])
-        seen = threading.Event()
-        when: list[float] = []
-
-        def took(
-            kind: str, value: Any, name: str = victim["id"], seen: threading.Event = seen, when: list[float] = when
-        ) -> None:
-            row = (value.get("rows") or {}).get(name) if kind == "patch" else None
-            turned = kind == "patch" and (name in value.get("gone", ()) or (row or {}).get("status", "alive") != "alive")
-            if turned and not when:
-                when.append(time.monotonic())
-                seen.set()
-
-        with viewers(address) if looked else contextlib.nullcontext():
-            viewer = Viewer(address, took) if looked else None
-            time.sleep(1.0)  # as above
-            before = fetch_status(address, 30.0, [RING])["ftlib"]["pauses"]["sum"]
-            began = time.monotonic()
-            os.kill(int(victim["meta"]["pid"]), signal.SIGKILL)
-            eventually(functools.partial(_changed, address, int(there["active_epoch"])), "the others go on", 60)
-            if viewer is not None:
-                assert seen.wait(60), "the page does not show it"
-                shown.append(when[0] - began)
+    with _working() as (_, _, address):
+        for number in range(kills):
+            report.say(f"kill {number + 1} of {kills}")
+            there = _together(address, 4)
+            victim = random.choice([member for member in there["members"] if member["id"] != there["member"]])
+            seen = Seen(victim["id"])
+            with viewers(address, VIEWERS - 1):
+                viewer = Viewer(address, seen)
+                time.sleep(1.0)  # as above
+                seen.began = time.monotonic()
+                os.kill(int(victim["meta"]["pid"]), signal.SIGKILL)
+                shown.append(seen.took())
                 viewer.close()
-        pauses[looked].append(fetch_status(address, 30.0, [RING])["ftlib"]["pauses"]["sum"] - before)
-    for number in range(kills):
-        report.say(f"order {number + 1} of {kills}")
-        there = _together(address, 4)
-        victim = random.choice([member for member in there["members"] if member["id"] != there["member"]])
-        viewer = Viewer(address)
-        time.sleep(1.0)  # as above
-        gone.append(_ordered(address, viewer.cookie, victim, there["active_epoch"]))
-        viewer.close()
-    added = statistics.median(pauses[True]) - statistics.median(pauses[False])
-    what = f"+{added * 1e3:.1f} ms: {spread(pauses[True])}, nobody {spread(pauses[False])}"
-    report.row("pause after SIGKILL of 1 of 4, 4 viewers", what, bar="+3 ms", good=added <= 3e-3)
-    report.bar("kill -> the page shows it (95 %)", [_most(shown)], 0.5)
-    report.bar("order -> the worker is gone (95 %)", [_most(gone)], 0.3)
+            eventually(functools.partial(_changed, address, int(there["active_epoch"])), "the others go on", 60)
+    report.row(f"kill -> the page shows it, {kills} times", spread(shown))
+    report.bar("... 95 %", [_most(shown)], 0.5)
+
+
+class Seen:
+    """What a page is told about one member: when it is not well any more."""
+
+    def __init__(self, member: str) -> None:
+        self._member = member
+        self.began: float | None = None
+        """When it was killed; what is told before counts for nothing."""
+        self._took = 0.0
+        self._there = threading.Event()
+
+    def __call__(self, kind: str, value: Any) -> None:
+        """An event has come."""
+        row = (value.get("rows") or {}).get(self._member) if kind == "patch" else None
+        turned = kind == "patch" and (self._member in value.get("gone", ()) or (row or {}).get("status", "alive") != "alive")
+        if turned and self.began is not None and not self._there.is_set():
+            self._took = time.monotonic() - self.began
+            self._there.set()
+
+    def took(self) -> float:
+        """Seconds until it was shown."""
+        assert self._there.wait(60), "the page does not show it"
+        return self._took
+
+
+def _orders(report: Report, kills: int) -> None:
+    gone: list[float] = []
+    with _working() as (_, _, address):
+        for number in range(kills):
+            report.say(f"order {number + 1} of {kills}")
+            there = _together(address, 4)
+            victim = random.choice([member for member in there["members"] if member["id"] != there["member"]])
+            viewer = Viewer(address)
+            time.sleep(1.0)  # as above
+            gone.append(_ordered(address, viewer.cookie, victim, there["active_epoch"]))
+            viewer.close()
+            eventually(functools.partial(_changed, address, int(there["active_epoch"])), "the others go on", 60)
+    report.row(f"order -> the worker is gone, {kills} times", spread(gone))
+    report.bar("... 95 %", [_most(gone)], 0.3)
 
 
 def _changed(address: str, epoch: int) -> bool:

@@ -13,7 +13,7 @@ import statistics
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,11 +92,12 @@ def block(
     traced: bool = False,
     launched: bool = False,
     settings: Mapping[str, Any] | None = None,
+    beside: Callable[[Cluster], contextlib.AbstractContextManager[None]] = lambda _: contextlib.nullcontext(),
 ) -> Block:
-    """Repetitions in a cluster of their own."""
+    """Repetitions in a cluster of their own. ``beside``: what goes on meanwhile."""
     found = Block()
     task = {"sizes": [elements], "trace": traced, "fill": False, "digest": False, "settings": dict(settings or {})}
-    with crew("recovery", workers, launched=launched, **task) as cluster:
+    with crew("recovery", workers, launched=launched, **task) as cluster, beside(cluster):
         for repetition in range(repetitions):
             total, phases = strike(cluster, which, number, chance)
             found.totals.append(total)
@@ -121,14 +122,20 @@ def alternate(
     repetitions: int,
     chance: random.Random,
     which: str = "junior",
+    beside: Mapping[str, Callable[[Cluster], contextlib.AbstractContextManager[None]]] | None = None,
     **more: Any,
 ) -> dict[str, list[float]]:
-    """Seconds to recover from SIGKILL of one worker with the settings of each variant, in turns, so often each turn."""
+    """Seconds to recover from SIGKILL of one worker with the settings of each variant, in turns, so often each turn.
+
+    ``beside``: by variant, see ``block``.
+    """
+    meanwhile = dict(beside or {})
     times: dict[str, list[float]] = {name: [] for name in variants}
     for number in range(rounds):
         order = list(variants.items())
         for name, settings in order if number % 2 == 0 else reversed(order):
-            times[name] += block(which, signal.SIGKILL, repetitions, chance, settings=settings, **more).totals
+            extra = {**more, "beside": meanwhile[name]} if name in meanwhile else more
+            times[name] += block(which, signal.SIGKILL, repetitions, chance, settings=settings, **extra).totals
     return times
 
 

@@ -60,11 +60,15 @@ class SecretError(ConsensusError):
 
 
 class DialError(ConsensusError):
-    """No stream to a member came about. ``gone``: it is proven that this lifetime of it is over."""
+    """No stream to a member came about. ``gone``: it is proven that this lifetime of it is over.
 
-    def __init__(self, text: str, *, gone: bool = False) -> None:
+    ``ended``: it lives, but its program has ended its acceptance of that path.
+    """
+
+    def __init__(self, text: str, *, gone: bool = False, ended: bool = False) -> None:
         super().__init__(text)
         self.gone = gone
+        self.ended = ended
 
 
 class RefusalError(ConsensusError, LookupError):

@@ -200,8 +200,8 @@ class Consensus(ABC):
         """Give every stream that another member asks for at ``path`` to ``handler``, which owns it. Returns what ends that.
 
         ``handler`` is called on the thread that takes connections from the agent, for streams that have waited for this call
-        within it; it must return soon, and not ``dial``. May be called before ``start``. Raises ConfigError if the path cannot
-        be used.
+        within it; it must return soon, and not ``dial``. May be called before ``start``. Once it has ended, who dials for the
+        path hears so, until it is accepted again. Raises ConfigError if the path cannot be used.
         """
         raise ConsensusError(f"{type(self).__name__} carries no streams between members")
 
@@ -209,7 +209,8 @@ class Consensus(ABC):
         """A stream to that lifetime of ``member``, once its program accepts ``path``: waits at most ``timeout`` seconds.
 
         Goes to the member's control port; with a secret both ends prove that they know it. Raises DialError if there is no
-        stream in time (``gone``: that lifetime is over), SecretError if the two sides do not have the same secret.
+        stream in time (``gone``: that lifetime is over; ``ended``: its program has ended that acceptance), SecretError if the
+        two sides do not have the same secret.
         """
         raise ConsensusError(f"{type(self).__name__} carries no streams between members")
 

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from .core.tensors.compression.power_sgd import PowerSGD
     from .data.distributed_sampler import DistributedSampler
     from .data.elastic_sampler import ElasticSampler
+    from .data.streams.stream import ElasticStream
     from .ftlib import FTLib
     from .launch.launcher import Launch, Launcher
     from .launch.result import LaunchResult
@@ -79,6 +80,7 @@ __all__ = [
     "DistributedDataParallel",
     "DistributedSampler",
     "ElasticSampler",
+    "ElasticStream",
     "Excluded",
     "FTLib",
     "FTLibError",
@@ -123,6 +125,7 @@ _LAZY = {
     "DistributedDataParallel": "train.data_parallel",
     "DistributedSampler": "data.distributed_sampler",
     "ElasticSampler": "data.elastic_sampler",
+    "ElasticStream": "data.streams.stream",
     "FTLib": "ftlib",
     "FaultInjector": "train.faults",
     "GroupClosed": "links.errors",

@@ -19,7 +19,7 @@ from accelerate.scheduler import AcceleratedScheduler
 from accelerate.utils import send_to_device
 from torch.utils.data import DataLoader
 
-from .data.elastic_sampler import ElasticSampler
+from .data.elastic import Elastic
 from .errors import ConfigError
 from .ftlib import FTLib
 from .settings.config import VETO
@@ -110,7 +110,7 @@ class FTAccelerator(Accelerator):
             )
         self._clip_norm = clip_norm
         self._extra = [] if extra is None else list(extra) if isinstance(extra, (list, tuple)) else [extra]
-        self._sampler: ElasticSampler | None = None
+        self._sampler: Elastic | None = None
         self._model: torch.nn.Module | None = None
         self._steps: _Steps | None = None
         self._batches: Microbatches | None = None
@@ -166,7 +166,7 @@ class FTAccelerator(Accelerator):
     def prepare_data_loader(self, data_loader: DataLoader[Any], *args: Any, **more: Any) -> Any:
         """See ``Accelerator``. A loader with an ``ElasticSampler`` stays as it is, but for the device of its batches."""
         sampler = getattr(data_loader, "batch_sampler", None)
-        if not isinstance(sampler, ElasticSampler):
+        if not isinstance(sampler, Elastic):
             return super().prepare_data_loader(data_loader, *args, **more)
         self._sampler = sampler
         if isinstance(data_loader, _Loader):

@@ -15,7 +15,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities import rank_zero_only
 from torch.amp.grad_scaler import OptState
 
-from .data.elastic_sampler import ElasticSampler
+from .data.elastic import Elastic
 from .errors import ConfigError
 from .ftlib import FTLib
 from .settings.config import VETO
@@ -57,7 +57,7 @@ class FTCallback(Callback):
     Give it the sampler whose batches the trainer loops over, and the trainer ``Batches(loader)``.
     """
 
-    def __init__(self, ft: FTLib, sampler: ElasticSampler | None = None, *, extra: Any = None) -> None:
+    def __init__(self, ft: FTLib, sampler: Elastic | None = None, *, extra: Any = None) -> None:
         """``extra``: what else belongs to the registered state; steps do not change it."""
         self._ft = ft
         self._sampler = sampler

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.basics import eventually
+from tests.harness.basics import TIMEOUT, eventually
 from tests.harness.logins import ONLY_SSH, Logins, needs_sshd
 from tests.harness.network import Network, needs_bridge_filter, needs_network
 
@@ -115,7 +115,7 @@ def test_a_host_is_cut_off_and_heals(logins: Logins, network: Network) -> None:
         network.isolate(logins.hosts["h2"])
         began = time.monotonic()
         try:
-            assert login.wait(30) == 255
+            assert login.wait(TIMEOUT) == 255
             assert time.monotonic() - began > 1.0, "not at once: nobody tells it"
             assert "cat" in logins.processes("h2").values(), "nobody told that host either"
         finally:
@@ -127,7 +127,7 @@ def test_an_sshd_that_ends_takes_its_logins_along(logins: Logins) -> None:
     with subprocess.Popen(logins.command("h2", "exec sleep 300"), stdin=subprocess.DEVNULL) as login:
         eventually(lambda: "sleep 300" in logins.processes("h2").values(), logins.processes("h2"))
         logins.stop("h2")
-        assert login.wait(30) == 255
+        assert login.wait(TIMEOUT) == 255
     assert "sleep 300" not in logins.processes("h2").values()
     assert logins.run("h2", "true").returncode == 255
     logins.start("h2")

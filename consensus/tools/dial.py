@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import http.client
+import io
 import socket
 import time
 from typing import Any
 
-from ..errors import DialError, SecretError
+from ..errors import DialError, SealError, SecretError
 from ..interface import Stream
 from ..member import Member
 from ..wire.keys import KeyRing
 from ..wire.proofs import IDENTITY, Exchange, Frames
-from ..wire.streams import PROTOCOL, dialled
+from ..wire.streams import ENDED, PROTOCOL, Dialled, dialled
 from .client import Connection, ask_plainly, ask_signed
 
 _GONE = 410
@@ -38,7 +39,7 @@ def dial(member: Member, path: str, here: Member, job: str, ring: KeyRing | None
         else:
             response, exchange = ask_signed(connection, target, ring, upgrade)
         if response.status != http.client.SWITCHING_PROTOCOLS:
-            raise _refused(member, path, response, exchange)
+            raise _refused(member, path, response, asked, exchange)
         answers = response.getheader(IDENTITY[0], "")
         if answers != member.id:
             raise DialError(f"{member} is over: another lifetime, {answers[:6]}, answers there", gone=True)
@@ -54,20 +55,30 @@ def dial(member: Member, path: str, here: Member, job: str, ring: KeyRing | None
     return Stream(sock, asked.key(exchange), member, dialled=True, here=here)
 
 
-def _refused(member: Member, path: str, response: http.client.HTTPResponse, exchange: Exchange | None) -> DialError:
-    """The error for an answer that is no 101; its text is read only if a member signed it."""
-    text = b""
-    if exchange is None:
-        text = response.read(_MOST)
-    elif response.status != _GONE:
-        try:
-            text, _ = Frames(exchange.body_key(), response.status).read(response.read)
-        except (EOFError, SecretError, ValueError):
-            text = b""
-    said = text.decode(errors="replace").strip() or f"status {response.status}"
+def _refused(
+    member: Member, path: str, response: http.client.HTTPResponse, asked: Dialled, exchange: Exchange | None
+) -> DialError:
+    """The error for an answer that is no 101. With a secret its text is read only if a member sealed it.
+
+    The agent seals it as every answer, and its program with the key of the stream.
+    """
     if response.status == _GONE:
         return DialError(f"{member} is over: another lifetime answers there", gone=True)
-    return DialError(f"{member} refuses a stream for {path}: {said}")
+    body = response.read(_MOST)
+    text = _opened(body, asked.key(exchange), response.status)
+    ended = text is not None and response.status == ENDED
+    if text is None:
+        text = body if exchange is None else _opened(body, exchange.body_key(), response.status)
+    said = (text or b"").decode(errors="replace").strip() or f"status {response.status}"
+    return DialError(f"{member} refuses a stream for {path}: {said}", ended=ended)
+
+
+def _opened(body: bytes, key: bytes, status: int) -> bytes | None:
+    """What was sealed with ``key``, None if it was not."""
+    try:
+        return Frames(key, status).read(io.BytesIO(body).read)[0]
+    except (EOFError, SealError, SecretError, ValueError):
+        return None
 
 
 class _Response(http.client.HTTPResponse):

@@ -24,6 +24,8 @@ KEY = 32
 """Bytes of a stream's key."""
 LONGEST = 60.0
 """The most seconds that a request may wait at its peer until its path is accepted there."""
+ENDED = 409
+"""The status for a path that the peer's program accepted once, and does not any more."""
 _MOST = 16384
 """The most bytes of a member, as text of a query."""
 

@@ -22,7 +22,7 @@ from ..launch.processes.registry import RunRecord, runs
 
 __all__ = ["Run", "address_of", "running", "show"]
 
-_TIMEOUT = 2.0
+_TIMEOUT = 5.0
 _WIDE = 1000
 
 

@@ -13,7 +13,6 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from enum import IntEnum
 from typing import Any
 
@@ -25,10 +24,11 @@ from ..links.errors import CollectiveError, CollectiveTimeout, Mismatch, Refused
 from .collective import Collective
 from .frames import Sort
 from .lane import Lane
-from .operations import Receive, settle
+from .operations import Receive
+from .outcome import Outcome
 from .queues import Answer, Ask, Code, Queues
 from .values import Message, copied, decode, encode, hosted
-from .works import DEFAULT_TIMEOUT, AsyncChannelWork, Patience, begun
+from .works import DEFAULT_TIMEOUT, AsyncChannelWork, Patience
 
 _NOTHING = Message(b"", [], [])
 Reply = Callable[[list[Any], Message], Any]
@@ -152,9 +152,9 @@ class Channel:
             values = [decode(each.tree, each.leaves, self._classes) for each in found]
             return finish(sizes or values)
 
-        number, future = self._client.ask(fields, _packed(items))
+        number, outcome = self._client.ask(fields, _packed(items))
         limit = DEFAULT_TIMEOUT if timeout is None and not async_op else timeout
-        return AsyncChannelWork(future, made, patience=_Asked(self, self._client, number), timeout=limit)
+        return AsyncChannelWork(outcome, made, patience=_Asked(self, self._client, number), timeout=limit)
 
 
 class _Client:
@@ -166,25 +166,25 @@ class _Client:
         self._send: Reply | None = None
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
-        self._pending: dict[int, Future[Any]] = {}
+        self._pending: dict[int, Outcome] = {}
         self._over: CollectiveError | None = None
 
     def use(self, send: Reply) -> None:
         """``send`` carries requests to the server."""
         self._send = send
 
-    def ask(self, fields: list[Any], message: Message) -> tuple[int, Future[Any]]:
+    def ask(self, fields: list[Any], message: Message) -> tuple[int, Outcome]:
         """Send a request; its number, and what completes with the answer."""
-        future = begun()
+        outcome = Outcome()
         with self._lock:
             number = next(self._numbers)
-            self._pending[number] = future
+            self._pending[number] = outcome
         sent = self.tell([*fields[:1], number, *fields[1:]], message)
-        if isinstance(sent, Future):
-            sent.add_done_callback(lambda sent: self._not_sent(number, sent.exception()))
+        if isinstance(sent, Outcome):
+            sent.on_end(lambda: self._not_sent(number, sent.error))
         if self._over is not None:
             self._not_sent(number, self._over.about())
-        return number, future
+        return number, outcome
 
     def tell(self, fields: list[Any], message: Message = _NOTHING) -> Any:
         """Send a request that has no answer."""
@@ -195,27 +195,27 @@ class _Client:
         """An answer has arrived."""
         number, code, sizes = fields
         with self._lock:
-            future = self._pending.pop(number, None)
-        waited = future is not None and not future.done()
+            outcome = self._pending.pop(number, None)
+        waited = outcome is not None and not outcome.done()
         if code == Code.ITEMS and not sizes:
             self.tell([Verb.ACKNOWLEDGE if waited else Verb.GIVE_BACK, number, "", None, False])
-        if future is not None:
-            settle(future, (Code(code), sizes, _unpacked(message)))
+        if outcome is not None:
+            outcome.settle((Code(code), sizes, _unpacked(message)))
 
     def ended(self, error: CollectiveError) -> None:
         """The server is gone, or closed."""
         with self._lock:
             self._over = error
             pending, self._pending = self._pending, {}
-        for future in pending.values():
-            settle(future, error=error)
+        for outcome in pending.values():
+            outcome.settle(error=error)
 
     def _not_sent(self, number: int, error: BaseException | None) -> None:
         if error is not None:
             with self._lock:
-                future = self._pending.pop(number, None)
-            if future is not None:
-                settle(future, error=error)
+                outcome = self._pending.pop(number, None)
+            if outcome is not None:
+                outcome.settle(error=error)
 
 
 class _Asked(Patience):
@@ -306,7 +306,7 @@ def _listen(lane: Lane, handle: Reply, ended: Callable[[CollectiveError], None])
 
     def took(receive: Receive) -> bool:
         try:
-            frame, message = receive.future.result(0).complete()
+            frame, message = receive.outcome.value.complete()
             if frame.sort is Sort.CHANNEL:
                 handle(frame.fields, message)
         except Mismatch as error:
@@ -318,15 +318,15 @@ def _listen(lane: Lane, handle: Reply, ended: Callable[[CollectiveError], None])
             lane.end(Mismatch(f"a message that no channel sends: {error}", peer=lane.peer))
         return True
 
-    def later(receive: Receive, _: Future[Any]) -> None:
+    def later(receive: Receive) -> None:
         if took(receive):
             more()
 
     def more() -> None:
         while True:
             receive = lane.receive(Receive(lane, "channel", Sort.CHANNEL, None))
-            if not receive.future.done():
-                receive.future.add_done_callback(functools.partial(later, receive))
+            if not receive.outcome.done():
+                receive.outcome.on_end(functools.partial(later, receive))
                 return
             if not took(receive):
                 return

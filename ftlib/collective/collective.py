@@ -127,7 +127,7 @@ class Collective:
             group.close(max(0.0, deadline - time.monotonic()))
         for name in self.meeting.served():
             self.meeting.stop_serving(name, deadline)
-        self._leave(GroupClosed("the collective was closed here"))
+        self._leave(GroupClosed("the collective was closed here"), deadline)
         self._loop.close(max(0.5, deadline - time.monotonic()))
 
     def facts(self) -> dict[str, Any]:
@@ -187,8 +187,8 @@ class Collective:
                 self._consensus = consensus
         return consensus
 
-    def _leave(self, error: CollectiveError) -> None:
-        """End everything with the members so far."""
+    def _leave(self, error: CollectiveError, deadline: float = 0.0) -> None:
+        """End everything with the members so far; until ``deadline`` peers are told."""
         with self._lock:
             ends, self._ends = self._ends, []
             groups = list(self._groups.values())
@@ -196,7 +196,7 @@ class Collective:
             end()
         for group in groups:
             group.fail(error)
-        self.meeting.end(error)
+        self.meeting.end(error, deadline)
 
     def _lost(self, member: Member, why: str) -> None:
         """A member is over: on the thread of the consensus. What one that left had sent can still be received."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from typing import Any
 
 from consensus import Member
@@ -14,8 +13,9 @@ from ..links.errors import CollectiveError, Refused
 from .frames import Sort
 from .lane import Lane
 from .operations import Receive, Sent
+from .outcome import Outcome, all_of
 from .values import Classes, Leaf, Message, encode, encode_leaf
-from .works import DEFAULT_TIMEOUT, AsyncWork, Patience, all_of, begun
+from .works import DEFAULT_TIMEOUT, AsyncWork, Patience
 
 CLOSE_TIMEOUT = 10.0
 """Seconds that ``close`` waits for peers to take what was sent."""
@@ -99,11 +99,9 @@ class CollectiveGroup:
             return self._recv("broadcast", Sort.BROADCAST, self._lanes[source.id], async_op, timeout)
         message = self._encoded("broadcast", lambda: encode(obj, self._classes))
         with self._order:
-            futures = [lane.send(Sort.BROADCAST, message, "broadcast") for lane in self._lanes.values()]
-        whom = [Sent(lane, "broadcast", future) for lane, future in zip(self._lanes.values(), futures, strict=True)]
-        work = AsyncWork(
-            all_of(futures, begun()), lambda _: obj, patience=_Each(whom, futures), timeout=_limit(async_op, timeout)
-        )
+            whom = [Sent(lane, "broadcast", lane.send(Sort.BROADCAST, message, "broadcast")) for lane in self._lanes.values()]
+        all_sent = all_of([each.outcome for each in whom], Outcome())
+        work = AsyncWork(all_sent, lambda _: obj, patience=_Each(whom), timeout=_limit(async_op, timeout))
         return work if async_op else work.wait()
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
@@ -150,11 +148,11 @@ class CollectiveGroup:
         self, operation: str, sort: Sort, make: Callable[[], Message], async_op: bool, timeout: float | None
     ) -> AsyncWork | None:
         lane = self._only(operation)
-        future = lane.send(sort, self._encoded(operation, make), operation)
-        if not async_op and future.done() and future.exception() is None:
+        outcome = lane.send(sort, self._encoded(operation, make), operation)
+        if not async_op and outcome.done() and outcome.error is None:
             return None
-        work = AsyncWork(future, patience=Sent(lane, operation, future), timeout=_limit(async_op, timeout))
-        if not async_op or (future.done() and isinstance(future.exception(), Refused)):
+        work = AsyncWork(outcome, patience=Sent(lane, operation, outcome), timeout=_limit(async_op, timeout))
+        if not async_op or isinstance(outcome.error, Refused):
             work.wait()
         return work if async_op else None
 
@@ -165,18 +163,18 @@ class CollectiveGroup:
             raise error.about(self.name, operation) from None
         lane.receive(receive)
         if not async_op:  # the short way: most often its message is the next one, and this thread reads it
-            receive.help(receive.future.done, time.monotonic() + (DEFAULT_TIMEOUT if timeout is None else timeout))
-            if receive.future.done() and receive.future.exception() is None:
-                return receive.finish(receive.future.result())
-        work = AsyncWork(receive.future, receive.finish, patience=receive, timeout=_limit(async_op, timeout))
+            receive.help(receive.outcome.done, time.monotonic() + (DEFAULT_TIMEOUT if timeout is None else timeout))
+            if receive.outcome.done() and receive.outcome.error is None:
+                return receive.finish(receive.outcome.value)
+        work = AsyncWork(receive.outcome, receive.finish, patience=receive, timeout=_limit(async_op, timeout))
         return work if async_op else work.wait()
 
 
 class _Each(Patience):
     """Of a broadcast: it waits for each peer in turn."""
 
-    def __init__(self, sent: list[Sent], futures: list[Future[Any]]) -> None:
-        self._sent, self._futures = sent, futures
+    def __init__(self, sent: list[Sent]) -> None:
+        self._sent = sent
 
     def give_up(self) -> None:
         """See ``Patience``."""
@@ -185,8 +183,7 @@ class _Each(Patience):
 
     def late(self) -> Any:
         """See ``Patience``."""
-        pending = [each for each, future in zip(self._sent, self._futures, strict=True) if not future.done()]
-        return (pending or self._sent)[0].late()
+        return next((each for each in self._sent if not each.outcome.done()), self._sent[0]).late()
 
 
 def _limit(async_op: bool, timeout: float | None) -> float | None:

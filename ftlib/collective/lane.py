@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,10 +23,10 @@ from .devices.carriers import await_event, failure
 from .devices.choice import Facts
 from .devices.freight import Freight, Serial
 from .frames import Sort, outgoing
-from .operations import Arrival, Receive, settle
+from .operations import Arrival, Receive
 from .order import Order
+from .outcome import Outcome, all_of
 from .values import Leaf, Message, hosted
-from .works import all_of, begun
 
 _RUN_DRY = 0.25
 """Seconds in which the last bytes of a peer that is over are read."""
@@ -64,7 +63,7 @@ class Lane:
         self._freight: Freight | None = None
         self._leaving, self._arriving = Serial(), Serial()
         """What waits for a device: messages to be handed to the link, and tensors that come beside it."""
-        self._outbox: list[tuple[Sort, list[Any], Message, str, Future[Any]]] = []
+        self._outbox: list[tuple[Sort, list[Any], Message, str, Outcome]] = []
         self._owed = 0
         """Messages to ask the link for, once it is there."""
         self._order: Order[Receive, Arrival] = Order()
@@ -85,19 +84,19 @@ class Lane:
         """Whether operations wait for a link."""
         return self._wanted and self._over is None and self._link is None
 
-    def send(self, sort: Sort, message: Message, operation: str, fields: list[Any] | None = None) -> Future[Any]:
-        """Queue a message. The future ends when its memory may be used again; it has Refused at once if nothing is sent."""
-        future = begun()
+    def send(self, sort: Sort, message: Message, operation: str, fields: list[Any] | None = None) -> Outcome:
+        """Queue a message. It has ended when its memory may be used again; with Refused at once if nothing is sent."""
+        outcome = Outcome()
         self.operations += 1
         with self._sending:
             if self._over is not None:
-                settle(future, error=self._over.about(self.group, operation))
+                outcome.settle(error=self._over.about(self.group, operation))
             elif self._link is None:
-                self._outbox.append((sort, fields or [], message, operation, future))
+                self._outbox.append((sort, fields or [], message, operation, outcome))
             else:
-                self._put(self._link, sort, fields or [], message, operation, future)
+                self._put(self._link, sort, fields or [], message, operation, outcome)
         self.connect()
-        return future
+        return outcome
 
     def receive(self, receive: Receive) -> Receive:
         """Post a receive: it gets the next message that no earlier one gets."""
@@ -129,7 +128,7 @@ class Lane:
         with self._state:
             late = self._order.withdraw(receive)
         if late:
-            settle(receive.future, error=receive.late())
+            receive.outcome.settle(error=receive.late())
 
     def attach(self, link: Link, theirs: Terms) -> bool:
         """The link is there, and what the peer accepts is known. False if the stream has ended meanwhile, or has a link."""
@@ -142,8 +141,8 @@ class Lane:
                 freight = self._freight = Freight(theirs.gpu, lambda said: link.talk(msgpack.packb(said)))
                 owed, self._owed = self._owed, 0
             link.listen(lambda said: freight.heard(msgpack.unpackb(said)), freight.end)
-            for sort, fields, message, operation, future in self._outbox:
-                self._put(link, sort, fields, message, operation, future)
+            for sort, fields, message, operation, outcome in self._outbox:
+                self._put(link, sort, fields, message, operation, outcome)
             self._outbox.clear()
         for _ in range(owed):
             self._ask(link)
@@ -161,8 +160,8 @@ class Lane:
         self._fail_pending(error)
         with self._sending:  # who sends looks at ``_over`` under this lock
             outbox, self._outbox = self._outbox, []
-        for _, _, _, operation, future in outbox:
-            settle(future, error=error.about(self.group, operation))
+        for _, _, _, operation, outcome in outbox:
+            outcome.settle(error=error.about(self.group, operation))
         self._connected.set()
 
     def lost(self, later: Callable[[float, Callable[[], None]], Any], end: Callable[[], None]) -> None:
@@ -173,12 +172,10 @@ class Lane:
         link = self._link
         if link is None or link.broken:
             end()
-        elif link.closed:
-            return
-        elif time.monotonic() - link.heard < _RUN_DRY:  # bytes come still
-            later(_RUN_DRY, lambda: self.lost(later, end))
-        else:
-            later(_RUN_DRY, lambda: None if link.closed else end())
+        elif not link.closed:
+            heard = link.heard
+            # As long as bytes come it is looked again: a busy machine may take its time between two of them.
+            later(_RUN_DRY, lambda: end() if link.heard == heard and not link.closed else self.lost(later, end))
 
     def close(self, deadline: float) -> None:
         """Flush what was sent, tell the peer, and end with GroupClosed."""
@@ -208,7 +205,7 @@ class Lane:
             return f"no connection to {self.peer} yet: has it made the group?"
         return f"it waits for {self.peer}, last heard of on this stream {time.monotonic() - self._link.heard:.1f} s ago"
 
-    def _put(self, link: Link, sort: Sort, fields: list[Any], message: Message, operation: str, future: Future[Any]) -> None:
+    def _put(self, link: Link, sort: Sort, fields: list[Any], message: Message, operation: str, outcome: Outcome) -> None:
         """Give a message to the link, if the peer takes it. Under the lock of sends."""
         most = min(self._terms.max_bytes, self.theirs.max_bytes)
         why = None
@@ -217,48 +214,46 @@ class Lane:
         elif message.nbytes > most:
             why = f"it has {message.nbytes} bytes, and max_bytes is {most}: send it in parts, or raise max_bytes at both sides"
         if why is not None:
-            settle(future, error=Refused(why, peer=self.peer).about(self.group, operation))
+            outcome.settle(error=Refused(why, peer=self.peer).about(self.group, operation))
             return
         if message.after or self._leaving.busy:
-            self._leaving.put(lambda: self._load(link, sort, fields, message, operation, future))
+            self._leaving.put(lambda: self._load(link, sort, fields, message, operation, outcome))
         else:
-            self._hand_on(link, sort, fields, message, operation, future)
+            self._hand_on(link, sort, fields, message, operation, outcome)
 
-    def _hand_on(
-        self, link: Link, sort: Sort, fields: list[Any], message: Message, operation: str, future: Future[Any]
-    ) -> None:
+    def _hand_on(self, link: Link, sort: Sort, fields: list[Any], message: Message, operation: str, outcome: Outcome) -> None:
         frame = outgoing(sort, fields, message)
 
         def done(error: BaseException | None, message: Message | None = message) -> None:  # noqa: ARG001 - kept until then
-            settle(future, error=None if error is None else self._error(error).about(self.group, operation))
+            outcome.settle(error=None if error is None else self._error(error).about(self.group, operation))
 
         link.send(frame.header, frame.payload, done, sealed=self._seal or frame.sealed)
 
-    def _load(self, link: Link, sort: Sort, fields: list[Any], message: Message, operation: str, future: Future[Any]) -> None:
+    def _load(self, link: Link, sort: Sort, fields: list[Any], message: Message, operation: str, outcome: Outcome) -> None:
         """Hand on a message with tensors on devices, or one behind it, on the thread of ``_leaving``."""
         try:
             for event in message.after:
-                await_event(event)
+                await_event(event, "what was launched before the send")
             freight, cargo = self._freight, list[Leaf]()
             if message.after and freight is not None and sort is not Sort.CHANNEL and message.fits_header:
                 message, cargo = message.split(lambda leaf: not self._seal and freight.takes(leaf))
             message = hosted(message)
             if not cargo or freight is None:
-                self._hand_on(link, sort, fields, message, operation, future)
+                self._hand_on(link, sort, fields, message, operation, outcome)
                 return
-            parts = [begun(), begun()]
-            all_of(parts, future)
+            parts = [Outcome(), Outcome()]
+            all_of(parts, outcome)
             self._hand_on(link, sort, fields, message, operation, parts[0])
             try:
                 freight.send(cargo)
             except Exception as error:  # noqa: BLE001 - the peer waits for these tensors: the stream cannot go on
                 why = freight.over or failure(error)
                 self._fail_link(link, why)
-                settle(parts[1], error=self._error(why).about(self.group, operation))
+                parts[1].settle(error=self._error(why).about(self.group, operation))
             else:
-                settle(parts[1])
+                parts[1].settle()
         except Exception as error:  # noqa: BLE001 - a device may raise anything
-            settle(future, error=self._error(failure(error)).about(self.group, operation))
+            outcome.settle(error=self._error(failure(error)).about(self.group, operation))
 
     def _fail_link(self, link: Link, error: BaseException) -> None:
         if not (link.closed or link.broken):
@@ -303,7 +298,7 @@ class Lane:
             try:
                 assert self._freight is not None
                 for event in after:
-                    await_event(event)
+                    await_event(event, "what was launched before the receive")
                 self._freight.receive(cargo)
             except Exception as error:  # noqa: BLE001 - whatever a device raises
                 why = (self._freight and self._freight.over) or failure(error)
@@ -319,7 +314,7 @@ class Lane:
         with self._state:
             pending = self._order.clear(keep=isinstance(error, GroupClosed))
         for receive in pending:
-            settle(receive.future, error=error.about(self.group, receive.operation))
+            receive.outcome.settle(error=error.about(self.group, receive.operation))
 
     def _error(self, error: BaseException) -> CollectiveError:
         if isinstance(error, CollectiveError):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import secrets
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ connection broke: so the pauses grow, and end with the lane, whose peer is over 
 """
 _UNCLAIMED = 256
 """Streams that may wait for their group to be made here."""
+_GOODBYE = 1.0
+"""The most seconds until a peer's host has the last word on a stream that nobody has used here."""
 _PLACES = 1 << 14
 """Groups whose numbers are remembered once they are closed."""
 
@@ -146,8 +149,8 @@ class Meeting:
         for link in links:
             link.fail(error)
 
-    def end(self, error: CollectiveError) -> None:
-        """End everything with the members so far."""
+    def end(self, error: CollectiveError, deadline: float) -> None:
+        """End everything with the members so far. Peers whose streams wait here for a group are told, before ``deadline``."""
         with self._lock:
             links = list(self._greeting)
             self._greeting.clear()
@@ -159,6 +162,7 @@ class Meeting:
         for lane in lanes:
             lane.end(error)
         for link in links:
+            link.close(min(_GOODBYE, max(0.0, deadline - time.monotonic())))
             link.fail(error)
 
     # This side wants a stream
@@ -216,6 +220,8 @@ class Meeting:
         except DialError as error:
             if error.gone:
                 raise PeerLost(f"{lane.peer} is gone: {error}", peer=lane.peer) from None
+            if error.ended:
+                raise GroupClosed(f"{lane.peer} has closed its Collective", peer=lane.peer) from None
             return None
 
     def _open(self, key: Key, lane: Lane, link: Link, tries: int) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError
 from typing import Any, Protocol
 
 from consensus import Member
@@ -14,8 +12,9 @@ from ..common.devices import HOST, Event, device_at, place_of
 from ..links.errors import CollectiveError, CollectiveTimeout, Mismatch
 from .devices.carriers import await_event
 from .frames import NAMES, Incoming, Sort
+from .outcome import Outcome
 from .values import CARRIED, Classes, Leaf, Message, Shape, decode, marks, placed, shape_of
-from .works import Patience, begun
+from .works import Patience
 
 
 class Stream(Protocol):
@@ -62,13 +61,13 @@ class Stream(Protocol):
 class Sent(Patience):
     """Of a send: it waits for the peer to take the bytes."""
 
-    def __init__(self, lane: Stream, operation: str, future: Future[Any]) -> None:
-        self._lane, self._operation, self._future = lane, operation, future
+    def __init__(self, lane: Stream, operation: str, outcome: Outcome) -> None:
+        self._lane, self._operation, self.outcome = lane, operation, outcome
         self._began = time.monotonic()
 
     def give_up(self) -> None:
         """See ``Patience``. What is queued stays so: half a message would end the stream."""
-        settle(self._future, error=self.late())
+        self.outcome.settle(error=self.late())
 
     def late(self) -> CollectiveTimeout:
         """See ``Patience``."""
@@ -80,8 +79,7 @@ class Receive(Sent):
     """One receive: what it accepts, and where to."""
 
     def __init__(self, lane: Stream, operation: str, sort: Sort, classes: Classes | None, into: Leaf = None) -> None:
-        self.future: Future[Any] = begun()
-        super().__init__(lane, operation, self.future)
+        super().__init__(lane, operation, Outcome())
         self.operation = operation
         self._sort = sort
         self._classes = classes
@@ -142,7 +140,7 @@ class Arrival:
         self._frame: Incoming | None = None
         self._error: CollectiveError | None = None
         self._after: list[Event] = []
-        self._beside: Future[Any] | None = None
+        self._beside: Outcome | None = None
         """Ends when the tensors are here that do not come over the link; None if there are none."""
 
     def place(self, header: bytes) -> list[memoryview] | None:
@@ -170,7 +168,7 @@ class Arrival:
             return
         cargo = [] if self._frame is None else self._frame.cargo()
         if cargo:
-            self._beside = begun()
+            self._beside = Outcome()
             self._lane.fetch(cargo, self._after, self._fetched)
         if (receive := self._lane.ends()) is not None:
             self.give(receive)
@@ -179,13 +177,14 @@ class Arrival:
         """It is for ``receive``, which ends with it, as soon as all of it is here."""
         receive.arrived()
         if self._beside is None:
-            settle(receive.future, self)
+            receive.outcome.settle(self)
         else:
-            self._beside.add_done_callback(lambda _: settle(receive.future, self))
+            self._beside.on_end(lambda: receive.outcome.settle(self))
 
     def _fetched(self, error: CollectiveError | None) -> None:
         self._error = self._error or error
-        settle(self._beside)  # type: ignore[arg-type]
+        assert self._beside is not None  # who fetches has made it
+        self._beside.settle()
 
     def complete(self) -> tuple[Incoming, Message]:
         """What came, which is given away. Mismatch if it was thrown away."""
@@ -208,13 +207,4 @@ def _copy(into: Leaf, leaf: Leaf) -> None:
     else:
         device = device_at(place)
         device.enqueue(lambda: into.detach().copy_(leaf), into)
-        await_event(device.waited())
-
-
-def settle(future: Future[Any], value: Any = None, error: BaseException | None = None) -> None:
-    """End ``future``, unless it has ended: a time-out may have come first."""
-    with contextlib.suppress(InvalidStateError):
-        if error is None:
-            future.set_result(value)
-        else:
-            future.set_exception(error)
+        await_event(device.waited(), "the copy to the tensor that was given")

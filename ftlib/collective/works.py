@@ -1,6 +1,6 @@
 """Handles of what is under way: wait for it, await it, or say what follows.
 
-A work reads a ``Future`` that its maker completes. What it carries is made into the result by whoever looks first, so that the
+A work reads an ``Outcome`` that its maker settles. What it carries is made into the result by whoever looks first, so that the
 thread that moves bytes never builds objects. Callbacks run on threads of their own and may wait for anything; waiting tasks of
 asyncio need no thread.
 """
@@ -16,10 +16,10 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator
-from concurrent.futures import Future, InvalidStateError
 from typing import Any
 
 from ..links.errors import CollectiveError, CollectiveTimeout
+from .outcome import Outcome
 
 _LOG = logging.getLogger("ftlib.collective")
 DEFAULT_TIMEOUT = 600.0
@@ -44,49 +44,25 @@ class Patience:
         return CollectiveTimeout("the work has not ended in time")
 
 
-def begun() -> Future[Any]:
-    """A future that nobody can cancel."""
-    future: Future[Any] = Future()
-    future.set_running_or_notify_cancel()
-    return future
-
-
-def all_of(futures: list[Future[Any]], whole: Future[Any]) -> Future[Any]:
-    """``whole``, which ends when all have ended, with the first error of any; unless it ends before."""
-    lock, left = threading.Lock(), [len(futures)]
-
-    def one(_: Future[Any]) -> None:
-        with lock:
-            left[0] -= 1
-            last = left[0] == 0
-        if last:
-            error = next((error for future in futures if (error := future.exception()) is not None), None)
-            with contextlib.suppress(InvalidStateError):  # its time-out came first
-                whole.set_exception(error) if error is not None else whole.set_result(None)
-
-    for future in futures:
-        future.add_done_callback(one)
-    return whole
-
-
 class AsyncWork:
     """Something under way. Any number of threads and tasks may wait for it; each gets its result, or raises its error."""
 
     def __init__(
         self,
-        future: Future[Any],
+        outcome: Outcome,
         finish: Callable[[Any], Any] | None = None,
         *,
         patience: Patience | None = None,
         timeout: float | None = None,
     ) -> None:
-        """``finish`` makes the result of what ``future`` carries. ``timeout``: of the operation, in seconds from now."""
-        self._future = future
+        """``finish`` makes the result of what ``outcome`` carries. ``timeout``: of the operation, in seconds from now."""
+        self._ended = outcome
         self._finish = finish
         self.patience = patience or Patience()
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self._lock = threading.RLock()
-        self._outcome: tuple[Any, BaseException | None] | None = None
+        self._made: tuple[Any, BaseException | None] | None = None
+        """The result, or the error that it is."""
         self._next: AsyncWork | None = None
 
     def wait(self, timeout: float | None = None) -> Any:
@@ -94,20 +70,20 @@ class AsyncWork:
 
         Without ``timeout``, that of the operation holds, which then is given up; without that, ten minutes.
         """
-        if not self._future.done():
+        if not self._ended.done():
             until, own = self._until(timeout)
-            self.patience.help(self._future.done, until)
-            if not self._ended_by(until):
+            self.patience.help(self._ended.done, until)
+            if not self._ended.wait(until - time.monotonic()):
                 if not own:
                     raise self.patience.late()
                 self.patience.give_up()
-                if not self._ended_by(time.monotonic() + _ANSWER):
+                if not self._ended.wait(_ANSWER):
                     raise self.patience.late()
         return self.result()
 
     async def async_wait(self, timeout: float | None = None) -> Any:  # noqa: ASYNC109 - of the operation, as in wait
         """The same for asyncio: blocks no thread."""
-        if not self._future.done():
+        if not self._ended.done():
             until, own = self._until(timeout)
             if not await self._seen(until):
                 if not own:
@@ -132,7 +108,7 @@ class AsyncWork:
 
     def done(self) -> bool:
         """Whether it has ended, well or not. Does not block."""
-        return self._future.done()
+        return self._ended.done()
 
     def get_next_work(self) -> AsyncWork | None:
         """The first work that ``then`` made of this one, or None."""
@@ -147,19 +123,19 @@ class AsyncWork:
 
     def on_end(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` once it has ended, on the thread that ended it: it must not wait."""
-        self._future.add_done_callback(lambda _: callback())
+        self._ended.on_end(callback)
 
     def result(self) -> Any:
         """The result of a work that has ended; raises its error, each time anew."""
         with self._lock:
-            if self._outcome is None:
+            if self._made is None:
                 try:
-                    value = self._future.result(0)
-                    self._outcome = (value if self._finish is None else self._finish(value)), None
+                    value = self._ended.value
+                    self._made = (value if self._finish is None else self._finish(value)), None
                 except BaseException as error:  # noqa: BLE001 - whatever a callback raised is raised at every wait
-                    self._outcome = None, error
+                    self._made = None, error
                 self._finish = None
-            value, failure = self._outcome
+            value, failure = self._made
         if failure is None:
             return value
         raise failure.about() if isinstance(failure, CollectiveError) else failure.with_traceback(None)
@@ -172,11 +148,6 @@ class AsyncWork:
             return self._deadline, True
         return until, False
 
-    def _ended_by(self, until: float) -> bool:
-        with contextlib.suppress(TimeoutError):
-            self._future.exception(max(0.0, until - time.monotonic()))
-        return self._future.done()
-
     async def _seen(self, until: float) -> bool:
         loop = asyncio.get_running_loop()
         ended = loop.create_future()
@@ -185,20 +156,20 @@ class AsyncWork:
             if not ended.done():
                 ended.set_result(None)
 
-        def told(_: Future[Any]) -> None:
+        def told() -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 loop.call_soon_threadsafe(end)
 
-        self._future.add_done_callback(told)
+        self._ended.on_end(told)
         await asyncio.wait({ended}, timeout=max(0.0, until - time.monotonic()))
-        return self._future.done()
+        return self._ended.done()
 
 
 class AsyncFuncWork(AsyncWork):
     """A callback that runs when the work before it has ended. Made by ``then``."""
 
     def __init__(self, before: AsyncWork, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._ran = begun()
+        self._ran = Outcome()
         self._before: AsyncWork | None = before
         super().__init__(self._ran, _outcome_of, patience=_Chained(self))
         before.on_end(lambda: CALLBACKS.submit(lambda: self._run(func, args, kwargs)))
@@ -215,7 +186,7 @@ class AsyncFuncWork(AsyncWork):
             value = func(before.result(), *args, **kwargs)
             on_device()
         except BaseException as error:  # noqa: BLE001 - it is raised at whoever waits for this
-            self._ran.set_exception(error)
+            self._ran.settle(error=error)
         else:
             self._follow(value)
 
@@ -223,11 +194,11 @@ class AsyncFuncWork(AsyncWork):
         """End with ``value``; where it is a work, when the last one of its chain ends."""
         last = value.get_last_work() if isinstance(value, AsyncWork) else value
         if last is self:
-            self._ran.set_exception(CollectiveError("a callback returned the work of its own: nothing would ever end it"))
+            self._ran.settle(error=CollectiveError("a callback returned the work of its own: nothing would ever end it"))
         elif isinstance(last, AsyncWork) and not (last.done() and last.get_next_work() is None):
             last.on_end(lambda: self._follow(last))
         else:
-            self._ran.set_result(last)
+            self._ran.settle(last)
 
 
 class AsyncCollWork(AsyncWork):
@@ -235,18 +206,18 @@ class AsyncCollWork(AsyncWork):
 
     def __init__(self, work: Any, result: Any = None) -> None:
         """``work``: what the operation returned, with ``future()`` or ``get_future()``; ``result``: what a wait returns."""
-        future, ended = begun(), (work.future if hasattr(work, "future") else work.get_future)()
+        outcome, ended = Outcome(), (work.future if hasattr(work, "future") else work.get_future)()
 
         def end(_: Any) -> None:
             try:
                 ended.wait()
                 on_device()
             except BaseException as error:  # noqa: BLE001 - it is raised at whoever waits
-                future.set_exception(error)
+                outcome.settle(error=error)
             else:
-                future.set_result(result)
+                outcome.settle(result)
 
-        super().__init__(future)
+        super().__init__(outcome)
         ended.add_done_callback(lambda _: CALLBACKS.submit(lambda: end(None)))
 
 

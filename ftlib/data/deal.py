@@ -10,7 +10,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from .packing import packed, unpacked
 from .ranges import Range, Ranges, Strip, joined
@@ -21,6 +21,8 @@ class Rounds:
     """How a round is cut into batches."""
 
     batch_size: int
+    total: int
+    """Positions of an epoch."""
     whole: bool = False
     """True: ``batch_size`` is that of the whole round, shared by all drawers; False: each drawer's."""
 
@@ -30,11 +32,82 @@ class Rounds:
             return (self.batch_size,) * drawers
         return tuple(self.batch_size // drawers + (index < self.batch_size % drawers) for index in range(drawers))
 
+    def before(self) -> Deal:
+        """Return the deal before any epoch has begun: of nothing, to nobody."""
+        return Deal(-1, 0, (), {}, Strip(()), self)
+
+
+class AnyDeal(Protocol):
+    """A deal, whatever its sequences are made of. Immutable."""
+
+    epoch: int
+    number: int
+    drawers: tuple[str, ...]
+    held: dict[str, tuple[Ranges, ...]]
+    """Batches that drawers took in earlier deals, in order: the first ones of their sequences."""
+    checksum: int
+    """Of all that decides who takes what."""
+    removed: int
+    """Positions of the deal before that turned out not to exist."""
+    bounded: bool
+    """Whether every position exists, so that the lengths of sequences are those of real batches."""
+
+    @property
+    def total(self) -> int:
+        """Positions of an epoch that begins with this deal."""
+
+    def length(self, member: str) -> int:
+        """Count the batches of the member's sequence, used up or not; 0 if it is no drawer."""
+
+    def batch(self, member: str, index: int) -> Ranges:
+        """Return the positions of batch ``index`` (below ``length``) of the member's sequence."""
+
+    def first(self, epoch: int, drawers: Sequence[str]) -> AnyDeal:
+        """Return the first deal of another epoch."""
+
+    def again(
+        self,
+        used: Mapping[str, int],
+        kept: Mapping[str, int],
+        returned: Iterable[Range],
+        drawers: Sequence[str],
+        *,
+        number: int | None = None,
+        ends: Sequence[int] = (),
+    ) -> AnyDeal:
+        """Deal again: see ``Deal.again``. ``ends``: positions from which on a part of the epoch does not exist."""
+
+    def unfair(self, taken: Mapping[str, int]) -> bool:
+        """Whether a drawer has nothing more to draw, and would have if it were dealt again.
+
+        ``taken``: batches of each sequence that are used or drawn.
+        """
+
+    def state(self) -> dict[str, Any]:
+        """Everything, as plain values."""
+
+    def read(self, state: Mapping[str, Any]) -> AnyDeal:
+        """Return the deal whose ``state`` that is, made by the same arguments as this one."""
+
 
 class Deal:
-    """One deal of one epoch."""
+    """One deal of one epoch, in rounds."""
 
-    __slots__ = ("_offsets", "_place", "_round", "_sizes", "checksum", "drawers", "epoch", "held", "number", "rest", "rounds")
+    __slots__ = (
+        "_offsets",
+        "_place",
+        "_round",
+        "_sizes",
+        "bounded",
+        "checksum",
+        "drawers",
+        "epoch",
+        "held",
+        "number",
+        "removed",
+        "rest",
+        "rounds",
+    )
 
     def __init__(
         self,
@@ -52,11 +125,21 @@ class Deal:
         self.held = {member: tuple(held.get(member, ())) for member in drawers}
         self.rest = rest
         self.rounds = rounds
+        self.removed, self.bounded = 0, True
         self._place = {member: index for index, member in enumerate(drawers)}
         self._sizes = rounds.sizes(len(drawers))
         self._offsets = tuple(sum(self._sizes[:index]) for index in range(len(drawers)))
         self._round = sum(self._sizes)
         self.checksum = zlib.crc32(repr((epoch, number, drawers, self.held, rest.ranges)).encode())
+
+    @property
+    def total(self) -> int:
+        """See ``AnyDeal``."""
+        return self.rounds.total
+
+    def first(self, epoch: int, drawers: Sequence[str]) -> Deal:
+        """See ``AnyDeal``."""
+        return Deal(epoch, 0, tuple(drawers), {}, Strip(((0, self.rounds.total),)), self.rounds)
 
     def length(self, member: str) -> int:
         """Count the batches of the member's sequence, used up or not; 0 if it is no drawer."""
@@ -76,12 +159,14 @@ class Deal:
         drawers: Sequence[str],
         *,
         number: int | None = None,
+        ends: Sequence[int] = (),
     ) -> Deal:
         """Deal again. ``used``: batches of each sequence that are done with; ``kept``: how many after these its owner keeps.
 
         ``returned``: ranges of the ``used`` batches that go back. All positions that no member keeps are dealt, lowest first.
-        ``number``: of the new deal; None: the next number.
+        ``number``: of the new deal; None: the next number. ``ends``: there are none, as every position exists.
         """
+        del ends
         keeps = {member: kept.get(member, 0) if member in drawers else 0 for member in self.drawers}
         pieces = list(returned)
         reached = {}
@@ -106,32 +191,26 @@ class Deal:
 
     def state(self) -> dict[str, Any]:
         """Everything, as plain values."""
-        held: list[int] = []
-        for member in self.drawers:
-            held.append(len(self.held[member]))
-            for batch in self.held[member]:
-                held.append(len(batch))
-                held.extend(number for pair in batch for number in pair)
         rest = [number for pair in self.rest.ranges for number in pair]
         return {
             "epoch": self.epoch,
             "number": self.number,
             "drawers": list(self.drawers),
-            "held": packed(held),
+            "held": packed_batches(self.drawers, self.held),
             "rest": packed(rest),
         }
 
-    @classmethod
-    def of(cls, state: Mapping[str, Any], rounds: Rounds) -> Deal:
-        """Read what ``state`` returned."""
-        numbers = iter(unpacked(state["held"]))
-        held = {}
-        for member in state["drawers"]:
-            batches = (tuple((next(numbers), next(numbers)) for _ in range(next(numbers))) for _ in range(next(numbers)))
-            held[member] = tuple(batches)
+    def unfair(self, taken: Mapping[str, int]) -> bool:
+        """See ``AnyDeal``: in rounds the sequences differ by one batch at most."""
+        del taken
+        return False
+
+    def read(self, state: Mapping[str, Any]) -> Deal:
+        """See ``AnyDeal``."""
+        held = read_batches(state["drawers"], state["held"])
         flat = unpacked(state["rest"])
         rest = tuple(zip(flat[::2], flat[1::2], strict=True))
-        return cls(state["epoch"], state["number"], tuple(state["drawers"]), held, Strip(rest), rounds)
+        return Deal(state["epoch"], state["number"], tuple(state["drawers"]), held, Strip(rest), self.rounds)
 
     def _tickets(self, place: int) -> int:
         left, size = len(self.rest) - self._offsets[place], self._sizes[place]
@@ -140,3 +219,24 @@ class Deal:
     def _ticket(self, place: int, turn: int) -> Ranges:
         start = turn * self._round + self._offsets[place]
         return self.rest.cut(start, start + self._sizes[place])
+
+
+def packed_batches(drawers: Sequence[str], held: Mapping[str, Sequence[Ranges]]) -> bytes:
+    """Return the batches that drawers hold as bytes."""
+    numbers: list[int] = []
+    for member in drawers:
+        numbers.append(len(held[member]))
+        for batch in held[member]:
+            numbers.append(len(batch))
+            numbers.extend(number for pair in batch for number in pair)
+    return packed(numbers)
+
+
+def read_batches(drawers: Sequence[str], data: bytes) -> dict[str, tuple[Ranges, ...]]:
+    """The inverse of ``packed_batches``."""
+    numbers = iter(unpacked(data))
+    held = {}
+    for member in drawers:
+        batches = (tuple((next(numbers), next(numbers)) for _ in range(next(numbers))) for _ in range(next(numbers)))
+        held[member] = tuple(batches)
+    return held

@@ -11,7 +11,7 @@ next view change starts from the last state that every member has (``_base``), a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -42,9 +42,18 @@ class _Call:
 class Drawer:
     """See the module. Unbound, it is the only member, and nothing is ever committed."""
 
-    def __init__(self, fresh: Replica) -> None:
-        """``fresh``: the state before any epoch."""
-        self._fresh = fresh
+    def __init__(
+        self,
+        fresh: Replica,
+        *,
+        measure: Callable[[int, Ranges], int],
+        ends: Callable[[int, Ranges], int | None],
+    ) -> None:
+        """``fresh``: the state before any epoch. ``measure``: counts the positions of an epoch's batch that exist.
+
+        ``ends``: returns where a shard was found to end by who has read an epoch's batch; None: nothing new was found.
+        """
+        self._fresh, self._measure, self._ends = fresh, measure, ends
         self._me = _ALONE
         self._bound = False
         self._loaded = False
@@ -117,6 +126,16 @@ class Drawer:
             return 0
         return now.epoch + (now.left == 0 or self._loop == now.epoch)
 
+    def batches(self, asked: int | None) -> int:
+        """Count the batches that a loop over the epoch ``asked``, or over the one that follows, hands out, as far as known."""
+        state = self._now
+        if state is None:
+            return self._fresh.dealt([_ALONE]).begin(0).steps
+        epoch = self.following(state) if asked is None else asked
+        if epoch < state.epoch:
+            return 0
+        return state.steps if epoch == state.epoch else state.begin(epoch).steps
+
     @property
     def looped(self) -> int:
         """The epoch of the loop under way, or of the last one; -1 if there was none, or if it is not known yet."""
@@ -156,12 +175,12 @@ class Drawer:
         self._settle()
         batch = self._next()
         if batch is None and self._call is not None:  # the loop ends with the call: its program makes no other call before
-            self._queue.items.append(0)
+            self._queue.items.append(FILLER)
             batch = FILLER
         self._looping = batch is not None
         return batch
 
-    def _next(self) -> Ranges | None:
+    def _next(self) -> Ranges | None:  # noqa: PLR0911 - each is one reason why a batch is what it is
         if self._loop is None and not self._looping:
             return None  # the loop ended before this process became another member
         now = self._now
@@ -174,12 +193,16 @@ class Drawer:
                     return None
             elif self._drawn < min(now.deal.length(self._me), self._limit(now)):
                 batch = now.deal.batch(self._me, self._drawn)
+                if not self._bound and (end := self._ends(now.epoch, batch)) is not None:
+                    self._base = self._now = now.without(end, self._drawn)  # no call tells it
+                    self._drawn = 0
+                    return self._next()
                 self._drawn += 1
-                self._queue.items.append(length(batch))
+                self._queue.items.append(batch)
                 return batch
             elif not self._bound:
                 return None
-        self._queue.items.append(0)
+        self._queue.items.append(FILLER)
         return FILLER
 
     # --- the calls -----------------------------------------------------------------------------------------------------
@@ -197,21 +220,20 @@ class Drawer:
         if self._call.share is None:
             self._call.share = self._share(self._call.batches)
             if batches and (used := self._queue.next(batches)):
-                self._weight = float(sum(used))
+                self._weight = float(self._existing(used))
         return self._call.share
 
     def weight(self, batches: int) -> float:
         """See ``Sampling.weight``; without a batch, the weight of the last ones."""
         self._settle()
         used = self._queue.next(batches)
-        return float(sum(used)) if used else self._weight
+        return float(self._existing(used)) if used else self._weight
 
     def counts(self, index: int) -> int:
         """Samples of the batch ``index`` since the last call; 0 for a filler, or if none was drawn."""
         self._settle()
         index += self.using
-        sizes = self._queue.next(index + 1)
-        return sizes[index] if index < len(sizes) else 0
+        return self._existing(self._queue.next(index + 1)[index:])
 
     def follow(self) -> Share:
         """See ``Sampling.follow``."""
@@ -324,7 +346,7 @@ class Drawer:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over such a state. Batches drawn under another deal count nothing any more."""
-        now = Replica.of(state["state"], self._fresh.deal.rounds, Ledger.of(state["ledger"]))
+        now = Replica.of(state["state"], self._fresh.deal, Ledger.of(state["ledger"]))
         if not self._bound:
             now = now.dealt([_ALONE])
         elif self._founding is not None and set(self._founding).isdisjoint(now.deal.drawers):  # the state is of an earlier job
@@ -399,10 +421,19 @@ class Drawer:
         if now is None or self._behind(now, batches):
             return Share(ahead=min(_MOST, max(0, queue.waiting - batches)))
         used = queue.next(batches)
-        real = sum(1 for size in queue.next(queue.waiting)[batches:] if size)
+        real = sum(1 for batch in queue.next(queue.waiting)[batches:] if batch)
         more = now.deal.length(self._me) - self._drawn + real
-        ahead = real if more else queue.waiting - len(used)
-        return Share(sum(used), min(_MOST, ahead), min(_MOST, queue.dropped), code_of(now.epoch), now.checksum)
+        # Where shards may turn out to be shorter, this call may be the epoch's last one, whatever is left to draw.
+        ahead = real if more and now.deal.bounded else queue.waiting - len(used)
+        found = (end for batch in used if batch and (end := self._ends(now.epoch, batch)) is not None)
+        end = next(found, -1) + 1
+        samples = sum(length(batch) for batch in used)
+        dropped = min(_MOST, queue.dropped)
+        return Share(samples, min(_MOST, ahead), dropped, code_of(now.epoch), now.checksum, end=end)
+
+    def _existing(self, batches: Sequence[Ranges]) -> int:
+        """Count the samples of the batches that exist: fillers have none."""
+        return sum(self._measure(self._now.epoch, batch) for batch in batches if batch and self._now is not None)
 
     def _behind(self, now: Replica, batches: int) -> bool:
         """Whether the others have left this member's loop, or leave it after this call without waiting for this member.

@@ -6,19 +6,21 @@ import itertools
 from collections import deque
 from dataclasses import dataclass, field
 
+from .ranges import Ranges
+
 
 @dataclass(slots=True)
 class Drawn:
     """Batches, oldest first."""
 
-    items: deque[int] = field(default_factory=deque)
-    """Samples of each; 0: a filler, or a batch that does not count any more."""
+    items: deque[Ranges] = field(default_factory=deque)
+    """The positions of each; none: a filler, or a batch that does not count any more."""
     stale: int = 0
     """How many of the oldest will never be used."""
 
     def void(self) -> None:
         """From now on none of the batches counts."""
-        self.items = deque([0] * len(self.items))
+        self.items = deque([()] * len(self.items))
 
     def discard(self, batches: int) -> None:
         """Mark the next ``batches`` as never to be used."""
@@ -30,14 +32,14 @@ class Drawn:
             self.items.popleft()
         self.stale = 0
 
-    def next(self, batches: int) -> list[int]:
+    def next(self, batches: int) -> list[Ranges]:
         """The next ``batches``, or as many as there are."""
         return list(itertools.islice(self.items, self.stale, self.stale + batches))
 
     @property
     def dropped(self) -> int:
         """How many batches that count will never be used."""
-        return sum(1 for size in itertools.islice(self.items, self.stale) if size)
+        return sum(1 for batch in itertools.islice(self.items, self.stale) if batch)
 
     @property
     def waiting(self) -> int:
@@ -47,4 +49,4 @@ class Drawn:
     @property
     def real(self) -> int:
         """How many batches count."""
-        return sum(1 for size in self.items if size)
+        return sum(1 for batch in self.items if batch)

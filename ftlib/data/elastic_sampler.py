@@ -2,51 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
-import logging
-import math
-import operator
-import threading
-import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import torch.utils.data
-
-from ..errors import ConfigError, RebuildTimeout
-from . import unregistered
+from ..errors import ConfigError
 from .deal import Rounds
-from .drawer import FILLER, Drawer
-from .drift import Drift
-from .ledger import Entry
+from .elastic import Elastic, LedgerRow, integer
 from .permutation import Permutation
 from .replica import Replica
-from .sampling import Share
 
-logger = logging.getLogger("ftlib")
+__all__ = ["ElasticSampler", "LedgerRow"]
 
 _PROBE = 1024
 """Size of the permutation that shows whether two members shuffle alike."""
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerRow:
-    """The samples that one member used up in one call."""
-
-    epoch: int
-    step: int
-    """``ft.step`` after the call."""
-    member: str
-    """The member's id, as in ``ft.view``."""
-    indices: list[int]
-    """Indices in the dataset, in the order of the batch."""
-    granted: bool = True
-    """False: the call granted no step, since its result held inf or nan; its samples count as seen."""
-
-
-class ElasticSampler(torch.utils.data.Sampler[list[int]]):
+class ElasticSampler(Elastic):
     """Deals each sample of a dataset to one member of a job, once an epoch. Register it: ``register_state(sampler=)``.
 
     Until it is registered, it deals to this process alone, as if that were the whole job, so that a program can be tried.
@@ -69,7 +40,7 @@ class ElasticSampler(torch.utils.data.Sampler[list[int]]):
         ``seed``: of the shuffling; each epoch has an order of its own. ``drop_last``: leave out the last samples of every epoch
         that do not fill a batch of ``batch_size``, so that all batches are of one size.
         """
-        self.batch_size = _integer("batch_size", batch_size, 1)
+        self.batch_size = integer("batch_size", batch_size, 1)
         size = _length(dataset)
         total = size - size % self.batch_size if drop_last else size
         if not total:
@@ -78,299 +49,32 @@ class ElasticSampler(torch.utils.data.Sampler[list[int]]):
                 if size
                 else "the dataset is empty: nothing can be sampled from it"
             )
-        self._seed = _integer("seed", seed)
-        self._size, self._shuffle = size, bool(shuffle)
-        probe = Permutation(min(size, _PROBE), self._seed, 0, shuffle=self._shuffle).indices(((0, min(size, _PROBE)),))
-        self._made = {
+        seed, shuffle = integer("seed", seed), bool(shuffle)
+        probe = Permutation(min(size, _PROBE), seed, 0, shuffle=shuffle).indices(((0, min(size, _PROBE)),))
+        made = {
             "size": size,
             "batch_size": self.batch_size,
-            "shuffle": self._shuffle,
-            "seed": self._seed,
+            "shuffle": shuffle,
+            "seed": seed,
             "drop_last": bool(drop_last),
             "global_batch": bool(global_batch),
             "order": zlib.crc32(repr(probe).encode()),
         }
         # Two samples, since batch normalization refuses one; a whole batch if the program wants batches of one size.
         few = self.batch_size if drop_last and not global_batch else min(2, self.batch_size)
-        self._filler = [index % size for index in range(few)]
-        self._total = total
-        self._drawer = Drawer(Replica.fresh(total, Rounds(self.batch_size, whole=bool(global_batch))))
-        self._changed = threading.Condition()
-        self._permutation: Permutation | None = None
-        self._asked: int | None = None
-        self._loop: _Loop | None = None
-        self._caller = 0
-        """The thread whose call is under way."""
-        self._patience = 600.0
-        self._failure: Exception | None = None
-        """The reason why nothing can be drawn any more; None: drawing is possible."""
-        self._drift = Drift()
+        super().__init__(
+            Replica.fresh(Rounds(self.batch_size, total, whole=bool(global_batch)).before()),
+            made,
+            [index % size for index in range(few)],
+            lambda epoch: Permutation(size, seed, epoch, shuffle=shuffle),
+        )
 
-    # --- the program ---------------------------------------------------------------------------------------------------
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the data epoch of the next loop. An epoch before the job's gives an empty loop; the job's is continued."""
-        with self._changed:
-            self._asked = _integer("epoch", epoch, 0)
-
-    def epochs(self, count: int) -> Iterator[int]:
-        """Yield the data epochs below ``count`` that are left, and set each: ``for epoch in sampler.epochs(10):``.
-
-        A joiner gets 0 first, since it does not know yet where the job is: its first loop is over the job's epoch, which the
-        property ``epoch`` gives.
-        """
-        last = -1
-        while True:
-            with self._changed:
-                epoch = max(self._drawer.upcoming(), last + 1)
-                if epoch >= count:
-                    return
-                self._asked = last = epoch
-            yield epoch
-
-    @property
-    def epoch(self) -> int:
-        """The data epoch of the loop under way, or of the last one; -1 before the first one.
-
-        At a joiner it is -1 until its first call has returned, and then the job's epoch, whatever ``epochs`` has yielded. So a
-        program that does something in certain epochs compares this property.
-        """
-        with self._changed:
-            return self._drawer.looped
-
-    def counts(self, batch: int = 0) -> int:
-        """Count the samples that matter in a batch of the loader. ``batch``: its index since the last call, from 0 on.
-
-        0: a filler, or none was drawn. Calls of several batches need this, so that fillers add nothing to their gradients.
-        """
-        with self._changed:
-            return self._drawer.counts(_integer("batch", batch, 0))
-
-    def ledger(self, epoch: int | None = None) -> Iterator[LedgerRow]:
-        """Return the samples that calls used up so far, of the current epoch or the one before, in the order of steps.
-
-        A joiner knows the current epoch from its beginning on, and none before. Raises ConfigError if ``epoch`` is not known.
-        """
-        with self._changed:
-            books = self._drawer.ledgers
-            chosen = max(books, default=0) if epoch is None else epoch
-            if chosen not in books:
-                if epoch is None:
-                    return iter(())
-                raise ConfigError(f"no ledger of epoch {epoch}: kept are those of {sorted(books)}")
-            entries = sorted(books[chosen], key=operator.attrgetter("step", "member"))
-        return self._rows(chosen, entries)
-
-    def __len__(self) -> int:
-        """Count the batches that a loop over this epoch hands out at every member, as far as that is known now."""
-        with self._changed:
-            state, asked = self._drawer.state, self._asked
-            if state is None:
-                return math.ceil(self._total / self.batch_size)
-            epoch = self._drawer.following(state) if asked is None else asked
-            if epoch < state.epoch:
-                return 0
-            return state.steps if epoch == state.epoch else state.begin(epoch).steps
-
-    def __iter__(self) -> Iterator[list[int]]:
-        """Return a loop; it begins when its first batch is asked for."""
-        return _Loop(self._draw)
-
-    # --- the calls: see ``Sampling`` -----------------------------------------------------------------------------------
-
-    def bind(self, member_id: str, *, patience: float = 600.0) -> None:
-        """See ``Sampling``. ``patience``: seconds that a draw waits for a call's end."""
-        with self._changed:
-            self._patience, self._failure = patience, None
-            self._drawer.bind(member_id)
-            unregistered.bound(self)
-            self._changed.notify_all()
-
-    def found(self, view_ids: Sequence[str]) -> None:
-        """See ``Sampling``."""
-        with self._changed:
-            self._drawer.found(view_ids)
-
-    def begin(self, batches: int, *, beside: bool = False) -> Share:
-        """See ``Sampling``."""
-        with self._changed:
-            self._caller = threading.get_ident()
-            return self._drawer.begin(batches, beside=beside)
-
-    def weight(self, batches: int) -> float:
-        """See ``Sampling``."""
-        with self._changed:
-            return self._drawer.weight(batches)
-
-    def follow(self) -> Share:
-        """See ``Sampling``."""
-        with self._changed:
-            return self._drawer.follow()
-
-    def late(self) -> Share:
-        """See ``Sampling``."""
-        with self._changed:
-            return self._drawer.late()
-
-    @property
-    def closing(self) -> bool:
-        """See ``Sampling``."""
-        with self._changed:
-            return self._drawer.closing
-
-    @property
-    def complete(self) -> bool:
-        """See ``Sampling``."""
-        with self._changed:
-            return self._drawer.complete
-
-    def finished(self, shares: Mapping[str, Share], step: int) -> None:
-        """See ``Sampling``."""
-        with self._changed:
-            drift = self._drift.of(self._drawer.attempts, self._drawer.using)
-            self._drawer.finished(shares, step)
-            self._changed.notify_all()
-        if drift is not None:
-            logger.warning(
-                "the loader handed out %+d batches compared with those that calls used up: pass batches= to allreduce_average "
-                "(how many it is made of), and weight=0 for a batch that shall not count, instead of leaving the call out; and "
-                "give the loader this sampler as batch_sampler=, not as sampler=",
-                drift,
-                extra={"event": "batches_adrift"},
-            )
-
-    def left_behind(self, shares: Mapping[str, Share], step: int, batches: int) -> bool:
-        """See ``Sampling``."""
-        with self._changed:
-            return self._drawer.left_behind(shares, step, batches)
-
-    def unfinished(self) -> None:
-        """See ``Sampling``."""
-        with self._changed:
-            self._drawer.unfinished()
-            self._changed.notify_all()
-
-    def report(self) -> bytes:
-        """See ``Sampling``."""
-        with self._changed:
-            return self._drawer.report()
-
-    def activated(self, view_ids: Sequence[str], reports: Mapping[str, bytes]) -> None:
-        """See ``Sampling``."""
-        with self._changed:
-            self._drawer.activated(view_ids, reports)
-
-    def thawed(self, error: Exception | None = None) -> None:
-        """See ``Sampling``."""
-        with self._changed:
-            self._drawer.thawed()
-            self._failure = error
-            self._changed.notify_all()
-
-    # --- the state -----------------------------------------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, Any]:
-        """Copy the replicated state: the epoch, its deal, its ledger. Plain values, about 1 KB."""
-        with self._changed:
-            return {"made": dict(self._made), **self._drawer.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over such a state. Batches drawn meanwhile count nothing. Raises ConfigError if it is of another sampler."""
-        made = state.get("made") if isinstance(state, Mapping) else None
-        if not isinstance(made, Mapping):
-            raise ConfigError("this is no state of an ElasticSampler")
-        for name, value in self._made.items():
-            if made.get(name) != value:
-                raise ConfigError(_difference(name, made.get(name), value))
-        with self._changed:
-            self._drawer.load_state_dict(state)
-
-    # --- inside --------------------------------------------------------------------------------------------------------
-
-    def _draw(self, loop: _Loop) -> list[int] | None:
-        with self._changed:
-            begins = self._loop is None or loop.number > self._loop.number
-            self._outside(begins=begins)
-            if begins:
-                self._drawer.start(self._asked)
-                if not self._drawer.bound:
-                    unregistered.read(self)
-                self._loop = loop
-                self._drift = Drift()
-            elif loop is not self._loop:
-                raise ConfigError("another loop over this ElasticSampler has begun since: use one at a time")
-            batch, state = self._drawer.draw(), self._drawer.state
-        if batch is None:
-            return None
-        if batch is FILLER or state is None:
-            return list(self._filler)
-        return self._order(state.epoch).indices(batch)
-
-    def _outside(self, *, begins: bool) -> None:
-        """Wait until no call is under way, since a call has reported to the others how many batches are drawn; unless the call
-        is one beside which the program goes on with its loop. ``begins``: a loop does.
-        """
-        until = time.monotonic() + self._patience
-        while (self._drawer.calling if begins else self._drawer.holding) and self._failure is None:
-            if self._caller == threading.get_ident():
-                what = "a loop over an ElasticSampler was begun" if self._drawer.calling and begins else "a batch was asked for"
-                raise ConfigError(f"{what} from within a call of ft: do that before or after")
-            if not self._changed.wait(until - time.monotonic()):
-                raise RebuildTimeout(f"no batch was drawn for {self._patience:g} s: the call under way did not end")
-        if self._failure is not None:
-            raise self._failure
-
-    def _order(self, epoch: int) -> Permutation:
-        """Return the order of an epoch that is drawn from. Called without the lock, so that no call waits; caches one order."""
-        order = self._permutation
-        if order is None or order.epoch != epoch:
-            order = self._permutation = None
-            order = self._permutation = Permutation(self._size, self._seed, epoch, shuffle=self._shuffle)
-        return order
-
-    def _rows(self, epoch: int, entries: list[Entry]) -> Iterator[LedgerRow]:
-        order = self._permutation
-        if order is None or order.epoch != epoch:
-            order = Permutation(self._size, self._seed, epoch, shuffle=self._shuffle)
-        row: LedgerRow | None = None
-        for entry in entries:
-            indices = order.indices(((entry.start, entry.stop),))
-            key = (entry.step, entry.member, entry.granted)
-            if row is not None and (row.step, row.member, row.granted) == key:
-                row.indices.extend(indices)
-            else:
-                if row is not None:
-                    yield row
-                row = LedgerRow(epoch, entry.step, entry.member, indices, entry.granted)
-        if row is not None:
-            yield row
-
-
-class _Loop(Iterator[list[int]]):
-    """One loop. It may give batches after its end: a loader with workers asks again while batches are outstanding."""
-
-    _numbers = itertools.count(1)
-    """Numbers all loops of this process."""
-
-    def __init__(self, draw: Callable[[_Loop], list[int] | None]) -> None:
-        self._draw = draw
-        self.number = next(self._numbers)
-
-    def __next__(self) -> list[int]:
-        batch = self._draw(self)
-        if batch is None:
-            raise StopIteration
-        return batch
-
-
-def _integer(name: str, value: Any, least: int | None = None) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise ConfigError(f"{name}={value!r} must be an integer") from None
-    if least is not None and number < least:
-        raise ConfigError(f"{name}={number} must be at least {least}")
-    return number
+    def _difference(self, name: str, theirs: Any, own: Any) -> str:
+        if name == "order":
+            return "the state was made with another order of the samples: use the same version of torch everywhere"
+        if name == "size":
+            return f"the state is of a dataset of {theirs} samples, this one has {own}: use the same data everywhere"
+        return super()._difference(name, theirs, own)
 
 
 def _length(dataset: Any) -> int:
@@ -379,13 +83,5 @@ def _length(dataset: Any) -> int:
     except (TypeError, NotImplementedError):
         raise ConfigError(
             f"a dataset of type {type(dataset).__name__} has no length: ElasticSampler needs one that is indexed, "
-            "with __len__ and __getitem__"
+            "with __len__ and __getitem__; or an ElasticStream, for what is read in shards"
         ) from None
-
-
-def _difference(name: str, theirs: Any, own: Any) -> str:
-    if name == "order":
-        return "the state was made with another order of the samples: use the same version of torch everywhere"
-    if name == "size":
-        return f"the state is of a dataset of {theirs} samples, this one has {own}: use the same data everywhere"
-    return f"the state was made with {name}={theirs!r}, this ElasticSampler has {own!r}: pass the same everywhere"

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .deal import Deal, Rounds
+from .deal import AnyDeal
 from .ledger import Ledger
-from .ranges import Range, Strip, length
+from .ranges import Range, length
 from .sampling import Share
 
 _RESIDUES = 255
@@ -49,9 +49,9 @@ class DrawnReport:
 class Replica:
     """The state after a finished call, a view change or the beginning of an epoch."""
 
-    deal: Deal
+    deal: AnyDeal
     total: int
-    """Positions of an epoch."""
+    """Positions of the epoch, as far as is known."""
     used: tuple[int, ...]
     """Batches of each drawer's sequence that are done with, in the deal's order."""
     committed: int
@@ -64,10 +64,9 @@ class Replica:
     ledger: Ledger
 
     @classmethod
-    def fresh(cls, total: int, rounds: Rounds, drawers: Sequence[str] = ()) -> Replica:
-        """Return the state before any epoch has begun."""
-        deal = Deal(-1, 0, tuple(drawers), {}, Strip(()), rounds)
-        return cls(deal, total, (0,) * len(drawers), 0, 0, 0, 0, Ledger(-1))
+    def fresh(cls, deal: AnyDeal) -> Replica:
+        """Return the state before any epoch has begun. ``deal``: of nothing, to nobody."""
+        return cls(deal, deal.total, (), 0, 0, 0, 0, Ledger(-1))
 
     @property
     def epoch(self) -> int:
@@ -92,7 +91,11 @@ class Replica:
     def dealt(self, drawers: Sequence[str]) -> Replica:
         """Begin with ``drawers`` that have drawn nothing: all positions not committed are dealt to them. Idempotent."""
         deal = self.deal.again(dict(self.progress()), {}, (), drawers, number=0)
-        return replace(self, deal=deal, used=(0,) * len(drawers))
+        return replace(self, deal=deal, total=self.total - deal.removed, used=(0,) * len(drawers))
+
+    def without(self, end: int, drawn: int) -> Replica:
+        """Leave out what does not exist from position ``end`` on. ``drawn``: batches that the only drawer has drawn."""
+        return replace(self, used=(drawn,)).again({}, (), self.deal.drawers, (end,))
 
     def finish(self, shares: Mapping[str, Share], step: int) -> Replica:
         """Apply a finished call."""
@@ -113,15 +116,16 @@ class Replica:
                 if pieces:
                     samples += length(pieces)
                     self.ledger.add(step, member, pieces, granted=step > self.step)
-        done = replace(
-            self, used=tuple(used), committed=self.committed + samples, turns=self.turns + most, step=step
-        ).completed([share for member, share in shares.items() if share.late or member in drawing])
+        done = replace(self, used=tuple(used), committed=self.committed + samples, turns=self.turns + most, step=step)
         drawers = [member for member in self.deal.drawers if member in drawing]
         drawers += sorted(member for member in drawing if member not in self.deal.drawers)
-        if not returned and len(drawers) == len(self.deal.drawers) == len(drawing):
-            return done
         kept = {member: min(drawing[member].ahead, done.left_to(member)) for member in drawers}
-        return done.again(kept, returned, drawers)
+        ends = [share.end - 1 for share in drawing.values() if share.end]
+        taken = {member: count + kept.get(member, 0) for member, count in done.progress()}
+        same = len(drawers) == len(self.deal.drawers) == len(drawing)
+        if returned or ends or not same or self.deal.unfair(taken):
+            done = done.again(kept, returned, drawers, ends)
+        return done.completed([share for member, share in shares.items() if share.late or member in drawing])
 
     def activate(self, view: Sequence[str], reports: Mapping[str, DrawnReport]) -> Replica:
         """Apply a view change. The newest reported epoch counts; a member that has not reached it has drawn nothing of it."""
@@ -153,10 +157,10 @@ class Replica:
         }
 
     @classmethod
-    def of(cls, state: Mapping[str, Any], rounds: Rounds, ledger: Ledger) -> Replica:
-        """Read what ``state`` returned."""
+    def of(cls, state: Mapping[str, Any], like: AnyDeal, ledger: Ledger) -> Replica:
+        """Read what ``state`` returned. ``like``: any deal of the same arguments."""
         numbers = (state["committed"], state["turns"], state["left"], state["step"])
-        return cls(Deal.of(state["deal"], rounds), state["total"], tuple(state["used"]), *numbers, ledger)
+        return cls(like.read(state["deal"]), state["total"], tuple(state["used"]), *numbers, ledger)
 
     def same(self, other: Replica) -> bool:
         """Whether both deal alike, so that a batch drawn under one is the same batch under the other."""
@@ -175,12 +179,15 @@ class Replica:
         return zip(self.deal.drawers, self.used, strict=True)
 
     def _first(self, epoch: int, drawers: Sequence[str]) -> Replica:
-        deal = Deal(epoch, 0, tuple(drawers), {}, Strip(((0, self.total),)), self.deal.rounds)
-        return replace(self, deal=deal, used=(0,) * len(drawers), committed=0, turns=0, left=None, ledger=Ledger(epoch))
+        deal, none = self.deal.first(epoch, drawers), (0,) * len(drawers)
+        return Replica(deal, deal.total, none, 0, 0, None, self.step, Ledger(epoch))
 
-    def again(self, kept: Mapping[str, int], returned: Sequence[Range], drawers: Sequence[str]) -> Replica:
+    def again(
+        self, kept: Mapping[str, int], returned: Sequence[Range], drawers: Sequence[str], ends: Sequence[int] = ()
+    ) -> Replica:
         """Deal again: see ``Deal.again``."""
-        return replace(self, deal=self.deal.again(dict(self.progress()), kept, returned, drawers), used=(0,) * len(drawers))
+        deal = self.deal.again(dict(self.progress()), kept, returned, drawers, ends=ends)
+        return replace(self, deal=deal, total=self.total - deal.removed, used=(0,) * len(drawers))
 
     def completed(self, looping: Iterable[Share]) -> Replica:
         """Set ``left`` if the epoch is complete: every loop hands out as many more batches as the farthest one has drawn ahead.

@@ -29,6 +29,8 @@ class Share:
     """Checksum of the replicated state on entry to the call, 16 bits. Only shares with ``data_epoch`` not 0 have to agree."""
     late: bool = False
     """Whether the share is a deputy's: this member draws nothing, but no loop ends before this member's own."""
+    end: int = 0
+    """The position, plus 1, from which on a shard does not exist, as this member has read it to its end; 0: none to tell."""
 
 
 @runtime_checkable
@@ -98,7 +100,7 @@ class Sampling(Protocol):
 
 def packed_shares(shares: Mapping[str, Share]) -> bytes:
     """Return the shares as bytes, for a member that adopts the call's result."""
-    rows = [(m, s.samples, s.ahead, s.dropped, s.data_epoch, s.deal, s.late) for m, s in shares.items()]
+    rows = [(m, s.samples, s.ahead, s.dropped, s.data_epoch, s.deal, s.late, s.end) for m, s in shares.items()]
     data: bytes = msgpack.packb(rows)
     return data
 
@@ -108,8 +110,8 @@ def unpacked_shares(data: bytes) -> Mapping[str, Share]:
     try:
         rows = msgpack.unpackb(data)
         if all(
-            type(m) is str and type(late) is bool and all(type(n) is int and n >= 0 for n in numbers)
-            for m, *numbers, late in rows
+            type(m) is str and type(late) is bool and all(type(n) is int and n >= 0 for n in (*numbers, end))
+            for m, *numbers, late, end in rows
         ):
             return {m: Share(*row) for m, *row in rows}
     except Exception as error:  # noqa: BLE001 - msgpack raises many kinds; all mean the same here

@@ -8,6 +8,7 @@ link asks the peer's control port: refused, the peer is gone, else it lives and 
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import socket
 import threading
@@ -33,8 +34,12 @@ _DISPOSE = 0.05
 """Seconds after its end until a link's descriptors are closed: no thread uses them by then."""
 _LEASE = 0.002
 """Seconds that a link waits for the next thread that reads it itself, before the loop does so again."""
-_LOOKS = 20
-"""How often a thread that waits for a message looks for it until it sleeps: about as long as being woken takes."""
+_GLANCE, _GAZE = 20e-6, 150e-6
+"""Seconds in which a thread that waits for a message looks for it again and again until it sleeps: about as long as being woken
+takes; and where the message before came as soon as that, the longest turn of a peer that answers short messages.
+"""
+_SHORT = 1 << 16
+"""Bytes that a short message has at most."""
 _ACK, _LOOK = 1.0, 0.005
 """Seconds that a close waits until the peer's host has all that was written, and between two looks: what the peer still sends
 to a closed socket would make the kernel drop the rest.
@@ -72,6 +77,8 @@ class Link:
         self._out = Outgoing(Seal(stream.key, ways[0]), self._broke)
         self._in = Incoming(Seal(stream.key, ways[1]), loop.buffer, loop.max_bytes, self._said, self._broke, self._hang_up)
         self._helped = False
+        self._prompt = False
+        """Whether the message before came as soon as a thread may look for it, and was short."""
         self._leased = 0.0
         """Until when nobody need read, after a thread has done so itself."""
         self._timed = False
@@ -219,12 +226,15 @@ class Link:
                 if rest is not None and rest <= 0:
                     return
                 watched = self._watch()
-                found = self._look() or self._poll.poll(None if rest is None else rest * 1000.0)
+                began, before = time.monotonic(), self._in.bytes
+                found = self._look(began) or self._poll.poll(None if rest is None else rest * 1000.0)
+                self._prompt = time.monotonic() - began < _GAZE
                 if any(fd != watched for fd, _ in found):
                     self._over()
                     self._poll.unregister(self._stream.fileno())
                 if found:
                     self._news()
+                    self._prompt &= self._in.bytes - before < _SHORT
         finally:
             self._hand_back()
 
@@ -237,12 +247,13 @@ class Link:
             self._poll.register(self._stream.fileno(), _IN)
         return fd
 
-    def _look(self) -> list[tuple[int, int]]:
+    def _look(self, began: float) -> list[tuple[int, int]]:
         """News that come very soon: falling asleep and being woken costs more than looking some more times."""
-        for _ in range(_LOOKS):
-            if found := self._poll.poll(0):
-                return found
-        return []
+        glance, until = began + _GLANCE, began + (_GAZE if self._prompt else _GLANCE)
+        while not (found := self._poll.poll(0)) and (now := time.monotonic()) < until:
+            if now > glance:
+                os.sched_yield()  # whoever else wants this processor comes first
+        return found
 
     def _hand_back(self) -> None:
         """The loop reads again, but not at once: whoever has waited for a message often waits for the next one soon."""

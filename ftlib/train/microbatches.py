@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..data.elastic_sampler import ElasticSampler
+from ..data.elastic import Elastic
 from ..ftlib import FTLib
 from ..status import Status
 
@@ -20,7 +20,7 @@ __all__ = ["Microbatches"]
 class Microbatches:
     """What has been computed since the last step. ``before`` and ``after`` stand around each backward pass."""
 
-    def __init__(self, ft: FTLib, parameters: Sequence[torch.nn.Parameter], sampler: ElasticSampler | None) -> None:
+    def __init__(self, ft: FTLib, parameters: Sequence[torch.nn.Parameter], sampler: Elastic | None) -> None:
         """``parameters``: those that are trained. ``sampler``: deals the batches; None if every batch counts."""
         self._ft = ft
         self._parameters = list(parameters)

@@ -18,11 +18,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ftlib import Channel, CollectiveError, GroupClosed, Mismatch
-from ftlib.collective.devices.carriers import Carrier, GroupCarrier, Mapped, MappedCarrier
+from ftlib import Channel, CollectiveError, CollectiveTimeout, GroupClosed, Mismatch
+from ftlib.collective.devices.carriers import Carrier, GroupCarrier, Mapped, MappedCarrier, await_event
 from ftlib.collective.devices.choice import choose, known
 from ftlib.collective.devices.freight import standing_in
 from ftlib.collective.devices.store import LinkStore
+from ftlib.common.devices import Event
 from tests.harness.basics import eventually
 from tests.harness.late_device import PLACE, LateDevice
 
@@ -117,6 +118,16 @@ def assert_sent(one: Any, other: Any) -> None:
 def told(group: Any) -> str:
     (facts,) = group.describe()["peers"].values()
     return str(facts["gpu"])
+
+
+class Never(Event):
+    def query(self) -> bool:
+        return False
+
+
+def test_a_device_that_does_not_come_is_named() -> None:
+    with pytest.raises(CollectiveTimeout, match="the GPU has not done the copy in"):
+        await_event(Never(), "the copy", 0.01)
 
 
 @WAYS

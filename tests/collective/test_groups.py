@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -89,7 +91,9 @@ def test_a_stream_that_comes_once_its_collective_is_closed_is_dropped() -> None:
         agree(found, 2)
         ids = [member.id for member in found]
         made = [Collective(member) for member in found]
-        made[1]._leave(GroupClosed("this side does not accept"))  # so the stream waits there until somebody does
+        made[1]._leave(GroupClosed("this side does not accept"))
+        assert found[1]._host is not None
+        found[1]._host._acceptors._ended.clear()  # as if it never had: the stream waits there until somebody does
         work = made[0].create_collective_group(ids).recv(async_op=True)
         eventually(lambda: bool(made[0].meeting._dialling), "it dials")
         made[0].close(0.0)
@@ -102,6 +106,41 @@ def test_a_stream_that_comes_once_its_collective_is_closed_is_dropped() -> None:
         with _far:
             made[1].meeting.incoming(Stream(near, bytes(32), made[0].here, dialled=False, here=made[1].here))
             assert near.fileno() < 0, "closed"
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_what_was_received_is_freed_with_its_last_name(kept: bool) -> None:
+    """At once, not when circles are collected: its memory is used again for the next message."""
+    with two() as (a, b):
+        gc.disable()
+        try:
+            for _ in range(2):
+                sent = a.send({"weights": [torch.zeros(1 << 18)]}, async_op=True) if kept else None
+                got = b.recv(async_op=True)
+                sent = sent or a.send({"weights": [torch.zeros(1 << 18)]}, async_op=True)
+                value = got.wait(LIMIT)
+                sent.wait(LIMIT)
+                weights = weakref.ref(value["weights"][0])
+                del value, got
+                eventually(lambda weights=weights: weights() is None, "nobody else has it")
+        finally:
+            gc.enable()
+
+
+def test_who_dials_a_collective_that_is_closed_is_told() -> None:
+    """The member lives: whoever comes late must not wait for it, nor who came before and whose group was not made there."""
+    with collectives(2) as (made, ids):
+        early = made[0].create_collective_group(ids, "early")
+        early.send("taken into the buffer", timeout=LIMIT)
+        eventually(lambda: bool(made[1].meeting._unclaimed), "its stream waits there for the group")
+        pending = early.recv(async_op=True)
+        made[1].close()
+        with pytest.raises(GroupClosed):
+            pending.wait(LIMIT)
+        with pytest.raises(GroupClosed, match="has closed its Collective"):
+            made[0].create_collective_group(ids, "late").recv(timeout=LIMIT)
+        with pytest.raises(GroupClosed, match="has closed its Collective"):
+            Channel(made[0], "late", at=ids[1]).get(timeout=LIMIT)
 
 
 def test_the_next_group_does_not_overtake_the_last_word_about_the_one_before() -> None:

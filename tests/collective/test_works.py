@@ -7,42 +7,41 @@ import gc
 import threading
 import time
 import weakref
-from concurrent.futures import Future
 from typing import Any
 
 import pytest
 import torch
 
 from ftlib import AsyncCollWork, AsyncFuncWork, AsyncWork, CollectiveError, CollectiveTimeout, PeerLost
-from ftlib.collective.works import begun
+from ftlib.collective.outcome import Outcome
 from tests.harness.basics import eventually
 
 LIMIT = 120.0
 
 
-def made() -> tuple[Future[Any], AsyncWork]:
-    future = begun()
-    return future, AsyncWork(future)
+def made() -> tuple[Outcome, AsyncWork]:
+    outcome = Outcome()
+    return outcome, AsyncWork(outcome)
 
 
 def test_any_number_of_threads_get_the_result() -> None:
-    future, work = made()
+    outcome, work = made()
     found: list[Any] = []
     threads = [threading.Thread(target=lambda: found.append(work.wait(LIMIT))) for _ in range(5)]
     for thread in threads:
         thread.start()
     assert not work.done()
-    future.set_result(3)
+    outcome.settle(3)
     for thread in threads:
         thread.join(LIMIT)
     assert found == [3] * 5 and work.done() and work.wait() == 3
 
 
 def test_an_error_is_raised_at_every_wait_and_in_what_follows() -> None:
-    future, work = made()
+    outcome, work = made()
     called: list[Any] = []
     first, second = work.then(called.append), work.then(lambda _: 1).then(called.append)
-    future.set_exception(PeerLost("b is gone", group="g", operation="recv"))
+    outcome.settle(error=PeerLost("b is gone", group="g", operation="recv"))
     for each in (work, first, second, work, second):
         with pytest.raises(PeerLost, match="b is gone") as lost:
             each.wait(LIMIT)
@@ -51,38 +50,38 @@ def test_an_error_is_raised_at_every_wait_and_in_what_follows() -> None:
 
 
 def test_then_gives_the_result_and_the_arguments() -> None:
-    future, work = made()
+    outcome, work = made()
 
     def call(result: int, *args: Any, **kwargs: Any) -> Any:
         return result, args, kwargs, threading.current_thread() is threading.main_thread()
 
     following = work.then(call, 2, 3, word="x")
     assert isinstance(following, AsyncFuncWork)
-    future.set_result(1)
+    outcome.settle(1)
     assert following.wait(LIMIT) == (1, (2, 3), {"word": "x"}, False)
     assert work.then(call).wait(LIMIT) == (1, (), {}, False), "after the end as well"
 
 
 def test_chains_can_be_walked() -> None:
-    future, work = made()
+    outcome, work = made()
     assert work.get_next_work() is None and work.get_last_work() is work
     first = work.then(lambda value: value + 1)
     other = work.then(lambda value: value * 10)
     last = first.then(lambda value: value + 1)
     assert work.get_next_work() is first and work.get_last_work() is last and other.get_last_work() is other
-    future.set_result(1)
+    outcome.settle(1)
     assert [each.wait(LIMIT) for each in (last, other)] == [3, 10]
 
 
 def test_a_callback_that_returns_a_work_ends_with_the_last_of_its_chain() -> None:
-    future, work = made()
+    outcome, work = made()
     inner, inner_work = made()
     inner_last = inner_work.then(lambda value: value + 1)
     following = work.then(lambda _: inner_work)
-    future.set_result(None)
+    outcome.settle(None)
     time.sleep(0.05)
     assert not following.done()
-    inner.set_result(1)
+    inner.settle(1)
     assert following.wait(LIMIT) == 2 == inner_last.wait(LIMIT)
     failing = work.then(lambda _: inner_work.then(lambda _: 1 / 0))
     with pytest.raises(ZeroDivisionError):
@@ -95,39 +94,39 @@ def test_a_callback_that_returns_a_work_ends_with_the_last_of_its_chain() -> Non
 
 def test_callbacks_may_wait_for_each_other() -> None:
     """Also where one comes later: no fixed number of threads would do."""
-    future, work = made()
-    waits = [begun() for _ in range(20)]
-    works = [work.then(lambda _, wait=wait: wait.result(LIMIT)) for wait in waits]
-    future.set_result(None)
+    outcome, work = made()
+    waits = [Outcome() for _ in range(20)]
+    works = [work.then(lambda _, wait=wait: wait.wait(LIMIT) and wait.value) for wait in waits]
+    outcome.settle(None)
     for number, wait in reversed(list(enumerate(waits))):
-        wait.set_result(number)
+        wait.settle(number)
     assert [each.wait(LIMIT) for each in works] == list(range(20))
 
 
 def test_a_wait_that_is_too_long_can_be_repeated() -> None:
-    future, work = made()
+    outcome, work = made()
     following = work.then(lambda value: value)
     for each in (work, following):
         with pytest.raises(CollectiveTimeout) as late:
             each.wait(0.01)
         assert isinstance(late.value, TimeoutError)
-    future.set_result(5)
+    outcome.settle(5)
     assert (work.wait(), following.wait(LIMIT)) == (5, 5)
 
 
 async def test_ten_thousand_tasks_need_no_thread() -> None:
-    future, work = made()
+    outcome, work = made()
     before = threading.active_count()
     tasks = [asyncio.ensure_future(work.async_wait(LIMIT)) for _ in range(10_000)]
     await asyncio.sleep(0)
-    threading.Timer(0.05, future.set_result, [7]).start()
+    threading.Timer(0.05, outcome.settle, [7]).start()
     assert set(await asyncio.gather(*tasks)) == {7}
     assert threading.active_count() <= before + 1
     assert await work == 7
 
 
 async def test_a_task_can_be_cancelled_and_a_wait_can_be_too_long() -> None:
-    future, work = made()
+    outcome, work = made()
     task = asyncio.ensure_future(work.async_wait())
     await asyncio.sleep(0)
     task.cancel()
@@ -135,7 +134,7 @@ async def test_a_task_can_be_cancelled_and_a_wait_can_be_too_long() -> None:
         await task
     with pytest.raises(CollectiveTimeout):
         await work.async_wait(0.01)
-    future.set_result(1)
+    outcome.settle(1)
     assert await work == 1
 
 
@@ -143,15 +142,15 @@ def test_nothing_keeps_a_result_that_the_program_has_dropped() -> None:
     class Big:
         pass
 
-    future, work = made()
+    outcome, work = made()
     following = work.then(lambda _: None)
     big = Big()
     reference = weakref.ref(big)
-    future.set_result(big)
+    outcome.settle(big)
     following.wait(LIMIT)
     gc.disable()
     try:
-        del work, future, big
+        del work, outcome, big
         eventually(lambda: reference() is None, "it is freed without a collection", LIMIT)
     finally:
         gc.enable()

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from consensus import Config, Gossip, Home, View, format_address
-from tests.harness.basics import eventually
+from tests.harness.basics import PATIENT, eventually
 
 from .peer import Peer, spawn
 
@@ -29,7 +29,7 @@ def members(count: int, **settings: Any) -> Iterator[list[Gossip]]:
 
 def begin(plane: Any = None, **settings: Any) -> Gossip:
     """An agent on a thread is quicker to start; those of ``peers`` are processes, and ``test_agent_process`` is about them."""
-    gossip = Gossip(Config(**{"agent": Home.THREAD, **settings}))
+    gossip = Gossip(Config(**{"agent": Home.THREAD, "exclude_after": PATIENT["exclude_after"], **settings}))
     gossip.start(plane)
     return gossip
 

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 from consensus import Config, Gossip, Home, Member, Policy, format_address
 from consensus.runtime.host.robust_mutex import RobustMutex
-from tests.harness.basics import TIMEOUT, stop_child
+from tests.harness.basics import PATIENT, TIMEOUT, stop_child
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -77,14 +77,9 @@ def spawn(
     **settings: Any,
 ) -> Peer:
     """Start a peer with these settings of ``Config`` and wait until it listens. ``prefix`` goes before the command."""
+    settings = {"fork": fork, "no_robust_mutex": no_robust_mutex, "exclude_after": PATIENT["exclude_after"], **settings}
     process = subprocess.Popen(
-        [
-            *prefix,
-            sys.executable,
-            "-m",
-            "tests.consensus.peer",
-            json.dumps({"fork": fork, "no_robust_mutex": no_robust_mutex, **settings}),
-        ],
+        [*prefix, sys.executable, "-m", "tests.consensus.peer", json.dumps(settings)],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -94,7 +89,7 @@ def spawn(
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
-        process.wait(10)
+        process.wait(TIMEOUT)
         raise RuntimeError(f"the peer ended with {process.returncode} before it listened")
     found = json.loads(line)
     return Peer(process, Member(found["id"], found["host"], found["port"]))

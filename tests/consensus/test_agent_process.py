@@ -67,16 +67,16 @@ def test_a_fork_keeps_neither_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_who_is_cut_off_neither_hears_nor_is_heard() -> None:
     """The others find it silent and go on; it never learns of that while the cut lasts, and no view of its own is active."""
-    with members(3, agent=Home.PROCESS, exclude_after=1.0) as group:
+    with members(3, agent=Home.PROCESS, exclude_after=4.0) as group:
         whole = agree(group, 3)
-        assert group[1].cut_off(12.0)
+        assert group[1].cut_off(30.0)
         began = time.monotonic()
         agree([group[0], group[2]], 2)
-        assert time.monotonic() - began < 12.0, "nobody waits for its end"
+        assert time.monotonic() - began < 30.0, "nobody waits for its end"
         assert group[1].view == whole
         assert group[1].stopped is None
         eventually(lambda: group[1].stopped is not None, "it learns that the others went on without it")
-        assert time.monotonic() - began >= 12.0
+        assert time.monotonic() - began >= 30.0
 
 
 def test_a_short_cut_changes_nothing() -> None:
@@ -107,13 +107,13 @@ def test_its_own_death_ends_the_lifetime() -> None:
 
 def test_it_goes_on_while_the_interpreter_is_held() -> None:
     """Twice the time after which silence excludes."""
-    settings = {"job": "test", "initial_size": 3, "exclude_after": 3.5}
+    settings = {"job": "test", "initial_size": 3, "exclude_after": 6.0}
     with members(2, **settings) as group, peers(1, introducers=(address(group[0]),), **settings) as [peer]:
         view = agree(group, 3)
-        peer.tell("hold 60")  # until it is killed
+        peer.tell("hold 600")  # until it is killed
         eventually(lambda: status(peer)["ftlib"].get("stale"), "it is held")
         began = time.monotonic()
-        while time.monotonic() - began < 7.0:
+        while time.monotonic() - began < 12.0:
             assert group[0].view == group[1].view == view
             assert status(peer)["ftlib"]["stale"]  # it answers, and says what it does not know
             time.sleep(0.2)
@@ -122,13 +122,13 @@ def test_it_goes_on_while_the_interpreter_is_held() -> None:
 
 def test_a_thread_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the process is for: the same, lost."""
-    settings = {"job": "test", "initial_size": 3, "exclude_after": 1.0}
+    settings = {"job": "test", "initial_size": 3, "exclude_after": 4.0}
     with (
         members(2, **settings) as group,
         peers(1, introducers=(address(group[0]),), agent="thread", **settings) as [peer],
     ):
         agree(group, 3)
-        peer.tell("hold 60")
+        peer.tell("hold 600")
         agree(group, 2)
 
 

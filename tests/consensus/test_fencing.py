@@ -157,7 +157,7 @@ while open(f"/proc/{{pid}}/stat").read().rpartition(")")[2].split()[0] != "Z":
 @pytest.mark.process
 def test_a_hung_senior_is_killed_and_the_junior_goes_on_alone() -> None:
     """Silence alone would block it for ever: one of two, and not the senior one."""
-    settings: dict[str, Any] = {"job": "test", "initial_size": 2, "exclude_after": 6.0, "fence_after": 0.2}
+    settings: dict[str, Any] = {"job": "test", "initial_size": 2, "exclude_after": 20.0, "fence_after": 0.2}
     with peers(1, **settings) as [senior]:
         junior = begin(introducers=(senior.address,), fence_command=KILL, **settings)
         try:
@@ -174,7 +174,7 @@ def test_a_hung_senior_is_killed_and_the_junior_goes_on_alone() -> None:
 
 @pytest.mark.process
 def test_a_command_that_fails_leaves_it_at_silence() -> None:
-    settings: dict[str, Any] = {"job": "test", "initial_size": 2, "exclude_after": 1.0}
+    settings: dict[str, Any] = {"job": "test", "initial_size": 2, "exclude_after": 4.0}
     senior = begin(fence_command="false", **settings)
     try:
         with peers(1, introducers=(address(senior),), **settings) as [junior]:

@@ -58,7 +58,7 @@ def test_four_meet() -> None:
 
 
 def test_nobody_acts_before_all_have_met() -> None:
-    with members(1, initial_size=2, join_timeout=30) as [first]:
+    with members(1, initial_size=2, join_timeout=TIMEOUT) as [first]:
         assert first.wait_view(0.5) is None
         second = begin(job="test", initial_size=2, introducers=(address(first),))
         try:
@@ -178,7 +178,7 @@ def test_healthy_steps_send_nothing() -> None:
 @pytest.mark.usefixtures("patient")
 def test_report_join() -> None:
     with members(1) as [first], members(1, job="foreign") as [foreign]:
-        joiner = begin(job="test", introducers=("127.0.0.1:1",), join_timeout=30)
+        joiner = begin(job="test", introducers=("127.0.0.1:1",), join_timeout=TIMEOUT)
         try:
             began = time.monotonic()
             assert not joiner.report_join([address(foreign), address(joiner), "127.0.0.1:1"])
@@ -336,7 +336,7 @@ class TestLifetime:
 
 @pytest.mark.process
 def test_a_stopped_process_is_excluded_by_silence_and_learns_it() -> None:
-    settings = {"job": "test", "initial_size": 3, "exclude_after": 1.0}
+    settings = {"job": "test", "initial_size": 3, "exclude_after": 4.0}
     with members(2, **settings) as group, peers(1, introducers=(address(group[0]),), **settings) as [peer]:
         agree(group, 3)
         began = time.monotonic()

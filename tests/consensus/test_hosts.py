@@ -26,13 +26,16 @@ from consensus.runtime.host.progress_cell import ProgressCell
 from consensus.runtime.net.names import Introducers
 from consensus.runtime.net.sockets import open_pair
 from consensus.runtime.net.sources import Request, Sources
+from tests.harness.basics import TIMEOUT
+
+from .fake_core import until
 
 
 def served(answer: Callable[[socket.socket], None]) -> bytes:
     """All that comes back on a connection that is handed to ``answer``."""
     near, far = socket.socketpair()
     with near:
-        near.settimeout(20.0)
+        near.settimeout(TIMEOUT)
         answer(far)
         data = b""
         while piece := near.recv(65536):
@@ -73,7 +76,7 @@ def test_a_request_that_fails_is_not_the_last(caplog: pytest.LogCaptureFixture) 
         with theirs:
             assert served(hand_over(b"no pickle")) == b""
             assert b"state" in served(hand_over(pickle.dumps(Request("/state", {}))))
-        thread.join(20.0)
+        thread.join(TIMEOUT)
         assert not thread.is_alive()
     assert "could not be answered" in caplog.text
 
@@ -104,7 +107,7 @@ def conversation(setup: bool, *orders: object, monkeypatch: pytest.MonkeyPatch) 
 
     async def main() -> None:
         near, far = socket.socketpair()
-        near.settimeout(20.0)
+        near.settimeout(TIMEOUT)
         pipe = Pipe(near)
         pair = open_pair(Config())
         doors, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -127,7 +130,7 @@ def conversation(setup: bool, *orders: object, monkeypatch: pytest.MonkeyPatch) 
             await child.agent.close()
         child.close()
         pipe.close()
-        await asyncio.sleep(0.01)
+        await until(lambda: exits)
         assert exits == [0], "now it has lost its training process"
 
     asyncio.run(main())

@@ -11,6 +11,7 @@ import pytest
 from consensus import KeyRing, OrderKind, SecretError, give_order, new_order
 from consensus.runtime.agent.orders import Orders
 from consensus.wire.orders import OutsideOrder
+from tests.harness.basics import TIMEOUT
 
 from .fake_core import Rig, rig
 
@@ -47,6 +48,7 @@ def test_an_order_is_carried_out_and_told(kind: OrderKind, number: int) -> None:
     assert bench.sent == [number]
     assert bench.notes == [f"{kind.value}, ordered from 10.0.0.1"]
     assert bench.orders.counts() == {kind.value: 1}
+    assert bench.orders.latest == f"{kind.value}, ordered from 10.0.0.1"
 
 
 @pytest.mark.parametrize(
@@ -78,6 +80,7 @@ def test_the_same_order_twice_is_one() -> None:
     order = new_order(OrderKind.DRAIN, "aaaa", 3)
     assert bench.give(order) == bench.give(order) == 200
     assert bench.sent == [signal.SIGTERM]
+    assert bench.orders.counts() == {"drain": 1, "again": 1}
     assert bench.give(dataclasses.replace(order, kind=OrderKind.KILL)) == 200
     assert bench.sent == [signal.SIGTERM, signal.SIGKILL]
 
@@ -91,7 +94,7 @@ def test_only_the_newest_orders_are_remembered() -> None:
 
 
 async def given(there: Rig, order: OutsideOrder, ring: KeyRing = RING) -> tuple[int, str]:
-    return await asyncio.to_thread(give_order, there.member.address, order, ring, timeout=20.0)
+    return await asyncio.to_thread(give_order, there.member.address, order, ring, timeout=TIMEOUT)
 
 
 async def test_over_a_real_socket() -> None:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from enum import IntEnum
+from fractions import Fraction
 from typing import Any
 
 import pytest
 
+from consensus.runtime.host.exchange import plain
 from consensus.runtime.host.pipe import LoopPipe, Pipe
+from tests.harness.basics import TIMEOUT
 
 
 def test_values_arrive_whole_and_in_order_both_ways() -> None:
@@ -26,7 +30,7 @@ def test_values_arrive_whole_and_in_order_both_ways() -> None:
 
         pipe = LoopPipe(received, over.set)
         await pipe.open(theirs)
-        await asyncio.wait_for(asyncio.gather(over.wait(), asyncio.to_thread(parent)), 10)
+        await asyncio.wait_for(asyncio.gather(over.wait(), asyncio.to_thread(parent)), TIMEOUT)
         return got
 
     def parent() -> None:
@@ -54,3 +58,21 @@ def test_an_end_that_takes_nothing_is_given_up() -> None:
             pipe.receive()
     pipe.close()
     assert 0.15 < time.monotonic() - began < 100
+
+
+class Version(str):
+    """As torch's own."""
+
+    __slots__ = ()
+
+
+class Kind(IntEnum):
+    ONE = 1
+
+
+def test_facts_are_made_of_what_every_process_has() -> None:
+    given = {Version("a"): [Version("b"), (Kind.ONE, Fraction(1, 2)), None, True], 2: {3}, "other": Version}
+    made = plain(given)
+    assert made == {"a": ["b", [1, 0.5], None, True], 2: [3], "other": str(Version)}
+    inner = made["a"][1]
+    assert [type(each) for each in (*made, made["a"][0], *inner, made["a"][3])] == [str, int, str, str, int, float, bool]

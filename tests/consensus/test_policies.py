@@ -31,7 +31,7 @@ def inside(peer: Peer) -> list[str]:
 @pytest.mark.process
 def test_any_two_that_lost_each_other_go_on_and_one_of_them_stops_when_they_meet() -> None:
     """They lose each other by being stopped in turns."""
-    settings: dict[str, Any] = {"job": "test", "initial_size": 2, "exclude_after": 1.5, "policy": "any"}
+    settings: dict[str, Any] = {"job": "test", "initial_size": 2, "exclude_after": 4.0, "policy": "any"}
     with peers(1, **settings) as [one], peers(1, introducers=(one.address,), **settings) as [two]:
         eventually(lambda: len(inside(one)) == len(inside(two)) == 2, "they meet")
         one.pause()

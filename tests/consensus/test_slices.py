@@ -11,6 +11,7 @@ import pytest
 
 from consensus import short_slices
 from consensus.wire.slices import SLICE
+from tests.harness.basics import TIMEOUT
 
 SCHED = Path("/proc/thread-self/sched")
 
@@ -19,7 +20,7 @@ def in_a_thread(function: Callable[[], object]) -> object:
     found: list[object] = []
     thread = threading.Thread(target=lambda: found.append(function()))
     thread.start()
-    thread.join(10.0)
+    thread.join(TIMEOUT)
     return found[0]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import queue
 import socket
@@ -93,10 +94,24 @@ def test_who_asks_first_waits() -> None:
         group[1].accept(PATH, handler)
 
 
+@SECURED
+def test_what_is_accepted_no_more_is_refused_at_once(secret: str) -> None:
+    with members(2, secret=secret) as group:
+        agree(group, 2)
+        group[1].accept(PATH, lambda stream: stream.socket.close())()
+        with pytest.raises(DialError, match="accepts that path no more") as refusal:
+            group[0].dial(group[1].member, PATH, timeout=TIMEOUT)
+        assert refusal.value.ended and not refusal.value.gone
+        found, handler = arrivals()
+        group[1].accept(PATH, handler)
+        with group[0].dial(group[1].member, PATH, timeout=TIMEOUT).socket, found.get(timeout=TIMEOUT).socket:
+            pass
+
+
 def test_it_is_accepted_before_the_start() -> None:
     found, handler = arrivals()
     with members(1) as [first]:
-        second = Gossip(type(first.config)(job="test", agent=Home.THREAD, initial_size=1, introducers=(address(first),)))
+        second = Gossip(dataclasses.replace(first.config, introducers=(address(first),)))
         cancel = second.accept(PATH, handler)
         try:
             second.start()
@@ -105,7 +120,7 @@ def test_it_is_accepted_before_the_start() -> None:
             with first.dial(second.member, PATH, timeout=TIMEOUT).socket, found.get(timeout=TIMEOUT).socket:
                 cancel()
             with pytest.raises(DialError):
-                first.dial(second.member, PATH, timeout=0.1)
+                first.dial(second.member, PATH, timeout=TIMEOUT)
         finally:
             second.stop()
 

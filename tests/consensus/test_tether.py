@@ -279,9 +279,11 @@ async def test_a_tether_that_never_lasts_is_no_busy_loop() -> None:
         connection.sendall(head)
 
     async with answering(flighty) as member, watch() as seen:
+        began = time.perf_counter()
         seen.tethers.keep([member])
         await seen.verdict(2)
         await asyncio.sleep(0.5)
-        assert len(seen.verdicts) <= 10
-        assert count <= 10
+        most = 10 * max(1.0, (time.perf_counter() - began) / 0.5)  # on a busy machine a sleep is longer
+        assert len(seen.verdicts) <= most
+        assert count <= most
         assert all(alive for _, alive, _ in seen.verdicts)

@@ -16,6 +16,7 @@ from ftlib.dashboard.desk import Means
 from ftlib.dashboard.server import Server
 from ftlib.dashboard.watch import VIEWERS, Sources, Watch
 from ftlib.errors import FTLibError
+from tests.harness.basics import TIMEOUT
 
 from .statuses import member_id, status
 
@@ -91,7 +92,8 @@ async def dash(order: Callable[..., str] | None = None) -> AsyncIterator[Dash]:
     )
     server = Server(watch, means, "lab")
     url = await server.open()
-    async with aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True), timeout=aiohttp.ClientTimeout(20)) as session:
+    jar, limit = aiohttp.CookieJar(unsafe=True), aiohttp.ClientTimeout(TIMEOUT)
+    async with aiohttp.ClientSession(cookie_jar=jar, timeout=limit) as session:
         made = Dash(server, watch, members, url, session)
         made.orders = given
         try:
@@ -142,7 +144,7 @@ async def test_an_order_from_another_page_is_refused(origin: str) -> None:
         assert not there.orders
 
 
-async def test_events_then_an_order_which_is_given_once() -> None:
+async def test_events_then_an_order_which_is_given_once(caplog: pytest.LogCaptureFixture) -> None:
     async with dash() as there:
         await there.enter()
         (kind, page), (second, changes) = await there.events(2)
@@ -152,6 +154,8 @@ async def test_events_then_an_order_which_is_given_once() -> None:
         assert await there.post() == (200, "the signal is sent\n")
         assert await there.post() == (200, "the signal is sent (done before)\n")
         assert there.orders == [("127.0.0.1:7001", "kill", member_id(1), 4)]
+        told = f"kill of {member_id(1)}, ordered from the dashboard: the signal is sent"
+        assert [record.getMessage() for record in caplog.records if record.name == "ftlib"] == [told]
         for path, said in (("stack", "stack of 127.0.0.1:7001"), ("consequence/kill", "kill: fine")):
             async with there.session.get(f"{there.base}/{path}/{member_id(1)}") as answer:
                 assert await answer.text() == said
@@ -177,6 +181,7 @@ async def test_nonsense_is_no_order(body: Any, code: int) -> None:
         await there.events(1)
         assert (await there.post(body))[0] == code
         assert not there.orders
+        assert there.server.refused == 1
 
 
 async def test_what_a_member_refuses_is_told_and_not_tried_again() -> None:
@@ -204,7 +209,7 @@ async def test_the_next_member_answers_where_the_first_is_gone() -> None:
         events = await there.events(3)
         assert "silent" not in [kind for kind, _ in events]
         there.members.gone |= {"127.0.0.1:7001", "127.0.0.1:7002"}
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(TIMEOUT):
             while (await there.events(3))[-1][0] != "silent":
                 pass
 
@@ -215,7 +220,7 @@ async def test_nobody_asks_while_nobody_looks() -> None:
         await asyncio.sleep(0.6)  # more than a sample: nothing could be waited for
         assert there.members.asked == 0
         await there.events(1)
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(TIMEOUT):
             while there.watch._viewers:
                 await asyncio.sleep(0.01)
         await asyncio.sleep(0.6)

@@ -12,7 +12,7 @@ from tests.harness.program import ROOT, Program, clean, ftlib_run
 
 PATIENCE = 400.0
 """Seconds: they learn something, and a busy machine takes its time."""
-PATIENT = {"FTLIB_EXCLUDE_AFTER": "15"}
+PATIENT = {"FTLIB_EXCLUDE_AFTER": "30"}
 """So that nobody is lost who was not killed."""
 
 
@@ -49,6 +49,13 @@ def test_digits_with_whole_steps(nursery: Nursery, tmp_path: Path) -> None:
 def test_digits_of_workers_that_seldom_meet(nursery: Nursery, tmp_path: Path) -> None:
     said = run(nursery, tmp_path, 2, "digits_diloco.py", "6")
     assert re.search(r"epoch 3 sync 10: loss [0-9.]+, 2 workers in view 1", said)
+    assert accuracy(said) > 80
+
+
+@pytest.mark.process
+def test_digits_in_tar_files(nursery: Nursery, tmp_path: Path) -> None:
+    said = run(nursery, tmp_path, 2, "integrations/digits_tar.py", "5", str(tmp_path / "digits"))
+    assert re.search(r"epoch \d step 100: loss [0-9.]+, 2 workers", said)
     assert accuracy(said) > 80
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from multiprocessing.connection import Connection
 
-TIMEOUT = 60.0
+TIMEOUT = 120.0
 """Seconds that one operation may take."""
 ANSWER_WITHIN = 180.0
 """Seconds until a worker that does not answer fails the test."""
@@ -128,13 +128,13 @@ class Hand:
         """Kill, reap; the monotonic time at which the signal was sent."""
         at = time.monotonic()
         os.kill(self.process.pid, number)
-        self.process.join(10)
+        self.process.join(TIMEOUT)
         self.close()
         return at
 
     def close(self) -> None:
         self._pipe.close()
-        self.process.join(10)
+        self.process.join(TIMEOUT)
         if self.process.is_alive():
             self.process.kill()
             self.process.join()
@@ -145,7 +145,7 @@ class Hand:
         try:
             return self._pipe.recv()
         except EOFError:
-            self.process.join(10)
+            self.process.join(TIMEOUT)
             raise AssertionError(f"a worker died: exit code {self.process.exitcode}") from None
 
 

@@ -75,7 +75,7 @@ def test_cut_ends_both_ends_and_nothing_else(pair: tuple[socket.socket, socket.s
     reader, writer = os.pipe()
     link.cut()
     link.cut()
-    accepted.settimeout(5.0)
+    accepted.settimeout(TIMEOUT)
     assert accepted.recv(1) == b""
     os.write(writer, b"x")
     assert os.read(reader, 1) == b"x"

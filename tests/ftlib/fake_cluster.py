@@ -16,6 +16,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from consensus import Consensus, DataPlane, ExcludedError, LeftError, Member, Mode, Source, StoppedError, View
 from consensus.border import Activated, Freeze, Installed, Stopped, Wish
+from tests.harness.basics import TIMEOUT
 
 
 class FakeConsensus(Consensus):
@@ -161,7 +162,7 @@ class FakeCluster:
 
     def close(self) -> None:
         self._events.put(None)
-        self._thread.join(5)
+        self._thread.join(TIMEOUT)
 
     # --- on the thread
 

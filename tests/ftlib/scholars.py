@@ -16,7 +16,7 @@ import torch
 
 from ftlib import ElasticSampler, FTLib, FTLibError, Status
 from tests.ftlib.workers import Job, Worker
-from tests.harness.basics import eventually
+from tests.harness.basics import TIMEOUT, eventually
 
 Loader = Callable[[ElasticSampler], Iterator[list[int]]]
 
@@ -147,7 +147,7 @@ def together(job: Job, scholars: dict[str, Scholar], joiners: dict[str, threadin
     """Run them to their ends; ``joiners`` start when their event is set."""
     for name, scholar in scholars.items():
         if name in joiners:
-            assert joiners[name].wait(40.0)
+            assert joiners[name].wait(TIMEOUT)
         job.start(name, scholar.learn)
     for name in scholars:
         job.workers[name].join()

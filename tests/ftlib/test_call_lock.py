@@ -10,6 +10,7 @@ import pytest
 
 from ftlib.core.engine.call_lock import CallLock
 from ftlib.errors import ConfigError, RebuildTimeout
+from tests.harness.basics import TIMEOUT
 
 T = TypeVar("T")
 
@@ -31,7 +32,7 @@ def elsewhere(action: Callable[[], T]) -> T:
 
     thread = threading.Thread(target=run)
     thread.start()
-    thread.join(10.0)
+    thread.join(TIMEOUT)
     if errors:
         raise errors[0]
     return found[0]
@@ -67,14 +68,14 @@ def test_it_is_not_opened_before_those_that_wait() -> None:
 
     def call() -> None:
         entered.set()
-        leave.wait(10.0)
+        leave.wait(TIMEOUT)
 
     first = threading.Thread(target=lambda: lock.take("barrier", call, nothing))
     first.start()
-    assert entered.wait(10.0)
+    assert entered.wait(TIMEOUT)
     assert not lock.try_open("average")
     leave.set()
-    first.join(10.0)
+    first.join(TIMEOUT)
     assert lock.try_open("average")
     lock.end_open()
 

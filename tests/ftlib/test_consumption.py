@@ -15,7 +15,7 @@ from ftlib import ConfigError, ElasticSampler, FTLib, Status, StepMismatch
 from ftlib.data.sampling import Share, packed_shares, unpacked_shares
 from tests.ftlib.scholars import Scholar, judge, play, together
 from tests.ftlib.workers import Job, Worker
-from tests.harness.basics import eventually
+from tests.harness.basics import TIMEOUT, eventually
 
 SEEDS = int(os.environ.get("SEEDS", "12"))
 """More of them find more."""
@@ -152,7 +152,7 @@ def test_what_a_late_worker_had_drawn_goes_back(depth: int) -> None:
 
         def dawdle() -> None:
             if job.workers["c"].ft.step == 30:  # its deputy knows by now what a step is
-                there.wait(10.0)  # until the others have gone on without it
+                there.wait(TIMEOUT)  # until the others have gone on without it
 
         def notice() -> None:
             if job.workers["a"].ft.step >= 33:
@@ -297,7 +297,7 @@ def test_inf_and_nan_use_samples_up() -> None:
 
 
 def test_shares_travel() -> None:
-    shares = {"a": Share(4, 2, 1, 3, 65535), "b": Share()}
+    shares = {"a": Share(4, 2, 1, 3, 65535, end=7 << 40), "b": Share()}
     assert unpacked_shares(packed_shares(shares)) == shares
     for data in (b"", b"x", packed_shares({"a": Share(-1)}), b"\x93\x01\x02\x03"):
         with pytest.raises(ValueError, match="shares"):

@@ -13,6 +13,7 @@ import pytest
 import ftlib.lifecycle.drain
 from ftlib.core.engine.call_lock import CallLock
 from ftlib.lifecycle.drain import TWIN, Drain
+from tests.harness.basics import TIMEOUT
 
 
 class Ended(BaseException):
@@ -44,7 +45,7 @@ def test_a_second_signal_ends_it_unless_it_is_the_first_ones_twin(clock: list[fl
     drain, call_lock, woken = made()
     drain._handle(signal.SIGTERM, None)
     assert call_lock.leaving and call_lock.says_goodbye
-    assert woken.wait(10)
+    assert woken.wait(TIMEOUT)
     clock[0] += TWIN / 2
     drain._handle(signal.SIGTERM, None)
     clock[0] += TWIN
@@ -66,7 +67,7 @@ def test_who_looks_is_not_taken_away(clock: list[float]) -> None:
     drain.notice("a test")
     assert drain.looked()
     assert call_lock.leaving and not call_lock.says_goodbye
-    assert woken.wait(10)
+    assert woken.wait(TIMEOUT)
 
 
 def test_the_first_look_may_come_after_the_notice(clock: list[float]) -> None:
@@ -115,5 +116,5 @@ def test_another_thread_takes_no_signal(clock: list[float]) -> None:
     drain, *_ = made()
     thread = threading.Thread(target=lambda: drain.install(shield=False))
     thread.start()
-    thread.join(10)
+    thread.join(TIMEOUT)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -84,7 +84,7 @@ def joined(job: Job, students: dict[str, Student], *, at: int, pause: float = 0.
     students[first].hook = hook
     for name, student in students.items():
         if name.startswith("j"):
-            assert now.wait(20.0)
+            assert now.wait(TIMEOUT)
         job.start(name, student.study)
     for name in students:
         job.workers[name].join()

@@ -10,7 +10,7 @@ import pytest
 from ftlib.core.engine.call_lock import CallLock
 from ftlib.core.plane.hang import HUNG, end_hung
 from ftlib.core.plane.plane import Plane
-from tests.harness.basics import eventually
+from tests.harness.basics import TIMEOUT, eventually
 from tests.harness.company import in_thread
 
 
@@ -47,7 +47,7 @@ def test_one_that_comes_out_of_a_call_is_back() -> None:
         hangs.wait()
 
     thread = in_thread(lambda: call_lock.take("execute()", function, lambda: None))
-    assert inside.wait(10)
+    assert inside.wait(TIMEOUT)
     returned = call_lock.returned()
     assert not returned()
     hangs.set()

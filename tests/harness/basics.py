@@ -20,8 +20,8 @@ __all__ = ["PATIENT", "TIMEOUT", "Tail", "around", "bind", "eventually", "free_p
 TIMEOUT = 120.0
 """Seconds that anything may take. A busy machine takes its time; what hangs, hangs for longer."""
 
-PATIENT = {"exclude_after": 15.0, "lease": 15.0}
-"""Settings of workers of tests that are not about silence: on a busy machine a healthy one may well not run for two seconds."""
+PATIENT = {"exclude_after": 30.0, "lease": 30.0}
+"""Settings of workers of tests that are not about silence: on a busy machine a healthy one may well not run for ten seconds."""
 
 _RANGE = range(10_000, 32_768)
 """Below those that a kernel gives away by itself: a port of these may be let go for a moment, as for a restart."""

@@ -30,6 +30,7 @@ import torch
 from consensus import format_address
 from ftlib import ElasticSampler, FTLib
 from ftlib.common.devices import device_at
+from ftlib.data.elastic import Elastic
 from ftlib.frameworks.accelerators.rehearsal.accelerator import PLACE
 from tests.frameworks.crew import made
 from tests.harness import moments
@@ -128,7 +129,7 @@ def place(ft: FTLib, device: str = PLACE) -> dict[str, int]:
     return {**told, **carried, "adopted": counters.adopted, "lifetime": counters.rejoins}
 
 
-def tell_ledger(sampler: ElasticSampler, lines: Lines) -> None:
+def tell_ledger(sampler: Elastic, lines: Lines) -> None:
     """What was used up in the data epoch whose loop has ended."""
     rows = list(sampler.ledger())
     used = [index for row in rows for index in row.indices]

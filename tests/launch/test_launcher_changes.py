@@ -140,13 +140,13 @@ def test_a_file_of_secrets_is_followed_on_all_hosts(tmp_path: Path, monkeypatch:
     with no_child_is_left():
         launch = launcher("localhost", "127.0.0.1", workers=1).start(follows_the_secrets, tmp_path, new)
         for rank in range(2):
-            eventually((tmp_path / f"up-{rank}").exists, "workers", 60.0)
+            eventually((tmp_path / f"up-{rank}").exists, "workers")
         path.write_text(f"{old}\n{new}\n")
         found = [launch.wait(120).rank(rank) for rank in range(2)]
     assert [each[0] for each in found] == [old, old]
     copies = {each[1] for each in found}
     assert len(copies) == 2 and str(path) not in copies
-    eventually(lambda: not any(Path(copy).exists() for copy in copies), "the copies are removed", 30.0)
+    eventually(lambda: not any(Path(copy).exists() for copy in copies), "the copies are removed")
 
 
 # Hosts
@@ -219,14 +219,14 @@ def test_ftlib_run_follows_what_a_command_discovers(tmp_path: Path) -> None:
             (tmp_path / "new").write_text(text)
             (tmp_path / "new").rename(hosts)
 
-        eventually(lambda: names("localhost") == 1, "one worker", 60.0)
+        eventually(lambda: names("localhost") == 1, "one worker")
         change("localhost:1\n127.0.0.1:1\n")
-        eventually(lambda: names("127.0.0.1") == 1, "a host comes", 60.0)
+        eventually(lambda: names("127.0.0.1") == 1, "a host comes")
         change("localhost:1\n127.0.0.1:2\n")
-        eventually(lambda: names("127.0.0.1") == 2, "it gets another slot", 60.0)
+        eventually(lambda: names("127.0.0.1") == 2, "it gets another slot")
         change("")
         change("127.0.0.1:2\n")
-        eventually(lambda: '"code": 0' in events.read_text(), "a host drains", 60.0)
+        eventually(lambda: '"code": 0' in events.read_text(), "a host drains")
         (tmp_path / "finish").touch()
 
     with ThreadPoolExecutor() as pool:
@@ -246,12 +246,12 @@ def test_a_removed_host_drains_and_one_that_heeds_nothing_is_killed(tmp_path: Pa
         launch = launcher("localhost", "127.0.0.1", workers=1, min_workers=1, grace=0.5).start(stubborn, tmp_path)
         workers = running(launch, 2)
         launch.remove_hosts(["127.0.0.1"])
-        eventually(lambda: [each["phase"] for each in launch.workers()].count("not needed any more") == 1, launch.workers, 60.0)
+        eventually(lambda: [each["phase"] for each in launch.workers()].count("not needed any more") == 1, launch.workers)
         assert [each["code"] for each in launch.workers() if each["host"] == "127.0.0.1"] == [-signal.SIGKILL]
         os.kill(next(each["pid"] for each in workers if each["host"] == "localhost"), 0)
         launch.cancel()
         launch.cancel()
-        eventually(lambda: launch.done, launch.workers, 60.0)
+        eventually(lambda: launch.done, launch.workers)
 
 
 def stubborn(path: Path) -> None:
@@ -303,14 +303,14 @@ def test_workers_above_max_workers_are_spares_and_take_over(tmp_path: Path) -> N
             found = [path.name.split("-")[1:] for path in tmp_path.glob("member-*")]
             return {int(index): int(pid) for index, pid in found}
 
-        eventually(lambda: len(members()) == 2, lambda: f"two members: {members()} {launch.workers()}", 90.0)
+        eventually(lambda: len(members()) == 2, lambda: f"two members: {members()} {launch.workers()}")
         first = members()
         assert (tmp_path / "size").read_text() == "2"
         kill(min(first.values()))
-        eventually(lambda: len(members()) == 3, lambda: f"the spare takes over: {members()} {launch.workers()}", 90.0)
-        eventually(lambda: (tmp_path / "size").read_text() == "2", "they are two again", 60.0)
+        eventually(lambda: len(members()) == 3, lambda: f"the spare takes over: {members()} {launch.workers()}")
+        eventually(lambda: (tmp_path / "size").read_text() == "2", "they are two again")
         # A failure that comes to light after all others have ended is the launch's: this one shall be known before.
-        eventually(lambda: "failed" in [each["phase"] for each in launch.workers()], launch.workers, 60.0)
+        eventually(lambda: "failed" in [each["phase"] for each in launch.workers()], launch.workers)
         (tmp_path / "finish").touch()
         result = launch.wait(90)
     assert sum(map(len, result.results.values())) == 2 and len(result.failures) == 1

@@ -58,7 +58,7 @@ def test_closing_ends_a_discovery_that_hangs(tmp_path: Path) -> None:
     command = Discovery(f"sh -c 'touch {tmp_path / 'begun'}; exec sleep 1000'")
     with ThreadPoolExecutor() as pool:
         look = pool.submit(command)
-        eventually((tmp_path / "begun").exists, "the command runs", 60.0)
+        eventually((tmp_path / "begun").exists, "the command runs")
         command.close()
         with pytest.raises(ConfigError, match="failed with -9"):
             look.result(60)

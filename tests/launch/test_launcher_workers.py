@@ -17,6 +17,7 @@ import torch
 
 from consensus import KeyRing
 from ftlib import ConfigError, FTLib, WorkerFailedError
+from tests.harness.basics import TIMEOUT
 from tests.launch.launching import Kept, here, launcher, mark, wait_for
 
 pytestmark = pytest.mark.process
@@ -178,7 +179,7 @@ def large(size: int, lines: int) -> np.ndarray:
 
 def test_large_results_come_in_pieces_beside_lines() -> None:
     kept = Kept()
-    result = launcher(workers=2, agent_timeout=20.0).set_logging_handlers(lambda: [kept]).run(large, 24 << 20, 5_000)
+    result = launcher(workers=2, agent_timeout=60.0).set_logging_handlers(lambda: [kept]).run(large, 24 << 20, 5_000)
     for rank in range(2):
         assert result.rank(rank).nbytes == 24 << 20
         assert (result.rank(rank) == rank).all()
@@ -212,8 +213,8 @@ def flood(path: Path) -> float:
 
 
 def test_a_slow_reader_stops_the_workers_but_no_heartbeat(tmp_path: Path) -> None:
-    kept = Slow(8.0)
-    result = launcher(workers=1, agent_timeout=5.0).set_logging_handlers(lambda: [kept]).run(flood, tmp_path)
+    kept = Slow(14.0)
+    result = launcher(workers=1, agent_timeout=10.0).set_logging_handlers(lambda: [kept]).run(flood, tmp_path)
     assert result.rank(0) > 1.0, "it waited for the reader"
     assert len(kept.texts(stream="stdout")) == 12_000
 
@@ -228,7 +229,7 @@ def accuse(path: Path) -> int:
     vouch = KeyRing([env["FTLIB_SECRET"]]).first.vouch
     facts = {"job": env["FTLIB_JOB"], "pid": pid, "member": "m0", "nonce": "n"}
     body = json.dumps({**facts, "reason": "no answer", "mac": vouch("fence", *facts.values())})
-    connection = http.client.HTTPConnection(env["FTLIB_SUPERVISOR"], timeout=30)
+    connection = http.client.HTTPConnection(env["FTLIB_SUPERVISOR"], timeout=TIMEOUT)
     connection.request("POST", "/fence", body, {"Content-Type": "application/json"})
     answer = json.loads(connection.getresponse().read())
     assert answer["reaped"], answer

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftlib.launch.processes.output import MAX_LINE, Folder, LineSplitter, Writer, prefix, prefix_of_several, render
+from tests.harness.basics import TIMEOUT
 
 
 def test_lines_are_whole_however_they_arrive() -> None:
@@ -59,7 +60,7 @@ def test_a_reader_that_stopped_blocks_the_thread_only() -> None:
         taken = 0
         while taken < len(data):
             taken += len(os.read(reading, 1 << 16))
-        assert room.wait(10)
+        assert room.wait(TIMEOUT)
         assert writer.close(10)
     finally:
         os.close(reading)

@@ -15,6 +15,7 @@ from ftlib.errors import ConfigError
 from ftlib.launch.processes.sockets import HOST, bind_control
 from ftlib.launch.run.environment import Start, worker_environment
 from ftlib.launch.run.plan import StartPlan, python_command
+from tests.harness.basics import TIMEOUT
 
 
 @pytest.mark.parametrize(
@@ -121,12 +122,12 @@ def test_control_sockets_share_a_port_and_refuse_once_closed() -> None:
         assert pair.udp.getsockname() == pair.tcp.getsockname() == (HOST, port)
         with pytest.raises(OSError, match="in use"):
             bind_control(port)
-        with socket.create_connection((HOST, port), timeout=5):
+        with socket.create_connection((HOST, port), timeout=TIMEOUT):
             pass
     finally:
         pair.close()
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection((HOST, port), timeout=5)
+        socket.create_connection((HOST, port), timeout=TIMEOUT)
     bind_control(port).close()
 
 

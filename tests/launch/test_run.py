@@ -16,6 +16,7 @@ import msgpack
 import pytest
 
 from consensus import Key, KeyRing
+from tests.harness.basics import TIMEOUT
 
 from .helpers import KEY, LIMIT, cli, command, environment, running, script, wait_gone, wait_until
 
@@ -27,7 +28,7 @@ def signed(facts: dict[str, Any], key: Key = KEY) -> dict[str, Any]:
 
 
 def post(address: str, path: str, body: bytes) -> tuple[int, Any]:
-    connection = http.client.HTTPConnection(address, timeout=30)
+    connection = http.client.HTTPConnection(address, timeout=TIMEOUT)
     try:
         connection.request("POST", path, body)
         response = connection.getresponse()
@@ -292,7 +293,7 @@ def test_workers_can_be_listed(tmp_path: Path) -> None:
     with running(tmp_path, "-n", 1, script=script("announce(2, '127.0.0.1:5')\nwrite('up')\nwait('go')")) as run:
         run.wait_file("up")
         address = run.wait_events("run", 1)[0]["supervisor"]
-        connection = http.client.HTTPConnection(address, timeout=30)
+        connection = http.client.HTTPConnection(address, timeout=TIMEOUT)
         connection.request("GET", "/workers")
         refused = connection.getresponse()
         assert (refused.status, refused.read()[:2]) == (403, b'{"')

@@ -19,6 +19,7 @@ from ftlib.cli.main import main
 from ftlib.cli.overview import show, watch_status
 from ftlib.cli.status import fetch_status, with_followers
 from ftlib.errors import FTLibError
+from tests.harness.basics import TIMEOUT
 
 NOW = time.time()
 FIRST, SECOND = "a1" * 8, "b2" * 8
@@ -88,7 +89,7 @@ def member() -> Iterator[str]:
         thread.start()
         yield f"127.0.0.1:{server.server_port}"
         server.shutdown()
-        thread.join(10)
+        thread.join(TIMEOUT)
 
 
 def run(*arguments: str) -> int:
@@ -99,7 +100,7 @@ def run(*arguments: str) -> int:
 
 
 def test_a_member_is_shown_to_people_and_programs(member: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert fetch_status(member) == STATUS
+    assert fetch_status(member, TIMEOUT) == STATUS
     assert run("status", member, "--json") == 0
     assert json.loads(capsys.readouterr().out) == STATUS
     assert run("status", member) == 0

@@ -47,7 +47,13 @@ def terminal(path: Path, kind: str) -> Iterator[tuple[pexpect.spawn, list[int]]]
     """A shell in a terminal that runs one of them in the foreground; the workers' process ids."""
     (path / "program.py").write_text(LAUNCHER if kind == "launcher" else PROGRAM)
     shell = pexpect.spawn(
-        "/bin/bash", ["--norc", "--noprofile"], cwd=str(path), env=clean(PS1="$ "), encoding="utf-8", timeout=TIMEOUT
+        "/bin/bash",
+        ["--norc", "--noprofile"],
+        cwd=str(path),
+        env=clean(PS1="$ "),
+        encoding="utf-8",
+        timeout=TIMEOUT,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # as at a terminal, even if nohup runs the tests
     )
     try:
         shell.sendline(" ".join([sys.executable, *COMMANDS[kind], "program.py"]))

@@ -305,7 +305,7 @@ def closed_within(actor: Actor) -> None:
         began = time.monotonic()
         status = actor.average(ft)
         actor.write(event="ended", status=status.name, seconds=time.monotonic() - began)
-        closer.join(5)
+        closer.join(TIMEOUT)
         again = actor.average(ft)
         actor.write(event="again", status=again.name)
 

@@ -15,14 +15,16 @@ import signal
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from consensus import format_address
-from ftlib import ElasticSampler, FTLib
+from ftlib import ElasticSampler, ElasticStream, FTLib
 from tests.harness.worker import Lines, Task, joined, place, tell_ledger
 
 __all__ = ["Orders", "prepare", "read"]
@@ -48,6 +50,14 @@ class Orders:
     """A file: while it is there, every step takes half a second, so that the data does not end before what a test waits for."""
     every: int = 1
     """Steps between two that are compared with the ledger."""
+    tars: str = ""
+    """A folder of tar files, ``0.tar`` and so on, which hold the samples: read as a stream."""
+    sizes: tuple[int, ...] = ()
+    """Samples of each of them."""
+
+    def index(self, sample: Any) -> int:
+        """Return the sample that a ledger tells of."""
+        return sum(self.sizes[: sample[0]]) + sample[1] if self.tars else sample
 
 
 class Numbers(Dataset[int]):
@@ -76,13 +86,19 @@ def read(task: Task, lines: Lines) -> int:
     numbers = Numbers(orders.samples)
     model = torch.nn.Linear(orders.samples, 1, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    sampler = ElasticSampler(numbers, batch_size=orders.batch_size, seed=11)
+    sampler: ElasticSampler | ElasticStream
+    if orders.tars:
+        paths = [f"{orders.tars}/{shard}.tar" for shard in range(len(orders.sizes))]
+        sampler = ElasticStream.tar(paths, batch_size=orders.batch_size, seed=11, lanes=max(1, orders.loaders))
+    else:
+        sampler = ElasticSampler(numbers, batch_size=orders.batch_size, seed=11)
     loader = DataLoader(
-        numbers,
+        sampler.records if isinstance(sampler, ElasticStream) else numbers,
         batch_sampler=sampler,
         num_workers=orders.loaders,
         prefetch_factor=orders.prefetch if orders.loaders else None,
         persistent_workers=orders.persistent and orders.loaders > 0,
+        collate_fn=_numbers,
     )
     leaving = threading.Event()
     signal.signal(signal.SIGUSR2, lambda *_: leaving.set())
@@ -104,7 +120,7 @@ def _step(
     ft: FTLib,
     model: torch.nn.Linear,
     optimizer: torch.optim.Optimizer,
-    sampler: ElasticSampler,
+    sampler: ElasticSampler | ElasticStream,
     batch: torch.Tensor,
     orders: Orders,
     lines: Lines,
@@ -117,7 +133,7 @@ def _step(
     if status:
         where = {}
         if ft.step % orders.every == 0:
-            where = _check(ft, sampler, weight.grad[0].double(), lines)
+            where = _check(ft, sampler, weight.grad[0].double(), orders, lines)
         optimizer.step()
         lines.write(
             end=time.monotonic(),
@@ -128,10 +144,16 @@ def _step(
         )
 
 
-def _check(ft: FTLib, sampler: ElasticSampler, average: torch.Tensor, lines: Lines) -> dict[str, int]:
+def _numbers(batch: Sequence[Any]) -> torch.Tensor:
+    return torch.tensor([int(sample["cls"]) if isinstance(sample, dict) else sample for sample in batch])
+
+
+def _check(
+    ft: FTLib, sampler: ElasticSampler | ElasticStream, average: torch.Tensor, orders: Orders, lines: Lines
+) -> dict[str, int]:
     """What is in the average is what the ledger says that this step used up. The epoch, and how many samples of it are used."""
     rows = list(sampler.ledger())
-    told = Counter(index for row in rows if row.step == ft.step for index in row.indices)
+    told = Counter(orders.index(index) for row in rows if row.step == ft.step for index in row.indices)
     total = sum(told.values())
     found = {int(index): round(float(average[index]) * total, 2) for index in average.nonzero().flatten()}
     if found != dict(told):

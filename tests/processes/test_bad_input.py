@@ -84,7 +84,7 @@ def test_introducer_not_there_other_job_version_terms(stage: Stage) -> None:
         r"JoinError: .*a member of job 'test-\w+', this is 'another job'", one_line(other_job.error)
     )
     assert re.search(f"JoinError: .*speaks protocol version {PROTOCOL_VERSION}, this is 77", one_line(version.error))
-    assert re.search("JoinError: .*exclude_after=3.*exclude_after=15.*make them equal", one_line(terms.error))
+    assert re.search("JoinError: .*exclude_after=3.*exclude_after=30.*make them equal", one_line(terms.error))
     assert stage.ended(lonely) == [1]
     assert re.search("JoinError: .*initial_size=3", one_line(lonely.error))
     assert re.search("JoinError: .*bucket_mb=1.*bucket_mb=16.*make them equal", one_line(buckets.error))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 import time
 import urllib.request
 from pathlib import Path
@@ -127,3 +129,29 @@ def _output(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def _id(capsys: pytest.CaptureFixture[str], worker: Worker) -> Any:
     return json.loads(_output(capsys, "status", worker.address, "--json"))["member"]
+
+
+def test_an_agent_has_no_torch_whatever_is_told() -> None:
+    """Not even after it was asked for facts of which some are of torch's classes: to import it would keep it from its pings."""
+    text = """
+import json, os, pathlib, sys, urllib.request
+import torch
+from consensus import format_address
+from ftlib import FTLib
+
+with FTLib.init(initial_size=1, agent="process") as ft:
+    ft.add_metrics("mine", lambda: {"torch": torch.__version__, "tensor": torch.ones(1), "number": torch.ones(1).numpy()[0]})
+    assert ft.allreduce_average(torch.ones(3))
+    address = format_address(ft._consensus.member.address)
+    with urllib.request.urlopen(f"http://{address}/status", timeout=120) as answer:
+        facts = json.load(answer)["ftlib"]
+    assert facts["build"]["torch"] == facts["mine"]["torch"] == str(torch.__version__), facts
+    assert facts["mine"]["number"] == 1.0, facts
+    tasks = pathlib.Path("/proc/self/task").iterdir()
+    agents = [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+    assert agents, "the agent is a process of its own"
+    heavy = [pid for pid in agents if "libtorch" in pathlib.Path(f"/proc/{pid}/maps").read_text()]
+sys.exit(str(heavy) if heavy else 0)
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr

@@ -23,6 +23,7 @@ from ftlib.cli.observability.board import expressions
 from ftlib.cli.observability.files import write
 from ftlib.cli.observability.rules import ALERTS, RECORDINGS
 from tests.documents.pages import ROOT
+from tests.harness.basics import TIMEOUT
 from tests.harness.cluster import Cluster
 from tests.harness.nursery import Nursery
 from tests.harness.servers import Server
@@ -50,7 +51,7 @@ class Prometheus(Server):
         """The answer's ``data``."""
         url = f"http://127.0.0.1:{self.port}/api/v1/{path}?{urllib.parse.urlencode(query)}"
         try:
-            with urllib.request.urlopen(url, timeout=30) as response:
+            with urllib.request.urlopen(url, timeout=TIMEOUT) as response:
                 return json.load(response)["data"]
         except urllib.error.HTTPError as error:
             raise AssertionError(f"{query}: {error.read().decode()}") from None
@@ -132,7 +133,7 @@ def test_prometheus_finds_the_members_and_follows_a_restart(nursery: Nursery, tm
 
 def _page(address: str, token: str) -> str:
     request = urllib.request.Request(f"http://{address}/metrics", headers={"Authorization": f"Bearer {token}"})
-    with urllib.request.urlopen(request, timeout=30) as response:
+    with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
         return str(response.read().decode())
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import signal
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -60,3 +62,35 @@ def test_kill_join_hang_and_preemption(cluster: Cluster, tmp_path: Path, loaders
     further(cluster, fourth, 3)
     brake.unlink()
     judge(cluster, orders)
+
+
+@pytest.mark.parametrize("loaders", [0, 2])
+def test_tar_files_whose_readers_are_killed_and_replaced(cluster: Cluster, tmp_path: Path, loaders: int) -> None:
+    """How many records a file holds is told to nobody. Each is used up once an epoch all the same."""
+    sizes = (130, 3, 0, 170, 61, 36)
+    _write_tars(tmp_path, sizes)
+    brake = tmp_path / "brake"
+    orders = Orders(
+        samples=sum(sizes), batch_size=4, epochs=2, loaders=loaders, brake=str(brake), tars=str(tmp_path), sizes=sizes
+    )
+    first, _, third = reading(cluster, 3, orders)
+    further(cluster, first, 10)
+    third.kill()
+    cluster.training(2)
+    brake.touch()
+    cluster.join(given=vars(orders))
+    cluster.training(3)
+    brake.unlink()
+    judge(cluster, orders)
+
+
+def _write_tars(folder: Path, sizes: tuple[int, ...]) -> None:
+    number = 0
+    for shard, size in enumerate(sizes):
+        with tarfile.open(folder / f"{shard}.tar", "w") as archive:
+            for _ in range(size):
+                content = str(number).encode()
+                info = tarfile.TarInfo(f"{number:05}.cls")
+                info.size = len(content)
+                archive.addfile(info, io.BytesIO(content))
+                number += 1

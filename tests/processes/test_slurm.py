@@ -219,7 +219,7 @@ def test_ftlib_run_under_salloc(slurm: Slurm) -> None:
         job = max(map(int, slurm.run("squeue", "--noheader", "--format=%i").stdout.split()))
         slurm.run("scancel", str(job))
         gone(slurm)
-        eventually(lambda: caller.poll() is not None, log.read_text, 60.0)
+        eventually(lambda: caller.poll() is not None, log.read_text)
         assert caller.returncode
     finally:
         caller.kill()

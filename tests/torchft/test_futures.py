@@ -18,6 +18,7 @@ from ftlib.torchft import checkpointing, futures
 from ftlib.torchft.checkpointing.pg_transport import PGTransport
 from ftlib.torchft.checkpointing.transport import transport_of
 from ftlib.torchft.work import _DummyWork
+from tests.harness.basics import TIMEOUT
 
 SHORT = timedelta(seconds=0.01)
 LONG = timedelta(seconds=30)
@@ -61,10 +62,10 @@ def test_a_future_in_time_hands_on_what_it_has(before: bool) -> None:
 
 def test_a_block_that_takes_too_long_is_told_and_one_that_hangs_holds_up_no_other() -> None:
     told, release = threading.Event(), threading.Event()
-    with futures.context_timeout(lambda: release.wait(30) and None, SHORT):
+    with futures.context_timeout(lambda: release.wait(TIMEOUT) and None, SHORT):
         time.sleep(0.05)  # its function hangs by now
         with futures.context_timeout(told.set, SHORT):
-            assert told.wait(10)
+            assert told.wait(TIMEOUT)
     release.set()
     missed = threading.Event()
     with futures.context_timeout(missed.set, timedelta(seconds=0.2)):
@@ -82,7 +83,7 @@ def test_deadlines_in_a_forked_process() -> None:
         if not child:
             told = threading.Event()
             with futures.context_timeout(told.set, SHORT):
-                os._exit(0 if told.wait(10) else 1)
+                os._exit(0 if told.wait(TIMEOUT) else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 

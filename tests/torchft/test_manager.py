@@ -12,6 +12,7 @@ from torch.distributed import ReduceOp
 
 from ftlib.torchft.ddp import DistributedDataParallel, PureDistributedDataParallel
 from ftlib.torchft.manager import Manager
+from tests.harness.basics import TIMEOUT
 from tests.harness.company import at_once
 
 from .replicas import Replica, manager, settle
@@ -120,7 +121,7 @@ def test_a_replica_that_goes_in_the_middle_of_a_step_is_left_out(least: int, mon
     monkeypatch.setenv("FTLIB_INITIAL_SIZE", "3")
     managers = [manager(least) for _ in range(3)]
     tensors = [torch.tensor([float(number)]) for number in range(3)]
-    first = threading.Barrier(3, timeout=30)
+    first = threading.Barrier(3, timeout=TIMEOUT)
 
     def run(number: int) -> float:
         each = managers[number]

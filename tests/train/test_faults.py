@@ -12,7 +12,7 @@ from torch import nn
 from ftlib import ConfigError, DistributedDataParallel, Excluded, FaultInjector, FTLib, InjectedFault, Status
 from tests.ftlib.crew import Crew, by_all
 from tests.ftlib.trainees import Trainee, exclude
-from tests.harness.basics import eventually
+from tests.harness.basics import TIMEOUT, eventually
 from tests.harness.company import at_once, company, in_thread
 
 
@@ -94,7 +94,7 @@ def test_a_wedged_member_is_given_up() -> None:
         assert second.ft._plane.current is None
         assert not ended
         exclude(second.ft)
-        thread.join(10)
+        thread.join(TIMEOUT)
         assert ended
 
 
@@ -118,7 +118,7 @@ def test_closing_ends_a_wedge() -> None:
         time.sleep(0.1)
         assert not statuses
         ft.close()
-        thread.join(10)
+        thread.join(TIMEOUT)
         assert statuses == [Status.ABORT]
 
 

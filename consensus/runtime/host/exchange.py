@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
 from ...config import Config
@@ -65,6 +66,7 @@ class FactsReply:
 
     number: int
     facts: Mapping[str, Any]
+    """Made ``plain``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,3 +110,23 @@ class FactsAsked:
     """A request for ``DataPlane.facts``."""
 
     number: int
+
+
+def plain(value: Any) -> Any:
+    """``value`` of Python's own types alone, which every process has; what has no such form as text.
+
+    To read a value of another class the agent would import whatever defines that: a string of torch's own kind has it import
+    torch, which takes it seconds on a busy host, and meanwhile it answers no ping.
+    """
+    match value:
+        case None | bool():
+            return value
+        case str():
+            return str(value)
+        case Real():
+            return int(value) if isinstance(value, Integral) else float(value)
+        case Mapping():
+            return {plain(key): plain(each) for key, each in value.items()}
+        case list() | tuple() | set() | frozenset():
+            return [plain(each) for each in value]
+    return str(value)

@@ -31,7 +31,7 @@ from ..net.fork import release_in_children
 from ..net.names import Introducers
 from ..net.sockets import SocketPair
 from ..net.sources import Request, Sources
-from .exchange import Asked, CutOff, FactsAsked, FactsReply, Failed, Question, Reply, Serve, Setup, Started, Stop
+from .exchange import Asked, CutOff, FactsAsked, FactsReply, Failed, Question, Reply, Serve, Setup, Started, Stop, plain
 from .pipe import Pipe
 from .progress_cell import ProgressCell
 
@@ -245,7 +245,7 @@ class Host(ABC):
                 if answer is not None:
                     _settle(answer, value)
             case FactsAsked(number):
-                self._send(FactsReply(number, dict(ears.plane.facts())))
+                self._send(FactsReply(number, plain(ears.plane.facts())))
             case logging.LogRecord():
                 logger = logging.getLogger(value.name)
                 if logger.isEnabledFor(value.levelno):

@@ -1,7 +1,7 @@
 """The streams that other members ask for: taken in the training process, on connections that the agent accepted.
 
 A stream for a path that nobody accepts yet waits here, until ``accept`` is called or the asking side has given up: so neither
-side has to be first, and nobody asks again and again.
+side has to be first, and nobody asks again and again. Where the program has ended its acceptance the asking side hears so.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from ...errors import CodecError
 from ...interface import Stream
 from ...member import Member
-from ...wire.streams import PROTOCOL, read_query
+from ...wire.streams import ENDED, PROTOCOL, read_query
 from .fork import release_in_children
 from .sources import Request, refuse
 
@@ -54,6 +54,8 @@ class Acceptors:
         """No paths yet."""
         self._lock = threading.Lock()
         self._handlers: dict[str, Handler] = {}
+        self._ended = set[str]()
+        """Paths that were accepted once, and are not any more."""
         self._waiting = waiting = list[_Waiting]()
         self._closed = False
         release_in_children(self, lambda: [each.connection.fileno() for each in waiting])
@@ -67,6 +69,7 @@ class Acceptors:
             if path in self._handlers:
                 raise ValueError(path)
             self._handlers[path] = handler
+            self._ended.discard(path)
             ready = [each for each in self._waiting if each.request.path == path]
             self._keep([each for each in self._waiting if each.request.path != path])
         now = time.monotonic()
@@ -80,6 +83,7 @@ class Acceptors:
             with self._lock:
                 if self._handlers.get(path) is handler:
                     del self._handlers[path]
+                    self._ended.add(path)
 
         return cancel
 
@@ -95,8 +99,9 @@ class Acceptors:
         stream = _Waiting(connection, request, asked.here, now + asked.within)
         with self._lock:
             handler = self._handlers.get(request.path)
+            ended = request.path in self._ended
             full = False
-            if handler is None:
+            if handler is None and not ended:
                 gone = [each for each in self._waiting if each.over(now)]
                 for each in gone:
                     each.connection.close()
@@ -106,6 +111,8 @@ class Acceptors:
                     self._waiting.append(stream)
         if handler is not None:
             _take(stream, handler, here)
+        elif ended:
+            refuse(connection, request, ENDED, "its program accepts that path no more\n")
         elif full:
             refuse(connection, request, 503, f"{len(self._waiting)} streams wait already; accept their paths first\n")
 

@@ -18,13 +18,16 @@ import torch
 import torch.distributed as dist
 
 from ...common.devices import HOST, Event, device_at, place_of
-from ...links.errors import CollectiveError, LinkBroken
+from ...links.errors import CollectiveError, CollectiveTimeout, LinkBroken
+from ..works import DEFAULT_TIMEOUT
 from .store import LinkStore
 
 BUILD_TIMEOUT = 60.0
 """Seconds for a carrier to be built; tensors go through host memory meanwhile."""
 _POLL = (20e-6, 1e-3)
 """Seconds between the first two looks at an event of the device, and the longest."""
+_ANSWER = 2 * DEFAULT_TIMEOUT
+"""Seconds for the other end's word: it may wait for kernels that were launched there before."""
 _HANDLES = 64
 """Tensors whose handles go in one word: that has at most 64 KiB."""
 Make = Callable[[LinkStore, int], Any]
@@ -36,10 +39,16 @@ def batched(tensors: Sequence[torch.Tensor], count: int) -> Iterator[Sequence[to
     return (tensors[at : at + count] for at in range(0, len(tensors), count))
 
 
-def await_event(event: Event) -> None:
-    """Block this thread until the device has come to ``event``."""
+def await_event(event: Event, what: str, timeout: float = DEFAULT_TIMEOUT) -> None:
+    """Block this thread until the device has come to ``event``, the end of ``what``; CollectiveTimeout after ``timeout`` s.
+
+    A device wakes nobody: it is asked again and again, more and more seldom.
+    """
     pause, longest = _POLL
+    deadline = time.monotonic() + timeout
     while not event.query():
+        if time.monotonic() > deadline:
+            raise CollectiveTimeout(f"the GPU has not done {what} in {timeout:g} s: look for a kernel before it that hangs")
         time.sleep(pause)
         pause = min(2 * pause, longest)
 
@@ -96,7 +105,7 @@ class GroupCarrier(Carrier):
         word = self._device.empty(1, torch.int32)
         if self._rank == 0:
             self._device.enqueue(lambda: word.fill_(1), word)
-            await_event(self._device.waited())
+            await_event(self._device.waited(), "the first word")
         self._go([word], group.send if self._rank == 0 else group.recv)
         if int(word.cpu()) != 1:
             raise LinkBroken("the first word of a process group came wrong")
@@ -127,7 +136,7 @@ class GroupCarrier(Carrier):
         with self._stream.current():
             for tensor in tensors:
                 verb([tensor.reshape(-1).view(torch.uint8)], 1 - self._rank, 0).wait()
-        await_event(self._stream.record())
+        await_event(self._stream.record(), "what was sent or received on its stream")
         if self._why:  # what was stopped may look as if it had ended well
             raise LinkBroken(self._why)
 
@@ -176,7 +185,7 @@ class MappedCarrier(Carrier):
         word = self._device.empty(1, torch.int32)
         if self._sends:
             self._device.enqueue(lambda: word.fill_(1), word)
-            await_event(self._device.waited())
+            await_event(self._device.waited(), "the first word")
             self.send([word])
             return
         self.receive([word])
@@ -207,7 +216,7 @@ class MappedCarrier(Carrier):
             for tensor, source in zip(tensors, sources, strict=True):
                 self._device.enqueue(functools.partial(tensor.copy_, source), tensor)
             event = self._device.waited()
-        await_event(event)
+        await_event(event, "the copy from the peer's memory")
 
     def heard(self, said: list[Any]) -> None:
         """See ``Carrier``."""
@@ -219,11 +228,11 @@ class MappedCarrier(Carrier):
         self._said.put([])
 
     def _next(self) -> list[Any]:
-        while not self._why:
+        if not self._why:
             try:
-                said = self._said.get(timeout=1.0)  # the end of the link puts something there, too
+                said = self._said.get(timeout=_ANSWER)  # the end of the link puts something there, too
             except Empty:
-                continue
+                raise LinkBroken(f"the peer has not said in {_ANSWER:g} s that it has copied from this GPU") from None
             if not self._why:
                 return said
         raise LinkBroken(self._why)
@@ -254,7 +263,7 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
     with device.beside():
         device.enqueue(lambda: row.copy_(tensor, non_blocking=True), row)
         event = device.waited()
-    await_event(event)
+    await_event(event, "the copy to host memory")
     return row
 
 

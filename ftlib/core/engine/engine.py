@@ -451,7 +451,7 @@ class Engine:
         if plane.data.sampler is None:
             return RankRecord(call.weight, 0, flags, call.layout.check, busy=plane.step_times.busy), goodbye
         share = plane.data.share(call)
-        given = (share.ahead, share.dropped, share.data_epoch, share.deal)
+        given = (share.ahead, share.dropped, share.data_epoch, share.deal, share.end)
         return RankRecord(call.weight, share.samples, flags, call.layout.check, *given, plane.step_times.busy), goodbye
 
     def _operations(self, call: Call, session: Session) -> Attempt:

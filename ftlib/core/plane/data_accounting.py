@@ -405,6 +405,8 @@ def shares_in(by_rank: Sequence[str], trailer: Trailer) -> Mapping[str, Share]:
     if not any(slot.data_epoch for slot in trailer.slots):
         return {}
     return {
-        member_id: Share(slot.samples, slot.ahead, slot.dropped, slot.data_epoch, slot.deal, bool(slot.flags & Flag.LATE))
+        member_id: Share(
+            slot.samples, slot.ahead, slot.dropped, slot.data_epoch, slot.deal, bool(slot.flags & Flag.LATE), slot.end
+        )
         for member_id, slot in zip(by_rank, trailer.slots, strict=True)
     }

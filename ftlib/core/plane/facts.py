@@ -106,7 +106,7 @@ def _build() -> dict[str, str]:
         own = version("ftlib")
     except PackageNotFoundError:  # a source tree that nobody has installed
         own = "unknown"
-    return {"version": own, "torch": torch.__version__, "python": platform.python_version()}
+    return {"version": own, "torch": str(torch.__version__), "python": platform.python_version()}
 
 
 def _guess(plane: Plane, *, behind: bool) -> State:

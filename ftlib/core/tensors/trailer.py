@@ -18,7 +18,7 @@ import torch
 Region = np.ndarray[Any, Any]
 """Part of a buffer as a numpy array: torch takes longer to look at a few bytes than to reduce them."""
 
-_SLOT = struct.Struct("<dIBB HHBH 4s")
+_SLOT = struct.Struct("<dIBB HHBHQ 4s")
 SLOT_BYTES = _SLOT.size
 """Number of elements per rank in the buffer."""
 _BUSY = struct.calcsize("<dIB")
@@ -72,21 +72,23 @@ class RankRecord(NamedTuple):
     """The data epoch modulo 255, plus 1; 0: this rank draws no samples."""
     deal: int = 0
     """16 bits of a checksum of this rank's view of how the samples are dealt."""
+    end: int = 0
+    """Where a shard of a stream was found to end, as in ``Share.end``: below 2**64; 0: nothing was found."""
     busy: int = 0
     """How long this rank was outside of calls before this one, as ``step_times.coded``; 0: unknown. Always 0 in a record that
     was read: the values read are in ``TrailerCodec.busy``, as they differ from call to call."""
 
     def pack(self) -> bytes:
         """``SLOT_BYTES`` bytes."""
-        sampling = (self.ahead, self.dropped, self.data_epoch, self.deal)
+        sampling = (self.ahead, self.dropped, self.data_epoch, self.deal, self.end)
         return _SLOT.pack(self.weight, self.samples, self.flags, self.busy, *sampling, self.check)
 
     @classmethod
     def unpack(cls, data: bytes) -> tuple[RankRecord, ...]:
         """All records in ``data``."""
         return tuple(
-            cls(weight, samples, Flag(flags), check, ahead, dropped, data_epoch, deal, busy)
-            for weight, samples, flags, busy, ahead, dropped, data_epoch, deal, check in _SLOT.iter_unpack(data)
+            cls(weight, samples, Flag(flags), check, ahead, dropped, data_epoch, deal, end, busy)
+            for weight, samples, flags, busy, ahead, dropped, data_epoch, deal, end, check in _SLOT.iter_unpack(data)
         )
 
 

@@ -18,6 +18,7 @@ import pytest
 
 from consensus.errors import AmbiguousWriteError, ConfigError, StoreError
 from consensus.storage.store import MAX_VALUE, Created
+from tests.harness.basics import TIMEOUT
 
 from .place import Place, race
 
@@ -289,7 +290,7 @@ class Conformance:
             watching = asyncio.create_task(follow())
             await asyncio.sleep(0.05)
             assert not watching.done()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(TIMEOUT):
             await watching
 
     async def test_it_is_all_there_for_the_next_process(self, place: Place) -> None:

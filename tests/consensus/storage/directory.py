@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 
 from consensus.storage.files import folder
-from consensus.storage.files.file_store import FileStore
 from consensus.storage.store import Store
 
 from .place import Place
 
-__all__ = ["Directory", "error_of", "files", "impatient"]
+__all__ = ["Directory", "error_of", "files"]
 
 
 class Directory(Place):
@@ -63,14 +62,3 @@ def error_of(number: int) -> OSError:
 
 def files(path: Path) -> list[str]:
     return sorted(str(found.relative_to(path)) for found in path.rglob("*") if not found.is_dir())
-
-
-@contextmanager
-def impatient(store: Store) -> Iterator[None]:
-    """What hangs anyway is given up soon, but not before a busy machine has begun it. What is to be well has its full time."""
-    assert isinstance(store, FileStore)
-    patience, store._timeout = store._timeout, 1.0
-    try:
-        yield
-    finally:
-        store._timeout = patience

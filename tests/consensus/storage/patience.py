@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
 
 from consensus.errors import AmbiguousWriteError, StoreAwayError
 from consensus.storage.store import Created, Store
+from tests.harness.basics import TIMEOUT
 
-__all__ = ["Heard", "created", "first_told", "once_read", "until_away"]
+__all__ = ["SOON", "Heard", "created", "first_told", "impatient", "once_read", "until_away"]
+
+SOON = 3.0
+"""Seconds in which a busy machine has begun what it was asked for."""
+
+
+@contextmanager
+def impatient(store: Any) -> Iterator[None]:
+    """What hangs anyway is given up after ``SOON``. What is to be well has its full time."""
+    owner = getattr(store, "_wire", store)  # of a server's, or a directory
+    patience, owner._timeout = owner._timeout, SOON
+    try:
+        yield
+    finally:
+        owner._timeout = patience
 
 
 async def once_read(store: Store, key: str) -> bytes | None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(TIMEOUT):
         while True:
             with suppress(StoreAwayError):
                 return await store.read(key)
@@ -20,7 +37,7 @@ async def once_read(store: Store, key: str) -> bytes | None:
 
 async def created(store: Store, key: str, value: bytes) -> bool:
     """As a member does it: away is tried again, ambiguous is resolved by reading."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(TIMEOUT):
         while True:
             try:
                 if await store.create(key, value) is Created.DONE:
@@ -32,7 +49,7 @@ async def created(store: Store, key: str, value: bytes) -> bool:
 
 async def until_away(store: Store) -> None:
     """Until the member that is left knows that it is alone, it lets everybody wait."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(TIMEOUT):
         while True:
             try:
                 await store.read("views/1")
@@ -62,7 +79,7 @@ class Heard:
             self._news.set()
 
     async def once(self) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(TIMEOUT):
             await self._news.wait()
         await asyncio.sleep(0.05)  # what comes together
         self._news.clear()
@@ -72,5 +89,5 @@ class Heard:
         assert not self._news.is_set()
 
     async def ended(self) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(TIMEOUT):
             await self._task

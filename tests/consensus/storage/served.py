@@ -47,7 +47,7 @@ def servers(kind: type[Any]) -> tuple[Any, Any, Any]:
 
 async def opened(url: str, job: str = "job", **options: Any) -> Any:
     """A handle of that kind of store."""
-    store = store_at(url, job, **{"timeout": 5.0, **options})
+    store = store_at(url, job, **{"timeout": 30.0, **options})
     try:
         await store.open()
     except BaseException:

@@ -15,8 +15,10 @@ import pytest
 from consensus.errors import AmbiguousWriteError, StoreAwayError, StoreRefusedError
 from consensus.storage.files import floors, folder
 from consensus.storage.store import Created
+from tests.harness.basics import TIMEOUT
 
-from .directory import Directory, error_of, files, impatient
+from .directory import Directory, error_of, files
+from .patience import SOON, impatient
 
 
 @pytest.fixture
@@ -234,7 +236,7 @@ class Gate:
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
         self.entered.release()
-        assert self._opened.wait(20)
+        assert self._opened.wait(TIMEOUT)
         return self._really(*args, **kwargs)
 
     def open(self) -> None:
@@ -242,7 +244,7 @@ class Gate:
 
 
 async def _until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(TIMEOUT):
         while not condition():
             await asyncio.sleep(0.002)
 
@@ -253,7 +255,7 @@ async def test_a_creation_that_hangs_is_ambiguous_and_does_nothing_once_it_is_gi
     async with place.store() as store, place.store() as other:
         with monkeypatch.context() as patch, impatient(store):
             gate = Gate(patch, "fsync")
-            with pytest.raises(AmbiguousWriteError, match=r"to create views/1 was begun and not finished within 1 s"):
+            with pytest.raises(AmbiguousWriteError, match=f"to create views/1 was begun and not finished within {SOON:g} s"):
                 await store.create("views/1", b"late")
         gate.open()
         await _until(lambda: store._pool.hanging == 0)  # type: ignore[attr-defined]

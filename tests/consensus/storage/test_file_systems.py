@@ -23,9 +23,10 @@ import pytest
 
 from consensus.errors import AmbiguousWriteError, StoreAwayError, StoreRefusedError
 from consensus.storage.store import Created
-from tests.harness.basics import stop_child
+from tests.harness.basics import TIMEOUT, stop_child
 
-from .directory import Directory, error_of, files, impatient
+from .directory import Directory, error_of, files
+from .patience import SOON, impatient
 
 pytestmark = pytest.mark.process
 
@@ -33,7 +34,7 @@ pytestmark = pytest.mark.process
 def _run(*command: object) -> str:
     """Skips where this cannot be done here."""
     try:
-        done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=20, check=False)
+        done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=TIMEOUT, check=False)
     except FileNotFoundError:
         package = {"mkfs.exfat": "exfatprogs"}.get(str(command[0]), str(command[0]))
         pytest.skip(f"{command[0]} is not installed: apt-get install {package}")
@@ -87,7 +88,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
     finally:
         daemon.send_signal(signal.SIGCONT)
         daemon.kill()
-        daemon.wait(10)
+        daemon.wait(TIMEOUT)
         subprocess.run(["umount", "-l", str(path)], capture_output=True, check=False)
 
 
@@ -248,14 +249,14 @@ async def test_a_file_server_that_hangs_holds_up_nobody(served: Served) -> None:
             )
         kinds = [StoreAwayError, StoreAwayError, StoreAwayError, AmbiguousWriteError, StoreAwayError]
         assert [type(result) for result in results] == kinds  # the fifth found four threads busy: never begun
-        assert "did not answer within 1 s: look at the file server" in str(results[0])
+        assert f"did not answer within {SOON:g} s: look at the file server" in str(results[0])
         for attempt in (store.write("members/b", b""), store.read("views/1")):
             with pytest.raises(StoreAwayError, match="4 earlier calls still hang: look at the file server"):
                 await attempt
         ticking.cancel()
         assert ticks > 5  # the loop went on
         served.daemon.send_signal(signal.SIGCONT)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(TIMEOUT):
             while store._pool.hanging:  # type: ignore[attr-defined]
                 await asyncio.sleep(0.01)
         assert await store.read("views/1") == b"1"
@@ -278,14 +279,14 @@ async def main():
 asyncio.run(main())
 """
     command = [sys.executable, "-c", script, served.url, str(served.daemon.pid)]
-    assert subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout == "StoreAwayError\n"
+    assert subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=True).stdout == "StoreAwayError\n"
 
 
 async def test_a_file_server_that_is_gone_is_away(served: Served) -> None:
     async with served.store() as store:
         await store.create("views/1", b"1")
         served.daemon.kill()
-        served.daemon.wait(10)
+        served.daemon.wait(TIMEOUT)
         for attempt in (store.read("views/1"), store.create("views/2", b""), store.write("members/a", b"")):
             with pytest.raises(StoreAwayError, match=r"Transport endpoint is not connected|is not there"):
                 await attempt
@@ -319,7 +320,7 @@ def test_two_users_cannot_share_a_job(open_to_all: bool) -> None:
         asyncio.run(_open_and_close(place))
         (place.path / "job").chmod(0o777 if open_to_all else 0o700)
         command = [sys.executable, "-c", AS_NOBODY, place.url]
-        kind, text = json.loads(subprocess.run(command, capture_output=True, timeout=20, check=True).stdout)
+        kind, text = json.loads(subprocess.run(command, capture_output=True, timeout=TIMEOUT, check=True).stdout)
     finally:
         shutil.rmtree(reachable)
     assert kind == "StoreRefusedError"

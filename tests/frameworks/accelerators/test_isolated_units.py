@@ -19,6 +19,7 @@ from ftlib.frameworks.accelerators.isolated.memory import HostMemory
 from ftlib.frameworks.accelerators.rehearsal.accelerator import PLACE, RehearsedAccelerator
 from ftlib.frameworks.accelerators.rehearsal.faults import Faults
 from ftlib.frameworks.base import Operation, OperationKind
+from tests.harness.basics import TIMEOUT
 
 SPEC = GroupSpec("v", 1, 0, 2, {}, 1.0)
 MADE_BY = "ftlib.frameworks.accelerators.rehearsal:rehearsed"
@@ -177,7 +178,7 @@ def test_a_child_is_told_once_the_buffers_are_filled(stopped: bool) -> None:
             communicator.stop()
         else:
             device.mark.reached = True
-        thread.join(10.0)
+        thread.join(TIMEOUT)
     assert not thread.is_alive()
     assert len(process.launched) == (not stopped)
     assert ended == (["the communicator of epoch 1 was stopped"] if stopped else process.launched)

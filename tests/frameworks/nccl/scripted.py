@@ -15,6 +15,7 @@ from ftlib.frameworks.accelerators.nccl.gpus import Gpu
 from ftlib.frameworks.accelerators.nccl.library import Library
 from ftlib.frameworks.accelerators.nccl.results import Result
 from tests.frameworks.nccl.fake import TEXTS, Functions
+from tests.harness.basics import TIMEOUT
 
 HANDLE, STREAM = 0x7F0000001230, 0x560000004560
 """Of the communicator, of the stream: both need more than 32 bits."""
@@ -46,7 +47,7 @@ class Scripted:
     def _say(self, name: str, *arguments: Any) -> int:
         self.log.append((name, *arguments))
         if name in self.hang:
-            assert self.hang[name].wait(20)
+            assert self.hang[name].wait(TIMEOUT)
         return self.codes.get(name, Result.SUCCESS)
 
     def ncclGetVersion(self, version: Any) -> int:

@@ -22,7 +22,7 @@ from ftlib.frameworks.accelerators.nccl.results import Result
 from tests.frameworks.nccl.device import FLOATS, RehearsedGpus
 from tests.frameworks.nccl.fake import FakeNcclFramework
 from tests.frameworks.nccl.scripted import HANDLE, Scripted, scripted
-from tests.harness.basics import eventually
+from tests.harness.basics import TIMEOUT, eventually
 from tests.harness.gpu import missing
 from tests.harness.late_device import LateDevice
 
@@ -134,9 +134,9 @@ def test_without_a_gpu_everything_goes_by_gloo_and_one_warning_says_why(caplog: 
             other = threading.Thread(target=frameworks[1].rebuild, args=(GroupSpec(f"v{epoch}", epoch, 1, 2, facts[0], 20.0),))
             other.start()
             group = frameworks[0].rebuild(GroupSpec(f"v{epoch}", epoch, 0, 2, facts[0], 20.0))
-            other.join(20)
+            other.join(TIMEOUT)
             works = [framework.group.allreduce(torch.ones(3)) for framework in frameworks if framework.group]
-            assert [work.wait(20) for work in works] == [True, True]
+            assert [work.wait(TIMEOUT) for work in works] == [True, True]
             assert not group.accelerated
             eventually(lambda: len(caplog.messages) >= 2, "the warnings")
             for framework in frameworks:
@@ -197,7 +197,7 @@ def test_nothing_is_begun_where_ranks_cannot_be_connected(nccl: Scripted) -> Non
     assert nccl.log == []
     decided = threading.Event()
     made = accelerator.begin(spec(1), [{**same, "gpu": "GPU-0"}, same], decided.set)
-    assert decided.wait(20) and made.ready
+    assert decided.wait(TIMEOUT) and made.ready
     assert ("ncclCommInitRankConfig", 2, bytes(128), 1) in nccl.log
 
 
@@ -211,7 +211,7 @@ def test_a_group_of_two_ranks_on_one_gpu_goes_by_gloo(caplog: pytest.LogCaptureF
         other = threading.Thread(target=frameworks[1].rebuild, args=(GroupSpec("v", 1, 1, 2, facts[0], 20.0),))
         other.start()
         group = frameworks[0].rebuild(GroupSpec("v", 1, 0, 2, facts[0], 20.0))
-        other.join(20)
+        other.join(TIMEOUT)
         eventually(lambda: len(caplog.messages) >= 2, "the warnings")
     for framework in frameworks:
         framework.close()
@@ -242,7 +242,7 @@ def test_tensors_on_another_gpu_end_its_use(nccl: Scripted, caplog: pytest.LogCa
     facts = accelerator.facts(spec(1))
     decided = threading.Event()
     made = accelerator.begin(spec(1), [{**facts, "gpu": "GPU-0", "id": "00" * 128}, facts], decided.set)
-    assert decided.wait(20) and made.ready
+    assert decided.wait(TIMEOUT) and made.ready
     with caplog.at_level(logging.WARNING, "ftlib"):
         for _ in range(2):
             assert accelerator.place(torch.ones(1, dtype=torch.float64)) == "cuda:3"

@@ -18,7 +18,7 @@ from ftlib.frameworks.accelerators.nccl.gpus import Gpu
 from ftlib.frameworks.accelerators.nccl.results import Result
 from ftlib.frameworks.base import GroupSpec, Operation, OperationKind
 from tests.frameworks.nccl.scripted import HANDLE, STREAM, LoggingDevice, Scripted, scripted
-from tests.harness.basics import eventually
+from tests.harness.basics import TIMEOUT, eventually
 
 PROGRESS = int(Result.IN_PROGRESS)
 BAD = [1, 2, 3, 4, 5, 6, 8, 99]
@@ -40,7 +40,7 @@ class Stage:
 
     def ready(self, timeout: float = 20.0) -> NcclCommunicator:
         made = self.begin(timeout)
-        assert self.decided.wait(20)
+        assert self.decided.wait(TIMEOUT)
         assert made.ready, made.trouble
         self.nccl.log.clear()
         return made
@@ -67,7 +67,7 @@ def test_a_start_builds_and_warms_up_with_few_and_many_bytes(stage: Stage) -> No
     stage.nccl.states.extend([PROGRESS] * 3)
     stage.nccl.codes["ncclCommInitRankConfig"] = PROGRESS
     made = stage.begin()
-    assert stage.decided.wait(20)
+    assert stage.decided.wait(TIMEOUT)
     assert made.ready and not made.trouble and made.idle
     once = ["follow", "ncclGroupStart", "ncclAllReduce", "ncclGroupEnd", "record"]
     assert stage.nccl.names == ["ncclCommInitRankConfig", *once, *once]
@@ -80,7 +80,7 @@ def test_a_start_builds_and_warms_up_with_few_and_many_bytes(stage: Stage) -> No
 def test_a_start_that_fails_says_why(stage: Stage, function: str, code: int) -> None:
     stage.nccl.codes[function] = code
     made = stage.begin()
-    assert stage.decided.wait(20)
+    assert stage.decided.wait(TIMEOUT)
     assert not made.ready
     assert function in made.trouble and "what NCCL said last" in made.trouble
     with pytest.raises(GroupError):
@@ -99,21 +99,21 @@ def test_a_start_that_fails_says_why(stage: Stage, function: str, code: int) -> 
 def test_a_start_that_fails_later_says_why(stage: Stage, state: int) -> None:
     stage.nccl.states.extend([PROGRESS, PROGRESS, state])
     made = stage.begin()
-    assert stage.decided.wait(20)
+    assert stage.decided.wait(TIMEOUT)
     assert "the start of the communicator failed" in made.trouble
 
 
 def test_a_start_in_progress_for_ever_has_a_deadline(stage: Stage) -> None:
     stage.nccl.state = PROGRESS
     made = stage.begin(timeout=0.2)
-    assert stage.decided.wait(20)
+    assert stage.decided.wait(TIMEOUT)
     assert made.trouble == "the start of the communicator was still in progress after 0.2 s"
 
 
 def test_a_first_operation_without_end_has_a_deadline(stage: Stage) -> None:
     stage.device.done = False
     made = stage.begin(timeout=0.2)
-    assert stage.decided.wait(20)
+    assert stage.decided.wait(TIMEOUT)
     assert made.trouble == "the first operation of 4096 bytes did not end within 0.2 s"
     assert not made.idle
 
@@ -125,7 +125,7 @@ def test_a_stop_ends_a_start(stage: Stage) -> None:
     eventually(lambda: stage.nccl.log, "the first call")
     began = time.monotonic()
     made.stop()
-    assert stage.decided.wait(20)
+    assert stage.decided.wait(TIMEOUT)
     assert time.monotonic() - began < 15.0
     assert made.idle and not made.ready and not made.trouble
     assert stage.nccl.names == ["ncclCommInitRankConfig"]
@@ -142,8 +142,8 @@ def test_a_stop_during_the_first_operation_revokes(stage: Stage) -> None:
     eventually(lambda: "ncclCommRevoke" in stage.nccl.names, "the revoke")
     assert stopper.is_alive() and not made.idle
     stage.device.done = True
-    stopper.join(20)
-    assert made.idle and stage.decided.wait(20) and not made.trouble
+    stopper.join(TIMEOUT)
+    assert made.idle and stage.decided.wait(TIMEOUT) and not made.trouble
 
 
 def test_a_first_call_that_hangs_in_nccl_is_not_waited_for(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +154,7 @@ def test_a_first_call_that_hangs_in_nccl_is_not_waited_for(stage: Stage, monkeyp
     with pytest.raises(GroupError, match="has not come back from NCCL"):
         made.stop()
     back.set()
-    assert stage.decided.wait(20)
+    assert stage.decided.wait(TIMEOUT)
     assert not made.ready
     assert stage.nccl.names == ["ncclCommInitRankConfig"]
 
@@ -194,7 +194,7 @@ def test_the_event_comes_after_nccl_has_launched(stage: Stage) -> None:
     time.sleep(0.1)
     assert "record" not in stage.nccl.names and not tickets and not made.idle
     stage.nccl.state = Result.SUCCESS
-    thread.join(20)
+    thread.join(TIMEOUT)
     assert stage.nccl.names[-1] == "record" and tickets
 
 
@@ -246,10 +246,10 @@ def test_a_stop_ends_a_launch_in_progress(stage: Stage) -> None:
     eventually(lambda: "ncclGroupEnd" in stage.nccl.names, "the launch")
     stopper = threading.Thread(target=made.stop)
     stopper.start()
-    thread.join(20)
+    thread.join(TIMEOUT)
     assert not tickets[0].query() and not tickets[0].error()
     stage.nccl.state = Result.SUCCESS
-    stopper.join(20)
+    stopper.join(TIMEOUT)
     assert made.idle and tickets[0].query()
     with pytest.raises(GroupError, match="is stopped"):
         made.launch([reduction()])
@@ -328,7 +328,7 @@ def test_the_device_says_whether_a_revoke_has_worked(stage: Stage, code: int) ->
     time.sleep(0.05)
     assert stopper.is_alive()
     stage.device.done = True
-    stopper.join(20)
+    stopper.join(TIMEOUT)
     assert made.idle
 
 
@@ -357,7 +357,7 @@ def test_nothing_is_asked_of_nccl_beside_a_revoke_that_hangs(stage: Stage) -> No
     with pytest.raises(GroupError, match="is stopped"):
         made.launch([reduction()])
     back.set()
-    stopper.join(20)
+    stopper.join(TIMEOUT)
 
 
 @pytest.mark.parametrize("code", [*BAD, PROGRESS])

@@ -19,7 +19,7 @@ from ftlib.frameworks.accelerators.nccl.gpus import Gpu, Gpus
 from ftlib.frameworks.accelerators.nccl.library import load
 from ftlib.frameworks.base import GroupSpec, Operation, OperationKind
 from tests.frameworks.nccl.scripted import Scripted
-from tests.harness.basics import eventually
+from tests.harness.basics import TIMEOUT, eventually
 from tests.harness.gpu import PLACE
 from tests.harness.late_device import LateDevice, LateStream
 
@@ -60,7 +60,7 @@ def test_operations_come_after_the_fill_and_before_the_look(bug: str) -> None:
         library = _Doubling(device).library()
         made = NcclCommunicator(spec, bytes(128), library, Gpu(PLACE, "GPU-1"), warming=(4096,))
         made.begin(decided.set)
-        assert decided.wait(20) and made.ready, made.trouble
+        assert decided.wait(TIMEOUT) and made.ready, made.trouble
         plants: dict[str, Any] = {"follow": lambda *_: None, "current": lambda _: mock.MagicMock()}
         with mock.patch.object(LateStream, bug, plants[bug]) if bug else mock.MagicMock():
             for value in range(1, 60):

@@ -7,12 +7,16 @@ import random
 from collections import deque
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
-from ftlib import ElasticSampler
+from ftlib import ElasticSampler, ElasticStream
 
 from .plot import Plot
 
-__all__ = ["FILL", "Hand", "Person"]
+__all__ = ["FILL", "WIDTH", "Hand", "Person"]
+
+WIDTH = 1000
+"""A record of a stream is told as its shard's number times this, plus its own."""
 
 FILL = [-1]
 """What the samplers are made to hand out as filler, so that it can be told from samples."""
@@ -28,8 +32,9 @@ class Hand:
 class Loader:
     """What ``DataLoader`` asks of a batch sampler: ``ahead`` batches at the start, then one for each that it delivers."""
 
-    def __init__(self, sampler: ElasticSampler, ahead: int) -> None:
-        self._sampler = sampler
+    def __init__(self, sampler: ElasticSampler | ElasticStream, ahead: int, *, early: bool) -> None:
+        """``early``: it reads a batch as soon as it is drawn, else as late as may be."""
+        self._sampler, self._early = sampler, early
         self._ahead = ahead
         self._waiting: deque[list[int]] = deque()
         self._source: Iterator[list[int]] = iter(())
@@ -48,11 +53,15 @@ class Loader:
         batch = self._waiting.popleft() if self._waiting else None
         if self._ahead and batch is not None:
             self._ask()
-        return batch
+        return batch if batch is None or self._early else self._read(batch)
 
     def _ask(self) -> None:
         with contextlib.suppress(StopIteration):
-            self._waiting.append(next(self._source))
+            batch = next(self._source)
+            self._waiting.append(self._read(batch) if self._early else batch)
+
+    def _read(self, batch: list[Any]) -> list[int]:
+        return self._sampler.records.__getitems__(batch) if isinstance(self._sampler, ElasticStream) else batch
 
 
 @dataclass
@@ -62,7 +71,8 @@ class Person:
     name: str
     plot: Plot
     ahead: int
-    sampler: ElasticSampler
+    sampler: ElasticSampler | ElasticStream
+    early: bool
     step: int = 0
     """``ft.step``."""
     waiting: Hand | None = None
@@ -88,6 +98,8 @@ class Person:
 
     @classmethod
     def new(cls, name: str, plot: Plot, luck: random.Random) -> Person:
+        if plot.shards:
+            return cls(name, plot, luck.choice((0, 0, 1, 2, 3, 6)), _stream(plot), early=luck.random() < 0.5)
         sampler = ElasticSampler(
             range(plot.size),
             batch_size=plot.batch_size,
@@ -97,7 +109,7 @@ class Person:
             global_batch=plot.global_batch,
         )
         sampler._filler = FILL
-        return cls(name, plot, luck.choice((0, 0, 1, 2, 3, 6)), sampler)
+        return cls(name, plot, luck.choice((0, 0, 1, 2, 3, 6)), sampler, early=True)
 
     def go(self) -> None:
         """Run the program up to its next draw or call."""
@@ -138,7 +150,7 @@ class Person:
             yield epoch
 
     def _program(self) -> Generator[Hand | None]:
-        loader = Loader(self.sampler, self.ahead)
+        loader = Loader(self.sampler, self.ahead, early=self.early)
         for _ in self._epochs():
             yield from self._loop(loader)
 
@@ -170,3 +182,20 @@ class Person:
         if self.plot.again and self.status is not None:
             yield Hand([])
         return granted
+
+
+def _stream(plot: Plot) -> ElasticStream:
+    def records(shard: int, start: int) -> Iterator[int]:
+        return iter(range(shard * WIDTH + start, shard * WIDTH + plot.shards[shard]))
+
+    stream = ElasticStream(
+        range(len(plot.shards)),
+        records,
+        batch_size=plot.batch_size,
+        sizes=plot.shards if plot.told else None,
+        lanes=plot.lanes,
+        shuffle=plot.shuffle,
+        seed=plot.seed,
+    )
+    stream.records._filler = lambda: FILL  # type: ignore[method-assign]
+    return stream

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 __all__ = ["Plot"]
 
@@ -42,11 +42,33 @@ class Plot:
     """Chance that a call is carried out without waiting for the last one, of whom nothing counts."""
     danger: float
     """Chance that the view changes, at each moment where it may."""
+    shards: tuple[int, ...] = ()
+    """Records of each shard of a stream; none: it is a dataset that is indexed."""
+    told: bool = False
+    """Whether the sizes of shards are told beforehand."""
+    lanes: int = 1
+    """Shards that a member reads in turn."""
 
     @property
     def even(self) -> bool:
         """Whether all loops end after the same call. Who goes on after a failed call may differ."""
         return self.repeats or not self.fails
+
+    @property
+    def total(self) -> int:
+        """Samples of an epoch."""
+        if self.shards:
+            return sum(self.shards)
+        return self.size - (self.size % self.batch_size if self.drop_last else 0)
+
+    @classmethod
+    def stream(cls, seed: int) -> Plot:
+        """Such a case, of a stream."""
+        luck = random.Random(~seed)
+        shards = [luck.choice((0, 1, luck.randint(0, 12), luck.randint(0, 100))) for _ in range(luck.randint(1, 8))]
+        shards[0] += not sum(shards)
+        told, lanes = luck.random() < 0.5, luck.choice((1, 1, 2, 3))
+        return replace(cls.of(seed), drop_last=False, global_batch=False, shards=tuple(shards), told=told, lanes=lanes)
 
     @classmethod
     def of(cls, seed: int) -> Plot:

@@ -113,7 +113,7 @@ def _loaders_draw_beyond_the_end(patch: pytest.MonkeyPatch) -> None:
     def generous(following: Any, self: Drawer) -> object:
         batch = following(self)
         if batch is None and self._now is not None and self._now.left and self._queue.waiting < 4:
-            self._queue.items.append(0)
+            self._queue.items.append(FILLER)
             return FILLER
         return batch
 

@@ -283,7 +283,7 @@ def test_without_registered_state_spares_wait_as_ever() -> None:
         over.set()
         at_once(*[ft.close for ft in crew.members])
         for thread in threads:
-            thread.join(15)
+            thread.join(TIMEOUT)
 
 
 def test_a_spare_that_leaves_gives_everything_back(monkeypatch: pytest.MonkeyPatch) -> None:

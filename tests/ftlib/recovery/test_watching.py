@@ -50,7 +50,7 @@ def joining(extra: bool = False, **settings: Any) -> Iterator[tuple[list[Pupil],
             over.set()
             at_once(*[ft.close for ft in crew.members])
             for thread in threads:
-                thread.join(15)
+                thread.join(TIMEOUT)
 
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

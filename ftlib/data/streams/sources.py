@@ -1,0 +1,67 @@
+"""Where the records of a stream's shards come from."""
+
+from __future__ import annotations
+
+import itertools
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ...errors import ConfigError
+
+
+def tar_records(path: str, start: int) -> Iterator[dict[str, Any]]:
+    """Yield the records of a tar file from number ``start`` on: the files next to each other whose names begin alike.
+
+    What comes before ``start`` is passed over by its headers. A URL (``s3://...``) is opened by fsspec.
+    """
+    with _opened(path) as file, tarfile.open(fileobj=file, mode="r:*") as archive:
+        members = (member for member in archive if member.isfile() and _key(member.name)[1])
+        groups = itertools.groupby(members, key=lambda member: _key(member.name)[0])
+        for number, (key, group) in enumerate(groups):
+            files = list(group) if number >= start else ()
+            if files:
+                yield {"__key__": key, **{_key(member.name)[1]: _content(archive, member) for member in files}}
+            archive.members = []  # type: ignore[attr-defined]  # else it remembers each file of the shard
+
+
+class HuggingFace:
+    """The shards of a ``datasets.IterableDataset``."""
+
+    def __init__(self, dataset: Any) -> None:
+        """Raises ConfigError if it is none, or was shuffled."""
+        count = getattr(dataset, "num_shards", None)
+        if not isinstance(count, int) or not hasattr(dataset, "skip"):
+            raise ConfigError(
+                f"{type(dataset).__name__} is no datasets.IterableDataset: use load_dataset(..., streaming=True), or an "
+                "ElasticSampler"
+            )
+        self._dataset, self.count = dataset, count
+
+    def records(self, shard: int, start: int) -> Iterator[Any]:
+        """Yield the records of a shard from number ``start`` on, which the dataset passes over as it can."""
+        part = self._dataset.shard(num_shards=self.count, index=shard)
+        return iter(part.skip(start) if start else part)
+
+
+def _opened(path: str) -> Any:
+    if "://" not in path:
+        return Path(path).open("rb")
+    try:
+        import fsspec  # noqa: PLC0415 - an extra
+    except ImportError:
+        raise ConfigError(f"{path}: a URL needs fsspec: pip install 'ftlib[s3]'") from None
+    return fsspec.open(path, "rb").open()
+
+
+def _key(name: str) -> tuple[str, str]:
+    """Split a file's name at the first dot after its folder."""
+    folder, slash, base = name.rpartition("/")
+    stem, _, kind = base.partition(".")
+    return folder + slash + stem, kind.lower()
+
+
+def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    file = archive.extractfile(member)
+    return b"" if file is None else file.read()
