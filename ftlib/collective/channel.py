@@ -64,10 +64,10 @@ class Channel:
         self.at = here if at is None else collective.member(at)
         if self.at.id == here.id:
             server = _Server(maxsize)
-            collective.meeting.serve(name, server.welcome)
+            collective.services.serve(name, server.welcome)
             self._client = _Client(self.at, None)
             self._client.use(server.local(self._client.answered))
-            self._close: Callable[[], None] = lambda: collective.meeting.stop_serving(name, time.monotonic() + 1.0)
+            self._close: Callable[[], None] = lambda: collective.services.stop(name, time.monotonic() + 1.0)
         else:
             group = collective.channel_group(self.at, f"{name}#{secrets.token_hex(4)}")
             lane = group.lane(self.at.id)
