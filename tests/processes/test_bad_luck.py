@@ -66,13 +66,13 @@ def test_exceptions_that_are_caught(stage: Stage) -> None:
     In the middle: while it waits for the one that rests. Where the call is finished already, and only its result is not yet
     delivered, the others apply it and this worker does not: that is its end.
     """
-    players = stage.found("train", "stubborn", "stubborn", given=[{"value": 1, "rest": 0.3}, {"value": 2}, {"value": 6}])
+    players = stage.found("train", "stubborn", "stubborn", given=[{"value": 1, "rest": 1.0}, {"value": 2}, {"value": 6}])
     stage.going(*players, calls=1)
     for number in (signal.SIGINT, signal.SIGUSR2, signal.SIGINT, signal.SIGUSR2):
         for player in players[1:]:
             done = len(player.calls)
             stage.until("the end of a call", lambda player=player, done=done: len(player.calls) > done)
-            time.sleep(0.05)  # it has entered the next one, which ends in a quarter of a second
+            time.sleep(0.05)  # it has entered the next one, which ends in a second
             player.signal(number)
             stage.event(player, "caught")
             player.lines = [line for line in player.lines if line.get("event") != "caught"]
@@ -166,7 +166,7 @@ def test_max_size(stage: Stage) -> None:
 
 
 def test_quorum_lost(stage: Stage) -> None:
-    players = stage.found("train", "train", "train", exclude_after=1.0, quorum_timeout=1.0)
+    players = stage.found("train", "train", "train", exclude_after=4.0, quorum_timeout=4.0)
     stage.going(*players)
     left, *stopped = players
     for player in stopped:
