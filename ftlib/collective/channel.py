@@ -25,10 +25,9 @@ from .collective import Collective
 from .frames import Sort
 from .lane import Lane
 from .operations import Receive
-from .outcome import Outcome
 from .queues import Answer, Ask, Code, Queues
 from .values import Message, copied, decode, encode, hosted
-from .works import DEFAULT_TIMEOUT, AsyncChannelWork, Patience
+from .works import DEFAULT_TIMEOUT, AsyncChannelWork, Outcome, Patience
 
 _NOTHING = Message(b"", [], [])
 Reply = Callable[[list[Any], Message], Any]
