@@ -49,8 +49,8 @@ class Patience:
 class Outcome:
     """What an operation has come to: a value or an error, settled once, by any thread.
 
-    A ``concurrent.futures.Future`` as far as operations need one. Each message has two of these, so they are kept light: no lock
-    and no condition of their own, and who waits brings a lock.
+    A ``concurrent.futures.Future`` as far as operations need one. Each message has two of these, so they are kept light: no
+    lock and no condition of their own, and who waits brings a lock.
     """
 
     __slots__ = ("_callbacks", "_done", "_error", "_value")
