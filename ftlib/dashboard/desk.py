@@ -14,6 +14,7 @@ import asyncio
 import hmac
 import ipaddress
 import json
+import logging
 import re
 import secrets
 from collections import Counter, OrderedDict
@@ -31,6 +32,9 @@ from .watch import Watch
 
 __all__ = ["Desk", "Gate", "Means"]
 
+logger = logging.getLogger("ftlib")
+
+_EVENT = {"ftlib_event": "order"}
 _PING = 15.0
 """Seconds between two comments to a viewer to whom there is nothing to tell, so that a dead connection is noticed."""
 _MOST_BODY = 4096
@@ -103,7 +107,7 @@ class Desk:
         self._counts = Counter[str]()
 
     def counts(self) -> dict[str, int]:
-        """Viewers that are there; requests that were refused, and orders that were passed on, so far."""
+        """Viewers that are there; so far: requests refused, orders passed on, and orders that came ``again``."""
         return {"viewers": self._watch.viewers, **self._counts}
 
     async def close(self) -> None:
@@ -119,7 +123,7 @@ class Desk:
             admitted()
             return await self._route(request)
         except web.HTTPException as refusal:
-            if refusal.status in (400, 401, 403, 405, 413):
+            if refusal.status in (400, 401, 403, 405, 413) or request.method == "POST":
                 self._counts["refused"] += 1
             return web.Response(status=refusal.status, text=refusal.text)
         except FTLibError as error:
@@ -218,6 +222,7 @@ class Desk:
         kind, member, epoch, key = _read_order(await _body(request))
         if key in self._done:
             status, text = self._done[key]
+            self._counts["again"] += 1
             return web.Response(status=status, text=f"{text} (done before)\n")
         address = self._address(member)
         self._done[key] = 409, "this order is under way"
@@ -235,8 +240,10 @@ class Desk:
         except FTLibError as error:
             self._done[key] = 409, str(error)
             self._counts["refused"] += 1
+            logger.warning("%s of %s, ordered from the dashboard: %s", kind, member, error, extra=_EVENT)
         else:
             self._done[key] = 200, text
+            logger.warning("%s of %s, ordered from the dashboard: %s", kind, member, text, extra=_EVENT)
 
     def _address(self, member: str) -> str:
         address = self._watch.address_of(member)

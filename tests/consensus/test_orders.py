@@ -48,6 +48,7 @@ def test_an_order_is_carried_out_and_told(kind: OrderKind, number: int) -> None:
     assert bench.sent == [number]
     assert bench.notes == [f"{kind.value}, ordered from 10.0.0.1"]
     assert bench.orders.counts() == {kind.value: 1}
+    assert bench.orders.latest == f"{kind.value}, ordered from 10.0.0.1"
 
 
 @pytest.mark.parametrize(
@@ -79,6 +80,7 @@ def test_the_same_order_twice_is_one() -> None:
     order = new_order(OrderKind.DRAIN, "aaaa", 3)
     assert bench.give(order) == bench.give(order) == 200
     assert bench.sent == [signal.SIGTERM]
+    assert bench.orders.counts() == {"drain": 1, "again": 1}
     assert bench.give(dataclasses.replace(order, kind=OrderKind.KILL)) == 200
     assert bench.sent == [signal.SIGTERM, signal.SIGKILL]
 

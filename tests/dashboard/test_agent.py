@@ -178,8 +178,10 @@ def test_a_page_at_every_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert browser.order("kill", victim, epoch, "key number 5") == (200, f"{text.strip()} (done before)\n")
         eventually(lambda: len(rows := browser.snapshot()["rows"]) == 2 and victim not in rows, "it is back")
         assert browser.order("kill", victim, epoch, "key number 6")[0] == 404
-        told = browser.ask(f"/explain/{epoch + 1}")
-        assert json.loads(told[1])[0]["epoch"] == epoch + 1
+        told = json.loads(browser.ask(f"/explain/{epoch + 1}")[1])[0]
+        assert told["epoch"] == epoch + 1
+        words = [found["detail"] for found in told["findings"] if "its training process ended" in found["detail"]]
+        assert all("(kill, ordered from 127.0.0.1" in word for word in words), "unless another proof was quicker"
 
         # Another agent has the same token and another cookie.
         other = Browser(next(row["address"] for row in browser.snapshot()["rows"].values() if row["address"] != zero))

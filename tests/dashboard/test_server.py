@@ -144,7 +144,7 @@ async def test_an_order_from_another_page_is_refused(origin: str) -> None:
         assert not there.orders
 
 
-async def test_events_then_an_order_which_is_given_once() -> None:
+async def test_events_then_an_order_which_is_given_once(caplog: pytest.LogCaptureFixture) -> None:
     async with dash() as there:
         await there.enter()
         (kind, page), (second, changes) = await there.events(2)
@@ -154,6 +154,8 @@ async def test_events_then_an_order_which_is_given_once() -> None:
         assert await there.post() == (200, "the signal is sent\n")
         assert await there.post() == (200, "the signal is sent (done before)\n")
         assert there.orders == [("127.0.0.1:7001", "kill", member_id(1), 4)]
+        told = f"kill of {member_id(1)}, ordered from the dashboard: the signal is sent"
+        assert [record.getMessage() for record in caplog.records if record.name == "ftlib"] == [told]
         for path, said in (("stack", "stack of 127.0.0.1:7001"), ("consequence/kill", "kill: fine")):
             async with there.session.get(f"{there.base}/{path}/{member_id(1)}") as answer:
                 assert await answer.text() == said
@@ -179,6 +181,7 @@ async def test_nonsense_is_no_order(body: Any, code: int) -> None:
         await there.events(1)
         assert (await there.post(body))[0] == code
         assert not there.orders
+        assert there.server.refused == 1
 
 
 async def test_what_a_member_refuses_is_told_and_not_tried_again() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from ftlib.launch.processes.registry import RunRecord, runs
 from tests.harness.basics import TIMEOUT, eventually
 
 from .helpers import Run as Launched
-from .helpers import command, environment, running
+from .helpers import cli, command, environment, running, script
 
 TRAINS = """
 import time
@@ -169,3 +171,29 @@ def test_versions_and_completion(tmp_path: Path) -> None:
     environ = {**os.environ, "_FTLIB_COMPLETE": "bash_complete", "COMP_WORDS": "ftlib st", "COMP_CWORD": "1"}
     said = subprocess.run(command(), env=environ, capture_output=True, text=True, timeout=TIMEOUT, check=True).stdout
     assert said.split() == ["plain,stack", "plain,status"]
+
+
+HANGS = """
+import ctypes
+import torch
+from ftlib import FTLib
+
+with FTLib.init() as ft:
+    assert ft.allreduce_average(torch.ones(3))
+    write("hangs")
+    ctypes.PyDLL(None).sleep(600)  # with the GIL, so that none of its threads answers
+"""
+
+
+@pytest.mark.soak
+@pytest.mark.process
+def test_the_stacks_of_a_program_whose_python_does_not_answer(tmp_path: Path) -> None:
+    if shutil.which("py-spy") is None:
+        pytest.skip("py-spy is not installed: pip install py-spy")
+    with running(tmp_path, "-n", 1, script=script(HANGS)) as launched:
+        launched.wait_file("hangs")
+        [announced] = launched.wait_events("announced", 1)
+        done = cli("stack", announced["address"], "--timeout", 3, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert "script.py" in done.stdout
+        os.kill(launched.process.pid, signal.SIGKILL)

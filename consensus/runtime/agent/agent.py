@@ -390,6 +390,11 @@ class Agent:
         active = self.driver.core.active_view
         return 0 if active is None else active.epoch
 
+    @property
+    def ordered(self) -> str:
+        """What was ordered last from outside, and from where; empty until then."""
+        return self._orders.latest
+
     def _take_order(self, query: Mapping[str, str], source: str, signed: bool) -> Verdict:
         return self._orders.take(query, source, signed=signed)
 

@@ -33,9 +33,11 @@ class Orders:
         self._note = note
         self._done: OrderedDict[OutsideOrder, None] = OrderedDict()
         self._counts = Counter[str]()
+        self.latest = ""
+        """What was ordered last, and from where; empty until then."""
 
     def counts(self) -> dict[str, int]:
-        """How many orders were carried out, by kind; and ``refused``."""
+        """How many orders were carried out, by kind; how many were ``refused``, and how many came ``again``."""
         return dict(self._counts)
 
     def take(self, query: Mapping[str, str], source: str, *, signed: bool) -> Verdict:
@@ -56,6 +58,7 @@ class Orders:
         if order.member != self._member_id:
             return Verdict(410, "another lifetime is here: the one that was meant is over")
         if order in self._done:
+            self._counts["again"] += 1
             return Verdict(200, "done before")
         if order.epoch is not None and order.epoch != (epoch := self._epoch()):
             return Verdict(409, f"it is for epoch {order.epoch}, and this is epoch {epoch}: look again")
@@ -66,5 +69,6 @@ class Orders:
 
     def _carry_out(self, order: OutsideOrder, source: str) -> None:
         self._counts[order.kind.value] += 1
-        self._note(logging.WARNING, "order", f"{order.kind.value}, ordered from {source}")
+        self.latest = f"{order.kind.value}, ordered from {source}"
+        self._note(logging.WARNING, "order", self.latest)
         self._send(_SIGNALS[order.kind])

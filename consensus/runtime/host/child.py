@@ -140,7 +140,8 @@ class Child:
         if self._parent is None:  # all threads end with the process; or this agent was given up
             self._over.set()
             return
-        self._die("its training process ended")
+        ordered = "" if self.agent is None else self.agent.ordered
+        self._die(f"its training process ended{f' ({ordered})' if ordered else ''}")
         self._parent.step_back()
         os._exit(0)
 
