@@ -64,6 +64,8 @@ def understood(arguments: list[str]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("name", "part"), DOCUMENTS, ids=IDS)
 def test_its_command_fits_the_rest(name: str, part: dict[str, Any]) -> None:
+    if name == "around.yaml":
+        return  # nothing runs there: see below
     spec = part["spec"]
     if part["kind"] == "Service":
         assert spec["clusterIP"] == "None" and spec["publishNotReadyAddresses"]
@@ -101,5 +103,21 @@ def test_the_batch_script() -> None:
 
 
 def test_the_folder_is_whole() -> None:
-    assert {part["kind"] for _, part in DOCUMENTS} == {"Service", "StatefulSet", "Job", "JobSet", "TrainJob"}
+    jobs, around = ({part["kind"] for name, part in DOCUMENTS if (name == "around.yaml") is so} for so in (False, True))
+    assert jobs == {"Service", "StatefulSet", "Job", "JobSet", "TrainJob"}
+    assert around == {"PodDisruptionBudget", "NetworkPolicy", "ConfigMap"}
     assert all(isinstance(path, Path) for path in FOLDER.iterdir())
+
+
+def test_what_goes_with_them_is_of_the_same_pods() -> None:
+    parts = {part["kind"]: part for _, part in DOCUMENTS if part["kind"] not in THEIRS and part["kind"] != "Job"}
+    labels = parts["StatefulSet"]["spec"]["template"]["metadata"]["labels"]
+    assert parts["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"] == labels
+    assert parts["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"] == labels
+    service, port = parts["Service"]["metadata"]["name"], parts["Service"]["spec"]["ports"][0]["port"]
+    assert parts["Service"]["spec"]["selector"] == labels
+    [scrape] = yaml.safe_load(parts["ConfigMap"]["data"]["prometheus.yml"])["scrape_configs"]
+    name = parts["StatefulSet"]["metadata"]["name"]
+    assert [each["url"] for each in scrape["http_sd_configs"]] == [
+        f"http://{name}-{number}.{service}:{port}/targets" for number in range(2)
+    ]

@@ -9,6 +9,8 @@ import logging
 import multiprocessing
 import os
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,10 +28,12 @@ from ftlib.checkpoints.depot import Depot
 from ftlib.checkpoints.manifest import TornError
 from ftlib.checkpoints.names import Name, Part
 from ftlib.checkpoints.places import depot_of
+from ftlib.launch.run.plan import StartPlan
 from tests.ftlib.saving import all_of, crew, equal, steps
 from tests.ftlib.test_checkpoints import same
 from tests.harness.basics import TIMEOUT, eventually
 from tests.harness.company import at_once
+from tests.harness.narrow import Narrow
 from tests.harness.objects import ObjectStore
 
 COUNT = itertools.count()
@@ -218,6 +222,67 @@ def test_training_waits_for_one_copy_and_not_for_the_store(place: str, monkeypat
         assert depot_of(place).complete() == []
         go.set()
         eventually(lambda: depot_of(place).complete() == [Name(1, 1)], "it is complete")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_what_has_to_be_resumed_may_be_at_a_url(objects: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``ftlib run --resume URL --resume-required``."""
+    for key, value in objects.environment.items():
+        monkeypatch.setenv(key, value)
+    place = f"s3://{objects.bucket()}/run"
+    wanted: dict[str, Any] = {"command": ("x",), "workers": 1, "resume": place, "resume_required": True}
+    depot = depot_of(place)
+    depot.write(taken(3), Part.of(Name(3, 1), "aa"))
+    with pytest.raises(ConfigError, match="no complete checkpoint at s3://"):
+        StartPlan(**wanted)
+    write(depot, 4)
+    assert StartPlan(**wanted)
+
+
+WRITER = """
+import sys, torch
+from ftlib.checkpoints.checkpoint import Taken
+from ftlib.checkpoints.names import Name, Part
+from ftlib.checkpoints.places import depot_of
+from ftlib.launch.run.plan import StartPlan
+depot, part = depot_of(sys.argv[1]), Part.of(Name(7, 1), sys.argv[2])
+depot.write(Taken.of({"x": torch.full((300_000,), 7.0)}, part.name, 1), part)
+depot.publish(part)
+"""
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("killed", [True, False], ids=["killed", "slow"])
+def test_an_upload_that_stands_still(objects: ObjectStore, *, killed: bool) -> None:
+    """The store takes 100 kB of it and then nothing. A writer that is killed there leaves no checkpoint."""
+    place = f"s3://{objects.bucket()}/run"
+    with Narrow(objects.endpoint, 100_000) as narrow:
+        environment = {**os.environ, **objects.environment, "AWS_ENDPOINT_URL": narrow.endpoint}
+        writer = subprocess.Popen([sys.executable, "-c", WRITER, place, "aa"], env=environment)
+        try:
+            assert narrow.full.wait(TIMEOUT), "it has sent so much"
+            assert writer.poll() is None
+            listed = [sys.executable, "-m", "ftlib.checkpoints.command", "list", place, "--json"]
+            asked = {**os.environ, **objects.environment}
+            said = subprocess.run(listed, env=asked, capture_output=True, text=True, check=True, timeout=TIMEOUT).stdout
+            assert not [line for line in said.splitlines() if "members" in line], "it is not complete"
+            if killed:
+                writer.kill()
+                writer.wait(TIMEOUT)
+            narrow.go.set()
+            if killed:
+                command = [sys.executable, "-c", WRITER, place, "bb"]
+                subprocess.run(command, env=asked, check=True, timeout=TIMEOUT)
+            else:
+                assert writer.wait(TIMEOUT) == 0
+            verified = [sys.executable, "-m", "ftlib.checkpoints.command", "verify", place]
+            said = subprocess.run(verified, env=asked, capture_output=True, text=True, check=True, timeout=TIMEOUT).stdout
+            assert said.splitlines() == [f"{Name(7, 1)}  intact"]
+        finally:
+            writer.kill()
+            writer.wait(TIMEOUT)
 
 
 def writes(place: str, first: int) -> None:

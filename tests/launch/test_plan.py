@@ -54,7 +54,9 @@ def test_checkpoints_may_be_at_a_url() -> None:
     plan = StartPlan(("x",), 1, resume="s3://bucket/run")
     assert plan.beginning == "the newest checkpoint at s3://bucket/run, if there is one"
     with pytest.raises(ConfigError, match="ask ftlib checkpoints list before"):
-        StartPlan(("x",), 1, resume="s3://bucket/run", resume_required=True)
+        StartPlan(("x",), 2, shards=2, resume="s3://bucket/run", resume_required=True)
+    with pytest.raises(ConfigError, match="install what fsspec needs for nosuch"):
+        StartPlan(("x",), 1, resume="nosuch://bucket/run", resume_required=True)
 
 
 def test_workers_are_told_where_to_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import secrets
+import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +17,8 @@ from ...errors import ConfigError
 DEFAULT_RESTARTS = 3
 """Restarts of all workers together. Enough for bad luck; a script that always crashes ends after a few tracebacks."""
 
+_ASKING = 300.0
+"""Seconds for a store to say which checkpoints it has: a process that imports torch asks it."""
 _JOB = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -131,15 +135,20 @@ class StartPlan:
             raise ConfigError(f"--max-restarts {self.max_restarts}: give a number of at least 0")
         if self.restart_delay < 0 or self.grace < 0:
             raise ConfigError("--restart-delay and --grace are seconds: give numbers of at least 0")
+        self._check_resume()
+        if not _JOB.fullmatch(self.job):
+            raise ConfigError(f"--job {self.job!r}: use 1 to 64 letters, digits, dots, dashes and underscores")
+
+    def _check_resume(self) -> None:
         if isinstance(self.resume, str):
-            if self.resume_required:
-                raise ConfigError("--resume-required looks into a directory: for a URL ask ftlib checkpoints list before")
+            if self.resume_required and self.shards > 1:
+                raise ConfigError("--resume-required with --shards looks into a directory: ask ftlib checkpoints list before")
+            if self.resume_required and not _complete_at(self.resume):
+                raise ConfigError(f"--resume-required: there is no complete checkpoint at {self.resume}: give another --resume")
         elif self.resume is not None and self.resume.exists() and not self.resume.is_dir():
             raise ConfigError(f"--resume {self.resume}: that is a file; give a directory of checkpoints")
         if self.resume_required and isinstance(self.resume, Path) and not self._can_resume(self.resume):
             raise ConfigError(f"--resume-required: there is no complete checkpoint in {self.resume}: give another --resume")
-        if not _JOB.fullmatch(self.job):
-            raise ConfigError(f"--job {self.job!r}: use 1 to 64 letters, digits, dots, dashes and underscores")
 
     def _can_resume(self, path: Path) -> bool:
         """Whether there is a checkpoint at ``path`` or in it, of all shards."""
@@ -149,6 +158,22 @@ class StartPlan:
             return (Name.parse(path.name) is not None and path.is_dir()) or bool(complete(path))
         except OSError as error:
             raise ConfigError(f"--resume {path}: {error.strerror}: give a directory that can be read") from None
+
+
+def _complete_at(url: str) -> bool:
+    """Whether there is a complete checkpoint. Asks in a process of its own, as this one does not import torch."""
+    command = [sys.executable, "-m", "ftlib.checkpoints.command", "list", url, "--json"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_ASKING)  # noqa: S603
+    except subprocess.TimeoutExpired:
+        raise ConfigError(
+            f"--resume {url}: the store has not answered within {_ASKING:g} s: see ftlib checkpoints list"
+        ) from None
+    if said.returncode:
+        reason = (said.stderr.strip().splitlines() or [f"exit code {said.returncode}"])[-1]
+        raise ConfigError(f"--resume-required: {reason}")
+    rows = [json.loads(line) for line in said.stdout.splitlines()]
+    return any(row.get("complete", True) and "torn" not in row for row in rows)
 
 
 def python_command(target: str, args: tuple[str, ...], *, module: bool) -> tuple[str, ...]:
