@@ -25,8 +25,8 @@ from .devices.freight import Freight, Serial
 from .frames import Sort, outgoing
 from .operations import Arrival, Receive
 from .order import Order
-from .outcome import Outcome, all_of
 from .values import Leaf, Message, hosted
+from .works import Outcome, all_of
 
 _RUN_DRY = 0.25
 """Seconds in which the last bytes of a peer that is over are read."""
@@ -172,12 +172,10 @@ class Lane:
         link = self._link
         if link is None or link.broken:
             end()
-        elif link.closed:
-            return
-        elif time.monotonic() - link.heard < _RUN_DRY:  # bytes come still
-            later(_RUN_DRY, lambda: self.lost(later, end))
-        else:
-            later(_RUN_DRY, lambda: None if link.closed else end())
+        elif not link.closed:
+            heard = link.heard
+            # As long as bytes come it is looked again: a busy machine may take its time between two of them.
+            later(_RUN_DRY, lambda: end() if link.heard == heard and not link.closed else self.lost(later, end))
 
     def close(self, deadline: float) -> None:
         """Flush what was sent, tell the peer, and end with GroupClosed."""

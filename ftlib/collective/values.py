@@ -143,35 +143,44 @@ def encode_leaf(leaf: Leaf) -> Message:
 
 def decode(tree: bytes, leaves: Sequence[Leaf], classes: Classes) -> Any:
     """The value of a message whose ``leaves`` have arrived. Mismatch if ``tree`` is none, or may not be built here."""
-
-    def build(code: int, data: bytes) -> Any:  # noqa: PLR0911 - one line a kind
-        match code:
-            case Kind.LEAF:
-                return leaves[int.from_bytes(data, "little")]
-            case Kind.TUPLE:
-                return tuple(unpack(data))
-            case Kind.COMPLEX:
-                return complex(*unpack(data))
-            case Kind.INTEGER:
-                return int.from_bytes(data, "little", signed=True)
-            case Kind.SCALAR:
-                dtype, raw = unpack(data)
-                return np.frombuffer(raw, _array_dtype(dtype), 1)[0]
-            case Kind.DATACLASS:
-                return _built(classes, *unpack(data))
-            case Kind.PICKLE if classes.allow_pickle:
-                return pickle.loads(data)  # noqa: S301 - both sides have asked for it
-        raise Mismatch("the peer sent a pickle, which allow_pickle=False refuses" if code == Kind.PICKLE else f"code {code}")
-
-    def unpack(data: bytes) -> Any:
-        return msgpack.unpackb(data, ext_hook=build, strict_map_key=False, unicode_errors="surrogatepass")
-
     try:
-        return unpack(tree)
+        return _Decoder(leaves, classes).unpack(tree)
     except Mismatch:
         raise
     except Exception as error:  # whatever a pickle or a hostile tree raises
         raise Mismatch(f"what arrived cannot be read here: {type(error).__name__}: {error}") from error
+
+
+class _Decoder:
+    """Builds one value. Closures that refer to each other would be a circle, which keeps the leaves until it is collected."""
+
+    def __init__(self, leaves: Sequence[Leaf], classes: Classes) -> None:
+        self._leaves = leaves
+        self._classes = classes
+
+    def unpack(self, data: bytes) -> Any:
+        """The value that is packed in ``data``."""
+        return msgpack.unpackb(data, ext_hook=self._build, strict_map_key=False, unicode_errors="surrogatepass")
+
+    def _build(self, code: int, data: bytes) -> Any:  # noqa: PLR0911 - one line a kind
+        """What msgpack has no kind for."""
+        match code:
+            case Kind.LEAF:
+                return self._leaves[int.from_bytes(data, "little")]
+            case Kind.TUPLE:
+                return tuple(self.unpack(data))
+            case Kind.COMPLEX:
+                return complex(*self.unpack(data))
+            case Kind.INTEGER:
+                return int.from_bytes(data, "little", signed=True)
+            case Kind.SCALAR:
+                dtype, raw = self.unpack(data)
+                return np.frombuffer(raw, _array_dtype(dtype), 1)[0]
+            case Kind.DATACLASS:
+                return _built(self._classes, *self.unpack(data))
+            case Kind.PICKLE if self._classes.allow_pickle:
+                return pickle.loads(data)  # noqa: S301 - both sides have asked for it
+        raise Mismatch("the peer sent a pickle, which allow_pickle=False refuses" if code == Kind.PICKLE else f"code {code}")
 
 
 def room_for(shapes: Any, limit: int, place: str = HOST) -> list[Leaf]:

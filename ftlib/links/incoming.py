@@ -12,6 +12,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from .parts import guarded
 from .paths import Path
 from .wire import FRAME, HEADER, PREFIX, TAG, Cursor, Kind, Prefix, Seal, WireError, read_prefix
@@ -25,6 +27,7 @@ _DIRECT = 1 << 15
 """A payload's rest of at least so many bytes is read to its place without a copy."""
 _PIECES = 64
 """The most pieces of memory in one read."""
+_NO_MEMORY = memoryview(b"")
 _EACH = 256
 """What a kept message counts besides its bytes."""
 
@@ -82,7 +85,7 @@ class Incoming:
         self._header = b""
         self._receiver: Received | None = None
         self._flaw: BaseException | None = None
-        self._storage = bytearray()
+        self._storage = _NO_MEMORY
         self._cursor: Cursor | None = None
         """Where the payload goes; None: nowhere."""
         self._left = 0
@@ -177,7 +180,7 @@ class Incoming:
             if self._receiver is not None:
                 failed.append(self._receiver)
             self._receiver = self._cursor = None
-            self._storage = bytearray()
+            self._storage = _NO_MEMORY
             if not self._kept:
                 failed += [done for _, done in self._posted]
                 self._posted.clear()
@@ -259,8 +262,8 @@ class Incoming:
             break
         self._left, self._frame, self._flaw = size, 0, None
         if asked is None:
-            self._receiver, self._storage = None, bytearray(size)
-            self._cursor = Cursor([memoryview(self._storage)])
+            self._receiver, self._storage = None, np.empty(size, np.uint8).data
+            self._cursor = Cursor([self._storage])
         else:
             self._receiver = asked[1]
             self._cursor, self._flaw = _place(asked[0], self._header, size)
@@ -323,8 +326,8 @@ class Incoming:
             guarded(receiver, header, self._flaw)
             return True
         with self._lock:
-            self._kept.append((header, memoryview(self._storage)))
-        self._storage = bytearray()
+            self._kept.append((header, self._storage))
+        self._storage = _NO_MEMORY
         self._serve_kept()
         return True
 

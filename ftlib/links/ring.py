@@ -23,7 +23,7 @@ SIZE = 4 << 20
 """Bytes of each direction."""
 _STEP = 1 << 18
 """Bytes copied at a time: the reader takes the first ones while the writer copies the next."""
-_REPORT = SIZE // 8
+_REPORT = SIZE // 4
 """Bytes taken until the writer is told."""
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _LOW = (1 << 32) - 1

@@ -11,7 +11,7 @@ from ftlib import Channel, CollectiveError
 
 from .workers import Here
 
-LIMIT = 30.0
+LIMIT = 100.0
 
 
 def send(here: Here, names: list[str], *values: Any) -> None:
@@ -46,23 +46,32 @@ def pending(here: Here, names: list[str], count: int, megabytes: int) -> list[tu
     return found
 
 
+def enough(here: Here) -> None:
+    here.kept["enough"] = True
+
+
+def streamed(here: Here) -> int:
+    """How many words have been exchanged."""
+    return int(here.kept.get("count", 0))
+
+
 def is_pending(here: Here) -> bool:
     return bool(here.kept.get("pending"))
 
 
-def stream(here: Here, names: list[str], seconds: float, first: bool) -> tuple[int, float]:
-    """Exchange words for so long; how many, and the longest gap."""
+def stream(here: Here, names: list[str], first: bool) -> tuple[int, float]:
+    """Exchange words until the ``first`` one has said ``enough``; how many, and the longest gap."""
     group, gap, count, last = here.group(names), 0.0, 0, time.monotonic()
-    end = last + seconds
     while True:
         if first:
-            group.send(time.monotonic() < end, timeout=LIMIT)
+            group.send(not here.kept.get("enough"), timeout=LIMIT)
             more = group.recv(timeout=LIMIT)
         else:
             more = group.recv(timeout=LIMIT)
             group.send(more, timeout=LIMIT)
         now = time.monotonic()
         gap, last, count = max(gap, now - last), now, count + 1
+        here.kept["count"] = count
         if not more:
             return count, gap
 

@@ -16,7 +16,7 @@ from . import parts
 from .workers import company, replaced
 
 pytestmark = pytest.mark.process
-SLACK = 15.0
+SLACK = 80.0
 """Seconds from a death to its error, on a machine as busy as can be: less than the works wait. The benchmark has the bar."""
 
 
@@ -34,22 +34,22 @@ def test_every_pending_work_hears_of_a_death_in_mid_message(nursery: Nursery) ->
 
 
 def test_a_stopped_peer_is_lost_once_it_is_excluded(nursery: Nursery) -> None:
-    with company(nursery, "a", "b", "c", exclude_after=3.0) as workers:
+    with company(nursery, "a", "b", "c", exclude_after=6.0) as workers:
         found = workers["a"].call(parts.pending, ["a", "b"], 2, 256)
         eventually(lambda: workers["a"].do(parts.is_pending), "works are pending")
         time.sleep(0.1)
         stopped = workers["b"].signal(signal.SIGSTOP)
         for kind, text, when in found.result(TIMEOUT):
             assert kind == "PeerLost", text
-            assert when - stopped < 3.0 + SLACK
+            assert when - stopped < 6.0 + SLACK
 
 
 def test_two_go_on_while_a_third_dies_and_comes_back_as_another(nursery: Nursery) -> None:
     """The stream of two runs on through two view changes; the one that comes back under its name is a new peer."""
     with company(nursery, "a", "b", "c") as workers:
         assert workers["a"].call(parts.send, ["a", "c"], 1) and workers["c"].do(parts.recv, ["a", "c"]) == [1]
-        ends = [workers[name].call(parts.stream, ["a", "b"], 3.0, name == "a") for name in "ab"]
-        time.sleep(0.5)
+        ends = [workers[name].call(parts.stream, ["a", "b"], name == "a") for name in "ab"]
+        eventually(lambda: workers["a"].do(parts.streamed) > 5, "words are exchanged")
         workers["c"].kill()
         old = workers["c"].member.id
         eventually(lambda: workers["a"].do(parts.attempt, ["a", old], 0) != "sent", "its death is known")
@@ -57,8 +57,11 @@ def test_two_go_on_while_a_third_dies_and_comes_back_as_another(nursery: Nursery
         assert workers["c"].call(parts.send, ["a", "c"], "new") is not None
         eventually(lambda: workers["a"].do(parts.knows, workers["c"].member.id), "the new one is admitted")
         assert workers["a"].do(parts.recv, ["a", "c"]) == ["new"]
-        (count, gap), _ = (end.result(TIMEOUT) for end in ends)
-        assert count > 5 and gap < SLACK
+        said = workers["a"].do(parts.streamed)
+        eventually(lambda: workers["a"].do(parts.streamed) > said + 5, "and still are")
+        workers["a"].do(parts.enough)
+        (_, gap), _ = (end.result(TIMEOUT) for end in ends)
+        assert gap < SLACK
 
 
 def test_a_view_change_in_the_middle_of_a_transfer(nursery: Nursery) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -104,6 +106,25 @@ def test_a_stream_that_comes_once_its_collective_is_closed_is_dropped() -> None:
         with _far:
             made[1].meeting.incoming(Stream(near, bytes(32), made[0].here, dialled=False, here=made[1].here))
             assert near.fileno() < 0, "closed"
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_what_was_received_is_freed_with_its_last_name(kept: bool) -> None:
+    """At once, not when circles are collected: its memory is used again for the next message."""
+    with two() as (a, b):
+        gc.disable()
+        try:
+            for _ in range(2):
+                sent = a.send({"weights": [torch.zeros(1 << 18)]}, async_op=True) if kept else None
+                got = b.recv(async_op=True)
+                sent = sent or a.send({"weights": [torch.zeros(1 << 18)]}, async_op=True)
+                value = got.wait(LIMIT)
+                sent.wait(LIMIT)
+                weights = weakref.ref(value["weights"][0])
+                del value, got
+                eventually(lambda weights=weights: weights() is None, "nobody else has it")
+        finally:
+            gc.enable()
 
 
 def test_who_dials_a_collective_that_is_closed_is_told() -> None:

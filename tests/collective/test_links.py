@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from consensus import Member, Stream
+from ftlib.collective.lane import Lane, Terms
 from ftlib.links.errors import CollectiveError, GroupClosed, LinkBroken, PeerLost
 from ftlib.links.link import Link
 from ftlib.links.loop import LinkLoop, pair
@@ -253,6 +254,24 @@ def test_who_closes_a_lost_link_has_enough(linked: Linked) -> None:
         assert a._loop._links, "somebody may still ask"  # type: ignore[attr-defined]
         a.close(1.0)
         eventually(lambda: not a._loop._links, "it is gone")  # type: ignore[attr-defined]
+
+
+def test_a_dead_peers_last_bytes_are_waited_for_while_they_come(linked: Linked) -> None:
+    """However long the machine takes from one to the next: it is looked again after each."""
+    looks, ends = list[Callable[[], None]](), list[str]()
+    with linked() as (a, b):
+        inbox, outbox = Inbox(a), Outbox(b)
+        lane = Lane("group", B, Terms(False, 1 << 20), lambda _: None, seal=False)
+        assert lane.attach(a, Terms(False, 1 << 20))
+        lane.lost(lambda _, look: looks.append(look), lambda: ends.append("end"))
+        for number in range(3):
+            outbox.put(bytes([number]))
+            inbox.ask()
+            assert inbox.take() == bytes([number])
+            looks.pop()()
+            assert not ends, "bytes came since it was looked last"
+        looks.pop()()
+        assert ends == ["end"] and not looks
 
 
 @pytest.mark.parametrize("reset", [False, True])

@@ -18,7 +18,7 @@ import pytest
 from consensus import Config, ConfigError, Gossip, Home, JoinError, format_address
 from consensus.runtime.net.names import lookup, resolve_all
 from consensus.runtime.net.sockets import SocketPair, open_pair
-from tests.harness.basics import eventually, free_ports
+from tests.harness.basics import PATIENT, eventually, free_ports
 from tests.harness.network import Host, Network, needs_filter, needs_network
 
 from .group import ids
@@ -36,11 +36,8 @@ def members(*settings: dict[str, Any], host: list[Host] | None = None) -> Iterat
             with ExitStack() as stack:
                 if host is not None:
                     stack.enter_context(host[index].inside())
-                started.append(
-                    Gossip(
-                        Config(**{"job": "test", "initial_size": len(settings), "agent": Home.THREAD, "insecure": True, **each})
-                    )
-                )
+                own = {"initial_size": len(settings), "exclude_after": PATIENT["exclude_after"], **each}
+                started.append(Gossip(Config(**{"job": "test", "agent": Home.THREAD, "insecure": True, **own})))
                 started[-1].start()
                 started[-1].seek_admission()
         yield started

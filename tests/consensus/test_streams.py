@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import queue
 import socket
@@ -110,7 +111,7 @@ def test_what_is_accepted_no_more_is_refused_at_once(secret: str) -> None:
 def test_it_is_accepted_before_the_start() -> None:
     found, handler = arrivals()
     with members(1) as [first]:
-        second = Gossip(type(first.config)(job="test", agent=Home.THREAD, initial_size=1, introducers=(address(first),)))
+        second = Gossip(dataclasses.replace(first.config, introducers=(address(first),)))
         cancel = second.accept(PATH, handler)
         try:
             second.start()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from multiprocessing.connection import Connection
 
-TIMEOUT = 60.0
+TIMEOUT = 120.0
 """Seconds that one operation may take."""
 ANSWER_WITHIN = 180.0
 """Seconds until a worker that does not answer fails the test."""

@@ -75,11 +75,11 @@ def test_forked_children_hold_no_sockets(crew: Crew) -> None:
 
 def test_operations_are_abandoned_where_sockets_cannot_be_cut(crew: Crew) -> None:
     hands = crew.hire(2)
-    for hand, spec in zip(hands, crew.specs(hands, timeout=3.0), strict=True):
+    for hand, spec in zip(hands, crew.specs(hands, timeout=10.0), strict=True):
         hand.tell(rebuild_blindly, spec)
     assert all("inexact" in hand.answer() for hand in hands)
     failed, done, until_done = crew.run(hands, abandon)[0]
-    assert failed < 2.5
+    assert failed < 9.0
     assert not done
     assert until_done < TIMEOUT
     crew.build(hands)

@@ -48,6 +48,8 @@ class Crew:
     def __exit__(self, *args: object) -> None:
         for orders in self._orders.values():
             orders.put(None)
+        for worker in self.job.workers.values():  # who still lives is excluded, and each close then waits for a rebuild
+            worker.thread.join(10.0)
         self.job.__exit__(*args)
 
     def _serve(self, worker: Worker) -> None:

@@ -57,7 +57,7 @@ def test_it_keeps_no_more_than_it_may(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_program_that_hangs_is_not_covered_for_ever(caplog: pytest.LogCaptureFixture) -> None:
-    with late(stall_timeout=1.5) as made:
+    with late(stall_timeout=4.0) as made:
         first, second, last = made.pupils
         last.gate.clear()
         eventually(lambda: "deputy_retires" in events(caplog), "the deputy stops")

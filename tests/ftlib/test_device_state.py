@@ -313,7 +313,7 @@ def test_a_joiner_on_the_cpu_is_told_what_the_others_are_on(device: LateDevice, 
         own.update(each.data_ptr() for parameter in pupil.model.parameters() for each in (parameter, parameter.grad))
         return pupil
 
-    with device.taking(lambda tensor: on_device(tensor) and tensor.data_ptr() not in own), company(2, step_timeout=2.0) as crew:
+    with device.taking(lambda tensor: on_device(tensor) and tensor.data_ptr() not in own), company(2, step_timeout=8.0) as crew:
         made = School(crew, functools.partial(LatePupil, device=device))
         eventually(lambda: made.pupils[0].ft.step > 3, "they train")
         joiner = made.enrol(make=joining)

@@ -55,7 +55,7 @@ def test_a_worker_that_is_excluded_in_its_function_carries_the_step_out_as_a_joi
 
 
 def test_whoever_hangs_in_its_function_is_given_up() -> None:
-    with company(3, stall_timeout=2.0) as crew:  # a busy machine may keep others for a moment, too
+    with company(3, stall_timeout=4.0) as crew:  # a busy machine may keep others for a moment, too
         learners = at_once(*[functools.partial(Learner, ft, seed) for seed, ft in enumerate(crew.members)])
         hung = learners[2]
 
@@ -149,7 +149,7 @@ def _limit(worker: Worker, seconds: float) -> None:
     engine._limits = engine._waiting._limits = engine._arrival._limits = limits
 
 
-@workers(2, step_timeout=3.0)
+@workers(2, step_timeout=6.0)
 def test_a_function_may_take_longer_than_a_call_may_wait(worker: Worker) -> None:
     """Its time is no waiting."""
     learner = Learner(worker.ft, int(worker.name[1:]))
@@ -157,7 +157,7 @@ def test_a_function_may_take_longer_than_a_call_may_wait(worker: Worker) -> None
 
     def think() -> None:
         if worker.ft.step == 1:
-            pause.wait(3.2)  # all of them: it stands for work
+            pause.wait(6.2)  # all of them: it stands for work
 
     learner.hooks["backward"] = think
     assert learner.train(STEPS) == EXPECTED

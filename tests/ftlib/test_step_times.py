@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlib import ConfigError
+from ftlib import ConfigError, FTLib
 from ftlib.common.threads import Threads
 from ftlib.core.plane.step_times import LEAST, WINDOW, StepTimes, Straggler, coded, seconds
 from ftlib.core.tensors.trailer import SLOT_BYTES, Flag, RankRecord, TrailerCodec
@@ -188,6 +188,12 @@ class Clock(Threads):
         self._own.worked = getattr(self._own, "worked", 0.0) + duration
 
 
+def by(clock: Clock, ft: FTLib) -> None:
+    """All that ``ft`` measures of its calls it measures by ``clock``, and how long it has waited."""
+    ft._plane.threads = ft._engine._threads = clock
+    ft._engine._waiting.now = clock.now
+
+
 def test_all_members_see_the_same(caplog: pytest.LogCaptureFixture) -> None:
     """Over the memory framework: callback, log, metrics, of a member that is slow for a while."""
     clock = Clock()
@@ -195,8 +201,8 @@ def test_all_members_see_the_same(caplog: pytest.LogCaptureFixture) -> None:
     metrics: dict[str, dict[str, dict[str, float]]] = {}
 
     def body(worker: Worker) -> None:
-        ft, plane = worker.ft, worker.ft._plane
-        plane.threads = worker.ft._engine._threads = clock
+        ft = worker.ft
+        by(clock, ft)
         found[worker.name] = []
         ft.on_straggler(lambda straggler: found[worker.name].append((ft.step, straggler)))
         for step in range(20):
@@ -228,7 +234,7 @@ def test_what_a_callback_raises_passes_through_once(caplog: pytest.LogCaptureFix
 
     def body(worker: Worker) -> None:
         ft = worker.ft
-        ft._plane.threads = ft._engine._threads = clock
+        by(clock, ft)
 
         def callback(straggler: Straggler) -> None:
             raise KeyError(straggler.member)

@@ -145,7 +145,7 @@ def wait_until(condition: Callable[[], object], what: object) -> None:
     eventually(condition, what, LIMIT)
 
 
-def wait_gone(pid: int, limit: float = 30.0) -> None:
+def wait_gone(pid: int, limit: float = TIMEOUT) -> None:
     """Until the process has ended (a zombie has)."""
     try:
         fd = os.pidfd_open(pid)

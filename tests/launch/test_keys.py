@@ -19,6 +19,7 @@ from ftlib.cli.status import fetch_status
 from ftlib.errors import ConfigError, FTLibError
 from ftlib.launch.processes.credentials import Credentials, drawn_files, drawn_rings, new_secret, ring_of_user
 from ftlib.launch.processes.places import remove_lost
+from tests.harness.basics import TIMEOUT
 
 from .helpers import LIMIT, ROOT, running, script
 
@@ -218,23 +219,23 @@ def member(secret: str) -> Iterator[str]:
 def test_status_shows_the_users_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     with member(SECRET) as address:
         with pytest.raises(FTLibError, match="FTLIB_SECRET"):
-            fetch_status(address)
+            fetch_status(address, TIMEOUT)
         monkeypatch.setenv("FTLIB_SECRET", "another secret, long enough")
         with pytest.raises(FTLibError, match="another secret: give the one of its job"):
-            fetch_status(address)
+            fetch_status(address, TIMEOUT)
         monkeypatch.setenv("FTLIB_SECRET", SECRET)
-        assert fetch_status(address)["job"] == "default"
+        assert fetch_status(address, TIMEOUT)["job"] == "default"
         monkeypatch.setenv("FTLIB_SECRET", "short")
         with pytest.raises(ConfigError, match="too short"):
-            fetch_status(address)
+            fetch_status(address, TIMEOUT)
 
 
 def test_status_finds_a_drawn_secret() -> None:
     other, credentials = Credentials("other", {}), Credentials("j", {})
     with credentials.kept(), member(credentials.environment["FTLIB_SECRET"]) as address:
-        assert fetch_status(address)["job"] == "default"
+        assert fetch_status(address, TIMEOUT)["job"] == "default"
     with other.kept(), member(credentials.environment["FTLIB_SECRET"]) as address, pytest.raises(FTLibError):
-        fetch_status(address)
+        fetch_status(address, TIMEOUT)
 
 
 @pytest.mark.process

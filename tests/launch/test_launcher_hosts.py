@@ -231,7 +231,7 @@ def test_an_sshd_that_ends(logins: Logins, tmp_path: Path) -> None:
 
 
 def test_a_host_that_is_cut_off(logins: Logins, network: Network, tmp_path: Path) -> None:
-    launch, workers = begun(logins, tmp_path, "h2", "h4", agent_timeout=6.0)
+    launch, workers = begun(logins, tmp_path, "h2", "h4", agent_timeout=12.0)
     network.isolate(logins.hosts["h2"])
     with pytest.raises(AgentFailedError) as caught:
         launch.wait(TIMEOUT)

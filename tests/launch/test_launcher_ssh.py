@@ -144,7 +144,7 @@ def test_ctrl_c_leaves_nothing_on_any_host(sshd: Sshd, tmp_path: Path) -> None:
 
 
 def test_a_caller_that_is_stopped_for_a_while_harms_nobody(sshd: Sshd, tmp_path: Path) -> None:
-    caller, pids = call(sshd, tmp_path, timeout=15.0)
+    caller, pids = call(sshd, tmp_path, timeout=30.0)
     caller.send_signal(signal.SIGSTOP)
     time.sleep(2.0)
     caller.send_signal(signal.SIGCONT)
@@ -159,7 +159,7 @@ def test_a_caller_that_is_stopped_for_a_while_harms_nobody(sshd: Sshd, tmp_path:
 
 
 def test_a_caller_that_is_stopped_for_long_is_given_up(sshd: Sshd, tmp_path: Path) -> None:
-    caller, pids = call(sshd, tmp_path, timeout=6.0)
+    caller, pids = call(sshd, tmp_path, timeout=12.0)
     caller.send_signal(signal.SIGSTOP)
     try:
         for pid in pids:

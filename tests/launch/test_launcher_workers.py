@@ -179,7 +179,7 @@ def large(size: int, lines: int) -> np.ndarray:
 
 def test_large_results_come_in_pieces_beside_lines() -> None:
     kept = Kept()
-    result = launcher(workers=2, agent_timeout=20.0).set_logging_handlers(lambda: [kept]).run(large, 24 << 20, 5_000)
+    result = launcher(workers=2, agent_timeout=60.0).set_logging_handlers(lambda: [kept]).run(large, 24 << 20, 5_000)
     for rank in range(2):
         assert result.rank(rank).nbytes == 24 << 20
         assert (result.rank(rank) == rank).all()
@@ -213,8 +213,8 @@ def flood(path: Path) -> float:
 
 
 def test_a_slow_reader_stops_the_workers_but_no_heartbeat(tmp_path: Path) -> None:
-    kept = Slow(8.0)
-    result = launcher(workers=1, agent_timeout=5.0).set_logging_handlers(lambda: [kept]).run(flood, tmp_path)
+    kept = Slow(14.0)
+    result = launcher(workers=1, agent_timeout=10.0).set_logging_handlers(lambda: [kept]).run(flood, tmp_path)
     assert result.rank(0) > 1.0, "it waited for the reader"
     assert len(kept.texts(stream="stdout")) == 12_000
 

@@ -100,7 +100,7 @@ def run(*arguments: str) -> int:
 
 
 def test_a_member_is_shown_to_people_and_programs(member: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert fetch_status(member) == STATUS
+    assert fetch_status(member, TIMEOUT) == STATUS
     assert run("status", member, "--json") == 0
     assert json.loads(capsys.readouterr().out) == STATUS
     assert run("status", member) == 0

@@ -33,9 +33,9 @@ def test_a_hung_worker_steps_aside_and_says_where_it_hangs(stage: Stage) -> None
 
 
 def test_a_held_interpreter_is_waited_for(stage: Stage) -> None:
-    """3 s with T_excl at 2 s: a thread would be taken for dead."""
+    """9 s with T_excl at 6 s: a thread would be taken for dead."""
     players = stage.found(
-        "train", "holder", "train", given=[{}, {"calls": 5, "seconds": 3.0}, {}], agent="process", exclude_after=2.0
+        "train", "holder", "train", given=[{}, {"calls": 5, "seconds": 9.0}, {}], agent="process", exclude_after=6.0
     )
     stage.event(players[1], "released")
     stage.going(*players, size=3)

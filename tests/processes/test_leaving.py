@@ -158,7 +158,7 @@ def test_while_it_looks_for_the_job(stage: Stage) -> None:
 
 def test_without_a_quorum(stage: Stage) -> None:
     """Nothing will ever finish its call."""
-    leaver, *others = stage.found("leaver", "leaver", "leaver", given=[{"rest": 0.01}], exclude_after=1.0)
+    leaver, *others = stage.found("leaver", "leaver", "leaver", given=[{"rest": 0.01}], exclude_after=4.0)
     going(stage, leaver, *others)
     for other in others:
         other.signal(signal.SIGSTOP)

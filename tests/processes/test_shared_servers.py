@@ -27,7 +27,7 @@ QUOTED = "a%20p%40ss%2Fword"
 SETTINGS = {
     "bucket_mb": 0.08,
     "consensus": "shared_storage",
-    "lease": 1.0,
+    "lease": 3.0,
     "storage_timeout": 2.0,
     "storage_poll": 1.0,
     "quorum_timeout": 60.0,
@@ -136,8 +136,9 @@ def test_killed_joined_and_the_server_away(cluster: Cluster, server: Server, mon
     cluster.advanced()
     before = {worker.pid: worker.last["step"] for worker in cluster.alive()}
     time.sleep(1.5 * SETTINGS["lease"])  # how long it is away is what is tested: nobody's lease holds any more
-    cluster.advanced()
-    assert all(worker.last["step"] > before[worker.pid] + 5 for worker in cluster.alive()), "training went on meanwhile"
+    cluster.until(
+        "training goes on meanwhile", lambda: all(worker.last["step"] > before[worker.pid] + 5 for worker in cluster.alive())
+    )
     epochs = {worker.last["epoch"] for worker in cluster.alive()}
     assert len(epochs) == 1
 
@@ -148,7 +149,7 @@ def test_killed_joined_and_the_server_away(cluster: Cluster, server: Server, mon
     cluster.until("everybody says what it waits for", lambda: all(waits_for_the_store(worker, server) for worker in alive))
     said = time.monotonic()
     assert all(f"the store {server.url} was not reached" in worker.output() for worker in alive)
-    (diagnosis,) = examine(alive[0].address, job=None, timeout=2.0)
+    (diagnosis,) = examine(alive[0].address, job=None, timeout=20.0)
     assert f"it does not reach the store {server.url}" in diagnosis.verdict
     time.sleep(SETTINGS["lease"])  # once its lease is over its death is no more decided than before
     restarted = time.monotonic()
@@ -162,7 +163,7 @@ def test_killed_joined_and_the_server_away(cluster: Cluster, server: Server, mon
 
 def waits_for_the_store(worker: Worker, server: Server) -> bool:
     """Whether that is what ``ftlib explain`` shows."""
-    under_way = fetch_status(worker.address).get("under_way") or {"text": ""}
+    under_way = fetch_status(worker.address, 60.0).get("under_way") or {"text": ""}
     return f"the next view waits for the store: the store {server.url} " in under_way["text"]
 
 
@@ -267,7 +268,7 @@ def test_wiped_under_way(cluster: Cluster, tmp_path: Path, redis: RedisServer, e
             assert worker.code == 1
             assert worker.last["lifetime"] == 0
             assert {call["epoch"] for call in worker.calls} == {1}, "no view without the others"
-        assert max(worker.ended for worker in workers) - began < 20, url
+        assert max(worker.ended for worker in workers) - began < 50, url
     assert "views" not in redis.ask("KEYS", "*")
     assert "views" not in " ".join(
         base64.b64decode(kv["key"]).decode() for kv in ask(etcd, "kv/range", **span("/ftlib/")).get("kvs", [])

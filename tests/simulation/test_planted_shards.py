@@ -20,13 +20,13 @@ from ftlib.core.replicas.agreement import Holders, ShardPlan
 from ftlib.core.replicas.words import Verdict
 from ftlib.core.tensors.trailer import Trailer
 
-from .training import first_violation, torn_shards
+from .training import Job, first_violation, torn_adoptions, torn_shards
 
 Patch = pytest.MonkeyPatch
 Bug = Callable[[Patch], None]
 MOST = 80
 """Histories in which a bug has to show."""
-SEEDS = 10
+SEEDS = 15
 """Histories without a bug, which have to be clean."""
 
 
@@ -96,25 +96,35 @@ def comes_in_alone(patch: Patch) -> None:
     patch.setattr(DataAccounting, "_lingers", lambda self, _shares, step, _batches: (step + int(self._plane.member_id, 16)) % 2)
 
 
-BUGS: dict[Bug, int] = {
-    finishes_what_it_holds: 0,
-    finishes_what_it_adopts: 28,
-    words_of_any_view: 15,
-    plans_alone: 28,
-    keeps_nothing: 28,
-    leaves_the_rest_in: 0,
-    lets_them_in_one_by_one: 0,
-    comes_in_alone: 0,
+BUGS: dict[Bug, tuple[Callable[[int], Job], int]] = {
+    finishes_what_it_holds: (torn_shards, 0),
+    finishes_what_it_adopts: (torn_adoptions, 0),
+    words_of_any_view: (torn_shards, 5),
+    plans_alone: (torn_shards, 14),
+    keeps_nothing: (torn_shards, 14),
+    leaves_the_rest_in: (torn_shards, 0),
+    lets_them_in_one_by_one: (torn_shards, 0),
+    comes_in_alone: (torn_shards, 1),
 }
-"""With the first history that showed each."""
+"""With the kind of histories in which it shows, and the first one that showed it."""
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
 def test_the_promises_notice(bug: Bug, monkeypatch: Patch) -> None:
     bug(monkeypatch)
-    found = first_violation(torn_shards, range(BUGS[bug], MOST))
+    history, first = BUGS[bug]
+    found = first_violation(history, range(first, MOST))
     assert found is not None, f"{bug.__name__} was not noticed in {MOST} histories"
 
 
-def test_without_a_bug_they_are_clean() -> None:
-    assert first_violation(torn_shards, range(SEEDS)) is None
+@pytest.mark.parametrize("history", [torn_shards, torn_adoptions])
+def test_without_a_bug_they_are_clean(history: Callable[[int], Job]) -> None:
+    """Those that showed a bug among them."""
+    assert first_violation(history, range(SEEDS)) is None
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("first", range(SEEDS, 2000, 50))
+@pytest.mark.parametrize("history", [torn_shards, torn_adoptions])
+def test_more_of_them_are_clean(history: Callable[[int], Job], first: int) -> None:
+    assert first_violation(history, range(first, first + 50)) is None

@@ -93,6 +93,31 @@ def torn_shards(seed: int) -> Job:
     return job
 
 
+def torn_adoptions(seed: int) -> Job:
+    """Three replicas of two. The last to get results adopts a call from the first, as the second dies; and once one of its two
+    processes has the result, the donors die, too.
+    """
+    rng = Random(seed)
+    with Job(seed, 6, shards=2, compute=0.02, tensors=rng.choice([1, 3]), pace=Pace(unbuilt=0.0)) as job:
+        job.world.run(rng.uniform(0.4, 0.8))
+        donors, others, behind = job.hosts[:2], job.hosts[2:4], job.hosts[4:]
+        for host in behind:
+            job.trainers.rooms_of(job.trainers.processes[host.id].part.shard).late[host.id] = 0.2
+
+        def strike(host: Host, moment: str) -> None:
+            if moment != "finished":
+                return
+            if host in donors and others[0].alive and all(job.calls(each) < job.calls(host) for each in behind):
+                job.world.kill(rng.choice(others))
+            elif host in behind and donors[0].alive and job.trainers.processes[host.id].plane.session.donor is not None:
+                for donor in donors:
+                    job.world.kill(donor)
+
+        job.trainers.on_moment = strike
+        job.world.run(6.0)
+    return job
+
+
 def broken(world: World, host: Host) -> bool:
     """Whether a process of its replica has ended."""
     return any(each.member.cohort == host.member.cohort and not each.alive for each in world.hosts.values())

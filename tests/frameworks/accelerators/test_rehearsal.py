@@ -82,10 +82,10 @@ def test_results_are_gloos_and_bit_identical(crews: Crew) -> None:
 
 
 def test_nothing_is_waited_for_by_a_launch(crews: Crew) -> None:
-    hands = hire(crews, 2, Faults(kernel_seconds=3.0))
+    hands = hire(crews, 2, Faults(kernel_seconds=8.0))
     ready(crews, hands)
     for took, done, wrong in crews.run(hands, orders.reduce_later):
-        assert took < 2.5
+        assert took < 7.0
         assert not done
         assert not wrong
 
@@ -103,10 +103,10 @@ def test_a_slow_start_delays_nobody(crews: Crew) -> None:
 
 def test_a_first_call_waits_for_a_start_that_is_quick_enough(crews: Crew) -> None:
     """As long as it is given, unless the last start took longer."""
-    hands = hire(crews, 2, Faults(start_seconds=3.0))
+    hands = hire(crews, 2, Faults(start_seconds=8.0))
     crews.build(hands)
     for _, took, works in crews.run(hands, orders.await_start, 0.1):
-        assert took < 2.5
+        assert took < 7.0
         assert not works
     for waits, _, works in crews.run(hands, orders.await_start, TIMEOUT):
         assert waits
@@ -351,7 +351,7 @@ def test_a_member_without_an_accelerator(crew: Crew) -> None:
 def test_what_hangs_at_the_end_is_leaked_and_counted(crew: Crew, faults: Faults, step: str) -> None:
     hands = hire(crew, 2, faults, Deadlines(free=0.3))
     ready(crew, hands)
-    assert max(crew.run(hands, orders.abort)) < 0.5
+    assert max(crew.run(hands, orders.abort)) < SOON, "it does not wait for what hangs for ever"
     for figures in crew.run(hands, orders.settle, 1 << 30):
         assert (figures["accelerator_stops"], figures["accelerator_frees"], figures["accelerator_leaks"]) == (1, 0, 1)
     assert all(f"leaked: {step} it did not end within 0.3 s" in log[-1] for log in crew.run(hands, orders.logged))

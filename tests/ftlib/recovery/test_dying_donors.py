@@ -83,7 +83,7 @@ def halfway(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[School, Pupil, Ro
     """Three donors, and a joiner that has some of its many shards, and gets the rest once that event is set."""
     monkeypatch.setattr(shards, "SMALLEST", 128 << 10)
     for name in ("PATIENCE", "GRACE"):
-        monkeypatch.setattr(hold, name, 3.0)  # in which a busy machine asks again
+        monkeypatch.setattr(hold, name, 15.0)  # in which a busy machine asks again
     with school(3, functools.partial(Punctual, width=400), "memory") as made:
         monkeypatch.setattr(Punctual, "school", made)
         monkeypatch.setattr(Punctual, "entered", 0)
@@ -92,7 +92,9 @@ def halfway(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[School, Pupil, Ro
         monkeypatch.setattr(RateLimit, "take", lambda limit, count, go_on: not limit.rate or gate.take(count, go_on))
         joiner = made.enrol(recovery_bandwidth=250_000)  # which sets the size of a piece, of 1.9 MB
         eventually(lambda: joiner.ft.metrics()["state_bytes"] > 0, "a stripe has arrived")
-        round_ = joiner.ft._lives.life.engine._arrival._recovery._round
+        recovery = joiner.ft._lives.life.engine._arrival._recovery
+        eventually(lambda: recovery._round is not None, "whoever began the round has come back")
+        round_ = recovery._round
         assert {len(shard.donors) for shard in round_.shards} == {2}
         yield made, joiner, round_, gate.opened
 

@@ -268,6 +268,8 @@ class _Plane(Plane):
     def hold(self, session: Session, results: Results, trailer: Trailer | None = None) -> bool:
         held = super().hold(session, results, trailer)
         if held:
+            if trailer is not None:
+                self._process.jobs.promises.held(self._process, session, results)
             self._process.jobs.tell(self._process.host, "held")
         return held
 

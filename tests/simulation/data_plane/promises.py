@@ -78,6 +78,15 @@ class _Finish:
     """What members owe after a compressed call: of the average of the first tensor, in their own lanes."""
 
 
+@dataclass(frozen=True)
+class _Made:
+    """Where a result was reduced that waits until all of a replica hold theirs: it may be finished in a later view."""
+
+    view: View
+    void: frozenset[str]
+    """Members that had no part in it."""
+
+
 @dataclass
 class _Place:
     """Where one process is, as far as it was seen."""
@@ -126,6 +135,8 @@ class Promises(Observer):
         self._jobs = jobs
         self._places: dict[str, _Place] = {}
         self._calls: dict[ShardCall, list[_Finish]] = {}
+        self._made: dict[tuple[int, Outcome], _Made] = {}
+        """By shard."""
         self._stands: dict[ShardCall, Outcome] = {}
         self._used: dict[tuple[str, int], int] = {}
         """In which call each contribution was counted."""
@@ -250,12 +261,23 @@ class Promises(Observer):
         one, other = process.trainer.own.tolist()
         assert one == other, self._say(process, f"has private state in the middle of a step: {one}, {other}")
 
-    def finished(self, process: Process, call: Call, results: Results) -> None:
-        """A call was finished, or adopted."""
+    def held(self, process: Process, session: Session, results: Results) -> None:
+        """A result was reduced in ``session``, and is held until all of its replica hold theirs."""
+        call = process.plane.current
+        assert call is not None
+        void = frozenset(member for member, number in self._void if number == call.number)
+        self._made.setdefault((process.part.shard, self._outcome(process, call, results)), _Made(session.view, void))
+
+    def _outcome(self, process: Process, call: Call, results: Results) -> Outcome:
         sums = _sums(results) if results.slots else self._alone(process, len(call.sources))
         compressed = bool(results.slots) and results.layout.compression is not None
         layout = results.layout.signature if compressed else b""
-        outcome = Outcome(call.number, sums, results.weight, results.assumed, layout)
+        return Outcome(call.number, sums, results.weight, results.assumed, layout)
+
+    def finished(self, process: Process, call: Call, results: Results) -> None:
+        """A call was finished, or adopted."""
+        outcome = self._outcome(process, call, results)
+        compressed, layout = bool(outcome.layout), outcome.layout
         place, session = self._place(process), process.plane.running or process.plane.session
         assert session is not None
         self.counts["finished"] += 1
@@ -422,12 +444,14 @@ class Promises(Observer):
         for finish in known:
             if finish.outcome == outcome:
                 return finish
-        assert not adopted, self._say(process, f"adopted {self._text(outcome)}, which nobody has finished so")
-        finish = _Finish(outcome, session.view)
+        made = self._made.get((process.part.shard, outcome))
+        assert made or not adopted, self._say(process, f"adopted {self._text(outcome)}, which nobody has finished so")
+        finish = _Finish(outcome, session.view if made is None else made.view)
         if outcome.layout:
             finish.owed = self._sent(process, session, outcome)
         else:
-            finish.contributors = self._contributors(process, session, outcome)
+            void = frozenset(m for m, number in self._void if number == outcome.call) if made is None else made.void
+            finish.contributors = self._contributors(process, finish.view, void, outcome)
         for other in known:
             self.counts["orphans"] += 1
             assert other.view.epoch != finish.view.epoch, self._say(
@@ -445,8 +469,10 @@ class Promises(Observer):
             f"{self._text(newer.outcome)} made by {newer.view}, {self._names(both)} included",
         )
 
-    def _contributors(self, process: Process, session: Session, outcome: Outcome) -> frozenset[str]:
-        """Who has a part in it: each bucket the same, each with what it offered for this call, together exactly the view."""
+    def _contributors(self, process: Process, view: View, void: frozenset[str], outcome: Outcome) -> frozenset[str]:
+        """Who has a part in it: each bucket the same, each with what it offered for this call, together exactly the view in
+        which it was made. ``void``: who had no part then.
+        """
         if not outcome.sums:  # a barrier
             return frozenset()
         found: dict[str, float] = {}
@@ -468,18 +494,18 @@ class Promises(Observer):
                 process,
                 f"counts {share:g} of {self._names([other])}, which never offered that for it, in {self._text(outcome)}",
             )
-            assert other in session.view, self._say(
-                process, f"counts {self._names([other])}, no member of {session.view}, in {self._text(outcome)}"
+            assert other in view, self._say(
+                process, f"counts {self._names([other])}, no member of {view}, in {self._text(outcome)}"
             )
             self._used[other, token] = outcome.call
             found[other] = share
             weights += offers[token]
-        silent = [m for m in session.view.ids if m not in found and (m, outcome.call) not in self._void]
-        assert not silent, self._say(process, f"lacks {self._names(silent)} of {session.view} in {self._text(outcome)}")
+        silent = [m for m in view.ids if m not in found and m not in void]
+        assert not silent, self._say(process, f"lacks {self._names(silent)} of {view} in {self._text(outcome)}")
         assert weights == outcome.weight, self._say(
             process, f"divides by {outcome.weight:g}, the weights sum to {weights:g}, in {self._text(outcome)}"
         )
-        counted = [m for m in found if (m, outcome.call) in self._void]
+        counted = [m for m in found if m in void]
         assert not counted, self._say(
             process, f"counts {self._names(counted)}, computed on other weights, in call {outcome.call}"
         )

@@ -461,14 +461,14 @@ def test_who_has_to_leave_waits_for_a_sync_that_is_near(near: bool, delay: int) 
 @pytest.mark.parametrize("delay", [0, 4])
 def test_a_round_may_take_longer_than_any_timeout(delay: int) -> None:
     """Whoever waits for a slow worker sees its inner steps."""
-    with company(2, stall_timeout=4.0, step_timeout=4.0) as crew:
+    with company(2, stall_timeout=6.0, step_timeout=6.0) as crew:
 
         def work(ft: FTLib) -> float:
             slow = ft is crew.members[1]
             model, inner, diloco = local(ft, sync_every=10, delay=delay)
             with diloco:
                 for _ in range(10):
-                    time.sleep(0.6 * slow)
+                    time.sleep(0.9 * slow)
                     inner_step(model, inner)
             inner_steps = facts(ft._plane, ft._framework)["inner_steps"]
             told = facts(ft._plane, ft._framework)["peers"].values()
@@ -480,7 +480,7 @@ def test_a_round_may_take_longer_than_any_timeout(delay: int) -> None:
 
 
 def test_who_does_no_inner_step_any_more_hangs() -> None:
-    with company(2, stall_timeout=3.0) as crew:
+    with company(2, stall_timeout=5.0) as crew:
         over = threading.Event()
 
         def work(ft: FTLib) -> float | None:
