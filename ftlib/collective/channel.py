@@ -25,10 +25,9 @@ from .collective import Collective
 from .frames import Sort
 from .lane import Lane
 from .operations import Receive
-from .outcome import Outcome
 from .queues import Answer, Ask, Code, Queues
 from .values import Message, copied, decode, encode, hosted
-from .works import DEFAULT_TIMEOUT, AsyncChannelWork, Patience
+from .works import DEFAULT_TIMEOUT, AsyncChannelWork, Outcome, Patience
 
 _NOTHING = Message(b"", [], [])
 Reply = Callable[[list[Any], Message], Any]
@@ -64,10 +63,10 @@ class Channel:
         self.at = here if at is None else collective.member(at)
         if self.at.id == here.id:
             server = _Server(maxsize)
-            collective.meeting.serve(name, server.welcome)
+            collective.services.serve(name, server.welcome)
             self._client = _Client(self.at, None)
             self._client.use(server.local(self._client.answered))
-            self._close: Callable[[], None] = lambda: collective.meeting.stop_serving(name, time.monotonic() + 1.0)
+            self._close: Callable[[], None] = lambda: collective.services.stop(name, time.monotonic() + 1.0)
         else:
             group = collective.channel_group(self.at, f"{name}#{secrets.token_hex(4)}")
             lane = group.lane(self.at.id)

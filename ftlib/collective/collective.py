@@ -19,10 +19,11 @@ from ..errors import ConfigError
 from ..ftlib import FTLib
 from ..links.errors import CollectiveError, GroupClosed, PeerLost, Refused
 from ..links.loop import LinkLoop
-from .greeting import Key
+from .greeting import Greeter, Key
 from .group import CLOSE_TIMEOUT, CollectiveGroup
 from .lane import Lane, Terms
-from .meeting import CHANNEL, PATH, Meeting
+from .meeting import PATH, Meeting
+from .services import CHANNEL, Services
 from .values import Classes
 
 _UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -56,7 +57,9 @@ class Collective:
         self._loop = LinkLoop("ftlib-collective", buffer=_size("buffer", buffer), max_bytes=self.terms.max_bytes)
         self._lock = threading.RLock()
         self._groups: dict[Key, CollectiveGroup] = {}
-        self.meeting = Meeting(self._current, self._loop, self.terms, seal=self._seal)
+        greeter = Greeter(self._loop, self.terms)
+        self.services = Services(greeter, self.terms, seal=self._seal)
+        self.meeting = Meeting(self._current, self._loop, greeter, self.services)
         self._ends: list[Callable[[], None]] = []
         self._closed = False
         self._consensus: Consensus | None = None
@@ -125,8 +128,8 @@ class Collective:
         deadline = time.monotonic() + timeout
         for group in list(self._groups.values()):
             group.close(max(0.0, deadline - time.monotonic()))
-        for name in self.meeting.served():
-            self.meeting.stop_serving(name, deadline)
+        for name in self.services.lanes():
+            self.services.stop(name, deadline)
         self._leave(GroupClosed("the collective was closed here"), deadline)
         self._loop.close(max(0.5, deadline - time.monotonic()))
 
@@ -134,7 +137,7 @@ class Collective:
         """Counts of each group, by its name, for metrics: operations, bytes, what is queued, and the paths."""
         with self._lock:
             lanes = {group.name: [group.lane(peer.id) for peer in group.peers] for group in self._groups.values()}
-        lanes |= {CHANNEL + name: served for name, served in self.meeting.served().items()}
+        lanes |= {CHANNEL + name: served for name, served in self.services.lanes().items()}
         return {name: _sum([lane.facts() for lane in each]) for name, each in lanes.items()}
 
     def _members(self, consensus: Consensus) -> tuple[Member, ...]:

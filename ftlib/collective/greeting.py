@@ -7,19 +7,30 @@ has the last one: only then does the other side use the stream. So no side takes
 from __future__ import annotations
 
 import contextlib
+import secrets
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from ..links.errors import Mismatch
+from consensus import Stream
+
+from ..links.errors import CollectiveError, Mismatch
 from ..links.link import Link
+from ..links.loop import LinkLoop
 from .devices.choice import known
 from .devices.freight import facts
 from .frames import Incoming, Sort, outgoing
 from .lane import Terms
 from .values import Message
 
+UNCLAIMED = 256
+"""Streams that may wait for their group, or their channel, to be made here."""
+FULL = f"{UNCLAIMED} streams wait there for groups that were not made"
+_GOODBYE = 1.0
+"""The most seconds until a peer's host has the last word on a stream that nobody has used here."""
 Key = tuple[frozenset[str], str]
 """Of a group: the ids of its members, and its name."""
 
@@ -101,3 +112,76 @@ def hear(link: Link, tell: Callable[[list[Any] | None], None]) -> None:
                 heard.append(frame.fields)
 
     link.receive(place, lambda _header, _error: tell(heard[0] if heard else None))
+
+
+def read(of: Callable[[list[Any]], Any], fields: list[Any] | None) -> Any:
+    """The words of a peer, None if there are none, or if they make no sense."""
+    try:
+        return None if fields is None else of(fields)
+    except (TypeError, ValueError, LookupError):
+        return None
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Caller:
+    """A stream that a peer has dialled, and what it said."""
+
+    link: Link
+    opening: Opening
+
+
+class Greeter:
+    """Links that no lane has yet, and what this side says on them. Thread-safe."""
+
+    def __init__(self, loop: LinkLoop, terms: Terms) -> None:
+        self._loop = loop
+        self._terms = terms
+        self._whose = secrets.token_hex(4)
+        self._lock = threading.Lock()
+        self._links: set[Link] = set()
+
+    def begin(self, stream: Stream) -> Link:
+        """A link over ``stream``. GroupClosed if this collective is."""
+        link = self._loop.connect(stream)
+        with self._lock:
+            self._links.add(link)
+        return link
+
+    def open(self, link: Link, key: Key, number: int) -> None:
+        """Say the first word."""
+        say(link, Opening(key, self._whose, number, self._terms))
+
+    def answer(self, link: Link, word: Word, number: int, why: str = "") -> None:
+        """Say the second word, or the last one."""
+        say(link, Answer(word, why, self._whose, number, self._terms))
+
+    def decline(self, link: Link, word: Word, number: int, why: str = "") -> None:
+        """The last word on a stream that is not used."""
+        self.answer(link, word, number, why)
+        self.met(link)
+        link.close(_GOODBYE)
+
+    def drop(self, link: Link) -> None:
+        """Nobody uses it, or waits for it."""
+        self.met(link)
+        link.close(0.0)
+
+    def met(self, link: Link) -> None:
+        """A lane has it from here on."""
+        with self._lock:
+            self._links.discard(link)
+
+    def lost(self, member_id: str, error: CollectiveError) -> None:
+        """That member is over."""
+        with self._lock:
+            links = [link for link in self._links if link.peer.id == member_id]
+        for link in links:
+            link.fail(error)
+
+    def end(self, error: CollectiveError, deadline: float) -> None:
+        """End them all; until ``deadline`` the peers are told."""
+        with self._lock:
+            links, self._links = self._links, set()
+        for link in links:
+            link.close(min(_GOODBYE, max(0.0, deadline - time.monotonic())))
+            link.fail(error)

@@ -13,9 +13,8 @@ from ..links.errors import CollectiveError, Refused
 from .frames import Sort
 from .lane import Lane
 from .operations import Receive, Sent
-from .outcome import Outcome, all_of
 from .values import Classes, Leaf, Message, encode, encode_leaf
-from .works import DEFAULT_TIMEOUT, AsyncWork, Patience
+from .works import DEFAULT_TIMEOUT, AsyncWork, Outcome, Patience, all_of
 
 CLOSE_TIMEOUT = 10.0
 """Seconds that ``close`` waits for peers to take what was sent."""

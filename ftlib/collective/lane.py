@@ -25,8 +25,8 @@ from .devices.freight import Freight, Serial
 from .frames import Sort, outgoing
 from .operations import Arrival, Receive
 from .order import Order
-from .outcome import Outcome, all_of
 from .values import Leaf, Message, hosted
+from .works import Outcome, all_of
 
 _RUN_DRY = 0.25
 """Seconds in which the last bytes of a peer that is over are read."""

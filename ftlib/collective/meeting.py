@@ -1,16 +1,13 @@
 """How two members find into one stream. Either side may ask for it first, or both at once: then that of the smaller id holds.
 
 A side that waits for a stream dials until it has one. The other side takes the stream, keeps it until its group is made, or
-says that its group was closed (see ``pairing``): so nobody waits for a group that is over. A stream for a channel goes to who
-serves that channel here.
+says that its group was closed (see ``pairing``): so nobody waits for a group that is over. A stream for a channel goes to
+``services``.
 """
 
 from __future__ import annotations
 
-import functools
-import secrets
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,38 +15,24 @@ from typing import Any
 
 from consensus import Consensus, DialError, Member, Stream
 
-from ..errors import ConfigError
 from ..links.errors import CollectiveError, GroupClosed, PeerLost, Refused
 from ..links.link import Link
 from ..links.loop import LinkLoop
-from .greeting import Answer, Key, Opening, Word, hear, say
+from .greeting import FULL, UNCLAIMED, Answer, Caller, Greeter, Key, Opening, Word, hear, read
 from .lane import Lane, Terms
 from .pairing import Fate, Place
+from .services import Services, channel_of
 from .works import CALLBACKS
 
 PATH = "/collective"
-CHANNEL = "channel:"
-"""What the names of groups that carry a channel begin with."""
 _DIAL = 10.0
 """Seconds that the peer's program has to accept streams at all, in one try: it may not have come that far."""
 _PAUSES = (0.05, 0.2, 1.0, 5.0)
 """Seconds from a try that failed to the next one. A peer that lives fails a try only where its port cannot be reached, or a
 connection broke: so the pauses grow, and end with the lane, whose peer is over one day.
 """
-_UNCLAIMED = 256
-"""Streams that may wait for their group to be made here."""
-_GOODBYE = 1.0
-"""The most seconds until a peer's host has the last word on a stream that nobody has used here."""
 _PLACES = 1 << 14
 """Groups whose numbers are remembered once they are closed."""
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class _Incoming:
-    """A stream that a peer has dialled, and what it said."""
-
-    link: Link
-    opening: Opening
 
 
 @dataclass(slots=True)
@@ -73,56 +56,24 @@ class _Seat:
 class Meeting:
     """All streams of a collective, from the first word to the lane that uses them. Any thread."""
 
-    def __init__(self, consensus: Callable[[], Consensus], loop: LinkLoop, terms: Terms, *, seal: bool) -> None:
+    def __init__(self, consensus: Callable[[], Consensus], loop: LinkLoop, greeter: Greeter, services: Services) -> None:
         """``consensus``: the current one."""
         self._current = consensus
         self._loop = loop
-        self._terms = terms
-        self._seal = seal
-        self._whose = secrets.token_hex(4)
+        self._greeter = greeter
+        self._services = services
         self._lock = threading.Lock()
         self._seats: dict[tuple[Key, str], _Seat] = {}
         self._met: dict[str, str] = {}
         """The collective of each peer with which words were exchanged: what is made from then on is counted alike at both."""
-        self._greeting: set[Link] = set()
-        """Links that no lane has yet."""
-        self._unclaimed: deque[_Incoming] = deque()
+        self._unclaimed: deque[Caller] = deque()
         """Streams whose group was not made here yet, or not made again, in the order in which they came."""
         self._dialling: set[Lane] = set()
         """Lanes for which this side dials. None of them is in ``_promised``, but where the peer dials as well."""
-        self._held: dict[Lane, _Incoming] = {}
+        self._held: dict[Lane, Caller] = {}
         """Streams that came while this side, with the smaller id, was dialling."""
         self._promised: set[Lane] = set()
         """Lanes whose peer has the word: it has dialled, and was told that its stream is taken."""
-        self._services: dict[str, Callable[[Lane], None]] = {}
-        self._served: dict[str, list[Lane]] = {}
-
-    # Channels
-
-    def serve(self, name: str, handler: Callable[[Lane], None]) -> None:
-        """Give every stream to the channel ``name`` here to ``handler``, those that have waited for it as well."""
-        with self._lock:
-            if name in self._services:
-                raise ConfigError(f"this member serves a channel {name!r} already: choose another name")
-            self._services[name] = handler
-            self._served[name] = []
-            waiting = [each for each in self._unclaimed if channel_of(each.opening.key[1]) == name]
-            self._unclaimed = deque(each for each in self._unclaimed if each not in waiting)
-        for each in waiting:
-            self._serve(name, each)
-
-    def stop_serving(self, name: str, deadline: float) -> None:
-        """End the channel ``name`` at this member: those who wait for it get GroupClosed."""
-        with self._lock:
-            self._services.pop(name, None)
-            lanes = self._served.pop(name, [])
-        for lane in lanes:
-            lane.close(deadline)
-
-    def served(self) -> dict[str, list[Lane]]:
-        """The streams to channels that are served here, by the channel's name."""
-        with self._lock:
-            return {name: list(lanes) for name, lanes in self._served.items()}
 
     # Ends
 
@@ -139,31 +90,21 @@ class Meeting:
     def lost(self, member_id: str, error: CollectiveError) -> None:
         """That member is over."""
         with self._lock:
-            lanes = [lane for served in self._served.values() for lane in served if lane.peer.id == member_id]
-            links = [link for link in self._greeting if link.peer.id == member_id]
-            self._unclaimed = deque(each for each in self._unclaimed if each.link not in links)
+            self._unclaimed = deque(each for each in self._unclaimed if each.link.peer.id != member_id)
             self._seats = {key: seat for key, seat in self._seats.items() if key[1] != member_id}
             self._met.pop(member_id, None)
-        for lane in lanes:
-            lane.lost(self._loop.later, functools.partial(lane.end, error))
-        for link in links:
-            link.fail(error)
+        self._services.lost(member_id, self._loop.later, error)
+        self._greeter.lost(member_id, error)
 
     def end(self, error: CollectiveError, deadline: float) -> None:
         """End everything with the members so far. Peers whose streams wait here for a group are told, before ``deadline``."""
         with self._lock:
-            links = list(self._greeting)
-            self._greeting.clear()
             self._unclaimed.clear()
             self._held.clear()
             self._seats.clear()
             self._met.clear()
-            lanes = [lane for served in self._served.values() for lane in served]
-        for lane in lanes:
-            lane.end(error)
-        for link in links:
-            link.close(min(_GOODBYE, max(0.0, deadline - time.monotonic())))
-            link.fail(error)
+        self._services.end(error)
+        self._greeter.end(error, deadline)
 
     # This side wants a stream
 
@@ -196,7 +137,7 @@ class Meeting:
     def _seat(self, peer_id: str) -> _Seat:
         return _Seat(Place(known=self._met.get(peer_id, "")))
 
-    def _waiting(self, key: Key, peer_id: str) -> list[_Incoming]:
+    def _waiting(self, key: Key, peer_id: str) -> list[Caller]:
         return [each for each in self._unclaimed if each.opening.key == key and each.link.peer.id == peer_id]
 
     def _find_stream(self, key: Key, lane: Lane, tries: int) -> None:
@@ -216,7 +157,7 @@ class Meeting:
     def _dial(self, lane: Lane) -> Link | None:
         """A new link; None if that may be possible later."""
         try:
-            return self._begun(self._current().dial(lane.peer, PATH, timeout=_DIAL))
+            return self._greeter.begin(self._current().dial(lane.peer, PATH, timeout=_DIAL))
         except DialError as error:
             if error.gone:
                 raise PeerLost(f"{lane.peer} is gone: {error}", peer=lane.peer) from None
@@ -230,10 +171,10 @@ class Meeting:
             seat = self._seats.get((key, lane.peer.id))
             number = seat.place.number if seat is not None and seat.lane is lane and _wanted(lane) else None
         if number is None:
-            self._drop(link)  # nobody needs it any more, and the peer has not heard what it is for
+            self._greeter.drop(link)  # nobody needs it any more, and the peer has not heard what it is for
             self._dialled(key, lane)
         else:
-            say(link, Opening(key, self._whose, number, self._terms))
+            self._greeter.open(link, key, number)
             hear(link, lambda fields: self._answered(key, lane, link, fields, tries))
 
     def _dial_again(self, key: Key, lane: Lane, tries: int) -> None:
@@ -243,9 +184,9 @@ class Meeting:
 
     def _answered(self, key: Key, lane: Lane, link: Link, fields: list[Any] | None, tries: int) -> None:
         """The second word: what the peer does with our stream. None: it did not come."""
-        answer = None if fields is None else _read(Answer.of, fields)
+        answer = read(Answer.of, fields)
         if answer is None or answer.word is Word.OTHER:
-            self._drop(link)
+            self._greeter.drop(link)
             self._dial_again(key, lane, tries)
             return
         with self._lock:
@@ -259,9 +200,11 @@ class Meeting:
         if answer.word is Word.TAKEN:
             self._use(lane, link, answer.terms)
         elif answer.word is Word.CLOSED and other:
-            self._drop(link)  # the peer has closed what it had dialled itself: that stream tells the end, and what came before
+            self._greeter.drop(
+                link
+            )  # the peer has closed what it had dialled itself: that stream tells the end, and what came before
         else:
-            self._drop(link)
+            self._greeter.drop(link)
             lane.end(
                 _closed_by(lane.peer)
                 if answer.word is Word.CLOSED
@@ -276,16 +219,16 @@ class Meeting:
             if wanted:
                 self._promised.add(lane)
         if wanted:
-            self._answer(link, Word.TAKEN, 0)
-            self._greeted(link)
+            self._greeter.answer(link, Word.TAKEN, 0)
+            self._greeter.met(link)
             attached = lane.attach(link, theirs)
             with self._lock:
                 self._promised.discard(lane)
             if attached:
                 return
         elif lane.over is not None:
-            self._answer(link, Word.CLOSED, 0)
-        self._drop(link)
+            self._greeter.answer(link, Word.CLOSED, 0)
+        self._greeter.drop(link)
 
     def _dialled(self, key: Key, lane: Lane) -> bool:
         """This side dials no more; what the peer has dialled meanwhile is taken, if it is needed. Returns whether it is."""
@@ -306,7 +249,7 @@ class Meeting:
     def incoming(self, stream: Stream) -> None:
         """A member has dialled: on the connection thread of the consensus, so what it says is heard elsewhere."""
         try:
-            link = self._begun(stream)
+            link = self._greeter.begin(stream)
         except GroupClosed:
             return  # this collective was closed meanwhile; the peer hears the end of the stream
         hear(link, lambda fields: self._opened(link, fields))
@@ -314,20 +257,20 @@ class Meeting:
     def _opened(self, link: Link, fields: list[Any] | None) -> None:
         """The first word: somebody says which group its stream is for."""
         here, peer = self._current().member, link.peer
-        opening = None if fields is None else _read(Opening.of, fields)
+        opening = read(Opening.of, fields)
         if opening is None:
-            self._drop(link)
+            self._greeter.drop(link)
             return
-        come = _Incoming(link, opening)
+        come = Caller(link, opening)
         if not {peer.id, here.id} <= opening.key[0]:
             self._decline(come, Word.REFUSED, "it is for other members")
             return
         if channel_of(opening.key[1]):
-            self._for_channel(come)
+            self._services.come(come)
         else:
             self._for_group(come)
 
-    def _for_group(self, come: _Incoming) -> None:
+    def _for_group(self, come: Caller) -> None:
         link, opening, here, peer = come.link, come.opening, self._current().member, come.link.peer
         behind = None
         with self._lock:
@@ -337,7 +280,7 @@ class Meeting:
             self._met[peer.id] = opening.whose
             lane = seat.lane
             fate = seat.place.judge(opening.number, opening.whose, is_open=seat.open, free=seat.free)
-            full = fate is Fate.KEEP and len(self._unclaimed) >= _UNCLAIMED
+            full = fate is Fate.KEEP and len(self._unclaimed) >= UNCLAIMED
             holds = fate is Fate.TAKE and lane in self._dialling and here.id < peer.id
             if fate is Fate.KEEP and not full:
                 self._unclaimed.append(come)
@@ -348,111 +291,50 @@ class Meeting:
             elif lane is not None and fate is Fate.TAKE:
                 self._promised.add(lane)
         if full:
-            self._decline(come, Word.REFUSED, f"{_UNCLAIMED} streams wait there for groups that were not made")
+            self._decline(come, Word.REFUSED, FULL)
         elif fate is Fate.KEEP:
-            self._answer(link, Word.TAKEN, opening.number)
+            self._greeter.answer(link, Word.TAKEN, opening.number)
         elif fate is Fate.CLOSED:
             self._decline(come, Word.CLOSED)
         elif fate is Fate.DROP:
-            self._drop(link)
+            self._greeter.drop(link)
         elif lane is not None and not holds:
             self._promise(opening.key, lane, come)
         if behind is not None:
             behind.end(_closed_by(peer))
 
-    def _promise(self, key: Key, lane: Lane, come: _Incoming) -> None:
+    def _promise(self, key: Key, lane: Lane, come: Caller) -> None:
         with self._lock:
             seat = self._seats.get((key, lane.peer.id))
             number = 0 if seat is None else seat.place.number
-        self._answer(come.link, Word.TAKEN, number)
+        self._greeter.answer(come.link, Word.TAKEN, number)
         self._await_last_word(key, lane, come)
 
-    def _await_last_word(self, key: Key, lane: Lane, come: _Incoming) -> None:
+    def _await_last_word(self, key: Key, lane: Lane, come: Caller) -> None:
         """The peer says whether it uses its stream; if it ends before, this side looks for another one, where one is needed."""
 
         def last(fields: list[Any] | None) -> None:
-            answer = None if fields is None else _read(Answer.of, fields)
+            answer = read(Answer.of, fields)
             with self._lock:
                 self._promised.discard(lane)
             if answer is not None and answer.word is Word.TAKEN:
-                self._greeted(come.link)
+                self._greeter.met(come.link)
                 if lane.attach(come.link, come.opening.terms):
                     return
             elif answer is not None:
                 lane.end(_closed_by(lane.peer))
-            self._drop(come.link)
+            self._greeter.drop(come.link)
             if lane.needed:
                 self.connect(key, lane)
 
         hear(come.link, last)
 
-    def _decline(self, come: _Incoming, word: Word, why: str = "") -> None:
+    def _decline(self, come: Caller, word: Word, why: str = "") -> None:
         key = (come.opening.key, come.link.peer.id)
         with self._lock:
             seat = self._seats.get(key)
             number = 0 if seat is None else seat.place.next(is_open=seat.open)
-        self._answer(come.link, word, number, why)
-        self._greeted(come.link)
-        come.link.close(1.0)
-
-    def _for_channel(self, come: _Incoming) -> None:
-        name = channel_of(come.opening.key[1])
-        with self._lock:
-            served, full = name in self._services, len(self._unclaimed) >= _UNCLAIMED
-            if not served and not full:
-                self._unclaimed.append(come)
-        if full and not served:
-            self._decline(come, Word.REFUSED, f"{_UNCLAIMED} streams wait there for groups that were not made")
-            return
-        self._answer(come.link, Word.TAKEN, 0)
-        if served:
-            self._serve(name, come)
-
-    def _serve(self, name: str, come: _Incoming) -> None:
-        """The channel is there: its client has the last word."""
-
-        def last(fields: list[Any] | None) -> None:
-            answer = None if fields is None else _read(Answer.of, fields)
-            if answer is None or answer.word is not Word.TAKEN:
-                self._drop(come.link)
-                return
-            self._greeted(come.link)
-            lane = Lane(CHANNEL + name, come.link.peer, self._terms, lambda _: None, seal=self._seal)
-            lane.attach(come.link, come.opening.terms)
-            with self._lock:
-                handler = self._services.get(name)
-                if handler is not None:
-                    self._served[name][:] = [*(each for each in self._served[name] if each.over is None), lane]
-            if handler is None:
-                lane.end(GroupClosed(f"the channel {name!r} was closed", peer=come.link.peer))
-            else:
-                handler(lane)
-
-        hear(come.link, last)
-
-    # Links without a lane
-
-    def _begun(self, stream: Stream) -> Link:
-        link = self._loop.connect(stream)
-        with self._lock:
-            self._greeting.add(link)
-        return link
-
-    def _greeted(self, link: Link) -> None:
-        with self._lock:
-            self._greeting.discard(link)
-
-    def _drop(self, link: Link) -> None:
-        self._greeted(link)
-        link.close(0.0)
-
-    def _answer(self, link: Link, word: Word, number: int, why: str = "") -> None:
-        say(link, Answer(word, why, self._whose, number, self._terms))
-
-
-def channel_of(name: str) -> str:
-    """The channel that a group of this name carries, "" for none; each client has a group of its own."""
-    return name.removeprefix(CHANNEL).rpartition("#")[0] if name.startswith(CHANNEL) else ""
+        self._greeter.decline(come.link, word, number, why)
 
 
 def _wanted(lane: Lane) -> bool:
@@ -462,11 +344,3 @@ def _wanted(lane: Lane) -> bool:
 
 def _closed_by(peer: Member) -> GroupClosed:
     return GroupClosed(f"{peer} has closed the group", peer=peer)
-
-
-def _read(of: Callable[[list[Any]], Any], fields: list[Any]) -> Any:
-    """The words of a peer, None if they make no sense."""
-    try:
-        return of(fields)
-    except (TypeError, ValueError, LookupError):
-        return None

@@ -12,9 +12,8 @@ from ..common.devices import HOST, Event, device_at, place_of
 from ..links.errors import CollectiveError, CollectiveTimeout, Mismatch
 from .devices.carriers import await_event
 from .frames import NAMES, Incoming, Sort
-from .outcome import Outcome
 from .values import CARRIED, Classes, Leaf, Message, Shape, decode, marks, placed, shape_of
-from .works import Patience
+from .works import Outcome, Patience
 
 
 class Stream(Protocol):

@@ -55,11 +55,6 @@ class _Message:
             self.ready = Cursor([memoryview(seal.close(self.number, self.frame, self.body.take(FRAME)))])
         return self.ready.some(_PIECES)
 
-    @property
-    def whole(self) -> bool:
-        """Whether all of it is written."""
-        return self.ready is not None and not self.ready.left and not (self.sealed and self.body.left)
-
 
 class Outgoing:
     """The queue. ``open`` gives it its path."""
@@ -101,12 +96,16 @@ class Outgoing:
         message = _Message(kind, header, Cursor(payload), done, sealed=sealed)
         with self._lock:
             error = self._error or self._refusal
+            alone = error is None and not self._queue and not self._busy and self._path is not None
             if error is None:
                 self._queue.append(message)
+                self._busy |= alone
                 if kind is Kind.GOODBYE:
                     self._refusal = ConnectionAbortedError("the link is closed")
         if error is not None:
             guarded(done, error)
+        elif alone:
+            self._flush([message])
         else:
             self.flush()
 
@@ -128,8 +127,13 @@ class Outgoing:
                 self._again = True
                 return
             self._busy = True
+        self._flush()
+
+    def _flush(self, batch: list[_Message] | None = None) -> None:
+        """``batch``: what is first in the queue, where that is known."""
         while True:
-            written, more = self._write()
+            written, more = self._write(batch)
+            batch = None
             for message in written:
                 guarded(message.done, None)
             with self._lock:
@@ -147,13 +151,14 @@ class Outgoing:
             for message in failed:
                 guarded(message.done, error)
 
-    def _write(self) -> tuple[list[_Message], bool]:
+    def _write(self, batch: list[_Message] | None) -> tuple[list[_Message], bool]:
         """One write. Returns what is whole now, and whether there is more to write at once."""
         with self._lock:
             path = self._path
             if path is None or self._error is not None:
                 return [], False
-            batch = list(itertools.islice(self._queue, _TOGETHER))
+            if batch is None:
+                batch = list(itertools.islice(self._queue, _TOGETHER))
         if not batch:
             self.blocked = False
             return [], False
@@ -162,7 +167,7 @@ class Outgoing:
             views += message.pieces(self._seal)
             if message.sealed or len(views) >= _PIECES:
                 break
-        offered = sum(map(len, views))
+        offered = sum([len(view) for view in views])
         self.blocked = True  # whoever hears of room from here on calls ``flush``, so that nobody misses it
         try:
             count = path.write(views)
@@ -178,13 +183,13 @@ class Outgoing:
         self.bytes += count
         whole = []
         for message in batch:
-            if message.ready is None:
+            ready = message.ready
+            if ready is None:
                 break
-            step = min(count, message.ready.left)
-            message.ready.advance(step)
-            count -= step
-            if not message.whole:
+            if count < ready.left or (message.sealed and message.body.left):  # not whole
+                ready.advance(min(count, ready.left))
                 break
+            count -= ready.left
             whole.append(message)
         with self._lock:
             for _ in whole:

@@ -7,6 +7,7 @@ it: so nothing can be left out, repeated or moved. Pure: no socket, no thread.
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections import deque
 from collections.abc import Iterable
@@ -107,8 +108,9 @@ class Cursor:
 
     def __init__(self, views: Iterable[memoryview]) -> None:
         """``views``: contiguous; those that are to be filled writable."""
-        self._views = deque(view if view.format == "B" and view.ndim == 1 else view.cast("B") for view in views if view.nbytes)
-        self.left = sum(map(len, self._views))
+        flat = [view if view.format == "B" and view.ndim == 1 else view.cast("B") for view in views if view.nbytes]
+        self._views = deque(flat)
+        self.left = sum([len(view) for view in flat])
         """Bytes to go."""
 
     def first(self) -> memoryview:
@@ -117,7 +119,7 @@ class Cursor:
 
     def some(self, pieces: int) -> list[memoryview]:
         """The next pieces, at most so many."""
-        return [view for view, _ in zip(self._views, range(pieces), strict=False)]
+        return list(self._views) if len(self._views) <= pieces else list(itertools.islice(self._views, pieces))
 
     def advance(self, count: int) -> None:
         """So many bytes are done."""

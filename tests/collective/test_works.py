@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from ftlib import AsyncCollWork, AsyncFuncWork, AsyncWork, CollectiveError, CollectiveTimeout, PeerLost
-from ftlib.collective.outcome import Outcome
+from ftlib.collective.works import Outcome
 from tests.harness.basics import eventually
 
 LIMIT = 120.0

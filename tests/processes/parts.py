@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from ftlib import FTLib
-from tests.harness.basics import TIMEOUT
+from tests.harness.basics import TIMEOUT, eventually
 
 from .actor import Actor
 
@@ -36,13 +36,17 @@ def part(function: Part) -> Part:
 
 @part
 def train(actor: Actor) -> None:
-    """As it should be. ``rest``: seconds between calls. ``total``: ends by itself after so many calls."""
+    """As it should be. ``rest``: seconds between calls. ``total``: ends by itself after so many calls. ``hold``: a file; while
+    it is there no call is entered."""
     with actor.init() as ft:
         left = actor.given.get("total", 1 << 40)
         while left:
             actor.average(ft)
             left -= 1
             time.sleep(actor.given.get("rest", 0.02))
+            if "hold" in actor.given and Path(actor.given["hold"]).exists():
+                actor.write(event="holds")
+                eventually(lambda: not Path(actor.given["hold"]).exists(), "it may go on")
 
 
 @part
@@ -215,6 +219,7 @@ def stubborn(actor: Actor) -> None:
     with actor.init() as ft:
         while True:
             try:
+                actor.write(event="calls")
                 actor.average(ft)
                 time.sleep(0.002)
             except (KeyboardInterrupt, KeyError) as error:

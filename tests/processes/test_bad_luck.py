@@ -14,7 +14,7 @@ from tests.harness.cluster import LIMIT
 from tests.harness.nursery import Nursery
 from tests.harness.program import Program, ftlib_run
 
-from .stage import Stage, healthy, one_line
+from .stage import Player, Stage, healthy, one_line
 
 pytestmark = [pytest.mark.process]
 
@@ -60,22 +60,32 @@ def test_interrupt_while_waiting(stage: Stage) -> None:
     assert away.code is None
 
 
-def test_exceptions_that_are_caught(stage: Stage) -> None:
+def waits_for(player: Player, other: Player) -> bool:
+    """Whether ``player`` has begun a call after the last one of ``other``."""
+    return player.calls[-1]["step"] == other.calls[-1]["step"] and player.lines[-1].get("event") == "calls"
+
+
+def test_exceptions_that_are_caught(stage: Stage, tmp_path: Path) -> None:
     """A program may catch what it raised in the middle of a call, and call again: nobody is lost, nobody diverges.
 
-    In the middle: while it waits for the one that rests. Where the call is finished already, and only its result is not yet
-    delivered, the others apply it and this worker does not: that is its end.
+    In the middle: while it waits for the one that is held up. Where the call is finished already, and only its result is not
+    yet delivered, the others apply it and this worker does not: that is its end.
     """
-    players = stage.found("train", "stubborn", "stubborn", given=[{"value": 1, "rest": 1.0}, {"value": 2}, {"value": 6}])
+    hold = tmp_path / "hold"
+    players = stage.found("train", "stubborn", "stubborn", given=[{"value": 1, "hold": str(hold)}, {"value": 2}, {"value": 6}])
+    first = players[0]
     stage.going(*players, calls=1)
     for number in (signal.SIGINT, signal.SIGUSR2, signal.SIGINT, signal.SIGUSR2):
         for player in players[1:]:
-            done = len(player.calls)
-            stage.until("the end of a call", lambda player=player, done=done: len(player.calls) > done)
-            time.sleep(0.05)  # it has entered the next one, which ends in a second
+            hold.touch()
+            stage.event(first, "holds")
+            stage.until("the others call", lambda player=player: waits_for(player, first))
+            time.sleep(0.1)  # it is inside
             player.signal(number)
             stage.event(player, "caught")
-            player.lines = [line for line in player.lines if line.get("event") != "caught"]
+            for each in (player, first):
+                each.lines = [line for line in each.lines if line.get("event") not in ("caught", "holds")]
+            hold.unlink()
             stage.going(*players, calls=1)
     assert all(call["value"] == 3.0 for player in players for call in player.calls)
     healthy(*players)
@@ -135,7 +145,7 @@ def test_all_end_at_once(stage: Stage) -> None:
 
 
 def test_min_size(stage: Stage) -> None:
-    players = stage.found("fails_thrice", "fails_thrice", given=[{"calls": 5}], min_size=2, step_timeout=4.0)
+    players = stage.found("fails_thrice", "fails_thrice", given=[{"calls": 5}], min_size=2, step_timeout=12.0)
     for player in players:
         stage.event(player, "ready")
     killed = players.pop()
