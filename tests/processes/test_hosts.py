@@ -227,7 +227,7 @@ def test_loss_and_delay_exclude_nobody(nursery: Nursery, tmp_path: Path, size: i
 
     All settings are defaults but for the time of silence, since the machine is busy, too.
     """
-    network, patient = Network(size, delay=0.02, jitter=0.005), {"exclude_after": 5.0}
+    network, patient = Network(size, delay=0.02, jitter=0.005), {"exclude_after": 12.0}
     with network, Fleet(tmp_path, network, nursery, sizes=[300], pause=0.004, settings=patient) as fleet:
         network.degrade(0.05)
         workers = fleet.found(size)

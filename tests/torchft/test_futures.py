@@ -68,9 +68,9 @@ def test_a_block_that_takes_too_long_is_told_and_one_that_hangs_holds_up_no_othe
             assert told.wait(TIMEOUT)
     release.set()
     missed = threading.Event()
-    with futures.context_timeout(missed.set, timedelta(seconds=0.2)):
+    with futures.context_timeout(missed.set, timedelta(seconds=3)):
         pass
-    assert not missed.wait(0.3)
+    assert not missed.wait(3.3)
     futures.stream_timeout(missed.set, SHORT)
     if not torch.accelerator.is_available():
         assert not missed.wait(0.05)
