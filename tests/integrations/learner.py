@@ -1,14 +1,16 @@
 """One small job in four ways: a plain loop, Lightning, accelerate, transformers. A program for ``ftlib run``.
 
-    learner.py WAY STEPS KILL [--elastic]
+    learner.py WAY STEPS KILL [--elastic] [--overflow]
 
 The worker of rank 2 kills itself before call number KILL (0: never), once. Batches are a worker's own sequence, by its rank
 and the number of the batch, or with ``--elastic`` an ``ElasticSampler``'s. A step has two batches, clipping, a schedule.
-Lines on stdout: a step, this worker's loss in it, and a digest of all parameters after it.
+With ``--overflow`` a gradient scaler is at work, and in step 3 the gradients of the worker of rank 1 alone overflow.
+Lines on stdout: a step, this worker's loss in it, and a digest of all parameters after it; and the scaler's scale.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -26,6 +28,8 @@ from torch.utils.data import DataLoader, Dataset
 from ftlib import ElasticSampler, FTLib
 
 ACCUMULATE, CLIP, BATCH = 2, 0.05, 8
+OVERFLOW, HUGE = 3, 1e38
+"""The step of the overflow, and what the loss is multiplied by."""
 
 
 class Numbers(Dataset[dict[str, torch.Tensor]]):
@@ -67,9 +71,10 @@ class Model(nn.Module):
 
 
 class Job:
-    def __init__(self, steps: int, kill: int, elastic: bool) -> None:
+    def __init__(self, steps: int, kill: int, *, elastic: bool, overflow: bool) -> None:
         self.steps, self.kill = steps, kill
-        self.ft = FTLib.init()
+        self.ft = FTLib.init(**({"nonfinite": "pass"} if overflow else {}))
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=200) if overflow else None
         self.model = Model()
         self.sampler = ElasticSampler(Numbers(), batch_size=BATCH, seed=3) if elastic else None
         self.loader: Any = Own(self.place) if self.sampler is None else DataLoader(Numbers(), batch_sampler=self.sampler)
@@ -92,6 +97,8 @@ class Job:
     def computed(self, loss: torch.Tensor) -> torch.Tensor:
         """A loss, before its backward pass."""
         self.losses.append(loss.item())
+        if self.scaler is not None and self.ft.step + 1 == OVERFLOW and self.place() == 1:
+            loss = loss * HUGE
         if self.kill and len(self.losses) == ACCUMULATE and self.ft.step + 1 == self.kill:
             self.ft.barrier()  # all have finished the step before: who dies may else be the only one that has
             first = Path("killed")
@@ -105,10 +112,10 @@ class Job:
         found = xxhash.xxh3_128()
         for parameter in self.model.parameters():
             found.update(parameter.detach().numpy().tobytes())
-        print(
-            json.dumps({"place": self.place(), "step": self.ft.step, "losses": self.losses, "digest": found.hexdigest()}),
-            flush=True,
-        )
+        line = {"place": self.place(), "step": self.ft.step, "losses": self.losses, "digest": found.hexdigest()}
+        if self.scaler is not None:
+            line["scale"] = self.scaler.get_scale()
+        print(json.dumps(line), flush=True)
         self.losses, self.told = [], self.ft.step
 
     # --- in four ways ----------------------------------------------------------------------------------------------------
@@ -139,6 +146,7 @@ class Job:
 
     def lightning(self) -> None:
         import lightning.pytorch as pl
+        from lightning.pytorch.plugins.precision import MixedPrecision
 
         from ftlib.lightning import Batches, FTCallback, FTStrategy
 
@@ -164,10 +172,17 @@ class Job:
                     assert trainer.is_global_zero is (job.ft.rank == 0)
                     job.stepped()
 
+        class Scaled(MixedPrecision):
+            """All that belongs to the scaler, in 32 bits."""
+
+            def forward_context(self) -> Any:
+                return contextlib.nullcontext()
+
+        scaled = {} if self.scaler is None else {"plugins": [Scaled("16-mixed", "cpu", self.scaler)]}
         trainer = pl.Trainer(
             max_steps=self.steps, max_epochs=-1, accumulate_grad_batches=ACCUMULATE, gradient_clip_val=CLIP,
             strategy=FTStrategy(self.ft), devices=1, callbacks=[FTCallback(self.ft, self.sampler), Reports()],
-            logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+            logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, **scaled,
         )  # fmt: skip
         trainer.fit(Module(), Batches(self.loader))
         assert trainer.global_step == self.ft.step
@@ -177,6 +192,7 @@ class Job:
 
         accelerator = FTAccelerator(self.ft, clip_norm=CLIP, gradient_accumulation_steps=ACCUMULATE, cpu=True)
         optimizer = self.optimizer()
+        accelerator.scaler = self.scaler  # on a CPU accelerate makes none
         model, optimizer, scheduler = accelerator.prepare(self.model, optimizer, self.schedule(optimizer))
         loader = self.loader if self.sampler is None else accelerator.prepare(self.loader)
         while self.ft.step < self.steps:
@@ -222,11 +238,12 @@ class Job:
             self.ft, self.model, arguments, train_dataset=Numbers(), optimizers=(optimizer, self.schedule(optimizer)),
             callbacks=[Reports()],
         )  # fmt: skip
+        trainer.accelerator.scaler = self.scaler
         trainer.train()
 
 
 if __name__ == "__main__":
     way, steps, kill = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    job = Job(steps, kill, "--elastic" in sys.argv)
+    job = Job(steps, kill, elastic="--elastic" in sys.argv, overflow="--overflow" in sys.argv)
     getattr(job, way)()
     job.ft.close()

@@ -77,3 +77,29 @@ def test_a_worker_that_joins_has_what_the_others_have(way: str, nursery: Nursery
     assert sorted(found[0]) == sorted(found[1]) == list(range(1, 1501))
     for step in range(1, 1501):
         assert len({steps[step]["digest"] for steps in found.values() if step in steps}) == 1, f"after step {step}"
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_overflow_at_one_worker_is_skipped_by_all(way: str, nursery: Nursery, tmp_path: Path) -> None:
+    """With a GradScaler: no parameter changes in that step, and all scales are halved; the steps after it are steps."""
+    found = learnt(nursery, tmp_path / "run", way, 5, 0, "--overflow")
+    assert {worker: sorted(steps) for worker, steps in found.items()} == {worker: [1, 2, 3, 4, 5] for worker in range(3)}
+    for step in range(1, 6):
+        assert len({(steps[step]["digest"], steps[step]["scale"]) for steps in found.values()}) == 1, f"after step {step}"
+    digests, scales = ([found[0][step][what] for step in range(1, 6)] for what in ("digest", "scale"))
+    assert scales == [1024.0, 1024.0, 512.0, 512.0, 512.0]
+    assert digests[1] == digests[2]
+    assert len(set(digests)) == 4
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("way", WAYS)
+def test_a_worker_that_joins_has_the_scale(way: str, nursery: Nursery, tmp_path: Path) -> None:
+    """It was lowered before the worker was killed, and grows every 200 steps."""
+    found = learnt(nursery, tmp_path / "run", way, 1500, KILLED, "--elastic", "--overflow", restarts=1)
+    back = [step for step in found[2] if step > KILLED]
+    assert len(back) > 3, "it came back"
+    for step in range(1, 1501):
+        told = {(steps[step]["digest"], steps[step]["scale"]) for steps in found.values() if step in steps}
+        assert len(told) == 1, f"after step {step}"
+    assert found[0][1500]["scale"] > 512.0
