@@ -1,9 +1,11 @@
 """Groups and channels beside raw Gloo sends and receives of torch.distributed, in the same run, on this host.
 
     python -m benchmarks collective                            # all, about four minutes
-    python -m benchmarks collective --only large small         # some: large small async broadcast channel deaths gap groups
+    python -m benchmarks collective --only large small         # some: see below
+    python -m benchmarks collective --only killed --killed 250 # members that are killed and replaced: four minutes
     python -m benchmarks collective --rounds 5 --deaths 10     # fewer of each
 
+Parts: large, small, async, broadcast, channel, deaths, gap, groups; and killed, which is left out unless it is named.
 Workers are processes with one thread of torch each. Gloo's turn and ours follow each other in every round, over the same
 workers; a figure is the median of all rounds, with the least and the most. A large transfer is timed from the call of send to
 the word that comes back.
@@ -38,6 +40,8 @@ MB = 10**6
 LARGE = 25 * MB // 4
 """Elements of 25 MB float32."""
 PARTS = ("large", "small", "async", "broadcast", "channel", "deaths", "gap", "groups")
+LONG = ("killed",)
+"""Parts that only run where they are named."""
 LIMIT = 120.0
 
 
@@ -244,6 +248,32 @@ def make_and_close(here: Here, names: list[str], count: int, first: bool) -> tup
             early = footprint()
     time.sleep(6.0)  # idle threads end after five
     return early, footprint()
+
+
+def outlive(here: Here, names: list[str]) -> str:
+    """Exchange a word with the peer, and wait for another one; the error that comes instead."""
+    group = here.group(names)
+    group.send("word")
+    assert group.recv() == "word"
+    here.kept["pending"] = True
+    try:
+        group.recv(timeout=LIMIT)
+    except CollectiveError as error:
+        return type(error).__name__
+    finally:
+        here.kept["pending"] = False
+    return "nothing"
+
+
+def echo(here: Here, names: list[str]) -> None:
+    group = here.group(names)
+    group.send(group.recv())
+
+
+def at_rest(here: Here) -> dict[str, int]:
+    del here
+    time.sleep(6.0)  # idle threads end after five
+    return footprint()
 
 
 def footprint() -> dict[str, int]:
@@ -473,9 +503,37 @@ def groups(nursery: Nursery, report: Report, count: int) -> None:
             report.row(f"{count} groups made and closed: growth at {name}", str(grown), bar="none", good=good)
 
 
+def killed(nursery: Nursery, report: Report, count: int) -> None:
+    """``b`` is killed in mid-conversation and replaced under its name, again and again."""
+    with company(nursery, "a", "b", "c", exclude_after=2.0) as workers:
+        early: dict[str, int] = {}
+        errors: list[str] = []
+        for number in range(count):
+            found = workers["a"].call(outlive, ["a", "b"])
+            workers["b"].do(echo, ["a", "b"])
+            until(lambda: workers["a"].do(is_waiting))
+            workers["b"].kill()
+            errors.append(found.result(LIMIT))
+            replaced(workers, "b", "a", nursery).do(seek_admission)
+            until(lambda: workers["a"].do(knows, workers["b"].member.id))
+            if number == count // 10:
+                early = workers["a"].do(at_rest)
+            if number % 10 == 9:
+                report.say(f"killed: {number + 1} of {count}")
+        late = workers["a"].do(at_rest)
+        grown = {key: late[key] - early[key] for key in late}
+        good = grown["threads"] <= 2 and grown["fds"] <= 4 and grown["kB"] < 20_000 and set(errors) == {"PeerLost"}
+        said = f"{errors.count('PeerLost')} of {count} PeerLost"
+        report.row(f"{count} members killed and replaced: growth at the other", str(grown), said, bar="none", good=good)
+
+
+def is_waiting(here: Here) -> bool:
+    return bool(here.kept.get("pending"))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = parser(__doc__, agent=False, rounds=10, deaths=50, groups=1000)
-    options.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
+    options = parser(__doc__, agent=False, rounds=10, deaths=50, groups=1000, killed=500)
+    options.add_argument("--only", nargs="+", choices=PARTS + LONG, default=PARTS)
     chosen = options.parse_args(arguments)
     report = Report("Groups and channels beside Gloo", 240, ("ours", "Gloo, or what else is said", "ratio"))
     with (
@@ -490,6 +548,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ("deaths", deaths, chosen.deaths),
             ("gap", gap, chosen.rounds),
             ("groups", groups, chosen.groups),
+            ("killed", killed, chosen.killed),
         ):
             if name in chosen.only:
                 part(nursery, report, number)

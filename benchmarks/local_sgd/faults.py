@@ -15,12 +15,13 @@ from tests.harness.cluster import Cluster, Worker
 from tests.harness.verdict import Verdict
 
 WORKERS = 4
-WAYS: tuple[dict[str, Any], ...] = (
-    {"sync_every": 8},
-    {"sync_every": 16, "fragments": 4},
-    {"sync_every": 8, "delay": 4},
-    {"sync_every": 32, "fragments": 4, "delay": 4},
-)
+WAYS: dict[str, dict[str, Any]] = {
+    "whole": {"sync_every": 8},
+    "fragments": {"sync_every": 16, "fragments": 4},
+    "delay": {"sync_every": 8, "delay": 4},
+    "both": {"sync_every": 32, "fragments": 4, "delay": 4},
+}
+"""One fragment or four, without and with a delay."""
 SIZES = [30_000, 200_000, 1_000, 90_000]
 STEP = 0.004
 """Seconds of an inner step."""
@@ -32,31 +33,37 @@ ROUNDS = 10
 
 
 def faults(args: Namespace, report: Report) -> None:
-    """All ways in turns."""
+    """The chosen ways in turns, each with its share of the kills."""
     chance, verdict = random.Random(args.seed), Verdict()
-    pauses: list[float] = []
-    inside, missing, errors = 0, list[str](), list[str]()
-    for way in WAYS:
-        left = args.kills // len(WAYS)
+    every: list[float] = []
+    inside, syncs, inner, errors = 0, list[str](), list[str](), list[str]()
+    for name in args.ways:
+        way, pauses = WAYS[name], list[float]()
+        left = args.kills // len(args.ways)
         task = {"sizes": SIZES, "pause": STEP, "given": way, "settings": {"agent": "thread"}}
         job = Verdict()
         with crew("seldom", WORKERS, program="tests.train.local_sgd.learner:learn", **task) as cluster:
             _train(cluster)
             for number in range(left):
-                report.say(f"{way}: kill {number + 1} of {left}")
+                report.say(f"{name}: kill {number + 1} of {left}")
                 inside += _fault(cluster, chance, pauses)
                 job.check(cluster.workers)
             errors += list(cluster.faults())
             verdict.violations += job.violations
             verdict.steps += job.steps
-            missing += [text for worker in cluster.workers for text in _missing(worker, way)]
+            syncs += [text for worker in cluster.workers for text in _lost(worker, way, syncs=True)]
+            inner += [text for worker in cluster.workers for text in _lost(worker, way, syncs=False)]
+        if pauses:
+            report.row(f"faults: {name}, pause", f"{1e3 * statistics.median(pauses):.1f} ms [- {1e3 * max(pauses):.1f}]")
+        every += pauses
     report.verdict(verdict, "faults: ")
-    for text in (*missing[:5], *errors[:5]):
+    for text in (*syncs[:5], *inner[:5], *errors[:5]):
         print(f"VIOLATION {text}", flush=True)
-    report.row("faults: inner steps of survivors lost, errors", str(len(missing) + len(errors)), bar="0",
-               good=not missing and not errors)  # fmt: skip
-    report.row("faults: kills, of these at a boundary of a sync", f"{len(pauses)}, {inside}")
-    report.bar("faults: pause", pauses, BAR, unit="ms")
+    report.row("faults: syncs lost", str(len(syncs)), bar="0", good=not syncs)
+    report.row("faults: inner steps of survivors lost, errors", str(len(inner) + len(errors)), bar="0",
+               good=not inner and not errors)  # fmt: skip
+    report.row("faults: kills, of these at a boundary of a sync", f"{len(every)}, {inside}")
+    report.bar("faults: pause", every, BAR, unit="ms")
 
 
 def _fault(cluster: Cluster, chance: random.Random, pauses: list[float]) -> bool:
@@ -98,8 +105,9 @@ def _longer(worker: Worker, death: float) -> float:
     return max(0.0, max(around) - usual)
 
 
-def _missing(worker: Worker, way: dict[str, Any]) -> list[str]:
-    """Rounds of other lengths than the schedule's: inner steps that were lost, or done twice."""
+def _lost(worker: Worker, way: dict[str, Any], *, syncs: bool) -> list[str]:
+    """Rounds of other lengths than the schedule's. Longer ones: a sync was thrown away. Shorter ones: inner steps were."""
     period = way["sync_every"] // way.get("fragments", 1)
     inner = [line["inner"] for line in worker.calls]
-    return [f"{worker.task.name}: inner steps {a} to {b}" for a, b in itertools.pairwise(inner) if b - a > period]
+    rounds = itertools.pairwise(inner)
+    return [f"{worker.task.name}: inner steps {a} to {b}" for a, b in rounds if (b - a > period if syncs else b - a < period)]

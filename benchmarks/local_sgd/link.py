@@ -33,7 +33,7 @@ PARAMETERS = 1_000_000
 ROUNDS = 12
 """Syncs that are measured, after as many as give each fragment two turns."""
 PORT = 7411
-LIMIT = 120.0
+LIMIT = 180.0
 
 
 def link(_args: Namespace, report: Report) -> None:

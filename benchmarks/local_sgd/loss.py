@@ -21,17 +21,17 @@ LIMIT = 300.0
 
 
 def loss(args: Namespace, report: Report) -> None:
-    """Both tasks, all seeds, with and without faults."""
+    """The chosen tasks, all seeds, with and without faults."""
     curves: dict[tuple[str, bool], list[list[float]]] = {}
     with tempfile.TemporaryDirectory(prefix="ftlib-loss-") as directory:
         program, settings = "benchmarks.local_sgd.learning:learn", {"agent": "thread"}
         with Cluster(Path(directory), program=program, settings=settings) as cluster:  # one fork server for all jobs
-            for number, (task, disturbed, seed) in enumerate(itertools.product(EVERY, (False, True), range(args.seeds))):
+            for number, (task, disturbed, seed) in enumerate(itertools.product(args.tasks, (False, True), range(args.seeds))):
                 report.say(f"{task}, seed {seed}, {'with' if disturbed else 'without'} faults")
                 cluster.clear(Path(directory) / str(number))
                 curve = _course(cluster, task, seed, args.syncs, disturbed=disturbed)
                 curves.setdefault((task, disturbed), []).append(curve)
-    for task in EVERY:
+    for task in args.tasks:
         calm, faulty = ([curve[-1] for curve in curves[task, disturbed]] for disturbed in (False, True))
         apart = statistics.fmean(faulty) - statistics.fmean(calm)
         deviation = statistics.stdev(calm) if len(calm) > 1 else 0.0

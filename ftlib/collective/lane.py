@@ -174,8 +174,15 @@ class Lane:
             end()
         elif not link.closed:
             heard = link.heard
-            # As long as bytes come it is looked again: a busy machine may take its time between two of them.
-            later(_RUN_DRY, lambda: end() if link.heard == heard and not link.closed else self.lost(later, end))
+
+            def look() -> None:
+                link.catch_up()  # what has arrived counts, though no thread came to read it: this machine may be busy
+                if link.heard == heard and not link.closed:
+                    end()
+                else:  # bytes come still
+                    self.lost(later, end)
+
+            later(_RUN_DRY, look)
 
     def close(self, deadline: float) -> None:
         """Flush what was sent, tell the peer, and end with GroupClosed."""

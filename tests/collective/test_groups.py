@@ -127,6 +127,30 @@ def test_what_was_received_is_freed_with_its_last_name(kept: bool) -> None:
             gc.enable()
 
 
+def test_what_a_member_sent_before_it_left_is_read_on_a_machine_that_is_too_busy() -> None:
+    """The thread that should have read it does not come to run: what has arrived counts all the same."""
+    with collectives(2) as (made, ids):
+        for each in made:
+            each._loop.ring = False  # a ring is read at the end of the stream beside it
+        a, b = (each.create_collective_group(ids) for each in made)
+        a.send("they have met", timeout=LIMIT)
+        assert b.recv(timeout=LIMIT)
+        link = b.lane(ids[0]).link
+        assert link is not None
+        link._helped = True  # that thread reads, it is said
+        link._interest()
+        pending = [b.recv(async_op=True) for _ in range(2)]
+        a.send("the last word", timeout=LIMIT)
+        a.close()
+        made[1]._lost(a.here, "it has left")
+        try:
+            assert pending[0].wait(LIMIT) == "the last word"
+            with pytest.raises(GroupClosed):
+                pending[1].wait(LIMIT)
+        finally:
+            link._helped = False
+
+
 def test_who_dials_a_collective_that_is_closed_is_told() -> None:
     """The member lives: whoever comes late must not wait for it, nor who came before and whose group was not made there."""
     with collectives(2) as (made, ids):

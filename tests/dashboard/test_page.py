@@ -46,6 +46,13 @@ class Page:
         self._environ = environment(XDG_RUNTIME_DIR=str(runtime))
         del self._environ["FTLIB_SECRET"]
 
+    def open_beside(self) -> None:
+        """What ``ftlib run --dashboard`` serves."""
+        stderr = self._launched.process.stderr
+        assert stderr is not None
+        said = next(line.decode() for line in iter(stderr.readline, b"") if b"dashboard: open" in line)
+        self.driver.get(said.rpartition(" ")[2].strip())
+
     def js(self, text: str, *arguments: Any) -> Any:
         return self.driver.execute_script(text, *arguments)
 
@@ -168,6 +175,43 @@ def test_a_job_is_seen_and_ordered_about(tmp_path: Path, browser: Any) -> None:
         launched.finish()
 
 
+LARGE = TRAINS.replace(
+    "model = torch.nn.Linear(4, 1)",
+    "model = torch.nn.Linear(4, 1)\nmodel.table = torch.nn.Parameter(torch.zeros(6_000_000), requires_grad=False)",
+)
+"""The same with 24 MB that a joiner needs, too."""
+WATCHED = """
+window.progress = new Set();
+setInterval(() => {
+    for (const bar of document.querySelectorAll('#rows progress:not([hidden])')) window.progress.add(bar.value);
+}, 50);
+"""
+"""Notes what the bars of joiners show."""
+
+
+@pytest.mark.soak
+def test_a_worker_that_joins(tmp_path: Path, browser: Any) -> None:
+    """The state comes to a real joiner, slowly enough to be watched; and what three members look like."""
+    runtime = tmp_path / "runtime"
+    settings = {"FTLIB_EXCLUDE_AFTER": "60", "FTLIB_RECOVERY_BANDWIDTH": "2000000", "XDG_RUNTIME_DIR": str(runtime)}
+    with running(tmp_path, "-n", 3, "--max-restarts", 20, "--dashboard", script=LARGE, **settings) as launched:
+        page = Page(browser, launched, runtime)
+        page.open_beside()
+        eventually(lambda: len(page.rows()) == 3, lambda: f"three rows: {page.rows()}")
+        page.js(WATCHED)
+        killed = page.member("worker 2")
+        page.click("kill", "worker 2")
+        page.agree()
+        assert ends(launched, 2) == -9
+        eventually(lambda: page.member("worker 2") not in (None, killed), lambda: f"it is back: {page.rows()}")
+        eventually(lambda: len(page.js("return [...window.progress]")) >= 3, "its progress moves")
+        page.picture("joins")
+        eventually(lambda: not page.js("return document.querySelector('#rows progress:not([hidden])')"), "it has the state")
+        look_at_access(browser, lambda scheme: page.picture(f"three-{scheme}"))
+        os.kill(launched.process.pid, signal.SIGTERM)
+        launched.finish()
+
+
 @pytest.mark.soak
 def test_a_worker_that_is_stopped(tmp_path: Path, browser: Any) -> None:
     """SIGSTOP: its row turns, its launcher kills it, and its successor is shown."""
@@ -175,10 +219,8 @@ def test_a_worker_that_is_stopped(tmp_path: Path, browser: Any) -> None:
     # So many seconds of silence: on a busy machine others than the stopped one are away for two.
     settings = {"FTLIB_EXCLUDE_AFTER": "8", "XDG_RUNTIME_DIR": str(runtime)}
     with running(tmp_path, "-n", 3, "--max-restarts", 20, "--dashboard", script=TRAINS, **settings) as launched:
-        assert launched.process.stderr is not None
-        said = next(line.decode() for line in iter(launched.process.stderr.readline, b"") if b"dashboard: open" in line)
         page = Page(browser, launched, runtime)
-        browser.get(said.rpartition(" ")[2].strip())
+        page.open_beside()
         eventually(lambda: len(page.rows()) == 3, lambda: f"three rows: {page.rows()}")
         stopped = page.member("worker 2")
         os.kill(int(page.js("return page.rows[arguments[0]].pid", stopped)), signal.SIGSTOP)

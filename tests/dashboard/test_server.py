@@ -229,6 +229,28 @@ async def test_nobody_asks_while_nobody_looks() -> None:
         assert there.members.asked == asked
 
 
+@pytest.mark.parametrize(("last", "missed"), [("3", [4]), ("4", []), ("nonsense", [4])])
+async def test_after_a_lost_connection_the_changes_since_are_told(last: str, missed: list[int]) -> None:
+    async with dash() as there:
+        await there.enter()
+        await there.events(2)
+        events = dict(await there.events(2, **{"Last-Event-ID": last}))
+        assert [change["epoch"] for change in events["changes"]] == missed
+        assert "rows" in events["snapshot"]
+
+
+async def test_all_viewers_have_one_sampler() -> None:
+    async with dash() as there:
+        assert there.watch.enter(0)
+        sampler = there.watch._task
+        assert sampler is not None
+        for _ in range(3):
+            assert there.watch.enter(0)
+            await asyncio.sleep(0)
+        assert there.watch._task is sampler
+        assert [task for task in asyncio.all_tasks() if "_sample" in repr(task.get_coro())] == [sampler]
+
+
 async def test_a_viewer_that_is_stuck_is_let_go_and_more_than_the_most_are_refused() -> None:
     async with dash() as there:
         stuck = [there.watch.enter(0) for _ in range(VIEWERS)]

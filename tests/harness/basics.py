@@ -20,7 +20,7 @@ __all__ = ["PATIENT", "TIMEOUT", "Tail", "around", "bind", "eventually", "free_p
 TIMEOUT = 120.0
 """Seconds that anything may take. A busy machine takes its time; what hangs, hangs for longer."""
 
-PATIENT = {"exclude_after": 30.0, "lease": 30.0}
+PATIENT = {"exclude_after": 30.0, "lease": 30.0, "ready_timeout": 40.0}
 """Settings of workers of tests that are not about silence: on a busy machine a healthy one may well not run for ten seconds."""
 
 _RANGE = range(10_000, 32_768)

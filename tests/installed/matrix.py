@@ -3,7 +3,7 @@
     python -m tests.installed.matrix [ROW ...]          # lowest, newest, 3.12, 3.13: all of them by default
 
 The first two run tests of all layers, with torch. The others run those that need no torch, which has no build for them on every
-machine. Prints a table at the end.
+machine. Prints a table at the end, and writes its rows into ``docs/figures.md``; rows that were not run stay as they were.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ WITHOUT_TORCH = ("tests/protocol", "tests/consensus", "tests/transcripts")
 MORE = ("tests/frameworks", "tests/ftlib/data", "tests/ftlib/test_open_calls.py", "tests/launch/test_run.py")
 WITH_TORCH = (*WITHOUT_TORCH, *MORE)
 NOT_HERE = "no such Python here"
+PAGE = ROOT / "docs" / "figures.md"
+BEGIN, END = "<!-- matrix -->", "<!-- end -->"
+HEAD = ("| row | Python | versions | result |", "| --- | --- | --- | --- |")
 TESTS = ("pytest", "pytest-timeout", "hypothesis", "psutil", "greenlet", "redis")
 """What the tests need beside the package; always the newest, as users do not install it."""
 
@@ -113,6 +116,19 @@ def _told(versions: dict[str, str]) -> str:
     return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
+def written(page: str, rows: Sequence[Row]) -> str:
+    """``page`` with the new rows in its table."""
+    begin, end = page.index(BEGIN) + len(BEGIN), page.index(END, page.index(BEGIN))
+    lines = dict(_named(line) for line in page[begin:end].splitlines()[2:])
+    lines |= {row.name: row.as_line() for row in rows}
+    there = [lines[name] for name in ROWS if name in lines]
+    return "\n".join([page[:begin], *HEAD, *there, page[end:]])
+
+
+def _named(line: str) -> tuple[str, str]:
+    return line.split("|")[1].strip(), line
+
+
 ROWS: dict[str, Callable[[Path], Row]] = {
     "lowest": lowest,
     "newest": newest,
@@ -138,8 +154,8 @@ def main(names: Sequence[str]) -> int:
                 print(f"FAILED {error}")
                 rows.append(Row(name, "", "", "FAILED"))
             print(f"{name} took {time.monotonic() - began:.0f} s", flush=True)
-    print("| row | Python | versions | result |\n| --- | --- | --- | --- |")
-    print("\n".join(row.as_line() for row in rows))
+    print("\n".join([*HEAD, *(row.as_line() for row in rows)]))
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), rows), encoding="utf-8")
     return 1 if failed else 0
 
 

@@ -176,7 +176,7 @@ def test_max_size(stage: Stage) -> None:
 
 
 def test_quorum_lost(stage: Stage) -> None:
-    players = stage.found("train", "train", "train", exclude_after=4.0, quorum_timeout=4.0)
+    players = stage.found("train", "train", "train", exclude_after=6.0, quorum_timeout=6.0)
     stage.going(*players)
     left, *stopped = players
     for player in stopped:

@@ -217,7 +217,7 @@ def test_the_process_of_a_group(cluster: Cluster, number: signal.Signals, isolat
 @for_both
 def test_a_stopped_worker_is_voted_out(cluster: Cluster) -> None:
     """What its process of the group still does reaches nobody."""
-    workers = cluster.found(3, settings={"exclude_after": 3.0})
+    workers = cluster.found(3, settings={"exclude_after": 6.0})
     cluster.training(3)
     victim = workers[2]
     victim.killed = victim.signal(signal.SIGSTOP)

@@ -52,7 +52,7 @@ def test_a_lone_worker_does_not_wait(nursery: Nursery, tmp_path: Path) -> None:
 
 def test_nobody_comes_without_a_launcher(nursery: Nursery, tmp_path: Path) -> None:
     """The other one was lost a moment ago, so it may be back: at the deadline this one leaves, with a checkpoint."""
-    settings = {"bucket_mb": 0.08, "exclude_after": 15.0, "handover": 3.0}
+    settings = {"bucket_mb": 0.08, "exclude_after": 15.0, "handover": 15.0}
     kept = tmp_path / "checkpoints"
     habit = ["tests.processes.saver:FirstOnly", str(kept), 5]
     with Cluster(tmp_path, nursery, sizes=[2_000], pause=0.03, settings=settings, habit=habit) as cluster:

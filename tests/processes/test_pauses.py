@@ -18,7 +18,7 @@ from .launched import LaunchedRun
 
 pytestmark = pytest.mark.process
 
-SOON = {"exclude_after": 3.0}
+SOON = {"exclude_after": 6.0}
 """Where silence is what a test is about."""
 
 

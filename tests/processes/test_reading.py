@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 def cluster(nursery: Nursery, tmp_path: Path) -> Iterator[Cluster]:
     """A cluster of readers without workers yet."""
     with Cluster(
-        tmp_path, nursery, program="tests.processes.reader:read", settings={"rejoin": True, "exclude_after": 4.0}
+        tmp_path, nursery, program="tests.processes.reader:read", settings={"rejoin": True, "exclude_after": 6.0}
     ) as cluster:
         yield cluster
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.process
 
 def test_a_stopped_worker_joins_again_and_again(nursery: Nursery, tmp_path: Path) -> None:
     """The most senior one: the first time the founder's own address is bound again, and nothing may be founded there."""
-    settings = {"bucket_mb": 0.08, "exclude_after": 3.0, "rejoin": True}
+    settings = {"bucket_mb": 0.08, "exclude_after": 6.0, "rejoin": True}
     with Cluster(tmp_path, nursery, sizes=[20_000, 300], settings=settings) as cluster:
         cluster.found(3)
         cluster.training(3)
@@ -45,7 +45,7 @@ def test_a_stopped_worker_joins_again_and_again(nursery: Nursery, tmp_path: Path
 
 def test_under_the_launcher_it_stays_the_same_process(nursery: Nursery, tmp_path: Path) -> None:
     """A worker that hung gives itself up and joins again: the launcher restarts nothing, and can still fence it."""
-    settings = {"exclude_after": 4.0, "stall_timeout": 3.0, "rejoin": True}
+    settings = {"exclude_after": 8.0, "stall_timeout": 6.0, "rejoin": True}
     habit = ["tests.processes.test_rejoin:Pause"]
     with LaunchedRun(tmp_path, 2, nursery=nursery, sizes=[300], settings=settings, habit=habit) as run:
         run.training(2)

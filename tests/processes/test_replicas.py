@@ -25,7 +25,7 @@ QUICK = [PROCESSES[1], PROCESSES[2], *(pytest.param(*each, marks=pytest.mark.soa
 
 @pytest.fixture
 def job(nursery: Nursery, tmp_path: Path) -> Iterator[Replicas]:
-    with Replicas(tmp_path, nursery, settings={"exclude_after": 5.0}) as job:  # of silence, which is what ends a stopped one
+    with Replicas(tmp_path, nursery, settings={"exclude_after": 8.0}) as job:  # of silence, which is what ends a stopped one
         yield job
 
 

@@ -18,7 +18,7 @@ from tests.harness.verdict import Verdict
 
 pytestmark = pytest.mark.process
 
-LEASE = 4.0
+LEASE = 6.0
 
 
 @contextlib.contextmanager

@@ -77,7 +77,7 @@ class Replicas:
 def launched(nursery: Nursery, directory: Path, *options: str, size: int = 3) -> Program:
     command = ftlib_run("-n", size, "--max-restarts", 5, "--restart-delay", 0.2, *TRAINER, directory, *options)
     # silence is the sign of one that is stopped, and a busy machine lets nobody else be silent for so long
-    return Program(nursery, directory, *command, env=clean(FTLIB_EXCLUDE_AFTER="5"))
+    return Program(nursery, directory, *command, env=clean(FTLIB_EXCLUDE_AFTER="8"))
 
 
 @pytest.mark.parametrize("options", [(), ("--diloco", "--sync-quorum")], ids=["ddp", "diloco"])
@@ -125,7 +125,7 @@ def in_storage(nursery: Nursery, directory: Path, where: str, **settings: str) -
     def start(number: int) -> None:
         place = directory / f"replica-{number}"
         place.mkdir()
-        env = clean(TORCHFT_LIGHTHOUSE=where, FTLIB_LEASE="3.0", FTLIB_INITIAL_SIZE="3", FTLIB_JOB="stored", **settings)
+        env = clean(TORCHFT_LIGHTHOUSE=where, FTLIB_LEASE="6.0", FTLIB_INITIAL_SIZE="3", FTLIB_JOB="stored", **settings)
         programs.append(Program(nursery, place, *TRAINER, directory, env=env))
 
     try:

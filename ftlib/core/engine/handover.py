@@ -34,13 +34,14 @@ class Handover:
         """
         self._plane = plane
         self._patience = patience
-        self._until = -math.inf
+        self._began = self._until = -math.inf
         self._word: bool | None = True if launched else None
         """What the launcher says: whether somebody is coming. None: nobody says anything. True until it has been asked."""
 
     def begin(self, within: float | None = None) -> None:
         """There is a notice. ``within``: seconds that this worker has, if whoever gave the notice says so."""
-        self._until = self._plane().threads.now() + (self._patience if within is None else within)
+        self._began = self._plane().threads.now()
+        self._until = self._began + (self._patience if within is None else within)
 
     def heard(self, coming: bool | None) -> None:
         """The launcher's word; None if it does not know, or there is none."""
@@ -76,7 +77,7 @@ class Handover:
             return True
         if self._word is not None:
             return self._word
-        return plane.peers.lost_since(plane.threads.now() - self._patience)
+        return plane.peers.lost_since(self._began - self._patience)
 
 
 def others_with_state(plane: Plane, session: Session) -> bool:

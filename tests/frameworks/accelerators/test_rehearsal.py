@@ -142,7 +142,8 @@ def test_a_death_ends_the_wait_although_the_device_hangs(crews: Crew, silent: bo
     for rank, (at, error, peers, done, wrong) in enumerate([hand.answer() for hand in survivors]):
         assert not wrong
         assert at - killed < SOON
-        assert rank not in peers
+        # The library may tell of the death long before a connection breaks: on a busy machine the dead one still ends then.
+        assert rank not in peers or (peers == (rank,) and not silent and "remote process exited" in error)
         assert "broke" in error or (not silent and "remote process exited" in error)
         assert peers or "broke" not in error, "it names a rank: the dead one, or the survivor that was faster to abort"
         assert done
