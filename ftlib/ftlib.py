@@ -464,7 +464,7 @@ class FTLib(Calls):
         """Whether this worker leaves because its program has come to its end: no notice, and no exception that ends it."""
         error = sys.exc_info()[1] or getattr(sys, "last_value", None)
         clean = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
-        return clean and not self._call_lock.leaving
+        return clean and not self._call_lock.noticed
 
     def _confirmed(self) -> bool:
         """In passive mode the consensus freezes the worker when the view changes; in active mode it is asked here."""
@@ -491,7 +491,7 @@ class FTLib(Calls):
         self._drain.part()
         self._lives.goodbye(LEAVE_TIMEOUT, ended=ended)
         self._keeper.close()
-        self._drain.part(parting=self._call_lock.leaving)  # then the process ends
+        self._drain.part(parting=self._call_lock.noticed)  # then the process ends
 
     def _close(self, ended: bool) -> None:
         self._lives.goodbye(CLOSE_TIMEOUT if self._plane.current is None else BUSY_TIMEOUT, ended=ended)

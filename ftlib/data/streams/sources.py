@@ -23,7 +23,7 @@ def tar_records(path: str, start: int) -> Iterator[dict[str, Any]]:
             files = list(group) if number >= start else ()
             if files:
                 yield {"__key__": key, **{_key(member.name)[1]: _content(archive, member) for member in files}}
-            archive.members = []  # type: ignore[attr-defined]  # else it remembers each file of the shard
+            archive.members.clear()  # type: ignore[attr-defined]  # else it remembers each file of the shard
 
 
 class HuggingFace:
