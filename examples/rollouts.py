@@ -2,6 +2,8 @@
 
     python examples/rollouts.py        # all of it on this host; a rollout worker is killed, and another one comes
 
+The first trainer listens at MEET and TRAINERS (host:port), by default at ports that are free as it begins.
+
 Trainers are in two jobs: one of their own, to average, and one with the rollout workers, who average nothing. Weights go by a
 group of two to each rollout worker; what is played comes back through a channel that the first trainer serves. The game: eight
 numbers are shown, and the action is right that a hidden matrix ranks highest.
@@ -119,8 +121,8 @@ def demonstrate():
         return subprocess.Popen([sys.executable, __file__, *map(str, arguments)], **options)
 
     with socket.create_server(("127.0.0.1", 0)) as meet, socket.create_server(("127.0.0.1", 0)) as trainers:
-        os.environ["MEET"] = "{}:{}".format(*meet.getsockname())
-        os.environ["TRAINERS"] = "{}:{}".format(*trainers.getsockname())
+        os.environ.setdefault("MEET", "{}:{}".format(*meet.getsockname()))
+        os.environ.setdefault("TRAINERS", "{}:{}".format(*trainers.getsockname()))
     os.environ["OMP_NUM_THREADS"] = "1"
     first, second = start("trainer", 0, stdout=subprocess.PIPE, text=True), start("trainer", 1)
     players = [start("rollout", f"rollout-{number}") for number in range(2)]

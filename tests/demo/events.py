@@ -59,4 +59,4 @@ def timeline(*, noted: list[dict[str, Any]] | None = None, closed: bool = True) 
     return made
 
 
-REFERENCE = Reference(351, tuple(2.1 / number for number in range(1, STEPS + 1)))
+REFERENCE = Reference((351,), tuple(2.1 / number for number in range(1, STEPS + 1)))

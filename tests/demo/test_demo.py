@@ -19,7 +19,7 @@ import pytest
 from ftlib.cli.demo.crew import Crew
 from ftlib.cli.demo.timeline import Fault
 from ftlib.cli.demo.trainer import Training
-from tests.harness.basics import TIMEOUT
+from tests.harness.basics import TIMEOUT, eventually
 from tests.harness.nursery import Nursery
 from tests.harness.program import ROOT, Program
 
@@ -124,7 +124,8 @@ def test_whoever_is_left_is_found(tmp_path: Path) -> None:
     assert crew.left() == []
     with subprocess.Popen(["sleep", "60"], env={**os.environ, "FTLIB_JOB": "a-demos"}) as sleeper:
         try:
-            assert crew.left() == [sleeper.pid]
+            # While a program is being loaded, its process has no environment yet.
+            eventually(lambda: crew.left() == [sleeper.pid], "it is found")
         finally:
             sleeper.kill()
     assert crew.left() == []

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.basics import free_ports
 from tests.harness.nursery import Nursery
 from tests.harness.program import ROOT, Program, clean, ftlib_run
 
@@ -90,7 +91,9 @@ def test_a_pipeline_of_three(nursery: Nursery, tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_rollout_workers_come_and_go(nursery: Nursery, tmp_path: Path) -> None:
-    with Program(nursery, tmp_path, ROOT / "examples" / "rollouts.py", env=clean(STEPS="150", **PATIENT)) as demonstration:
+    meet, trainers = (f"127.0.0.1:{port}" for port in free_ports(2))
+    own = clean(STEPS="150", MEET=meet, TRAINERS=trainers, **PATIENT)
+    with Program(nursery, tmp_path, ROOT / "examples" / "rollouts.py", env=own) as demonstration:
         assert demonstration.wait(PATIENCE) == 0, demonstration.stderr
         said = demonstration.stdout
     assert said.index("step 50: ") < said.index("rollout-0 is killed") < said.index("step 100: ")

@@ -9,14 +9,21 @@ from dataclasses import dataclass
 from .digits import Digits
 
 _TELL_EVERY = 20
+_LATELY = 25
+"""Steps at whose end the accuracy is looked at: early in training it moves up and down by several images within as many."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The result. ``losses``: of each step from the first on."""
+    """The result. ``losses``: of each step from the first on. ``lately``: right test images after each of the last steps."""
 
-    correct: int
+    lately: tuple[int, ...]
     losses: tuple[float, ...]
+
+    @property
+    def correct(self) -> int:
+        """Right test images at the end."""
+        return self.lately[-1]
 
     @property
     def last_loss(self) -> float | None:
@@ -34,7 +41,7 @@ def undisturbed(digits: Digits, seed: int, steps: int, tell: Callable[[int], Non
     torch.set_num_threads(1)  # the net is too small to gain from more
     model = task.network(seed)
     optimizer = task.optimizer_for(model)
-    losses = []
+    losses, lately = [], [task.correct(model, digits)]
     for step in range(steps):
         images, labels = task.global_batch(digits, seed, step)
         loss = cross_entropy(model(images), labels)
@@ -43,6 +50,8 @@ def undisturbed(digits: Digits, seed: int, steps: int, tell: Callable[[int], Non
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
+        if step >= steps - _LATELY:
+            lately.append(task.correct(model, digits))
         if step % _TELL_EVERY == 0:
             tell(step)
-    return Reference(task.correct(model, digits), tuple(losses))
+    return Reference(tuple(lately[-_LATELY:]), tuple(losses))

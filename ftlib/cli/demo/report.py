@@ -14,7 +14,10 @@ from .reference import Reference
 from .timeline import Deed, Fault, Lifetime, State, Timeline
 
 TOLERANCE = 6
-"""Test images by which the run may differ from the undisturbed one. Undisturbed runs of other seeds differ by as much."""
+"""Test images by which the run may differ from those that the undisturbed one gets right after one of its last steps.
+
+Undisturbed runs of other seeds differ by as much.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,13 +249,12 @@ def _learns(correct: int | None, reference: Reference) -> Promise:
     name = "It learns the same"
     if correct is None:
         return Promise(name, False, "the workers that saw the end do not agree on the test accuracy, or none saw it")
-    difference = correct - reference.correct
-    kept = abs(difference) <= TOLERANCE
+    least, most = min(reference.lately), max(reference.lately)
     return Promise(
         name,
-        kept,
-        f"test accuracy {correct / TEST:.1%}, undisturbed {reference.correct / TEST:.1%} "
-        f"({correct} and {reference.correct} of {TEST}; at most {TOLERANCE} apart)",
+        least - TOLERANCE <= correct <= most + TOLERANCE,
+        f"test accuracy {correct / TEST:.1%}, undisturbed {reference.correct / TEST:.1%} ({correct} and {reference.correct} of "
+        f"{TEST}; undisturbed {least} to {most} after the last steps, from which it may be {TOLERANCE} away)",
     )
 
 
