@@ -72,6 +72,10 @@ class Pupil:
         time.sleep(self.pace)  # what a forward pass of a larger model takes
         return status
 
+    def slow_down(self, pace: float) -> None:
+        """Its next steps take ``pace`` seconds longer than what they compute."""
+        self.pace = pace
+
     def apply(self) -> None:
         self.optimizer.step()
 

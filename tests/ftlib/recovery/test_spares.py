@@ -14,6 +14,7 @@ import torch
 
 from ftlib import ConfigError, FTLib
 from ftlib.core.plane.phase import Phase
+from ftlib.recovery import warm_standby
 from ftlib.recovery.donor import replication_sender as sender
 from ftlib.recovery.donor.donor import Donor
 from ftlib.recovery.layout import shards
@@ -126,11 +127,15 @@ def test_a_spare_follows_a_schedule() -> None:
 
 
 @BACKENDS
-def test_a_spare_is_level_while_it_waits_and_counts_at_once(backend: str) -> None:
+def test_a_spare_is_level_while_it_waits_and_counts_at_once(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is fetched any more once it is promoted: what it lacks is the others' word that its state is theirs."""
+    monkeypatch.setattr(warm_standby, "PATIENCE", TIMEOUT)  # the last record may come late on a busy machine
     with school(3, backend) as made:
         spare = made.spare()
         made.level(spare)
         eventually(lambda: not any(donor_of(pupil)._snapshots.nbytes for pupil in made.pupils), "the pins are given back")
+        fetched = spare.ft.metrics()["state_bytes"]
+        assert fetched > 0
         leaver, spare_id = made.pupils.pop(1).ft, spare.ft._plane.member_id
         entered: dict[FTLib, int] = {}
 
@@ -139,11 +144,14 @@ def test_a_spare_is_level_while_it_waits_and_counts_at_once(backend: str) -> Non
 
         for pupil in made.pupils:
             note(pupil.ft)
+            pupil.slow_down(0.2)  # it asks for that word as of a call to come: in a call of 2 ms the question may come too late
         leaver.leave()
         made.counts(spare, 3)
         assert assert_equal(*made.pupils, spare) > 2
-        # One of them may have finished a call that the other gets from it: the view's first call is the one after that.
-        assert min(spare.hashes) <= max(entered.values()) + 1, "from the first call of the view that it is in"
+        assert spare.ft.metrics()["state_bytes"] == fetched
+        # One of them may have finished a call that the other gets from it, and a question that comes too late is asked again,
+        # one call and then two calls further ahead.
+        assert min(spare.hashes) <= max(entered.values()) + 4
         assert not any(pupil.ft.metrics()["state_loads"] > 1 for pupil in made.pupils)
 
 
