@@ -11,9 +11,12 @@ from consensus import Member
 from ..common.devices import HOST, Event, device_at, place_of
 from ..links.errors import CollectiveError, CollectiveTimeout, Mismatch
 from .devices.carriers import await_event
-from .frames import NAMES, Incoming, Sort
-from .values import CARRIED, Classes, Leaf, Message, Shape, decode, marks, placed, shape_of
+from .frames import NAMES, Incoming, Sort, header_of
+from .values import CARRIED, Classes, Leaf, Message, Shape, decode, marks, place_for, placed, shape_of
 from .works import Outcome, Patience
+
+Handle = Callable[[list[Any], Message], object]
+"""Takes a message, of which it gets the fields as well."""
 
 
 class Stream(Protocol):
@@ -53,6 +56,12 @@ class Stream(Protocol):
     def fails(self, error: BaseException) -> None:
         """The link has ended."""
 
+    def end(self, error: CollectiveError) -> None:
+        """End it: what comes over it cannot be used."""
+
+    def ask(self, arrival: Standing) -> None:
+        """Give it the next message."""
+
     def fetch(self, cargo: list[Leaf], after: list[Event], done: Callable[[CollectiveError | None], None]) -> None:
         """Fill the tensors that come beside the link."""
 
@@ -87,6 +96,12 @@ class Receive(Sent):
         self._shape: Shape = [] if into is None else shape_of(into)
         self.after = marks([into]) if self._shape and self._shape[2] else []
         """What was enqueued before this call on the device of ``into``."""
+        self.expected = b""
+        """The header of a message that goes to ``views`` as it is: whoever finds it need not read it. Empty if none does."""
+        self.views: list[memoryview] = []
+        if self._shape and not self._shape[2]:
+            self.expected = header_of(sort, [], [self._shape], b"")
+            self.views = place_for(into, self._shape)
 
     def help(self, ready: Callable[[], bool], deadline: float) -> None:
         """See ``Patience``. What comes beside the link is not for this thread to wait for."""
@@ -109,8 +124,16 @@ class Receive(Sent):
         here = place_of(self._into) if self._shape[2] else HOST
         return self._into if here == there else None
 
+    def filled(self) -> Incoming:
+        """The message that was expected, in the memory that was given: for another receive, where this one was taken back."""
+        frame = Incoming.of(self.expected)
+        frame.room(self._lane.limit, self._into)
+        return frame
+
     def finish(self, arrival: Arrival) -> Any:
         """What the program gets: a value, or the tensor that was given."""
+        if arrival.expected_by is self:
+            return self._into
         try:
             frame, message = arrival.complete()
             self._check(frame)
@@ -137,6 +160,8 @@ class Arrival:
     def __init__(self, lane: Stream) -> None:
         self._lane = lane
         self._frame: Incoming | None = None
+        self.expected_by: Receive | None = None
+        """The receive that this is all that it expects of; its memory is filled."""
         self._error: CollectiveError | None = None
         self._after: list[Event] = []
         self._beside: Outcome | None = None
@@ -145,6 +170,9 @@ class Arrival:
     def place(self, header: bytes) -> list[memoryview] | None:
         """The memory for a message with this header; None: it is thrown away."""
         receive = self._lane.begins(self)
+        if receive is not None and header == receive.expected:
+            self.expected_by = receive
+            return receive.views
         try:
             frame = self._frame = Incoming.of(header)
             self._after = [] if receive is None else receive.after
@@ -187,9 +215,46 @@ class Arrival:
 
     def complete(self) -> tuple[Incoming, Message]:
         """What came, which is given away. Mismatch if it was thrown away."""
-        if self._error is not None or self._frame is None:
+        frame = self._frame if self.expected_by is None else self.expected_by.filled()
+        if self._error is not None or frame is None:
             raise self._error or Mismatch("the message was thrown away")
-        return self._frame, self._frame.message()
+        return frame, frame.message()
+
+
+class Standing:
+    """Gives every message of a channel to ``handle``, one after the other, in the thread that reads: nobody waits for one."""
+
+    def __init__(self, lane: Stream, handle: Handle, ended: Callable[[CollectiveError], None]) -> None:
+        """``ended`` is called once, at the lane's end."""
+        self._lane = lane
+        self._handle = handle
+        self.ended = ended
+        self._frame: Incoming | Mismatch | None = None
+
+    def place(self, header: bytes) -> list[memoryview] | None:
+        """See ``Arrival``."""
+        try:
+            frame = self._frame = Incoming.of(header)
+            return frame.room(self._lane.limit)
+        except Mismatch as error:
+            self._frame = error
+        return None
+
+    def done(self, header: bytes | None, error: BaseException | None) -> None:  # noqa: ARG002 - as links call it
+        """See ``Arrival``."""
+        frame, self._frame = self._frame, None
+        if error is not None:
+            self._lane.fails(error)
+            return
+        try:
+            if not isinstance(frame, Incoming):
+                raise frame or Mismatch("the message was thrown away")
+            if frame.sort is Sort.CHANNEL:
+                self._handle(frame.fields, frame.message())
+        except (Mismatch, TypeError, ValueError, IndexError) as why:
+            self._lane.end(Mismatch(f"a message that no channel sends: {why}", peer=self._lane.peer))
+        else:
+            self._lane.ask(self)
 
 
 def _bare(shape: Shape) -> Shape:
