@@ -219,8 +219,10 @@ class Link:
                 return
             self._helped = True
         self._interest()
-        self._in.rest()  # from here on only this thread reads: nobody else can take what it waits for, and let it sleep
         try:
+            # From here on only this thread reads: nobody else can take what it waits for, and let it sleep.
+            if not self._alone(ready, deadline):
+                return
             while not ready() and self._state in _READING and not self._in.paused:
                 rest = None if deadline is None else deadline - time.monotonic()
                 if rest is not None and rest <= 0:
@@ -241,10 +243,23 @@ class Link:
         finally:
             self._hand_back()
 
-    def catch_up(self) -> None:
-        """Read what has arrived, whichever thread should have done so. Not in a callback."""
+    def _alone(self, ready: Callable[[], bool], deadline: float | None) -> bool:
+        """Wait for the end of another thread's reading; whether it came before all that ``help`` waits for.
+
+        A peer that sends all the time may keep that thread reading for long.
+        """
+        while not self._in.rest(_LOOK):
+            if ready() or (deadline is not None and time.monotonic() >= deadline):
+                return False
+        return True
+
+    def catch_up(self, timeout: float) -> bool:
+        """Read what has arrived, whichever thread should have done so: at most so many seconds. Not in a callback.
+
+        Returns False where another thread still reads from ``peer``.
+        """
         self._in.pump(news=True)
-        self._in.rest()
+        return self._in.rest(timeout)
 
     def _watch(self) -> int:
         """The descriptor of the path, which ``_poll`` watches, and the stream beside it."""

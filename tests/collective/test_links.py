@@ -19,9 +19,11 @@ import pytest
 
 from consensus import Member, Stream
 from ftlib.collective.lane import Lane, Terms
+from ftlib.links import incoming
 from ftlib.links.errors import CollectiveError, GroupClosed, LinkBroken, PeerLost
 from ftlib.links.link import Link
 from ftlib.links.loop import LinkLoop, pair
+from ftlib.links.wire import PREFIX
 from tests.harness.basics import TIMEOUT, eventually
 
 A, B = Member("a" * 16, "127.0.0.1", 1), Member("b" * 16, "127.0.0.1", 1)
@@ -149,6 +151,36 @@ def test_a_waiting_thread_reads_itself(linked: Linked) -> None:
         outbox.put(b"the loop reads again")
         inbox.ask()
         assert inbox.take() == b"the loop reads again"
+
+
+def test_who_waits_for_another_reader_waits_no_longer_than_it_wants(linked: Linked) -> None:
+    """As where a peer sends all the time: the thread that reads has no end."""
+    reads, over = threading.Event(), threading.Event()
+    with linked() as (a, b):
+        b.receive(lambda _: [], lambda *_: reads.set() or over.wait(TIMEOUT))
+        Outbox(a).put(b"")
+        assert reads.wait(TIMEOUT)
+        b.help(lambda: False, time.monotonic() + 0.05)
+        b.help(lambda: True, None)
+        assert not b.catch_up(0.01)
+        over.set()
+        assert b.catch_up(TIMEOUT)
+
+
+def test_a_reader_that_fails_ends_the_link_and_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is raised: no memory is left for what comes, say."""
+
+    def fails(*_: object) -> None:
+        raise MemoryError("no memory is left")
+
+    monkeypatch.setattr(incoming, "read_prefix", fails)
+    with tcp() as (link, theirs):
+        inbox = Inbox(link)
+        inbox.ask()
+        theirs.sendall(bytes(PREFIX))
+        with pytest.raises(CollectiveError, match="no memory is left"):
+            inbox.take()
+        assert link.catch_up(TIMEOUT)
 
 
 def test_a_callback_may_go_on_at_once(linked: Linked) -> None:
