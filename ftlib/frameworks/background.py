@@ -30,8 +30,10 @@ _LINGER = 1.0
 """Seconds that a thread waits for another task."""
 
 _changed = threading.Condition()
-"""Guards the two collections below, which hold only started threads."""
+"""Guards the collections below, which hold only started threads."""
 _busy: set[_Runner] = set()
+_stuck: set[_Runner] = set()
+"""Those of them that have been waited for in vain."""
 _idle: list[_Runner] = []
 
 
@@ -102,13 +104,22 @@ def start_task(name: str, function: Callable[[], None]) -> None:
     runner.orders.put((name, function))
 
 
-def finish_tasks(timeout: float) -> bool:
-    """Wait at most ``timeout`` seconds for all tasks. True if all have ended. Idle threads end."""
+def finish_tasks(timeout: float, *, again: bool = True) -> bool:
+    """Wait at most ``timeout`` seconds for all tasks. True if all have ended. Idle threads end.
+
+    ``again``: also for those that were waited for in vain before.
+    """
     here = threading.current_thread()
+
+    def left() -> set[_Runner]:
+        return {runner for runner in _busy if runner is not here and runner.is_alive() and (again or runner not in _stuck)}
+
     with _changed:
         while _idle:
             _idle.pop().orders.put(None)
-        return _changed.wait_for(lambda: not any(runner.is_alive() for runner in _busy if runner is not here), timeout)
+        ended = _changed.wait_for(lambda: not left(), timeout)
+        _stuck.update(left())
+        return ended
 
 
 def _take() -> _Runner | None:
@@ -140,6 +151,7 @@ class _Runner(threading.Thread):
                 del order, function  # they may hold a group
                 with _changed:
                     _busy.discard(self)
+                    _stuck.discard(self)
                     if through:
                         self.name = "ftlib-background"
                         _idle.append(self)

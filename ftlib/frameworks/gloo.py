@@ -109,7 +109,7 @@ class GlooFramework(Framework):
         if self._server is not None:
             self._server.close()
             self._server = None
-        if not finish_tasks(_FINISH):
+        if not finish_tasks(_FINISH, again=False):  # of a lifetime before, maybe: one such wait is enough
             _log.warning("operations of an old group are still under way in Gloo")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -64,6 +65,10 @@ def test_the_end_waits_for_what_is_under_way_and_for_no_idle_thread() -> None:
     may_end = threading.Event()
     start_task("slow", lambda: may_end.wait(TIMEOUT) and None)
     assert not finish_tasks(0.01)
+    began = time.monotonic()
+    assert finish_tasks(TIMEOUT, again=False), "one that was waited for in vain is not waited for at the end of every group"
+    assert time.monotonic() - began < TIMEOUT / 2
+    assert not finish_tasks(0.01), "but at the end of the process"
     may_end.set()
     assert finish_tasks(TIMEOUT)
     idle.join(TIMEOUT)

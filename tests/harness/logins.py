@@ -28,7 +28,7 @@ from typing import Self
 import pytest
 
 from ftlib.launch.processes.process import descendants
-from tests.harness.basics import end, stop_child
+from tests.harness.basics import TIMEOUT, end, stop_child
 from tests.harness.network import Host
 
 __all__ = ["ONLY_SSH", "Logins", "needs_sshd"]
@@ -71,7 +71,7 @@ _CLIENT = """Host *
     GlobalKnownHostsFile /dev/null
     StrictHostKeyChecking yes
     UpdateHostKeys no
-    ConnectTimeout 5
+    ConnectTimeout 30
     LogLevel ERROR
 """
 
@@ -144,9 +144,11 @@ class Logins:
         given = [word for option in ("BatchMode=yes", *options) for word in ("-o", option)]
         return [*self.caller.prefix, "ssh", "-F", str(self.config), *given, name, *command]
 
-    def run(self, name: str, command: str, *, limit: float = 30.0) -> subprocess.CompletedProcess[str]:
-        """Log in to ``name`` and run ``command``, to its end."""
-        line = self.command(name, command)
+    def run(
+        self, name: str, command: str, *, options: Sequence[str] = (), limit: float = TIMEOUT
+    ) -> subprocess.CompletedProcess[str]:
+        """Log in to ``name`` and run ``command``, to its end. ``options``: as for ``ssh -o``."""
+        line = self.command(name, command, options=options)
         return subprocess.run(line, capture_output=True, text=True, timeout=limit, check=False, stdin=subprocess.DEVNULL)
 
     def processes(self, name: str) -> dict[int, str]:

@@ -102,10 +102,10 @@ def test_a_kill_is_explained(
             views = [line for line in lines if line.get("ftlib_event") == "view"]
             assert [(line["level"], line["epoch"], line["size"]) for line in views] == [("INFO", 1, 3), ("INFO", 2, 2)]
             last = views[-1]
-            assert (last["member"], last["driver"]) == (ids[worker.pid], senior)
+            assert (last["member"], last["driver"]) == (ids[worker.pid], told[0]["driver"])
             assert last["removed"] == [removed]
             assert f"(dead: {detail}" in last["message"]
-            assert last["message"].endswith(f"; led by {senior[:6]}")
+            assert last["message"].endswith(f"; led by {told[0]['driver'][:6]}")
             assert {line["ftlib_event"] for line in lines} >= {"start", "dead", "view"}
             assert all(line["job"] == views[0]["job"] and line["logger"] in ("ftlib", "ftlib.consensus") for line in lines)
             assert worker.output().count("epoch 2: without") == 1, "shown once, though the program configured logging too"

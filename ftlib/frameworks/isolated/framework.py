@@ -126,7 +126,7 @@ class IsolatedFramework(Framework):
         if self._server is not None:
             self._server.close()
             self._server = None
-        finish_tasks(_FINISH)
+        finish_tasks(_FINISH, again=False)
 
     def _make(self, spec: GroupSpec) -> Build:
         return _IsolatedBuild(spec, self._host, self)
