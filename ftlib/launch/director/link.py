@@ -62,7 +62,7 @@ class Link:
         with contextlib.suppress(OSError):  # a user may have only so much memory in pipes
             fcntl.fcntl(self._process.stdout, fcntl.F_SETPIPE_SZ, _PIPE)
         self._greeted = Greeted()
-        self._words: deque[str] = deque(maxlen=8)
+        self._words: deque[str] = deque(maxlen=4)
         self._held: list[bytes] | None = []
         """What stood on stderr before the agent spoke: lines if it speaks, else told with the reason, and only there."""
         self._splitter = LineSplitter()

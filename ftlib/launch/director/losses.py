@@ -34,5 +34,5 @@ def with_remedy(host: str, why: str) -> str:
     """The same reason with what can be done about it, where that is known."""
     for pattern, remedy in _REMEDIES.items():
         if re.search(pattern, why, re.IGNORECASE):
-            return f"{why}: {remedy.format(host=host, release=release())}"
+            return f"{why.rstrip('.')}: {remedy.format(host=host, release=release())}"
     return why
