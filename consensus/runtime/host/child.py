@@ -47,8 +47,10 @@ _SWITCH = 0.0005
 """Seconds after which a computing thread yields to the loop: a joiner's agent imports while all wait for its messages."""
 
 _PR_SET_NAME = 15
-_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that reach a whole process group: the training process decides what to do, and this one follows it."""
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that reach a whole process group, or all processes of a batch system's job: the training process decides what to do,
+and this one follows it.
+"""
 
 
 def main() -> None:
