@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 import numpy as np
@@ -40,8 +40,7 @@ NAMES = {Sort.OBJECT: "send", Sort.TENSOR: "send_tensor", Sort.BROADCAST: "broad
 """The operation that sends such a message."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outgoing:
+class Outgoing(NamedTuple):
     """A message as a link takes it. ``sealed``: whether its payload must be."""
 
     header: bytes
@@ -49,18 +48,23 @@ class Outgoing:
     sealed: bool
 
 
+def header_of(sort: Sort, fields: list[Any], shapes: list[Shape], tree: bytes) -> bytes:
+    """The header of a message that fits into one."""
+    packed: bytes = msgpack.packb([VERSION, sort, fields, shapes, tree])
+    return packed
+
+
 def outgoing(sort: Sort, fields: list[Any], message: Message) -> Outgoing:
     """The bytes of ``message``; of its leaves, their own memory."""
-    header = msgpack.packb([VERSION, sort, fields, message.shapes, message.tree])
+    header = header_of(sort, fields, message.shapes, message.tree)
     if len(header) <= LONGEST:
-        here = [leaf for leaf, shape in zip(message.leaves, message.shapes, strict=True) if shape[2] != CARRIED]
-        return Outgoing(header, memories(here), sealed=False)
+        return Outgoing(header, memories(message.leaves, message.shapes), sealed=False)
     front = msgpack.packb([message.shapes, message.tree])
     parts, size = [memoryview(front)], len(front)
-    for leaf, data in zip((leaf for leaf in message.leaves if leaf.nbytes), memories(message.leaves), strict=True):
+    for data in memories(message.leaves, message.shapes):
         gap = -size % _ALIGN
         parts += [memoryview(bytes(gap)), data] if gap else [data]
-        size += gap + leaf.nbytes
+        size += gap + data.nbytes
     return Outgoing(msgpack.packb([VERSION, sort, fields, len(front), size]), parts, sealed=True)
 
 
@@ -114,7 +118,7 @@ class Incoming:
             self.piece = np.empty(self.size, np.uint8)
             return [self.piece.data]
         self.leaves = room_for(self.shapes, limit, place) if into is None else [into]
-        return memories(leaf for leaf, shape in zip(self.leaves, self.shapes, strict=True) if shape[2] != CARRIED)
+        return memories(self.leaves, self.shapes)
 
     def message(self) -> Message:
         """What arrived, once the memory is full. Mismatch if it is none."""

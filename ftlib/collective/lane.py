@@ -202,7 +202,8 @@ class Lane:
 
     def help(self, ready: Callable[[], bool], deadline: float) -> None:
         """Read the link in this thread."""
-        self._connected.wait(max(0.0, deadline - time.monotonic()))
+        if self._link is None:
+            self._connected.wait(max(0.0, deadline - time.monotonic()))
         if self._link is not None:
             self._link.help(ready, deadline)
 

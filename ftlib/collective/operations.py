@@ -11,8 +11,8 @@ from consensus import Member
 from ..common.devices import HOST, Event, device_at, place_of
 from ..links.errors import CollectiveError, CollectiveTimeout, Mismatch
 from .devices.carriers import await_event
-from .frames import NAMES, Incoming, Sort
-from .values import CARRIED, Classes, Leaf, Message, Shape, decode, marks, placed, shape_of
+from .frames import NAMES, Incoming, Sort, header_of
+from .values import CARRIED, Classes, Leaf, Message, Shape, decode, marks, place_for, placed, shape_of
 from .works import Outcome, Patience
 
 
@@ -87,6 +87,12 @@ class Receive(Sent):
         self._shape: Shape = [] if into is None else shape_of(into)
         self.after = marks([into]) if self._shape and self._shape[2] else []
         """What was enqueued before this call on the device of ``into``."""
+        self.expected = b""
+        """The header of a message that goes to ``views`` as it is: whoever finds it need not read it. Empty if none does."""
+        self.views: list[memoryview] = []
+        if self._shape and not self._shape[2]:
+            self.expected = header_of(sort, [], [self._shape], b"")
+            self.views = place_for(into, self._shape)
 
     def help(self, ready: Callable[[], bool], deadline: float) -> None:
         """See ``Patience``. What comes beside the link is not for this thread to wait for."""
@@ -109,8 +115,16 @@ class Receive(Sent):
         here = place_of(self._into) if self._shape[2] else HOST
         return self._into if here == there else None
 
+    def filled(self) -> Incoming:
+        """The message that was expected, in the memory that was given: for another receive, where this one was taken back."""
+        frame = Incoming.of(self.expected)
+        frame.room(self._lane.limit, self._into)
+        return frame
+
     def finish(self, arrival: Arrival) -> Any:
         """What the program gets: a value, or the tensor that was given."""
+        if arrival.expected_by is self:
+            return self._into
         try:
             frame, message = arrival.complete()
             self._check(frame)
@@ -137,6 +151,8 @@ class Arrival:
     def __init__(self, lane: Stream) -> None:
         self._lane = lane
         self._frame: Incoming | None = None
+        self.expected_by: Receive | None = None
+        """The receive that this is all that it expects of; its memory is filled."""
         self._error: CollectiveError | None = None
         self._after: list[Event] = []
         self._beside: Outcome | None = None
@@ -145,6 +161,9 @@ class Arrival:
     def place(self, header: bytes) -> list[memoryview] | None:
         """The memory for a message with this header; None: it is thrown away."""
         receive = self._lane.begins(self)
+        if receive is not None and header == receive.expected:
+            self.expected_by = receive
+            return receive.views
         try:
             frame = self._frame = Incoming.of(header)
             self._after = [] if receive is None else receive.after
@@ -187,9 +206,10 @@ class Arrival:
 
     def complete(self) -> tuple[Incoming, Message]:
         """What came, which is given away. Mismatch if it was thrown away."""
-        if self._error is not None or self._frame is None:
+        frame = self._frame if self.expected_by is None else self.expected_by.filled()
+        if self._error is not None or frame is None:
             raise self._error or Mismatch("the message was thrown away")
-        return self._frame, self._frame.message()
+        return frame, frame.message()
 
 
 def _bare(shape: Shape) -> Shape:

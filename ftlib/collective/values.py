@@ -58,9 +58,12 @@ class Kind(IntEnum):
     PICKLE = 7
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Message:
-    """One value on its way. ``leaves``: tensors and arrays of ``shapes``, in order; the memory of the program's own."""
+    """One value on its way; nobody changes it.
+
+    ``leaves``: tensors and arrays of ``shapes``, in order; the memory of the program's own.
+    """
 
     tree: bytes
     shapes: list[Shape]
@@ -211,7 +214,7 @@ def _made(dtype: Any, dims: list[int], place: str, *, carried: bool) -> Leaf:
 def shape_of(leaf: Leaf) -> Shape:
     """What a receiver must know of ``leaf`` beforehand. Refused if it cannot be sent."""
     if isinstance(leaf, torch.Tensor):
-        if leaf.dtype not in _NAMES or leaf.layout is not torch.strided or leaf.device.type not in {"cpu", "cuda"}:
+        if leaf.dtype not in _NAMES or leaf.layout is not torch.strided or not (leaf.is_cpu or leaf.is_cuda):
             raise Refused(
                 f"a tensor of {leaf.dtype}, {leaf.layout}, on {leaf.device} cannot be sent: make it dense, on CPU or CUDA"
             )
@@ -229,7 +232,7 @@ def shape_of(leaf: Leaf) -> Shape:
 
 def plain(leaf: Leaf) -> Leaf:
     """``leaf`` without gradient or pending negation, where it is."""
-    if isinstance(leaf, torch.Tensor) and (leaf.requires_grad or leaf.is_conj() or leaf.is_neg()):
+    if isinstance(leaf, torch.Tensor) and (leaf.requires_grad or leaf.is_neg() or (leaf.is_complex() and leaf.is_conj())):
         return leaf.detach().resolve_conj().resolve_neg()
     return leaf
 
@@ -266,9 +269,20 @@ def memory(leaf: Leaf) -> memoryview:
     return flat.data
 
 
-def memories(leaves: Iterable[Leaf]) -> list[memoryview]:
-    """The bytes of all that are not empty."""
-    return [memory(leaf) for leaf in leaves if leaf.nbytes]
+def memories(leaves: Iterable[Leaf], shapes: Iterable[Shape]) -> list[memoryview]:
+    """The bytes of all that are not empty and do not come beside the message."""
+    return [memory(leaf) for leaf, shape in zip(leaves, shapes, strict=True) if shape[2] != CARRIED and leaf.nbytes]
+
+
+def place_for(leaf: Leaf, shape: Shape) -> list[memoryview]:
+    """The bytes of a leaf on the host that are to be filled. Refused if they cannot be."""
+    try:
+        views = memories([leaf], [shape])
+    except RuntimeError as error:  # a conjugate has no memory of its own values
+        raise Refused(f"nothing can be received into this tensor: {error}") from None
+    if any(view.readonly for view in views):
+        raise Refused("the array is read-only: pass one that can be written")
+    return views
 
 
 def placed(leaf: Leaf, shape: Shape) -> Leaf:

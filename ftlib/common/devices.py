@@ -287,7 +287,7 @@ def place_of(tensor: torch.Tensor) -> str:
     """Where ``tensor`` is: ``HOST``, or a device whose tensors are staged (``cuda:0``)."""
     if _placing:
         return _placing[-1][0](tensor)
-    return HOST if tensor.device.type == "cpu" else str(tensor.device)
+    return HOST if tensor.is_cpu else str(tensor.device)
 
 
 def device_at(place: str) -> Device:

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import ConfigError
+from .director.decisions.rules import Rules
 from .director.director import Director
-from .director.ledger import Rules
 from .director.plan import HostSource, Plan
 from .hosts.names import Discovery, HostsFile, parse_host, slurm_hosts
 from .hosts.transport import Transport

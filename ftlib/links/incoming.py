@@ -204,7 +204,7 @@ class Incoming:
     # Messages that came before they were asked for
 
     def _serve_kept(self) -> None:
-        while True:
+        while self._kept:  # only this thread adds any
             with self._lock:
                 if not self._kept or not self._posted or self._error is not None:
                     return

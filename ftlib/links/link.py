@@ -229,11 +229,14 @@ class Link:
                 began, before = time.monotonic(), self._in.bytes
                 found = self._look(began) or self._poll.poll(None if rest is None else rest * 1000.0)
                 self._prompt = time.monotonic() - began < _GAZE
-                if any(fd != watched for fd, _ in found):
+                if len(found) > 1 or (found and found[0][0] != watched):
                     self._over()
                     self._poll.unregister(self._stream.fileno())
                 if found:
-                    self._news()
+                    self._in.pump(news=True)
+                    if self._out.blocked:
+                        self._out.flush()
+                        self._interest()
                     self._prompt &= self._in.bytes - before < _SHORT
         finally:
             self._hand_back()

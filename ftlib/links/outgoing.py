@@ -48,7 +48,8 @@ class _Message:
                 self.number = seal.next()
                 head = prefix + seal.close(self.number, 0, self.header, prefix)
             self.sealed = sealed
-            self.ready = Cursor([memoryview(head), *([] if sealed else self.body.some(1 << 30))])
+            self.ready = Cursor(()) if sealed else self.body
+            self.ready.begin_with(head)
         if not self.ready.left and self.sealed and self.body.left:
             assert seal is not None
             self.frame += 1

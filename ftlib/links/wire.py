@@ -113,6 +113,11 @@ class Cursor:
         self.left = sum([len(view) for view in flat])
         """Bytes to go."""
 
+    def begin_with(self, data: bytes) -> None:
+        """``data`` comes before all the rest."""
+        self._views.appendleft(memoryview(data))
+        self.left += len(data)
+
     def first(self) -> memoryview:
         """The rest of the current piece."""
         return self._views[0]

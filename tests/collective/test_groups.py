@@ -16,8 +16,12 @@ import numpy as np
 import pytest
 import torch
 
-from consensus import Stream
-from ftlib import Channel, Collective, CollectiveTimeout, ConfigError, GroupClosed, Mismatch, PeerLost, Refused
+from consensus import Member, Stream
+from ftlib import AsyncWork, Channel, Collective, CollectiveTimeout, ConfigError, GroupClosed, Mismatch, PeerLost, Refused
+from ftlib.collective.frames import Sort, outgoing
+from ftlib.collective.lane import Lane, Terms
+from ftlib.collective.operations import Arrival, Receive
+from ftlib.collective.values import Classes, encode_leaf
 from tests.consensus.group import agree, members
 from tests.harness.basics import eventually
 
@@ -273,6 +277,8 @@ def test_refusals_come_at_the_call() -> None:
             lambda: a.send_tensor(torch.ones(4, 4).t(), async_op=True),
             lambda: a.send_tensor("no tensor", async_op=True),
             lambda: a.recv_tensor(torch.ones(4, 4).t(), async_op=True),
+            lambda: a.recv_tensor(np.frombuffer(bytes(64)), async_op=True),
+            lambda: a.recv_tensor(torch._neg_view(torch.zeros(4)), async_op=True),
             lambda: a.send(torch.zeros(1 << 19), async_op=True),
             lambda: a.broadcast(1, "somebody"),
         ):
@@ -297,6 +303,30 @@ def test_a_receive_that_timed_out_leaves_its_message_to_the_next() -> None:
         a.send(1, timeout=LIMIT)
         a.send(2, timeout=LIMIT)
         assert [pending.wait(LIMIT), b.recv(timeout=LIMIT)] == [1, 2]
+
+
+def test_a_tensor_that_was_taken_back_while_it_came_is_whole_for_the_next_receive() -> None:
+    lane = Lane("g", Member("a" * 16, "127.0.0.1", 1), Terms(allow_pickle=False, max_bytes=1 << 20), lambda _: None, seal=False)
+    sent, given, next_given = torch.arange(9.0), torch.zeros(9), torch.zeros(9)
+    frame = outgoing(Sort.TENSOR, [], encode_leaf(sent))
+    for asked in ("send_tensor", "send"):
+        first = lane.receive(Receive(lane, "recv_tensor", Sort.TENSOR, None, given))
+        arrival = Arrival(lane)
+        places = arrival.place(frame.header)
+        assert places is not None
+        lane.withdraw(first)
+        sort, into = (Sort.TENSOR, next_given) if asked == "send_tensor" else (Sort.OBJECT, None)
+        second = lane.receive(Receive(lane, "receive", sort, Classes(), into))
+        places[0][:] = frame.payload[0]
+        arrival.done(frame.header, None)
+        with pytest.raises(CollectiveTimeout):
+            AsyncWork(first.outcome, first.finish).wait(LIMIT)
+        work = AsyncWork(second.outcome, second.finish)
+        if sort is Sort.TENSOR:
+            assert work.wait(LIMIT) is next_given and bool((next_given == sent).all())
+        else:
+            with pytest.raises(Mismatch, match="the peer called send_tensor"):
+                work.wait(LIMIT)
 
 
 def test_both_may_send_first_and_beyond_the_buffer_the_sender_waits() -> None:

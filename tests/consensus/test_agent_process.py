@@ -15,7 +15,7 @@ import pytest
 
 from consensus import ConsensusError, Gossip, Home, NullPlane
 from consensus.border import Order, Stopped
-from tests.harness.basics import TIMEOUT, eventually
+from tests.harness.basics import TIMEOUT, eventually, lives
 
 from .group import address, agree, begin, members, peers
 from .peer import Peer
@@ -33,13 +33,6 @@ def notes(member: Gossip) -> str:
     return " | ".join(note["text"] for note in member.status()["notes"])
 
 
-def ended(pid: int) -> bool:
-    try:
-        return b"\nState:\tZ" in Path(f"/proc/{pid}/status").read_bytes()
-    except OSError:
-        return True
-
-
 def test_it_dies_with_its_training_process_and_says_so_first() -> None:
     settings = {"job": "test", "initial_size": 3, "exclude_after": 60.0}  # no silence could exclude it in time
     with members(2, **settings) as group, peers(1, introducers=(address(group[0]),), **settings) as [peer]:
@@ -47,7 +40,7 @@ def test_it_dies_with_its_training_process_and_says_so_first() -> None:
         agent = peer.agent
         peer.kill()
         agree(group, 2)
-        eventually(lambda: ended(agent), "the agent is gone")
+        eventually(lambda: not lives(agent), "the agent is gone")
         eventually(lambda: "its training process ended" in notes(group[0]) + notes(group[1]), "it said so")
 
 
@@ -60,7 +53,7 @@ def test_a_fork_keeps_neither_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
             agent = peer.agent
             peer.kill()
             agree([founder], 1)
-            eventually(lambda: ended(agent), "the agent is gone")
+            eventually(lambda: not lives(agent), "the agent is gone")
     finally:
         founder.stop()
 

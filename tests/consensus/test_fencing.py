@@ -16,7 +16,7 @@ import pytest
 from consensus import Config, ConfigError, Gossip, Member
 from consensus.runtime.agent import fencing
 from consensus.runtime.agent.fencing import Fencing
-from tests.harness.basics import TIMEOUT, eventually
+from tests.harness.basics import TIMEOUT, eventually, lives
 
 from .group import address, agree, begin, ids, peers
 
@@ -91,15 +91,7 @@ def test_a_command_that_hangs_is_killed_with_its_children(tmp_path: Path) -> Non
     seen = Seen(fence_command=shell(f"sleep 60 & echo $! > {child}; sleep 60"), fence_timeout=3.0)  # in which it has said so
     assert seen.order() < 30
     assert seen.proofs == [] and "fence_timeout=3 s" in seen.notes[0]
-    eventually(lambda: not alive(int(child.read_text())), "its child is gone, too")
-
-
-def alive(pid: int) -> bool:
-    """Whether it runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+    eventually(lambda: not lives(int(child.read_text())), "its child is gone, too")
 
 
 def test_not_again_before_a_pause(tmp_path: Path) -> None:

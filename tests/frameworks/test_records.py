@@ -13,7 +13,6 @@ import sys
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import pytest
 import torch
@@ -52,6 +51,7 @@ from ftlib.frameworks.isolated.records import (
     unpack,
 )
 from ftlib.frameworks.isolated.segments import Segments
+from tests.harness.basics import lives
 
 CASES = 100_000
 MOST = 40 * LIMIT
@@ -280,7 +280,7 @@ def test_a_child_that_is_told_nonsense_ends(nursery: Nursery, garbage: Callable[
         late = child.run(Operation(OperationKind.ALLREDUCE, segments.allocate(10, torch.float32), "SUM"))
         with pytest.raises(GroupError):
             late.wait(SOON)
-    assert not alive(pid)
+    assert not lives(pid)
 
 
 @pytest.mark.process
@@ -299,7 +299,7 @@ def test_operations_out_of_bounds_fail_and_the_child_lives(nursery: Nursery) -> 
         assert unpack(sock.recv(LIMIT)) == Ping()
     assert select.select([pidfd], [], [], SOON)[0], "it ends with its connection"
     os.close(pidfd)
-    assert not alive(pid)
+    assert not lives(pid)
 
 
 @pytest.mark.process
@@ -326,11 +326,3 @@ def test_a_child_that_talks_nonsense_is_killed(number: int) -> None:
     finally:
         process.kill()
         process.wait()
-
-
-def alive(pid: int) -> bool:
-    """Whether it is there and no zombie."""
-    try:
-        return " Z" not in Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False

@@ -10,12 +10,12 @@ import random
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PATIENT", "TIMEOUT", "Tail", "around", "bind", "eventually", "free_ports", "stop_child"]
+__all__ = ["PATIENT", "TIMEOUT", "Tail", "around", "bind", "end", "eventually", "free_ports", "lives", "stop_child"]
 
 TIMEOUT = 120.0
 """Seconds that anything may take. A busy machine takes its time; what hangs, hangs for longer."""
@@ -66,6 +66,23 @@ def eventually(condition: Callable[[], Any], what: object, limit: float = TIMEOU
             raise AssertionError(f"not within {limit:g} s: {what() if callable(what) else what}")
         time.sleep(0.002)
     return time.monotonic() - began
+
+
+def lives(pid: int) -> bool:
+    """Whether that process is still there: one that has ended and that nobody has waited for is not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def end(pids: Iterable[int]) -> None:
+    """SIGKILL. Returns once all of them have ended: until a killed process runs once more, it is listed and holds its ports."""
+    pids = list(pids)
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    eventually(lambda: not any(map(lives, pids)), lambda: f"killed, but still there: {[pid for pid in pids if lives(pid)]}")
 
 
 def stop_child(pid: int) -> None:

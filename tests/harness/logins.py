@@ -28,6 +28,7 @@ from typing import Self
 import pytest
 
 from ftlib.launch.processes.process import descendants
+from tests.harness.basics import end, stop_child
 from tests.harness.network import Host
 
 __all__ = ["ONLY_SSH", "Logins", "needs_sshd"]
@@ -129,15 +130,12 @@ class Logins:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for server in self._servers.values():
-            self._kill_below(server.pid)
+        for name in list(self._servers):
+            self.stop(name)
         for host in (self.caller, *self.hosts.values()):
             for pid in host.pids():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-        for server in self._servers.values():
-            server.kill()
-            server.wait()
 
     # Using them
 
@@ -162,9 +160,14 @@ class Logins:
         return found
 
     def stop(self, name: str) -> None:
-        """End the sshd of a host, and every login there, as if it had been switched off without its network noticing."""
-        self._kill_below(self._servers[name].pid)
+        """End the sshd of a host, and every login there, as if it had been switched off without its network noticing.
+
+        All of them have ended when this returns.
+        """
         server = self._servers.pop(name)
+        if server.poll() is None:
+            stop_child(server.pid)  # it lets nobody in any more
+        end(descendants(server.pid))
         server.kill()
         server.wait()
 
@@ -231,9 +234,3 @@ class Logins:
             if self._servers[name].poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"sshd of {name} does not start: {(self.directory / f'{name}.log').read_text()[-2000:]}")
             time.sleep(0.01)
-
-    @staticmethod
-    def _kill_below(pid: int) -> None:
-        for below in descendants(pid):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(below, signal.SIGKILL)

@@ -17,7 +17,7 @@ from typing import Self
 
 import pytest
 
-from tests.harness.basics import TIMEOUT, eventually
+from tests.harness.basics import TIMEOUT, eventually, free_ports
 
 _missing = "" if Path("/usr/sbin/sshd").exists() else "sshd is not installed: apt-get install openssh-server"
 if not _missing and os.geteuid() != 0:
@@ -48,9 +48,7 @@ class Sshd:
             )
         shutil.copy(folder / "user.pub", folder / "authorized")
         (folder / "authorized").chmod(0o600)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        [port] = free_ports(1)
         lines = [
             f"Port {port}",
             "ListenAddress 127.0.0.1",

@@ -7,11 +7,13 @@ import functools
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import warnings
 from concurrent.futures import CancelledError
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -202,3 +204,25 @@ def test_settings_that_do_not_fit_are_refused() -> None:
             Launcher(**wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="twice"):
         launcher("localhost", "localhost").start(print)
+
+
+def test_a_name_that_is_looked_up_for_ever_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, answer = threading.Event(), threading.Event()
+    real = socket.getaddrinfo
+
+    def look_up(host: Any, *args: Any, **more: Any) -> Any:
+        if host == "elsewhere":
+            asked.set()
+            answer.wait(TIMEOUT)
+        return real(host, *args, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    launch = launcher("elsewhere", transport=["env", "HOST={host}"]).start(os.getpid)
+    try:
+        assert asked.wait(TIMEOUT)
+        launch.cancel()
+        with pytest.raises(CancelledError):
+            launch.wait(TIMEOUT)
+        assert not answer.is_set()
+    finally:
+        answer.set()

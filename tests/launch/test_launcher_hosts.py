@@ -18,7 +18,7 @@ import pytest
 
 from ftlib import AgentFailedError, Launcher, WorkerFailedError
 from ftlib.launch.launcher import Launch
-from tests.harness.basics import TIMEOUT, eventually
+from tests.harness.basics import TIMEOUT, eventually, lives
 from tests.harness.logins import ONLY_SSH, Logins, needs_sshd
 from tests.harness.network import Network, needs_bridge_filter, needs_network
 from tests.harness.program import clean
@@ -79,12 +79,6 @@ def sleep_for_ever(path: Path) -> None:
 def pids(path: Path, *names: str) -> list[int]:
     """Of workers that sleep: once all do."""
     return [here(path, name) for name in names]
-
-
-def lives(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
 
 
 # What works
@@ -309,6 +303,9 @@ def test_a_caller_that_is_stopped_for_a_while_harms_nobody(logins: Logins, tmp_p
 def test_secrets_are_in_no_command_line_of_any_host(logins: Logins, tmp_path: Path) -> None:
     secrets = {"FTLIB_SECRET": "a secret of 33 letters or so, say", "TORCH_TOKEN": "another-that-nobody-may-see"}
     with calling(logins, tmp_path, **secrets) as _:
-        seen = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+        seen = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # one that has ended meanwhile
+                seen.append(path.read_bytes())
     assert any(b"ftlib.launch.agent" in line for line in seen)
     assert not [line for line in seen for secret in secrets.values() if secret.encode() in line]

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from ftlib.launch.director.actions import Action, BindHost, CallHost, DropHost, FailureKind, StartWorker, StopWorker
-from ftlib.launch.director.hosts import HostPhase, Loss
-from ftlib.launch.director.ledger import Ledger, Rules, Stage
+from ftlib.launch.director.decisions.actions import Action, BindHost, CallHost, DropHost, FailureKind, StartWorker, StopWorker
+from ftlib.launch.director.decisions.hosts import HostPhase, Loss
+from ftlib.launch.director.decisions.ledger import Ledger, Stage
+from ftlib.launch.director.decisions.rules import Rules
 from ftlib.launch.run.restarts import WorkerPhase
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pexpect
 import pytest
 
-from ftlib.launch.director.panel import HostFacts, LaunchFacts, Panel
+from ftlib.launch.director.output.panel import HostFacts, LaunchFacts, Panel
 from tests.harness.program import ROOT, clean
 
 

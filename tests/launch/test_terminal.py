@@ -13,7 +13,7 @@ from pathlib import Path
 import pexpect
 import pytest
 
-from tests.harness.basics import TIMEOUT, eventually
+from tests.harness.basics import TIMEOUT, eventually, lives
 from tests.harness.program import ROOT, clean
 from tests.launch.launching import here
 
@@ -63,12 +63,6 @@ def terminal(path: Path, kind: str) -> Iterator[tuple[pexpect.spawn, list[int]]]
         yield shell, workers
     finally:
         shell.close(force=True)
-
-
-def lives(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
 
 
 def state(pid: int) -> str:

@@ -14,7 +14,7 @@ import pytest
 from ftlib import FTLib
 from ftlib.frameworks.isolated.child import REST
 from ftlib.launch.processes.process import descendants
-from tests.harness.basics import TIMEOUT, eventually
+from tests.harness.basics import TIMEOUT, eventually, lives
 from tests.harness.cluster import Cluster, Worker
 from tests.harness.nursery import Nursery
 from tests.harness.verdict import Verdict
@@ -126,7 +126,7 @@ def test_killed_joined_left_and_nobody_stays(cluster: Cluster) -> None:
     left |= {pid for worker in cluster.alive() for pid in descendants(worker.pid)}
     cluster.drain()
     assert judge(cluster) > 10
-    eventually(lambda: not [pid for pid in left if Path(f"/proc/{pid}").exists()], "no process is left behind")
+    eventually(lambda: not any(map(lives, left)), "no process is left behind")
 
 
 def test_processes_of_a_dead_worker_end_when_the_others_have_recovered(cluster: Cluster) -> None:
@@ -145,9 +145,7 @@ def test_processes_of_a_dead_worker_end_when_the_others_have_recovered(cluster: 
     finally:
         os.close(fd)
     assert groups
-    eventually(
-        lambda: not [pid for pid in groups if Path(f"/proc/{pid}").exists()], "they end with the process that forked them"
-    )
+    eventually(lambda: not any(map(lives, groups)), "they end with the process that forked them")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.harness.basics import lives
+
 from .stage import Player, Stage, healthy
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
@@ -91,7 +93,7 @@ def test_to_a_process_group_with_data_loaders(stage: Stage) -> None:
     os.killpg(leaver.pid, signal.SIGTERM)
     left(stage, leaver, other)
     assert "DataLoader" not in leaver.output()
-    until(stage, "the loader's processes have ended", lambda: not [pid for pid in children if Path(f"/proc/{pid}").exists()])
+    until(stage, "the loader's processes have ended", lambda: not any(map(lives, children)))
 
 
 def children_of(pid: int) -> list[int]:

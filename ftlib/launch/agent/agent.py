@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...common.apart import apart
 from ..parcel import HEAD, written
 from ..processes import guard, places
 from ..processes.inherited import OTHERS, OURS
@@ -57,6 +58,8 @@ from .records import Records
 
 _OPENING = 60.0
 """Seconds that the caller may take for its first word."""
+_LOOKUP = 20.0
+"""Seconds that the lookup of this host's own name may take, and the count of its GPUs."""
 _LAST_WORDS = 2.0
 """Seconds that what was said at last may take to get out."""
 _STACKS = 0.15
@@ -224,7 +227,20 @@ class Agent:
             preload = (*order.preload, *(LATER if order.elastic and "torch" in order.preload else ()))
             self._nursery = Nursery(self._loop, self._steward, self._outbox, environment, preload)
             self._nursery.begin()
-        self._channel.send(_facts())
+        self._do(self._introduce())
+
+    async def _introduce(self) -> None:
+        """Say what this host has. What may take long is asked apart: its name, if no login has told its address, and GPUs."""
+        reached = _reached()
+        addresses: list[str] = []
+        gpus = 0
+        with contextlib.suppress(TimeoutError):
+            if not reached:
+                addresses = await apart(_addresses, _LOOKUP)
+        with contextlib.suppress(TimeoutError):
+            if _has_driver():
+                gpus = await apart(_gpus, _LOOKUP)
+        self._channel.send(_facts(reached, addresses, gpus))
 
     def _keep(self, text: str) -> None:
         """Keep the user's secrets where workers here follow them."""
@@ -447,7 +463,7 @@ def _pieces(index: int, start: int, fd: int, size: int) -> Iterator[Message]:
         os.close(fd)
 
 
-def _facts() -> Here:
+def _facts(reached: str, addresses: list[str], gpus: int) -> Here:
     return Here(
         hostname=socket.gethostname(),
         pid=os.getpid(),
@@ -455,9 +471,9 @@ def _facts() -> Here:
         cloudpickle=_version("cloudpickle"),
         torch=_version("torch"),
         cpus=len(os.sched_getaffinity(0)),
-        gpus=_gpus(),
-        reached=_reached(),
-        addresses=_addresses(),
+        gpus=gpus,
+        reached=reached,
+        addresses=addresses,
     )
 
 
@@ -468,9 +484,11 @@ def _version(package: str) -> str:
         return ""
 
 
+def _has_driver() -> bool:
+    return os.path.exists("/proc/driver/nvidia") or os.path.exists("/dev/nvidiactl")  # noqa: PTH110 - a Path takes longer
+
+
 def _gpus() -> int:
-    if not os.path.exists("/proc/driver/nvidia") and not os.path.exists("/dev/nvidiactl"):  # noqa: PTH110 - a Path takes longer
-        return 0
     from ..processes.gpus import GpuFinder  # noqa: PLC0415 - only where there is a driver
 
     return GpuFinder(os.environ).find().count
@@ -485,7 +503,7 @@ def _reached() -> str:
 def _addresses() -> list[str]:
     """Addresses of this host's own name, as it resolves it; loopback left out."""
     found = []
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, UnicodeError):
         for *_, place in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM):
             address = str(place[0])
             if not address.startswith(("127.", "::1", "fe80:")) and address not in found:

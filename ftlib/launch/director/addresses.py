@@ -5,20 +5,31 @@ from __future__ import annotations
 import ipaddress
 import socket
 
+from ...common.apart import apart
 from ...errors import ConfigError
 from ..hosts.transport import is_local
 from ..processes.sockets import HOST
 from ..stream.messages import Here
 from .plan import Plan
 
+_LOOKUP = 30.0
+"""Seconds that a name's lookup may take."""
 
-def bind_address(host: str, here: Here, plan: Plan) -> str:
-    """The numeric address. ConfigError if none is known."""
-    others = [name for name, _ in plan.hosts if name != host]
-    if is_local(host) and not here.reached:
-        return _towards(others) if any(not is_local(name) for name in others) else HOST
+
+async def bind_address(host: str, here: Here, plan: Plan) -> str:
+    """The numeric address. ConfigError if none is known. Names are looked up elsewhere: a resolver may take long to give up."""
     if here.reached:
         return here.reached
+    try:
+        return await apart(lambda: _searched(host, here, plan), _LOOKUP)
+    except TimeoutError:
+        raise ConfigError(f"the name {host} was looked up for {_LOOKUP:g} s in vain: name it by its address") from None
+
+
+def _searched(host: str, here: Here, plan: Plan) -> str:
+    others = [name for name, _ in plan.hosts if name != host]
+    if is_local(host):
+        return _towards(others) if any(not is_local(name) for name in others) else HOST
     if address := _looked_up(host):
         return address
     if here.addresses:
@@ -50,6 +61,6 @@ def _looked_up(host: str) -> str | None:
         pass
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    except OSError:
+    except (OSError, UnicodeError):  # the latter for labels that no name has
         return None
     return min((str(place[0]) for *_, place in found), key=lambda address: ":" in address, default=None)

@@ -12,8 +12,8 @@ from ...errors import AgentFailedError, RemoteTraceback, WorkerFailedError
 from ..parcel import Raised, read_outcome
 from ..result import LaunchResult
 from ..run.restarts import WorkerPhase
-from .actions import Failure, FailureKind
-from .ledger import Ledger
+from .decisions.actions import Failure, FailureKind
+from .decisions.ledger import Ledger
 from .plan import Plan
 
 

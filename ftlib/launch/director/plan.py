@@ -10,7 +10,7 @@ from pathlib import Path
 from ..hosts.transport import Transport
 from ..hosts.watch import Source
 from ..stream.messages import Here
-from .ledger import Rules
+from .decisions.rules import Rules
 
 HostSource = Source[Mapping[str, int | None]]
 """Which hosts there are, each with the number of workers that is wanted there."""

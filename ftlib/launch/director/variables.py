@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..processes.sockets import address_of
-from .actions import StartWorker
-from .ledger import Ledger
+from .decisions.actions import StartWorker
+from .decisions.ledger import Ledger
 from .plan import Plan
 
 

@@ -21,6 +21,9 @@ from __future__ import annotations
 
 from enum import Enum
 
+BEAT = 0.25
+"""Seconds between two heartbeats, at most: so soon something comes from an end that has nothing to say."""
+
 
 class Hearing(Enum):
     """What is known of the other end."""
@@ -67,7 +70,7 @@ class Deadline:
         self.state = Hearing.OPENING
         self.silence = 0.0
         """Seconds of silence counted so far."""
-        self.interval = min(1.0, timeout / 10)
+        self.interval = min(BEAT, timeout / 10)
         """How often to look at the clock, and to say something where there is nothing to say."""
         self.longest = 0.0
         """Seconds of the longest gap between two things that were heard."""

@@ -7,7 +7,6 @@ import re
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -30,7 +29,7 @@ from tests.frameworks.accelerators import orders
 from tests.frameworks.accelerators.orders import TIMEOUT, hybrid
 from tests.frameworks.crew import Crew, Hand, Worker
 from tests.frameworks.orders import reduce_one
-from tests.harness.basics import eventually
+from tests.harness.basics import eventually, lives
 
 pytestmark = [pytest.mark.process, pytest.mark.skipif(not sockets.supported(), reason="needs /proc")]
 
@@ -209,15 +208,8 @@ def close(worker: Worker) -> list[int]:
     """Which of the processes are left."""
     known = framework(worker).pids
     worker.framework.close()
-    eventually(lambda: not any(map(there, known)), "the ends of all", TIMEOUT)
-    return [pid for pid in known if there(pid)]
-
-
-def there(pid: int) -> bool:
-    try:
-        return " Z" not in Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
+    eventually(lambda: not any(map(lives, known)), "the ends of all", TIMEOUT)
+    return [pid for pid in known if lives(pid)]
 
 
 # --- the tests ---------------------------------------------------------------------------------------------------------
@@ -333,7 +325,7 @@ def test_the_training_process_dies(crew: Crew) -> None:
     left = ask(hands[0], pids)
     hands[0].kill()
     began = time.monotonic()
-    eventually(lambda: not any(map(there, left)), "no orphan", TIMEOUT)
+    eventually(lambda: not any(map(lives, left)), "no orphan", TIMEOUT)
     print(f"\ngone after {time.monotonic() - began:.2f} s")
     hands[1].kill()
 
@@ -382,4 +374,4 @@ def test_an_accelerator_that_fails_before_it_begins(maker: str, error: type[Exce
     finally:
         left = accelerator.pids
         accelerator.close()
-        eventually(lambda: not any(map(there, left)), "the ends of all", TIMEOUT)
+        eventually(lambda: not any(map(lives, left)), "the ends of all", TIMEOUT)

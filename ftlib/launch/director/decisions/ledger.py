@@ -14,13 +14,15 @@ already.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
-from ..run.plan import StartPlan
-from ..run.restarts import RestartPolicy, RunAction, StartMode, WorkerPhase
+from ...run.plan import StartPlan
+from ...run.restarts import RestartPolicy, RunAction, StartMode, WorkerPhase
 from .actions import Action, BindHost, CallHost, DropHost, Failure, FailureKind, StartWorker, StopWorker
+from .founding import Founding
 from .hosts import Host, HostPhase, Loss
+from .roster import Place, Roster
+from .rules import Rules
 
 SETTLE = 0.1
 """Seconds for which, after a first failure, others may show theirs before they are killed."""
@@ -37,33 +39,6 @@ class Stage(Enum):
     ENDING = "ending"
 
 
-@dataclass(slots=True)
-class Place:
-    """Where a worker is."""
-
-    host: str
-    local_rank: int
-    rank: int | None = None
-    due: float | None = None
-    """When it may be restarted; None: it need not be, or runs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """What the ledger decides by. Times in seconds."""
-
-    elastic: bool
-    backend: bool = False
-    min_workers: int = 1
-    max_restarts: int = 0
-    restart_delay: float = 1.0
-    grace: float = 10.0
-    patience: float = 600.0
-    """For so long an elastic launch waits with fewer than ``min_workers``."""
-    moving: bool = False
-    """Whether a file or a command says which hosts there are, so that others may come."""
-
-
 class Ledger:
     """All hosts and workers of one launch. Each method takes what happened and returns what is to be done."""
 
@@ -71,16 +46,14 @@ class Ledger:
         self.rules = rules
         self.stage = Stage.GATHERING
         self.hosts = {name: Host(name, asked, since=now) for name, asked in hosts}
-        self.places: list[Place] = []
         plan = StartPlan(
             ("worker",), 1, min_workers=1, max_restarts=rules.max_restarts, restart_delay=rules.restart_delay, grace=rules.grace
         )
         self.policy = RestartPolicy(plan, rules.min_workers)
         self.failures: list[Failure] = []
         """In the order in which they came; the first one ended the launch."""
-        self._founders: dict[int, str] = {}  # the present founding: addresses by index
-        self._founding: list[int] = []
-        self._number = 0
+        self._roster = Roster(self.policy, self.hosts)
+        self._founding = Founding()
         self._settled = 0.0
         self._short_since: float | None = None
 
@@ -93,9 +66,14 @@ class Ledger:
             return not self.running()
         return self.stage is Stage.RUNNING and self.policy.over
 
+    @property
+    def places(self) -> list[Place]:
+        """Where each worker is, or was last, by its index."""
+        return self._roster.places
+
     def running(self) -> list[int]:
         """Indices of the workers that were started and have not ended."""
-        return [record.index for record in self.policy.in_phase(WorkerPhase.RUNNING)]
+        return self._roster.running()
 
     @property
     def failure(self) -> Failure | None:
@@ -141,20 +119,20 @@ class Ledger:
         if self.stage in (Stage.SETTLING, Stage.ENDING):
             host.phase = HostPhase.GONE
             return [DropHost(name)]
-        return [BindHost(name, self._number, 0, False), *self._resize(host, now)]
+        return [BindHost(name, self._founding.number, 0, False), *self._resize(host, now)]
 
     def host_bound(self, name: str, founding: int, addresses: list[str], now: float) -> list[Action]:
         """Its sockets are bound, at these addresses."""
         host = self.hosts[name]
-        if founding != self._number or host.phase is not HostPhase.UP:
+        if founding != self._founding.number or host.phase is not HostPhase.UP:
             return []
         host.bound = True
         if self.stage is Stage.RUNNING:
             return self._start_due(now)
         if self.stage is not Stage.BINDING:
             return []
-        mine = [index for index in self._founding if self.places[index].host == name] if addresses else []
-        self._founders |= dict(zip(mine, addresses, strict=True))
+        mine = [index for index in self._founding.members if self.places[index].host == name] if addresses else []
+        self._founding.bound(mine, addresses)
         return self._all_bound(now)
 
     def host_lost(self, name: str, why: str, now: float, loss: Loss = Loss.ENDED) -> list[Action]:
@@ -169,13 +147,13 @@ class Ledger:
             actions += self._fail(Failure(FailureKind.HOST, host=name, why=why), now)
         for index in host.workers:
             self.places[index].due = None
-            if self._phase(index) is WorkerPhase.RUNNING:
+            if self._roster.phase(index) is WorkerPhase.RUNNING:
                 self.policy.lost(index, why)
                 if drained or self.stage in (Stage.SETTLING, Stage.ENDING):
                     self.policy.remove(index)
         if self.stage in (Stage.GATHERING, Stage.BINDING):
             return actions + self._gathered(now)
-        if self.stage is Stage.RUNNING and loss is Loss.OVER and not (self._up() or self._hoping()):
+        if self.stage is Stage.RUNNING and loss is Loss.OVER and not (self._roster.up() or self._hoping()):
             return actions + self._end([Failure(FailureKind.HOST, host=name, why=why)])
         if self.stage is Stage.RUNNING:
             self._house(now)
@@ -208,7 +186,7 @@ class Ledger:
         if host is None or host.phase in (HostPhase.GONE, HostPhase.DRAINING):
             return []
         was_up = host.phase is HostPhase.UP
-        running = [index for index in host.workers if self._phase(index) is WorkerPhase.RUNNING]
+        running = self._roster.running_at(host)
         host.phase = HostPhase.DRAINING if was_up and running else HostPhase.GONE
         actions: list[Action] = [StopWorker(index, self.rules.grace, "its host was removed") for index in running]
         for index in host.workers:
@@ -247,12 +225,12 @@ class Ledger:
         if not self._runs(index, start):
             return []
         place = self.places[index]
-        host = self.hosts[place.host]
+        host = self._roster.host_of(index)
         draining = host.phase is HostPhase.DRAINING
         following = self.policy.exited(index, code, cause, sent_away=sent_away or draining)
         actions: list[Action] = []
         if self.rules.elastic and self.stage is Stage.RUNNING:
-            if self._phase(index) is WorkerPhase.WAITING:
+            if self._roster.phase(index) is WorkerPhase.WAITING:
                 place.due = now + self.rules.restart_delay
             if following is RunAction.END:
                 why = self.policy.ending
@@ -268,7 +246,7 @@ class Ledger:
             self._count(now)
         elif code != 0 and not (sent_away or draining):
             actions += self._fail(Failure(FailureKind.WORKER, index, place.host, cause), now)
-        if draining and not [each for each in host.workers if self._phase(each) is WorkerPhase.RUNNING]:
+        if draining and not self._roster.running_at(host):
             host.phase = HostPhase.GONE
             actions.append(DropHost(place.host))
         return actions
@@ -301,81 +279,32 @@ class Ledger:
 
     # The inside.
 
-    def _phase(self, index: int) -> WorkerPhase:
-        return self.policy.records[index].phase
-
     def _runs(self, index: int, start: int) -> bool:
         """Whether this is a worker's present lifetime: what is said of an earlier one comes too late to matter."""
         record = self.policy.records[index]
         return record.phase is WorkerPhase.RUNNING and record.starts == start
 
-    def _give(self, host: Host) -> None:
-        """Give a host new workers for the slots that never had one."""
-        taken = {self.places[index].local_rank for index in host.workers}
-        for local_rank in range(host.slots):
-            if local_rank not in taken:
-                index = self.policy.add()
-                self.places.append(Place(host.name, local_rank))
-                host.workers.append(index)
-
     def _resize(self, host: Host, now: float) -> list[Action]:
         """Have a host that is up use its slots, all of them and no more."""
-        actions: list[Action] = []
-        for index in host.workers:
-            place = self.places[index]
-            if place.local_rank < host.slots:
-                self.policy.revive(index)
-                if self._phase(index) is WorkerPhase.WAITING and place.due is None:
-                    place.due = now
-                continue
-            place.due = None
-            self.policy.remove(index)
-            if self._phase(index) is WorkerPhase.RUNNING:
-                actions.append(StopWorker(index, self.rules.grace, "its host has fewer slots"))
-        self._house(now)
-        self._give(host)
-        for index in host.workers:
-            record = self.policy.records[index]
-            if not record.starts and record.phase is WorkerPhase.WAITING and self.places[index].local_rank < host.slots:
-                self.places[index].due = now
-        return actions
+        surplus, moved = self._roster.resize(host, now)
+        self._moved(moved)
+        return [StopWorker(index, self.rules.grace, "its host has fewer slots") for index in surplus]
 
     def _house(self, now: float) -> None:
         """Give workers whose host is lost the free slots of hosts that are up."""
-        homeless = [
-            index
-            for host in self.hosts.values()
-            if host.phase in (HostPhase.RESTING, HostPhase.CALLED)
-            for index in host.workers
-            if self._phase(index) is WorkerPhase.WAITING
-        ]
-        for host in self._up():
-            for local_rank in self._free(host):
-                if not homeless:
-                    return
-                index = homeless.pop(0)
-                place = self.places[index]
-                self.hosts[place.host].workers.remove(index)
-                self._founders.pop(index, None)  # nobody is at that address any more
-                place.host, place.local_rank, place.due = host.name, local_rank, now
-                host.workers.append(index)
+        self._moved(self._roster.house(now))
 
-    def _free(self, host: Host) -> list[int]:
-        """Local ranks that nobody has, or whose worker will not be started again."""
-        over = (WorkerPhase.FAILED, WorkerPhase.RETIRED)
-        taken = {self.places[index].local_rank for index in host.workers if self._phase(index) not in over}
-        return [local_rank for local_rank in range(host.slots) if local_rank not in taken]
-
-    def _up(self) -> list[Host]:
-        return [host for host in self.hosts.values() if host.phase is HostPhase.UP]
+    def _moved(self, workers: list[int]) -> None:
+        for index in workers:
+            self._founding.forget(index)  # nobody is at that address any more
 
     def _gathered(self, now: float) -> list[Action]:
         """Whether all hosts are there, or have failed: then their sockets are bound."""
         if any(host.phase is HostPhase.CALLED for host in self.hosts.values()) and self.stage is Stage.GATHERING:
             return []
-        for host in self._up():
-            self._give(host)
-        ready = [index for host in self._up() for index in host.workers if self._phase(index) is WorkerPhase.WAITING]
+        for host in self._roster.up():
+            self._roster.give(host)
+        ready = self._roster.ready()
         if len(ready) >= max(1, self.rules.min_workers):
             return self._found(ready)
         if self.rules.elastic and self._hoping():
@@ -400,32 +329,28 @@ class Ledger:
     def _found(self, indices: list[int]) -> list[Action]:
         """Bind the sockets of these, and then start them as the founders of one cluster."""
         self.stage = Stage.BINDING
-        self._founding, self._founders = indices, {}
-        self._number += 1
+        self._founding = self._founding.next(indices)
         if not self.rules.elastic:
             for rank, index in enumerate(indices):
                 self.places[index].rank = rank
         actions: list[Action] = []
-        for host in self._up():
+        for host in self._roster.up():
             mine = [index for index in indices if self.places[index].host == host.name]
             for index in mine:
                 self.places[index].due = None
             host.bound = False
-            actions.append(BindHost(host.name, self._number, len(mine), indices[0] in mine and not self.rules.elastic))
+            actions.append(BindHost(host.name, self._founding.number, len(mine), indices[0] in mine and not self.rules.elastic))
         return actions
 
     def _all_bound(self, now: float) -> list[Action]:
-        if len(self._founders) < len(self._founding):
+        founding = self._founding
+        if not founding.complete:
             return []
         self.stage = Stage.RUNNING
-        addresses = tuple(self._founders[index] for index in self._founding)
-        actions: list[Action] = []
-        seen: dict[str, int] = {}
-        for index in self._founding:
-            host = self.places[index].host
-            founder = seen.get(host, 0)
-            seen[host] = founder + 1
-            actions.append(self._start(index, founder, self._founders[index], addresses))
+        actions: list[Action] = [
+            self._start(index, founder, founding.address_of(index), founding.addresses)
+            for index, founder in founding.numbered(lambda index: self.places[index].host)
+        ]
         actions += self._start_due(now)
         self._count(now)
         return actions
@@ -433,27 +358,25 @@ class Ledger:
     def _start(self, index: int, founder: int, address: str, introducers: tuple[str, ...]) -> StartWorker:
         self.places[index].due = None
         self.policy.started(index, 0, address, founder=bool(address))
-        return StartWorker(index, self.policy.records[index].starts, founder, address, introducers, len(self._founding))
+        return StartWorker(index, self.policy.records[index].starts, founder, address, introducers, len(self._founding.members))
 
     def _start_due(self, now: float) -> list[Action]:
         """Start what waits and may be started."""
         actions: list[Action] = []
         for index, place in enumerate(self.places):
-            host = self.hosts[place.host]
+            host = self._roster.host_of(index)
             if place.due is None or now < place.due or host.phase is not HostPhase.UP or not host.bound:
                 continue
-            if self._phase(index) is not WorkerPhase.WAITING:
+            if self._roster.phase(index) is not WorkerPhase.WAITING:
                 place.due = None
                 continue
             mode = self.policy.start_mode()
             if mode is StartMode.HOLD:
                 break
-            if mode is StartMode.REFOUND or (mode is StartMode.FOUND and not self._founders):
+            if mode is StartMode.REFOUND or (mode is StartMode.FOUND and not self._founding.addresses):
                 return actions + self._refound()
-            if mode is StartMode.FOUND and index in self._founders:
-                actions.append(self._start(index, -1, self._founders[index], tuple(self._founders.values())))
-            elif mode is StartMode.FOUND:
-                actions.append(self._start(index, -1, "", tuple(self._founders.values())))
+            if mode is StartMode.FOUND:
+                actions.append(self._start(index, -1, self._founding.address_of(index), self._founding.addresses))
             else:
                 actions.append(self._start(index, -1, "", tuple(self.policy.introducers())))
         return actions
@@ -461,12 +384,11 @@ class Ledger:
     def _refound(self) -> list[Action]:
         """Nobody is left to join: all that wait at hosts that are up found a new cluster."""
         self.policy.refound()
-        ready = [index for host in self._up() for index in host.workers if self._phase(index) is WorkerPhase.WAITING]
-        return self._found(ready)
+        return self._found(self._roster.ready())
 
     def _count(self, now: float) -> None:
         """Note since when too few workers can run."""
-        able = len(self.running()) + sum(place.due is not None for place in self.places)
+        able = self._roster.able()
         done = bool(self.policy.in_phase(WorkerPhase.DONE))
         if able < self.rules.min_workers and not done and not self.policy.over:
             self._short_since = now if self._short_since is None else self._short_since
@@ -476,8 +398,7 @@ class Ledger:
     def _retire(self) -> list[Action]:
         """The job is done: joiners that hold no view have nothing to join."""
         self.policy.retire_waiting()
-        for place in self.places:
-            place.due = None
+        self._roster.rest()
         return [StopWorker(index, self.rules.grace, "the job was done") for index in self.running()]
 
     def _fail(self, failure: Failure, now: float) -> list[Action]:
@@ -501,6 +422,5 @@ class Ledger:
         self.stage = Stage.ENDING
         self._short_since = None
         self.policy.end("it was ended")
-        for place in self.places:
-            place.due = None
+        self._roster.rest()
         return [StopWorker(index, self.rules.grace, "the launch ends") for index in self.running()]

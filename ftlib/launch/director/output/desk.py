@@ -11,9 +11,9 @@ import contextlib
 import threading
 from collections.abc import Callable
 
-from ..stream.channel import Channel
-from ..stream.messages import Credit, Lines, Logged
-from .ledger import Ledger
+from ...stream.channel import Channel
+from ...stream.messages import Credit, Lines, Logged
+from ..decisions.ledger import Ledger
 from .pump import Entry, Pump, Source
 
 

@@ -16,8 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
-from ...errors import ConfigError
-from ..processes.output import render
+from ....errors import ConfigError
+from ...processes.output import render
 from .panel import LaunchFacts, of_stderr
 
 Factory = Callable[[], Iterable[logging.Handler]]
