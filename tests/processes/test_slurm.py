@@ -179,7 +179,7 @@ def test_the_example_goes_on_after_each_end_of_its_time(slurm: Slurm, tmp_path: 
     script = (ROOT / "examples" / "slurm" / "train.sbatch").read_text()
     for text, instead in (
         ("-n gpu", "-n 2"),
-        ('"$SLURM_SUBMIT_DIR/checkpoints" train.py', f"{tmp_path} train.py 4000 {tmp_path}"),
+        ('"$SLURM_SUBMIT_DIR/checkpoints" train.py', f"{tmp_path} train.py 1500 {tmp_path}"),
         ("#SBATCH --gpus-per-node=8\n", ""),
     ):
         assert text in script
@@ -191,7 +191,7 @@ def test_the_example_goes_on_after_each_end_of_its_time(slurm: Slurm, tmp_path: 
     assert facts["JobState"] == "COMPLETED" and int(facts["Restarts"]) >= 1, told
     assert "SIGUSR1: draining the workers" in told, told
     assert max(line["began"] for line in said(slurm, job, "began")) >= 20, told
-    assert [line["ended"] for line in said(slurm, job, "ended")][-4:] == [4000] * 4, told
+    assert [line["ended"] for line in said(slurm, job, "ended")][-4:] == [1500] * 4, told
     gone(slurm)
 
 
