@@ -22,11 +22,12 @@ from torch.utils.data import DataLoader, TensorDataset
 from ftlib import ElasticSampler, FTLib
 
 WORKERS = int(os.environ.get("WORKERS", "3"))
-EPOCHS = int(os.environ.get("EPOCHS", "20"))
+EPOCHS = int(os.environ.get("EPOCHS", "60"))
 PORT = int(os.environ.get("PORT", "29600"))
 
 
-@ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=-1)  # its process is started again, and then its call made again
+# With GPUs: num_gpus=1. After the death of its process Ray starts another one, and makes the call once more.
+@ray.remote(num_cpus=0, scheduling_strategy="SPREAD", max_restarts=-1, max_task_retries=-1)
 class Worker:
     def __init__(self, number):
         self.number = number
