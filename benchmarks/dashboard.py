@@ -8,6 +8,7 @@ of worker 0, in turns with nobody. *kill*: workers of such a job are killed whil
 What a kill costs with viewers and traces is told by ``python -m benchmarks tracing --only kill``.
 *cost*: 64 members, as 64 statuses like those of real members that change with each sample, served by the agent's own code in a
 process of its own, whose CPU time it is; what is not in it are the signed requests to two other members at a time.
+*stuck*: the same, and viewers that read nothing; whoever is hung up on comes again.
 *page*: the same 64 members in Chromium, if it is there.
 *hostile*: requests without or with wrong tokens, under foreign hosts and origins, malformed and stale orders, to a job of two.
 """
@@ -23,6 +24,7 @@ import os
 import random
 import select
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -32,7 +34,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import psutil
 from aiohttp import web
@@ -75,7 +77,7 @@ with FTLib.init() as ft, open(f"steps-{index}-{os.getpid()}.jsonl", "w", bufferi
             times, began = [], time.monotonic()
 """
 VIEWERS = 4
-ROWS = ("step", "kill", "order", "cost", "page", "hostile")
+ROWS = ("step", "kill", "order", "cost", "stuck", "page", "hostile")
 
 
 def main() -> int:
@@ -89,7 +91,7 @@ def main() -> int:
         asyncio.run(_serve(args.serve, idle=args.idle, gaps=args.gaps))
         return 0
     expected = {"step": 30 + 2 * args.rounds * (args.seconds + 3), "kill": 20 + 8 * args.kills, "order": 20 + 7 * args.kills}
-    expected |= {"cost": 30 + 9 * args.seconds, "page": 60, "hostile": 30 + args.requests / 100}
+    expected |= {"cost": 30 + 6 * args.seconds, "stuck": 160, "page": 60, "hostile": 30 + args.requests / 100}
     report = Report("The dashboard", sum(expected[row] for row in args.rows))
     if "step" in args.rows:
         _step(report, args.rounds, args.seconds)
@@ -99,6 +101,8 @@ def main() -> int:
         _orders(report, args.kills)
     if "cost" in args.rows:
         _cost(report, args.seconds)
+    if "stuck" in args.rows:
+        _stuck(report, 4)
     if "page" in args.rows:
         _page(report)
     if "hostile" in args.rows:
@@ -453,16 +457,24 @@ def _cost(report: Report, seconds: float) -> None:
         rate = (viewer.bytes - before) / (2 * seconds)
         viewer.close()
     report.row("a viewer's bytes while nothing changes", f"{rate:.0f} B/s", bar="5 kB/s", good=rate <= 5000)
-    with served() as (address, process):
-        enter(address)
-        stuck = [_stuck(address) for _ in range(16)]
-        time.sleep(3.0)
-        before = process.memory_info().rss
-        time.sleep(3 * seconds)
-        grown = process.memory_info().rss - before
-        for each in stuck:
-            each.close()
-    report.row("memory with 16 stuck viewers", f"{grown / 1e6:+.1f} MB in {3 * seconds:g} s", bar="flat", good=grown < 4e6)
+
+
+def _stuck(report: Report, rounds: int) -> None:
+    """Memory with viewers that read nothing, each time that all have been hung up on: each comes again at once."""
+    report.say("16 stuck viewers")
+    with served() as (address, process), Stuck(address, 16) as stuck:
+        used = [process.memory_info().rss]
+        for number in range(1, rounds + 1):
+            eventually(functools.partial(_ended, stuck, 16 * number), "all are hung up on", 120)
+            used.append(process.memory_info().rss)
+    report.row("16 stuck viewers, until all were hung up on once", f"{(used[1] - used[0]) / 1e6:+.1f} MB")
+    grown = [(each - used[1]) / 1e6 for each in used[2:]]
+    what = ", ".join(f"{each:+.1f}" for each in grown)
+    report.row("... memory after each further time, MB", what, bar="flat", good=max(grown) < 1.0)
+
+
+def _ended(stuck: Stuck, count: int) -> bool:
+    return stuck.ended >= count
 
 
 def _gap(address: str) -> float:
@@ -474,12 +486,44 @@ def _gap(address: str) -> float:
     return found
 
 
-def _stuck(address: str) -> http.client.HTTPConnection:
-    """A viewer that does not read."""
-    cookie = enter(address)
-    connection = http.client.HTTPConnection(address, timeout=60)
-    connection.request("GET", "/dashboard/events", headers={"Cookie": cookie})
-    return connection
+class Stuck:
+    """Viewers that do not read; whoever is hung up on comes again. A thread of its own."""
+
+    def __init__(self, address: str, count: int) -> None:
+        host, _, port = address.rpartition(":")
+        self._at = host, int(port)
+        self._head = f"GET /dashboard/events HTTP/1.1\r\nHost: {address}\r\nCookie: {enter(address)}\r\n\r\n".encode()
+        self._count = count
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.ended = 0
+        """Connections that were hung up on."""
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closed.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        poll = select.poll()
+        there: dict[int, socket.socket] = {}
+        while not self._closed.is_set():
+            for _ in range(self._count - len(there)):
+                viewer = socket.socket()
+                viewer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
+                viewer.connect(self._at)
+                viewer.sendall(self._head)
+                there[viewer.fileno()] = viewer
+                poll.register(viewer, select.POLLRDHUP)
+            for number, _ in poll.poll(100):
+                poll.unregister(number)
+                there.pop(number).close()
+                self.ended += 1
+        for viewer in there.values():
+            viewer.close()
 
 
 # In a browser

@@ -155,16 +155,30 @@ def replaced(place: Path) -> float:
         time.sleep(0.02)
 
 
-def resources() -> tuple[int, int]:
-    """Threads and open files of this process."""
-    return threading.active_count(), len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names only
+MARK = "FTLIB_BENCHMARK_SEQUENCE"
+
+
+def resources(path: Path) -> dict[str, int]:
+    """What launches may leave: threads, open files and ports of this process, and processes anywhere that began below it."""
+    files = [str(each.readlink()) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
+    sockets = {text.removeprefix("socket:[").rstrip("]") for text in files if text.startswith("socket:[")}
+    ports = 0
+    for table in ("tcp", "tcp6", "udp", "udp6"):
+        rows = [line.split() for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]]
+        ports += sum(row[9] in sockets for row in rows)
+    processes = 0
+    for each in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            processes += f"{MARK}={path}".encode() in each.read_bytes() and each.parent.name != str(os.getpid())
+    return {"threads": threading.active_count(), "files": len(files), "ports": ports, "processes": processes}
 
 
 def sequence(_args: Namespace, report: Report) -> None:
     launcher = Launcher(workers_per_host=2, preload=(), quiet=True, transport="local")
     with folder() as path:
+        os.environ[MARK] = str(path)  # all that begins below this process has it
         launcher.run(work.trivial, str(path))
-        before, times = resources(), []
+        before, times = resources(path), []
         for _ in range(30):
             began = time.monotonic()
             launcher.run(work.trivial, str(path))
@@ -172,10 +186,11 @@ def sequence(_args: Namespace, report: Report) -> None:
         launches = [launcher.start(work.trivial, str(path)) for _ in range(4)]
         for launch in launches:
             launch.wait(LIMIT)
-        time.sleep(0.5)
-        after = resources()
-    grown = f", threads {before[0]} -> {after[0]}, files {before[1]} -> {after[1]}"
-    good = after[0] <= before[0] and after[1] <= before[1]
+        time.sleep(0.5)  # what ends by itself, as threads do
+        after = resources(path)
+        del os.environ[MARK]
+    grown = "".join(f", {name} {before[name]} -> {after[name]}" for name in before)
+    good = all(after[name] <= before[name] for name in before)
     report.row("30 launches, then 4 at once", *cells({"Launcher": times}, {"Launcher": grown}), bar="no growth", good=good)
 
 
@@ -245,6 +260,7 @@ TIMES = {
     "killed": 50,
     "cut": 50,
     "refused": 50,
+    "far": 50,
     "slurm": 20,
     "gigabyte": 3,
     "healed": 3,

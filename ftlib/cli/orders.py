@@ -6,7 +6,9 @@ import http.client
 import shutil
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from consensus import KeyRing, OrderKind, format_address, give_order, new_order, parse_address
@@ -17,7 +19,8 @@ from .status import fetch_status, signed_get
 
 __all__ = ["consequence", "order", "order_seen", "stack_of"]
 
-_DUMP_TIMEOUT = 20.0
+_DUMP_TIMEOUT = 60.0
+"""Seconds: on a busy host it reads the symbols of all of torch."""
 
 
 def order(kind: OrderKind, address: str, timeout: float, agreed: Callable[[str], bool]) -> str:
@@ -86,7 +89,7 @@ def _seen_from_outside(address: str, status: Mapping[str, Any], silent: FTLibErr
     meta = status.get("meta") or {}
     pid, host = str(meta.get("pid") or ""), str(meta.get("host") or "")
     why = "its Python does not answer" if silent is not None else "it does not tell its stacks"
-    program = shutil.which("py-spy")
+    program = _py_spy()
     if not pid or host not in ("", socket.gethostname()):
         raise FTLibError(f"{address}: {why}: run py-spy dump --pid {pid or 'PID'} at its host, {host or 'wherever it runs'}")
     if program is None:
@@ -101,6 +104,11 @@ def _seen_from_outside(address: str, status: Mapping[str, Any], silent: FTLibErr
         last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise FTLibError(f"{address}: {why}, and py-spy may not look at process {pid} ({last}): run this as root")
     return done.stdout
+
+
+def _py_spy() -> str | None:
+    """On the PATH, or beside this Python: an environment need not be activated for its programs to be run."""
+    return shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
 
 
 def _signed(give: Callable[[KeyRing], tuple[int, str]], address: str, rings: Sequence[KeyRing] | None) -> tuple[int, str]:

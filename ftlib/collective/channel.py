@@ -6,7 +6,6 @@ an item that was not goes back to the head of its queue when its getter dies.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import queue
 import secrets
@@ -24,7 +23,6 @@ from ..links.errors import CollectiveError, CollectiveTimeout, Mismatch, Refused
 from .collective import Collective
 from .frames import Sort
 from .lane import Lane
-from .operations import Receive
 from .queues import Answer, Ask, Code, Queues
 from .values import Message, copied, decode, encode, hosted
 from .works import DEFAULT_TIMEOUT, AsyncChannelWork, Outcome, Patience
@@ -72,7 +70,7 @@ class Channel:
             lane = group.lane(self.at.id)
             self._client = _Client(self.at, lane)
             self._client.use(lambda fields, message: lane.send(Sort.CHANNEL, message, "channel", fields))
-            _listen(lane, self._client.answered, self._client.ended)
+            lane.serve(self._client.answered, self._client.ended)
             self._close = group.close
 
     def __repr__(self) -> str:
@@ -253,7 +251,7 @@ class _Server:
         def reply(fields: list[Any], message: Message) -> Any:
             return lane.send(Sort.CHANNEL, message, "channel", fields)
 
-        _listen(lane, lambda fields, message: self._handle(reply, fields, message), lambda _: self._lost(reply))
+        lane.serve(lambda fields, message: self._handle(reply, fields, message), lambda _: self._lost(reply))
 
     def local(self, answered: Reply) -> Reply:
         """The server's own program as a client: what goes in and out is copied."""
@@ -300,41 +298,10 @@ def _send(answers: list[Answer]) -> None:
         reply([number, answer.code, []], _packed([item.value for item in answer.items]))  # type: ignore[operator]
 
 
-def _listen(lane: Lane, handle: Reply, ended: Callable[[CollectiveError], None]) -> None:
-    """Call ``handle`` for every message of ``lane``, one after the other, and ``ended`` at its end."""
-
-    def took(receive: Receive) -> bool:
-        try:
-            frame, message = receive.outcome.value.complete()
-            if frame.sort is Sort.CHANNEL:
-                handle(frame.fields, message)
-        except Mismatch as error:
-            lane.end(error)
-        except CollectiveError as error:
-            ended(error)
-            return False
-        except (TypeError, ValueError, IndexError) as error:
-            lane.end(Mismatch(f"a message that no channel sends: {error}", peer=lane.peer))
-        return True
-
-    def later(receive: Receive) -> None:
-        if took(receive):
-            more()
-
-    def more() -> None:
-        while True:
-            receive = lane.receive(Receive(lane, "channel", Sort.CHANNEL, None))
-            if not receive.outcome.done():
-                receive.outcome.on_end(functools.partial(later, receive))
-                return
-            if not took(receive):
-                return
-
-    more()
-
-
 def _packed(items: list[Message]) -> Message:
     """Several messages as one."""
+    if not items:
+        return _NOTHING
     tree = msgpack.packb([[item.tree, len(item.leaves)] for item in items])
     shapes, leaves = (list(itertools.chain(*parts)) for parts in ([i.shapes for i in items], [i.leaves for i in items]))
     return Message(tree, shapes, leaves, pickled=any(item.pickled for item in items))

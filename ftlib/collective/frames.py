@@ -117,6 +117,8 @@ class Incoming:
                 raise Mismatch(f"a message of {self.size} bytes; at most {limit} are accepted here (max_bytes)")
             self.piece = np.empty(self.size, np.uint8)
             return [self.piece.data]
+        if not self.shapes:
+            return []
         self.leaves = room_for(self.shapes, limit, place) if into is None else [into]
         return memories(self.leaves, self.shapes)
 

@@ -23,7 +23,7 @@ from .devices.carriers import await_event, failure
 from .devices.choice import Facts
 from .devices.freight import Freight, Serial
 from .frames import Sort, outgoing
-from .operations import Arrival, Receive
+from .operations import Arrival, Handle, Receive, Standing
 from .order import Order
 from .values import Leaf, Message, hosted
 from .works import Outcome, all_of
@@ -67,6 +67,8 @@ class Lane:
         self._owed = 0
         """Messages to ask the link for, once it is there."""
         self._order: Order[Receive, Arrival] = Order()
+        self._standing: Standing | None = None
+        """Takes all that comes, instead of receives."""
         self._over: CollectiveError | None = None
 
     @property
@@ -112,9 +114,22 @@ class Lane:
         elif self._over is not None:
             self._fail_pending(self._over)
         elif link is not None:
-            self._ask(link)
+            self.ask(Arrival(self))
         self.connect()
         return receive
+
+    def serve(self, handle: Handle, ended: Callable[[CollectiveError], None]) -> None:
+        """Give every message to ``handle``, and the end to ``ended``: neither may wait. Once, before any receive."""
+        standing = Standing(self, handle, ended)
+        with self._state:
+            self._standing = standing
+            link, over = self._link, self._over
+            self._owed += link is None
+        if over is not None:
+            self._fail_pending(over)
+        elif link is not None:
+            self.ask(standing)
+        self.connect()
 
     def connect(self) -> None:
         """Make a link, if that has not begun."""
@@ -145,7 +160,7 @@ class Lane:
                 self._put(link, sort, fields, message, operation, outcome)
             self._outbox.clear()
         for _ in range(owed):
-            self._ask(link)
+            self.ask(self._standing or Arrival(self))
         self._connected.set()
         return True
 
@@ -176,10 +191,11 @@ class Lane:
             heard = link.heard
 
             def look() -> None:
-                link.catch_up()  # what has arrived counts, though no thread came to read it: this machine may be busy
-                if link.heard == heard and not link.closed:
+                # What has arrived counts, though no thread came to read it: this machine may be busy.
+                read = link.catch_up(_RUN_DRY)
+                if read and link.heard == heard and not link.closed:
                     end()
-                else:  # bytes come still
+                else:  # bytes come still, or are still being read
                     self.lost(later, end)
 
             later(_RUN_DRY, look)
@@ -267,9 +283,10 @@ class Lane:
         if not (link.closed or link.broken):
             link.fail(LinkBroken(str(error), peer=self.peer))
 
-    def _ask(self, link: Link) -> None:
-        arrival = Arrival(self)
-        link.receive(arrival.place, arrival.done)
+    def ask(self, arrival: Arrival | Standing) -> None:
+        """Ask the link, which is there, for the next message."""
+        assert self._link is not None
+        self._link.receive(arrival.place, arrival.done)
 
     # Called by the link
 
@@ -321,6 +338,9 @@ class Lane:
     def _fail_pending(self, error: CollectiveError) -> None:
         with self._state:
             pending = self._order.clear(keep=isinstance(error, GroupClosed))
+            standing, self._standing = self._standing, None
+        if standing is not None:
+            standing.ended(error.about(self.group, "channel"))
         for receive in pending:
             receive.outcome.settle(error=error.about(self.group, receive.operation))
 

@@ -15,6 +15,9 @@ from .frames import NAMES, Incoming, Sort, header_of
 from .values import CARRIED, Classes, Leaf, Message, Shape, decode, marks, place_for, placed, shape_of
 from .works import Outcome, Patience
 
+Handle = Callable[[list[Any], Message], object]
+"""Takes a message, of which it gets the fields as well."""
+
 
 class Stream(Protocol):
     """What an operation asks of its lane."""
@@ -52,6 +55,12 @@ class Stream(Protocol):
 
     def fails(self, error: BaseException) -> None:
         """The link has ended."""
+
+    def end(self, error: CollectiveError) -> None:
+        """End it: what comes over it cannot be used."""
+
+    def ask(self, arrival: Standing) -> None:
+        """Give it the next message."""
 
     def fetch(self, cargo: list[Leaf], after: list[Event], done: Callable[[CollectiveError | None], None]) -> None:
         """Fill the tensors that come beside the link."""
@@ -210,6 +219,42 @@ class Arrival:
         if self._error is not None or frame is None:
             raise self._error or Mismatch("the message was thrown away")
         return frame, frame.message()
+
+
+class Standing:
+    """Gives every message of a channel to ``handle``, one after the other, in the thread that reads: nobody waits for one."""
+
+    def __init__(self, lane: Stream, handle: Handle, ended: Callable[[CollectiveError], None]) -> None:
+        """``ended`` is called once, at the lane's end."""
+        self._lane = lane
+        self._handle = handle
+        self.ended = ended
+        self._frame: Incoming | Mismatch | None = None
+
+    def place(self, header: bytes) -> list[memoryview] | None:
+        """See ``Arrival``."""
+        try:
+            frame = self._frame = Incoming.of(header)
+            return frame.room(self._lane.limit)
+        except Mismatch as error:
+            self._frame = error
+        return None
+
+    def done(self, header: bytes | None, error: BaseException | None) -> None:  # noqa: ARG002 - as links call it
+        """See ``Arrival``."""
+        frame, self._frame = self._frame, None
+        if error is not None:
+            self._lane.fails(error)
+            return
+        try:
+            if not isinstance(frame, Incoming):
+                raise frame or Mismatch("the message was thrown away")
+            if frame.sort is Sort.CHANNEL:
+                self._handle(frame.fields, frame.message())
+        except (Mismatch, TypeError, ValueError, IndexError) as why:
+            self._lane.end(Mismatch(f"a message that no channel sends: {why}", peer=self._lane.peer))
+        else:
+            self._lane.ask(self)
 
 
 def _bare(shape: Shape) -> Shape:

@@ -17,8 +17,10 @@ import json
 import logging
 import re
 import secrets
+import socket
+import struct
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.resources import files
@@ -37,6 +39,13 @@ logger = logging.getLogger("ftlib")
 _EVENT = {"ftlib_event": "order"}
 _PING = 15.0
 """Seconds between two comments to a viewer to whom there is nothing to tell, so that a dead connection is noticed."""
+_STUCK = 10.0
+"""Seconds that a viewer has to read some tens of kilobytes once its connection is full; then it is hung up on. A page that
+still lives comes back by itself."""
+_SENDING = 1 << 16
+"""Bytes that the kernel keeps for a viewer, as asked for (Linux keeps twice that). By itself it would take megabytes."""
+_WAITING = 1 << 14
+"""Bytes beyond which nothing more is put into a connection before some are gone."""
 _MOST_BODY = 4096
 _DONE = 256
 """The most orders that are remembered, so that a repeated one is not given again."""
@@ -119,7 +128,9 @@ class Desk:
     async def answer(self, request: web.BaseRequest, admitted: Callable[[], None] = lambda: None) -> web.StreamResponse:
         """Answer a request. Calls ``admitted`` once the client has shown that it may be here."""
         try:
-            self._check(request)
+            if refused := self.refusal(request.method, request.path, request.query, request.headers):
+                self._counts["refused"] += 1
+                return web.Response(status=refused[0], text=refused[1])
             admitted()
             return await self._route(request)
         except web.HTTPException as refusal:
@@ -131,31 +142,35 @@ class Desk:
 
     # Who may ask
 
-    def _check(self, request: web.BaseRequest) -> None:
-        host = request.headers.get("Host", "")
+    def refusal(self, method: str, path: str, query: Mapping[str, str], headers: Mapping[str, str]) -> tuple[int, str] | None:
+        """HTTP status and text for whoever may not ask this; None if it may. ``headers``: Host, Origin and Cookie at least."""
+        host = headers.get("Host", "")
         if not self._gate.is_own(host):
-            raise web.HTTPForbidden(text="this dashboard has another name: open the address that was printed\n")
-        origin = request.headers.get("Origin")
+            return 403, "this dashboard has another name: open the address that was printed\n"
+        origin = headers.get("Origin")
         if origin is not None and origin != f"http://{host}":
-            raise web.HTTPForbidden(text="a page of another origin may not ask this\n")
-        if request.method == "POST" and origin is None:
-            raise web.HTTPForbidden(text="an order needs the page's origin\n")
-        if "token" in request.query and self._place(request) == [""]:
-            if not self._gate.lets_in(request.query["token"]):
-                raise web.HTTPUnauthorized(text=f"a wrong token: {self._gate.hint}\n")
-            return
-        shown = request.cookies.get(self._gate.cookie, "")
-        if not hmac.compare_digest(shown.encode(errors="replace"), self._cookie.encode()):
-            raise web.HTTPUnauthorized(text=f"a token lets you in: {self._gate.hint}\n")
+            return 403, "a page of another origin may not ask this\n"
+        if method == "POST" and origin is None:
+            return 403, "an order needs the page's origin\n"
+        if "token" in query and self._place(path) == [""]:
+            return None if self._gate.lets_in(query["token"]) else (401, f"a wrong token: {self._gate.hint}\n")
+        if not hmac.compare_digest(self._shown(headers.get("Cookie", "")), self._cookie.encode()):
+            return 401, f"a token lets you in: {self._gate.hint}\n"
+        return None if method in ("GET", "POST") else (405, "that is not how this is asked\n")
 
-    def _place(self, request: web.BaseRequest) -> list[str]:
+    def _shown(self, cookies: str) -> bytes:
+        """The value of this dashboard's cookie among all that a browser sends."""
+        shown = (each.strip().partition("=") for each in cookies.split(";"))
+        return next((value for name, _, value in shown if name == self._gate.cookie), "").encode(errors="replace")
+
+    def _place(self, path: str) -> list[str]:
         """The parts of the path below the page's own."""
-        return request.path.removeprefix(self._base).removeprefix("/").split("/")
+        return path.removeprefix(self._base).removeprefix("/").split("/")
 
     # What it answers
 
     async def _route(self, request: web.BaseRequest) -> web.StreamResponse:
-        match request.method, self._place(request):
+        match request.method, self._place(request.path):
             case "GET", [""]:
                 return self._index(request)
             case "GET", ["events"]:
@@ -197,6 +212,7 @@ class Desk:
             raise web.HTTPServiceUnavailable(text="too many pages are open: close one\n")
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
         try:
+            _keep_little(request)
             await response.prepare(request)
             while not self._closing.is_set():
                 try:
@@ -206,7 +222,8 @@ class Desk:
                     text = ": nothing new\n\n"
                 if text is None:
                     break
-                await response.write(text.encode())
+                await _taken(request, response.write(text.encode()))
+            await _taken(request, response.write_eof())
         except ConnectionError:
             pass  # the page was closed
         finally:
@@ -278,6 +295,27 @@ def _is_loopback(remote: str | None) -> bool:
         return ipaddress.ip_address(remote or "").is_loopback
     except ValueError:
         return False
+
+
+def _keep_little(request: web.BaseRequest) -> None:
+    """Let kernel and connection keep few bytes that a viewer has not read: the others wait as events, which are counted."""
+    if request.transport is None:
+        raise ConnectionResetError
+    request.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SENDING)
+    request.transport.set_write_buffer_limits(_WAITING)
+
+
+async def _taken(request: web.BaseRequest, writing: Awaitable[None]) -> None:
+    """Wait until that is on its way; raises ConnectionError if the viewer does not read: its connection ends then."""
+    try:
+        async with asyncio.timeout(_STUCK):
+            await writing
+    except TimeoutError:
+        if request.transport is not None:
+            reset = struct.pack("ii", 1, 0)  # what the kernel still has for it goes as well
+            request.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+            request.transport.abort()
+        raise ConnectionAbortedError("the viewer does not read") from None
 
 
 async def _body(request: web.BaseRequest) -> bytes:

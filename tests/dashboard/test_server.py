@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import select
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -261,3 +263,37 @@ async def test_a_viewer_that_is_stuck_is_let_go_and_more_than_the_most_are_refus
         assert there.watch._viewers == set()
         assert {viewer.events.qsize() for viewer in stuck if viewer} == {32}
         assert there.watch.enter(0) is not None
+
+
+async def test_a_viewer_that_does_not_read_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits for it is bounded, in events and in bytes under way. After that its place is free, and its connection ends."""
+    monkeypatch.setattr("ftlib.dashboard.desk._STUCK", 0.2)
+    size, events, under_way = 20_000, 32, 500_000
+    async with dash() as there:
+        await there.enter()
+        with socket.socket() as viewer:
+            viewer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
+            viewer.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(viewer, ("127.0.0.1", there.server.port))
+            cookies = "; ".join(f"{each.key}={each.value}" for each in there.session.cookie_jar)
+            head = f"GET /events HTTP/1.1\r\nHost: 127.0.0.1:{there.server.port}\r\nCookie: {cookies}\r\n\r\n"
+            await loop.sock_sendall(viewer, head.encode())
+            async with asyncio.timeout(TIMEOUT):
+                while not there.watch.viewers:
+                    await asyncio.sleep(0.01)
+                told = 0
+                while there.watch.viewers:
+                    there.watch._tell(there.watch._viewers, f"event: patch\ndata: {told:0{size}}\n\n")
+                    told += 1
+                    for _ in range(5):  # turns of the loop, in which a viewer that reads would get it
+                        await asyncio.sleep(0)
+            assert told <= events + under_way / size
+            assert await asyncio.to_thread(has_ended, viewer), "its connection stays"
+
+
+def has_ended(connection: socket.socket) -> bool:
+    """Whether the other side ends it in time; nothing is read from it."""
+    poll = select.poll()
+    poll.register(connection, select.POLLRDHUP)
+    return bool(poll.poll(1e3 * TIMEOUT))

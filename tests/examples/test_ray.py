@@ -31,7 +31,8 @@ def test_digits(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    told = re.findall(r"^worker (\d): (came back, and )?was there at step (\d+), test accuracy ([\d.]+)%", done.stdout, re.M)
+    line = r"^worker (\d): (came back, and )?was there at step (\d+), test accuracy ([\d.]+)%"
+    told = re.findall(line, done.stdout, re.MULTILINE)
     assert [worker for worker, *_ in told] == ["0", "1", "2"], done.stdout + done.stderr
     assert [bool(back) for _, back, *_ in told] == [False, True, False]
     assert len({step for *_, step, _ in told}) == 1, "all ended after the same step"

@@ -76,12 +76,12 @@ _CLIENT = """Host *
 """
 
 _NOISY = """#!/bin/sh
-echo "Welcome to a host that talks."
+printf "Welcome to a host that talks.\\n\\000\\001 ftlib-agent \\000ftlib-agent "
 printf "with a line that does not end"
 echo "and with errors" >&2
 exec "${SHELL:-/bin/sh}" -c "${SSH_ORIGINAL_COMMAND:-true}"
 """
-"""A login shell that prints before it does what it is asked."""
+"""A login shell that prints before it does what it is asked: also what looks like an agent's first word, and is none."""
 
 _FILES = ("user", "stranger", "known", "unknown", "changed")
 

@@ -9,11 +9,13 @@ machine. Prints a table at the end, and writes its rows into ``docs/figures.md``
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +27,10 @@ SHOWN = ("torch", "aiohttp", "msgpack", "cryptography", "numpy", "click", "rich"
 WITHOUT_TORCH = ("tests/protocol", "tests/consensus", "tests/transcripts")
 MORE = ("tests/frameworks", "tests/ftlib/data", "tests/ftlib/test_open_calls.py", "tests/launch/test_run.py")
 WITH_TORCH = (*WITHOUT_TORCH, *MORE)
+PROCESSES = ("tests/launch/test_run.py",)
+"""Of these also the tests that start programs."""
+SAID = ("passed", "skipped")
+"""Words of pytest's last line that are added up; a failure ends the row."""
 NOT_HERE = "no such Python here"
 PAGE = ROOT / "docs" / "figures.md"
 BEGIN, END = "<!-- matrix -->", "<!-- end -->"
@@ -58,10 +64,15 @@ def interpreter(version: str) -> str:
 
 
 def tests(environment: Environment, paths: Sequence[str]) -> str:
-    """Run them; returns pytest's last line."""
-    marks = "not process and not soak" if "tests/launch/test_run.py" not in paths else "not soak"
-    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marks, *paths]
-    return environment.run(f"tests of {', '.join(paths)}", "python", *command).splitlines()[-1].strip("= ")
+    """Run those of each path, a step of its own; returns how many passed, and what else became of them."""
+    counts, began = Counter[str](), time.monotonic()
+    for path in paths:
+        marks = "not soak" if path in PROCESSES else "not process and not soak"
+        command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marks, path]
+        told = environment.run(f"tests of {path}", "python", *command).splitlines()[-1]
+        counts.update({word: int(count) for count, word in re.findall(r"(\d+) ([a-z]+)", told) if word in SAID})
+    verdict = ", ".join(f"{counts[word]} {word}" for word in SAID if counts[word])
+    return f"{verdict} in {(time.monotonic() - began) / 60:.0f} minutes"
 
 
 def lowest(place: Path) -> Row:

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import logging
 import os
+import re
 import signal
 import socket
 import sys
@@ -19,7 +20,7 @@ import pytest
 
 from ftlib import AgentFailedError, ConfigError, Launcher, WorkerFailedError
 from ftlib.launch.processes.process import descendants
-from tests.harness.basics import TIMEOUT
+from tests.harness.basics import TIMEOUT, eventually
 from tests.launch.launching import Kept, here, kill, launcher, mark, no_child_is_left, wait_for
 
 pytestmark = pytest.mark.process
@@ -226,3 +227,24 @@ def test_a_name_that_is_looked_up_for_ever_holds_nobody_up(monkeypatch: pytest.M
         assert not answer.is_set()
     finally:
         answer.set()
+
+
+@pytest.mark.parametrize("count", [3, pytest.param(30, marks=pytest.mark.soak)])
+def test_launches_one_after_the_other_and_four_at_once_leave_nothing(count: int) -> None:
+    def held() -> list[str]:
+        files = [str(each.readlink()) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
+        return sorted(re.sub(r"\d+", "N", name) for name in files if not name.endswith("/fd"))
+
+    def threads() -> list[str]:
+        return [thread.name for thread in threading.enumerate() if thread.name.startswith("ftlib")]
+
+    with no_child_is_left():
+        launcher().run(os.getpid)
+        eventually(lambda: not threads(), threads)
+        before = held()
+        for _ in range(count):
+            assert len(set(launcher().run(os.getpid).results["localhost"])) == 2
+        launches = [launcher().start(os.getpid) for _ in range(4)]
+        assert len({pid for launch in launches for pid in launch.wait(TIMEOUT).results["localhost"]}) == 8
+        eventually(lambda: not threads(), threads)
+        assert held() == before

@@ -99,8 +99,17 @@ def test_noise_before_the_agent_and_lines_after_it(logins: Logins) -> None:
         os.write(2, b"native\n")
 
     launcher(logins, "h3").set_logging_handlers(lambda: [kept]).run(talk)
+    assert "and with errors" in kept.texts(hostname="h3", local_rank=None)
     assert kept.texts(hostname="h3", local_rank=1, stream="stdout") == ["out of h3"]
     assert kept.texts(hostname="h3", local_rank=0, stream="stderr") == ["native"]
+
+
+def test_commands_to_run_first_see_no_stdin_and_their_words_are_lines(logins: Logins) -> None:
+    kept = Kept()
+    setup = "echo from the setup; read -r nothing; export FROM_SETUP=1"
+    launch = launcher(logins, "h3", workers=1, setup=setup).set_logging_handlers(lambda: [kept])
+    assert launch.run(os.getenv, "FROM_SETUP").rank(0) == "1"
+    assert "from the setup" in kept.texts(hostname="h3", local_rank=None)
 
 
 def test_a_jump_host(logins: Logins, network: Network) -> None:
@@ -253,24 +262,35 @@ CALLER = """
 import sys
 from pathlib import Path
 from ftlib import Launcher
-from tests.launch.test_launcher_hosts import sleep_for_ever
+from tests.launch.test_launcher_hosts import live_in_a_family
 
 config, path = sys.argv[1:]
 if __name__ == "__main__":
-    more = {"transport": "ssh", "preload": (), "agent_timeout": 10.0}
-    Launcher(hostnames=["h2", "h3", "h4"], workers_per_host=2, ssh_config_file=config, **more).run(sleep_for_ever, Path(path))
+    more = {"transport": "ssh", "preload": (), "agent_timeout": 12.0, "grace": 5.0}
+    Launcher(hostnames=["h2", "h3", "h4"], workers_per_host=2, ssh_config_file=config, **more).run(live_in_a_family, Path(path))
 """
+
+
+def live_in_a_family(path: Path) -> None:
+    """With a child in a session of its own, and a daemon."""
+    child = subprocess.Popen(["sleep", "300"], start_new_session=True)
+    daemon = subprocess.check_output(["sh", "-c", "setsid sleep 300 >/dev/null 2>&1 & echo $!"], text=True)
+    name = f"{socket.gethostname()}-{os.environ['LOCAL_RANK']}"
+    for member, pid in (("child", child.pid), ("daemon", daemon.strip()), ("worker", os.getpid())):
+        mark(path, f"{name}-{member}", pid)
+    threading.Event().wait()
 
 
 @contextlib.contextmanager
 def calling(logins: Logins, path: Path, **more: str) -> Iterator[tuple[subprocess.Popen[bytes], list[int]]]:
-    """A caller in a process of its own, and its six workers on three hosts."""
+    """A caller in a process of its own, and its six workers on three hosts with all that they started."""
     (path / "caller.py").write_text(CALLER)
     line = [*logins.caller.prefix, sys.executable, "caller.py", str(logins.config), str(path)]
+    members = ("worker", "child", "daemon")
     with (path / "caller.log").open("wb") as log:
         caller = subprocess.Popen(line, cwd=path, env=clean(**more), stdout=log, stderr=log, start_new_session=True)
         try:
-            yield caller, pids(path, *(f"h{number}-{rank}" for number in (2, 3, 4) for rank in range(2)))
+            yield caller, pids(path, *(f"h{n}-{rank}-{each}" for n in (2, 3, 4) for rank in range(2) for each in members))
         finally:
             caller.kill()
             caller.wait()
@@ -280,17 +300,23 @@ def calling(logins: Logins, path: Path, **more: str) -> Iterator[tuple[subproces
     "number",
     [
         signal.SIGKILL,
-        *(pytest.param(number, marks=pytest.mark.soak) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)),
+        signal.SIGINT,
+        *(pytest.param(number, marks=pytest.mark.soak) for number in (signal.SIGTERM, signal.SIGHUP)),
     ],
 )
 def test_a_caller_that_ends_leaves_nothing_on_any_host(logins: Logins, tmp_path: Path, number: signal.Signals) -> None:
     with calling(logins, tmp_path) as (caller, workers):
         caller.send_signal(number)
         caller.wait(TIMEOUT)
-        eventually(lambda: not any(map(lives, workers)), "workers end")
+        eventually(lambda: not any(map(lives, workers)), "workers end, and all that they started")
 
 
-@pytest.mark.soak
+def test_a_caller_that_is_stopped_for_long_is_given_up(logins: Logins, tmp_path: Path) -> None:
+    with calling(logins, tmp_path) as (caller, workers):
+        caller.send_signal(signal.SIGSTOP)
+        eventually(lambda: not any(map(lives, workers)), "workers end, and all that they started")
+
+
 def test_a_caller_that_is_stopped_for_a_while_harms_nobody(logins: Logins, tmp_path: Path) -> None:
     with calling(logins, tmp_path) as (caller, workers):
         caller.send_signal(signal.SIGSTOP)

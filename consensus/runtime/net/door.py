@@ -7,7 +7,7 @@ longest. So ten thousand connections that send nothing, or a byte a second, take
 their own (see ``authenticator``), and a new connection is always read next.
 
 The data of a stranger is collected here, in plain sockets, until it is a whole head of a request. Only then does HTTP get the
-connection, where it costs twenty times as much.
+connection, where it costs twenty times as much. What can be refused by its head alone never gets there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import resource
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from enum import Enum
-from socket import socket
+from socket import SHUT_WR, socket
 
 from .fork import release_in_children
 
@@ -49,6 +49,7 @@ class StrangerStage(Enum):
 
     SILENT = "no whole request"
     ASKING = "a request, and HTTP has it"
+    REFUSED = "a request that has been refused: what else it sends is dropped"
     READING = "the beginning of a message that is worth reading: HTTP limits how many, and how long"
 
 
@@ -70,15 +71,18 @@ class UnprovenPeer:
 
 Enter = Callable[[socket, UnprovenPeer], None]
 """Gives a stranger's connection and its data to HTTP, which sets its ``end``."""
+Refuse = Callable[[bytes], bytes | None]
+"""The whole answer to a request that needs no HTTP to be refused, by its head; None for all others."""
 
 
 class Door:
     """Accepts the connections of one listening socket, which it owns. Everything here runs on the loop's thread."""
 
-    def __init__(self, sock: socket, enter: Enter) -> None:
-        """``enter``: gets each stranger that has sent a whole head."""
+    def __init__(self, sock: socket, enter: Enter, refuse: Refuse = lambda _head: None) -> None:
+        """``enter``: gets each stranger that has sent a whole head, unless ``refuse`` has an answer to it."""
         self._sock = sock
         self._enter = enter
+        self._refuse = refuse
         self._most = places(_STRANGERS, 8)
         self._strangers = strangers = OrderedDict[UnprovenPeer, None]()
         """The strangers, the oldest first."""
@@ -148,12 +152,14 @@ class Door:
         self._strangers[stranger] = None
         if self._timer is None:
             self._timer = loop.call_at(stranger.until, self._expire, stranger.until)
-        loop.add_reader(sock.fileno(), self._hear, stranger)
         self._hear(stranger)  # most have sent their request by now
+        if stranger.sock is not None and stranger in self._strangers:
+            loop.add_reader(sock.fileno(), self._hear, stranger)
 
     def _make_room(self) -> bool:
-        """Close the oldest silent connection, else the oldest that is not READING. Returns whether there was one."""
-        found = next((each for each in self._strangers if each.stage is StrangerStage.SILENT), None)
+        """Close the oldest silent or refused connection, else the oldest that is not READING. Returns whether there was one."""
+        idle = (StrangerStage.SILENT, StrangerStage.REFUSED)
+        found = next((each for each in self._strangers if each.stage in idle), None)
         found = found or next((each for each in self._strangers if each.stage is StrangerStage.ASKING), None)
         if found is not None:
             self._hang_up(found)
@@ -168,13 +174,30 @@ class Door:
             return
         except OSError:
             data = b""
-        stranger.said += data
         if not data:
             self._hang_up(stranger)
-        elif b"\r\n\r\n" in stranger.said or len(stranger.said) >= _HEAD:
+            return
+        if stranger.stage is StrangerStage.REFUSED:
+            return
+        stranger.said += data
+        whole = b"\r\n\r\n" in stranger.said
+        if whole and (answer := self._refuse(bytes(stranger.said))) is not None:
+            self._turn_away(stranger, sock, answer)
+        elif whole or len(stranger.said) >= _HEAD:
             asyncio.get_running_loop().remove_reader(sock.fileno())
             stranger.sock, stranger.stage, stranger.end = None, StrangerStage.ASKING, _later
             self._enter(sock, stranger)
+
+    def _turn_away(self, stranger: UnprovenPeer, sock: socket, answer: bytes) -> None:
+        """Send the answer. Where more may come after the head the connection stays, else the answer might be lost with it."""
+        with contextlib.suppress(OSError):
+            sock.send(answer)
+            sock.shutdown(SHUT_WR)
+        if stranger.said.startswith(b"GET ") and stranger.said.endswith(b"\r\n\r\n"):
+            self._hang_up(stranger)
+        else:
+            stranger.stage = StrangerStage.REFUSED
+            stranger.said.clear()
 
     def _expire(self, planned: float) -> None:
         """Close the connections whose time is up."""

@@ -114,8 +114,12 @@ class HttpServer:
             return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=self._limit)
 
         self._web = QuietServer(self._handle, request_factory=request, handler_cancellation=True)
-        self._door = Door(sock, self._enter)
+        self._door = Door(sock, self._enter, self._refuse)
         self._door.open(waiting)
+
+    def _refuse(self, head: bytes) -> bytes | None:
+        """The answer to what is refused without HTTP."""
+        return None if self._pages is None or self._held() else self._pages.turns_away(head)
 
     def _enter(self, sock: socket.socket, stranger: UnprovenPeer) -> None:
         assert self._door is not None and self._web is not None

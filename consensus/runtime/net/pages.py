@@ -3,7 +3,7 @@
 A browser cannot sign as members do. So these paths pass the authenticator by, and the pages themselves decide whom they let in:
 who shows a token derived from the secret, as ``?token=``, and later what they have given to it. Their code is named by a
 setting (``Config.pages``). It is imported, on a thread, when somebody comes with the token for the first time: nobody else has
-been given anything before.
+been given anything before. Who may not ask is turned away before HTTP has the connection, where that would cost more.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import hmac
 import importlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, ClassVar, Protocol
+from urllib.parse import parse_qsl
 
 from aiohttp import web
 
@@ -55,6 +57,9 @@ class Pages(Protocol):
     async def answer(self, request: web.BaseRequest, admitted: Callable[[], None]) -> web.StreamResponse:
         """Answer a request. Calls ``admitted`` once the client has shown that it may be here: its connection may then stay."""
 
+    def refusal(self, method: str, path: str, query: Mapping[str, str], headers: Mapping[str, str]) -> tuple[int, str] | None:
+        """HTTP status and text for whoever may not ask this at all; None if it may. ``headers``: Host, Origin, Cookie."""
+
     async def close(self) -> None:
         """End what is still being answered."""
 
@@ -72,18 +77,50 @@ class MountedPages:
         self._making = asyncio.Lock()
         self._pages: Pages | None = None
         self._refused = 0
-        """Requests before there were pages."""
+        """Requests before there were pages, and those that were turned away at the door."""
 
     @staticmethod
     def wants(path: str) -> bool:
         """Whether that path is one of these pages."""
         return path == PREFIX or path.startswith(f"{PREFIX}/")
 
+    def turns_away(self, head: bytes) -> bytes | None:
+        """The whole answer to a request that is for these pages and comes from nobody who may ask; None for all others.
+
+        ``head``: what a stranger has sent, up to the empty line at least. Whatever is odd about it is left to HTTP.
+        """
+        try:
+            request, *lines = head[: head.index(b"\r\n\r\n")].decode("ascii").split("\r\n")
+            method, target, _ = request.split(" ")
+        except ValueError:
+            return None
+        path, _, asked = target.partition("?")
+        if not self.wants(path):
+            return None
+        headers: dict[str, str] = {}
+        for line in lines:
+            name, _, value = line.partition(":")
+            headers.setdefault(name.title(), value.strip())
+        refused = self._refusal(method, path, dict(parse_qsl(asked, keep_blank_values=True)), headers)
+        if refused is None:
+            return None
+        self._refused += 1
+        status, text = HTTPStatus(refused[0]), refused[1].encode()
+        fields = f"Content-Type: text/plain; charset=utf-8\r\nContent-Length: {len(text)}\r\nConnection: close"
+        return f"HTTP/1.1 {status} {status.phrase}\r\n{fields}\r\n\r\n".encode() + text
+
+    def _refusal(self, method: str, path: str, query: Mapping[str, str], headers: Mapping[str, str]) -> tuple[int, str] | None:
+        if self._pages is not None:
+            return self._pages.refusal(method, path, query, headers)
+        if self._mount.lets_in(query.get("token", "")):
+            return None
+        return 401, "a token lets you in: ftlib dashboard --link prints the address to open\n"
+
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
         """See ``Pages``."""
-        if self._pages is None and not self._mount.lets_in(request.query.get("token", "")):
+        if self._pages is None and (refused := self._refusal(request.method, request.path, request.query, request.headers)):
             self._refused += 1
-            return web.Response(status=401, text="a token lets you in: ftlib dashboard --link prints the address to open\n")
+            return web.Response(status=refused[0], text=refused[1])
         async with self._making:
             if self._pages is None:
                 prove(request)  # else the stranger's time would be up before all is imported
