@@ -90,6 +90,8 @@ def _cancelling(launch: Launch) -> Iterator[tuple[Launch, list[int]]]:
 def _sum_up(launch: Launch) -> None:
     """A table of all workers, where not all went well."""
     workers = launch.workers()
+    if not workers:
+        return  # no host came so far: why is told already
     done = sum(worker["phase"] == "finished" for worker in workers)
     if any(worker["phase"] != "finished" or worker["starts"] != 1 for worker in workers):
         from rich.console import Console  # noqa: PLC0415 - only the end of a run that had trouble needs it
