@@ -162,8 +162,8 @@ class Incoming:
         """Whether the caller is in a callback of ``pump``."""
         return self._reader == threading.get_ident()
 
-    def rest(self, timeout: float | None = None) -> bool:
-        """Wait until no other thread reads, at most so many seconds, if any; whether none does.
+    def rest(self, timeout: float) -> bool:
+        """Wait until no other thread reads, at most so many seconds; whether none does.
 
         Whoever reads wakes this in ``pump``, once there is nothing more to read, or nothing is read any more, whatever was
         raised. Nobody reads for ever but from a peer that sends for ever.

@@ -137,11 +137,11 @@ def test_a_waiting_thread_reads_itself(linked: Linked) -> None:
     with linked() as (a, b):
         outbox, inbox = Outbox(a), Inbox(b)
         inbox.ask()
-        helped = threading.Thread(target=b.help, args=(lambda: not inbox.got.empty(), None))
+        helped = threading.Thread(target=b.help, args=(lambda: not inbox.got.empty(), time.monotonic() + TIMEOUT))
         helped.start()
-        eventually(lambda: b._helped, "it reads")
-        b.help(lambda: False, None)  # somebody does so already
-        b.help(lambda: True, None)
+        eventually(lambda: b._turn.taken, "it reads")
+        b.help(lambda: False, time.monotonic() + TIMEOUT)  # somebody does so already
+        b.help(lambda: True, time.monotonic() + TIMEOUT)
         outbox.put(b"x" * 5_000_000)
         helped.join(TIMEOUT)
         assert not helped.is_alive() and len(inbox.take()) == 5_000_000
@@ -161,7 +161,7 @@ def test_who_waits_for_another_reader_waits_no_longer_than_it_wants(linked: Link
         Outbox(a).put(b"")
         assert reads.wait(TIMEOUT)
         b.help(lambda: False, time.monotonic() + 0.05)
-        b.help(lambda: True, None)
+        b.help(lambda: True, time.monotonic() + TIMEOUT)
         assert not b.catch_up(0.01)
         over.set()
         assert b.catch_up(TIMEOUT)
@@ -195,7 +195,7 @@ def test_a_callback_may_go_on_at_once(linked: Linked) -> None:
             left -= 1
             if left <= 0:
                 over.set()
-            link.help(lambda: False, None)  # cannot wait here: it returns
+            link.help(lambda: False, time.monotonic() + TIMEOUT)  # cannot wait here: it returns
             ball(link)
             link.send(b"", [], lambda error: None)
 
@@ -247,7 +247,7 @@ def test_a_failure_reaches_everything(linked: Linked) -> None:
         for _ in range(10):
             outbox.put(bytes(1 << 20))
             inbox.ask()
-        helped = threading.Thread(target=a.help, args=(lambda: inbox.got.qsize() == 10, None))
+        helped = threading.Thread(target=a.help, args=(lambda: inbox.got.qsize() == 10, time.monotonic() + TIMEOUT))
         helped.start()
         a.fail(PeerLost("it died", peer=B))
         a.fail(LinkBroken("later"))
