@@ -2,10 +2,12 @@
 
     python -m benchmarks collective                            # all, about four minutes
     python -m benchmarks collective --only large small         # some: see below
+    python -m benchmarks collective --only sigkill             # 50 peers killed in mid-message: three minutes
+    python -m benchmarks collective --only sigstop             # 50 stopped: four minutes
     python -m benchmarks collective --only killed --killed 250 # members that are killed and replaced: four minutes
     python -m benchmarks collective --rounds 5 --deaths 10     # fewer of each
 
-Parts: large, small, async, broadcast, channel, deaths, gap, groups; and killed, which is left out unless it is named.
+Parts: large, small, async, broadcast, channel, sigkill, sigstop, gap, groups; and killed, which is left out unless it is named.
 Workers are processes with one thread of torch each. Gloo's turn and ours follow each other in every round, over the same
 workers; a figure is the median of all rounds, with the least and the most. A large transfer is timed from the call of send to
 the word that comes back.
@@ -39,10 +41,12 @@ from tests.harness.nursery import Nursery
 MB = 10**6
 LARGE = 25 * MB // 4
 """Elements of 25 MB float32."""
-PARTS = ("large", "small", "async", "broadcast", "channel", "deaths", "gap", "groups")
+PARTS = ("large", "small", "async", "broadcast", "channel", "sigkill", "sigstop", "gap", "groups")
 LONG = ("killed",)
 """Parts that only run where they are named."""
 LIMIT = 120.0
+EXCLUDE_AFTER = 2.0
+"""Of the members of which some are killed or stopped."""
 
 
 # In the workers
@@ -432,26 +436,25 @@ def _pipe(items: Any, words: Any, count: int) -> None:
         items.put(item)
 
 
-def deaths(nursery: Nursery, report: Report, count: int) -> None:
-    exclude_after = 2.0
-    with company(nursery, "a", "b", "c", exclude_after=exclude_after) as workers:
-        for number, limit in ((signal.SIGKILL, 0.5), (signal.SIGSTOP, exclude_after + 0.5)):
-            waits, good = [], 0
-            for _ in range(count):
-                found = workers["a"].call(wait_for_end, ["a", "b"])
-                until(lambda: workers["a"].do(is_pending))
-                time.sleep(0.05)  # the death falls in the middle of a wait
-                at = workers["b"].signal(number)
-                kinds, _, last = found.result(LIMIT)
-                waits.append(last - at)
-                good += kinds == ["PeerLost"] * 7 and waits[-1] <= limit
-                replaced(workers, "b", "a", nursery, exclude_after=exclude_after).do(seek_admission)
-                until(lambda: workers["a"].do(knows, workers["b"].member.id))
-                report.say(f"{number.name}: {len(waits)} of {count}")
-            text = f"{good} of {count} within {limit:g} s"
-            report.row(
-                f"{number.name} of the peer -> all 7 works have PeerLost", spread(waits), text, bar="all", good=good == count
-            )
+def deaths(number: signal.Signals, limit: float, nursery: Nursery, report: Report, count: int) -> None:
+    """The peer gets the signal in mid-message: every pending work has its error within ``limit`` seconds."""
+    with company(nursery, "a", "b", "c", exclude_after=EXCLUDE_AFTER) as workers:
+        waits, good = [], 0
+        for _ in range(count):
+            found = workers["a"].call(wait_for_end, ["a", "b"])
+            until(lambda: workers["a"].do(is_pending))
+            time.sleep(0.05)  # the death falls in the middle of a wait
+            at = workers["b"].signal(number)
+            kinds, _, last = found.result(LIMIT)
+            waits.append(last - at)
+            good += kinds == ["PeerLost"] * 7 and waits[-1] <= limit
+            replaced(workers, "b", "a", nursery, exclude_after=EXCLUDE_AFTER).do(seek_admission)
+            until(lambda: workers["a"].do(knows, workers["b"].member.id))
+            report.say(f"{number.name}: {len(waits)} of {count}")
+        text = f"{good} of {count} within {limit:g} s"
+        report.row(
+            f"{number.name} of the peer -> all 7 works have PeerLost", spread(waits), text, bar="all", good=good == count
+        )
 
 
 def seek_admission(here: Here) -> None:
@@ -545,7 +548,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name, part, number in (
             ("broadcast", broadcast, chosen.rounds),
             ("channel", channel, chosen.rounds),
-            ("deaths", deaths, chosen.deaths),
+            ("sigkill", functools.partial(deaths, signal.SIGKILL, 0.5), chosen.deaths),
+            ("sigstop", functools.partial(deaths, signal.SIGSTOP, EXCLUDE_AFTER + 0.5), chosen.deaths),
             ("gap", gap, chosen.rounds),
             ("groups", groups, chosen.groups),
             ("killed", killed, chosen.killed),

@@ -191,10 +191,11 @@ class Lane:
             heard = link.heard
 
             def look() -> None:
-                link.catch_up()  # what has arrived counts, though no thread came to read it: this machine may be busy
-                if link.heard == heard and not link.closed:
+                # What has arrived counts, though no thread came to read it: this machine may be busy.
+                read = link.catch_up(_RUN_DRY)
+                if read and link.heard == heard and not link.closed:
                     end()
-                else:  # bytes come still
+                else:  # bytes come still, or are still being read
                     self.lost(later, end)
 
             later(_RUN_DRY, look)

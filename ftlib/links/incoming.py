@@ -156,17 +156,20 @@ class Incoming:
             for done in failed:
                 guarded(done, None, self._error or self._goodbye)
             if over:
-                self._dry()
+                guarded(self._dry)
 
     def reads_here(self) -> bool:
         """Whether the caller is in a callback of ``pump``."""
         return self._reader == threading.get_ident()
 
-    def rest(self) -> None:
-        """Wait until no other thread reads."""
+    def rest(self, timeout: float) -> bool:
+        """Wait until no other thread reads, at most so many seconds; whether none does.
+
+        Whoever reads wakes this in ``pump``, once there is nothing more to read, or nothing is read any more, whatever was
+        raised. Nobody reads for ever but from a peer that sends for ever.
+        """
         with self._lock:
-            while self._busy:
-                self._rested.wait()
+            return self._rested.wait_for(lambda: not self._busy, timeout)
 
     def _failed(self) -> list[Received]:
         """Receivers that get nothing any more."""
@@ -197,7 +200,7 @@ class Incoming:
         except EOFError:
             self._step = _nothing
             self._broken(ConnectionResetError("its end of the connection is closed"))
-        except (OSError, WireError) as error:
+        except Exception as error:  # noqa: BLE001 - no memory, say: others wait for this reader, so it never ends by what is raised
             self._step = _nothing
             self._broken(error)
 

@@ -8,8 +8,6 @@ link asks the peer's control port: refused, the peer is gone, else it lives and 
 from __future__ import annotations
 
 import contextlib
-import os
-import select
 import socket
 import threading
 import time
@@ -24,7 +22,8 @@ from .meeting import Meeting
 from .outgoing import Outgoing, Sent
 from .parts import LinkStats, Loop
 from .paths import Path, TcpPath
-from .verdict import verdict
+from .turn import GONE, IN, OUT, Turn, Watch
+from .verdict import judge
 from .wire import HEADER, Kind, Seal, WireError
 from .words import Words
 
@@ -32,19 +31,10 @@ GRACE = 0.25
 """Seconds in which the agreement may say why a socket has ended."""
 _DISPOSE = 0.05
 """Seconds after its end until a link's descriptors are closed: no thread uses them by then."""
-_LEASE = 0.002
-"""Seconds that a link waits for the next thread that reads it itself, before the loop does so again."""
-_GLANCE, _GAZE = 20e-6, 150e-6
-"""Seconds in which a thread that waits for a message looks for it again and again until it sleeps: about as long as being woken
-takes; and where the message before came as soon as that, the longest turn of a peer that answers short messages.
-"""
-_SHORT = 1 << 16
-"""Bytes that a short message has at most."""
 _ACK, _LOOK = 1.0, 0.005
 """Seconds that a close waits until the peer's host has all that was written, and between two looks: what the peer still sends
 to a closed socket would make the kernel drop the rest.
 """
-_IN = select.EPOLLIN | select.EPOLLRDHUP
 
 
 class _State(Enum):
@@ -76,14 +66,8 @@ class Link:
         ways = (b"there", b"back") if stream.dialled else (b"back", b"there")
         self._out = Outgoing(Seal(stream.key, ways[0]), self._broke)
         self._in = Incoming(Seal(stream.key, ways[1]), loop.buffer, loop.max_bytes, self._said, self._broke, self._hang_up)
-        self._helped = False
-        self._prompt = False
-        """Whether the message before came as soon as a thread may look for it, and was short."""
-        self._leased = 0.0
-        """Until when nobody need read, after a thread has done so itself."""
-        self._timed = False
-        self._poll, self._watched = select.poll(), -1
-        """Of the thread that helps."""
+        self._turn = Turn(loop, self._interest)
+        self._watch = Watch(stream.socket.fileno())
         self._mask = 0
         self._unplan: Callable[[], None] = lambda: None
         self._closed = False
@@ -119,8 +103,7 @@ class Link:
     @property
     def stats(self) -> LinkStats:
         """Counts since the beginning."""
-        out, into = self._out, self._in
-        return LinkStats(out.bytes, into.bytes, out.messages, into.messages, len(out), len(into))
+        return LinkStats(self._out.bytes, self._in.bytes, self._out.messages, self._in.messages, len(self._out), len(self._in))
 
     def begin(self) -> None:
         """Begin to read; once."""
@@ -134,8 +117,8 @@ class Link:
             self._broke(error)
         with self._lock:
             if self._state is _State.OPEN:
-                self._mask = _IN
-                self._loop.add(self._stream.fileno(), _IN, self._ready)
+                self._mask = IN
+                self._loop.add(self._stream.fileno(), IN, self._ready)
 
     def _meet(self, said: bytes) -> None:
         """The peer says something about the path; called by the reading thread."""
@@ -154,7 +137,7 @@ class Link:
             with self._lock:
                 if self._state is _State.OPEN:
                     self._loop.remove(self._stream.fileno())
-                    self._loop.add(self._stream.fileno(), _IN, self._over)
+                    self._loop.add(self._stream.fileno(), IN, self._over)
                     self._path, self._mask = ring, 0
                     self._loop.add(ring.fileno(), 0, self._ready)
             self._interest()
@@ -182,17 +165,16 @@ class Link:
 
         ``header``: at most 64 KiB, always sealed where others could read it; ``payload``: if ``sealed``.
         """
-        if len(header) > HEADER:
-            raise ValueError(f"a header of {len(header)} bytes; {HEADER} are the most")
-        self._out.send(Kind.MESSAGE, header, payload, done, sealed=sealed or self._loop.seal_all)
-        if self._out.blocked:
-            self._interest()
+        self._send(Kind.MESSAGE, header, payload, done, sealed=sealed or self._loop.seal_all)
 
     def talk(self, word: bytes) -> None:
         """Send a word beside the messages, but in order with them: at most 64 KiB, sealed where others could read it."""
-        if len(word) > HEADER:
-            raise ValueError(f"a word of {len(word)} bytes; {HEADER} are the most")
-        self._out.send(Kind.CONTROL, word, (), lambda _error: None, sealed=False)
+        self._send(Kind.CONTROL, word, (), lambda _error: None, sealed=False)
+
+    def _send(self, kind: Kind, header: bytes, payload: Sequence[memoryview], done: Sent, *, sealed: bool) -> None:
+        if len(header) > HEADER:
+            raise ValueError(f"a header or a word of {len(header)} bytes; {HEADER} are the most")
+        self._out.send(kind, header, payload, done, sealed=sealed)
         if self._out.blocked:
             self._interest()
 
@@ -206,82 +188,52 @@ class Link:
         ``place`` must be quick. If it gives None, or raises, the payload is thrown away and the stream goes on.
         """
         self._in.receive(place, done)
-        if self._in.paused or self._mask & _IN == 0:
+        if self._in.paused or self._mask & IN == 0:
             self._interest()
 
-    def help(self, ready: Callable[[], bool], deadline: float | None) -> None:
+    def help(self, ready: Callable[[], bool], deadline: float) -> None:
         """Read this link in the calling thread, which waits for a message, until ``ready()``, ``deadline``, or the link's end.
 
         ``deadline``: of ``time.monotonic``. Returns at once if another thread does so already, and in a callback.
         """
-        with self._lock:
-            if self._helped or self._state not in _READING or self._in.reads_here():
-                return
-            self._helped = True
+        if self._state not in _READING or self._in.reads_here() or not self._turn.take():
+            return
         self._interest()
-        self._in.rest()  # from here on only this thread reads: nobody else can take what it waits for, and let it sleep
-        try:
-            while not ready() and self._state in _READING and not self._in.paused:
-                rest = None if deadline is None else deadline - time.monotonic()
-                if rest is not None and rest <= 0:
+        try:  # from here on only this thread reads: nobody else can take what it waits for, and let it sleep
+            alone = self._alone(ready, deadline)
+            while alone and not ready() and self._state in _READING and not self._in.paused:
+                if (rest := deadline - time.monotonic()) <= 0:
                     return
-                watched = self._watch()
-                began, before = time.monotonic(), self._in.bytes
-                found = self._look(began) or self._poll.poll(None if rest is None else rest * 1000.0)
-                self._prompt = time.monotonic() - began < _GAZE
-                if len(found) > 1 or (found and found[0][0] != watched):
+                before = self._in.bytes
+                news, ended = self._watch.wait(self._path.fileno(), rest)
+                if ended:
                     self._over()
-                    self._poll.unregister(self._stream.fileno())
-                if found:
+                if news:
                     self._in.pump(news=True)
                     if self._out.blocked:
                         self._out.flush()
                         self._interest()
-                    self._prompt &= self._in.bytes - before < _SHORT
+                    self._watch.came(self._in.bytes - before)
         finally:
-            self._hand_back()
+            self._turn.hand_back()
 
-    def catch_up(self) -> None:
-        """Read what has arrived, whichever thread should have done so. Not in a callback."""
+    def _alone(self, ready: Callable[[], bool], deadline: float) -> bool:
+        """Wait for the end of another thread's reading; whether it came before all that ``help`` waits for.
+
+        A peer that sends all the time may keep that thread reading for long.
+        """
+        while not self._in.rest(_LOOK):
+            if ready() or time.monotonic() >= deadline:
+                return False
+        return True
+
+    def catch_up(self, timeout: float) -> bool:
+        """Read what has arrived, whichever thread should have done so: at most so many seconds. Not in a callback.
+
+        Returns False where another thread still reads from ``peer``.
+        """
         self._in.pump(news=True)
-        self._in.rest()
-
-    def _watch(self) -> int:
-        """The descriptor of the path, which ``_poll`` watches, and the stream beside it."""
-        fd = self._path.fileno()
-        if fd != self._watched:  # the path was agreed on meanwhile
-            self._watched = fd
-            self._poll.register(fd, _IN)
-            self._poll.register(self._stream.fileno(), _IN)
-        return fd
-
-    def _look(self, began: float) -> list[tuple[int, int]]:
-        """News that come very soon: falling asleep and being woken costs more than looking some more times."""
-        glance, until = began + _GLANCE, began + (_GAZE if self._prompt else _GLANCE)
-        while not (found := self._poll.poll(0)) and (now := time.monotonic()) < until:
-            if now > glance:
-                os.sched_yield()  # whoever else wants this processor comes first
-        return found
-
-    def _hand_back(self) -> None:
-        """The loop reads again, but not at once: whoever has waited for a message often waits for the next one soon."""
-        with self._lock:
-            self._helped = False
-            self._leased = time.monotonic() + _LEASE
-            timed, self._timed = self._timed, True
-        if not timed:
-            self._loop.later(_LEASE, self._lapse)
-
-    def _lapse(self) -> None:
-        with self._lock:
-            self._timed = not self._helped and time.monotonic() < self._leased
-            if not self._helped and not self._timed:
-                self._leased = 0.0
-            again = self._timed
-        if again:
-            self._loop.later(_LEASE, self._lapse)
-        else:
-            self._interest()
+        return self._in.rest(timeout)
 
     # The end
 
@@ -371,7 +323,7 @@ class Link:
         self._detach()
         if isinstance(error, ValueError):  # it lives, and talks nonsense
             self.fail(LinkBroken(f"{self.peer}: {error}: do both run the same release?", peer=self.peer))
-        elif isinstance(error, (ConnectionError, BrokenPipeError)):
+        elif isinstance(error, ConnectionError):
             self._loop.later(GRACE, lambda: self._judge(error))
         else:
             self.fail(LinkBroken(f"the connection to {self.peer} broke: {error}", peer=self.peer))
@@ -379,10 +331,7 @@ class Link:
     def _judge(self, error: Exception) -> None:
         """Nobody has said why it ended."""
         if self._state is _State.DOUBTFUL:
-            threading.Thread(target=self._ask, args=(error,), name="ftlib-link-ask", daemon=True).start()
-
-    def _ask(self, error: Exception) -> None:
-        self.fail(verdict(self.peer, error, self._quiet, self._loop.link_timeout))
+            judge(self.peer, error, self._quiet, self._loop.link_timeout, self.fail)
 
     def check(self) -> None:
         """The loop asks from time to time whether the peer's host still answers."""
@@ -399,12 +348,12 @@ class Link:
 
     def _ready(self, events: int) -> None:
         """On the loop's thread."""
-        if not self._helped:
+        if not self._turn.taken:
             self._news()
         elif self._out.blocked:
             self._out.flush()
             self._interest()
-        if events & (select.EPOLLHUP | select.EPOLLERR) and self._in.paused:
+        if events & GONE and self._in.paused:
             self._broke(ConnectionResetError("its end of the connection is closed"))
 
     def _news(self) -> None:
@@ -419,9 +368,9 @@ class Link:
             if self._state not in _READING:
                 return
             plain, blocked = self._path is self._stream, self._out.blocked
-            idle = self._helped or (self._in.paused if plain else self._leased and not blocked) or (plain and self._leased)
-            mask = 0 if idle else _IN
-            mask |= select.EPOLLOUT if blocked and plain else 0
+            idle = self._turn.taken or (self._turn.spared and (plain or not blocked)) or (plain and self._in.paused)
+            mask = 0 if idle else IN
+            mask |= OUT if blocked and plain else 0
             if mask != self._mask:
                 self._mask = mask
                 self._loop.change(self._path.fileno(), mask)
@@ -441,7 +390,7 @@ class Link:
         self._loop.later(_DISPOSE, self._dispose)
 
     def _dispose(self) -> None:
-        if self._helped:
+        if self._turn.taken:
             self._loop.later(_DISPOSE, self._dispose)
             return
         self._unplan()

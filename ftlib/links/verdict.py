@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections.abc import Callable
 
 from consensus import Member
 
@@ -14,6 +15,17 @@ ASK = 0.1
 """Seconds for a control port to answer, and between two such questions."""
 _PATIENCE = 2.0
 """Seconds in which the agent of a process that is gone ends, even on a busy machine."""
+
+
+def judge(
+    peer: Member, error: Exception, ended: threading.Event, link_timeout: float, tell: Callable[[CollectiveError], None]
+) -> None:
+    """Tell the ``verdict``, on a thread of its own."""
+
+    def ask() -> None:
+        tell(verdict(peer, error, ended, link_timeout))
+
+    threading.Thread(target=ask, name="ftlib-link-ask", daemon=True).start()
 
 
 def verdict(peer: Member, error: Exception, ended: threading.Event, link_timeout: float) -> CollectiveError:

@@ -141,7 +141,7 @@ def test_what_a_member_sent_before_it_left_is_read_on_a_machine_that_is_too_busy
         assert b.recv(timeout=LIMIT)
         link = b.lane(ids[0]).link
         assert link is not None
-        link._helped = True  # that thread reads, it is said
+        eventually(link._turn.take, "that thread reads, it is said")
         link._interest()
         pending = [b.recv(async_op=True) for _ in range(2)]
         a.send("the last word", timeout=LIMIT)
@@ -152,7 +152,7 @@ def test_what_a_member_sent_before_it_left_is_read_on_a_machine_that_is_too_busy
             with pytest.raises(GroupClosed):
                 pending[1].wait(LIMIT)
         finally:
-            link._helped = False
+            link._turn.hand_back()
 
 
 def test_who_dials_a_collective_that_is_closed_is_told() -> None:

@@ -19,9 +19,11 @@ import pytest
 
 from consensus import Member, Stream
 from ftlib.collective.lane import Lane, Terms
+from ftlib.links import incoming
 from ftlib.links.errors import CollectiveError, GroupClosed, LinkBroken, PeerLost
 from ftlib.links.link import Link
 from ftlib.links.loop import LinkLoop, pair
+from ftlib.links.wire import PREFIX
 from tests.harness.basics import TIMEOUT, eventually
 
 A, B = Member("a" * 16, "127.0.0.1", 1), Member("b" * 16, "127.0.0.1", 1)
@@ -135,11 +137,11 @@ def test_a_waiting_thread_reads_itself(linked: Linked) -> None:
     with linked() as (a, b):
         outbox, inbox = Outbox(a), Inbox(b)
         inbox.ask()
-        helped = threading.Thread(target=b.help, args=(lambda: not inbox.got.empty(), None))
+        helped = threading.Thread(target=b.help, args=(lambda: not inbox.got.empty(), time.monotonic() + TIMEOUT))
         helped.start()
-        eventually(lambda: b._helped, "it reads")
-        b.help(lambda: False, None)  # somebody does so already
-        b.help(lambda: True, None)
+        eventually(lambda: b._turn.taken, "it reads")
+        b.help(lambda: False, time.monotonic() + TIMEOUT)  # somebody does so already
+        b.help(lambda: True, time.monotonic() + TIMEOUT)
         outbox.put(b"x" * 5_000_000)
         helped.join(TIMEOUT)
         assert not helped.is_alive() and len(inbox.take()) == 5_000_000
@@ -149,6 +151,36 @@ def test_a_waiting_thread_reads_itself(linked: Linked) -> None:
         outbox.put(b"the loop reads again")
         inbox.ask()
         assert inbox.take() == b"the loop reads again"
+
+
+def test_who_waits_for_another_reader_waits_no_longer_than_it_wants(linked: Linked) -> None:
+    """As where a peer sends all the time: the thread that reads has no end."""
+    reads, over = threading.Event(), threading.Event()
+    with linked() as (a, b):
+        b.receive(lambda _: [], lambda *_: reads.set() or over.wait(TIMEOUT))
+        Outbox(a).put(b"")
+        assert reads.wait(TIMEOUT)
+        b.help(lambda: False, time.monotonic() + 0.05)
+        b.help(lambda: True, time.monotonic() + TIMEOUT)
+        assert not b.catch_up(0.01)
+        over.set()
+        assert b.catch_up(TIMEOUT)
+
+
+def test_a_reader_that_fails_ends_the_link_and_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is raised: no memory is left for what comes, say."""
+
+    def fails(*_: object) -> None:
+        raise MemoryError("no memory is left")
+
+    monkeypatch.setattr(incoming, "read_prefix", fails)
+    with tcp() as (link, theirs):
+        inbox = Inbox(link)
+        inbox.ask()
+        theirs.sendall(bytes(PREFIX))
+        with pytest.raises(CollectiveError, match="no memory is left"):
+            inbox.take()
+        assert link.catch_up(TIMEOUT)
 
 
 def test_a_callback_may_go_on_at_once(linked: Linked) -> None:
@@ -163,7 +195,7 @@ def test_a_callback_may_go_on_at_once(linked: Linked) -> None:
             left -= 1
             if left <= 0:
                 over.set()
-            link.help(lambda: False, None)  # cannot wait here: it returns
+            link.help(lambda: False, time.monotonic() + TIMEOUT)  # cannot wait here: it returns
             ball(link)
             link.send(b"", [], lambda error: None)
 
@@ -215,7 +247,7 @@ def test_a_failure_reaches_everything(linked: Linked) -> None:
         for _ in range(10):
             outbox.put(bytes(1 << 20))
             inbox.ask()
-        helped = threading.Thread(target=a.help, args=(lambda: inbox.got.qsize() == 10, None))
+        helped = threading.Thread(target=a.help, args=(lambda: inbox.got.qsize() == 10, time.monotonic() + TIMEOUT))
         helped.start()
         a.fail(PeerLost("it died", peer=B))
         a.fail(LinkBroken("later"))

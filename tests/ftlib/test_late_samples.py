@@ -15,7 +15,7 @@ from tests.ftlib.workers import Job
 from tests.harness.basics import eventually
 from tests.harness.company import at_once, company
 
-SAMPLES, BATCH, EPOCHS = 600, 4, 2
+SAMPLES, BATCH, EPOCHS = 360, 4, 2
 
 
 class Reader(Pupil):

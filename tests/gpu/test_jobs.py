@@ -77,7 +77,7 @@ def test_killed_while_the_kernels_of_the_others_spin(cluster: Cluster) -> None:
 @stands
 def test_stopped_while_the_kernels_of_the_others_spin(cluster: Cluster) -> None:
     """It is excluded for its silence; what its device still does when it goes on harms nobody."""
-    workers = cluster.found(3)
+    workers = cluster.found(3, settings={"exclude_after": 8.0})
     accelerated(cluster, 3)
     since, victim = epoch(cluster), workers[2]
     with held(cluster, victim):

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -221,17 +222,23 @@ def test_two_doctors() -> None:
 
 
 BLOCKED = [
-    ("input: udp dport 7001 drop", "udp", "UDP to 10.77.0.2:7001 is dropped though TCP passes: open port 7001 for UDP"),
-    ("output: meta l4proto udp drop", "udp", "UDP from 10.77.0.2 to 10.77.0.1 is dropped, the other way it passes"),
-    ("input: meta l4proto udp drop\noutput: meta l4proto udp drop", "udp", "10.77.0.2:7001 is dropped either way though TCP"),
-    ("input: udp dport 7001 reject", "udp", "nobody listens at 10.77.0.2:7001 on UDP"),
-    ("input: udp dport 7001 reject with icmp type host-prohibited", "udp", "UDP to 10.77.0.2:7001 fails: No route to host"),
+    ("input: udp dport 7001 drop", "udp", "UDP to {there}:7001 is dropped though TCP passes: open port 7001 for UDP"),
+    ("output: meta l4proto udp drop", "udp", "UDP from {there} to 10.77.0.1 is dropped, the other way it passes"),
+    ("input: meta l4proto udp drop\noutput: meta l4proto udp drop", "udp", "{there}:7001 is dropped either way though TCP"),
+    ("input: udp dport 7001 reject", "udp", "nobody listens at {there}:7001 on UDP"),
+    ("input: udp dport 7001 reject with icmp type host-prohibited", "udp", "UDP to {there}:7001 fails: No route to host"),
     ("input: udp length > 1000 drop", "mtu", "those of 1400 bytes do not (lost 4 times): give the whole path"),
-    ("input: tcp dport 7001 drop", "tcp", "TCP to 10.77.0.2:7001 is dropped (no answer within 5 s): open port 7001"),
+    ("input: tcp dport 7001 drop", "tcp", "TCP to {there}:7001 is dropped (no answer within 5 s): open port 7001"),
     ("input: tcp dport 7001 reject with tcp reset", "tcp", "nobody listens there"),
     ("input: tcp dport 7001 reject with icmp type admin-prohibited", "tcp", "fails: No route to host"),
     ("", "", "all is well"),
 ]
+"""At the host that is asked: rules, what fails, and what is said of it."""
+HERE = [
+    ("output: udp dport 7001 drop", "UDP to {there}:7001 fails: Operation not permitted: open port"),
+    ("input: meta l4proto udp drop", "let UDP in at the firewall of this host"),  # it looks like the other's output
+]
+"""At the host that asks."""
 
 
 def test_with_a_secret() -> None:
@@ -285,20 +292,32 @@ def test_a_firewall_that_rejects_later_is_named(monkeypatch: pytest.MonkeyPatch)
 @needs_network
 @needs_filter
 def test_between_two_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("consensus.runtime.net.pings.WAIT", 0.5)
-    with Network(2) as [here, there], member(there, "10.77.0.2:7001") as address:
-        for rules, name, text in BLOCKED:
-            there.block(rules)
-            with here.inside():
-                diagnosis = found(address, timeout=5.0)
-            assert failed(diagnosis) == name and text in diagnosis.verdict, (rules, diagnosis)
-        assert diagnosis.checks[0].found == "from 10.77.0.1 on eth0 (MTU 1500)"
-        with here.inside():
-            assert "this host has no way to 10.99.0.1" in found("10.99.0.1:7001").verdict
-            assert failed(found("10.77.0.9:7001", timeout=0.2)) == "tcp"
-        here.block("output: udp dport 7001 drop")
-        with here.inside():
-            assert "UDP to 10.77.0.2:7001 fails: Operation not permitted: open port" in found(address).verdict
-        here.block("input: meta l4proto udp drop")  # the firewall at this end looks the same as the other's output
-        with here.inside():
-            assert "let UDP in at the firewall of this host" in found(address).verdict
+    """Each way to be blocked is at a host of its own, and all are asked at once."""
+    monkeypatch.setattr("consensus.runtime.net.pings.WAIT", 1.0)
+    places, asks = len(BLOCKED), 1 + len(HERE)
+    with Network(asks + places) as hosts, contextlib.ExitStack() as stack, ThreadPoolExecutor(2 * places) as pool:
+        (here, *odd), others = hosts[:asks], hosts[asks:]
+        addresses = [stack.enter_context(member(there, f"{there.v4}:7001")) for there in others]
+
+        def ask(asking: Host, address: str, timeout: float = 5.0) -> Future[Diagnosis]:
+            def inside() -> Diagnosis:
+                with asking.inside():
+                    return found(address, timeout=timeout)
+
+            return pool.submit(inside)
+
+        for host, (rules, *_) in zip([*others, *odd], [*BLOCKED, *HERE], strict=True):
+            host.block(rules)
+        asked = [ask(here, address) for address in addresses]
+        asked_oddly = [ask(asking, addresses[-1]) for asking in odd]
+        elsewhere, nobody = ask(here, "10.99.0.1:7001"), ask(here, "10.77.0.99:7001", 0.2)
+
+        for there, (rules, name, text), asking in zip(others, BLOCKED, asked, strict=True):
+            diagnosis = asking.result(TIMEOUT)
+            assert failed(diagnosis) == name and text.format(there=there.v4) in diagnosis.verdict, (rules, diagnosis)
+        assert diagnosis.checks[0].found == f"from {here.v4} on eth0 (MTU 1500)", "where nothing is blocked"
+        for (rules, text), asking in zip(HERE, asked_oddly, strict=True):
+            diagnosis = asking.result(TIMEOUT)
+            assert text.format(there=others[-1].v4) in diagnosis.verdict, (rules, diagnosis)
+        assert "this host has no way to 10.99.0.1" in elsewhere.result(TIMEOUT).verdict
+        assert failed(nobody.result(TIMEOUT)) == "tcp"

@@ -145,7 +145,7 @@ def test_all_end_at_once(stage: Stage) -> None:
 
 
 def test_min_size(stage: Stage) -> None:
-    players = stage.found("fails_thrice", "fails_thrice", given=[{"calls": 5}], min_size=2, step_timeout=12.0)
+    players = stage.found("fails_thrice", "fails_thrice", given=[{"calls": 5}], min_size=2, step_timeout=8.0)
     for player in players:
         stage.event(player, "ready")
     killed = players.pop()

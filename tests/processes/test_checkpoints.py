@@ -114,7 +114,8 @@ def test_the_writer_is_killed_then_everybody_and_two_go_on(cluster: Cluster, pla
 
 
 def test_a_writer_that_wakes_up_after_its_exclusion_replaces_nothing(cluster: Cluster, place: Path) -> None:
-    cluster.found(3, first={"habit": habit(place, 5, "at_the_last_moment")}, habit=habit(place, 5), pause=0.02)
+    first = {"habit": habit(place, 5, "at_the_last_moment")}
+    cluster.found(3, first=first, habit=habit(place, 5), pause=0.02, settings={"exclude_after": 8.0})
     writer = cluster.until("it is stopped", lambda: next((w for w in cluster.workers if event(w, "publishing")), None))
     writer.killed = time.monotonic()
     cluster.until("the others have newer ones", lambda: len(complete(place)) == 3)

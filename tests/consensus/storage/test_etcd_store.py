@@ -199,12 +199,10 @@ async def test_of_several_servers_one_is_enough(own: EtcdServer, server: EtcdSer
     with running(dead):
         pass
     own.stop()
-    store = EtcdStore(f"etcd://localhost:{dead.port},localhost:{own.port},localhost:{server.port}", "several", timeout=36.0)
+    store = EtcdStore(f"etcd://localhost:{dead.port},localhost:{own.port},localhost:{server.port}", "several", timeout=15.0)
     await store.open()
-    started = time.monotonic()
-    assert await store.create("views/1", b"1") is Created.DONE
+    assert await store.create("views/1", b"1") is Created.DONE, "sent to the silent one it would be ambiguous"
     assert await store.read("views/1") == b"1"
-    assert time.monotonic() - started < 12.0, "a third of the timeout, which the silent one would take"
     assert await first_told(store, "views/")
     await store.close()
 
