@@ -16,7 +16,7 @@ import sys
 COMMANDS = {
     name: module
     for module, names in {
-        "costs": "quiet idle imports keeping sampler",
+        "costs": "quiet idle imports command keeping sampler",
         "detection": "busy tight stall holds",
         "kills": "kills shrink churn",
         "programs": "rest big leaver",
@@ -54,6 +54,7 @@ ALL = (
     ("transfer", "", "--sizes 400 --repetitions 3"),
     ("quiet", "", None),
     ("imports", "", "--repeats 3"),
+    ("command", "", "--repeats 3"),
     ("sampler", "", "--samples 1000000 --changes 0 50"),
     ("idle", "", "--seconds 10"),
     ("stall", "", "--repeats 2 --big 2 --steps 4"),

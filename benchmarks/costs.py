@@ -1,9 +1,12 @@
-"""What is paid while nothing goes wrong: imports, an idle agent, a healthy step's messages, kept state, the sampler."""
+"""What is paid while nothing goes wrong: imports, the command line, an idle agent, a healthy step's messages, kept state,
+the sampler."""
 
 from __future__ import annotations
 
 import json
+import os
 import random
+import resource
 import shutil
 import statistics
 import subprocess
@@ -151,6 +154,48 @@ def imports() -> int:
     limit = BARS["ftlib"]
     report.row("difference of the medians", f"{more * 1e3:+.0f} ms", bar=f"<= {limit * 1e3:g} ms", good=more <= limit)
     report.row("from ftlib import FTLib, torch imported before", spread(times["after"]))
+    return report.finish()
+
+
+COMMAND_BAR = 0.15
+"""Seconds of a processor."""
+TYPED = {
+    "ftlib --help": (["--help"], {}),
+    "ftlib run --help": (["run", "--help"], {}),
+    "a TAB after ftlib st": ([], {"COMP_WORDS": "ftlib st", "COMP_CWORD": "1"}),
+    "a TAB after ftlib run --": ([], {"COMP_WORDS": "ftlib run --", "COMP_CWORD": "2"}),
+}
+"""The arguments, and the variables with which a shell asks what could come next."""
+
+
+def command() -> int:
+    """What the command line takes until it helps: processor time, as whoever waits for it on a busy host feels it most.
+
+        python -m benchmarks command                      # about 20 seconds
+
+    The installed program ``ftlib``, beside an interpreter that does nothing; user and system time of the process, files cached.
+    """
+    options = parser(command.__doc__, agent=False, repeats=15)
+    args = options.parse_args()
+    report = Report("the command line", 1.0 * args.repeats)
+    program = Path(sys.executable).with_name("ftlib")
+    cases = {"python -c pass": ([sys.executable, "-c", "pass"], {})}
+    for name, (arguments, asked) in TYPED.items():
+        cases[name] = [str(program), *arguments], {**asked, **({"_FTLIB_COMPLETE": "bash_complete"} if asked else {})}
+    used: dict[str, list[float]] = {name: [] for name in cases}
+    for repeat in range(args.repeats + 1):
+        for name, (words, more) in cases.items():
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            done = subprocess.run(words, env={**os.environ, **more}, capture_output=True, text=True, check=True, timeout=60)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            assert done.stdout or name.startswith("python"), "it says nothing"
+            if repeat:  # the first fills the caches
+                used[name].append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    for name, times in used.items():
+        if name in TYPED:
+            report.bar(f"{name}, processor time", times, COMMAND_BAR)
+        else:
+            report.row(f"{name}, processor time", spread(times))
     return report.finish()
 
 

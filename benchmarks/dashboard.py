@@ -11,6 +11,7 @@ process of its own, whose CPU time it is; what is not in it are the signed reque
 *stuck*: the same, and viewers that read nothing; whoever is hung up on comes again.
 *page*: the same 64 members in Chromium, if it is there.
 *hostile*: requests without or with wrong tokens, under foreign hosts and origins, malformed and stale orders, to a job of two.
+The attacker runs on the job's own cores: so the same is sent to a bare server beside the job, and what that costs is the floor.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def main() -> int:
         asyncio.run(_serve(args.serve, idle=args.idle, gaps=args.gaps))
         return 0
     expected = {"step": 30 + 2 * args.rounds * (args.seconds + 3), "kill": 20 + 8 * args.kills, "order": 20 + 7 * args.kills}
-    expected |= {"cost": 30 + 6 * args.seconds, "stuck": 160, "page": 60, "hostile": 30 + args.requests / 100}
+    expected |= {"cost": 30 + 6 * args.seconds, "stuck": 160, "page": 60, "hostile": 60 + args.requests / 60}
     report = Report("The dashboard", sum(expected[row] for row in args.rows))
     if "step" in args.rows:
         _step(report, args.rounds, args.seconds)
@@ -561,32 +562,95 @@ def _page(report: Report) -> None:
 
 
 def _hostile(report: Report, count: int, seconds: float) -> None:
-    with tempfile.TemporaryDirectory() as place:
+    """Steps while a stranger sends requests as fast as it can: to a bare server beside the job, then to an agent of the job."""
+    steps: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as place, bare() as other:
         directory = Path(place)
         with running(directory, "-n", 2, script=WORKER) as launched:
             launched.wait_events("announced", 2)
             address = _address(launched)
             there = _together(address, 2)
             cookie = enter(address)
-            began = time.monotonic()
-            time.sleep(seconds)  # the time that is measured
-            quiet = _steps(directory, began, time.monotonic())
-            report.say(f"{count} hostile requests")
-            began, accepted = time.monotonic(), 0
-            for number in range(count):
-                accepted += _attack(address, cookie, there, random.Random(number))
-            attacked = _steps(directory, began, time.monotonic())
+
+            def attacked(what: str, target: str, every: float = 0.0) -> tuple[int, float]:
+                """How many were accepted, and how many were sent a second."""
+                report.say(f"{count} hostile requests {what}")
+                began, accepted = time.monotonic(), 0
+                for number in range(count):
+                    time.sleep(max(0.0, began + number * every - time.monotonic()))  # the pace
+                    accepted += _attack(target, cookie, there, random.Random(number))
+                steps[what] = _steps(directory, began, time.monotonic())
+                return accepted, count / (time.monotonic() - began)
+
+            def calm(what: str) -> None:
+                report.say("nobody sends anything")
+                began = time.monotonic()
+                time.sleep(seconds)  # the time that is measured
+                steps[what] = _steps(directory, began, time.monotonic())
+
+            calm("before")
+            _, floor = attacked("to a bare server", other)
+            calm("between")
+            accepted, pace = attacked("to an agent", address)
+            again, _ = attacked("at a pace", address, 1 / PACE)
+            calm("after")
             refused = fetch_status(address, 30.0, [RING])["dashboard"].get("refused", 0)
             assert not launched.events("ended"), "somebody was killed"
             os.kill(launched.process.pid, signal.SIGTERM)
             launched.finish()
-    ratio = statistics.median(attacked) / statistics.median(quiet)
-    report.row(
-        f"{count} hostile requests", f"{accepted} accepted, {refused} counted as refused", bar="0 accepted", good=not accepted
+    quiet = [each for what in ("before", "between", "after") for each in steps[what]]
+    ratios = {what: statistics.median(found) / statistics.median(quiet) for what, found in steps.items()}
+    what = f"{accepted + again} accepted, {refused} counted as refused"
+    report.row(f"2 x {count} hostile requests", what, bar="0 accepted", good=not accepted + again)
+    report.row("step while nobody sends anything", spread(quiet))
+    for name, aim, rate in (
+        ("a bare server beside the job", "to a bare server", floor),
+        ("an agent of the job", "to an agent", pace),
+    ):
+        report.row(f"... {rate:.0f} requests a second to {name}", f"{ratios[aim]:.2f} ({spread(steps[aim])})")
+    beyond = ratios["to an agent"] / ratios["to a bare server"]
+    report.row("... the second by the first", f"{beyond:.2f}", bar="1.02", good=beyond <= 1.02)
+    paced = ratios["at a pace"]
+    shown = f"{paced:.2f} ({spread(steps['at a pace'])})"
+    report.row(f"... {PACE:g} requests a second to an agent", shown, bar="1.02", good=paced <= 1.02)
+
+
+PACE = 100.0
+"""Requests a second, as ``python -m benchmarks hostile`` sends them: an attacker that leaves both cores to the job."""
+
+
+@contextlib.contextmanager
+def bare() -> Iterator[str]:
+    """The address of a server, in a process of its own, that refuses everything: what no job has to do with."""
+    parent = os.getpid()
+    process = subprocess.Popen(
+        [sys.executable, "-c", REFUSES],
+        stdout=subprocess.PIPE,
+        preexec_fn=lambda: die_with_parent(parent),  # noqa: PLW1509
     )
-    report.row(
-        "... step meanwhile", f"{ratio:.2f} ({spread(attacked)}, before {spread(quiet)})", bar="1.02", good=ratio <= 1.02
-    )
+    try:
+        assert process.stdout is not None
+        yield f"127.0.0.1:{int(process.stdout.readline())}"
+    finally:
+        process.kill()
+        process.communicate()
+
+
+REFUSES = """
+import asyncio
+from aiohttp import web
+
+async def main():
+    async def answer(request):
+        return web.Response(status=401)
+    runner = web.ServerRunner(web.Server(answer, access_log=None))
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    print(runner.addresses[0][1], flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
 
 
 def _attack(address: str, cookie: str, there: dict[str, Any], dice: random.Random) -> bool:

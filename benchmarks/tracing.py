@@ -42,7 +42,10 @@ STEP_BAR, KILL_BAR, SERIES_BAR = 5e-6, 3e-3, 9000
 ACCOUNT_BAR = 3e-6
 PARTS = ("step", "kill", "series")
 BEATS = ("Ping", "Ack", "Digest")
-"""Messages that go by the clock, whatever the steps do: of digests each member sends one about every five seconds."""
+"""Messages that go by the clock, whatever the steps do: of digests each member sends one about every five seconds. So as many
+are sent in the same time without any step, which is shown beside it."""
+REST = 10.0
+"""Seconds without a step."""
 
 
 def worker(args: argparse.Namespace) -> None:
@@ -69,19 +72,28 @@ def worker(args: argparse.Namespace) -> None:
 
     for _ in range(50):
         timed(True)
-    pairs, before = [], ft.metrics()["messages"]["sent"]
+    pairs, before, began = [], ft.metrics()["messages"]["sent"], time.monotonic()
     for number in range(args.rounds):
         first = bool(number % 2)
         pairs.append({first: timed(first), not first: timed(not first)})
-    after = ft.metrics()["messages"]["sent"]
+    after, took = ft.metrics()["messages"]["sent"], time.monotonic() - began
     slowest = torch.tensor([[*pair[False], *pair[True]] for pair in pairs], dtype=torch.float64)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     others = {kind: entry["messages"] - before.get(kind, {"messages": 0})["messages"] for kind, entry in after.items()}
     sent = {kind: count for kind, count in others.items() if count and kind not in BEATS}
-    print(json.dumps({"rank": ft.rank, "pairs": slowest.tolist(), "sent": sent}), flush=True)
+    dist.barrier()
+    time.sleep(REST)  # the time that is measured
+    rested = ft.metrics()["messages"]["sent"]
+    beats = [_beats(before, after) / took, _beats(after, rested) / REST]
+    print(json.dumps({"rank": ft.rank, "pairs": slowest.tolist(), "sent": sent, "beats": beats}), flush=True)
     dist.barrier()
     ft.close()
     dist.destroy_process_group()
+
+
+def _beats(before: dict[str, Any], after: dict[str, Any]) -> int:
+    """Messages by the clock between two looks."""
+    return sum(after[kind]["messages"] - before.get(kind, {"messages": 0})["messages"] for kind in BEATS if kind in after)
 
 
 def account() -> float:
@@ -120,6 +132,8 @@ def step(args: argparse.Namespace, report: Report, collector: Collector) -> None
     sent = sum((Counter(line["sent"]) for line in lines), Counter[str]())
     kinds = ", ".join(f"{count} {kind}" for kind, count in sent.items()) or "0"
     report.row("messages but those by the clock", f"{kinds} in {2 * len(pairs)} steps", bar="0", good=not sent)
+    busy, rest = (sum(line["beats"][index] for line in lines) / len(lines) for index in (0, 1))
+    report.row("... those by the clock, a second and member", f"{busy:.1f} in steps, {rest:.1f} at rest", good=busy <= rest + 1)
     took = account()
     report.row("the account of time, a call", f"{took * 1e6:.2f} us", bar="<= 3 us", good=took <= ACCOUNT_BAR)
     report.row("spans that came", str(len(collector.all())))

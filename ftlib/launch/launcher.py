@@ -130,13 +130,18 @@ class Launcher:
             ),
             (
                 isinstance(self.hostnames, str) and self.hostnames not in ("auto", "slurm"),
-                f'hostnames={self.hostnames!r}: give "auto", "slurm" or a list of names',
+                f'hostnames={self.hostnames!r}: give "auto", "slurm" or a list of names: [{self.hostnames!r}]',
             ),
             (
                 isinstance(numbers, str) and numbers not in ("auto", "cpu", "gpu"),
                 f'workers_per_host={numbers!r}: give "auto", "cpu", "gpu", a number or a list of numbers',
             ),
             (any(number < 1 for number in each), "workers_per_host: give numbers of at least 1"),
+            (isinstance(self.preload, str), f"preload={self.preload!r}: give a list of names: [{self.preload!r}]"),
+            (
+                isinstance(self.copy_env_vars, str),
+                f"copy_env_vars={self.copy_env_vars!r}: give a list of patterns: [{self.copy_env_vars!r}]",
+            ),
         )
 
     @property

@@ -16,9 +16,8 @@ from ..common.processes import describe_exit
 from ..errors import FTLibError, WorkerFailedError
 from .hosts.fleet import Fleet
 from .launcher import Launch, Launcher
+from .processes import guard
 from .processes.process import shell_code
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def run_fleet(
@@ -70,14 +69,17 @@ def _end_of(launch: Launch) -> int:
 def _cancelling(launch: Launch) -> Iterator[tuple[Launch, list[int]]]:
     """While this block runs the first signal drains the workers and the second one kills them."""
     got: list[int] = []
+    twins = guard.Twins()
 
     def cancel(number: int, _frame: FrameType | None) -> None:
+        if twins.again(number):
+            return
         got.append(number)
         if len(got) == 1:
             sys.stderr.write(f"[ftlib] {signal.Signals(number).name}: draining the workers (again: kill them)\n")
         launch.cancel()
 
-    before = {number: signal.signal(number, cancel) for number in _SIGNALS}
+    before = {number: signal.signal(number, cancel) for number in guard.PASSED_ON}
     try:
         yield launch, got
     finally:
@@ -88,6 +90,8 @@ def _cancelling(launch: Launch) -> Iterator[tuple[Launch, list[int]]]:
 def _sum_up(launch: Launch) -> None:
     """A table of all workers, where not all went well."""
     workers = launch.workers()
+    if not workers:
+        return  # no host came so far: why is told already
     done = sum(worker["phase"] == "finished" for worker in workers)
     if any(worker["phase"] != "finished" or worker["starts"] != 1 for worker in workers):
         from rich.console import Console  # noqa: PLC0415 - only the end of a run that had trouble needs it

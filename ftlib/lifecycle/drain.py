@@ -32,7 +32,7 @@ __all__ = ["TWIN", "Drain", "Stay"]
 
 logger = logging.getLogger("ftlib")
 
-TWIN = 0.2
+TWIN = 0.5
 """Seconds within which a second signal counts as the first one sent twice."""
 
 

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import signal
+import subprocess
 import time
 import urllib.request
 from pathlib import Path
@@ -86,6 +87,25 @@ def test_a_short_cut_changes_nothing() -> None:
         time.sleep(1.0)  # nothing is to happen
         assert [member.view for member in group] == [whole] * 3
         assert all(member.confirm() for member in group)
+
+
+def test_signals_of_a_whole_group_are_not_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From its first instant on: a batch system signals every process that it finds."""
+    started = subprocess.Popen
+
+    def at_once(*arguments: Any, **more: Any) -> Any:
+        process = started(*arguments, **more)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+            os.kill(process.pid, number)
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", at_once)
+    with members(2, agent=Home.PROCESS) as group:
+        agree(group, 2)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+            os.kill(group[1]._host.pid, number)  # type: ignore[union-attr]
+        assert group[0].cut_off(0.1), "it answers"
+        agree(group, 2)
 
 
 def test_its_own_death_ends_the_lifetime() -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from consensus import Config, Gossip, Home, KeyRing, SecretError, format_address, get
 from consensus.runtime.net import door as entrance
-from consensus.runtime.net.door import PATIENCE, Door, UnprovenPeer
+from consensus.runtime.net.door import PATIENCE, Door, StrangerStage, UnprovenPeer
 from consensus.runtime.net.liveness_connection import ask
 from consensus.wire.proofs import Exchange, decode, fresh_nonce, greeting
 from tests.harness.basics import TIMEOUT, eventually
@@ -381,6 +381,42 @@ class TestCrowds:
                 async with asyncio.timeout(1.3 * PATIENCE):
                     await asyncio.get_running_loop().sock_recv(sock, 100)
             await asyncio.to_thread(eventually, lambda: crowd.closed > 500, "others were hung up on")
+
+    async def test_what_is_refused_by_its_head_never_gets_to_http(self) -> None:
+        """Its answer arrives whole even if a body comes after it, and its place is free for others meanwhile."""
+
+        def refuse(head: bytes) -> bytes | None:
+            return b"HTTP/1.1 401 No\r\n\r\nno" if b"/no" in head else None
+
+        entered: list[socket.socket] = []
+        loop = asyncio.get_running_loop()
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            listener.setblocking(False)
+            door = Door(listener.dup(), lambda sock, _stranger: entered.append(sock), refuse)
+            door.open()
+            for said, more in (
+                (request("/no"), b""),
+                (request("/no", method="POST", body=b"x" * 50_000)[:-50_000], b"x" * 50_000),
+            ):
+                with socket.socket() as sock:
+                    sock.setblocking(False)
+                    await loop.sock_connect(sock, listener.getsockname())
+                    await loop.sock_sendall(sock, said)
+                    if more:
+                        await until(lambda: [each.stage for each in door._strangers] == [StrangerStage.REFUSED])
+                        await loop.sock_sendall(sock, more)
+                    got = b""
+                    async with asyncio.timeout(TIMEOUT):
+                        while data := await loop.sock_recv(sock, 1 << 16):
+                            got += data
+                    assert got == b"HTTP/1.1 401 No\r\n\r\nno"
+                await until(lambda: not len(door))
+            assert not entered
+            with socket.create_connection(listener.getsockname()) as sock:
+                sock.sendall(request("/yes"))
+                await until(lambda: len(entered) == 1)
+            door.close()
+            entered[0].close()
 
     async def test_places_are_bounded_and_the_oldest_silent_one_goes(self, hasty: None) -> None:
         with socket.create_server(("127.0.0.1", 0), backlog=600) as listener:

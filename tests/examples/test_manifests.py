@@ -20,7 +20,11 @@ from tests.harness.program import ROOT
 FOLDER = ROOT / "examples" / "kubernetes"
 VERSIONS = ("1.33", "1.37")
 """Of Kubernetes, which the schemas are of."""
-THEIRS = {"JobSet": kubeflow.JobsetV1alpha2JobSet, "TrainJob": kubeflow.TrainerV1alpha1TrainJob}
+THEIRS = {
+    "JobSet": kubeflow.JobsetV1alpha2JobSet,
+    "TrainJob": kubeflow.TrainerV1alpha1TrainJob,
+    "TrainingRuntime": kubeflow.TrainerV1alpha1TrainingRuntime,
+}
 
 
 def documents() -> list[tuple[str, dict[str, Any]]]:
@@ -37,7 +41,8 @@ def test_a_manifest_is_valid(name: str, part: dict[str, Any]) -> None:
         model = THEIRS[part["kind"]].from_dict(part)
         assert model.to_dict() == part, "a key that nobody knows is left out"
         job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "job"}}
-        inner = [{**job, "spec": each["template"]["spec"]} for each in part["spec"].get("replicatedJobs", ())]
+        spec = part["spec"]["template"]["spec"] if part["kind"] == "TrainingRuntime" else part["spec"]
+        inner = [{**job, "spec": each["template"]["spec"]} for each in spec.get("replicatedJobs", ())]
     else:
         inner = [part]
     for each in inner:
@@ -64,7 +69,7 @@ def understood(arguments: list[str]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("name", "part"), DOCUMENTS, ids=IDS)
 def test_its_command_fits_the_rest(name: str, part: dict[str, Any]) -> None:
-    if name == "around.yaml":
+    if name == "around.yaml" or part["kind"] == "TrainingRuntime":
         return  # nothing runs there: see below
     spec = part["spec"]
     if part["kind"] == "Service":
@@ -79,9 +84,21 @@ def test_its_command_fits_the_rest(name: str, part: dict[str, Any]) -> None:
         pods = spec["replicatedJobs"][0]["template"]["spec"]["completions"]
         assert options["meet"] == f"{spec['network']['subdomain']}:7000"
     assert options["meet"] == "auto" or options["size"] == options["workers"] * pods
-    [patience] = found(part, "terminationGracePeriodSeconds")
+    whole = [each for file, each in DOCUMENTS if file == name] if part["kind"] == "TrainJob" else part
+    [patience] = found(whole, "terminationGracePeriodSeconds")
     assert options["grace"] < patience, "the workers have drained before Kubernetes kills them"
     assert "FTLIB_SECRET" in [each["name"] for each in container["env"]]
+
+
+def test_the_job_uses_the_runtime_beside_it() -> None:
+    runtime, job = (part for name, part in DOCUMENTS if name == "trainjob.yaml")
+    assert job["spec"]["runtimeRef"] == {"kind": runtime["kind"], "name": runtime["metadata"]["name"]}
+    assert found(runtime, "publishNotReadyAddresses") == [True]
+    [replicated] = found(runtime, "replicatedJobs")
+    [container] = found(replicated, "containers")[0]
+    # Under these two names the trainer looks for the job and the container that it starts the program in.
+    assert (replicated[0]["name"], container["name"]) == ("node", "node")
+    assert found(replicated, "labels") == [{"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}]
 
 
 def found(value: object, key: str) -> list[Any]:
@@ -104,7 +121,7 @@ def test_the_batch_script() -> None:
 
 def test_the_folder_is_whole() -> None:
     jobs, around = ({part["kind"] for name, part in DOCUMENTS if (name == "around.yaml") is so} for so in (False, True))
-    assert jobs == {"Service", "StatefulSet", "Job", "JobSet", "TrainJob"}
+    assert jobs == {"Service", "StatefulSet", "Job", "JobSet", "TrainJob", "TrainingRuntime"}
     assert around == {"PodDisruptionBudget", "NetworkPolicy", "ConfigMap"}
     assert all(isinstance(path, Path) for path in FOLDER.iterdir())
 

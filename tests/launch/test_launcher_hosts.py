@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -158,20 +159,24 @@ def test_several_at_once(logins: Logins) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("h2-stranger", "Permission denied"),
-        ("h2-unknown", "Host key verification failed"),
-        pytest.param("h2-changed", "REMOTE HOST IDENTIFICATION|Host key verification failed", marks=pytest.mark.soak),
-        pytest.param("nowhere.invalid", "Could not resolve hostname", marks=pytest.mark.soak),
+        ("h2-stranger", "Permission denied.*: make ssh -o BatchMode=yes h2-stranger true work"),
+        ("h2-unknown", "Host key verification failed.*: log in once by hand"),
+        pytest.param("h2-changed", "Host key verification failed.*: ssh-keygen -R", marks=pytest.mark.soak),
+        pytest.param("nowhere.invalid", "Could not resolve hostname.*: name it as ssh knows it", marks=pytest.mark.soak),
     ],
 )
-def test_a_login_that_is_refused_is_told_in_the_words_of_ssh(logins: Logins, name: str, words: str) -> None:
+def test_a_login_that_is_refused_is_told_once_by_ssh_with_the_remedy(logins: Logins, name: str, words: str) -> None:
+    kept = Kept()
     with pytest.raises(AgentFailedError, match=words) as caught:
-        launcher(logins, name, "h4").run(who)
+        launcher(logins, name, "h4").set_logging_handlers(lambda: [kept]).run(who)
     assert caught.value.host == name
+    assert "\n" not in str(caught.value)
+    [line] = kept.texts(hostname=name)
+    assert re.search(words, line)
 
 
 def test_an_interpreter_that_is_not_there(logins: Logins) -> None:
-    with pytest.raises(AgentFailedError, match="/nowhere/python") as caught:
+    with pytest.raises(AgentFailedError, match=r"/nowhere/python.*: name what is there") as caught:
         launcher(logins, "h2", python="/nowhere/python").run(who)
     assert caught.value.host == "h2"
 

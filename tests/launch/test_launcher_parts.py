@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from ftlib import ConfigError
+from ftlib.launch.director.decisions.hosts import Loss
+from ftlib.launch.director.losses import loss_of, with_remedy
 from ftlib.launch.hosts.names import Discovery, HostsFile, expand_nodes, parse_host, parse_hosts, slurm_hosts
 from ftlib.launch.hosts.transport import Transport
 from ftlib.launch.stream.messages import Decoder, Ended, Greeted, Lines, Piece, StreamError, encode, greeting, release
@@ -119,6 +121,27 @@ def test_messages_are_found_behind_any_noise() -> None:
                 found += [message for message, _ in decoder.feed(chunk)]
         assert found == sent
         assert greeted.release == release()
+
+
+@pytest.mark.parametrize(
+    ("words", "loss", "remedy"),
+    [
+        ("root@n1: Permission denied (publickey).", Loss.REFUSED, "ssh-copy-id"),
+        ("Host key for n1 has changed / Host key verification failed.", Loss.REFUSED, "ssh-keygen -R n1"),
+        ("ssh: Could not resolve hostname n1: Name or service not known", Loss.REFUSED, "by its address"),
+        ("exit code 127: bash: line 1: /no/python: No such file or directory", Loss.REFUSED, "--python"),
+        ("exit code 1: python3: No module named ftlib", Loss.REFUSED, "install ftlib "),
+        ("(ModuleNotFoundError: No module named 'ftlib')", Loss.REFUSED, "install ftlib "),
+        ("ssh: connect to host n1 port 22: No route to host", Loss.AWAY, "is up"),
+        ("srun: error: Slurm job 7 has expired", Loss.OVER, ""),
+        ("exit code 3", Loss.REFUSED, ""),
+    ],
+)
+def test_what_a_command_says_is_understood(words: str, loss: Loss, remedy: str) -> None:
+    assert loss_of(words) is loss
+    told = with_remedy("n1", words)
+    assert told.startswith(words.rstrip("."))
+    assert remedy in told and bool(remedy) == (told != words)
 
 
 @pytest.mark.parametrize("bytes_", [b"\xff\xff\xff\xff", b"\x00\x00\x00\x01\xc1", b"\x00\x00\x00\x02\x91\x63"])

@@ -77,7 +77,10 @@ def test_a_dead_workers_children_die_with_it(tmp_path: Path) -> None:
         wait_gone(daemon, 0.1)  # whatever session it made for itself, the end of the run is its end
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGUSR1, 138)],
+)
 def test_an_interrupt_drains(tmp_path: Path, number: signal.Signals, code: int) -> None:
     body = """
 def drain(*_):

@@ -16,6 +16,7 @@ import msgpack
 import pytest
 
 from consensus import Key, KeyRing
+from ftlib.launch.processes.process import descendants
 from tests.harness.basics import TIMEOUT
 
 from .helpers import KEY, LIMIT, cli, command, environment, running, script, wait_gone, wait_until
@@ -124,6 +125,37 @@ time.sleep(60)
         run.wait_file("ready1")
         run.process.send_signal(signal.SIGTERM)
         os.killpg(run.process.pid, signal.SIGTERM)
+        _, err = run.finish(143)
+    assert [event["code"] for event in run.events("ended")] == [0, 0]
+    assert "killed" not in err
+
+
+def test_a_signal_to_every_process_drains_all_the_same(tmp_path: Path) -> None:
+    """Slurm's way: the supervisor gets it from there, and from the guard; the workers from there, and from the supervisor."""
+    body = """
+def drained(*_):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    wait("go")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, drained)
+write(f"ready{INDEX}")
+time.sleep(60)
+"""
+    # However busy the machine is, the two are one: this interpreter starts with another bound.
+    (tmp_path / "sitecustomize.py").write_text("from ftlib.launch.processes import guard\n\nguard.TWIN = 600.0\n")
+    with running(tmp_path, "-n", 2, script=script(body), PYTHONPATH=str(tmp_path)) as run:
+        run.wait_file("ready0")
+        run.wait_file("ready1")
+        guard = run.process.pid
+        others = descendants(guard)
+        assert len(others) == 3, "a supervisor, two workers"
+        for pid in others:
+            os.kill(pid, signal.SIGTERM)
+        assert run.process.stderr is not None
+        assert any(b"draining" in line for line in run.process.stderr)  # else the supervisor might get both as one
+        os.kill(guard, signal.SIGTERM)
+        time.sleep(0.3)  # a supervisor that takes them for two kills within milliseconds
+        (tmp_path / "go").touch()
         _, err = run.finish(143)
     assert [event["code"] for event in run.events("ended")] == [0, 0]
     assert "killed" not in err

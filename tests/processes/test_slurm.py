@@ -139,6 +139,24 @@ def test_a_requeued_job_goes_on_from_its_checkpoint(slurm: Slurm, tmp_path: Path
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("notice", ["TERM", "USR1"])
+def test_a_notice_to_all_steps_drains_them(slurm: Slurm, tmp_path: Path, notice: str) -> None:
+    """``--signal=USR1@60``: Slurm signals every process of the step, launchers, guards and workers alike."""
+    place = tmp_path / "checkpoints"
+    line = f"srun --ntasks-per-node=1 --kill-on-bad-exit=0 {RUN} -n 2 --meet auto --grace 60 train.py 100000 {place}"
+    environment = {**SECRET, "FTLIB_PREEMPTION": "signal:USR1"}
+    job = slurm.submit(f"#!/bin/sh\n{line}\necho code $?\n", "-N2", environment=environment)
+    eventually(lambda: len(said(slurm, job, "step")) >= 4, lambda: slurm.output(job) + slurm.logs())
+    slurm.run("scancel", f"--signal={notice}", str(job))
+    eventually(lambda: "code " in slurm.output(job), lambda: slurm.output(job) + slurm.logs())
+    told = slurm.output(job)
+    assert len(said(slurm, job, "ended")) == 4, told
+    assert "killed" not in told and "interrupted twice" not in told, told
+    assert f"code {128 + signal.Signals['SIG' + notice]}" in told, told
+    gone(slurm)
+
+
+@pytest.mark.soak
 def test_a_job_whose_time_ends_is_warned_and_drains(slurm: Slurm, tmp_path: Path) -> None:
     """``--signal=B:TERM@20``: the workers finish their call, and the script asks to be queued again."""
     place = tmp_path / "checkpoints"
@@ -153,6 +171,28 @@ def test_a_job_whose_time_ends_is_warned_and_drains(slurm: Slurm, tmp_path: Path
     assert "code 143" in slurm.output(job), slurm.output(job)
     assert len(said(slurm, job, "ended")) == 2
     assert time.monotonic() - began < 80
+
+
+@pytest.mark.soak
+def test_the_example_goes_on_after_each_end_of_its_time(slurm: Slurm, tmp_path: Path) -> None:
+    """``examples/slurm/train.sbatch`` itself, with times and numbers of this cluster: SIGUSR1, drained, requeued, resumed."""
+    script = (ROOT / "examples" / "slurm" / "train.sbatch").read_text()
+    for text, instead in (
+        ("-n gpu", "-n 2"),
+        ('"$SLURM_SUBMIT_DIR/checkpoints" train.py', f"{tmp_path} train.py 1500 {tmp_path}"),
+        ("#SBATCH --gpus-per-node=8\n", ""),
+    ):
+        assert text in script
+        script = script.replace(text, instead)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    job = slurm.submit(script, "-N2", "--cpus-per-task=2", "--time=2", environment={"PATH": path})
+    facts = slurm.wait(job, "COMPLETED", "FAILED", "TIMEOUT", limit=500)
+    told = slurm.output(job)
+    assert facts["JobState"] == "COMPLETED" and int(facts["Restarts"]) >= 1, told
+    assert "SIGUSR1: draining the workers" in told, told
+    assert max(line["began"] for line in said(slurm, job, "began")) >= 20, told
+    assert [line["ended"] for line in said(slurm, job, "ended")][-4:] == [1500] * 4, told
+    gone(slurm)
 
 
 FUNCTION = f"""

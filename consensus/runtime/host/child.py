@@ -18,7 +18,6 @@ import os
 import pickle
 import queue
 import random
-import signal
 import socket
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -38,6 +37,7 @@ from .life_lock import watch_life
 from .parent_watcher import ParentWatcher
 from .pipe import LoopPipe
 from .progress_cell import ProgressCell
+from .signals import ignored
 
 _LOG = logging.getLogger("ftlib.consensus")
 _FACTS_TIMEOUT = 0.3
@@ -47,8 +47,6 @@ _SWITCH = 0.0005
 """Seconds after which a computing thread yields to the loop: a joiner's agent imports while all wait for its messages."""
 
 _PR_SET_NAME = 15
-_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that reach a whole process group: the training process decides what to do, and this one follows it."""
 
 
 def main() -> None:
@@ -59,8 +57,7 @@ def main() -> None:
     gc.enable()
     name = sys.argv[1]
     pid, pipe, doors, cell, life = map(int, sys.argv[2:])
-    for number in _IGNORED:
-        signal.signal(number, signal.SIG_IGN)
+    ignored()
     short_slices()
     sys.setswitchinterval(_SWITCH)
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)

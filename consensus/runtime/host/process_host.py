@@ -18,6 +18,7 @@ from ...errors import ConsensusError
 from .host import Host
 from .life_lock import LifeLock
 from .progress_cell import ProgressCell
+from .signals import held_back
 
 _ROOT = str(Path(__file__).resolve().parents[3])
 _COMMAND = "import gc; gc.disable(); from consensus.runtime.host.child import main; main()"
@@ -57,13 +58,14 @@ class ProcessHost(Host):
         path = os.pathsep.join([_ROOT, *(entry or os.getcwd() for entry in sys.path)])  # noqa: PTH109
         with pipe, doors:
             try:
-                self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and code
-                    [sys.executable, "-P", "-S", "-c", self._command, name, str(os.getpid()), *map(str, descriptors)],
-                    env={**os.environ, "PYTHONPATH": path},
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    pass_fds=[fd for fd in descriptors if fd >= 0],
-                )
+                with held_back():
+                    self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and code
+                        [sys.executable, "-P", "-S", "-c", self._command, name, str(os.getpid()), *map(str, descriptors)],
+                        env={**os.environ, "PYTHONPATH": path},
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.DEVNULL,
+                        pass_fds=[fd for fd in descriptors if fd >= 0],
+                    )
             except OSError as error:
                 raise ConsensusError(
                     f"the agent's process could not be started ({sys.executable!r}: {error.strerror}); "

@@ -132,11 +132,12 @@ class Agent:
         self._fences: Fences | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._interrupted = False
+        self._twins = guard.Twins()
         self._secrets: Path | None = None
 
     async def run(self) -> int:
         """Until the end; returns the exit code."""
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in guard.PASSED_ON:
             self._loop.add_signal_handler(number, self._interrupt, number)
         guard.release_signals()
         unwatch = guard.on_death_of(self._guard_pid, self._loop, lambda: self._lost("the guard was killed"))
@@ -176,6 +177,8 @@ class Agent:
 
     def _interrupt(self, number: signal.Signals) -> None:
         """A signal to this host alone: of Slurm, of an administrator. The first one drains, the second one kills."""
+        if self._twins.again(number):
+            return
         again, self._interrupted = self._interrupted, True
         self._channel.send(Trouble(f"it got {signal.Signals(number).name}"))
         grace = self._order.grace if self._order is not None and not again else 0.0

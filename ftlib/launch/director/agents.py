@@ -41,7 +41,7 @@ from .deliveries import Deliveries
 from .endings import Ending
 from .events import EventLog
 from .link import Link
-from .losses import loss_of
+from .losses import loss_of, with_remedy
 from .output.desk import Desk
 from .plan import Plan
 from .variables import worker_variables
@@ -144,7 +144,7 @@ class Agents:
                 said=lambda lines: self._desk.spoken(host, lines),
             )
         except OSError as error:
-            why = f"{command[0]} cannot be run: {error.strerror}"
+            why = with_remedy(host, f"{command[0]} cannot be run: {error.strerror}")
             self._loop.call_soon(lambda: self._do(self._ledger.host_lost(host, why, time.monotonic(), Loss.REFUSED)))
             return
         if host in self._agents:  # one that was removed, whose last lines never came
@@ -316,6 +316,10 @@ class Agents:
             return
         self._part(self._agents.pop(host))
         self._events.write("lost", host=host, why=why, longest_gap=agent.link.channel.deadline.longest)
-        self._complain(host, f"lost: {why}")
-        loss = Loss.ENDED if agent.here is not None else loss_of(why)
-        self._do(self._ledger.host_lost(host, why, time.monotonic(), loss))
+        loss = Loss.ENDED
+        if agent.here is None:
+            loss, why = loss_of(why), with_remedy(host, why)
+        decided = self._ledger.host_lost(host, why, time.monotonic(), loss)
+        again = " (it is called again)" if self._ledger.hosts[host].phase is HostPhase.RESTING else ""
+        self._complain(host, f"lost: {why}{again}")
+        self._do(decided)

@@ -22,6 +22,8 @@ _PIPE = 512 << 10
 """Bytes of the pipe from the command: large results take half as many turns as with 64 KiB."""
 _WORDS = 0.3
 """Seconds that a command may take for its exit and its last words, once its output has ended."""
+_HELD = 1000
+"""Lines that are held back until the agent speaks, about."""
 _PARTING = 5.0
 """Seconds that an agent may take to end after it was told to."""
 
@@ -60,7 +62,9 @@ class Link:
         with contextlib.suppress(OSError):  # a user may have only so much memory in pipes
             fcntl.fcntl(self._process.stdout, fcntl.F_SETPIPE_SZ, _PIPE)
         self._greeted = Greeted()
-        self._words: deque[str] = deque(maxlen=8)
+        self._words: deque[str] = deque(maxlen=4)
+        self._held: list[bytes] | None = []
+        """What stood on stderr before the agent spoke: lines if it speaks, else told with the reason, and only there."""
         self._splitter = LineSplitter()
         self._stderr = self._process.stderr.fileno()
         os.set_blocking(self._stderr, False)
@@ -124,6 +128,9 @@ class Link:
         if rest is not None and self._greeted.protocol != PROTOCOL:
             theirs = self._greeted.release
             raise StreamError(f"ftlib {theirs} is installed there, which speaks another way: install the same release at both")
+        if rest is not None and self._held is not None:
+            held, self._held = self._held, None
+            self._say(held)
         return rest
 
     @property
@@ -142,6 +149,12 @@ class Link:
         if not chunk:
             self._hush()
         self._words += [text for line in lines if (text := line.decode("utf-8", "replace").strip())]
+        if self._held is not None and len(self._held) < _HELD:
+            self._held += lines
+        else:
+            self._say(lines)
+
+    def _say(self, lines: list[bytes]) -> None:
         if lines:
             self._said(lines)
 

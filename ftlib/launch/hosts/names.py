@@ -105,7 +105,8 @@ class Discovery:
         finally:
             self._process = None
         if process.returncode:
-            raise ConfigError(f"{name} failed with {process.returncode}: {' '.join(err.split())[:200]}")
+            words = " ".join(err.split())[:200] or "it says nothing on stderr"
+            raise ConfigError(f"{name} failed with {process.returncode}: {words}")
         self._hosts = _some(parse_hosts(out.splitlines()), self._hosts, name)
         return self._hosts
 

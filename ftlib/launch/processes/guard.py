@@ -21,8 +21,9 @@ from ...common.processes import describe_exit
 from ...lifecycle.drain import TWIN
 from .process import adopt_orphans, kill_descendants, shell_code
 
-_PASSED_ON = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-_BLOCKED = {*_PASSED_ON, signal.SIGCHLD}
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that end a run: of a terminal, of a system that ends the launcher, of a batch system ahead of the end."""
+_BLOCKED = {*PASSED_ON, signal.SIGCHLD}
 _SWEEP = 5.0
 
 
@@ -46,6 +47,24 @@ def guarded(main: Callable[[int], int], at_guard: Callable[[], None] = lambda: N
     finally:
         kill_descendants(_SWEEP)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
+
+
+class Twins:
+    """Tells one signal that came twice within ``TWIN`` seconds from two.
+
+    Slurm and others signal every process of a job: the supervisor gets the signal from them and, passed on, from the guard.
+    """
+
+    def __init__(self) -> None:
+        self._number, self._at = 0, float("-inf")
+
+    def again(self, number: int) -> bool:
+        """Whether this is the last signal once more."""
+        now = time.monotonic()
+        if number == self._number and now - self._at < TWIN:
+            return True
+        self._number, self._at = number, now
+        return False
 
 
 def release_signals() -> None:
@@ -97,15 +116,13 @@ def _supervise(main: Callable[[int], int], guard: int) -> None:
 
 def _wait(supervisor: int) -> int:
     """Wait for the end of the supervisor, which has deadlines of its own for everything but the workers' work."""
-    passed_on, at = 0, float("-inf")
+    twins = Twins()
     while True:
         number = signal.sigwait(_BLOCKED)
-        if number in _PASSED_ON:
-            if number == passed_on and time.monotonic() - at < TWIN:
-                continue
-            passed_on, at = number, time.monotonic()
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(supervisor, number)
+        if number in PASSED_ON:
+            if not twins.again(number):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(supervisor, number)
             continue
         while True:
             try:

@@ -96,6 +96,7 @@ class Supervisor:
         self._addresses: list[str] = []  # of the present founding, in the same order for all workers
         self._ports: dict[int, int] = {}
         self._interrupted = 0  # the signal that ended the run, if one did
+        self._twins = guard.Twins()
         self._born = time.monotonic()
 
     # The run's life.
@@ -157,7 +158,7 @@ class Supervisor:
 
     def _take_signals(self) -> Callable[[], None]:
         self._steward = Steward(self._loop, self._reaped)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in guard.PASSED_ON:
             self._loop.add_signal_handler(number, self._interrupt, number)
         guard.release_signals()
         if self._guard_pid is None:
@@ -355,7 +356,9 @@ class Supervisor:
     # Ending.
 
     def _interrupt(self, number: signal.Signals) -> None:
-        """Handle Ctrl-C, SIGTERM and SIGHUP: the first drains, the second kills."""
+        """Handle Ctrl-C, SIGTERM and the like: the first drains, the second kills."""
+        if self._twins.again(number):
+            return
         self._interrupted = self._interrupted or number
         if self.stage is RunStage.RUNNING:
             name = signal.Signals(number).name

@@ -36,7 +36,7 @@ INSTEAD = {
     "--local-addr": "leave it out: a launcher listens at that address of --meet which is this host's",
     "--logs-specs": f"give --log-dir DIR: {_WHOLE_LOGS}",
     "--numa-binding": "start ftlib run under numactl",
-    "--signals-to-handle": "leave it out: SIGTERM, SIGINT and SIGHUP drain the workers",
+    "--signals-to-handle": "leave it out: SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 drain the workers",
     "--shutdown-timeout": "give --grace SECONDS",
     "--virtual-local-rank": "leave it out: LOCAL_RANK is the slot, and FTLIB_GPU the device of a worker",
 }

@@ -313,8 +313,12 @@ class Ledger:
             return []
         lost = self._why_lost()
         kind = FailureKind.HOST if lost is not None else FailureKind.TOO_FEW
-        why = lost.why if lost is not None else f"{len(ready)} workers are fewer than {max(1, self.rules.min_workers)}"
+        why = lost.why if lost is not None else self._too_few(len(ready))
         return self._end([Failure(kind, host=lost.name if lost else "", why=why)])
+
+    def _too_few(self, ready: int) -> str:
+        least = max(1, self.rules.min_workers)
+        return f"{ready} workers are fewer than min_workers={least}: name more hosts, or more workers a host"
 
     def _hoping(self) -> bool:
         """Whether hosts that are not up may yet be."""
