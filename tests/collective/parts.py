@@ -141,6 +141,12 @@ def left(here: Here, name: str) -> int:
     return here.channels[name].qsize()
 
 
+def on_the_way(here: Here, name: str) -> int:
+    """At the server: items that were given, and not acknowledged yet."""
+    server: Any = here.collective.services._handlers[name]
+    return len(server.__self__._queues._given)
+
+
 def await_items(here: Here, name: str, count: int) -> str:
     """Wait for items that never come; what that raises."""
     works = [here.channels[name].get(async_op=True) for _ in range(count)]
