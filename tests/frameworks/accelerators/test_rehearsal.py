@@ -296,7 +296,7 @@ def test_an_asynchronous_error_at_one_member(crews: Crew, launch: int, blamed: t
     assert "unhandled device error" in answers[1][1]
     assert answers[1][2] == blamed
     assert all("broke" in text or "remote process exited" in text for _, text, *_ in (answers[0], answers[2]))
-    assert all(done and not wrong for *_, done, wrong in answers)
+    assert all(done and not wrong for *_, done, wrong in answers), answers
     ready(crews, hands)
     for figures in crews.run(hands, orders.figures):
         assert figures["accelerator_starts"] == 2
