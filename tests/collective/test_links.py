@@ -167,6 +167,28 @@ def test_who_waits_for_another_reader_waits_no_longer_than_it_wants(linked: Link
         assert b.catch_up(TIMEOUT)
 
 
+def test_who_helps_hears_of_an_end_that_another_reader_finds() -> None:
+    """Both see the end of the stream beside a ring, and one of them is still busy with what came before."""
+    reads, over = threading.Event(), threading.Event()
+    with joined() as (a, b):
+        Outbox(b).put(b"kept")
+        eventually(lambda: len(a._in) == 1, "it is kept")
+        helped = threading.Thread(target=a.help, args=(lambda: False, time.monotonic() + 10 * TIMEOUT))
+        helped.start()
+        eventually(lambda: a._turn.taken, "one waits for more")
+        reader = threading.Thread(target=a.receive, args=(lambda _: reads.set() or over.wait(TIMEOUT) and None, lambda *_: None))
+        reader.start()
+        assert reads.wait(TIMEOUT), "another one reads"
+        b.fail(PeerLost("its stream ends without a goodbye", peer=A))
+        b._loop.close()  # type: ignore[attr-defined]
+        eventually(lambda: a._in._again, "the end is seen")  # type: ignore[attr-defined]
+        helped.join(0.1)  # until the one that waits has seen it, too
+        over.set()
+        helped.join(TIMEOUT)
+        assert not helped.is_alive()
+        reader.join(TIMEOUT)
+
+
 def test_a_reader_that_fails_ends_the_link_and_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is raised: no memory is left for what comes, say."""
 
