@@ -6,6 +6,7 @@
     python -m benchmarks tracing --only series --workers 8
 
 The step: workers average 4 KB, with traces and without in turns within one job; the paired differences, at the slowest worker.
+Beside them the same difference of two averages without: what is no more than that is chance.
 The kill: SIGKILL of one of four, in turns with traces, which a collector takes, and four viewers at the most senior agent's
 dashboard, and with neither; as ``recovery --secret`` does.
 The series: lines of ``/metrics`` at each member of a job that had a kill, a join and a checkpoint, times 64.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -44,6 +46,8 @@ PARTS = ("step", "kill", "series")
 BEATS = ("Ping", "Ack", "Digest")
 """Messages that go by the clock, whatever the steps do: of digests each member sends one about every five seconds. So as many
 are sent in the same time without any step, which is shown beside it."""
+WAYS = PLAIN, TRACED, AGAIN = "no traces", "with traces", "no traces again"
+ORDERS = list(itertools.permutations(WAYS))
 REST = 10.0
 """Seconds without a step."""
 
@@ -62,22 +66,22 @@ def worker(args: argparse.Namespace) -> None:
     store = dist.TCPStore("127.0.0.1", args.port, ft.size, ft.rank == 0)
     dist.init_process_group("gloo", store=store, rank=ft.rank, world_size=ft.size, timeout=timedelta(seconds=120))
 
-    def timed(on: bool) -> tuple[float, float]:
+    def timed(way: str) -> tuple[float, float]:
         """Seconds on the clock, and of this thread's processor time."""
-        plane.traces = traces if on else None
+        plane.traces = traces if way == TRACED else None
         dist.barrier()
         began, used = time.perf_counter(), time.thread_time()
         assert ft.allreduce_average(tensor)
         return time.perf_counter() - began, time.thread_time() - used
 
     for _ in range(50):
-        timed(True)
-    pairs, before, began = [], ft.metrics()["messages"]["sent"], time.monotonic()
+        timed(TRACED)
+    turns, before, began = [], ft.metrics()["messages"]["sent"], time.monotonic()
     for number in range(args.rounds):
-        first = bool(number % 2)
-        pairs.append({first: timed(first), not first: timed(not first)})
+        times = {way: timed(way) for way in ORDERS[number % len(ORDERS)]}
+        turns.append([each for way in WAYS for each in times[way]])
     after, took = ft.metrics()["messages"]["sent"], time.monotonic() - began
-    slowest = torch.tensor([[*pair[False], *pair[True]] for pair in pairs], dtype=torch.float64)
+    slowest = torch.tensor(turns, dtype=torch.float64)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     others = {kind: entry["messages"] - before.get(kind, {"messages": 0})["messages"] for kind, entry in after.items()}
     sent = {kind: count for kind, count in others.items() if count and kind not in BEATS}
@@ -85,7 +89,7 @@ def worker(args: argparse.Namespace) -> None:
     time.sleep(REST)  # the time that is measured
     rested = ft.metrics()["messages"]["sent"]
     beats = [_beats(before, after) / took, _beats(after, rested) / REST]
-    print(json.dumps({"rank": ft.rank, "pairs": slowest.tolist(), "sent": sent, "beats": beats}), flush=True)
+    print(json.dumps({"rank": ft.rank, "turns": slowest.tolist(), "sent": sent, "beats": beats}), flush=True)
     dist.barrier()
     ft.close()
     dist.destroy_process_group()
@@ -121,22 +125,27 @@ def step(args: argparse.Namespace, report: Report, collector: Collector) -> None
     with Job(command, args.workers, chosen(args.agent)) as job:
         job.ended(500.0)
         lines = job.all_lines()
-    pairs = lines[0]["pairs"]
-    report.row(f"4 KB, {args.workers} workers, no traces, {len(pairs)} times", spread([pair[0] for pair in pairs]))
+    turns = lines[0]["turns"]
+    report.row(f"4 KB, {args.workers} workers, no traces, {len(turns)} times", spread([turn[0] for turn in turns]))
     for what, index in {"with traces: paired difference": 0, "the same in processor time of the thread": 1}.items():
-        differences = sorted(pair[index + 2] - pair[index] for pair in pairs)
-        cost = statistics.median(differences)
-        low, high = differences[len(differences) // 20], differences[-1 - len(differences) // 20]
-        shown = f"{cost * 1e6:+.1f} us (5-95 %: {low * 1e6:+.0f} to {high * 1e6:+.0f})"
+        cost, shown = _differences([turn[index + 2] - turn[index] for turn in turns])
         report.row(what, shown, bar="<= +5 us", good=cost <= STEP_BAR)
+        report.row("... of two without", _differences([turn[index + 4] - turn[index] for turn in turns])[1])
     sent = sum((Counter(line["sent"]) for line in lines), Counter[str]())
     kinds = ", ".join(f"{count} {kind}" for kind, count in sent.items()) or "0"
-    report.row("messages but those by the clock", f"{kinds} in {2 * len(pairs)} steps", bar="0", good=not sent)
+    report.row("messages but those by the clock", f"{kinds} in {len(WAYS) * len(turns)} steps", bar="0", good=not sent)
     busy, rest = (sum(line["beats"][index] for line in lines) / len(lines) for index in (0, 1))
     report.row("... those by the clock, a second and member", f"{busy:.1f} in steps, {rest:.1f} at rest", good=busy <= rest + 1)
     took = account()
     report.row("the account of time, a call", f"{took * 1e6:.2f} us", bar="<= 3 us", good=took <= ACCOUNT_BAR)
     report.row("spans that came", str(len(collector.all())))
+
+
+def _differences(found: list[float]) -> tuple[float, str]:
+    """The median of these, in seconds, and how they are told."""
+    found, cost = sorted(found), statistics.median(found)
+    low, high = found[len(found) // 20], found[-1 - len(found) // 20]
+    return cost, f"{cost * 1e6:+.1f} us (5-95 %: {low * 1e6:+.0f} to {high * 1e6:+.0f})"
 
 
 def kill(args: argparse.Namespace, report: Report, collector: Collector) -> None:
@@ -191,7 +200,7 @@ def main() -> None:
     if args.worker:
         worker(args)
         return
-    expected = {"step": 20 + args.rounds * 0.015, "kill": args.repetitions * 5.0 + 60, "series": 30}
+    expected = {"step": 20 + args.rounds * 0.02, "kill": args.repetitions * 5.0 + 60, "series": 30}
     report = Report("what it costs to be looked at", sum(expected[part] for part in args.only))
     with Collector() as collector:
         os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = collector.url

@@ -6,9 +6,21 @@ The queue is bounded: where nobody reads it in time, the oldest records are drop
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from enum import Enum
 from typing import NamedTuple
 
-__all__ = ["CallRecord", "CheckpointRecord", "FetchRecord", "Record", "RecoveryRecord", "SendRecord", "Traces", "ViewRecord"]
+__all__ = [
+    "CallFacts",
+    "CallRecord",
+    "CheckpointRecord",
+    "FetchRecord",
+    "Record",
+    "RecoveryRecord",
+    "SendRecord",
+    "Traces",
+    "ViewRecord",
+]
 
 MOST = 8192
 """Records that wait to be read, at most."""
@@ -98,21 +110,30 @@ class CheckpointRecord(NamedTuple):
 
 
 Record = CallRecord | ViewRecord | FetchRecord | SendRecord | RecoveryRecord | CheckpointRecord
+CallFacts = tuple[int, Enum, int, float, float, str, int, int, int, int]
+"""The fields of a ``CallRecord``, its kind not yet a word: what a healthy step pays for is one plain tuple."""
 
 
 class Traces:
     """The records of one process, in all its lifetimes. Any thread adds, one takes."""
 
     def __init__(self, most: int = MOST) -> None:
-        self._records: deque[Record] = deque(maxlen=most)
-        self.add = self._records.append
+        self._records: deque[Record | CallFacts] = deque(maxlen=most)
+        self.add: Callable[[Record], None] = self._records.append
         """Remember a record. Takes part of a microsecond."""
+        self.called: Callable[[CallFacts], None] = self._records.append
+        """Remember a call that has ended here."""
 
     def take(self) -> list[Record]:
         """The records since the last time, oldest first."""
-        found = []
+        found: list[Record] = []
         while True:
             try:
-                found.append(self._records.popleft())
+                record = self._records.popleft()
             except IndexError:
                 return found
+            found.append(record if isinstance(record, Record) else _record(record))
+
+
+def _record(facts: CallFacts) -> CallRecord:
+    return CallRecord(facts[0], facts[1].value, *facts[2:])

@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from ftlib.common.traces import CallRecord, CheckpointRecord, FetchRecord, RecoveryRecord, SendRecord, Traces, ViewRecord
+from ftlib.core.calls.call import Kind
 from ftlib.errors import ConfigError
 from ftlib.lifecycle.tracing.spans import Calls, checkpoint, recovery, root_of, sent, trace_of, view_change
 from ftlib.recovery.layout.requests import noted, pieces
@@ -144,6 +145,13 @@ def test_the_queue_is_bounded() -> None:
         traces.add(call(number, 0.1))
     assert [record.number for record in traces.take() if isinstance(record, CallRecord)] == [2, 3, 4]
     assert traces.take() == []
+
+
+def test_a_call_is_a_plain_tuple_until_it_is_taken() -> None:
+    traces = Traces()
+    traces.called((7, Kind.AVERAGE, 400, 50.0, 50.5, "v2", 2, 3, 1, 0))
+    traces.add(VIEW)
+    assert traces.take() == [call(7, 0.5, redone=1), VIEW]
 
 
 @pytest.mark.parametrize(

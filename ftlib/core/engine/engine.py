@@ -14,7 +14,6 @@ from enum import Enum
 from consensus import Consensus, LeftError
 
 from ...common.memory import room
-from ...common.traces import CallRecord
 from ...errors import Excluded, GroupError, StateLost, StepMismatch
 from ...state.registry import Registered
 from ...status import Status
@@ -530,13 +529,12 @@ class Engine:
         call.deliver(results, views=call.views and plane.has_state)  # else nothing could replace results that are changed
         plane.counters.call_seconds.add((now := self._threads.now()) - call.began)
         if plane.traces is not None:
-            plane.traces.add(self._trace(call, session, now))
+            view, so_far, size = session.whole, plane.counters, session.size
+            redone, adopted = so_far.redone, so_far.adopted
+            plane.traces.called(
+                (call.number, call.kind, call.nbytes, call.began, now, view.view_id, view.epoch, size, redone, adopted)
+            )
         return Status.SUCCESS if session.size > 1 else Status.NO_NEED
-
-    def _trace(self, call: Call, session: Session, now: float) -> CallRecord:
-        counters, view = self._plane.counters, session.whole
-        took = (call.number, call.kind.value, call.nbytes, call.began, now)
-        return CallRecord(*took, view.view_id, view.epoch, session.size, counters.redone, counters.adopted)
 
     def _admit(self, call: Call) -> None:
         """Seek admission: this member is in no view yet, and with this call it is ready for one."""

@@ -165,7 +165,7 @@ class Calls:
             why.append("redone")
         if record.adopted > self._adopted:
             why.append("adopted")
-        if len(self._recent) >= _FEWEST and took > max(LEAST, SLOW * statistics.median(self._recent)):
+        if took > LEAST and len(self._recent) >= _FEWEST and took > SLOW * statistics.median(self._recent):
             why.append("slow")
         if self._every and record.number % self._every == 0:
             why.append("sampled")
