@@ -176,7 +176,9 @@ def test_who_helps_hears_of_an_end_that_another_reader_finds() -> None:
         helped = threading.Thread(target=a.help, args=(lambda: False, time.monotonic() + 10 * TIMEOUT))
         helped.start()
         eventually(lambda: a._turn.taken, "one waits for more")
-        reader = threading.Thread(target=a.receive, args=(lambda _: reads.set() or over.wait(TIMEOUT) and None, lambda *_: None))
+        reader = threading.Thread(
+            target=a.receive, args=(lambda _: reads.set() or (over.wait(TIMEOUT) and None), lambda *_: None)
+        )
         reader.start()
         assert reads.wait(TIMEOUT), "another one reads"
         b.fail(PeerLost("its stream ends without a goodbye", peer=A))
