@@ -167,28 +167,43 @@ def test_who_waits_for_another_reader_waits_no_longer_than_it_wants(linked: Link
         assert b.catch_up(TIMEOUT)
 
 
-def test_who_helps_hears_of_an_end_that_another_reader_finds() -> None:
-    """Both see the end of the stream beside a ring, and one of them is still busy with what came before."""
-    reads, over = threading.Event(), threading.Event()
+def test_who_helps_hears_of_an_end_that_another_reader_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It sees the end of the stream beside a ring while another thread is still busy with what came before."""
+    waits, waits_again, reads, over = (threading.Event() for _ in range(4))
+
+    def busy(_: bytes) -> None:
+        reads.set()
+        over.wait(TIMEOUT)
+
     with joined() as (a, b):
         Outbox(b).put(b"kept")
         eventually(lambda: len(a._in) == 1, "it is kept")
-        helped = threading.Thread(target=a.help, args=(lambda: False, time.monotonic() + 10 * TIMEOUT))
+        told(monkeypatch, a._watch, "wait", waits)
+        helped = threading.Thread(target=a.help, args=(lambda: False, time.monotonic() + 10 * TIMEOUT), daemon=True)
         helped.start()
-        eventually(lambda: a._turn.taken, "one waits for more")
-        reader = threading.Thread(
-            target=a.receive, args=(lambda _: reads.set() or (over.wait(TIMEOUT) and None), lambda *_: None)
-        )
+        assert waits.wait(TIMEOUT), "one waits for more"
+        told(monkeypatch, a._watch, "wait", waits_again)
+        told(monkeypatch, a._in, "rest", waits_again)
+        reader = threading.Thread(target=a.receive, args=(busy, lambda *_: None))
         reader.start()
         assert reads.wait(TIMEOUT), "another one reads"
-        b.fail(PeerLost("its stream ends without a goodbye", peer=A))
-        b._loop.close()  # type: ignore[attr-defined]
-        eventually(lambda: a._in._again, "the end is seen")  # type: ignore[attr-defined]
-        helped.join(0.1)  # until the one that waits has seen it, too
+        b.fail(GroupClosed("its stream ends without a goodbye", peer=A))
+        assert waits_again.wait(TIMEOUT), "the first one has seen the end"
         over.set()
         helped.join(TIMEOUT)
         assert not helped.is_alive()
         reader.join(TIMEOUT)
+
+
+def told(monkeypatch: pytest.MonkeyPatch, owner: object, method: str, called: threading.Event) -> None:
+    """Set ``called`` whenever ``method`` of ``owner`` is called from now on."""
+    real = getattr(owner, method)
+
+    def noted(*args: Any) -> Any:
+        called.set()
+        return real(*args)
+
+    monkeypatch.setattr(owner, method, noted)
 
 
 def test_a_reader_that_fails_ends_the_link_and_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
