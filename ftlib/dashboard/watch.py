@@ -26,17 +26,22 @@ VIEWERS = 16
 _QUEUE = 32
 """The most events that wait for a viewer; one that is further behind is let go, and comes back by itself."""
 _EVERY = 0.6
-"""Seconds between two samples of an agent, which knows itself at once when something happens."""
+"""Seconds between two samples of an agent while somebody is in trouble or the view changes. It shares the processors with the
+training, and knows itself at once when something happens."""
+_WELL = 1.0
+"""The same while all are well."""
 _LOOK = 0.25
 """The same where the entry is asked over a network."""
-_TICK = 0.05
+_TICK = 0.1
 """How often an agent compares its place with that of the last sample."""
 _PATCHES = 2.0
 """Patches a second, at most; one more may follow at once when the view changes."""
-_ASK_EVERY = 1.0
-"""Seconds between two questions to the same member, at least."""
-_FRESH = 2.5
-"""Seconds after which what a member has said of its call and its step is not shown any more."""
+_ASK_EVERY = 0.9
+"""Seconds between two questions to the same member, at least, while it is in trouble or new."""
+_ASK_WELL = 2.9
+"""The same while it is well: then the one that is asked first knows nearly as much of it, by its pings."""
+_FRESH = 1.5
+"""Seconds after which what a member has said of its call and its step is not shown any more, but what the first one says."""
 _RESTARTS_EVERY = 3.0
 """Seconds between two questions to the launcher."""
 _ASKED = 64
@@ -198,10 +203,14 @@ class Watch:
             now = time.monotonic()
             seen = None if place is None else place()
             await self._look()
-            until = now + (_LOOK if place is None else _EVERY)
+            until = now + (_LOOK if place is None else _WELL if self._well() else _EVERY)
             # An agent's place is a few numbers on this very loop, which no event tells of.
             while (left := until - time.monotonic()) > 0 and (place is None or place() == seen):  # noqa: ASYNC110
                 await asyncio.sleep(left if place is None else min(_TICK, left))
+
+    def _well(self) -> bool:
+        """Whether nobody is in trouble, as far as is known, and no view change is under way."""
+        return not self._facts.get("changing") and not any(row["trouble"] for row in self._rows.values())
 
     async def _look(self) -> None:
         entry = await self._entry()
@@ -288,8 +297,7 @@ class Watch:
         there.pop(str(entry.get("member")), None)
         self._told = {member: self._told.get(member) or _Told() for member in there}
         seen = {member for page in self._pages.values() for member in page["rows"]} or set(there)
-        rested = [each for each, told in self._told.items() if not told.waiting and now - told.at >= _ASK_EVERY]
-        due = [each for each in rested if each in seen]
+        due = [each for each, told in self._told.items() if each in seen and not told.waiting and self._rested(each, now)]
         due.sort(key=lambda each: (not (self._rows.get(each) or {}).get("trouble"), self._told[each].at))
         for member in due[: max(0, self._sources.asked - len(self._asking))]:
             self._told[member].at, self._told[member].waiting = now, True
@@ -297,6 +305,12 @@ class Watch:
         if now - self._restarts_at >= _RESTARTS_EVERY:
             self._restarts_at = now
             self._start(self._ask_launcher(str(entry.get("job", ""))))
+
+    def _rested(self, member: str, now: float) -> bool:
+        """Whether that member may be asked again."""
+        told, row = self._told[member], self._rows.get(member)
+        well = bool(told.status) and row is not None and not row["trouble"]
+        return now - told.at >= (_ASK_WELL if well else _ASK_EVERY)
 
     def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
