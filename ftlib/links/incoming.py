@@ -131,13 +131,16 @@ class Incoming:
             self._error = self._error or error
         self.pump()
 
-    def pump(self, *, news: bool = False) -> None:
-        """Read what is there, and give it to those who asked. ``news``: the path's descriptor says that there is some."""
+    def pump(self, *, news: bool = False) -> bool:
+        """Read what is there, and give it to those who asked. ``news``: the path's descriptor says that there is some.
+
+        False if another thread reads just now: that one does all this before it rests.
+        """
         with self._lock:
             self._news |= news
             if self._busy:
                 self._again = True
-                return
+                return False
             self._busy = True
         self._reader = threading.get_ident()
         while True:
@@ -152,7 +155,7 @@ class Incoming:
                         continue
                     self._busy, self._reader = False, 0
                     self._rested.notify_all()
-                    return
+                    return True
             for done in failed:
                 guarded(done, None, self._error or self._goodbye)
             if over:

@@ -209,7 +209,8 @@ class Link:
                 if ended:
                     self._over()
                 if news:
-                    self._in.pump(news=True)
+                    # Another thread may take these news: what they mean is known once it rests.
+                    alone = self._in.pump(news=True) or self._alone(ready, deadline)
                     if self._out.blocked:
                         self._out.flush()
                         self._interest()

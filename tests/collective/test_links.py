@@ -167,6 +167,45 @@ def test_who_waits_for_another_reader_waits_no_longer_than_it_wants(linked: Link
         assert b.catch_up(TIMEOUT)
 
 
+def test_who_helps_hears_of_an_end_that_another_reader_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It sees the end of the stream beside a ring while another thread is still busy with what came before."""
+    waits, waits_again, reads, over = (threading.Event() for _ in range(4))
+
+    def busy(_: bytes) -> None:
+        reads.set()
+        over.wait(TIMEOUT)
+
+    with joined() as (a, b):
+        Outbox(b).put(b"kept")
+        eventually(lambda: len(a._in) == 1, "it is kept")
+        told(monkeypatch, a._watch, "wait", waits)
+        helped = threading.Thread(target=a.help, args=(lambda: False, time.monotonic() + 10 * TIMEOUT), daemon=True)
+        helped.start()
+        assert waits.wait(TIMEOUT), "one waits for more"
+        told(monkeypatch, a._watch, "wait", waits_again)
+        told(monkeypatch, a._in, "rest", waits_again)
+        reader = threading.Thread(target=a.receive, args=(busy, lambda *_: None))
+        reader.start()
+        assert reads.wait(TIMEOUT), "another one reads"
+        b.fail(GroupClosed("its stream ends without a goodbye", peer=A))
+        assert waits_again.wait(TIMEOUT), "the first one has seen the end"
+        over.set()
+        helped.join(TIMEOUT)
+        assert not helped.is_alive()
+        reader.join(TIMEOUT)
+
+
+def told(monkeypatch: pytest.MonkeyPatch, owner: object, method: str, called: threading.Event) -> None:
+    """Set ``called`` whenever ``method`` of ``owner`` is called from now on."""
+    real = getattr(owner, method)
+
+    def noted(*args: Any) -> Any:
+        called.set()
+        return real(*args)
+
+    monkeypatch.setattr(owner, method, noted)
+
+
 def test_a_reader_that_fails_ends_the_link_and_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is raised: no memory is left for what comes, say."""
 
