@@ -2,7 +2,8 @@
 
     python examples/rollouts.py        # all of it on this host; a rollout worker is killed, and another one comes
 
-The first trainer listens at MEET and TRAINERS (host:port), by default at ports that are free as it begins.
+The first trainer listens at MEET (host:port), and whichever trainer comes first at TRAINERS; by default ports that are free as
+it begins.
 
 Trainers are in two jobs: one of their own, to average, and one with the rollout workers, who average nothing. Weights go by a
 group of two to each rollout worker; what is played comes back through a channel that the first trainer serves. The game: eight
@@ -45,7 +46,7 @@ def join(name):
 def trainer(number):
     member = join(f"trainer-{number}")
     with (
-        FTLib.init(job="trainers", introducers=[os.environ["TRAINERS"]], initial_size=2, **bound(number)) as ft,
+        FTLib.init(job="trainers", introducers=[os.environ["TRAINERS"]], initial_size=2) as ft,  # who comes first listens there
         Collective(member) as collective,
     ):
         policy = new_policy()
@@ -72,10 +73,6 @@ def trainer(number):
         ft.barrier()
     member.leave(ended=True)
     member.stop()
-
-
-def bound(number):
-    return {"bind": os.environ["TRAINERS"]} if number == 0 else {}
 
 
 def is_rollout(member):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import os
 import random
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -26,15 +27,31 @@ PATIENT = {"exclude_after": 30.0, "lease": 30.0, "ready_timeout": 40.0}
 _RANGE = range(10_000, 32_768)
 """Below those that a kernel gives away by itself: a port of these may be let go for a moment, as for a restart."""
 
+_SLICE = 128
+"""Ports of that range that one process of tests has to itself."""
+
+
+@functools.cache
+def _slice(pid: int) -> tuple[socket.socket, Iterator[int]]:
+    """Ports of the process ``pid`` in turns, and what keeps all others off them until it and its forks have ended."""
+    claim = socket.socket(socket.AF_UNIX)  # named in this network namespace: where the ports are
+    chance = random.SystemRandom()  # tests that run at the same time may have seeded theirs alike
+    for start in chance.sample(_RANGE[::_SLICE], len(_RANGE[::_SLICE])):
+        with contextlib.suppress(OSError):
+            claim.bind(f"\0ftlib-tests-ports-{start}")
+            ports = range(start, min(start + _SLICE, _RANGE.stop))
+            return claim, itertools.cycle(chance.sample(ports, len(ports)))
+    raise RuntimeError("all slices of ports are held: end the processes that other runs of the tests have left")
+
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """So many, free for TCP and for UDP, and that nobody is likely to get before whoever asked for them binds them."""
+    """So many, free for TCP and for UDP, and that no other test gets before whoever asked for them binds them."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    chance = random.SystemRandom()  # tests that run at the same time may have seeded theirs alike
+    _, ports = _slice(os.getpid())
     found: list[int] = []
     with ExitStack() as held:
         while len(found) < count:
-            port = chance.choice(_RANGE)
+            port = next(ports)
             with contextlib.suppress(OSError):
                 for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
                     held.enter_context(socket.socket(family, kind)).bind((host, port))
