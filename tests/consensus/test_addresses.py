@@ -199,6 +199,17 @@ def test_a_port_in_use_is_refused() -> None:
             opened(Config(bind=format_address((host, taken.getsockname()[1]))))
 
 
+def test_who_finds_its_port_taken_by_a_worker_without_bind_hears_of_it() -> None:
+    [port] = free_ports(1)
+    introducer = f"127.0.0.1:{port}"
+    pair = opened(Config(bind="", introducers=(introducer,)))
+    try:
+        with pytest.raises(ConfigError, match=r"in use; .* a worker without bind\? .*give all of them bind, or none"):
+            opened(Config(bind=introducer, introducers=(introducer,)))
+    finally:
+        pair.close()
+
+
 def test_a_name_as_bind() -> None:
     pair = opened(Config(bind="localhost:0"))
     pair.close()

@@ -63,9 +63,9 @@ def open_pair(config: Config, introducers: Sequence[Address] = (), *, elsewhere:
     if config.socket_fds:
         udp, tcp = _adopt(config.socket_fds)
     elif config.bind.startswith(":"):
-        udp, tcp = _bind(format_address((_towards(introducers), int(config.bind[1:]))))
+        udp, tcp = _bind(format_address((_towards(introducers), int(config.bind[1:]))), introducers)
     elif config.bind:
-        udp, tcp = _bind(config.bind, elsewhere=elsewhere)
+        udp, tcp = _bind(config.bind, introducers, elsewhere=elsewhere)
     else:
         udp, tcp = _bind_first(config, advertise, introducers)
     try:
@@ -138,7 +138,7 @@ def _mismatch(udp: socket.socket, tcp: socket.socket) -> str | None:
     return None
 
 
-def _bind(text: str, *, elsewhere: bool = False) -> _Sockets:
+def _bind(text: str, introducers: Sequence[Address], *, elsewhere: bool = False) -> _Sockets:
     """Both sockets at ``text``; for a name at the first of its addresses that is this host's."""
     host, port = parse_address(text)
     refuse_link_local("bind", (host, port))
@@ -158,7 +158,9 @@ def _bind(text: str, *, elsewhere: bool = False) -> _Sockets:
             if error.errno != errno.EADDRNOTAVAIL:
                 break
     assert refused is not None  # getaddrinfo never returns an empty list
-    raise ConfigError(f"bind={text}: {_complaint(refused, hosts)}") from None
+    raced = refused.errno == errno.EADDRINUSE and (each, port) in introducers
+    hint = "; is it a worker without bind? Such a one takes the first free introducer's address: give all of them bind, or none"
+    raise ConfigError(f"bind={text}: {_complaint(refused, hosts)}{hint if raced else ''}") from None
 
 
 def _complaint(error: OSError, hosts: Sequence[str]) -> str:
