@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -84,6 +85,20 @@ def _count_of_workers(_context: click.Context, _option: click.Parameter, value: 
     return int(value)
 
 
+def _seconds(_context: click.Context, _option: click.Parameter, value: float) -> float:
+    """A finite number of at least 0: click takes nan and inf for numbers, too."""
+    if not math.isfinite(value) or value < 0:
+        raise click.BadParameter(f"{value:g}: give seconds, at least 0.")
+    return value
+
+
+def _words(_context: click.Context, option: click.Parameter, value: str | None) -> str | None:
+    """A text with something in it: an empty one is most likely a variable of a script that was not set."""
+    if value is not None and not value.strip():
+        raise click.BadParameter(f"it is empty: give {option.metavar}, or leave it out.")
+    return value
+
+
 def _count_here(workers: int | str, shards: int, gpus: Gpus) -> int:
     """How many processes this host is to have. ConfigError if the GPUs are none, or no whole replicas."""
     if isinstance(workers, int):
@@ -97,6 +112,7 @@ def _count_here(workers: int | str, shards: int, gpus: Gpus) -> int:
     return count
 
 
+_FILE = click.Path(exists=True, dir_okay=False, readable=True, path_type=Path)
 _AS_THERE: tuple[Literal["auto", "gpu", "cpu"], ...] = ("auto", "gpu", "cpu")
 _WORKERS = (
     "How many workers. gpu: one for each GPU of CUDA_VISIBLE_DEVICES; cpu: for each processor; auto: GPUs, else processors."
@@ -114,11 +130,28 @@ def _place(text: str) -> Path | str:
 )
 @click.option("-n", "workers", metavar="N|auto", callback=_count_of_workers, required=True, help=_WORKERS)
 @click.option("--shards", type=click.IntRange(min=1), default=1, show_default=True, help=_SHARDS)
-@click.option("--min", "min_workers", type=int, default=1, show_default=True, help="Steps wait below this many members.")
-@click.option("--max", "max_workers", type=int, default=None, help="Members above this many stay spares.")
-@click.option("--max-restarts", type=int, default=DEFAULT_RESTARTS, show_default=True, help="Restarts of all workers together.")
-@click.option("--restart-delay", type=float, default=1.0, show_default=True, help="Seconds from a death to the restart.")
-@click.option("--grace", type=float, default=10.0, show_default=True, help="Seconds to drain after Ctrl-C or SIGTERM.")
+@click.option(
+    "--min", "min_workers", type=click.IntRange(min=1), default=1, show_default=True, help="Steps wait below this many members."
+)
+@click.option("--max", "max_workers", type=click.IntRange(min=1), default=None, help="Members above this many stay spares.")
+@click.option(
+    "--max-restarts",
+    type=click.IntRange(min=0),
+    default=DEFAULT_RESTARTS,
+    show_default=True,
+    help="Restarts of all workers together.",
+)
+@click.option(
+    "--restart-delay",
+    type=float,
+    callback=_seconds,
+    default=1.0,
+    show_default=True,
+    help="Seconds from a death to the restart.",
+)
+@click.option(
+    "--grace", type=float, callback=_seconds, default=10.0, show_default=True, help="Seconds to drain after Ctrl-C or SIGTERM."
+)
 @click.option("--log-dir", type=click.Path(path_type=Path), default=None, help="Write worker-N.log there, too.")
 @click.option("--events", type=click.Path(path_type=Path), default=None, help="Append one JSON line an event to this file.")
 @click.option(
@@ -133,18 +166,25 @@ def _place(text: str) -> Path | str:
 @click.option("--resume-required", is_flag=True, help="Start nothing if --resume has no complete checkpoint.")
 @click.option("--job", default=None, help="Job name  [default: a random one; with --meet FTLIB_JOB, or what is met]")
 @click.option("--meet", default=None, metavar="HOST:PORT|auto", help="Run one on every host: where their workers meet.")
-@click.option("--size", type=int, default=None, help="With --meet: workers of all hosts that the first step waits for.")
-@click.option("--hosts", default=None, metavar="A,B:4|slurm", help="Start them on these hosts; -n is a number for each.")
 @click.option(
-    "--hosts-file", type=click.Path(path_type=Path), default=None, help="One HOST:SLOTS a line; followed as it changes."
+    "--size", type=click.IntRange(min=1), default=None, help="With --meet: workers of all hosts that the first step waits for."
 )
-@click.option("--discover", default=None, metavar="COMMAND", help="It prints HOST:SLOTS lines; run every second.")
-@click.option("--transport", default=None, metavar="KIND", help="ssh, slurm, local, or a command with {host} in it.")
-@click.option("--ssh-config", type=click.Path(path_type=Path), default=None, help="Instead of ~/.ssh/config.")
+@click.option(
+    "--hosts", default=None, metavar="A,B:4|slurm", callback=_words, help="Start them on these hosts; -n is a number for each."
+)
+@click.option("--hosts-file", type=_FILE, default=None, help="One HOST:SLOTS a line; followed as it changes.")
+@click.option(
+    "--discover", default=None, metavar="COMMAND", callback=_words, help="It prints HOST:SLOTS lines; run every second."
+)
+@click.option(
+    "--transport", default=None, metavar="KIND", callback=_words, help="ssh, slurm, local, or a command with {host} in it."
+)
+@click.option("--ssh-config", type=_FILE, default=None, help="Instead of ~/.ssh/config.")
 @click.option(
     "--python",
     default=None,
     metavar="PATH",
+    callback=_words,
     shell_complete=completes("file"),
     help="The interpreter at the hosts  [default: this one's path]",
 )
@@ -191,6 +231,7 @@ def run(
     if resume_required and resume is None:
         raise ConfigError("--resume-required: say where the checkpoints are, by --resume DIRECTORY")
     fleet = Fleet(hosts, hosts_file, discover, ssh_config, transport, python, setup, quiet)
+    fleet.check()
     if fleet.wanted:
         if meet is not None:
             raise ConfigError("--meet is for a launcher on every host, --hosts for one of all hosts: give one of them")

@@ -1,7 +1,7 @@
 """The agent of one host: does what the caller says, and tells what happens. It decides one thing: when the caller is gone.
 
 Its stdin is the leash: when it ends, or when nothing was heard for the caller's ``agent_timeout``, all workers here are killed.
-Two processes, guard and steward, outlive each other (see ``guard``), so that nothing stays whichever of them is killed.
+Three processes, guard, keeper and steward, outlive each other (see ``guard``): nothing stays, whichever of them are killed.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ def main() -> int:
     os.close(null)
     os.dup2(2, 1)  # whatever prints here must not stand in the stream
 
-    def steward(guard_pid: int) -> int:
+    def steward(guards: guard.Guards) -> int:
         os.write(fd_out, greeting())
-        return asyncio.run(_run(fd_in, fd_out, guard_pid))
+        return asyncio.run(_run(fd_in, fd_out, guards))
 
     def only_guard() -> None:
         os.close(fd_in)
@@ -92,8 +92,8 @@ def main() -> int:
     return guard.guarded(steward, only_guard)
 
 
-async def _run(fd_in: int, fd_out: int, guard_pid: int) -> int:
-    return await Agent(fd_in, fd_out, guard_pid).run()
+async def _run(fd_in: int, fd_out: int, guards: guard.Guards) -> int:
+    return await Agent(fd_in, fd_out, guards).run()
 
 
 @dataclass(slots=True)
@@ -110,9 +110,9 @@ class Running:
 class Agent:
     """One host's part of one launch."""
 
-    def __init__(self, fd_in: int, fd_out: int, guard_pid: int) -> None:
+    def __init__(self, fd_in: int, fd_out: int, guards: guard.Guards) -> None:
         self._loop = asyncio.get_running_loop()
-        self._guard_pid = guard_pid
+        self._guards = guards
         self._over: asyncio.Future[str] = self._loop.create_future()
         self._order: Order | None = None
         deadline = Deadline(time.monotonic(), timeout=_OPENING, opening=_OPENING)
@@ -140,7 +140,7 @@ class Agent:
         for number in guard.PASSED_ON:
             self._loop.add_signal_handler(number, self._interrupt, number)
         guard.release_signals()
-        unwatch = guard.on_death_of(self._guard_pid, self._loop, lambda: self._lost("the guard was killed"))
+        unwatch = self._guards.on_death(self._loop, lambda: self._lost("guard or keeper was killed"))
         try:
             why = await self._over
             self._steward.kill_all("the launch is over")
