@@ -69,7 +69,6 @@ class Link:
         self._turn = Turn(loop, self._interest)
         self._watch = Watch(stream.socket.fileno())
         self._mask = 0
-        self._unplan: Callable[[], None] = lambda: None
         self._closed = False
         self._words = Words()
         self._quiet = threading.Event()
@@ -108,7 +107,6 @@ class Link:
     def begin(self) -> None:
         """Begin to read; once."""
         self._in.open(self._stream)
-        self._unplan = self._loop.later(self._loop.link_timeout, self._met)
         opening = self._meeting.opening()
         try:
             if opening is not None:
@@ -121,7 +119,10 @@ class Link:
                 self._loop.add(self._stream.fileno(), IN, self._ready)
 
     def _meet(self, said: bytes) -> None:
-        """The peer says something about the path; called by the reading thread."""
+        """The peer says something about the path; called by the reading thread.
+
+        It may say so late: a program that is busy is no broken link (see ``check``), and who waits for it has a time-out.
+        """
         try:
             answer = self._meeting.heard(said)
             if answer is not None:
@@ -131,7 +132,6 @@ class Link:
             return
         if not self._meeting.over:
             return
-        self._unplan()
         if (ring := self._meeting.path) is not None:
             self._in.open(ring)
             with self._lock:
@@ -145,10 +145,6 @@ class Link:
         self._out.open(self._path)
         self._out.flush()
         self._interest()
-
-    def _met(self) -> None:
-        if not self._meeting.over:
-            self._broke(TimeoutError(f"it has not agreed on a path within {self._loop.link_timeout:g} s"))
 
     def _over(self, _events: int = 0) -> None:
         """The stream beside a ring has news: only its end can be one."""
@@ -394,7 +390,6 @@ class Link:
         if self._turn.taken:
             self._loop.later(_DISPOSE, self._dispose)
             return
-        self._unplan()
         self._meeting.close()
         self._path.close()
         self._stream.close()

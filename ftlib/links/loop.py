@@ -117,7 +117,7 @@ class LinkLoop:
             with contextlib.suppress(OSError, ValueError):
                 self._epoll.unregister(fd)
 
-    def later(self, seconds: float, call: Callable[[], None]) -> Callable[[], None]:
+    def later(self, seconds: float, call: Callable[[], None]) -> None:
         """See ``parts.Loop``."""
         entry = (time.monotonic() + seconds, next(self._numbers), call)
         with self._lock:
@@ -125,13 +125,6 @@ class LinkLoop:
             first = self._timers[0] is entry
         if first and not self.here():
             self._wake()
-
-        def cancel() -> None:
-            with self._lock, contextlib.suppress(ValueError):
-                self._timers.remove(entry)
-                heapq.heapify(self._timers)
-
-        return cancel
 
     def _forget(self, link: Link) -> None:
         with self._lock:

@@ -345,6 +345,24 @@ def test_a_dead_peers_last_bytes_are_waited_for_while_they_come(linked: Linked) 
         assert ends == ["end"] and not looks
 
 
+@pytest.mark.parametrize("ring", [True, False], ids=["ring", "tcp"])
+def test_a_peer_that_says_nothing_for_long_is_no_broken_link(ring: bool) -> None:
+    """From the first word on: its program may hold the interpreter, or the machine be busy. Its host answers."""
+    timeout = 0.2
+    with tcp(near=A, far=B, ring=ring, link_timeout=timeout) as (link, theirs):
+        outbox = Outbox(link)
+        outbox.put(b"early")
+        time.sleep(6 * timeout)  # for as long nothing may happen
+        late = LinkLoop(ring=ring)
+        try:
+            inbox = Inbox(late.connect(Stream(theirs, bytes(32), A, dialled=False, here=B)))
+            inbox.ask()
+            assert inbox.take() == b"early"
+            assert link.path == ("ring" if ring else "tcp")
+        finally:
+            late.close()
+
+
 @pytest.mark.parametrize("reset", [False, True])
 def test_an_end_without_goodbye(reset: bool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as port:
