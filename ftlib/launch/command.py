@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import click
 
@@ -21,7 +23,9 @@ def code_of(command: click.Command, arguments: list[str] | None, name: str) -> i
     try:
         code = command.main(args=arguments, prog_name=name, standalone_mode=False)
     except click.UsageError as error:
-        where = name if error.ctx is None else error.ctx.command_path
+        where = _meant(command, sys.argv[1:] if arguments is None else arguments, name)
+        if error.ctx is not None:
+            where = error.ctx.command_path
         return _complain(f"{error.format_message()} See {where} --help", 2)
     except click.ClickException as error:
         return _complain(error.format_message(), 2)
@@ -32,6 +36,27 @@ def code_of(command: click.Command, arguments: list[str] | None, name: str) -> i
     except (click.Abort, KeyboardInterrupt):
         return 130
     return code if isinstance(code, int) else 0
+
+
+def _meant(command: click.Command, arguments: list[str], name: str) -> str:
+    """The command that these arguments are for: click does not say where an option lacks its value."""
+    for word in arguments:
+        found = command.commands.get(word) if isinstance(command, click.Group) else None
+        if found is None:
+            break
+        command, name = found, f"{name} {word}"
+    return name
+
+
+def completes(kind: str) -> Callable[[click.Context, click.Parameter, str], list[Any]]:
+    """For what a shell completes as the name of a ``file`` or a ``dir``, while ftlib takes other texts there, too."""
+
+    def complete(_context: click.Context, _parameter: click.Parameter, begun: str) -> list[Any]:
+        from click.shell_completion import CompletionItem  # noqa: PLC0415 - for a TAB alone
+
+        return [CompletionItem(begun, type=kind)]
+
+    return complete
 
 
 def _complain(text: str, code: int) -> int:
@@ -129,7 +154,14 @@ def _place(text: str) -> Path | str:
 )
 @click.option("--log-dir", type=click.Path(path_type=Path), default=None, help="Write worker-N.log there, too.")
 @click.option("--events", type=click.Path(path_type=Path), default=None, help="Append one JSON line an event to this file.")
-@click.option("--resume", type=_place, default=None, metavar="DIRECTORY|URL", help="Go on from the newest checkpoint there.")
+@click.option(
+    "--resume",
+    type=_place,
+    default=None,
+    metavar="DIRECTORY|URL",
+    shell_complete=completes("dir"),
+    help="Go on from the newest checkpoint there.",
+)
 @click.option("--dashboard", is_flag=True, help="Serve a live page of the job on 127.0.0.1, and print its address.")
 @click.option("--resume-required", is_flag=True, help="Start nothing if --resume has no complete checkpoint.")
 @click.option("--job", default=None, help="Job name  [default: a random one; with --meet FTLIB_JOB, or what is met]")
@@ -149,13 +181,18 @@ def _place(text: str) -> Path | str:
 )
 @click.option("--ssh-config", type=_FILE, default=None, help="Instead of ~/.ssh/config.")
 @click.option(
-    "--python", default=None, metavar="PATH", callback=_words, help="The interpreter at the hosts  [default: this one's path]"
+    "--python",
+    default=None,
+    metavar="PATH",
+    callback=_words,
+    shell_complete=completes("file"),
+    help="The interpreter at the hosts  [default: this one's path]",
 )
 @click.option("--setup", default="", metavar="COMMANDS", help="Shell commands to run at each host first.")
 @click.option("-q", "--quiet", is_flag=True, help="With --hosts: do not show what workers write.")
 @click.option("-m", "module", is_flag=True, help="SCRIPT is a module, as for python -m.")
-@click.argument("script")
-@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.argument("script", shell_complete=completes("file"))
+@click.argument("args", nargs=-1, type=click.UNPROCESSED, shell_complete=completes("file"))
 def run(
     *,
     workers: int | Literal["auto", "gpu", "cpu"],

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 from torch.distributed.run import get_args_parser
 
@@ -64,6 +65,41 @@ def test_an_unknown_option_before_the_script(given: tuple[str, ...], said: str, 
     assert ended.value.code == 2
     [line] = capsys.readouterr().err.splitlines()
     assert said in line
+
+
+@pytest.mark.parametrize(
+    ("given", "where"),
+    [
+        (["run", "-n", "2", "--hosts"], "ftlib run --help"),
+        (["keys", "drop", "--x"], "ftlib keys drop --help"),
+        (["status", "--timeout"], "ftlib status --help"),
+        (["stauts"], "ftlib --help"),
+    ],
+)
+def test_a_wrong_command_line_leads_to_the_help_of_that_command(
+    given: list[str], where: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(given)
+    assert ended.value.code == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.endswith(f"See {where}")
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        (["run", "-n", "2", "tr"], "file"),
+        (["run", "-n", "2", "train.py", "--data", "fi"], "file"),
+        (["run", "-n", "2", "--resume", "ch"], "dir"),
+        (["run", "-n", "2", "--log-dir", "lo"], "file"),
+        (["checkpoints", "list", "ch"], "dir"),
+        (["keys", "rotate", "se"], "file"),
+    ],
+)
+def test_a_shell_completes_names_of_files_where_they_are_meant(words: list[str], kind: str) -> None:
+    [found] = ShellComplete(commands, {}, "ftlib", "_FTLIB_COMPLETE").get_completions(words[:-1], words[-1])
+    assert (found.type, found.value) == (kind, words[-1])
 
 
 @pytest.mark.process

@@ -7,9 +7,10 @@ import sys
 
 import click
 
+from ...launch.command import completes
 from .options import AS_JSON
 
-_PLACE = click.argument("place")
+_PLACE = click.argument("place", shell_complete=completes("dir"))
 
 
 @click.group(short_help="List, verify and export checkpoints.")
