@@ -55,16 +55,21 @@ from tests.launch.helpers import SECRET, Run, running
 RING = KeyRing([SECRET])
 TOKEN = RING.first.bearer(Mount.PURPOSE)
 WORKER = """
-import json, os, statistics, time
+import json, os, statistics, threading, time
 import torch
 from ftlib import FTLib
 
 model = torch.nn.Linear(1023, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 index = os.environ["FTLIB_WORKER_INDEX"]
+
+def spent():  # processor time of this thread, and of ftlib's own threads in this process
+    own = [each.native_id for each in threading.enumerate() if each.name.startswith("ftlib")]
+    return time.thread_time(), sum(time.clock_gettime((~each << 3) | 6) for each in own)
+
 with FTLib.init() as ft, open(f"steps-{index}-{os.getpid()}.jsonl", "w", buffering=1) as file:
     ft.register_state(model=model, optimizer=optimizer)
-    times, began = [], time.monotonic()
+    times, began, then_spent = [], time.monotonic(), spent()
     while not ft.should_leave:
         for parameter in model.parameters():
             parameter.grad = torch.ones_like(parameter)
@@ -74,8 +79,10 @@ with FTLib.init() as ft, open(f"steps-{index}-{os.getpid()}.jsonl", "w", bufferi
         if averaged:
             optimizer.step()
         if time.monotonic() - began > 0.5:
-            file.write(json.dumps({"t": began, "until": time.monotonic(), "median": statistics.median(times)}) + "\\n")
-            times, began = [], time.monotonic()
+            line = {"t": began, "until": time.monotonic(), "median": statistics.median(times), "steps": len(times)}
+            thread, beside = (now - then for now, then in zip(spent(), then_spent))
+            file.write(json.dumps({**line, "thread": thread, "beside": beside}) + "\\n")
+            times, began, then_spent = [], time.monotonic(), spent()
 """
 VIEWERS = 4
 ROWS = ("step", "kill", "order", "cost", "stuck", "page", "hostile")
@@ -164,8 +171,8 @@ time.sleep(3600)  # until it is killed
 
 
 @contextlib.contextmanager
-def viewers(address: str, count: int = VIEWERS, token: str = TOKEN) -> Iterator[None]:
-    """So many, in a process of their own."""
+def viewers(address: str, count: int = VIEWERS, token: str = TOKEN) -> Iterator[int]:
+    """So many, in a process of their own, whose pid this is."""
     parent = os.getpid()
     process = subprocess.Popen(
         [sys.executable, "-c", LOOKER, address, str(count), token],
@@ -176,7 +183,7 @@ def viewers(address: str, count: int = VIEWERS, token: str = TOKEN) -> Iterator[
     try:
         assert process.stdout is not None
         assert process.stdout.readline().strip() == b"look"
-        yield
+        yield process.pid
     finally:
         process.kill()
         process.communicate()
@@ -205,8 +212,13 @@ def _together(address: str, count: int) -> dict[str, Any]:
 
 def _steps(directory: Path, since: float, until: float) -> list[float]:
     """The medians of all half seconds that lie wholly between."""
+    return [line["median"] for line in _lines(directory, since, until)]
+
+
+def _lines(directory: Path, since: float, until: float) -> list[dict[str, float]]:
+    """What the workers wrote of these half seconds."""
     lines = [json.loads(line) for file in directory.glob("steps-*") for line in file.read_text().splitlines() if line]
-    return [line["median"] for line in lines if line["t"] >= since and line["until"] <= until]
+    return [line for line in lines if line["t"] >= since and line["until"] <= until]
 
 
 @contextlib.contextmanager
@@ -224,20 +236,29 @@ def _working() -> Iterator[tuple[Run, Path, str]]:
 
 
 def _step(report: Report, rounds: int, seconds: float) -> None:
-    with _working() as (_, directory, address):
+    with _working() as (launched, directory, address):
+        workers = [int(event["pid"]) for event in launched.events("started")]
+        agents = [child.pid for pid in workers for child in psutil.Process(pid).children(recursive=True)]
         medians: dict[bool, list[float]] = {False: [], True: []}
         late: dict[bool, list[float]] = {False: [], True: []}
+        used: dict[bool, list[_Used]] = {False: [], True: []}
         messages: Counter[bool] = Counter()
         steps: Counter[bool] = Counter()
         for _ in range(rounds):
             for looked in (False, True):
                 report.say(f"4 KB averages, {'4 viewers' if looked else 'nobody'}")
-                with viewers(address) if looked else contextlib.nullcontext():
+                with viewers(address) if looked else contextlib.nullcontext() as there:
+                    beside = [] if there is None else [there]
                     time.sleep(1.0)  # viewers have had their snapshots
-                    before = _counted(address)
+                    before, spent = _counted(address), [sum(map(_spent, each)) for each in (agents, beside)]
                     began = time.monotonic()
                     time.sleep(seconds)  # the time that is measured
-                    medians[looked] += _steps(directory, began, time.monotonic())
+                    more = [sum(map(_spent, each)) for each in (agents, beside)]
+                    until = time.monotonic()
+                    rates = [(now - then) / (until - began) for now, then in zip(more, spent, strict=True)]
+                    lines = _lines(directory, began, until)
+                    medians[looked] += [line["median"] for line in lines]
+                    used[looked].append(_Used(*_of_workers(lines, len(workers)), *rates))
                     after = _counted(address)
                 messages[looked] += after.messages - before.messages
                 steps[looked] += after.step - before.step
@@ -245,12 +266,60 @@ def _step(report: Report, rounds: int, seconds: float) -> None:
         added = statistics.median(medians[True]) - statistics.median(medians[False])
         what = f"{added * 1e6:+.0f} us: {spread(medians[True])}, nobody {spread(medians[False])}"
         report.row("4 KB average, 4 viewers", what, bar="+20 us", good=added <= 20e-6)
+        _tell_used(report, used, statistics.median(medians[False]))
         for looked, who in ((False, "nobody looks"), (True, "4 viewers")):
             text = f"{messages[looked]} in {steps[looked]} steps"
             report.row(f"messages but those by the clock, {who}", text, bar="0", good=not messages[looked])
         what = f"{spread(late[True])}, nobody {spread(late[False])}"
         report.row("how late the asked agent's timers fire", what)
         report.row("... the latest since it began", f"{_counted(address).latest * 1e3:.1f} ms")
+
+
+class _Used(NamedTuple):
+    """Seconds of processor time."""
+
+    training: float
+    """Of one thread that trains, a step."""
+    beside: float
+    """Of ftlib's threads in all workers, a second: without Gloo's, which do the same whoever looks."""
+    agents: float
+    """Of all agents, a second."""
+    viewers: float
+    """Of the process that looks, a second."""
+
+
+def _tell_used(report: Report, used: dict[bool, list[_Used]], step: float) -> None:
+    """What the viewers make others use, and by how much a ``step`` (seconds) is longer where the job uses all cores without it.
+
+    It is processor time, so what else this machine does matters less than for the time of a step.
+    """
+    medians = {looked: _Used(*map(statistics.median, zip(*found, strict=True))) for looked, found in used.items()}
+    more = _Used(*(now - then for now, then in zip(medians[True], medians[False], strict=True)))
+    nobody = f"{medians[False].training * 1e6:.0f} us"
+    report.row("processor time of a training thread, a step", f"{more.training * 1e6:+.1f} us to {nobody}")
+    others = f"ftlib's threads in workers {more.beside * 1e3:+.1f} ms, agents {more.agents * 1e3:+.1f} ms"
+    what = f"{others}, the viewers' process {more.viewers * 1e3:+.1f} ms"
+    report.row("processor time a second, of all", what)
+    cores = len(os.sched_getaffinity(0))
+    delay = (more.beside + more.agents) / cores * step
+    what = f"{delay * 1e6:+.1f} us, with the viewers' own process {sum(more[1:]) / cores * step * 1e6:+.1f} us"
+    report.row(f"... which is of a step, on {cores} cores that are busy", what, bar="+20 us", good=delay <= 20e-6)
+
+
+def _of_workers(lines: Sequence[dict[str, float]], workers: int) -> tuple[float, float]:
+    """See ``_Used``: what they wrote themselves. The lines are of all workers, each for a time of its own."""
+    seconds = sum(line["until"] - line["t"] for line in lines) / workers
+    beside = sum(line["beside"] for line in lines) / seconds
+    return sum(line["thread"] for line in lines) / sum(line["steps"] for line in lines), beside
+
+
+def _spent(pid: int) -> float:
+    """Processor time of a process so far, by its own clock."""
+    return time.clock_gettime((~pid << 3) | _EXACT)
+
+
+_EXACT = 2
+"""Of the clocks of another process (see ``clock_getcpuclockid(3)``) the exact one."""
 
 
 class _Count(NamedTuple):
