@@ -12,6 +12,7 @@ process of its own, whose CPU time it is; what is not in it are the signed reque
 *page*: the same 64 members in Chromium, if it is there.
 *hostile*: requests without or with wrong tokens, under foreign hosts and origins, malformed and stale orders, to a job of two.
 The attacker runs on the job's own cores: so the same is sent to a bare server beside the job, and what that costs is the floor.
+What the agent alone costs is told by its processor time, and by a job with one core to itself while the attacker has others.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def main() -> int:
         asyncio.run(_serve(args.serve, idle=args.idle, gaps=args.gaps))
         return 0
     expected = {"step": 30 + 2 * args.rounds * (args.seconds + 3), "kill": 20 + 8 * args.kills, "order": 20 + 7 * args.kills}
-    expected |= {"cost": 30 + 6 * args.seconds, "stuck": 160, "page": 60, "hostile": 60 + args.requests / 60}
+    expected |= {"cost": 30 + 6 * args.seconds, "stuck": 160, "page": 60, "hostile": 70 + args.requests / 25}
     report = Report("The dashboard", sum(expected[row] for row in args.rows))
     if "step" in args.rows:
         _step(report, args.rounds, args.seconds)
@@ -192,8 +193,12 @@ def viewers(address: str, count: int = VIEWERS, token: str = TOKEN) -> Iterator[
 # A real job
 
 
+def _started(launched: Run, worker: int = 0) -> dict[str, Any]:
+    return dict([event for event in launched.events("started") if event["worker"] == worker][-1])
+
+
 def _address(launched: Run, worker: int = 0) -> str:
-    return str([event for event in launched.events("started") if event["worker"] == worker][-1]["address"])
+    return str(_started(launched, worker)["address"])
 
 
 def _together(address: str, count: int) -> dict[str, Any]:
@@ -639,30 +644,34 @@ def _hostile(report: Report, count: int, seconds: float) -> None:
             launched.wait_events("announced", 2)
             address = _address(launched)
             there = _together(address, 2)
-            cookie = enter(address)
+            attacker = Attacker(address, there)
+            [agent] = psutil.Process(int(_started(launched)["pid"])).children()
 
-            def attacked(what: str, target: str, every: float = 0.0) -> tuple[int, float]:
-                """How many were accepted, and how many were sent a second."""
+            def attacked(what: str, target: str, every: float = 0.0) -> float:
+                """How many were sent a second."""
                 report.say(f"{count} hostile requests {what}")
-                began, accepted = time.monotonic(), 0
-                for number in range(count):
-                    time.sleep(max(0.0, began + number * every - time.monotonic()))  # the pace
-                    accepted += _attack(target, cookie, there, random.Random(number))
-                steps[what] = _steps(directory, began, time.monotonic())
-                return accepted, count / (time.monotonic() - began)
-
-            def calm(what: str) -> None:
-                report.say("nobody sends anything")
                 began = time.monotonic()
+                attacker.send(target, count, every)
+                steps[what] = _steps(directory, began, time.monotonic())
+                return count / (time.monotonic() - began)
+
+            def calm(what: str) -> float:
+                """The agent's processor time a second."""
+                report.say("nobody sends anything")
+                began, spent = time.monotonic(), _spent(agent.pid)
                 time.sleep(seconds)  # the time that is measured
                 steps[what] = _steps(directory, began, time.monotonic())
+                return (_spent(agent.pid) - spent) / (time.monotonic() - began)
 
-            calm("before")
-            _, floor = attacked("to a bare server", other)
-            calm("between")
-            accepted, pace = attacked("to an agent", address)
-            again, _ = attacked("at a pace", address, 1 / PACE)
+            rest = calm("before")
+            floor = attacked("to a bare server", other)
+            rest = min(rest, calm("between"))
+            spent = _spent(agent.pid)
+            pace = attacked("to an agent", address)
+            cost = (_spent(agent.pid) - spent) / count - rest / pace
+            attacked("at a pace", address, 1 / PACE)
             calm("after")
+            apart = _apart(report, launched, directory, attacker, count)
             refused = fetch_status(address, 30.0, [RING])["dashboard"].get("refused", 0)
             assert not launched.events("ended"), "somebody was killed"
             os.kill(launched.process.pid, signal.SIGTERM)
@@ -673,18 +682,86 @@ def _hostile(report: Report, count: int, seconds: float) -> None:
     def shown(aim: str) -> str:
         return f"{ratios[aim]:.2f} ({spread(steps[aim])})"
 
-    what = f"{accepted + again} accepted, {refused} counted as refused"
-    report.row(f"2 x {count} hostile requests", what, bar="0 accepted", good=not accepted + again)
+    what = f"{attacker.accepted} accepted, {refused} counted as refused"
+    report.row(f"{attacker.sent} hostile requests", what, bar="0 accepted", good=not attacker.accepted)
     report.row("step while nobody sends anything", spread(quiet))
     raw = ratios["to an agent"]
     report.row(f"... {pace:.0f} requests a second to an agent", shown("to an agent"), bar="1.02", good=raw <= 1.02)
     report.row(f"... {floor:.0f} a second to a bare server beside the job", shown("to a bare server"))
     report.row("... the first by the second", f"{raw / ratios['to a bare server']:.2f}")
     report.row(f"... {PACE:g} a second to an agent", shown("at a pace"))
+    cores = len(os.sched_getaffinity(0))
+    longer = 1 + cost * PACE / cores
+    report.row("the agent's processor time, a hostile request", f"{cost * 1e6:.0f} us")
+    what = f"{longer:.3f}"
+    report.row(f"... {PACE:g} a second of that, on {cores} busy cores: step", what, bar="1.02", good=longer <= 1.02)
+    if apart is None:
+        report.row("the job on one core, the attacker on another", "not measured: there is one core")
+        return
+    calmly, fired = apart
+    ratio = statistics.median(fired) / statistics.median(calmly)
+    what = f"{ratio:.3f}: {spread(fired)}, nobody {spread(calmly)}"
+    report.row(f"job on one core, attacker on another, {PACE:g} a second", what, bar="1.02", good=ratio <= 1.02)
 
 
+def _apart(
+    report: Report, launched: Run, directory: Path, attacker: Attacker, count: int
+) -> tuple[list[float], list[float]] | None:
+    """Steps in turns in peace and under a steady attack, while the job has one core and the attacker the others.
+
+    So what a step loses is what the agent takes of its core. None where there is one core.
+    """
+    first, *others = sorted(os.sched_getaffinity(0))
+    if not others:
+        return None
+    launcher = psutil.Process(launched.process.pid)
+    for each in (launcher, *launcher.children(recursive=True)):
+        for thread in each.threads():
+            os.sched_setaffinity(thread.id, {first})
+    os.sched_setaffinity(0, set(others))
+    calmly: list[float] = []
+    fired: list[float] = []
+    try:
+        time.sleep(2.0)  # until the job has found its pace there
+        each, turn = round(_TURN * PACE), 0
+        while turn * each < count:
+            report.say(f"apart: {turn * each} of {count} requests, {PACE:g} a second")
+            for found, number in ((calmly, 0), (fired, each)) if turn % 2 else ((fired, each), (calmly, 0)):
+                began = time.monotonic()
+                attacker.send(attacker.address, number, 1 / PACE)
+                time.sleep(max(0.0, began + _TURN - time.monotonic()))  # the time that is measured
+                found.extend(_steps(directory, began, time.monotonic()))
+            turn += 1
+    finally:
+        os.sched_setaffinity(0, {first, *others})
+    return calmly, fired
+
+
+_TURN = 4.0
+"""Seconds of each turn."""
 PACE = 100.0
 """Requests a second, as ``python -m benchmarks hostile`` sends them: an attacker that leaves both cores to the job."""
+
+
+class Attacker:
+    """Sends what nobody should take, with the cookie of a page that was let in."""
+
+    def __init__(self, address: str, there: dict[str, Any]) -> None:
+        """``there``: the status of the member at ``address``."""
+        self.address = address
+        self._there = there
+        self._cookie = enter(address)
+        self.sent = 0
+        self.accepted = 0
+
+    def send(self, target: str, count: int, every: float) -> None:
+        """So many, one ``every`` so many seconds; what a target other than ``address`` accepts is not counted."""
+        began = time.monotonic()
+        for number in range(count):
+            time.sleep(max(0.0, began + number * every - time.monotonic()))  # the pace
+            taken = _attack(target, self._cookie, self._there, random.Random(self.sent + number))
+            self.accepted += taken and target == self.address
+        self.sent += count if target == self.address else 0
 
 
 @contextlib.contextmanager
