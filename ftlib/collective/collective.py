@@ -20,7 +20,7 @@ from ..ftlib import FTLib
 from ..links.errors import CollectiveError, GroupClosed, PeerLost, Refused
 from ..links.loop import LinkLoop
 from .greeting import Greeter, Key
-from .group import CLOSE_TIMEOUT, CollectiveGroup
+from .group import CLOSE_TIMEOUT, CollectiveGroup, find
 from .lane import Lane, Terms
 from .meeting import PATH, Meeting
 from .services import CHANNEL, Services
@@ -153,12 +153,10 @@ class Collective:
         return members
 
     def _resolve(self, members: Sequence[Member], who: Member | str) -> Member:
-        """The member called ``who``; of two lifetimes with one name this one, or the newer one."""
-        wanted = who.id if isinstance(who, Member) else who
-        found = [each for each in members if wanted in {each.id, each.fact("name"), "{}:{}".format(*each.address)}]
-        if not found:
+        """See ``find``. Refused if there is none."""
+        if (found := find(members, who, self.here)) is None:
             raise Refused(f"{who} is no member: there are {', '.join(map(_called, members))}")
-        return next((each for each in found if each.id == self.here.id), found[-1])
+        return found
 
     def _make(self, key: Key, here: Member, members: tuple[Member, ...]) -> CollectiveGroup:
         def lane(name: str, peer: Member) -> Lane:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from consensus import Member
@@ -131,11 +131,9 @@ class CollectiveGroup:
         return next(iter(self._lanes.values()))
 
     def _member(self, who: Member | str) -> Member:
-        wanted = who.id if isinstance(who, Member) else who
-        for member in reversed(self.members):
-            if wanted in {member.id, member.fact("name"), "{}:{}".format(*member.address)}:
-                return member
-        raise Refused(f"{who} is no member of group {self.name!r}: its members are {', '.join(map(str, self.members))}")
+        if (found := find(self.members, who, self.here)) is None:
+            raise Refused(f"{who} is no member of group {self.name!r}: its members are {', '.join(map(str, self.members))}")
+        return found
 
     def _encoded(self, operation: str, make: Callable[[], Message]) -> Message:
         try:
@@ -167,6 +165,13 @@ class CollectiveGroup:
                 return receive.finish(receive.outcome.value)
         work = AsyncWork(receive.outcome, receive.finish, patience=receive, timeout=_limit(async_op, timeout))
         return work if async_op else work.wait()
+
+
+def find(members: Sequence[Member], who: Member | str, here: Member) -> Member | None:
+    """The member called ``who``, by name, id or ``host:port``; of two lifetimes with one name ``here``, or the newer one."""
+    wanted = who.id if isinstance(who, Member) else who
+    found = [each for each in members if wanted in {each.id, each.fact("name"), "{}:{}".format(*each.address)}]
+    return next((each for each in found if each.id == here.id), found[-1] if found else None)
 
 
 class _Each(Patience):

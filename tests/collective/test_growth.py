@@ -17,10 +17,10 @@ import pytest
 
 from consensus import Stream
 from ftlib.links.link import Link
-from ftlib.links.loop import LinkLoop, pair
+from ftlib.links.loop import LinkLoop
 from tests.harness.basics import TIMEOUT, eventually
 
-from .test_links import A, B, Inbox, Outbox
+from .test_links import A, B, Inbox, Outbox, pair
 
 PATHS = pytest.mark.parametrize("ring", [True, False], ids=["ring", "tcp"])
 

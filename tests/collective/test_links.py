@@ -22,7 +22,7 @@ from ftlib.collective.lane import Lane, Terms
 from ftlib.links import incoming
 from ftlib.links.errors import CollectiveError, GroupClosed, LinkBroken, PeerLost
 from ftlib.links.link import Link
-from ftlib.links.loop import LinkLoop, pair
+from ftlib.links.loop import LinkLoop
 from ftlib.links.wire import PREFIX
 from tests.harness.basics import TIMEOUT, eventually
 
@@ -36,6 +36,14 @@ Linked = Callable[..., contextlib.AbstractContextManager[tuple[Link, Link]]]
 def linked(request: pytest.FixtureRequest) -> Linked:
     """Both ends of a link, by either path."""
     return functools.partial(joined, ring=request.param == "ring")
+
+
+def pair(loop_a: LinkLoop, loop_b: LinkLoop) -> tuple[Link, Link]:
+    """Two links, joined by a real socket pair."""
+    near, far = socket.socketpair()
+    key = os.urandom(32)
+    first = loop_a.connect(Stream(near, key, B, dialled=True, here=A))
+    return first, loop_b.connect(Stream(far, key, A, dialled=False, here=B))
 
 
 @contextmanager
