@@ -157,7 +157,7 @@ def kill(args: argparse.Namespace, report: Report, collector: Collector) -> None
     variants: dict[str, dict[str, Any]] = {without: settings, both: {**settings, "trace": "on"}}
     token = KeyRing([secret]).first.bearer(Mount.PURPOSE)
 
-    def looked(cluster: Cluster) -> contextlib.AbstractContextManager[None]:
+    def looked(cluster: Cluster) -> contextlib.AbstractContextManager[int]:
         senior = min(cluster.alive(), key=lambda each: int(each.last["rank"]))  # no junior's kill touches it
         return viewers(senior.address, token=token)
 

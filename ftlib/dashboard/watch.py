@@ -37,12 +37,12 @@ _PATCHES = 2.0
 """Patches a second, at most; one more may follow at once when the view changes."""
 _ASK_EVERY = 0.9
 """Seconds between two questions to the same member, at least, while it is in trouble or new."""
-_ASK_WELL = 2.9
+_ASK_WELL = 4.9
 """The same while it is well: then the one that is asked first knows nearly as much of it, by its pings."""
 _FRESH = 1.5
 """Seconds after its answer for which a member's own word of its step and its call is shown; then what the first one says."""
-_RESTARTS_EVERY = 3.0
-"""Seconds between two questions to the launcher."""
+_RESTARTS_EVERY = 10.0
+"""Seconds between two questions to the launcher. It is also asked once the view has changed: little else costs a restart."""
 _ASKED = 64
 """The most members that are asked at a time."""
 _KNOWN = 256
@@ -120,6 +120,8 @@ class Watch:
         self._rates: dict[str, float] = {}
         self._restarts: int | None = None
         self._restarts_at = -_RESTARTS_EVERY
+        self._restarts_epoch: int | None = None
+        """Of the view in which the launcher was asked."""
         self._began: tuple[float, float] | None = None
         """When the first sample was taken, and the pauses until then."""
         self._patches, self._patched_at = _PATCHES, 0.0
@@ -303,8 +305,9 @@ class Watch:
         for member in due[: max(0, self._sources.asked - len(self._asking))]:
             self._told[member].at, self._told[member].waiting = now, True
             self._start(self._ask_one(member, there[member]))
-        if now - self._restarts_at >= _RESTARTS_EVERY:
-            self._restarts_at = now
+        epoch = entry.get("active_epoch")
+        if now - self._restarts_at >= _RESTARTS_EVERY or epoch != self._restarts_epoch:
+            self._restarts_at, self._restarts_epoch = now, epoch
             self._start(self._ask_launcher(str(entry.get("job", ""))))
 
     def _rested(self, member: str, now: float) -> bool:

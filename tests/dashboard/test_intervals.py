@@ -32,7 +32,10 @@ class Job:
         """When each other member was asked."""
         self.page: dict[str, Any] = {}
         """As a viewer sees it now."""
-        sources = Sources(self._fetch, own=self._own, place=lambda: self.epoch, asked=2) if inside else Sources(self._fetch)
+        self.launcher: list[float] = []
+        """When the launcher was asked."""
+        one = {"own": self._own, "place": lambda: self.epoch, "asked": 2} if inside else {}
+        sources = Sources(self._fetch, self._restarts, **one)
         self.watch = Watch("" if inside else "127.0.0.1:7000", sources)
         viewer = self.watch.enter(0)
         assert viewer is not None
@@ -42,11 +45,16 @@ class Job:
         """Let so much time pass; what was noted before is forgotten."""
         self.looked.clear()
         self.asked.clear()
+        self.launcher.clear()
         await asyncio.sleep(seconds)
 
     async def close(self) -> None:
         await self.watch.close()
         await self._reading
+
+    def _restarts(self, _job: str) -> int:
+        self.launcher.append(asyncio.get_running_loop().time())
+        return 3
 
     async def _own(self) -> Mapping[str, Any]:
         return self._status(0)
@@ -95,13 +103,13 @@ def test_an_agent_looks_once_a_second_while_all_are_well() -> None:
         await job.passes(30.0)
         assert gaps(job.looked) == {1.0}
         assert set(job.asked) == {SECOND, THIRD}
-        assert [gaps(each) for each in job.asked.values()] == [{3.0}, {3.0}]
+        assert [gaps(each) for each in job.asked.values()] == [{5.0}, {5.0}]
         await job.close()
 
     run(main())
 
 
-@pytest.mark.parametrize(("odd", "third"), [(suspected, 1.2), (under_way, 3.0)])
+@pytest.mark.parametrize(("odd", "third"), [(suspected, 1.2), (under_way, 5.4)])
 def test_an_agent_looks_more_often_while_somebody_is_in_trouble(odd: Callable[[dict[str, Any]], None], third: float) -> None:
     """And asks that one more often; who is well is left alone."""
 
@@ -113,7 +121,7 @@ def test_an_agent_looks_more_often_while_somebody_is_in_trouble(odd: Callable[[d
         await job.passes(30.0)
         assert gaps(job.looked) == {0.6}
         assert gaps(job.asked[THIRD]) == {third}
-        assert gaps(job.asked[SECOND]) == {3.0}
+        assert gaps(job.asked[SECOND]) == {5.4}
         await job.close()
 
     run(main())
@@ -144,12 +152,27 @@ def test_who_looks_from_outside_asks_one_member_four_times_a_second() -> None:
         await job.passes(10.0)
         await job.passes(30.0)
         assert gaps(job.looked) == {0.25}
-        assert [gaps(each) for each in job.asked.values()] == [{3.0}, {3.0}]
+        assert [gaps(each) for each in job.asked.values()] == [{5.0}, {5.0}]
         job.change = suspected
         await job.passes(10.0)
         await job.passes(30.0)
         assert gaps(job.asked[THIRD]) == {1.0}
-        assert gaps(job.asked[SECOND]) == {3.0}
+        assert gaps(job.asked[SECOND]) == {5.0}
+        await job.close()
+
+    run(main())
+
+
+def test_the_launcher_is_asked_every_ten_seconds_and_once_the_view_has_changed() -> None:
+    async def main() -> None:
+        job = Job(inside=True)
+        await job.passes(5.0)
+        await job.passes(60.0)
+        assert gaps(job.launcher) == {10.0}
+        await job.passes(5.5)
+        job.epoch = 5
+        await job.passes(0.2)
+        assert len(job.launcher) == 1
         await job.close()
 
     run(main())
@@ -161,7 +184,7 @@ def test_an_answer_that_is_long_under_way_is_not_asked_for_again() -> None:
         job.change = suspected
         await job.passes(10.0)
         await job.passes(60.0)
-        assert 1.9 <= min(gaps(job.asked[THIRD])) <= max(gaps(job.asked[THIRD])) <= 3.0, "at a look after it has come"
+        assert 1.9 <= min(gaps(job.asked[THIRD])) <= max(gaps(job.asked[THIRD])) <= 4.8, "once it has come and there is a place"
         await job.close()
 
     run(main(), away=1.9)
