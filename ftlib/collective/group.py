@@ -9,12 +9,12 @@ from typing import Any
 
 from consensus import Member
 
-from ..links.errors import CollectiveError, Refused
+from ..links.errors import CollectiveError, Refused, called
 from .frames import Sort
 from .lane import Lane
 from .operations import Receive, Sent
 from .values import Classes, Leaf, Message, encode, encode_leaf
-from .works import DEFAULT_TIMEOUT, AsyncWork, Outcome, Patience, all_of
+from .works import DEFAULT_TIMEOUT, AsyncWork, Outcome, Patience, all_of, limit_of
 
 CLOSE_TIMEOUT = 10.0
 """Seconds that ``close`` waits for peers to take what was sent."""
@@ -96,11 +96,12 @@ class CollectiveGroup:
         source = self.members[0] if src is None else self._member(src)
         if source.id != self.here.id:
             return self._recv("broadcast", Sort.BROADCAST, self._lanes[source.id], async_op, timeout)
+        limit = limit_of(async_op, timeout)
         message = self._encoded("broadcast", lambda: encode(obj, self._classes))
         with self._order:
             whom = [Sent(lane, "broadcast", lane.send(Sort.BROADCAST, message, "broadcast")) for lane in self._lanes.values()]
         all_sent = all_of([each.outcome for each in whom], Outcome())
-        work = AsyncWork(all_sent, lambda _: obj, patience=_Each(whom), timeout=_limit(async_op, timeout))
+        work = AsyncWork(all_sent, lambda _: obj, patience=_Each(whom), timeout=limit)
         return work if async_op else work.wait()
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
@@ -132,7 +133,7 @@ class CollectiveGroup:
 
     def _member(self, who: Member | str) -> Member:
         if (found := find(self.members, who, self.here)) is None:
-            raise Refused(f"{who} is no member of group {self.name!r}: its members are {', '.join(map(str, self.members))}")
+            raise Refused(f"{who} is no member of group {self.name!r}: its members are {', '.join(map(called, self.members))}")
         return found
 
     def _encoded(self, operation: str, make: Callable[[], Message]) -> Message:
@@ -144,26 +145,27 @@ class CollectiveGroup:
     def _send(
         self, operation: str, sort: Sort, make: Callable[[], Message], async_op: bool, timeout: float | None
     ) -> AsyncWork | None:
-        lane = self._only(operation)
+        lane, limit = self._only(operation), limit_of(async_op, timeout)
         outcome = lane.send(sort, self._encoded(operation, make), operation)
         if not async_op and outcome.done() and outcome.error is None:
             return None
-        work = AsyncWork(outcome, patience=Sent(lane, operation, outcome), timeout=_limit(async_op, timeout))
+        work = AsyncWork(outcome, patience=Sent(lane, operation, outcome), timeout=limit)
         if not async_op or isinstance(outcome.error, Refused):
             work.wait()
         return work if async_op else None
 
     def _recv(self, operation: str, sort: Sort, lane: Lane, async_op: bool, timeout: float | None, into: Leaf = None) -> Any:
+        began, limit = time.monotonic(), limit_of(async_op, timeout)
         try:
             receive = Receive(lane, operation, sort, self._classes, into)
         except Refused as error:
             raise error.about(self.name, operation) from None
         lane.receive(receive)
         if not async_op:  # the short way: most often its message is the next one, and this thread reads it
-            receive.help(receive.outcome.done, time.monotonic() + (DEFAULT_TIMEOUT if timeout is None else timeout))
+            receive.help(receive.outcome.done, began + (DEFAULT_TIMEOUT if limit is None else limit))
             if receive.outcome.done() and receive.outcome.error is None:
                 return receive.finish(receive.outcome.value)
-        work = AsyncWork(receive.outcome, receive.finish, patience=receive, timeout=_limit(async_op, timeout))
+        work = AsyncWork(receive.outcome, receive.finish, patience=receive, timeout=limit)
         return work if async_op else work.wait()
 
 
@@ -188,8 +190,3 @@ class _Each(Patience):
     def late(self) -> Any:
         """See ``Patience``."""
         return next((each for each in self._sent if not each.outcome.done()), self._sent[0]).late()
-
-
-def _limit(async_op: bool, timeout: float | None) -> float | None:
-    """The time-out of an operation: one that blocks has one always, since nobody else could take it back."""
-    return DEFAULT_TIMEOUT if timeout is None and not async_op else timeout

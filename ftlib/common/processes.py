@@ -7,6 +7,9 @@ import os
 import signal
 from pathlib import Path
 
+TWIN = 0.5
+"""Seconds within which a second signal counts as the first one sent twice."""
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -119,7 +119,7 @@ def test_messages_are_found_behind_any_noise() -> None:
                 open_ = chunk is not None
             if chunk:
                 found += [message for message, _ in decoder.feed(chunk)]
-        assert found == sent
+        assert found == sent and list(map(type, found)) == list(map(type, sent))
         assert greeted.release == release()
 
 

@@ -14,7 +14,6 @@ import os
 import platform
 import signal
 import socket
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -300,7 +299,7 @@ class Agent:
             self._master = None
         try:
             fds = sockets.fds if sockets is not None else ()
-            worker = Worker.spawn(start.index, start.name, self._order.command, environment, self._outbox, fds)
+            worker = Worker.spawn(start.worker, start.name, self._order.command, environment, self._outbox, fds)
         except (OSError, ValueError) as error:
             self._unborn(start, str(error))
             return
@@ -308,8 +307,8 @@ class Agent:
             if sockets is not None:
                 sockets.close()  # this process's copies: "connection refused" must prove that the worker is gone
         self._steward.take(worker)
-        self._running[start.index] = Running(worker, start.start)
-        self._channel.send(Started(start.index, start.start, worker.pid))
+        self._running[start.worker] = Running(worker, start.start)
+        self._channel.send(Started(start.worker, start.start, worker.pid))
 
     async def _bear(self, start: Start) -> None:
         """Start a worker that calls the function."""
@@ -336,7 +335,7 @@ class Agent:
         try:
             call = os.open(f"/proc/self/fd/{self._call}", os.O_RDONLY)
             try:
-                born = await self._nursery.bear(start.index, start.name, facts, call, outcome, control, master)
+                born = await self._nursery.bear(start.worker, start.name, facts, call, outcome, control, master)
             finally:
                 os.close(call)
         except OSError as error:
@@ -350,8 +349,8 @@ class Agent:
                 self._master.close()
                 self._master = None
         worker, records = born
-        self._running[start.index] = Running(worker, start.start, records, outcome)
-        self._channel.send(Started(start.index, start.start, worker.pid))
+        self._running[start.worker] = Running(worker, start.start, records, outcome)
+        self._channel.send(Started(start.worker, start.start, worker.pid))
 
     def _sockets_of(self, start: Start) -> ControlSockets | None:
         if start.port:
@@ -361,11 +360,11 @@ class Agent:
     def _unborn(self, start: Start, why: str) -> None:
         self._outbox.say(f"{start.name} could not be started: {why}")
         why = f"it could not be started: {why}"
-        self._channel.send(Ended(start.index, start.start, 0, _SPAWN_FAILED, why, False, 0, []))
-        self._outbox.drained(start.index, start.start)
+        self._channel.send(Ended(start.worker, start.start, 0, _SPAWN_FAILED, why, False, 0, []))
+        self._outbox.drained(start.worker, start.start)
 
     def _stop(self, stop: Stop) -> None:
-        running = self._running.get(stop.index)
+        running = self._running.get(stop.worker)
         if running is None:
             return
         if stop.grace > 0:
@@ -509,7 +508,3 @@ def _addresses() -> list[str]:
             if not address.startswith(("127.", "::1", "fe80:")) and address not in found:
                 found.append(address)
     return found
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -20,8 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
-from ...common.processes import describe_exit, rename_process
-from ...lifecycle.drain import TWIN
+from ...common.processes import TWIN, describe_exit, rename_process
 from .process import adopt_orphans, kill_descendants, shell_code
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
