@@ -221,10 +221,10 @@ def shape_of(leaf: Leaf) -> Shape:
         if not leaf.is_contiguous():
             raise Refused("the tensor is not contiguous: pass tensor.contiguous()")
         return [0, _NAMES[leaf.dtype], int(place_of(leaf) != HOST), *leaf.shape]
-    if not isinstance(leaf, np.ndarray) or not _ARRAY.fullmatch(leaf.dtype.str) or leaf.dtype.names is not None:
-        raise Refused(
-            f"{type(leaf).__name__} of {getattr(leaf, 'dtype', '?')} is no tensor that can be sent: convert its dtype"
-        )
+    if not isinstance(leaf, np.ndarray):
+        raise Refused(f"a {type(leaf).__name__} is given: pass a tensor or a numpy array, or use send and recv")
+    if not _ARRAY.fullmatch(leaf.dtype.str) or leaf.dtype.names is not None:
+        raise Refused(f"an array of {leaf.dtype} cannot be sent: convert its dtype")
     if not leaf.flags.c_contiguous:
         raise Refused("the array is not contiguous: pass numpy.ascontiguousarray(array)")
     return [1, leaf.dtype.str, 0, *leaf.shape]

@@ -17,16 +17,16 @@ from .processes.gpus import GpuFinder, Gpus
 from .run.plan import DEFAULT_RESTARTS, StartPlan, python_command, random_job
 from .run.torchrun import refusal
 
+_NO_ARGUMENTS = getattr(click.exceptions, "NoArgsIsHelpError", ())
+"""What click raises, from 8.2 on, with a whole help for its text; before, it printed that itself."""
+
 
 def code_of(command: click.Command, arguments: list[str] | None, name: str) -> int:
     """Carry out a command line; returns the exit code. Every error is one line that says what to do."""
     try:
         code = command.main(args=arguments, prog_name=name, standalone_mode=False)
     except click.UsageError as error:
-        where = _meant(command, sys.argv[1:] if arguments is None else arguments, name)
-        if error.ctx is not None:
-            where = error.ctx.command_path
-        return _complain(f"{error.format_message()} See {where} --help", 2)
+        return _misused(error, _meant(command, sys.argv[1:] if arguments is None else arguments, name))
     except click.ClickException as error:
         return _complain(error.format_message(), 2)
     except ConfigError as error:
@@ -36,6 +36,15 @@ def code_of(command: click.Command, arguments: list[str] | None, name: str) -> i
     except (click.Abort, KeyboardInterrupt):
         return 130
     return code if isinstance(code, int) else 0
+
+
+def _misused(error: click.UsageError, where: str) -> int:
+    """Tell what is wrong with a command line. ``where``: the command, if the error does not know it."""
+    if error.ctx is not None and isinstance(error, _NO_ARGUMENTS):
+        click.echo(error.ctx.get_help(), err=True)
+        return 2
+    where = where if error.ctx is None else error.ctx.command_path
+    return _complain(f"{error.format_message()} See {where} --help", 2)
 
 
 def _meant(command: click.Command, arguments: list[str], name: str) -> str:

@@ -16,7 +16,7 @@ from enum import Enum
 
 from consensus import Member, Stream
 
-from .errors import GroupClosed, LinkBroken, PeerLost
+from .errors import GroupClosed, LinkBroken, PeerLost, called
 from .incoming import Incoming, Place, Received
 from .meeting import Meeting
 from .outgoing import Outgoing, Sent
@@ -299,7 +299,7 @@ class Link:
             self._words.came(header)
             return
         self._closed = True
-        error = GroupClosed(f"{self.peer} has closed the link", peer=self.peer)
+        error = GroupClosed(f"{called(self.peer)} has closed the link", peer=self.peer)
         self._in.end(error)
         self._words.end(error)
         with self._lock:
@@ -319,11 +319,11 @@ class Link:
             self._state = _State.DOUBTFUL
         self._detach()
         if isinstance(error, ValueError):  # it lives, and talks nonsense
-            self.fail(LinkBroken(f"{self.peer}: {error}: do both run the same release?", peer=self.peer))
+            self.fail(LinkBroken(f"{called(self.peer)}: {error}: do both run the same release?", peer=self.peer))
         elif isinstance(error, ConnectionError):
             self._loop.later(GRACE, lambda: self._judge(error))
         else:
-            self.fail(LinkBroken(f"the connection to {self.peer} broke: {error}", peer=self.peer))
+            self.fail(LinkBroken(f"the connection to {called(self.peer)} broke: {error}", peer=self.peer))
 
     def _judge(self, error: Exception) -> None:
         """Nobody has said why it ended."""

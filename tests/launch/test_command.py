@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
@@ -27,10 +28,22 @@ def ftlib(*arguments: str) -> Result:
     return CliRunner().invoke(commands, arguments)
 
 
-def test_the_help_has_whole_sentences() -> None:
-    told = ftlib("--help").output
+@pytest.mark.parametrize("group", [[], ["keys"], ["checkpoints"]])
+def test_the_help_has_whole_sentences(group: list[str]) -> None:
+    told = ftlib(*group, "--help").output
     assert "..." not in told.replace("[ARGS]...", "")
-    assert all(each.get_short_help_str(1000) in told for each in commands.commands.values())
+    found = commands.commands[group[0]] if group else commands
+    assert isinstance(found, click.Group)
+    assert all(each.get_short_help_str(1000) in told for each in found.commands.values())
+
+
+@pytest.mark.parametrize("group", ["keys", "checkpoints"])
+def test_a_group_alone_shows_its_help(group: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([group])
+    said = capsys.readouterr()
+    assert f"Usage: ftlib {group}" in (said.err + said.out).splitlines()[0]
+    assert len((said.err + said.out).splitlines()) > 5
 
 
 @pytest.mark.parametrize("name", [name for each in get_args_parser()._actions for name in each.option_strings])
