@@ -60,9 +60,13 @@ PermitRootLogin yes
 PrintMotd no
 MaxStartups 200
 MaxSessions 200
+SetEnv SHLVL=2
 LogLevel VERBOSE
 {more}
 """
+
+# SHLVL: bash that sshd starts as a first shell reads ~/.bashrc, also for a command. This machine's is no part of a test: it may
+# be slow, or wait for a lock that a killed login has left (pyenv's does).
 
 _CLIENT = """Host *
     User {user}
