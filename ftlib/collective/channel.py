@@ -53,6 +53,9 @@ class Channel:
 
     ``put`` returns when the server has the item. An item is delivered once, even if getters die: it is lost with the server, or
     with a getter that had it already. Where a connection breaks between two that live it may be delivered twice.
+
+    Every method raises PeerLost, LinkBroken or GroupClosed once the server is over, out of reach, or has closed the channel;
+    Refused for an item, key or weight that cannot be sent. ``weight`` is any number, ``timeout`` in seconds.
     """
 
     def __init__(self, collective: Collective, name: str, *, at: Member | str | None = None, maxsize: int = 0) -> None:
@@ -107,7 +110,7 @@ class Channel:
         return work if async_op else work.wait()
 
     def qsize(self, key: str = "default") -> int:
-        """Items that can be had now."""
+        """How many items can be had now."""
         return int(self._sizes(key)[0])
 
     def empty(self, key: str = "default") -> bool:

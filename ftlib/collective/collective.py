@@ -37,7 +37,8 @@ class Collective:
     ``x``: an FTLib, or a started ``consensus.Consensus`` for a process that averages nothing. ``allow_pickle``: send and take
     objects that are no plain data; both sides must say so, since who may send a pickle may run code here. ``max_bytes``: of one
     message. ``buffer``: bytes that are taken from each peer before a receive asks for them. ``seal``: "headers" seals headers
-    and objects, "all" tensors as well. Sizes are numbers of bytes, or such as "64 MiB".
+    and objects, "all" tensors as well. Sizes are numbers of bytes, or such as "64 MiB". ConfigError: a setting is wrong, or
+    this member has a Collective already.
     """
 
     def __init__(
@@ -53,6 +54,8 @@ class Collective:
             raise ConfigError(f"seal={seal!r}: choose 'headers' or 'all'")
         if not isinstance(x, (FTLib, Consensus)):
             raise ConfigError(f"a Collective is of an FTLib, or of a started consensus, not of {x!r:.80}")
+        if isinstance(x, Consensus) and not hasattr(x, "member"):
+            raise ConfigError("a Collective needs a started consensus: call its start() before")
         self._x = x
         self.terms = Terms(allow_pickle, _size("max_bytes", max_bytes))
         self.classes = Classes(allow_pickle=allow_pickle)

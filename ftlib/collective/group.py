@@ -26,6 +26,9 @@ class CollectiveGroup:
     Operations with one peer take place in the order in which they are called, each way by itself, synchronous or not. Without
     ``async_op`` they block, and raise CollectiveTimeout after ``timeout`` seconds (default: ten minutes); with it they return a
     work at once. The memory of a tensor that is sent, or received into, is the operation's until its work has ended.
+
+    Refused is raised at the call, and nothing was sent. PeerLost, LinkBroken and GroupClosed are the group's end: every pending
+    operation raises it, and every later one. ``timeout`` in seconds.
     """
 
     def __init__(
@@ -75,21 +78,30 @@ class CollectiveGroup:
         return self._send("send", Sort.OBJECT, lambda: encode(obj, self._classes), async_op, timeout)
 
     def recv(self, async_op: bool = False, timeout: float | None = None) -> Any:
-        """What the other member sends next, by ``send``; with ``async_op`` a work of that."""
+        """What the other member sends next, by ``send``, in memory of its own; with ``async_op`` a work of that.
+
+        Mismatch where the peer called another operation: that message is used up, and the next ``recv`` gets the next one.
+        """
         return self._recv("recv", Sort.OBJECT, self._only("recv"), async_op, timeout)
 
     def send_tensor(self, tensor: Leaf, async_op: bool = False, timeout: float | None = None) -> AsyncWork | None:
-        """Send one contiguous tensor or numpy array into the memory that the peer gives to ``recv_tensor``."""
+        """Send one contiguous tensor or numpy array into the memory that the peer gives to ``recv_tensor``.
+
+        Any dtype and shape (of no dimension, and empty, as well), on the host or on a GPU.
+        """
         return self._send("send_tensor", Sort.TENSOR, lambda: encode_leaf(tensor), async_op, timeout)
 
     def recv_tensor(self, tensor: Leaf, async_op: bool = False, timeout: float | None = None) -> Any:
-        """Receive into ``tensor``, and return it. Mismatch where the peer sends another dtype or shape: that is lost."""
+        """Receive into ``tensor``, and return it: contiguous, writable, of the dtype and shape that the peer sends.
+
+        Mismatch where it sends another one, or something else: that message is lost, and the stream goes on.
+        """
         return self._recv("recv_tensor", Sort.TENSOR, self._only("recv_tensor"), async_op, timeout, tensor)
 
     def broadcast(
         self, obj: object = None, src: Member | str | None = None, async_op: bool = False, timeout: float | None = None
     ) -> Any:
-        """``obj`` of the member ``src`` at all of them, in the same order as what ``src`` sends otherwise.
+        """``obj`` of the member ``src`` at all of them, in the same order as what ``src`` sends otherwise; returned at each.
 
         ``src``: a member, its name or its id; by default the most senior member. ``obj`` is not looked at elsewhere.
         """
@@ -165,7 +177,8 @@ class CollectiveGroup:
             receive.help(receive.outcome.done, began + (DEFAULT_TIMEOUT if limit is None else limit))
             if receive.outcome.done() and receive.outcome.error is None:
                 return receive.finish(receive.outcome.value)
-        work = AsyncWork(receive.outcome, receive.finish, patience=receive, timeout=limit)
+        rest = None if limit is None else began + limit - time.monotonic()
+        work = AsyncWork(receive.outcome, receive.finish, patience=receive, timeout=rest)
         return work if async_op else work.wait()
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from consensus import Config, Gossip
 from ftlib import Channel, Collective, FTLibError, Refused
 from ftlib.errors import ConfigError
 
@@ -54,6 +55,8 @@ def test_a_collective_refuses() -> None:
                 made[0].create_collective_group(addresses, name)  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match="of an FTLib, or of a started consensus, not of None"):
             Collective(None)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=r"call its start\(\) before"):
+            Collective(Gossip(Config(job="none")))
         with pytest.raises(ConfigError, match="use that one, or close it first"):
             Collective(made[0]._x)
         group = made[0].create_collective_group(ids)
