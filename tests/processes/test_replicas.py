@@ -129,6 +129,20 @@ def test_the_wrapper_over_fsdp_loses_a_process(job: Replicas) -> None:
     assert job.judge() > 10
 
 
+@pytest.mark.parametrize("delay", [0, 1])
+def test_diloco_over_fsdp_loses_a_process(job: Replicas, delay: int) -> None:
+    """Seldom averages between replicas that shard inside: equal global weights and outer momentum after each sync."""
+    task = {"program": "tests.processes.sharded:diloco", "given": {"delay": delay}}
+    both = job.begin(2, **task)
+    job.together(*both)
+    began = both[0][1].kill()
+    job.together(both[1])
+    lost(job, both[0][0], began)
+    back = job.replica(**task)
+    job.together(both[1], back)
+    assert job.judge() > 10
+
+
 def test_a_spare_replica_takes_the_place_of_one_that_is_lost(nursery: Nursery, tmp_path: Path) -> None:
     with Replicas(tmp_path, nursery, settings={"max_size": 2}) as job:
         both = job.begin(2)

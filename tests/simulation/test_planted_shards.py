@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,14 +14,16 @@ from consensus.protocol.state import join
 from ftlib.core.calls import shard_salvage
 from ftlib.core.calls.call import Call, Results
 from ftlib.core.calls.session import Session
+from ftlib.core.engine.catching_up import CatchUp
 from ftlib.core.engine.shard_agreement import ShardAgreement
 from ftlib.core.plane import rebuild
 from ftlib.core.plane.data_accounting import DataAccounting
 from ftlib.core.replicas.agreement import Holders, ShardPlan
-from ftlib.core.replicas.words import Verdict
+from ftlib.core.replicas.words import Heard, Verdict
 from ftlib.core.tensors.trailer import Trailer
+from ftlib.recovery.border import Border
 
-from .training import Job, first_violation, torn_adoptions, torn_shards
+from .training import Job, first_violation, local_shards, mixed_shards, torn_adoptions, torn_shards
 
 Patch = pytest.MonkeyPatch
 Bug = Callable[[Patch], None]
@@ -96,6 +99,37 @@ def comes_in_alone(patch: Patch) -> None:
     patch.setattr(DataAccounting, "_lingers", lambda self, _shares, step, _batches: (step + int(self._plane.member_id, 16)) % 2)
 
 
+def returns_at_once(patch: Patch) -> None:
+    """``catch_up`` returns at a process once the state is there, whatever its mates have got."""
+    patch.setattr(ShardAgreement, "border", lambda *_given, **_more: Verdict(freeze=False, void=False, alike=True))
+
+
+def counts_alone(patch: Patch) -> None:
+    """A newcomer's gradients count, though a mate has loaded the state within the call."""
+    patch.setattr(ShardAgreement, "counts", lambda *_: True)
+
+
+def gives_it_beside(patch: Patch) -> None:
+    """Private state is given at whatever step its donor is."""
+    honest = Border.__init__
+
+    def init(self: Border, *given: Any, **more: Any) -> None:
+        honest(self, *given, **{**more, "beside": True})
+
+    patch.setattr(Border, "__init__", init)
+
+
+def of_any_donor(patch: Patch) -> None:
+    """Private state of different replicas is taken for one."""
+    patch.setattr(CatchUp, "given", lambda *_given, **_more: None)
+
+
+def stands_still_at_a_view(patch: Patch) -> None:
+    """Who waits at a border does not hear what was said in earlier views: a mate that went on then is waited for."""
+    honest = Heard.enter
+    patch.setattr(Heard, "enter", lambda self, word, **_more: honest(self, word))
+
+
 BUGS: dict[Bug, tuple[Callable[[int], Job], int]] = {
     finishes_what_it_holds: (torn_shards, 0),
     finishes_what_it_adopts: (torn_adoptions, 0),
@@ -105,6 +139,11 @@ BUGS: dict[Bug, tuple[Callable[[int], Job], int]] = {
     leaves_the_rest_in: (torn_shards, 0),
     lets_them_in_one_by_one: (torn_shards, 0),
     comes_in_alone: (torn_shards, 1),
+    returns_at_once: (mixed_shards, 0),
+    counts_alone: (local_shards, 0),
+    gives_it_beside: (local_shards, 0),
+    of_any_donor: (local_shards, 0),
+    stands_still_at_a_view: (local_shards, 0),
 }
 """With the kind of histories in which it shows, and the first one that showed it."""
 
