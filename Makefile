@@ -88,7 +88,7 @@ PICTURES := house architecture training flow life detection change
 pictures: setup
 	for name in $(PICTURES); do $(BIN)/python imgs/$$name.py || exit 1; done
 
-# The tables of settings and metrics in docs/, from those in the code.
+# The tables of settings, metrics and commands in docs/, from those in the code.
 tables: setup
 	$(BIN)/python docs/tables.py
 

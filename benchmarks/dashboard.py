@@ -12,6 +12,7 @@ process of its own, whose CPU time it is; what is not in it are the signed reque
 *page*: the same 64 members in Chromium, if it is there.
 *hostile*: requests without or with wrong tokens, under foreign hosts and origins, malformed and stale orders, to a job of two.
 The attacker runs on the job's own cores: so the same is sent to a bare server beside the job, and what that costs is the floor.
+What the agent alone costs is told by its processor time, and by a job with one core to itself while the attacker has others.
 """
 
 from __future__ import annotations
@@ -55,16 +56,21 @@ from tests.launch.helpers import SECRET, Run, running
 RING = KeyRing([SECRET])
 TOKEN = RING.first.bearer(Mount.PURPOSE)
 WORKER = """
-import json, os, statistics, time
+import json, os, statistics, threading, time
 import torch
 from ftlib import FTLib
 
 model = torch.nn.Linear(1023, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 index = os.environ["FTLIB_WORKER_INDEX"]
+
+def spent():  # processor time of this thread, and of ftlib's own threads in this process
+    own = [each.native_id for each in threading.enumerate() if each.name.startswith("ftlib")]
+    return time.thread_time(), sum(time.clock_gettime((~each << 3) | 6) for each in own)
+
 with FTLib.init() as ft, open(f"steps-{index}-{os.getpid()}.jsonl", "w", buffering=1) as file:
     ft.register_state(model=model, optimizer=optimizer)
-    times, began = [], time.monotonic()
+    times, began, then_spent = [], time.monotonic(), spent()
     while not ft.should_leave:
         for parameter in model.parameters():
             parameter.grad = torch.ones_like(parameter)
@@ -74,8 +80,10 @@ with FTLib.init() as ft, open(f"steps-{index}-{os.getpid()}.jsonl", "w", bufferi
         if averaged:
             optimizer.step()
         if time.monotonic() - began > 0.5:
-            file.write(json.dumps({"t": began, "until": time.monotonic(), "median": statistics.median(times)}) + "\\n")
-            times, began = [], time.monotonic()
+            line = {"t": began, "until": time.monotonic(), "median": statistics.median(times), "steps": len(times)}
+            thread, beside = (now - then for now, then in zip(spent(), then_spent))
+            file.write(json.dumps({**line, "thread": thread, "beside": beside}) + "\\n")
+            times, began, then_spent = [], time.monotonic(), spent()
 """
 VIEWERS = 4
 ROWS = ("step", "kill", "order", "cost", "stuck", "page", "hostile")
@@ -92,7 +100,7 @@ def main() -> int:
         asyncio.run(_serve(args.serve, idle=args.idle, gaps=args.gaps))
         return 0
     expected = {"step": 30 + 2 * args.rounds * (args.seconds + 3), "kill": 20 + 8 * args.kills, "order": 20 + 7 * args.kills}
-    expected |= {"cost": 30 + 6 * args.seconds, "stuck": 160, "page": 60, "hostile": 60 + args.requests / 60}
+    expected |= {"cost": 30 + 6 * args.seconds, "stuck": 160, "page": 60, "hostile": 70 + args.requests / 25}
     report = Report("The dashboard", sum(expected[row] for row in args.rows))
     if "step" in args.rows:
         _step(report, args.rounds, args.seconds)
@@ -164,8 +172,8 @@ time.sleep(3600)  # until it is killed
 
 
 @contextlib.contextmanager
-def viewers(address: str, count: int = VIEWERS, token: str = TOKEN) -> Iterator[None]:
-    """So many, in a process of their own."""
+def viewers(address: str, count: int = VIEWERS, token: str = TOKEN) -> Iterator[int]:
+    """So many, in a process of their own, whose pid this is."""
     parent = os.getpid()
     process = subprocess.Popen(
         [sys.executable, "-c", LOOKER, address, str(count), token],
@@ -176,7 +184,7 @@ def viewers(address: str, count: int = VIEWERS, token: str = TOKEN) -> Iterator[
     try:
         assert process.stdout is not None
         assert process.stdout.readline().strip() == b"look"
-        yield
+        yield process.pid
     finally:
         process.kill()
         process.communicate()
@@ -185,8 +193,12 @@ def viewers(address: str, count: int = VIEWERS, token: str = TOKEN) -> Iterator[
 # A real job
 
 
+def _started(launched: Run, worker: int = 0) -> dict[str, Any]:
+    return dict([event for event in launched.events("started") if event["worker"] == worker][-1])
+
+
 def _address(launched: Run, worker: int = 0) -> str:
-    return str([event for event in launched.events("started") if event["worker"] == worker][-1]["address"])
+    return str(_started(launched, worker)["address"])
 
 
 def _together(address: str, count: int) -> dict[str, Any]:
@@ -205,8 +217,13 @@ def _together(address: str, count: int) -> dict[str, Any]:
 
 def _steps(directory: Path, since: float, until: float) -> list[float]:
     """The medians of all half seconds that lie wholly between."""
+    return [line["median"] for line in _lines(directory, since, until)]
+
+
+def _lines(directory: Path, since: float, until: float) -> list[dict[str, float]]:
+    """What the workers wrote of these half seconds."""
     lines = [json.loads(line) for file in directory.glob("steps-*") for line in file.read_text().splitlines() if line]
-    return [line["median"] for line in lines if line["t"] >= since and line["until"] <= until]
+    return [line for line in lines if line["t"] >= since and line["until"] <= until]
 
 
 @contextlib.contextmanager
@@ -224,20 +241,29 @@ def _working() -> Iterator[tuple[Run, Path, str]]:
 
 
 def _step(report: Report, rounds: int, seconds: float) -> None:
-    with _working() as (_, directory, address):
+    with _working() as (launched, directory, address):
+        workers = [int(event["pid"]) for event in launched.events("started")]
+        agents = [child.pid for pid in workers for child in psutil.Process(pid).children(recursive=True)]
         medians: dict[bool, list[float]] = {False: [], True: []}
         late: dict[bool, list[float]] = {False: [], True: []}
+        used: dict[bool, list[_Used]] = {False: [], True: []}
         messages: Counter[bool] = Counter()
         steps: Counter[bool] = Counter()
         for _ in range(rounds):
             for looked in (False, True):
                 report.say(f"4 KB averages, {'4 viewers' if looked else 'nobody'}")
-                with viewers(address) if looked else contextlib.nullcontext():
+                with viewers(address) if looked else contextlib.nullcontext() as there:
+                    beside = [] if there is None else [there]
                     time.sleep(1.0)  # viewers have had their snapshots
-                    before = _counted(address)
+                    before, spent = _counted(address), [sum(map(_spent, each)) for each in (agents, beside)]
                     began = time.monotonic()
                     time.sleep(seconds)  # the time that is measured
-                    medians[looked] += _steps(directory, began, time.monotonic())
+                    more = [sum(map(_spent, each)) for each in (agents, beside)]
+                    until = time.monotonic()
+                    rates = [(now - then) / (until - began) for now, then in zip(more, spent, strict=True)]
+                    lines = _lines(directory, began, until)
+                    medians[looked] += [line["median"] for line in lines]
+                    used[looked].append(_Used(*_of_workers(lines, len(workers)), *rates))
                     after = _counted(address)
                 messages[looked] += after.messages - before.messages
                 steps[looked] += after.step - before.step
@@ -245,12 +271,60 @@ def _step(report: Report, rounds: int, seconds: float) -> None:
         added = statistics.median(medians[True]) - statistics.median(medians[False])
         what = f"{added * 1e6:+.0f} us: {spread(medians[True])}, nobody {spread(medians[False])}"
         report.row("4 KB average, 4 viewers", what, bar="+20 us", good=added <= 20e-6)
+        _tell_used(report, used, statistics.median(medians[False]))
         for looked, who in ((False, "nobody looks"), (True, "4 viewers")):
             text = f"{messages[looked]} in {steps[looked]} steps"
             report.row(f"messages but those by the clock, {who}", text, bar="0", good=not messages[looked])
         what = f"{spread(late[True])}, nobody {spread(late[False])}"
         report.row("how late the asked agent's timers fire", what)
         report.row("... the latest since it began", f"{_counted(address).latest * 1e3:.1f} ms")
+
+
+class _Used(NamedTuple):
+    """Seconds of processor time."""
+
+    training: float
+    """Of one thread that trains, a step."""
+    beside: float
+    """Of ftlib's threads in all workers, a second: without Gloo's, which do the same whoever looks."""
+    agents: float
+    """Of all agents, a second."""
+    viewers: float
+    """Of the process that looks, a second."""
+
+
+def _tell_used(report: Report, used: dict[bool, list[_Used]], step: float) -> None:
+    """What the viewers make others use, and by how much a ``step`` (seconds) is longer where the job uses all cores without it.
+
+    It is processor time, so what else this machine does matters less than for the time of a step.
+    """
+    medians = {looked: _Used(*map(statistics.median, zip(*found, strict=True))) for looked, found in used.items()}
+    more = _Used(*(now - then for now, then in zip(medians[True], medians[False], strict=True)))
+    nobody = f"{medians[False].training * 1e6:.0f} us"
+    report.row("processor time of a training thread, a step", f"{more.training * 1e6:+.1f} us to {nobody}")
+    others = f"ftlib's threads in workers {more.beside * 1e3:+.1f} ms, agents {more.agents * 1e3:+.1f} ms"
+    what = f"{others}, the viewers' process {more.viewers * 1e3:+.1f} ms"
+    report.row("processor time a second, of all", what)
+    cores = len(os.sched_getaffinity(0))
+    delay = (more.beside + more.agents) / cores * step
+    what = f"{delay * 1e6:+.1f} us, with the viewers' own process {sum(more[1:]) / cores * step * 1e6:+.1f} us"
+    report.row(f"... which is of a step, on {cores} cores that are busy", what, bar="+20 us", good=delay <= 20e-6)
+
+
+def _of_workers(lines: Sequence[dict[str, float]], workers: int) -> tuple[float, float]:
+    """See ``_Used``: what they wrote themselves. The lines are of all workers, each for a time of its own."""
+    seconds = sum(line["until"] - line["t"] for line in lines) / workers
+    beside = sum(line["beside"] for line in lines) / seconds
+    return sum(line["thread"] for line in lines) / sum(line["steps"] for line in lines), beside
+
+
+def _spent(pid: int) -> float:
+    """Processor time of a process so far, by its own clock."""
+    return time.clock_gettime((~pid << 3) | _EXACT)
+
+
+_EXACT = 2
+"""Of the clocks of another process (see ``clock_getcpuclockid(3)``) the exact one."""
 
 
 class _Count(NamedTuple):
@@ -570,30 +644,34 @@ def _hostile(report: Report, count: int, seconds: float) -> None:
             launched.wait_events("announced", 2)
             address = _address(launched)
             there = _together(address, 2)
-            cookie = enter(address)
+            attacker = Attacker(address, there)
+            [agent] = psutil.Process(int(_started(launched)["pid"])).children()
 
-            def attacked(what: str, target: str, every: float = 0.0) -> tuple[int, float]:
-                """How many were accepted, and how many were sent a second."""
+            def attacked(what: str, target: str, every: float = 0.0) -> float:
+                """How many were sent a second."""
                 report.say(f"{count} hostile requests {what}")
-                began, accepted = time.monotonic(), 0
-                for number in range(count):
-                    time.sleep(max(0.0, began + number * every - time.monotonic()))  # the pace
-                    accepted += _attack(target, cookie, there, random.Random(number))
-                steps[what] = _steps(directory, began, time.monotonic())
-                return accepted, count / (time.monotonic() - began)
-
-            def calm(what: str) -> None:
-                report.say("nobody sends anything")
                 began = time.monotonic()
+                attacker.send(target, count, every)
+                steps[what] = _steps(directory, began, time.monotonic())
+                return count / (time.monotonic() - began)
+
+            def calm(what: str) -> float:
+                """The agent's processor time a second."""
+                report.say("nobody sends anything")
+                began, spent = time.monotonic(), _spent(agent.pid)
                 time.sleep(seconds)  # the time that is measured
                 steps[what] = _steps(directory, began, time.monotonic())
+                return (_spent(agent.pid) - spent) / (time.monotonic() - began)
 
-            calm("before")
-            _, floor = attacked("to a bare server", other)
-            calm("between")
-            accepted, pace = attacked("to an agent", address)
-            again, _ = attacked("at a pace", address, 1 / PACE)
+            rest = calm("before")
+            floor = attacked("to a bare server", other)
+            rest = min(rest, calm("between"))
+            spent = _spent(agent.pid)
+            pace = attacked("to an agent", address)
+            cost = (_spent(agent.pid) - spent) / count - rest / pace
+            attacked("at a pace", address, 1 / PACE)
             calm("after")
+            apart = _apart(report, launched, directory, attacker, count)
             refused = fetch_status(address, 30.0, [RING])["dashboard"].get("refused", 0)
             assert not launched.events("ended"), "somebody was killed"
             os.kill(launched.process.pid, signal.SIGTERM)
@@ -604,18 +682,86 @@ def _hostile(report: Report, count: int, seconds: float) -> None:
     def shown(aim: str) -> str:
         return f"{ratios[aim]:.2f} ({spread(steps[aim])})"
 
-    what = f"{accepted + again} accepted, {refused} counted as refused"
-    report.row(f"2 x {count} hostile requests", what, bar="0 accepted", good=not accepted + again)
+    what = f"{attacker.accepted} accepted, {refused} counted as refused"
+    report.row(f"{attacker.sent} hostile requests", what, bar="0 accepted", good=not attacker.accepted)
     report.row("step while nobody sends anything", spread(quiet))
     raw = ratios["to an agent"]
     report.row(f"... {pace:.0f} requests a second to an agent", shown("to an agent"), bar="1.02", good=raw <= 1.02)
     report.row(f"... {floor:.0f} a second to a bare server beside the job", shown("to a bare server"))
     report.row("... the first by the second", f"{raw / ratios['to a bare server']:.2f}")
     report.row(f"... {PACE:g} a second to an agent", shown("at a pace"))
+    cores = len(os.sched_getaffinity(0))
+    longer = 1 + cost * PACE / cores
+    report.row("the agent's processor time, a hostile request", f"{cost * 1e6:.0f} us")
+    what = f"{longer:.3f}"
+    report.row(f"... {PACE:g} a second of that, on {cores} busy cores: step", what, bar="1.02", good=longer <= 1.02)
+    if apart is None:
+        report.row("the job on one core, the attacker on another", "not measured: there is one core")
+        return
+    calmly, fired = apart
+    ratio = statistics.median(fired) / statistics.median(calmly)
+    what = f"{ratio:.3f}: {spread(fired)}, nobody {spread(calmly)}"
+    report.row(f"job on one core, attacker on another, {PACE:g} a second", what, bar="1.02", good=ratio <= 1.02)
 
 
+def _apart(
+    report: Report, launched: Run, directory: Path, attacker: Attacker, count: int
+) -> tuple[list[float], list[float]] | None:
+    """Steps in turns in peace and under a steady attack, while the job has one core and the attacker the others.
+
+    So what a step loses is what the agent takes of its core. None where there is one core.
+    """
+    first, *others = sorted(os.sched_getaffinity(0))
+    if not others:
+        return None
+    launcher = psutil.Process(launched.process.pid)
+    for each in (launcher, *launcher.children(recursive=True)):
+        for thread in each.threads():
+            os.sched_setaffinity(thread.id, {first})
+    os.sched_setaffinity(0, set(others))
+    calmly: list[float] = []
+    fired: list[float] = []
+    try:
+        time.sleep(2.0)  # until the job has found its pace there
+        each, turn = round(_TURN * PACE), 0
+        while turn * each < count:
+            report.say(f"apart: {turn * each} of {count} requests, {PACE:g} a second")
+            for found, number in ((calmly, 0), (fired, each)) if turn % 2 else ((fired, each), (calmly, 0)):
+                began = time.monotonic()
+                attacker.send(attacker.address, number, 1 / PACE)
+                time.sleep(max(0.0, began + _TURN - time.monotonic()))  # the time that is measured
+                found.extend(_steps(directory, began, time.monotonic()))
+            turn += 1
+    finally:
+        os.sched_setaffinity(0, {first, *others})
+    return calmly, fired
+
+
+_TURN = 4.0
+"""Seconds of each turn."""
 PACE = 100.0
 """Requests a second, as ``python -m benchmarks hostile`` sends them: an attacker that leaves both cores to the job."""
+
+
+class Attacker:
+    """Sends what nobody should take, with the cookie of a page that was let in."""
+
+    def __init__(self, address: str, there: dict[str, Any]) -> None:
+        """``there``: the status of the member at ``address``."""
+        self.address = address
+        self._there = there
+        self._cookie = enter(address)
+        self.sent = 0
+        self.accepted = 0
+
+    def send(self, target: str, count: int, every: float) -> None:
+        """So many, one ``every`` so many seconds; what a target other than ``address`` accepts is not counted."""
+        began = time.monotonic()
+        for number in range(count):
+            time.sleep(max(0.0, began + number * every - time.monotonic()))  # the pace
+            taken = _attack(target, self._cookie, self._there, random.Random(self.sent + number))
+            self.accepted += taken and target == self.address
+        self.sent += count if target == self.address else 0
 
 
 @contextlib.contextmanager

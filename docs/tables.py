@@ -1,4 +1,4 @@
-"""Writes the tables of settings and metrics into their pages, from the code: ``make tables``.
+"""Writes the tables of settings, metrics and commands into their pages, from the code: ``make tables``.
 
 A table stands between ``<!-- table NAME -->`` and ``<!-- end -->``; what is written there by hand is lost.
 """
@@ -14,8 +14,11 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import click
+
 import consensus
 from consensus.runtime.net.metrics import METRICS
+from ftlib.cli.main import commands
 from ftlib.cli.observability.rules import ALERTS, RECORDINGS
 from ftlib.settings import config, readers
 
@@ -36,8 +39,9 @@ def pages() -> Iterator[tuple[Path, str]]:
         "metrics": metrics(),
         "alerts": alerts(),
         "recordings": recordings(),
+        "commands": "\n".join(command(names, each) for names, each in all_commands(commands, ("ftlib",))),
     }
-    for page in (DOCS / "operations.md", DOCS / "observability.md"):
+    for page in (DOCS / "operations.md", DOCS / "observability.md", DOCS / "commands.md"):
         text = page.read_text(encoding="utf-8")
         yield page, re.sub(r"(?s)(<!-- table (\w+) -->\n).*?(?=<!-- end -->)", lambda at: at[1] + tables[at[2]], text)
 
@@ -115,6 +119,60 @@ def recordings() -> str:
     """One row a recording rule."""
     lines = ["| series | meaning |", "| --- | --- |", *(f"| `{each.name}` | {each.meaning} |" for each in RECORDINGS)]
     return "\n".join(lines) + "\n"
+
+
+def all_commands(found: click.Command, names: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Those that people call, each with its names from the first on; a group's own before what is in it."""
+    if not found.hidden:
+        yield names, found
+        for name, each in sorted(getattr(found, "commands", {}).items()):
+            yield from all_commands(each, (*names, name))
+
+
+def options(found: click.Command) -> list[click.Option]:
+    """Those that are shown to people."""
+    return [each for each in found.params if isinstance(each, click.Option) and not each.hidden]
+
+
+def command(names: tuple[str, ...], found: click.Command) -> str:
+    """A section: how it is called, what it does, one row an option.
+
+    Made of what the code says, not of what click makes of it: that differs from one version of click to the next.
+    """
+    arguments = [_argument(each) for each in found.params if isinstance(each, click.Argument)]
+    shown = options(found)
+    called = [*names, *(["[OPTIONS]"] if shown else []), *(["COMMAND"] if isinstance(found, click.Group) else arguments)]
+    text = [_paragraph(each) for each in inspect.cleandoc(found.help or "").split("\n\n")]
+    rows = [f"| {_names(each)} | {' | '.join(_told(each))} |" for each in shown]
+    table = "\n".join(["| option | default | meaning |", "| --- | --- | --- |", *rows])
+    return "\n\n".join([f"## {' '.join(names)}", f"    {' '.join(called)}", *text, *([table] if rows else [])]) + "\n"
+
+
+def _paragraph(text: str) -> str:
+    """As it is where click would not wrap it."""
+    head, _, lines = text.lstrip("\n").partition("\n")
+    return "\n".join(f"    {line}" for line in lines.splitlines()) if head == "\b" else text.strip()
+
+
+def _argument(found: click.Argument) -> str:
+    name = str(found.name).upper()
+    return (name if found.required else f"[{name}]") + ("..." if found.nargs == -1 else "")
+
+
+def _names(found: click.Option) -> str:
+    kind = found.type
+    value = "|".join(kind.choices) if isinstance(kind, click.Choice) else kind.name.upper().removesuffix(" RANGE")
+    shown = [*sorted(found.opts, key=len, reverse=True)]
+    return f"`{', '.join(shown)}{'' if found.is_flag else f' {found.metavar or value}'}`".replace("|", "\\|")
+
+
+def _told(found: click.Option) -> tuple[str, str]:
+    """Its default, and its meaning."""
+    text, _, named = (found.help or "").replace("|", "\\|").rstrip("]").partition(" [default: ")
+    if found.required or isinstance(found.show_default, str):
+        return "required" if found.required else str(found.show_default), text.strip()
+    known = isinstance(found.default, (str, int, float)) and not found.is_flag
+    return named or (f"`{found.default}`" if known else ""), text.strip()
 
 
 if __name__ == "__main__":

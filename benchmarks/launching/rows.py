@@ -13,6 +13,7 @@ import time
 from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 from benchmarks.launching import distant, work
@@ -112,8 +113,18 @@ def averages(path: Path) -> dict[int, list[float]]:
     return found
 
 
+def steps(path: Path, pid: int) -> list[float]:
+    """When one process has made its averages, in groups of any size."""
+    [file] = path.glob(f"train-*-{pid}")
+    return [float(line.split()[0]) for line in file.read_text().split("\n")[:-1]]
+
+
 def replacement(args: Namespace, report: Report) -> None:
-    times = defaultdict[str, list[float]](list)
+    times, pauses, usual = (
+        defaultdict[str, list[float]](list),
+        defaultdict[str, list[float]](list),
+        defaultdict[str, list[float]](list),
+    )
     elastic = {"workers_per_host": WORKERS, "max_restarts": 100, "transport": "local"}
     for _ in rounds(args.repetitions):
         with folder() as path:
@@ -127,7 +138,10 @@ def replacement(args: Namespace, report: Report) -> None:
                 place.mkdir()
                 called = Called(command, path)
                 try:
-                    times[name].append(replaced(place))
+                    took, longest, median = replaced(place)
+                    times[name].append(took)
+                    pauses[name].append(longest)
+                    usual[name].append(median)
                 except TimeoutError as error:
                     print(f"{name}: {error}; {''.join(text for _, text in called.lines)[-1500:]}", file=sys.stderr)
                     times[name].append(float("inf"))
@@ -138,10 +152,15 @@ def replacement(args: Namespace, report: Report) -> None:
                     called.end()
     good = statistics.median(times["Launcher"]) <= 2.0
     report.row("a worker is killed, until its replacement counts (delay 1 s)", *cells(times), bar="<= 2 s", good=good)
+    notes = {name: f", usual {spread(values, unit='s')}" for name, values in usual.items()}
+    report.row("... the longest step of a survivor until then", *cells(pauses, notes), bar="as kills and joining in figures.md")
 
 
-def replaced(place: Path) -> float:
-    """Kill one once all train; seconds until another has averaged in a group as large."""
+def replaced(place: Path) -> tuple[float, float, float]:
+    """Kill one once all train; seconds until another has averaged in a group as large.
+
+    Also the longest step of a survivor meanwhile, at the death or at the joining, and the median of those before.
+    """
     deadline = time.monotonic() + LIMIT
     while len(before := {pid for pid, ends in averages(place).items() if len(ends) > 20}) < WORKERS:
         if time.monotonic() > deadline:
@@ -153,7 +172,11 @@ def replaced(place: Path) -> float:
     while True:
         ends = [end for pid, ends in averages(place).items() if pid not in before for end in ends]
         if ends:
-            return min(ends) - at
+            time.sleep(0.5)  # the survivors' step with the new one ends, too
+            survivors = [steps(place, pid) for pid in before if pid != min(before)]
+            took = [(end, end - begin) for each in survivors for begin, end in pairwise(each)]
+            longest = max((step for end, step in took if end > at), default=float("inf"))
+            return min(ends) - at, longest, statistics.median(step for end, step in took if end <= at)
         if time.monotonic() > deadline:
             raise TimeoutError("nobody took its place")
         time.sleep(0.02)

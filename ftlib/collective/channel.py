@@ -7,6 +7,7 @@ an item that was not goes back to the head of its queue when its getter dies.
 from __future__ import annotations
 
 import itertools
+import math
 import queue
 import secrets
 import threading
@@ -25,7 +26,7 @@ from .frames import Sort
 from .lane import Lane
 from .queues import Answer, Ask, Code, Queues
 from .values import Message, copied, decode, encode, hosted
-from .works import DEFAULT_TIMEOUT, AsyncChannelWork, Outcome, Patience
+from .works import AsyncChannelWork, Outcome, Patience, limit_of
 
 _NOTHING = Message(b"", [], [])
 Reply = Callable[[list[Any], Message], Any]
@@ -52,9 +53,14 @@ class Channel:
 
     ``put`` returns when the server has the item. An item is delivered once, even if getters die: it is lost with the server, or
     with a getter that had it already. Where a connection breaks between two that live it may be delivered twice.
+
+    Every method raises PeerLost, LinkBroken or GroupClosed once the server is over, out of reach, or has closed the channel;
+    Refused for an item, key or weight that cannot be sent. ``weight`` is any number, ``timeout`` in seconds.
     """
 
     def __init__(self, collective: Collective, name: str, *, at: Member | str | None = None, maxsize: int = 0) -> None:
+        if not isinstance(name, str):
+            raise Refused(f"the name of a channel is a string, not {name!r:.80}")
         self.name = name
         self._classes = collective.classes
         here = collective.here
@@ -80,12 +86,12 @@ class Channel:
         self, item: object, weight: float = 0, key: str = "default", async_op: bool = False, timeout: float | None = None
     ) -> AsyncChannelWork | None:
         """Add ``item``, waiting for room; queue.Full if there was none for ``timeout`` seconds (default: ten minutes)."""
-        work = self._ask([Verb.PUT, key, weight, True], [self._encoded(item)], lambda _: None, async_op, timeout)
+        work = self._ask([Verb.PUT, key, _weight(weight), True], [self._encoded(item)], lambda _: None, async_op, timeout)
         return work if async_op else work.wait()
 
     def put_nowait(self, item: object, weight: float = 0, key: str = "default") -> None:
         """Add ``item``, or raise queue.Full."""
-        self._ask([Verb.PUT, key, weight, False], [self._encoded(item)], lambda _: None).wait()
+        self._ask([Verb.PUT, key, _weight(weight), False], [self._encoded(item)], lambda _: None).wait()
 
     def get(self, key: str = "default", async_op: bool = False, timeout: float | None = None) -> Any:
         """Take the first item, waiting for one; queue.Empty if none came for ``timeout`` seconds (default: ten minutes)."""
@@ -100,11 +106,11 @@ class Channel:
         self, target_weight: float, key: str = "default", async_op: bool = False, timeout: float | None = None
     ) -> Any:
         """A list of the first items whose weights add up to ``target_weight``, waiting for them; queue.Empty as ``get``."""
-        work = self._ask([Verb.GET, key, target_weight, True], [], list, async_op, timeout)
+        work = self._ask([Verb.GET, key, _weight(target_weight), True], [], list, async_op, timeout)
         return work if async_op else work.wait()
 
     def qsize(self, key: str = "default") -> int:
-        """Items that can be had now."""
+        """How many items can be had now."""
         return int(self._sizes(key)[0])
 
     def empty(self, key: str = "default") -> bool:
@@ -149,8 +155,8 @@ class Channel:
             values = [decode(each.tree, each.leaves, self._classes) for each in found]
             return finish(sizes or values)
 
+        limit = limit_of(async_op, timeout)
         number, outcome = self._client.ask(fields, _packed(items))
-        limit = DEFAULT_TIMEOUT if timeout is None and not async_op else timeout
         return AsyncChannelWork(outcome, made, patience=_Asked(self, self._client, number), timeout=limit)
 
 
@@ -290,6 +296,17 @@ class _Server:
         with self._lock:
             answers = self._queues.lost(reply)
         _send(answers)
+
+
+def _weight(value: Any) -> float:
+    """Of one item or of a batch, from a number of any kind. Refused if it is none."""
+    try:
+        weight = float(value)
+    except (TypeError, ValueError, RuntimeError):  # the last one is torch's
+        weight = math.nan
+    if math.isnan(weight):
+        raise Refused(f"a weight is a number, not {value!r:.80}")
+    return weight
 
 
 def _send(answers: list[Answer]) -> None:

@@ -13,14 +13,15 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from consensus import ConfigError as ConsensusConfigError
 from consensus import Consensus, ConsensusError, Member
 
 from ..errors import ConfigError
 from ..ftlib import FTLib
-from ..links.errors import CollectiveError, GroupClosed, PeerLost, Refused
+from ..links.errors import CollectiveError, GroupClosed, PeerLost, Refused, called
 from ..links.loop import LinkLoop
 from .greeting import Greeter, Key
-from .group import CLOSE_TIMEOUT, CollectiveGroup
+from .group import CLOSE_TIMEOUT, CollectiveGroup, find
 from .lane import Lane, Terms
 from .meeting import PATH, Meeting
 from .services import CHANNEL, Services
@@ -36,7 +37,8 @@ class Collective:
     ``x``: an FTLib, or a started ``consensus.Consensus`` for a process that averages nothing. ``allow_pickle``: send and take
     objects that are no plain data; both sides must say so, since who may send a pickle may run code here. ``max_bytes``: of one
     message. ``buffer``: bytes that are taken from each peer before a receive asks for them. ``seal``: "headers" seals headers
-    and objects, "all" tensors as well. Sizes are numbers of bytes, or such as "64 MiB".
+    and objects, "all" tensors as well. Sizes are numbers of bytes, or such as "64 MiB". ConfigError: a setting is wrong, or
+    this member has a Collective already.
     """
 
     def __init__(
@@ -50,6 +52,10 @@ class Collective:
     ) -> None:
         if seal not in {"headers", "all"}:
             raise ConfigError(f"seal={seal!r}: choose 'headers' or 'all'")
+        if not isinstance(x, (FTLib, Consensus)):
+            raise ConfigError(f"a Collective is of an FTLib, or of a started consensus, not of {x!r:.80}")
+        if isinstance(x, Consensus) and not hasattr(x, "member"):
+            raise ConfigError("a Collective needs a started consensus: call its start() before")
         self._x = x
         self.terms = Terms(allow_pickle, _size("max_bytes", max_bytes))
         self.classes = Classes(allow_pickle=allow_pickle)
@@ -63,7 +69,11 @@ class Collective:
         self._ends: list[Callable[[], None]] = []
         self._closed = False
         self._consensus: Consensus | None = None
-        self._current()
+        try:
+            self._current()
+        except ConsensusConfigError:
+            self._loop.close()
+            raise ConfigError("there is a Collective of this member already: use that one, or close it first") from None
         reference = weakref.ref(self)
         if isinstance(x, FTLib):
             x.add_metrics("collective", lambda: {} if (found := reference()) is None else found.facts())
@@ -91,9 +101,12 @@ class Collective:
         The same group for the same members and name, until it is closed or broken: then a new one. Nothing is sent before it
         is used. Refused names who is no member. At a joiner the first group asks for admission, and waits for it.
         """
-        if (group_name or "").startswith(CHANNEL):
-            raise Refused(f"a group cannot be called {group_name!r}: that is the name of a channel")
-        return self._group(addresses, group_name or "")
+        name = group_name or ""
+        if not isinstance(name, str) or name.startswith(CHANNEL):
+            raise Refused(f"a group cannot be called {group_name!r}: give a string that does not begin with {CHANNEL!r}")
+        if isinstance(addresses, str):
+            raise Refused(f"{addresses!r} is one string: give a list of the members")
+        return self._group(addresses, name)
 
     def channel_group(self, at: Member, name: str) -> CollectiveGroup:
         """The stream of a channel's client to the member that serves it."""
@@ -109,7 +122,7 @@ class Collective:
         members = self._members(consensus)
         chosen = {member.id for member in (self._resolve(members, each) for each in addresses)}
         if here.id not in chosen or len(chosen) < 2:
-            raise Refused(f"a group needs this member, {_called(here)}, and another one: {list(map(str, addresses))}")
+            raise Refused(f"a group needs this member, {called(here)}, and another one: {list(map(str, addresses))}")
         key = (frozenset(chosen), name)
         with self._lock:
             self._check_open()
@@ -153,12 +166,10 @@ class Collective:
         return members
 
     def _resolve(self, members: Sequence[Member], who: Member | str) -> Member:
-        """The member called ``who``; of two lifetimes with one name this one, or the newer one."""
-        wanted = who.id if isinstance(who, Member) else who
-        found = [each for each in members if wanted in {each.id, each.fact("name"), "{}:{}".format(*each.address)}]
-        if not found:
-            raise Refused(f"{who} is no member: there are {', '.join(map(_called, members))}")
-        return next((each for each in found if each.id == self.here.id), found[-1])
+        """See ``find``. Refused if there is none."""
+        if (found := find(members, who, self.here)) is None:
+            raise Refused(f"{who} is no member: there are {', '.join(map(called, members))}")
+        return found
 
     def _make(self, key: Key, here: Member, members: tuple[Member, ...]) -> CollectiveGroup:
         def lane(name: str, peer: Member) -> Lane:
@@ -176,7 +187,7 @@ class Collective:
         if (old := self._groups.get(key)) is not None:
             old.close(0.0)  # one of its streams has ended: the others end, too
 
-        name = key[1] or "+".join(map(_called, members))
+        name = key[1] or "+".join(member.fact("name") or str(member) for member in members)
         group = self._groups[key] = CollectiveGroup(name, here, members, self.classes, lane, closed)
         return group
 
@@ -203,7 +214,7 @@ class Collective:
 
     def _lost(self, member: Member, why: str) -> None:
         """A member is over: on the thread of the consensus. What one that left had sent can still be received."""
-        error = PeerLost(f"{_called(member)} is no member any more: {why}", peer=member)
+        error = PeerLost(f"{called(member)} is no member any more: {why}", peer=member)
         with self._lock:
             gone = [group for key, group in self._groups.items() if member.id in key[0]]
         for group in gone:
@@ -216,10 +227,6 @@ class Collective:
     def _check_open(self) -> None:
         if self._closed:
             raise GroupClosed("this collective was closed: make another one")
-
-
-def _called(member: Member) -> str:
-    return member.fact("name") or str(member)
 
 
 def _join_timeout(x: FTLib | Consensus) -> float:

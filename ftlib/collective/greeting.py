@@ -20,8 +20,7 @@ from consensus import Stream
 from ..links.errors import CollectiveError, Mismatch
 from ..links.link import Link
 from ..links.loop import LinkLoop
-from .devices.choice import known
-from .devices.freight import facts
+from .devices import choice
 from .frames import Incoming, Sort, outgoing
 from .lane import Terms
 from .values import Message
@@ -89,11 +88,11 @@ class Answer:
 
 
 def _said(terms: Terms) -> list[Any]:
-    return [terms.allow_pickle, terms.max_bytes, dict(facts())]
+    return [terms.allow_pickle, terms.max_bytes, dict(choice.facts())]
 
 
 def _terms(pickles: Any, most: Any, gpu: Any) -> Terms:
-    return Terms(bool(pickles), int(most), known(gpu))
+    return Terms(bool(pickles), int(most), choice.known(gpu))
 
 
 def say(link: Link, words: Opening | Answer) -> None:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from consensus import Member
 
-from ..links.errors import CollectiveError, Refused
+from ..links.errors import CollectiveError, Refused, called
 from .frames import Sort
 from .lane import Lane
 from .operations import Receive, Sent
 from .values import Classes, Leaf, Message, encode, encode_leaf
-from .works import DEFAULT_TIMEOUT, AsyncWork, Outcome, Patience, all_of
+from .works import DEFAULT_TIMEOUT, AsyncWork, Outcome, Patience, all_of, limit_of
 
 CLOSE_TIMEOUT = 10.0
 """Seconds that ``close`` waits for peers to take what was sent."""
@@ -26,6 +26,9 @@ class CollectiveGroup:
     Operations with one peer take place in the order in which they are called, each way by itself, synchronous or not. Without
     ``async_op`` they block, and raise CollectiveTimeout after ``timeout`` seconds (default: ten minutes); with it they return a
     work at once. The memory of a tensor that is sent, or received into, is the operation's until its work has ended.
+
+    Refused is raised at the call, and nothing was sent. PeerLost, LinkBroken and GroupClosed are the group's end: every pending
+    operation raises it, and every later one. ``timeout`` in seconds.
     """
 
     def __init__(
@@ -75,32 +78,42 @@ class CollectiveGroup:
         return self._send("send", Sort.OBJECT, lambda: encode(obj, self._classes), async_op, timeout)
 
     def recv(self, async_op: bool = False, timeout: float | None = None) -> Any:
-        """What the other member sends next, by ``send``; with ``async_op`` a work of that."""
+        """What the other member sends next, by ``send``, in memory of its own; with ``async_op`` a work of that.
+
+        Mismatch where the peer called another operation: that message is used up, and the next ``recv`` gets the next one.
+        """
         return self._recv("recv", Sort.OBJECT, self._only("recv"), async_op, timeout)
 
     def send_tensor(self, tensor: Leaf, async_op: bool = False, timeout: float | None = None) -> AsyncWork | None:
-        """Send one contiguous tensor or numpy array into the memory that the peer gives to ``recv_tensor``."""
+        """Send one contiguous tensor or numpy array into the memory that the peer gives to ``recv_tensor``.
+
+        Any dtype and shape (of no dimension, and empty, as well), on the host or on a GPU.
+        """
         return self._send("send_tensor", Sort.TENSOR, lambda: encode_leaf(tensor), async_op, timeout)
 
     def recv_tensor(self, tensor: Leaf, async_op: bool = False, timeout: float | None = None) -> Any:
-        """Receive into ``tensor``, and return it. Mismatch where the peer sends another dtype or shape: that is lost."""
+        """Receive into ``tensor``, and return it: contiguous, writable, of the dtype and shape that the peer sends.
+
+        Mismatch where it sends another one, or something else: that message is lost, and the stream goes on.
+        """
         return self._recv("recv_tensor", Sort.TENSOR, self._only("recv_tensor"), async_op, timeout, tensor)
 
     def broadcast(
         self, obj: object = None, src: Member | str | None = None, async_op: bool = False, timeout: float | None = None
     ) -> Any:
-        """``obj`` of the member ``src`` at all of them, in the same order as what ``src`` sends otherwise.
+        """``obj`` of the member ``src`` at all of them, in the same order as what ``src`` sends otherwise; returned at each.
 
         ``src``: a member, its name or its id; by default the most senior member. ``obj`` is not looked at elsewhere.
         """
         source = self.members[0] if src is None else self._member(src)
         if source.id != self.here.id:
             return self._recv("broadcast", Sort.BROADCAST, self._lanes[source.id], async_op, timeout)
+        limit = limit_of(async_op, timeout)
         message = self._encoded("broadcast", lambda: encode(obj, self._classes))
         with self._order:
             whom = [Sent(lane, "broadcast", lane.send(Sort.BROADCAST, message, "broadcast")) for lane in self._lanes.values()]
         all_sent = all_of([each.outcome for each in whom], Outcome())
-        work = AsyncWork(all_sent, lambda _: obj, patience=_Each(whom), timeout=_limit(async_op, timeout))
+        work = AsyncWork(all_sent, lambda _: obj, patience=_Each(whom), timeout=limit)
         return work if async_op else work.wait()
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
@@ -131,11 +144,9 @@ class CollectiveGroup:
         return next(iter(self._lanes.values()))
 
     def _member(self, who: Member | str) -> Member:
-        wanted = who.id if isinstance(who, Member) else who
-        for member in reversed(self.members):
-            if wanted in {member.id, member.fact("name"), "{}:{}".format(*member.address)}:
-                return member
-        raise Refused(f"{who} is no member of group {self.name!r}: its members are {', '.join(map(str, self.members))}")
+        if (found := find(self.members, who, self.here)) is None:
+            raise Refused(f"{who} is no member of group {self.name!r}: its members are {', '.join(map(called, self.members))}")
+        return found
 
     def _encoded(self, operation: str, make: Callable[[], Message]) -> Message:
         try:
@@ -146,27 +157,36 @@ class CollectiveGroup:
     def _send(
         self, operation: str, sort: Sort, make: Callable[[], Message], async_op: bool, timeout: float | None
     ) -> AsyncWork | None:
-        lane = self._only(operation)
+        lane, limit = self._only(operation), limit_of(async_op, timeout)
         outcome = lane.send(sort, self._encoded(operation, make), operation)
         if not async_op and outcome.done() and outcome.error is None:
             return None
-        work = AsyncWork(outcome, patience=Sent(lane, operation, outcome), timeout=_limit(async_op, timeout))
+        work = AsyncWork(outcome, patience=Sent(lane, operation, outcome), timeout=limit)
         if not async_op or isinstance(outcome.error, Refused):
             work.wait()
         return work if async_op else None
 
     def _recv(self, operation: str, sort: Sort, lane: Lane, async_op: bool, timeout: float | None, into: Leaf = None) -> Any:
+        began, limit = time.monotonic(), limit_of(async_op, timeout)
         try:
             receive = Receive(lane, operation, sort, self._classes, into)
         except Refused as error:
             raise error.about(self.name, operation) from None
         lane.receive(receive)
         if not async_op:  # the short way: most often its message is the next one, and this thread reads it
-            receive.help(receive.outcome.done, time.monotonic() + (DEFAULT_TIMEOUT if timeout is None else timeout))
+            receive.help(receive.outcome.done, began + (DEFAULT_TIMEOUT if limit is None else limit))
             if receive.outcome.done() and receive.outcome.error is None:
                 return receive.finish(receive.outcome.value)
-        work = AsyncWork(receive.outcome, receive.finish, patience=receive, timeout=_limit(async_op, timeout))
+        rest = None if limit is None else began + limit - time.monotonic()
+        work = AsyncWork(receive.outcome, receive.finish, patience=receive, timeout=rest)
         return work if async_op else work.wait()
+
+
+def find(members: Sequence[Member], who: Member | str, here: Member) -> Member | None:
+    """The member called ``who``, by name, id or ``host:port``; of two lifetimes with one name ``here``, or the newer one."""
+    wanted = who.id if isinstance(who, Member) else who
+    found = [each for each in members if wanted in {each.id, each.fact("name"), "{}:{}".format(*each.address)}]
+    return next((each for each in found if each.id == here.id), found[-1] if found else None)
 
 
 class _Each(Patience):
@@ -183,8 +203,3 @@ class _Each(Patience):
     def late(self) -> Any:
         """See ``Patience``."""
         return next((each for each in self._sent if not each.outcome.done()), self._sent[0]).late()
-
-
-def _limit(async_op: bool, timeout: float | None) -> float | None:
-    """The time-out of an operation: one that blocks has one always, since nobody else could take it back."""
-    return DEFAULT_TIMEOUT if timeout is None and not async_op else timeout

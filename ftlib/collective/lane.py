@@ -17,7 +17,7 @@ import msgpack
 from consensus import Member
 
 from ..common.devices import HOST, Event
-from ..links.errors import CollectiveError, GroupClosed, LinkBroken, Mismatch, Refused
+from ..links.errors import CollectiveError, GroupClosed, LinkBroken, Mismatch, Refused, called
 from ..links.link import Link
 from .devices.carriers import await_event, failure
 from .devices.choice import Facts
@@ -226,8 +226,8 @@ class Lane:
     def heard(self) -> str:
         """Whom an operation waits for, and since when that one was last heard of."""
         if self._link is None:
-            return f"no connection to {self.peer} yet: has it made the group?"
-        return f"it waits for {self.peer}, last heard of on this stream {time.monotonic() - self._link.heard:.1f} s ago"
+            return f"no connection to {called(self.peer)} yet: has it made the group?"
+        return f"it waits for {called(self.peer)}, last heard of on this stream {time.monotonic() - self._link.heard:.1f} s ago"
 
     def _put(self, link: Link, sort: Sort, fields: list[Any], message: Message, operation: str, outcome: Outcome) -> None:
         """Give a message to the link, if the peer takes it. Under the lock of sends."""
@@ -347,4 +347,4 @@ class Lane:
     def _error(self, error: BaseException) -> CollectiveError:
         if isinstance(error, CollectiveError):
             return error if self._over is None or isinstance(error, (Mismatch, Refused)) else self._over
-        return LinkBroken(f"the connection to {self.peer} failed: {error}", peer=self.peer)
+        return LinkBroken(f"the connection to {called(self.peer)} failed: {error}", peer=self.peer)

@@ -15,7 +15,7 @@ from typing import Any
 
 from consensus import Consensus, DialError, Member, Stream
 
-from ..links.errors import CollectiveError, GroupClosed, PeerLost, Refused
+from ..links.errors import CollectiveError, GroupClosed, PeerLost, Refused, called
 from ..links.link import Link
 from ..links.loop import LinkLoop
 from .greeting import FULL, UNCLAIMED, Answer, Caller, Greeter, Key, Opening, Word, hear, read
@@ -145,7 +145,7 @@ class Meeting:
         try:
             link = self._dial(lane)
         except Exception as error:  # noqa: BLE001 - who waits for the stream must hear of it, whatever it was
-            other = CollectiveError(f"no stream to {lane.peer}: {error}", peer=lane.peer)
+            other = CollectiveError(f"no stream to {called(lane.peer)}: {error}", peer=lane.peer)
             lane.end(error if isinstance(error, CollectiveError) else other)
             self._dialled(key, lane)
         else:
@@ -160,9 +160,9 @@ class Meeting:
             return self._greeter.begin(self._current().dial(lane.peer, PATH, timeout=_DIAL))
         except DialError as error:
             if error.gone:
-                raise PeerLost(f"{lane.peer} is gone: {error}", peer=lane.peer) from None
+                raise PeerLost(f"{called(lane.peer)} is gone: {error}", peer=lane.peer) from None
             if error.ended:
-                raise GroupClosed(f"{lane.peer} has closed its Collective", peer=lane.peer) from None
+                raise GroupClosed(f"{called(lane.peer)} has closed its Collective", peer=lane.peer) from None
             return None
 
     def _open(self, key: Key, lane: Lane, link: Link, tries: int) -> None:
@@ -208,7 +208,7 @@ class Meeting:
             lane.end(
                 _closed_by(lane.peer)
                 if answer.word is Word.CLOSED
-                else Refused(f"{lane.peer} refuses the stream: {answer.why}", peer=lane.peer)
+                else Refused(f"{called(lane.peer)} refuses the stream: {answer.why}", peer=lane.peer)
             )
         self._dialled(key, lane)
 
@@ -343,4 +343,4 @@ def _wanted(lane: Lane) -> bool:
 
 
 def _closed_by(peer: Member) -> GroupClosed:
-    return GroupClosed(f"{peer} has closed the group", peer=peer)
+    return GroupClosed(f"{called(peer)} has closed the group", peer=peer)

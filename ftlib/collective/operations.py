@@ -93,7 +93,7 @@ class Receive(Sent):
         self._classes = classes
         self._here = False
         self._into = into
-        self._shape: Shape = [] if into is None else shape_of(into)
+        self._shape: Shape = shape_of(into) if sort is Sort.TENSOR else []
         self.after = marks([into]) if self._shape and self._shape[2] else []
         """What was enqueued before this call on the device of ``into``."""
         self.expected = b""
@@ -151,7 +151,8 @@ class Receive(Sent):
             sent = NAMES.get(frame.sort, frame.sort.name)
             raise Mismatch(f"the peer called {sent}: the operations of both sides must pair up, in the same order")
         if self._shape and [_bare(shape) for shape in frame.shapes] != [_bare(self._shape)]:
-            raise Mismatch(f"a tensor {self._shape} was given, and the peer sent {frame.shapes}: use equal dtypes and shapes")
+            sent = ", ".join(map(_told, frame.shapes))
+            raise Mismatch(f"{_told(self._shape)} was given, and the peer sent {sent}: use equal dtypes and shapes")
 
 
 class Arrival:
@@ -260,6 +261,10 @@ class Standing:
 def _bare(shape: Shape) -> Shape:
     """Without the device: a tensor may go from a GPU to a host."""
     return [*shape[:2], *shape[3:]]
+
+
+def _told(shape: Shape) -> str:
+    return f"{'an array' if shape[0] else 'a tensor'} of {shape[1]} {list(shape[3:])}"
 
 
 def _copy(into: Leaf, leaf: Leaf) -> None:

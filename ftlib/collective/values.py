@@ -12,6 +12,7 @@ import math
 import pickle
 import re
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -56,6 +57,7 @@ class Kind(IntEnum):
     SCALAR = 5
     DATACLASS = 6
     PICKLE = 7
+    ORDERED = 8
 
 
 @dataclass(slots=True)
@@ -172,6 +174,8 @@ class _Decoder:
                 return self._leaves[int.from_bytes(data, "little")]
             case Kind.TUPLE:
                 return tuple(self.unpack(data))
+            case Kind.ORDERED:
+                return OrderedDict(self.unpack(data))
             case Kind.COMPLEX:
                 return complex(*self.unpack(data))
             case Kind.INTEGER:
@@ -221,10 +225,10 @@ def shape_of(leaf: Leaf) -> Shape:
         if not leaf.is_contiguous():
             raise Refused("the tensor is not contiguous: pass tensor.contiguous()")
         return [0, _NAMES[leaf.dtype], int(place_of(leaf) != HOST), *leaf.shape]
-    if not isinstance(leaf, np.ndarray) or not _ARRAY.fullmatch(leaf.dtype.str) or leaf.dtype.names is not None:
-        raise Refused(
-            f"{type(leaf).__name__} of {getattr(leaf, 'dtype', '?')} is no tensor that can be sent: convert its dtype"
-        )
+    if not isinstance(leaf, np.ndarray):
+        raise Refused(f"a {type(leaf).__name__} is given: pass a tensor or a numpy array, or use send and recv")
+    if not _ARRAY.fullmatch(leaf.dtype.str) or leaf.dtype.names is not None:
+        raise Refused(f"an array of {leaf.dtype} cannot be sent: convert its dtype")
     if not leaf.flags.c_contiguous:
         raise Refused("the array is not contiguous: pass numpy.ascontiguousarray(array)")
     return [1, leaf.dtype.str, 0, *leaf.shape]
@@ -320,6 +324,8 @@ class _Encoder:
                 return msgpack.ExtType(Kind.LEAF, (len(self.leaves) - 1).to_bytes(4, "little"))
             if kind is tuple or kind is torch.Size:
                 return msgpack.ExtType(Kind.TUPLE, self.pack(list(value)))
+            if kind is OrderedDict:  # the state_dict of a module is one
+                return msgpack.ExtType(Kind.ORDERED, self.pack(dict(value)))
             if kind is complex:
                 return msgpack.ExtType(Kind.COMPLEX, self.pack([value.real, value.imag]))
             if kind is int:

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any
 
-from ..links.errors import CollectiveError, CollectiveTimeout
+from ..links.errors import CollectiveError, CollectiveTimeout, Refused
 from ..links.parts import guarded
 
 _LOG = logging.getLogger("ftlib.collective")
@@ -30,6 +30,16 @@ _ANSWER = 10.0
 """Seconds more for the answer, once an operation has been given up."""
 _IDLE = 5.0
 """Seconds after which an idle thread for callbacks ends."""
+
+
+def limit_of(async_op: bool, timeout: float | None) -> float | None:
+    """The time-out of an operation: one that blocks has one always, since nobody else could take it back.
+
+    Refused, before anything is sent or asked for, if ``timeout`` is no number of seconds.
+    """
+    if timeout is not None and not isinstance(timeout, (int, float)):
+        raise Refused(f"a timeout is a number of seconds, not {timeout!r:.80}")
+    return DEFAULT_TIMEOUT if timeout is None and not async_op else timeout
 
 
 class Patience:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -26,19 +25,24 @@ VIEWERS = 16
 _QUEUE = 32
 """The most events that wait for a viewer; one that is further behind is let go, and comes back by itself."""
 _EVERY = 0.6
-"""Seconds between two samples of an agent, which knows itself at once when something happens."""
+"""Seconds between two samples of an agent while somebody is in trouble or the view changes. It shares the processors with the
+training, and knows itself at once when something happens."""
+_WELL = 1.0
+"""The same while all are well."""
 _LOOK = 0.25
 """The same where the entry is asked over a network."""
-_TICK = 0.05
+_TICK = 0.1
 """How often an agent compares its place with that of the last sample."""
 _PATCHES = 2.0
 """Patches a second, at most; one more may follow at once when the view changes."""
-_ASK_EVERY = 1.0
-"""Seconds between two questions to the same member, at least."""
-_FRESH = 2.5
-"""Seconds after which what a member has said of its call and its step is not shown any more."""
-_RESTARTS_EVERY = 3.0
-"""Seconds between two questions to the launcher."""
+_ASK_EVERY = 0.9
+"""Seconds between two questions to the same member, at least, while it is in trouble or new."""
+_ASK_WELL = 4.9
+"""The same while it is well: then the one that is asked first knows nearly as much of it, by its pings."""
+_FRESH = 1.5
+"""Seconds after its answer for which a member's own word of its step and its call is shown; then what the first one says."""
+_RESTARTS_EVERY = 10.0
+"""Seconds between two questions to the launcher. It is also asked once the view has changed: little else costs a restart."""
 _ASKED = 64
 """The most members that are asked at a time."""
 _KNOWN = 256
@@ -71,9 +75,11 @@ class Sources:
 class _Told:
     """What one member has said of itself."""
 
-    at: float = 0.0
+    at: float = -_ASK_WELL
     """When it was asked."""
     status: dict[str, Any] = field(default_factory=dict)
+    heard: float = 0.0
+    """When it answered."""
     waiting: bool = False
     """Whether its answer is under way."""
 
@@ -114,6 +120,8 @@ class Watch:
         self._rates: dict[str, float] = {}
         self._restarts: int | None = None
         self._restarts_at = -_RESTARTS_EVERY
+        self._restarts_epoch: int | None = None
+        """Of the view in which the launcher was asked."""
         self._began: tuple[float, float] | None = None
         """When the first sample was taken, and the pauses until then."""
         self._patches, self._patched_at = _PATCHES, 0.0
@@ -195,13 +203,17 @@ class Watch:
     async def _sample(self) -> None:
         place = self._sources.place
         while self._viewers:
-            now = time.monotonic()
+            now = _now()
             seen = None if place is None else place()
             await self._look()
-            until = now + (_LOOK if place is None else _EVERY)
+            until = now + (_LOOK if place is None else _WELL if self._well() else _EVERY)
             # An agent's place is a few numbers on this very loop, which no event tells of.
-            while (left := until - time.monotonic()) > 0 and (place is None or place() == seen):  # noqa: ASYNC110
+            while (left := until - _now()) > 0 and (place is None or place() == seen):  # noqa: ASYNC110
                 await asyncio.sleep(left if place is None else min(_TICK, left))
+
+    def _well(self) -> bool:
+        """Whether nobody is in trouble, as far as is known, and no view change is under way."""
+        return not self._facts.get("changing") and not any(row["trouble"] for row in self._rows.values())
 
     async def _look(self) -> None:
         entry = await self._entry()
@@ -211,7 +223,7 @@ class Watch:
         self.trouble = ""
         self._ask(entry)
         self._note_steps(entry)
-        job = Job(entry, self._others(), self._restarts, self._rates, self._goodput(entry))
+        job = Job(entry, self._others(entry), self._restarts, self._rates, self._goodput(entry))
         self._rows = rows_of(job)
         self._facts = facts_of(job, self._rows)
         if self._may_patch():
@@ -235,7 +247,7 @@ class Watch:
 
     def _may_patch(self) -> bool:
         """Whether a patch may be told now, so that there are not too many."""
-        now = time.monotonic()
+        now = _now()
         self._patches = min(_PATCHES, self._patches + (now - self._patched_at) * _PATCHES)
         self._patched_at = now
         known = next(iter(self._pages.values()), {})
@@ -283,20 +295,26 @@ class Watch:
 
     def _ask(self, entry: Mapping[str, Any]) -> None:
         """Ask some members of themselves: those in trouble first, then those that a viewer sees, who was asked longest ago."""
-        now = time.monotonic()
+        now = _now()
         there = {str(member["id"]): str(member["address"]) for member in entry.get("members") or ()}
         there.pop(str(entry.get("member")), None)
         self._told = {member: self._told.get(member) or _Told() for member in there}
         seen = {member for page in self._pages.values() for member in page["rows"]} or set(there)
-        rested = [each for each, told in self._told.items() if not told.waiting and now - told.at >= _ASK_EVERY]
-        due = [each for each in rested if each in seen]
+        due = [each for each, told in self._told.items() if each in seen and not told.waiting and self._rested(each, now)]
         due.sort(key=lambda each: (not (self._rows.get(each) or {}).get("trouble"), self._told[each].at))
         for member in due[: max(0, self._sources.asked - len(self._asking))]:
             self._told[member].at, self._told[member].waiting = now, True
             self._start(self._ask_one(member, there[member]))
-        if now - self._restarts_at >= _RESTARTS_EVERY:
-            self._restarts_at = now
+        epoch = entry.get("active_epoch")
+        if now - self._restarts_at >= _RESTARTS_EVERY or epoch != self._restarts_epoch:
+            self._restarts_at, self._restarts_epoch = now, epoch
             self._start(self._ask_launcher(str(entry.get("job", ""))))
+
+    def _rested(self, member: str, now: float) -> bool:
+        """Whether that member may be asked again."""
+        told, row = self._told[member], self._rows.get(member)
+        well = bool(told.status) and row is not None and not row["trouble"]
+        return now - told.at >= (_ASK_WELL if well else _ASK_EVERY)
 
     def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -309,7 +327,7 @@ class Watch:
             answer = await self._asked(address)
         except FTLibError:
             answer = {}
-        told.waiting = False
+        told.waiting, told.heard = False, _now()
         told.status = answer if answer.get("member") == member else {}
 
     async def _ask_launcher(self, job: str) -> None:
@@ -317,14 +335,18 @@ class Watch:
         with contextlib.suppress(FTLibError):
             self._restarts = await loop.run_in_executor(self._pool, self._sources.restarts_left, job)
 
-    def _others(self) -> dict[str, dict[str, Any]]:
-        """What the members have said of themselves; of what is old only that which changes seldom."""
-        now = time.monotonic()
+    def _others(self, entry: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """What the members have said of themselves; of what is old only that which changes seldom, and the call that lasts."""
+        now, peers = _now(), (entry.get("ftlib") or {}).get("peers") or {}
         found = {}
         for member, told in self._told.items():
-            upper = told.status.get("ftlib") or {}
-            if now - told.at > _FRESH and "phase" in upper:
-                found[member] = {**told.status, "ftlib": {key: upper.get(key) for key in ("phase", "checkpoint_step")}}
+            upper, age = told.status.get("ftlib") or {}, now - told.heard
+            if age > _FRESH and "phase" in upper:
+                kept = {key: upper.get(key) for key in ("phase", "checkpoint_step")}
+                call = upper.get("in_call") or {}
+                if call and (peers.get(member) or {}).get("current") == call.get("number"):  # by its pings it is still there
+                    kept["in_call"] = {**call, "seconds": (call.get("seconds") or 0.0) + age}
+                found[member] = {**told.status, "ftlib": kept}
             elif told.status:
                 found[member] = told.status
         return found
@@ -333,17 +355,15 @@ class Watch:
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._sources.fetch, address, _TIMEOUT)
 
     def _note_steps(self, entry: Mapping[str, Any]) -> None:
-        now = time.monotonic()
-        for status in (entry, *(told.status for told in self._told.values())):
+        for at, status in ((_now(), entry), *((told.heard, told.status) for told in self._told.values())):
             step = (status.get("ftlib") or {}).get("step")
             member = str(status.get("member"))
             if step is None:
                 continue
-            then, before = self._steps.get(member, (now, step))
-            if now - then >= 2 * _EVERY:
-                self._rates[member] = max(0.0, (step - before) / (now - then))
-            if member not in self._steps or now - then >= 2 * _EVERY:
-                self._steps[member] = now, step
+            then, before = self._steps.setdefault(member, (at, step))
+            if at - then >= 2 * _EVERY:
+                self._rates[member] = max(0.0, (step - before) / (at - then))
+                self._steps[member] = at, step
         there = {str(member["id"]) for member in entry.get("members") or ()}
         self._rates = {member: rate for member, rate in self._rates.items() if member in there}
         self._steps = {member: seen for member, seen in self._steps.items() if member in there}
@@ -356,7 +376,7 @@ class Watch:
         paused = (upper.get("pauses") or {}).get("sum")
         if paused is None:
             return None
-        now = time.monotonic()
+        now = _now()
         if self._began is None or paused < self._began[1]:  # another member answers now
             self._began = now, paused
         elapsed = now - self._began[0]
@@ -379,6 +399,10 @@ class Watch:
         for viewer in list(viewers):
             if not viewer.tell(text):
                 self._let_go(viewer)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _event(kind: str, value: Any, *, identity: int | None = None) -> str:

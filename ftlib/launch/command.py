@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import click
 
@@ -14,14 +17,16 @@ from .processes.gpus import GpuFinder, Gpus
 from .run.plan import DEFAULT_RESTARTS, StartPlan, python_command, random_job
 from .run.torchrun import refusal
 
+_NO_ARGUMENTS = getattr(click.exceptions, "NoArgsIsHelpError", ())
+"""What click raises, from 8.2 on, with a whole help for its text; before, it printed that itself."""
+
 
 def code_of(command: click.Command, arguments: list[str] | None, name: str) -> int:
     """Carry out a command line; returns the exit code. Every error is one line that says what to do."""
     try:
         code = command.main(args=arguments, prog_name=name, standalone_mode=False)
     except click.UsageError as error:
-        where = name if error.ctx is None else error.ctx.command_path
-        return _complain(f"{error.format_message()} See {where} --help", 2)
+        return _misused(error, _meant(command, sys.argv[1:] if arguments is None else arguments, name))
     except click.ClickException as error:
         return _complain(error.format_message(), 2)
     except ConfigError as error:
@@ -31,6 +36,36 @@ def code_of(command: click.Command, arguments: list[str] | None, name: str) -> i
     except (click.Abort, KeyboardInterrupt):
         return 130
     return code if isinstance(code, int) else 0
+
+
+def _misused(error: click.UsageError, where: str) -> int:
+    """Tell what is wrong with a command line. ``where``: the command, if the error does not know it."""
+    if error.ctx is not None and isinstance(error, _NO_ARGUMENTS):
+        click.echo(error.ctx.get_help(), err=True)
+        return 2
+    where = where if error.ctx is None else error.ctx.command_path
+    return _complain(f"{error.format_message()} See {where} --help", 2)
+
+
+def _meant(command: click.Command, arguments: list[str], name: str) -> str:
+    """The command that these arguments are for: click does not say where an option lacks its value."""
+    for word in arguments:
+        found = command.commands.get(word) if isinstance(command, click.Group) else None
+        if found is None:
+            break
+        command, name = found, f"{name} {word}"
+    return name
+
+
+def completes(kind: str) -> Callable[[click.Context, click.Parameter, str], list[Any]]:
+    """For what a shell completes as the name of a ``file`` or a ``dir``, while ftlib takes other texts there, too."""
+
+    def complete(_context: click.Context, _parameter: click.Parameter, begun: str) -> list[Any]:
+        from click.shell_completion import CompletionItem  # noqa: PLC0415 - for a TAB alone
+
+        return [CompletionItem(begun, type=kind)]
+
+    return complete
 
 
 def _complain(text: str, code: int) -> int:
@@ -59,6 +94,20 @@ def _count_of_workers(_context: click.Context, _option: click.Parameter, value: 
     return int(value)
 
 
+def _seconds(_context: click.Context, _option: click.Parameter, value: float) -> float:
+    """A finite number of at least 0: click takes nan and inf for numbers, too."""
+    if not math.isfinite(value) or value < 0:
+        raise click.BadParameter(f"{value:g}: give seconds, at least 0.")
+    return value
+
+
+def _words(_context: click.Context, option: click.Parameter, value: str | None) -> str | None:
+    """A text with something in it: an empty one is most likely a variable of a script that was not set."""
+    if value is not None and not value.strip():
+        raise click.BadParameter(f"it is empty: give {option.metavar}, or leave it out.")
+    return value
+
+
 def _count_here(workers: int | str, shards: int, gpus: Gpus) -> int:
     """How many processes this host is to have. ConfigError if the GPUs are none, or no whole replicas."""
     if isinstance(workers, int):
@@ -72,6 +121,7 @@ def _count_here(workers: int | str, shards: int, gpus: Gpus) -> int:
     return count
 
 
+_FILE = click.Path(exists=True, dir_okay=False, readable=True, path_type=Path)
 _AS_THERE: tuple[Literal["auto", "gpu", "cpu"], ...] = ("auto", "gpu", "cpu")
 _WORKERS = (
     "How many workers. gpu: one for each GPU of CUDA_VISIBLE_DEVICES; cpu: for each processor; auto: GPUs, else processors."
@@ -89,32 +139,69 @@ def _place(text: str) -> Path | str:
 )
 @click.option("-n", "workers", metavar="N|auto", callback=_count_of_workers, required=True, help=_WORKERS)
 @click.option("--shards", type=click.IntRange(min=1), default=1, show_default=True, help=_SHARDS)
-@click.option("--min", "min_workers", type=int, default=1, show_default=True, help="Steps wait below this many members.")
-@click.option("--max", "max_workers", type=int, default=None, help="Members above this many stay spares.")
-@click.option("--max-restarts", type=int, default=DEFAULT_RESTARTS, show_default=True, help="Restarts of all workers together.")
-@click.option("--restart-delay", type=float, default=1.0, show_default=True, help="Seconds from a death to the restart.")
-@click.option("--grace", type=float, default=10.0, show_default=True, help="Seconds to drain after Ctrl-C or SIGTERM.")
+@click.option(
+    "--min", "min_workers", type=click.IntRange(min=1), default=1, show_default=True, help="Steps wait below this many members."
+)
+@click.option("--max", "max_workers", type=click.IntRange(min=1), default=None, help="Members above this many stay spares.")
+@click.option(
+    "--max-restarts",
+    type=click.IntRange(min=0),
+    default=DEFAULT_RESTARTS,
+    show_default=True,
+    help="Restarts of all workers together.",
+)
+@click.option(
+    "--restart-delay",
+    type=float,
+    callback=_seconds,
+    default=1.0,
+    show_default=True,
+    help="Seconds from a death to the restart.",
+)
+@click.option(
+    "--grace", type=float, callback=_seconds, default=10.0, show_default=True, help="Seconds to drain after Ctrl-C or SIGTERM."
+)
 @click.option("--log-dir", type=click.Path(path_type=Path), default=None, help="Write worker-N.log there, too.")
 @click.option("--events", type=click.Path(path_type=Path), default=None, help="Append one JSON line an event to this file.")
-@click.option("--resume", type=_place, default=None, metavar="DIRECTORY|URL", help="Go on from the newest checkpoint there.")
+@click.option(
+    "--resume",
+    type=_place,
+    default=None,
+    metavar="DIRECTORY|URL",
+    shell_complete=completes("dir"),
+    help="Go on from the newest checkpoint there.",
+)
 @click.option("--dashboard", is_flag=True, help="Serve a live page of the job on 127.0.0.1, and print its address.")
 @click.option("--resume-required", is_flag=True, help="Start nothing if --resume has no complete checkpoint.")
 @click.option("--job", default=None, help="Job name  [default: a random one; with --meet FTLIB_JOB, or what is met]")
 @click.option("--meet", default=None, metavar="HOST:PORT|auto", help="Run one on every host: where their workers meet.")
-@click.option("--size", type=int, default=None, help="With --meet: workers of all hosts that the first step waits for.")
-@click.option("--hosts", default=None, metavar="A,B:4|slurm", help="Start them on these hosts; -n is a number for each.")
 @click.option(
-    "--hosts-file", type=click.Path(path_type=Path), default=None, help="One HOST:SLOTS a line; followed as it changes."
+    "--size", type=click.IntRange(min=1), default=None, help="With --meet: workers of all hosts that the first step waits for."
 )
-@click.option("--discover", default=None, metavar="COMMAND", help="It prints HOST:SLOTS lines; run every second.")
-@click.option("--transport", default=None, metavar="KIND", help="ssh, slurm, local, or a command with {host} in it.")
-@click.option("--ssh-config", type=click.Path(path_type=Path), default=None, help="Instead of ~/.ssh/config.")
-@click.option("--python", default=None, metavar="PATH", help="The interpreter at the hosts  [default: this one's path]")
+@click.option(
+    "--hosts", default=None, metavar="A,B:4|slurm", callback=_words, help="Start them on these hosts; -n is a number for each."
+)
+@click.option("--hosts-file", type=_FILE, default=None, help="One HOST:SLOTS a line; followed as it changes.")
+@click.option(
+    "--discover", default=None, metavar="COMMAND", callback=_words, help="It prints HOST:SLOTS lines; run every second."
+)
+@click.option(
+    "--transport", default=None, metavar="KIND", callback=_words, help="ssh, slurm, local, or a command with {host} in it."
+)
+@click.option("--ssh-config", type=_FILE, default=None, help="Instead of ~/.ssh/config.")
+@click.option(
+    "--python",
+    default=None,
+    metavar="PATH",
+    callback=_words,
+    shell_complete=completes("file"),
+    help="The interpreter at the hosts  [default: this one's path]",
+)
 @click.option("--setup", default="", metavar="COMMANDS", help="Shell commands to run at each host first.")
 @click.option("-q", "--quiet", is_flag=True, help="With --hosts: do not show what workers write.")
 @click.option("-m", "module", is_flag=True, help="SCRIPT is a module, as for python -m.")
-@click.argument("script")
-@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.argument("script", shell_complete=completes("file"))
+@click.argument("args", nargs=-1, type=click.UNPROCESSED, shell_complete=completes("file"))
 def run(
     *,
     workers: int | Literal["auto", "gpu", "cpu"],
@@ -153,6 +240,7 @@ def run(
     if resume_required and resume is None:
         raise ConfigError("--resume-required: say where the checkpoints are, by --resume DIRECTORY")
     fleet = Fleet(hosts, hosts_file, discover, ssh_config, transport, python, setup, quiet)
+    fleet.check()
     if fleet.wanted:
         if meet is not None:
             raise ConfigError("--meet is for a launcher on every host, --hosts for one of all hosts: give one of them")

@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import fnmatch
+import io
 import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import ConfigError
+from .checks import fault, is_list, is_text, wrong_files, wrong_kinds, wrong_variables
 from .director.decisions.rules import Rules
 from .director.director import Director
 from .director.plan import HostSource, Plan
@@ -97,52 +99,26 @@ class Launcher:
         """Raise ConfigError where settings do not fit together, naming the remedy."""
         self._handlers: Callable[[], Iterable[logging.Handler]] | None = None
         self._live = not self.quiet
-        for wrong, text in self._faults():
-            if wrong:
-                raise ConfigError(text)
+        for text in self._faults():
+            raise ConfigError(text)
         self._transport()
+        if isinstance(self.hostnames, Sequence) and not isinstance(self.hostnames, str) and self._refresher() is None:
+            self._hosts(None)
 
-    def _faults(self) -> Iterable[tuple[bool, str]]:
-        """What may be wrong, and what to say then."""
-        numbers = self.workers_per_host
-        each = [] if isinstance(numbers, str) else [numbers] if isinstance(numbers, int) else list(numbers)
-        least = self.min_workers or 1
-        return (
-            (self.backend not in (None, "gloo", "nccl"), f"backend={self.backend!r}: give gloo, nccl or None"),
-            (
-                self.elastic and self.backend is not None,
-                "backend: an elastic launch has no fixed group: leave it out, and call FTLib.init in the function",
-            ),
-            (self.results not in ("pickle", "data"), f'results={self.results!r}: give "pickle" or "data"'),
-            (self.worker_timeout <= 0 or self.agent_timeout <= 0, "worker_timeout and agent_timeout: give seconds above 0"),
-            (
-                min(self.restart_delay, self.grace, self.max_restarts) < 0,
-                "restart_delay, grace and max_restarts: give numbers of at least 0",
-            ),
-            (self.min_workers is not None and self.min_workers < 1, "min_workers: give a number of at least 1, or None"),
-            (
-                self.max_workers is not None and self.max_workers < least,
-                "max_workers: give a number of at least min_workers, or None",
-            ),
-            (
-                self.hosts_file is not None and self.discover is not None,
-                "hosts_file and discover both say which hosts there are: give one of them",
-            ),
-            (
-                isinstance(self.hostnames, str) and self.hostnames not in ("auto", "slurm"),
-                f'hostnames={self.hostnames!r}: give "auto", "slurm" or a list of names: [{self.hostnames!r}]',
-            ),
-            (
-                isinstance(numbers, str) and numbers not in ("auto", "cpu", "gpu"),
-                f'workers_per_host={numbers!r}: give "auto", "cpu", "gpu", a number or a list of numbers',
-            ),
-            (any(number < 1 for number in each), "workers_per_host: give numbers of at least 1"),
-            (isinstance(self.preload, str), f"preload={self.preload!r}: give a list of names: [{self.preload!r}]"),
-            (
-                isinstance(self.copy_env_vars, str),
-                f"copy_env_vars={self.copy_env_vars!r}: give a list of patterns: [{self.copy_env_vars!r}]",
-            ),
-        )
+    def _faults(self) -> Iterator[str]:
+        """What is wrong, the first first: what follows may rely on what came before."""
+        yield from wrong_kinds({each.name: getattr(self, each.name) for each in fields(self)})
+        yield from wrong_variables(self.extra_env_vars or {})
+        yield from wrong_files(env_file=self.env_file)
+        if self.elastic and self.backend is not None:
+            yield "backend: an elastic launch has no fixed group: leave it out, and call FTLib.init in the function"
+        if self.max_workers is not None and self.max_workers < (self.min_workers or 1):
+            yield fault("max_workers", self.max_workers, f"a number of at least min_workers ({self.min_workers}), or None")
+        if self.hosts_file is not None and self.discover is not None:
+            yield "hosts_file and discover both say which hosts there are: give one of them"
+        if (self.hosts_file is not None or self.discover is not None) and self.hostnames != "auto":
+            other = "hosts_file" if self.hosts_file is not None else "discover"
+            yield f"hostnames and {other} both say which hosts there are: give one of them"
 
     @property
     def elastic(self) -> bool:
@@ -172,10 +148,14 @@ class Launcher:
 
     def start(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Launch:
         """The same without waiting. ConfigError at once for what cannot be sent to the workers."""
+        if not callable(function):
+            raise ConfigError(fault("function", function, "a function, and its arguments behind it"))
         return self._start(pack_function(function, args, kwargs), ())
 
     def start_program(self, command: Sequence[str], *, job: str | None = None, resume: str = "") -> Launch:
         """Run a program in every worker instead, as ``ftlib run`` does. ``resume``: a directory of checkpoints."""
+        if not is_list(command, is_text) or not command:
+            raise ConfigError(fault("command", command, 'a list of words, as ["python", "train.py"]'))
         return self._start(b"", tuple(command), job, resume)
 
     def _start(self, call: bytes, command: tuple[str, ...], job: str | None = None, resume: str = "") -> Launch:
@@ -196,27 +176,27 @@ class Launcher:
             rules=Rules(
                 elastic=self.elastic,
                 backend=self.backend is not None,
-                min_workers=self.min_workers or 1,
-                max_restarts=self.max_restarts,
-                restart_delay=self.restart_delay,
-                grace=self.grace,
-                patience=self.worker_timeout,
+                min_workers=int(self.min_workers or 1),
+                max_restarts=int(self.max_restarts),
+                restart_delay=float(self.restart_delay),
+                grace=float(self.grace),
+                patience=float(self.worker_timeout),
                 moving=refresh is not None,
             ),
-            slots=self.workers_per_host if isinstance(self.workers_per_host, (int, str)) else 1,
+            slots=self._slots(),
             call=call,
             command=command,
             variables=variables,
             secret=found if isinstance(found, str) else new_secret(),
             secrets=found if isinstance(found, SecretsFile) else None,
             backend=self.backend or "",
-            worker_timeout=self.worker_timeout,
-            agent_timeout=self.agent_timeout,
+            worker_timeout=float(self.worker_timeout),
+            agent_timeout=float(self.agent_timeout),
             results=self.results,
             preload=() if command else tuple(self.preload),
             directory=os.getcwd(),  # noqa: PTH109 - text for another machine
             path=[os.path.abspath(each) for each in sys.path],  # noqa: PTH100 - as above
-            max_workers=self.max_workers,
+            max_workers=int(self.max_workers) if self.max_workers is not None else None,
             resume=resume,
             log_dir=Path(self.log_dir) if self.log_dir is not None else None,
             events=Path(self.events) if self.events is not None else None,
@@ -227,7 +207,7 @@ class Launcher:
 
     def _transport(self) -> Transport:
         config = Path(self.ssh_config_file).expanduser() if self.ssh_config_file is not None else None
-        return Transport(self.transport, self.python, self.setup, config)
+        return Transport(self.transport, os.fspath(self.python) if self.python is not None else None, self.setup, config)
 
     def _hosts(self, refresh: HostSource | None) -> list[tuple[str, int | None]]:
         if refresh is not None:
@@ -240,16 +220,27 @@ class Launcher:
             found = [parse_host(name) for name in self.hostnames]
         names = [name for name, _ in found]
         if not names and refresh is None:
-            raise ConfigError("there is no host: name at least one")
+            raise ConfigError("hostnames=[]: there is no host: name at least one")
         if len(set(names)) < len(names):
-            raise ConfigError("a host is named twice: name it once, and give it more workers")
-        if not isinstance(self.workers_per_host, (int, str)):
+            twice = sorted({name for name in names if names.count(name) > 1})
+            raise ConfigError(f"the host {twice[0]} is named twice: name it once, and give it more workers: {twice[0]}:2")
+        if isinstance(self.workers_per_host, Sequence) and not isinstance(self.workers_per_host, str):
             if len(self.workers_per_host) != len(names):
                 raise ConfigError(
                     f"workers_per_host has {len(self.workers_per_host)} numbers for {len(names)} hosts: give one for each"
                 )
-            found = [(name, slots or number) for (name, slots), number in zip(found, self.workers_per_host, strict=True)]
+            found = [(name, slots or int(number)) for (name, slots), number in zip(found, self.workers_per_host, strict=True)]
         return found
+
+    def _slots(self) -> int | str:
+        """Workers of a host for which there is no number of its own."""
+        match self.workers_per_host:
+            case str() as word:
+                return word
+            case Sequence():
+                return 1
+            case number:
+                return int(number)
 
     def _refresher(self) -> HostSource | None:
         if self.hosts_file is not None:
@@ -263,7 +254,7 @@ class Launcher:
             if name not in _NEVER and any(fnmatch.fnmatchcase(name, pattern) for pattern in self.copy_env_vars)
         }
         if self.env_file is not None:
-            found |= _read_env_file(Path(self.env_file))
+            found |= _read_env_file(Path(self.env_file).expanduser())
         return found | {name: str(value) for name, value in (self.extra_env_vars or {}).items()}
 
 
@@ -272,9 +263,12 @@ def _read_env_file(path: Path) -> dict[str, str]:
         from dotenv import dotenv_values  # noqa: PLC0415 - most launches have no such file
     except ImportError:
         raise ConfigError("env_file needs the package python-dotenv: pip install python-dotenv") from None
-    if not path.is_file():
-        raise ConfigError(f"env_file={path}: there is no such file")
-    return {name: value for name, value in dotenv_values(path).items() if value is not None}
+    try:
+        found = dotenv_values(stream=io.StringIO(path.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise ConfigError(f"env_file={path}: {why}: give a file of NAME=value lines that can be read") from None
+    return {name: value for name, value in found.items() if value is not None}
 
 
 class Launch:
@@ -322,15 +316,17 @@ class Launch:
 
     def add_hosts(self, hosts: Sequence[str]) -> None:
         """Hosts more, as ``hostnames`` has them. Of an elastic launch."""
-        self._require_elastic()
+        self._require_elastic(hosts)
         self._director.add_hosts(dict(parse_host(host) for host in hosts))
 
     def remove_hosts(self, hosts: Sequence[str]) -> None:
         """Have these drain: SIGTERM to their workers, SIGKILL after the grace. Of an elastic launch."""
-        self._require_elastic()
+        self._require_elastic(hosts)
         self._director.remove_hosts(list(hosts))
 
-    def _require_elastic(self) -> None:
+    def _require_elastic(self, hosts: Sequence[str]) -> None:
+        if not is_list(hosts, is_text):
+            raise ConfigError(fault("hosts", hosts, "a list of names"))
         if not self._director.plan.rules.elastic:
             raise ConfigError("the hosts of this launch are fixed: give the Launcher min_workers, and it is elastic")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 import sys
@@ -13,7 +14,7 @@ from types import FrameType
 from typing import Any, Literal
 
 from ..common.processes import describe_exit
-from ..errors import FTLibError, WorkerFailedError
+from ..errors import ConfigError, FTLibError, WorkerFailedError
 from .hosts.fleet import Fleet
 from .launcher import Launch, Launcher
 from .processes import guard
@@ -30,24 +31,49 @@ def run_fleet(
     settings: Mapping[str, Any],
 ) -> int:
     """Run it to its end; returns the shell's exit code. ``settings``: further arguments of ``Launcher``."""
-    launcher = Launcher(
-        hostnames=fleet.names,
-        workers_per_host=workers,
-        ssh_config_file=fleet.ssh_config,
-        python=fleet.python,
-        setup=fleet.setup,
-        transport=fleet.way,
-        hosts_file=fleet.hosts_file,
-        discover=fleet.discover,
-        quiet=fleet.quiet,
-        **settings,
-    )
-    words = [fleet.python, *command[1:]] if fleet.python is not None else list(command)
-    begins = str(resume.absolute() if isinstance(resume, Path) else resume or "")
-    with _cancelling(launcher.start_program(words, job=job, resume=begins)) as (launch, got):
+    try:
+        launcher = Launcher(
+            hostnames=fleet.names,
+            workers_per_host=workers,
+            ssh_config_file=fleet.ssh_config,
+            python=fleet.python,
+            setup=fleet.setup,
+            transport=fleet.way,
+            hosts_file=fleet.hosts_file,
+            discover=fleet.discover,
+            quiet=fleet.quiet,
+            **settings,
+        )
+        launch = launcher.start_program(_words(fleet, command), job=job, resume=_begins(resume))
+    except ConfigError as error:
+        raise ConfigError(_as_options(str(error))) from None
+    with _cancelling(launch) as got:
         code = _end_of(launch)
     _sum_up(launch)
     return 128 + got[0] if got else code
+
+
+def _words(fleet: Fleet, command: Sequence[str]) -> list[str]:
+    """The program, by the interpreter that the hosts have."""
+    return [fleet.python, *command[1:]] if fleet.python is not None else list(command)
+
+
+def _begins(resume: Path | str | None) -> str:
+    return str(resume.absolute() if isinstance(resume, Path) else resume or "")
+
+
+def _as_options(text: str) -> str:
+    """What ``Launcher`` says of an argument, with the option's name: ``min_workers=2: ...`` is ``--min 2: ...``."""
+    match = re.match(r"(\w+)(=| )", text)
+    if match is None or match[1] not in _OPTIONS:
+        return text
+    return re.sub(r"\bmin_workers\b", "--min", f"{_OPTIONS[match[1]]} {text[match.end() :]}")
+
+
+_OPTIONS = {
+    "min_workers": "--min", "max_workers": "--max", "log_dir": "--log-dir", "events": "--events", "job": "--job",
+    "transport": "--transport",
+}  # fmt: skip
 
 
 def _end_of(launch: Launch) -> int:
@@ -66,7 +92,7 @@ def _end_of(launch: Launch) -> int:
 
 
 @contextmanager
-def _cancelling(launch: Launch) -> Iterator[tuple[Launch, list[int]]]:
+def _cancelling(launch: Launch) -> Iterator[list[int]]:
     """While this block runs the first signal drains the workers and the second one kills them."""
     got: list[int] = []
     twins = guard.Twins()
@@ -81,7 +107,7 @@ def _cancelling(launch: Launch) -> Iterator[tuple[Launch, list[int]]]:
 
     before = {number: signal.signal(number, cancel) for number in guard.PASSED_ON}
     try:
-        yield launch, got
+        yield got
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -26,15 +26,12 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Protocol
 
+from ..common.processes import TWIN
 from ..core.engine.call_lock import CallLock
 
 __all__ = ["TWIN", "Drain", "Stay"]
 
 logger = logging.getLogger("ftlib")
-
-TWIN = 0.5
-"""Seconds within which a second signal counts as the first one sent twice."""
-
 
 _LOOK = 0.1
 """Seconds between two looks whether a worker that stays may leave."""

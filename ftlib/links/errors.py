@@ -13,6 +13,12 @@ from consensus import Member
 from ..errors import FTLibError
 
 
+def called(member: Member) -> str:
+    """The member as texts have it: by its name, if it has one, and where it is."""
+    name = member.fact("name")
+    return f"{name} ({member})" if name else str(member)
+
+
 class CollectiveError(FTLibError):
     """An operation of a collective failed.
 

@@ -186,7 +186,10 @@ class Incoming:
             if self._receiver is not None:
                 failed.append(self._receiver)
             self._receiver = self._cursor = None
-            self._storage = _NO_MEMORY
+            # An ended link may live on until Python looks for circles, hundreds of links later: its buffers do not.
+            self._storage = self._stage = _NO_MEMORY
+            self._low = self._high = 0
+            self._sealed = None
             if not self._kept:
                 failed += [done for _, done in self._posted]
                 self._posted.clear()

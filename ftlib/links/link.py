@@ -16,7 +16,7 @@ from enum import Enum
 
 from consensus import Member, Stream
 
-from .errors import GroupClosed, LinkBroken, PeerLost
+from .errors import GroupClosed, LinkBroken, PeerLost, called
 from .incoming import Incoming, Place, Received
 from .meeting import Meeting
 from .outgoing import Outgoing, Sent
@@ -69,7 +69,6 @@ class Link:
         self._turn = Turn(loop, self._interest)
         self._watch = Watch(stream.socket.fileno())
         self._mask = 0
-        self._unplan: Callable[[], None] = lambda: None
         self._closed = False
         self._words = Words()
         self._quiet = threading.Event()
@@ -108,7 +107,6 @@ class Link:
     def begin(self) -> None:
         """Begin to read; once."""
         self._in.open(self._stream)
-        self._unplan = self._loop.later(self._loop.link_timeout, self._met)
         opening = self._meeting.opening()
         try:
             if opening is not None:
@@ -121,7 +119,10 @@ class Link:
                 self._loop.add(self._stream.fileno(), IN, self._ready)
 
     def _meet(self, said: bytes) -> None:
-        """The peer says something about the path; called by the reading thread."""
+        """The peer says something about the path; called by the reading thread.
+
+        It may say so late: a program that is busy is no broken link (see ``check``), and who waits for it has a time-out.
+        """
         try:
             answer = self._meeting.heard(said)
             if answer is not None:
@@ -131,7 +132,6 @@ class Link:
             return
         if not self._meeting.over:
             return
-        self._unplan()
         if (ring := self._meeting.path) is not None:
             self._in.open(ring)
             with self._lock:
@@ -145,10 +145,6 @@ class Link:
         self._out.open(self._path)
         self._out.flush()
         self._interest()
-
-    def _met(self) -> None:
-        if not self._meeting.over:
-            self._broke(TimeoutError(f"it has not agreed on a path within {self._loop.link_timeout:g} s"))
 
     def _over(self, _events: int = 0) -> None:
         """The stream beside a ring has news: only its end can be one."""
@@ -303,7 +299,7 @@ class Link:
             self._words.came(header)
             return
         self._closed = True
-        error = GroupClosed(f"{self.peer} has closed the link", peer=self.peer)
+        error = GroupClosed(f"{called(self.peer)} has closed the link", peer=self.peer)
         self._in.end(error)
         self._words.end(error)
         with self._lock:
@@ -323,11 +319,11 @@ class Link:
             self._state = _State.DOUBTFUL
         self._detach()
         if isinstance(error, ValueError):  # it lives, and talks nonsense
-            self.fail(LinkBroken(f"{self.peer}: {error}: do both run the same release?", peer=self.peer))
+            self.fail(LinkBroken(f"{called(self.peer)}: {error}: do both run the same release?", peer=self.peer))
         elif isinstance(error, ConnectionError):
             self._loop.later(GRACE, lambda: self._judge(error))
         else:
-            self.fail(LinkBroken(f"the connection to {self.peer} broke: {error}", peer=self.peer))
+            self.fail(LinkBroken(f"the connection to {called(self.peer)} broke: {error}", peer=self.peer))
 
     def _judge(self, error: Exception) -> None:
         """Nobody has said why it ended."""
@@ -394,7 +390,6 @@ class Link:
         if self._turn.taken:
             self._loop.later(_DISPOSE, self._dispose)
             return
-        self._unplan()
         self._meeting.close()
         self._path.close()
         self._stream.close()

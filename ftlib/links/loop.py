@@ -7,13 +7,12 @@ import heapq
 import itertools
 import os
 import select
-import socket
 import threading
 import time
 import weakref
 from collections.abc import Callable
 
-from consensus import Member, Stream, release_in_children, short_slices
+from consensus import Stream, release_in_children, short_slices
 
 from .errors import GroupClosed
 from .link import Link
@@ -117,7 +116,7 @@ class LinkLoop:
             with contextlib.suppress(OSError, ValueError):
                 self._epoll.unregister(fd)
 
-    def later(self, seconds: float, call: Callable[[], None]) -> Callable[[], None]:
+    def later(self, seconds: float, call: Callable[[], None]) -> None:
         """See ``parts.Loop``."""
         entry = (time.monotonic() + seconds, next(self._numbers), call)
         with self._lock:
@@ -125,13 +124,6 @@ class LinkLoop:
             first = self._timers[0] is entry
         if first and not self.here():
             self._wake()
-
-        def cancel() -> None:
-            with self._lock, contextlib.suppress(ValueError):
-                self._timers.remove(entry)
-                heapq.heapify(self._timers)
-
-        return cancel
 
     def _forget(self, link: Link) -> None:
         with self._lock:
@@ -184,12 +176,3 @@ class LinkLoop:
             self._epoll.close()
             os.close(self._bell)
             self._bell = -1
-
-
-def pair(loop_a: LinkLoop | None = None, loop_b: LinkLoop | None = None) -> tuple[Link, Link]:
-    """Two links, joined by a real socket pair: for tests."""
-    near, far = socket.socketpair()
-    a, b = Member("a" * 16, "127.0.0.1", 1), Member("b" * 16, "127.0.0.1", 1)
-    key = os.urandom(32)
-    first = (loop_a or LinkLoop()).connect(Stream(near, key, b, dialled=True, here=a))
-    return first, (loop_b or LinkLoop()).connect(Stream(far, key, a, dialled=False, here=b))

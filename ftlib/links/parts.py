@@ -36,9 +36,8 @@ class Loop(Protocol):
     def remove(self, fd: int) -> None:
         """Wait no more. Idempotent."""
 
-    def later(self, seconds: float, call: Callable[[], None]) -> Callable[[], None]:
-        """Call on the loop's thread after so many seconds; returns what prevents it."""
-        ...
+    def later(self, seconds: float, call: Callable[[], None]) -> None:
+        """Call on the loop's thread after so many seconds."""
 
     def here(self) -> bool:
         """Whether the caller is on the loop's thread."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from consensus import Member
 
-from .errors import CollectiveError, LinkBroken, PeerLost
+from .errors import CollectiveError, LinkBroken, PeerLost, called
 
 ASK = 0.1
 """Seconds for a control port to answer, and between two such questions."""
@@ -39,8 +39,8 @@ def verdict(peer: Member, error: Exception, ended: threading.Event, link_timeout
             socket.create_connection(peer.address, ASK).close()
             found = "but it lives"
         except ConnectionRefusedError:
-            return PeerLost(f"{peer} is gone: its connection has ended, and its port is refused", peer=peer)
+            return PeerLost(f"{called(peer)} is gone: its connection has ended, and its port is refused", peer=peer)
         except OSError as why:
             found = f"and its control port does not answer ({why})"
         if ended.wait(ASK) or time.monotonic() > deadline:
-            return LinkBroken(f"the connection to {peer} broke, {found}: {error}", peer=peer)
+            return LinkBroken(f"the connection to {called(peer)} broke, {found}: {error}", peer=peer)

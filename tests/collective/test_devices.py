@@ -13,15 +13,16 @@ from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from ftlib import Channel, CollectiveError, CollectiveTimeout, GroupClosed, Mismatch
+from ftlib.collective.devices import carriers, choice
 from ftlib.collective.devices.carriers import Carrier, GroupCarrier, Mapped, MappedCarrier, await_event
 from ftlib.collective.devices.choice import choose, known
-from ftlib.collective.devices.freight import standing_in
 from ftlib.collective.devices.store import LinkStore
 from ftlib.common.devices import Event
 from tests.harness.basics import eventually
@@ -95,6 +96,13 @@ FACTS = {
     "staging": {},
 }
 WAYS = pytest.mark.parametrize("way", FACTS)
+
+
+@contextmanager
+def standing_in(make: Callable[..., Carrier], facts: Callable[[], choice.Facts]) -> Iterator[None]:
+    """Until the end of the block, carriers are made by ``make``, and this process says ``facts`` of its GPUs."""
+    with patch.object(carriers, "carrier", make), patch.object(choice, "facts", facts):
+        yield
 
 
 @contextmanager
@@ -243,8 +251,8 @@ ONE = {"where": "k:n", "gpus": ["a", "b"], "current": "a", "nccl": "2.28"}
     ],
 )
 def test_the_choice(there: dict[str, Any], way: str, why: str) -> None:
-    for choice in (choose(ONE, there), choose(there, ONE)):
-        assert choice.way == way and why in choice.why
+    for chosen in (choose(ONE, there), choose(there, ONE)):
+        assert chosen.way == way and why in chosen.why
 
 
 def test_facts_of_strangers() -> None:

@@ -57,7 +57,7 @@ def test_groups_are_found_by_set_and_name() -> None:
             here.create_collective_group([ids[0], "nobody"])
         with pytest.raises(Refused, match="needs this member"):
             here.create_collective_group(ids[1:])
-        with pytest.raises(Refused, match="name of a channel"):
+        with pytest.raises(Refused, match=r"not begin with .channel:"):
             here.create_collective_group(ids[:2], "channel:x")
         assert [member.id for member in group.members] == ids[:2] and group.rank == 0
         with pytest.raises(Refused, match="groups of two"):
@@ -303,6 +303,33 @@ def test_a_receive_that_timed_out_leaves_its_message_to_the_next() -> None:
         a.send(1, timeout=LIMIT)
         a.send(2, timeout=LIMIT)
         assert [pending.wait(LIMIT), b.recv(timeout=LIMIT)] == [1, 2]
+
+
+def test_the_time_of_a_receive_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that waits reads first, then sleeps: both within ``timeout``."""
+    rests = []
+
+    class Noted(AsyncWork):
+        def __init__(self, *args: Any, timeout: float | None = None, **options: Any) -> None:
+            rests.append(timeout)
+            super().__init__(*args, timeout=timeout, **options)
+
+    monkeypatch.setattr("ftlib.collective.group.AsyncWork", Noted)
+    with two() as (a, b):
+        a.send("here", timeout=LIMIT)
+        assert b.recv(timeout=LIMIT) == "here"
+        rests.clear()
+        with pytest.raises(CollectiveTimeout):
+            b.recv(timeout=0.5)
+    assert rests and rests[-1] < 0.4
+
+
+def test_the_state_of_a_module_is_plain_data() -> None:
+    ours, theirs = torch.nn.Linear(2, 3), torch.nn.Linear(2, 3)
+    with two() as (a, b):
+        a.send({"step": 7, "weights": ours.state_dict()}, timeout=LIMIT)
+        theirs.load_state_dict(b.recv(timeout=LIMIT)["weights"])
+    assert torch.equal(ours.weight, theirs.weight)
 
 
 def test_a_tensor_that_was_taken_back_while_it_came_is_whole_for_the_next_receive() -> None:

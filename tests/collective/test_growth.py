@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from ftlib.links.link import Link
 from ftlib.links.loop import LinkLoop
 from tests.harness.basics import TIMEOUT, eventually
 
-from .test_links import A, B, Inbox, Outbox
+from .test_links import A, B, Inbox, Outbox, pair
 
 PATHS = pytest.mark.parametrize("ring", [True, False], ids=["ring", "tcp"])
 
@@ -106,6 +107,30 @@ def killed(ring: bool, rounds: int) -> None:
 @PATHS
 def test_links_made_and_closed(ring: bool) -> None:
     made_and_closed(ring, 30)
+
+
+@PATHS
+def test_an_ended_link_has_no_buffers(ring: bool) -> None:
+    """Links lie in circles of references, which Python may look for hundreds of links later: until then they stay small."""
+    loops, ended = (LinkLoop(ring=ring), LinkLoop(ring=ring)), []
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for _ in range(20):
+            ended += pair(*loops)
+            inbox, outbox = Inbox(ended[-1]), Outbox(ended[-2])
+            inbox.ask()
+            outbox.put(bytes(100_000))
+            assert len(inbox.take()) == 100_000
+            ended[-2].close(TIMEOUT)
+        del inbox, outbox
+        eventually(lambda: not any(loop._links or loop._timers for loop in loops), "all links are gone")
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        for loop in loops:
+            loop.close()
+    assert after - before < 20_000 * len(ended)
 
 
 @pytest.mark.process

@@ -22,7 +22,7 @@ from ftlib.collective.lane import Lane, Terms
 from ftlib.links import incoming
 from ftlib.links.errors import CollectiveError, GroupClosed, LinkBroken, PeerLost
 from ftlib.links.link import Link
-from ftlib.links.loop import LinkLoop, pair
+from ftlib.links.loop import LinkLoop
 from ftlib.links.wire import PREFIX
 from tests.harness.basics import TIMEOUT, eventually
 
@@ -36,6 +36,14 @@ Linked = Callable[..., contextlib.AbstractContextManager[tuple[Link, Link]]]
 def linked(request: pytest.FixtureRequest) -> Linked:
     """Both ends of a link, by either path."""
     return functools.partial(joined, ring=request.param == "ring")
+
+
+def pair(loop_a: LinkLoop, loop_b: LinkLoop) -> tuple[Link, Link]:
+    """Two links, joined by a real socket pair."""
+    near, far = socket.socketpair()
+    key = os.urandom(32)
+    first = loop_a.connect(Stream(near, key, B, dialled=True, here=A))
+    return first, loop_b.connect(Stream(far, key, A, dialled=False, here=B))
 
 
 @contextmanager
@@ -343,6 +351,24 @@ def test_a_dead_peers_last_bytes_are_waited_for_while_they_come(linked: Linked) 
             assert not ends, "bytes came since it was looked last"
         looks.pop()()
         assert ends == ["end"] and not looks
+
+
+@pytest.mark.parametrize("ring", [True, False], ids=["ring", "tcp"])
+def test_a_peer_that_says_nothing_for_long_is_no_broken_link(ring: bool) -> None:
+    """From the first word on: its program may hold the interpreter, or the machine be busy. Its host answers."""
+    timeout = 0.2
+    with tcp(near=A, far=B, ring=ring, link_timeout=timeout) as (link, theirs):
+        outbox = Outbox(link)
+        outbox.put(b"early")
+        time.sleep(6 * timeout)  # for as long nothing may happen
+        late = LinkLoop(ring=ring)
+        try:
+            inbox = Inbox(late.connect(Stream(theirs, bytes(32), A, dialled=False, here=B)))
+            inbox.ask()
+            assert inbox.take() == b"early"
+            assert link.path == ("ring" if ring else "tcp")
+        finally:
+            late.close()
 
 
 @pytest.mark.parametrize("reset", [False, True])

@@ -104,6 +104,15 @@ class Browser:
         raise AssertionError("the stream ended")
 
 
+def own_address() -> str:
+    """One of this host that is not loopback: there a browser takes a page for one that came over a network."""
+    found = [each.address for name, there in psutil.net_if_addrs().items() if name != "lo" for each in there]
+    outside = next((each for each in found if each.count(".") == 3), None)
+    if outside is None:
+        pytest.skip("this machine has loopback alone")
+    return outside
+
+
 def addresses(launched: Run, count: int) -> list[str]:
     """Where the workers answer, by their number; once all are in one view."""
 
@@ -195,10 +204,7 @@ def test_a_page_at_every_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("allowed", [False, True])
 def test_orders_come_from_this_host_unless_a_setting_says_otherwise(tmp_path: Path, allowed: bool) -> None:
     """A browser at an address of this host that is not loopback stands for one at another host."""
-    found = [each.address for name, there in psutil.net_if_addrs().items() if name != "lo" for each in there]
-    outside = next((each for each in found if each.count(".") == 3), None)
-    if outside is None:
-        pytest.skip("this machine has loopback alone")
+    outside = own_address()
     script = tmp_path / "script.py"
     script.write_text(LIGHT)
     settings = {"FTLIB_BIND": f"{outside}:0", "FTLIB_REMOTE_ORDERS": str(int(allowed))}

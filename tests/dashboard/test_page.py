@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ from tests.launch.test_orders import TRAINS
 from .chromium import browser as chromium
 from .chromium import missing
 from .statuses import EVIL, member_id, status
+from .test_agent import LIGHT, TOKEN, own_address
 
 pytestmark = [pytest.mark.process, pytest.mark.skipif(bool(missing()), reason=missing() or "all is there")]
 SHOTS = ROOT / "out" / "dashboard"
@@ -173,6 +175,35 @@ def test_a_job_is_seen_and_ordered_about(tmp_path: Path, browser: Any) -> None:
         assert serving.returncode == 0
         os.kill(launched.process.pid, signal.SIGTERM)
         launched.finish()
+
+
+def test_an_order_from_an_address_that_is_not_loopback(tmp_path: Path, browser: Any) -> None:
+    """Over plain HTTP from another host a browser lacks what it gives to pages of its own host only."""
+    script = tmp_path / "script.py"
+    script.write_text(LIGHT)
+    settings = {"FTLIB_BIND": f"{own_address()}:0", "FTLIB_REMOTE_ORDERS": "1"}
+    program = subprocess.Popen(
+        [sys.executable, script], cwd=ROOT, env=environment(**settings), stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert program.stdout is not None
+        browser.get(f"http://{program.stdout.readline().strip()}/dashboard?token={TOKEN}")
+        assert browser.execute_script("return window.isSecureContext") is False
+        eventually(lambda: len(browser.find_elements("css selector", "#rows tr")) == 1, "its row")
+        browser.execute_script("document.querySelector('[data-kind=stack]').click()")
+        shown = "return document.getElementById('show-text').textContent"
+        eventually(lambda: "MainThread" in browser.execute_script(shown), "its stacks")
+        browser.execute_script("document.getElementById('show-close').click()")
+        browser.execute_script("document.querySelector('[data-kind=kill]').click()")
+        field = "return document.getElementById('ask').open && !document.getElementById('ask-name').hidden"
+        eventually(lambda: browser.execute_script(field), "as steps would wait, the name is asked for")
+        browser.find_element("id", "ask-input").send_keys(browser.execute_script("return Object.values(page.rows)[0].name"))
+        eventually(lambda: browser.find_element("id", "ask-yes").is_enabled(), "the dialog is ready")
+        browser.find_element("id", "ask-yes").click()
+        assert program.wait(TIMEOUT) == -signal.SIGKILL
+    finally:
+        program.kill()
+        program.communicate()
 
 
 LARGE = TRAINS.replace(

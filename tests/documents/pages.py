@@ -40,8 +40,8 @@ def section(page: Path, heading: str) -> str:
 
 
 def rows(text: str) -> list[list[str]]:
-    """The cells of all table rows, heads and rules left out."""
-    lines = [line.strip().strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
+    """The cells of all table rows, heads and rules left out. A bar that belongs to a cell is written with a backslash."""
+    lines = [re.split(r"(?<!\\)\|", line.strip().strip("|")) for line in text.splitlines() if line.startswith("|")]
     cells = [[cell.strip() for cell in line] for line in lines]
     return [
         row

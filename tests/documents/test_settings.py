@@ -1,4 +1,4 @@
-"""The tables in the docs are those of the code: every setting with its default, every metric."""
+"""The tables in the docs are those of the code: settings with their defaults, metrics, commands with their options."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import importlib.util
 from pathlib import Path
 from types import ModuleType
 
+import click
 import pytest
 
 import ftlib.settings.config
+from ftlib.cli.main import commands
 
 from .pages import ROOT, rows, section
 
 PAGE = ROOT / "docs" / "operations.md"
+COMMANDS = ROOT / "docs" / "commands.md"
 NOT_FOR_PEOPLE = {"socket_fds", "agreement", "pages"}
 """Set by the launcher or by ftlib itself."""
 
@@ -37,6 +40,23 @@ def test_every_setting_is_documented_with_a_meaning() -> None:
     documented = {cells[0].strip(" `*"): cells[2] for cells in rows(section(PAGE, "Settings"))}
     assert documented.keys() == ftlib.settings.config.READERS.keys() - NOT_FOR_PEOPLE
     assert all(documented.values())
+
+
+@pytest.mark.parametrize(
+    ("names", "found"), [pytest.param(*each, id=" ".join(each[0])) for each in TABLES.all_commands(commands, ("ftlib",))]
+)
+def test_every_option_of_every_command_is_documented_with_a_meaning(names: tuple[str, ...], found: click.Command) -> None:
+    documented = {cells[0].strip(" `").split(" ")[0].rstrip(","): cells for cells in rows(section(COMMANDS, " ".join(names)))}
+    shown = [each for each in found.params if isinstance(each, click.Option) and not each.hidden]
+    assert documented.keys() == {max(each.opts, key=len) for each in shown}
+    assert all(len(cells) == 3 and cells[2].strip() for cells in documented.values())
+
+
+def test_the_options_of_the_demo_are_documented() -> None:
+    """It has a command of its own, which needs more than the others do."""
+    text = COMMANDS.read_text(encoding="utf-8").split("\n## ")[0]
+    shown = pytest.importorskip("ftlib.cli.demo.main", exc_type=ImportError)._command.params
+    assert not [each.name for each in shown if f"`{max(each.opts, key=len)}`" not in text]
 
 
 def test_defaults_are_told_as_people_read_them() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
+import threading
 from collections.abc import Generator, Iterator
-from typing import Any, cast
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Self, cast
 
 import pytest
 
@@ -77,6 +80,26 @@ def test_calls_that_are_worth_a_span() -> None:
     assert adopted is not None
     assert adopted.attributes["ftlib.why"] == ["adopted"]
     assert calls.span(call(44, 0.001, redone=2, adopted=1), "a", 0.0) is None
+
+
+@pytest.mark.parametrize("every", [0, 7])
+def test_nothing_is_made_of_a_call_that_is_worth_no_span(every: int) -> None:
+    """And it makes no difference to the others: with and without that the same calls get the same spans."""
+    chance = random.Random(1)
+    plain, quick, traces, redone, adopted, dull = Calls("job", every), Calls("job", every), Traces(), 0, 0, 0
+    for number in range(600):
+        redone, adopted = redone + (chance.random() < 0.02), adopted + (chance.random() < 0.02)
+        took = chance.choice([0.02] * 20 + [0.05, 0.06, 0.3])
+        traces.called((number, Kind.AVERAGE, 400, 50.0, 50.0 + took, "v2", 2, 3, redone, adopted))
+        record = CallRecord(number, "average", 400, 50.0, 50.0 + took, "v2", 2, 3, redone, adopted)
+        left = list(traces.each(quick.dull))
+        assert left in ([], [record])
+        dull += not left
+        expected = plain.span(record, "a", 990.0)
+        assert [quick.span(each, "a", 990.0) for each in left] == ([expected] if left else [])
+        assert left or expected is None
+    assert 400 < dull < 600
+    assert plain._recent == quick._recent
 
 
 def test_members_sample_the_same_calls() -> None:
@@ -194,3 +217,60 @@ def test_the_programs_own_provider_is_used(monkeypatch: pytest.MonkeyPatch) -> N
         "no root: its id cannot be chosen"
     )
     provider.shutdown()
+
+
+def test_that_nobody_takes_spans_is_said_once_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever answers there is no collector: it refuses each lot."""
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="not installed: pip install 'ftlib[otel]'")
+    from opentelemetry import trace
+
+    from ftlib.lifecycle.tracing.exporter import Exporter
+
+    with Refusing() as refusing:
+        monkeypatch.setattr(trace, "get_tracer_provider", trace.ProxyTracerProvider)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", refusing.url)
+        monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "1")
+        with caplog.at_level("WARNING", "ftlib"):
+            exporter = Exporter({})
+            for _ in range(3):
+                exporter.give(view_change("job", "b", VIEW, CHANGE, 990.0)[0])
+            exporter.close(60.0)
+        assert refusing.count > 1
+    said = [record.getMessage() for record in caplog.records if record.name == "ftlib"]
+    assert len(said) == 1
+    assert refusing.url in said[0]
+    assert "OTEL_EXPORTER_OTLP_ENDPOINT" in said[0]
+
+
+class Refusing:
+    """An HTTP server that takes nothing."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        counted = self._counted
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                counted()
+                self.send_error(400)
+
+            def log_message(self, *_: object) -> None:
+                """Nothing."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+
+    def _counted(self) -> None:
+        self.count += 1
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()

@@ -21,7 +21,8 @@ LOCAL = {"preload": (), "quiet": True, "transport": "local"}
 
 def launcher(*hosts: str, workers: Any = 2, **more: Any) -> Launcher:
     """A launcher of local agents with these names."""
-    return Launcher(hostnames=list(hosts or ("localhost",)), workers_per_host=workers, **{**LOCAL, **more})
+    named = "auto" if more.keys() & {"hosts_file", "discover"} else list(hosts or ("localhost",))
+    return Launcher(hostnames=named, workers_per_host=workers, **{**LOCAL, **more})
 
 
 class Kept(logging.Handler):

@@ -6,7 +6,9 @@ import os
 import sys
 from pathlib import Path
 
+import click
 import pytest
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 from torch.distributed.run import get_args_parser
 
@@ -26,10 +28,22 @@ def ftlib(*arguments: str) -> Result:
     return CliRunner().invoke(commands, arguments)
 
 
-def test_the_help_has_whole_sentences() -> None:
-    told = ftlib("--help").output
+@pytest.mark.parametrize("group", [[], ["keys"], ["checkpoints"]])
+def test_the_help_has_whole_sentences(group: list[str]) -> None:
+    told = ftlib(*group, "--help").output
     assert "..." not in told.replace("[ARGS]...", "")
-    assert all(each.get_short_help_str(1000) in told for each in commands.commands.values())
+    found = commands.commands[group[0]] if group else commands
+    assert isinstance(found, click.Group)
+    assert all(each.get_short_help_str(1000) in told for each in found.commands.values())
+
+
+@pytest.mark.parametrize("group", ["keys", "checkpoints"])
+def test_a_group_alone_shows_its_help(group: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([group])
+    said = capsys.readouterr()
+    assert f"Usage: ftlib {group}" in (said.err + said.out).splitlines()[0]
+    assert len((said.err + said.out).splitlines()) > 5
 
 
 @pytest.mark.parametrize("name", [name for each in get_args_parser()._actions for name in each.option_strings])
@@ -64,6 +78,41 @@ def test_an_unknown_option_before_the_script(given: tuple[str, ...], said: str, 
     assert ended.value.code == 2
     [line] = capsys.readouterr().err.splitlines()
     assert said in line
+
+
+@pytest.mark.parametrize(
+    ("given", "where"),
+    [
+        (["run", "-n", "2", "--hosts"], "ftlib run --help"),
+        (["keys", "drop", "--x"], "ftlib keys drop --help"),
+        (["status", "--timeout"], "ftlib status --help"),
+        (["stauts"], "ftlib --help"),
+    ],
+)
+def test_a_wrong_command_line_leads_to_the_help_of_that_command(
+    given: list[str], where: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(given)
+    assert ended.value.code == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.endswith(f"See {where}")
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        (["run", "-n", "2", "tr"], "file"),
+        (["run", "-n", "2", "train.py", "--data", "fi"], "file"),
+        (["run", "-n", "2", "--resume", "ch"], "dir"),
+        (["run", "-n", "2", "--log-dir", "lo"], "file"),
+        (["checkpoints", "list", "ch"], "dir"),
+        (["keys", "rotate", "se"], "file"),
+    ],
+)
+def test_a_shell_completes_names_of_files_where_they_are_meant(words: list[str], kind: str) -> None:
+    [found] = ShellComplete(commands, {}, "ftlib", "_FTLIB_COMPLETE").get_completions(words[:-1], words[-1])
+    assert (found.type, found.value) == (kind, words[-1])
 
 
 @pytest.mark.process

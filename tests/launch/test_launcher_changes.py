@@ -15,7 +15,7 @@ import pytest
 from consensus import KeyRing
 from ftlib import AgentFailedError, Launch
 from ftlib.lifecycle.supervisor_client import announce, ask_again
-from tests.harness.basics import eventually
+from tests.harness.basics import TIMEOUT, eventually
 from tests.launch.helpers import cli
 from tests.launch.launching import kill, launcher, mark, no_child_is_left, wait_for
 from tests.launch.test_launcher_elastic import FAST, member, running
@@ -54,7 +54,7 @@ def fails_first(path: Path, size: int) -> str:
 def test_a_result_is_not_mixed_up_with_what_an_earlier_start_left(tmp_path: Path) -> None:
     """The next start ends while the large exception of the first is still on its way."""
     launch = launcher(workers=2, max_restarts=1, restart_delay=0.0).start(fails_first, tmp_path, 100 << 20)
-    assert launch.wait(120).results["localhost"] == ["the second start's", "the other's"]
+    assert launch.wait(TIMEOUT).results["localhost"] == ["the second start's", "the other's"]
 
 
 def leaves_and_comes_back(path: Path) -> str:
@@ -62,7 +62,7 @@ def leaves_and_comes_back(path: Path) -> str:
     if (path / "left").exists():
         return "back"
     key = KeyRing([env["FTLIB_SECRET"]]).first
-    assert ask_again(env["FTLIB_SUPERVISOR"], key.vouch, job=env["FTLIB_JOB"], member="m", timeout=60.0)
+    assert ask_again(env["FTLIB_SUPERVISOR"], key.vouch, job=env["FTLIB_JOB"], member="m", timeout=TIMEOUT)
     mark(path, "left")
     return "left"
 
@@ -74,7 +74,7 @@ def test_a_worker_that_leaves_on_purpose_is_started_again(tmp_path: Path) -> Non
 def asks_in_vain() -> bool:
     env = os.environ
     key = KeyRing([env["FTLIB_SECRET"]]).first
-    return ask_again(env["FTLIB_SUPERVISOR"], key.vouch, job=env["FTLIB_JOB"], member="m", timeout=60.0)
+    return ask_again(env["FTLIB_SUPERVISOR"], key.vouch, job=env["FTLIB_JOB"], member="m", timeout=TIMEOUT)
 
 
 def test_nobody_is_started_again_in_a_launch_that_is_fixed() -> None:
@@ -126,7 +126,7 @@ def follows_the_secrets(path: Path, new: str) -> list[str]:
     while new not in file.read_text().split():
         time.sleep(0.01)
     facts = {"job": env["FTLIB_JOB"], "member": f"m{os.getpid()}", "address": "a:1", "epoch": 1}
-    assert announce(env["FTLIB_SUPERVISOR"], KeyRing([new]).first.vouch, **facts, timeout=60.0)
+    assert announce(env["FTLIB_SUPERVISOR"], KeyRing([new]).first.vouch, **facts, timeout=TIMEOUT)
     return [*first, str(file)]
 
 
@@ -142,7 +142,7 @@ def test_a_file_of_secrets_is_followed_on_all_hosts(tmp_path: Path, monkeypatch:
         for rank in range(2):
             eventually((tmp_path / f"up-{rank}").exists, "workers")
         path.write_text(f"{old}\n{new}\n")
-        found = [launch.wait(120).rank(rank) for rank in range(2)]
+        found = [launch.wait(TIMEOUT).rank(rank) for rank in range(2)]
     assert [each[0] for each in found] == [old, old]
     copies = {each[1] for each in found}
     assert len(copies) == 2 and str(path) not in copies
@@ -169,7 +169,7 @@ def test_a_host_that_refuses_is_no_obstacle_where_it_is_not_needed(tmp_path: Pat
         (tmp_path / "127.0.0.1.shut").unlink()
         assert {each["host"] for each in running(launch, 2)} == set(hosts)
         (tmp_path / "finish").touch()
-        launch.wait(60)
+        launch.wait(TIMEOUT)
 
 
 def lose(launch: Launch, path: Path, host: str) -> None:
@@ -192,7 +192,7 @@ def test_workers_of_a_lost_host_start_where_there_is_room(tmp_path: Path) -> Non
         (tmp_path / "127.0.0.1.shut").unlink()
         assert sorted(each["worker"] for each in running(launch, 7)) == list(range(7))
         (tmp_path / "finish").touch()
-        assert sum(map(len, launch.wait(60).results.values())) == 7
+        assert sum(map(len, launch.wait(TIMEOUT).results.values())) == 7
 
 
 SCRIPT = """
@@ -264,7 +264,7 @@ def member_ignoring(path: Path, handler: Any) -> None:
     signal.signal(signal.SIGTERM, handler)
     key = KeyRing([env["FTLIB_SECRET"]]).first
     facts = {"job": env["FTLIB_JOB"], "member": f"m{os.getpid()}", "address": f"a:{os.getpid()}", "epoch": 1}
-    assert announce(env["FTLIB_SUPERVISOR"], key.vouch, **facts, timeout=60.0)
+    assert announce(env["FTLIB_SUPERVISOR"], key.vouch, **facts, timeout=TIMEOUT)
     while not (path / "finish").exists():
         time.sleep(0.01)
 

@@ -31,7 +31,7 @@ def member(path: Path) -> str:
     me = f"{env['FTLIB_NAME']}-{os.getpid()}"
     mark(path, f"{env['FTLIB_NAME'].replace('/', '-')}-{os.getpid()}", env["FTLIB_INTRODUCERS"])
     facts = {"job": env["FTLIB_JOB"], "member": me, "address": f"a:{os.getpid()}", "epoch": 1}
-    assert announce(env["FTLIB_SUPERVISOR"], key.vouch, **facts, timeout=60.0)
+    assert announce(env["FTLIB_SUPERVISOR"], key.vouch, **facts, timeout=TIMEOUT)
     while not (path / "finish").exists():
         time.sleep(0.01)
     return me

@@ -200,19 +200,23 @@ def test_a_worker_that_dies_ends_the_others_on_all_hosts(logins: Logins, tmp_pat
 
 
 def agents(logins: Logins, name: str) -> list[int]:
-    """Guard and agent on a host."""
+    """Guard and steward on a host, the warm process, and workers forked from it: whoever has the agent's name."""
     return [pid for pid, line in logins.processes(name).items() if "ftlib.launch.agent" in line]
 
 
-def test_a_killed_agent_is_named(logins: Logins, tmp_path: Path) -> None:
-    launch, workers = begun(logins, tmp_path, "h2", "h4")
-    for pid in agents(logins, "h2"):
-        with contextlib.suppress(ProcessLookupError):  # one that has ended with the other already
-            os.kill(pid, signal.SIGKILL)
+def test_a_killed_agent_is_named_and_leaves_nothing(logins: Logins, tmp_path: Path) -> None:
+    """Killed whole, as by ``pkill -f ftlib.launch.agent``: what workers have started ends all the same."""
+    launch = launcher(logins, "h2", "h4").start(live_in_a_family, tmp_path)
+    members = ("worker", "child", "daemon")
+    family = pids(tmp_path, *(f"{host}-{rank}-{each}" for host in ("h2", "h4") for rank in range(2) for each in members))
+    doomed = agents(logins, "h2")
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first: nobody sees the other's end
+        for pid in doomed:
+            os.kill(pid, number)
     with pytest.raises(AgentFailedError) as caught:
         launch.wait(TIMEOUT)
     assert caught.value.host == "h2"
-    eventually(lambda: not any(map(lives, workers)), "workers end")
+    eventually(lambda: not any(map(lives, family)), "workers end, and all that they started")
 
 
 @pytest.mark.soak

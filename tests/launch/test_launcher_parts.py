@@ -119,7 +119,7 @@ def test_messages_are_found_behind_any_noise() -> None:
                 open_ = chunk is not None
             if chunk:
                 found += [message for message, _ in decoder.feed(chunk)]
-        assert found == sent
+        assert found == sent and list(map(type, found)) == list(map(type, sent))
         assert greeted.release == release()
 
 
@@ -134,7 +134,7 @@ def test_messages_are_found_behind_any_noise() -> None:
         ("(ModuleNotFoundError: No module named 'ftlib')", Loss.REFUSED, "install ftlib "),
         ("ssh: connect to host n1 port 22: No route to host", Loss.AWAY, "is up"),
         ("srun: error: Slurm job 7 has expired", Loss.OVER, ""),
-        ("exit code 3", Loss.REFUSED, ""),
+        ("exit code 3", Loss.REFUSED, "by hand"),
     ],
 )
 def test_what_a_command_says_is_understood(words: str, loss: Loss, remedy: str) -> None:

@@ -45,6 +45,12 @@ class World:
         self.stopped: set[int] = set()
         self.starts = 0
         self.ports = 1000
+        self.bound: dict[str, list[str]] = {}
+        """Addresses at which sockets of a host's agent are bound, in their order; not there: it has not answered yet."""
+        self.at: dict[str, tuple[str, int]] = {}
+        """By address of a founder: at which host it is, and who founds there."""
+        self.homes: dict[int, tuple[str, int, WorkerPhase]] = {}
+        """Where each worker was when last looked at, and how far."""
         self.do(self.ledger.begin(self.now))
 
     def do(self, actions: list[Action]) -> None:
@@ -56,12 +62,15 @@ class World:
                 case BindHost(host):
                     assert host in self.up, f"sockets at {host}, which is not there"
                     self.binding.append(action)
+                    self.bound.pop(host, None)
                 case StartWorker(index, start, founder, address, introducers, size):
                     place = self.ledger.places[index]
                     assert index not in self.running, f"worker {index} is started twice"
                     assert place.host in self.up, f"worker {index} is started at {place.host}, which is not there"
+                    assert place.host in self.bound, f"worker {index} is started at {place.host}, whose sockets are not bound"
                     assert introducers and size > 0
                     assert founder < 0 or address in introducers
+                    self.found(index, founder, address, introducers)
                     assert self.last.get(index, 0) < start, f"start {start} of worker {index} comes twice"
                     self.last[index] = start
                     taken = [self.ledger.places[each].local_rank for each, where in self.running.items() if where == place.host]
@@ -75,8 +84,23 @@ class World:
                     self.drop(host)
         self.check()
 
+    def found(self, index: int, founder: int, address: str, introducers: tuple[str, ...]) -> None:
+        """A worker is started: who founds has a socket of its own at its host, and nobody is sent where nobody is."""
+        host = self.ledger.places[index].host
+        if founder >= 0:
+            assert self.bound[host][founder] == address, f"worker {index} gets socket {founder} of {host} for {address}"
+            assert address not in self.at, f"worker {index} gets the address of {self.at[address]}"
+            self.at[address] = host, index
+        elif address:
+            assert self.at[address] == (host, index), f"worker {index} at {host} gets the address of {self.at[address]}"
+        for each in introducers:
+            if each in self.at:
+                where, who = self.at[each]
+                assert self.ledger.places[who].host == where, f"worker {who} has left {each}, and {index} is sent there"
+
     def drop(self, host: str) -> None:
         self.called.discard(host)
+        self.bound.pop(host, None)
         self.up.discard(host)
         self.binding = [each for each in self.binding if each.host != host]
         for index in [index for index, where in self.running.items() if where == host]:
@@ -88,7 +112,16 @@ class World:
             assert self.ledger.policy.records[index].phase is WorkerPhase.RUNNING, f"worker {index} runs, and nobody knows"
 
     def strict(self) -> None:
-        """Between two events: what the ledger takes to run does run."""
+        """Between two events: what the ledger takes to run does run, and what is over stays as it is."""
+        over = (WorkerPhase.DONE, WorkerPhase.FAILED, WorkerPhase.RETIRED)
+        for index, place in enumerate(self.ledger.places):
+            phase = self.ledger.policy.records[index].phase
+            *home, before = self.homes.get(index, (place.host, place.local_rank, phase))
+            moved = home != [place.host, place.local_rank]
+            assert not (moved and before is phase and phase in over), f"worker {index}, {phase}, has moved from {home}"
+            self.homes[index] = place.host, place.local_rank, phase
+            assert place.due is None or phase is WorkerPhase.WAITING, f"worker {index}, {phase}, is to be started"
+        assert self.ledger.stage is not Stage.ENDING or self.ledger.next_at() is None, "nothing is due any more"
         assert set(self.ledger.running()) == set(self.running)
         for host in self.ledger.hosts.values():
             assert (host.name in self.up) == (host.phase in (HostPhase.UP, HostPhase.DRAINING))
@@ -96,6 +129,12 @@ class World:
     def end(self, index: int, code: int) -> None:
         del self.running[index]
         self.do(self.ledger.ended(index, self.last[index], code, "", self.now, sent_away=index in self.stopped))
+
+    def tick(self) -> None:
+        """What is due now is done now: else the director would look again at once, and again, until something happens."""
+        self.do(self.ledger.tick(self.now))
+        due = self.ledger.next_at()
+        assert due is None or due > self.now, f"due at {due}, and it is {self.now}"
 
     def calm(self) -> bool:
         """One thing that happens without anything breaking; False: nothing is left to happen."""
@@ -108,12 +147,14 @@ class World:
             wish = self.binding.pop(0)
             addresses = [f"10.0.0.1:{self.ports + number}" for number in range(wish.founders)]
             self.ports += wish.founders
+            if all(each.host != wish.host for each in self.binding):  # else this answer is out of date
+                self.bound[wish.host] = addresses
             self.do(self.ledger.host_bound(wish.host, wish.founding, addresses, self.now))
         elif self.running:
             self.end(next(iter(self.running)), 0)
         elif (due := self.ledger.next_at()) is not None:
             self.now = max(self.now, due)
-            self.do(self.ledger.tick(self.now))
+            self.tick()
         else:
             return False
         return True
@@ -134,7 +175,7 @@ class World:
                 self.do(ledger.remove_host(f"h{chance.randrange(7)}", self.now))
             case 4:
                 self.now += chance.choice([0.01, 0.5, 2.0, 400.0])
-                self.do(ledger.tick(self.now))
+                self.tick()
             case 5 if self.running:
                 index = chance.choice(sorted(self.running))
                 member = f"m{index}-{self.ledger.policy.records[index].starts}"
@@ -306,6 +347,66 @@ def test_slots_of_a_host_that_is_there_follow_the_list() -> None:
     assert ledger.add_host("b", 1, 2.0) == [StopWorker(2, 10.0, "its host has fewer slots")]
     assert ledger.add_host("b", 2, 2.1) == []
     assert started(ledger.ended(2, 1, 0, "", 2.2, sent_away=True)) == [2], "it drained, and is wanted again"
+
+
+def test_a_worker_that_waited_at_a_lost_host_does_not_count_as_one_that_will_run() -> None:
+    ledger = founded(("a", 1), ("b", 1), min_workers=2, max_restarts=5, restart_delay=1.0, patience=60.0)
+    ledger.ended(1, 1, -9, "", 1.0)
+    ledger.host_lost("b", "cut off", 1.5)
+    ledger.tick(61.4)
+    assert ledger.stage is Stage.RUNNING
+    ledger.tick(61.6)
+    assert ledger.stage is Stage.ENDING
+    assert ledger.failure is not None
+    assert (ledger.failure.kind, ledger.failure.host) == (FailureKind.TOO_FEW, "b")
+
+
+def test_nobody_is_started_where_a_new_founding_has_not_bound_yet() -> None:
+    """Not where nobody founds either: workers there would be told addresses that are not known yet."""
+    ledger = founded(("a", 1), ("b", 1), ("c", 1), max_restarts=2, restart_delay=1.0)
+    ledger.ended(0, 1, -9, "", 1.0)
+    ledger.ended(1, 1, -9, "", 1.0)
+    ledger.ended(2, 1, -9, "", 1.0)  # no restart is left for it
+    assert ledger.tick(2.0) == [BindHost("a", 2, 1, False), BindHost("b", 2, 1, False), BindHost("c", 2, 0, False)]
+    ledger.host_bound("a", 2, ["10.0.0.1:9"], 2.1)
+    assert started(ledger.host_bound("b", 2, ["10.0.0.2:9"], 2.1)) == [0, 1]
+    assert started(ledger.add_host("c", 2, 2.2)) == []
+    ledger.announced(0, 2, "m0", "10.0.0.1:9", 1, 2.3)
+    assert ledger.stage is Stage.RUNNING
+    assert started(ledger.host_bound("c", 2, [], 2.4)) == [3]
+
+
+def test_who_waits_for_an_event_is_not_looked_at_again_and_again() -> None:
+    """The last member of a view dies while a joiner starts: its restart waits for that one's view, however long it is due."""
+    ledger = founded(("a", 2), max_restarts=2, restart_delay=1.0)
+    ledger.ended(1, 1, -9, "", 1.0)
+    assert started(ledger.tick(2.0)) == [1]
+    ledger.ended(0, 1, -9, "", 2.5)
+    assert ledger.next_at() == 3.5
+    assert ledger.tick(3.5) == []
+    assert ledger.next_at() is None
+    assert started(ledger.announced(1, 2, "m1-2", "10.0.0.1:7", 2, 9.0)) == [0]
+
+
+def test_a_worker_that_dies_while_others_are_about_to_found_is_started_again() -> None:
+    """Both founders lose their hosts before there is a view: the one that comes last founds anew beside the other."""
+    ledger = Ledger(Rules(elastic=True, max_restarts=5, restart_delay=1.0), [("a", 1), ("b", 1)], 0.0)
+    ledger.begin(0.0)
+    for host in ("a", "b"):
+        ledger.host_up(host, 1, "10.0.0.1", 0.0)
+    for host in ("a", "b"):
+        ledger.host_bound(host, 1, [f"{host}:1"], 0.0)
+    for lost, fresh in (("b", "c"), ("a", "d")):
+        ledger.host_lost(lost, "cut off", 1.0)
+        ledger.add_host(fresh, 1, 1.0)
+        ledger.host_up(fresh, 1, "10.0.0.1", 1.0)
+        ledger.host_bound(fresh, 1, [], 1.0)
+    assert (ledger.stage, ledger.running()) == (Stage.BINDING, [1])
+    assert ledger.ended(1, 2, -9, "", 1.5) == []
+    assert (ledger.stage, ledger.failures) == (Stage.BINDING, [])
+    ledger.host_bound("c", 2, [], 1.6)
+    assert started(ledger.host_bound("d", 2, ["d:1"], 1.6)) == [0]
+    assert started(ledger.tick(2.5)) == [1]
 
 
 @pytest.mark.parametrize("moving", [False, True])

@@ -12,7 +12,7 @@ import pytest
 
 from ftlib.lifecycle.drain import TWIN
 
-from .helpers import running, script, wait_gone
+from .helpers import running, script, wait_gone, wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
@@ -45,6 +45,34 @@ def test_a_killed_supervisor_leaves_no_orphans(tmp_path: Path) -> None:
         assert "the supervisor was killed by SIGKILL" in err
         for pid in pids:
             wait_gone(pid, 0.1)
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.mark.parametrize("killed", ["keeper", "guard keeper", "guard supervisor", "keeper supervisor"])
+def test_those_killed_in_one_instant_leave_no_orphans(tmp_path: Path, killed: str) -> None:
+    """Whoever is left of guard, keeper and supervisor ends the workers, and all that they started."""
+    with running(tmp_path, "-n", 2, script=script(FAMILY + "time.sleep(300)")) as run:
+        pids = families(run, 2)
+        guard, supervisor = run.process.pid, parent(pids[0])
+        keeper = parent(supervisor)
+        assert parent(keeper) == guard
+        assert Path(f"/proc/{keeper}/cmdline").read_bytes().rstrip(b"\0") == b"ftlib-keeper"  # no name-based kill finds it
+        doomed = [{"guard": guard, "keeper": keeper, "supervisor": supervisor}[name] for name in killed.split()]
+        for pid in doomed:
+            os.kill(pid, signal.SIGSTOP)
+        for pid in doomed:  # none of them may do anything about the other's end
+            wait_until(lambda pid=pid: state(pid) == "T", f"{pid} has stopped")
+        for pid in doomed:
+            os.kill(pid, signal.SIGKILL)
+        for pid in (*pids, guard, keeper, supervisor):
+            wait_gone(pid)
+
+
+def state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def test_a_killed_supervisor_leaves_no_secret(tmp_path: Path) -> None:

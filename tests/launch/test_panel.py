@@ -109,6 +109,8 @@ def test_it_is_for_terminals_alone(monkeypatch: pytest.MonkeyPatch, term: str) -
 PROGRAM = """
 import os, sys, time
 index = os.environ["FTLIB_WORKER_INDEX"]
+while not os.path.exists("go"):
+    time.sleep(0.005)
 for number in range(400):
     print("line", index, number, flush=True)
     print("error", index, number, file=sys.stderr, flush=True)
@@ -125,12 +127,15 @@ def test_on_a_terminal_every_line_is_there_once_and_the_view_goes_with_the_launc
     child = pexpect.spawn(
         sys.executable, words, cwd=str(tmp_path), env=environment, encoding="utf-8", timeout=120, dimensions=(40, 120)
     )
+    child.expect_exact("2 of 2 workers")
+    shown = child.before + child.after
+    (tmp_path / "go").touch()  # both are in the view, however long one of them took to start
     child.expect(pexpect.EOF)
     child.wait()
-    assert "2 of 2 workers" in child.before and "localhost" in child.before
-    assert re.search(r"up +1/1", re.sub(r"\x1b\[[0-9;]*m", "", child.before)), "the view was drawn"
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", shown + child.before)
+    assert "localhost" in shown and re.search(r"up +1/1", shown), "the view was drawn"
     screen = Screen()
-    screen.write(re.sub(r"\x1b\[[0-9;]*m", "", child.before))
+    screen.write(shown)
     for host, index in (("localhost", 0), ("127.0.0.1", 1)):
         for kind in ("line", "error"):
             found = [row for row in screen.text if row.startswith(f"[{host}:0] {kind} ")]

@@ -148,7 +148,7 @@ time.sleep(60)
         run.wait_file("ready1")
         guard = run.process.pid
         others = descendants(guard)
-        assert len(others) == 3, "a supervisor, two workers"
+        assert len(others) == 4, "a keeper, a supervisor, two workers"
         for pid in others:
             os.kill(pid, signal.SIGTERM)
         assert run.process.stderr is not None

@@ -7,9 +7,10 @@ import sys
 
 import click
 
+from ...launch.command import completes
 from .options import AS_JSON
 
-_PLACE = click.argument("place")
+_PLACE = click.argument("place", shell_complete=completes("dir"))
 
 
 @click.group(short_help="List, verify and export checkpoints.")
@@ -17,7 +18,7 @@ def checkpoints() -> None:
     """List, verify and export the checkpoints at PLACE: a directory, a URL (s3://bucket/run1), or one checkpoint there."""
 
 
-@checkpoints.command("list")
+@checkpoints.command("list", short_help="Show the checkpoints, the newest first.")
 @_PLACE
 @AS_JSON
 def listed(*, place: str, as_json: bool) -> int:
@@ -25,7 +26,7 @@ def listed(*, place: str, as_json: bool) -> int:
     return _asked("list", place, *(["--json"] if as_json else []))
 
 
-@checkpoints.command("verify")
+@checkpoints.command("verify", short_help="Read all, and compare with what was written.")
 @_PLACE
 @AS_JSON
 def verified(*, place: str, as_json: bool) -> int:
@@ -33,7 +34,7 @@ def verified(*, place: str, as_json: bool) -> int:
     return _asked("verify", place, *(["--json"] if as_json else []))
 
 
-@checkpoints.command("export")
+@checkpoints.command("export", short_help="Write the newest one's tensors as safetensors.")
 @_PLACE
 @click.argument("file", type=click.Path(dir_okay=False))
 def exported(*, place: str, file: str) -> int:

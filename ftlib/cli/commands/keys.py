@@ -21,7 +21,7 @@ def keys() -> None:
     """  # noqa: D301 - for click the escape is a command, not text
 
 
-@keys.command("new")
+@keys.command("new", short_help="Print a new secret.")
 def keys_new() -> int:
     """Print a new secret: umask 077; ftlib keys new > FILE."""
     from ...launch.processes.credentials import new_secret  # noqa: PLC0415 - brings cryptography
@@ -33,7 +33,7 @@ def keys_new() -> int:
 _KEY_FILE = click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 
 
-@keys.command("rotate")
+@keys.command("rotate", short_help="Step 1: add a new secret, which all then accept.")
 @_KEY_FILE
 def keys_rotate(*, file: Path) -> int:
     """Step 1: add a new secret to FILE as the last, which all then accept."""
@@ -44,7 +44,7 @@ def keys_rotate(*, file: Path) -> int:
     return 0
 
 
-@keys.command("promote")
+@keys.command("promote", short_help="Step 2: seal with the last secret from now on.")
 @_KEY_FILE
 def keys_promote(*, file: Path) -> int:
     """Step 2: make the last secret in FILE the first, which members then seal with."""
@@ -55,7 +55,7 @@ def keys_promote(*, file: Path) -> int:
     return 0
 
 
-@keys.command("drop")
+@keys.command("drop", short_help="Step 3: remove all secrets but the first.")
 @_KEY_FILE
 def keys_drop(*, file: Path) -> int:
     """Step 3: remove all secrets but the first from FILE."""
@@ -66,7 +66,7 @@ def keys_drop(*, file: Path) -> int:
     return 0
 
 
-@keys.command("token")
+@keys.command("token", short_help="Print the token with which Prometheus may ask.")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path), required=False)
 def keys_token(*, file: Path | None) -> int:
     """Print the bearer token with which Prometheus may GET /metrics (of the secret in FILE, or in the settings)."""

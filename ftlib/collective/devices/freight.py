@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -56,9 +55,7 @@ class Freight:
     """Of one lane. ``tell``: gives words to the peer's ``heard``, over the link and in order."""
 
     def __init__(self, there: Facts, tell: Callable[[list[Any]], None]) -> None:
-        make, facts = _standing[-1] if _standing else (carriers.carrier, choice.facts)
-        self.choice: Choice = choice.choose(facts(), there)
-        self._make = make
+        self.choice: Choice = choice.choose(choice.facts(), there)
         self._tell = tell
         self._lock = threading.Lock()
         self._out: Carrier | None = None
@@ -131,7 +128,7 @@ class Freight:
         return len(self._built) == 2 and not self._trouble
 
     def _made(self, whose: str) -> Carrier:
-        end = self._make(self.choice.way, lambda said: self._tell([whose, "", said]), sends=whose == _OUT)
+        end = carriers.carrier(self.choice.way, lambda said: self._tell([whose, "", said]), sends=whose == _OUT)
         self.place = end.place
         return end
 
@@ -158,22 +155,3 @@ class Freight:
         with self._lock:
             self._built.add(end)
             self._trouble = self._trouble or why
-
-
-_standing: list[tuple[Callable[..., Carrier], Callable[[], Facts]]] = []
-
-
-@contextmanager
-def standing_in(make: Callable[..., Carrier], facts: Callable[[], Facts]) -> Iterator[None]:
-    """Until the end of the block, carriers are made by ``make``, and this process says ``facts`` of its GPUs: for tests."""
-    entry = (make, facts)
-    _standing.append(entry)
-    try:
-        yield
-    finally:
-        _standing.remove(entry)
-
-
-def facts() -> Facts:
-    """Of this process, as its words to peers say."""
-    return _standing[-1][1]() if _standing else choice.facts()

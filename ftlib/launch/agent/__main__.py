@@ -1,7 +1,7 @@
 """``python -m ftlib.launch.agent``: an agent that speaks with its caller over stdin and stdout."""
 
-import sys
+import os
 
 from .agent import main
 
-sys.exit(main())
+os._exit(main())  # nothing is left to be cleaned up, and an interpreter takes a while to do that

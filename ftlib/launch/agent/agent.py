@@ -1,7 +1,7 @@
 """The agent of one host: does what the caller says, and tells what happens. It decides one thing: when the caller is gone.
 
 Its stdin is the leash: when it ends, or when nothing was heard for the caller's ``agent_timeout``, all workers here are killed.
-Two processes, guard and steward, outlive each other (see ``guard``), so that nothing stays whichever of them is killed.
+Three processes, guard, keeper and steward, outlive each other (see ``guard``): nothing stays, whichever of them are killed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import os
 import platform
 import signal
 import socket
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -81,9 +80,9 @@ def main() -> int:
     os.close(null)
     os.dup2(2, 1)  # whatever prints here must not stand in the stream
 
-    def steward(guard_pid: int) -> int:
+    def steward(guards: guard.Guards) -> int:
         os.write(fd_out, greeting())
-        return asyncio.run(_run(fd_in, fd_out, guard_pid))
+        return asyncio.run(_run(fd_in, fd_out, guards))
 
     def only_guard() -> None:
         os.close(fd_in)
@@ -92,8 +91,8 @@ def main() -> int:
     return guard.guarded(steward, only_guard)
 
 
-async def _run(fd_in: int, fd_out: int, guard_pid: int) -> int:
-    return await Agent(fd_in, fd_out, guard_pid).run()
+async def _run(fd_in: int, fd_out: int, guards: guard.Guards) -> int:
+    return await Agent(fd_in, fd_out, guards).run()
 
 
 @dataclass(slots=True)
@@ -110,9 +109,9 @@ class Running:
 class Agent:
     """One host's part of one launch."""
 
-    def __init__(self, fd_in: int, fd_out: int, guard_pid: int) -> None:
+    def __init__(self, fd_in: int, fd_out: int, guards: guard.Guards) -> None:
         self._loop = asyncio.get_running_loop()
-        self._guard_pid = guard_pid
+        self._guards = guards
         self._over: asyncio.Future[str] = self._loop.create_future()
         self._order: Order | None = None
         deadline = Deadline(time.monotonic(), timeout=_OPENING, opening=_OPENING)
@@ -140,7 +139,7 @@ class Agent:
         for number in guard.PASSED_ON:
             self._loop.add_signal_handler(number, self._interrupt, number)
         guard.release_signals()
-        unwatch = guard.on_death_of(self._guard_pid, self._loop, lambda: self._lost("the guard was killed"))
+        unwatch = self._guards.on_death(self._loop, lambda: self._lost("guard or keeper was killed"))
         try:
             why = await self._over
             self._steward.kill_all("the launch is over")
@@ -300,7 +299,7 @@ class Agent:
             self._master = None
         try:
             fds = sockets.fds if sockets is not None else ()
-            worker = Worker.spawn(start.index, start.name, self._order.command, environment, self._outbox, fds)
+            worker = Worker.spawn(start.worker, start.name, self._order.command, environment, self._outbox, fds)
         except (OSError, ValueError) as error:
             self._unborn(start, str(error))
             return
@@ -308,8 +307,8 @@ class Agent:
             if sockets is not None:
                 sockets.close()  # this process's copies: "connection refused" must prove that the worker is gone
         self._steward.take(worker)
-        self._running[start.index] = Running(worker, start.start)
-        self._channel.send(Started(start.index, start.start, worker.pid))
+        self._running[start.worker] = Running(worker, start.start)
+        self._channel.send(Started(start.worker, start.start, worker.pid))
 
     async def _bear(self, start: Start) -> None:
         """Start a worker that calls the function."""
@@ -336,7 +335,7 @@ class Agent:
         try:
             call = os.open(f"/proc/self/fd/{self._call}", os.O_RDONLY)
             try:
-                born = await self._nursery.bear(start.index, start.name, facts, call, outcome, control, master)
+                born = await self._nursery.bear(start.worker, start.name, facts, call, outcome, control, master)
             finally:
                 os.close(call)
         except OSError as error:
@@ -350,8 +349,8 @@ class Agent:
                 self._master.close()
                 self._master = None
         worker, records = born
-        self._running[start.index] = Running(worker, start.start, records, outcome)
-        self._channel.send(Started(start.index, start.start, worker.pid))
+        self._running[start.worker] = Running(worker, start.start, records, outcome)
+        self._channel.send(Started(start.worker, start.start, worker.pid))
 
     def _sockets_of(self, start: Start) -> ControlSockets | None:
         if start.port:
@@ -361,11 +360,11 @@ class Agent:
     def _unborn(self, start: Start, why: str) -> None:
         self._outbox.say(f"{start.name} could not be started: {why}")
         why = f"it could not be started: {why}"
-        self._channel.send(Ended(start.index, start.start, 0, _SPAWN_FAILED, why, False, 0, []))
-        self._outbox.drained(start.index, start.start)
+        self._channel.send(Ended(start.worker, start.start, 0, _SPAWN_FAILED, why, False, 0, []))
+        self._outbox.drained(start.worker, start.start)
 
     def _stop(self, stop: Stop) -> None:
-        running = self._running.get(stop.index)
+        running = self._running.get(stop.worker)
         if running is None:
             return
         if stop.grace > 0:
@@ -509,7 +508,3 @@ def _addresses() -> list[str]:
             if not address.startswith(("127.", "::1", "fe80:")) and address not in found:
                 found.append(address)
     return found
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -48,6 +48,8 @@ def main(arguments: list[str]) -> int:
 
 
 def _prepare(arguments: list[str]) -> None:
+    with contextlib.suppress(ImportError):  # the caller refuses a host without it
+        importlib.import_module("cloudpickle")  # each worker needs it for what it returns
     modules = [name for name in arguments[1:] if not name.startswith(LATER)]
     for name in modules:
         try:

@@ -280,15 +280,15 @@ class Agents:
 
     def _ended(self, agent: Agent, message: Ended) -> None:
         agent.owed.ended(message)
-        facts = {"worker": message.index, "start": message.start, "pid": message.pid}
+        facts = {"worker": message.worker, "start": message.start, "pid": message.pid}
         self._events.write("ended", **facts, code=message.code, cause=message.cause)
         tail = [bytes(line) for line in message.tail]
-        self.endings[message.index] = Ending(message.start, message.code, message.cause, message.pid, tail)
+        self.endings[message.worker] = Ending(message.start, message.code, message.cause, message.pid, tail)
         if not message.result or message.code:
             self._over_with(message)  # else it has finished once its result is here
 
     def _over_with(self, message: Ended) -> None:
-        index, start, code = message.index, message.start, message.code
+        index, start, code = message.worker, message.start, message.code
         self._do(self._ledger.ended(index, start, code, message.cause, time.monotonic(), sent_away=message.sent_away))
 
     def _piece(self, host: str, agent: Agent, piece: Piece) -> None:
@@ -297,9 +297,9 @@ class Agents:
         if whole is None:
             return
         message, pieces = whole
-        ending = self.endings.get(message.index)
+        ending = self.endings.get(message.worker)
         if ending is not None and ending.start == message.start:  # else it has begun again: this is of no interest any more
-            self.endings[message.index] = replace(ending, pieces=pieces)
+            self.endings[message.worker] = replace(ending, pieces=pieces)
         if message.code == 0:
             self._over_with(message)
         self._dropped(host, agent)

@@ -30,7 +30,7 @@ class Deliveries:
 
     def ended(self, message: Ended) -> None:
         """A worker has ended; what it left follows."""
-        lifetime = message.index, message.start
+        lifetime = message.worker, message.start
         self._undrained.add(lifetime)
         if message.result:
             self._ends[lifetime] = message
@@ -38,7 +38,7 @@ class Deliveries:
 
     def piece(self, piece: Piece) -> tuple[Ended, list[bytes]] | None:
         """A part of a result; returns the end and all parts if it was the last one. What nobody awaits is dropped."""
-        lifetime = piece.index, piece.start
+        lifetime = piece.worker, piece.start
         if lifetime not in self._ends:
             return None
         self._pieces[lifetime].append(piece.data)
@@ -46,4 +46,4 @@ class Deliveries:
 
     def drained(self, message: Drained) -> None:
         """The last of a worker's lines is here."""
-        self._undrained.discard((message.index, message.start))
+        self._undrained.discard((message.worker, message.start))

@@ -22,6 +22,7 @@ _REMEDIES = {
     "no module named '?\"?ftlib": "install ftlib {release} there, or name the interpreter that has it (python=, --python)",
     "exit code 12[67]|cannot be run|no such file": "name what is there (python=, --python), or load it first (setup=, --setup)",
     _AWAY.pattern: "see that it is up, and that ssh {host} true works",
+    "exit code [0-9]+$": "run by hand what comes before the agent there: the login, and setup (setup=, --setup)",
 }
 
 

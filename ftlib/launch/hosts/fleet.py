@@ -6,6 +6,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...errors import ConfigError
 from .transport import KINDS
 
 
@@ -26,6 +27,19 @@ class Fleet:
     def wanted(self) -> bool:
         """Whether there are other hosts at all."""
         return any(each is not None for each in (self.hosts, self.hosts_file, self.discover, self.transport))
+
+    def check(self) -> None:
+        """Raise ConfigError for options that say two things, or nothing without others."""
+        sources = {"--hosts": self.hosts, "--hosts-file": self.hosts_file, "--discover": self.discover}
+        given = [option for option, value in sources.items() if value is not None]
+        if len(given) > 1:
+            raise ConfigError(f"{' and '.join(given)} both say which hosts there are: give one of them")
+        more = {"--python": self.python, "--setup": self.setup, "--ssh-config": self.ssh_config, "--quiet": self.quiet}
+        for option, value in more.items():
+            if value and not self.wanted:
+                raise ConfigError(f"{option} is for workers of other hosts: give --hosts too, or leave it out")
+        if self.hosts is not None and not self.names:
+            raise ConfigError(f"--hosts {self.hosts!r}: it names no host: give names with commas between them")
 
     @property
     def names(self) -> str | list[str]:

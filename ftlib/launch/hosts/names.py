@@ -24,6 +24,8 @@ def parse_host(text: str) -> tuple[str, int | None]:
     match = re.fullmatch(r"(?P<host>\[[^\]]+\]|[^:\s]+|[0-9a-fA-F:]*:[0-9a-fA-F:]*:[0-9a-fA-F:.]*)(:(?P<slots>\d+))?", text)
     if match is None or match["host"].startswith("-"):
         raise ConfigError(f"{text!r} is no host: write a name or an address, with :SLOTS behind it if you like")
+    if match["slots"] and not int(match["slots"]):
+        raise ConfigError(f"{text!r} has no slot: write a number of at least 1, or leave the host out")
     return match["host"].strip("[]"), int(match["slots"]) if match["slots"] else None
 
 

@@ -42,7 +42,9 @@ class Transport:
                     f"transport={self.kind!r}: give one of {', '.join(KINDS)}, or a list of words with {{host}} in it"
                 )
         elif not any("{host}" in word for word in self.kind):
-            raise ConfigError("transport: one word of the command must have {host} in it")
+            raise ConfigError(
+                f"transport={list(self.kind)}: give one of {', '.join(KINDS)}, or a command with a word that has {{host}} in it"
+            )
         if self.ssh_config is not None and not self.ssh_config.is_file():
             raise ConfigError(f"ssh_config_file={self.ssh_config}: there is no such file")
 

@@ -1,9 +1,10 @@
-"""Why nothing survives the launcher: two processes that outlive each other.
+"""Why nothing survives the launcher: three processes that outlive each other.
 
-The process that the user starts is only the *guard*. It forks the supervisor, passes signals on, and ends with its exit
-code. If one of the two is killed, the other finds every descendant (both adopt orphans, see ``process``) and kills it: data
-loaders, daemons, sessions of their own. Only if both are killed in the same instant, nothing remains but the kernel's
-own "workers die with their parent".
+The process that the user starts is only the *guard*. It forks the *keeper*, and the keeper the supervisor. Both pass signals
+on, and end with its exit code. Whichever of the three is killed, those that are left find every descendant (all of them adopt
+orphans, see ``process``) and kill it: data loaders, daemons, sessions of their own. The keeper has a session and a name of its
+own, so what ends guard and supervisor in the same instant, as ``pkill -f`` does, does not end it. Only if all three are killed
+at once, nothing remains but the kernel's own "workers die with their parent".
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn
 
-from ...common.processes import describe_exit
-from ...lifecycle.drain import TWIN
+from ...common.processes import TWIN, describe_exit, rename_process
 from .process import adopt_orphans, kill_descendants, shell_code
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -27,26 +29,52 @@ _BLOCKED = {*PASSED_ON, signal.SIGCHLD}
 _SWEEP = 5.0
 
 
-def guarded(main: Callable[[int], int], at_guard: Callable[[], None] = lambda: None) -> int:
-    """Run ``main(guard_pid)`` in a forked supervisor; returns its result. Call on the main thread of a process without others.
+@dataclass(frozen=True, slots=True)
+class Guards:
+    """Guard and keeper, as the supervisor knows them."""
 
-    ``at_guard`` is called at once in this process, which only guards. ``main`` starts with signals blocked: it calls
+    pidfds: tuple[int, ...]
+    """They become readable when that process ends."""
+
+    def on_death(self, loop: asyncio.AbstractEventLoop, then: Callable[[], None]) -> Callable[[], None]:
+        """Have ``loop`` call ``then`` once, when one of them has ended. Returns a function that stops watching."""
+
+        def stop() -> None:
+            for fd in self.pidfds:
+                loop.remove_reader(fd)
+
+        def ended() -> None:
+            stop()
+            then()
+
+        for fd in self.pidfds:
+            loop.add_reader(fd, ended)
+        return stop
+
+
+def guarded(main: Callable[[Guards], int], at_guard: Callable[[], None] = lambda: None) -> int:
+    """Run ``main`` in a forked supervisor; returns its result. Call on the main thread of a process without others.
+
+    ``at_guard`` is called at once in the processes that only guard. ``main`` starts with signals blocked: it calls
     ``release_signals`` once its handlers are set, so that no signal is lost.
     """
     adopt_orphans()
     sys.stdout.flush()
     sys.stderr.flush()
-    guard = os.getpid()
     signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
-    supervisor = os.fork()
-    if supervisor == 0:
-        _supervise(main, guard)
+    guard = os.pidfd_open(os.getpid())
+    keeper = os.fork()
+    if keeper == 0:
+        _end_after(lambda: _keep(main, at_guard, guard))
     try:
+        os.close(guard)
         at_guard()
-        return _wait(supervisor)
+        code = _wait(keeper)
     finally:
         kill_descendants(_SWEEP)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
+    _say_if_killed("keeper", code)
+    return shell_code(code)
 
 
 class Twins:
@@ -72,38 +100,13 @@ def release_signals() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
 
 
-def on_death_of(pid: int, loop: asyncio.AbstractEventLoop, then: Callable[[], None]) -> Callable[[], None]:
-    """Have ``loop`` call ``then`` once when ``pid``, this process's parent, ends. Returns a function that stops watching."""
-    try:
-        fd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        loop.call_soon(then)
-        return lambda: None
-
-    def stop() -> None:
-        nonlocal fd
-        if fd >= 0:
-            loop.remove_reader(fd)
-            os.close(fd)
-            fd = -1
-
-    def ended() -> None:
-        stop()
-        then()
-
-    loop.add_reader(fd, ended)
-    if os.getppid() != pid:  # the parent had ended, and the pid may be another process's by now
-        loop.call_soon(ended)
-    return stop
-
-
-def _supervise(main: Callable[[int], int], guard: int) -> None:
-    """The forked child's whole life."""
+def _end_after(live: Callable[[], int]) -> NoReturn:
+    """A forked child's whole life."""
     code = 1
     try:
         os.setsid()  # the terminal's Ctrl-C goes to the guard alone, which passes it on: once
         adopt_orphans()
-        code = main(guard)
+        code = live()
     except BaseException:  # noqa: BLE001 - nothing may get past this frame, which is a copy of the parent's
         traceback.print_exc()
     finally:
@@ -114,15 +117,31 @@ def _supervise(main: Callable[[int], int], guard: int) -> None:
         os._exit(code)
 
 
-def _wait(supervisor: int) -> int:
-    """Wait for the end of the supervisor, which has deadlines of its own for everything but the workers' work."""
+def _keep(main: Callable[[Guards], int], at_guard: Callable[[], None], guard: int) -> int:
+    """Be the keeper: start the supervisor, wait for its end, and end what it left."""
+    keeper = os.pidfd_open(os.getpid())
+    supervisor = os.fork()
+    if supervisor == 0:
+        _end_after(lambda: main(Guards((guard, keeper))))
+    try:
+        rename_process("ftlib-keeper")
+        at_guard()
+        code = _wait(supervisor)
+    finally:
+        kill_descendants(_SWEEP)
+    _say_if_killed("supervisor", code)
+    return shell_code(code)
+
+
+def _wait(child: int) -> int:
+    """Pass signals on until the child ends: it has deadlines of its own for everything but the workers' work."""
     twins = Twins()
     while True:
         number = signal.sigwait(_BLOCKED)
         if number in PASSED_ON:
             if not twins.again(number):
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(supervisor, number)
+                    os.kill(child, number)
             continue
         while True:
             try:
@@ -131,8 +150,12 @@ def _wait(supervisor: int) -> int:
                 return 1
             if pid == 0:
                 break
-            if pid == supervisor:
-                code = os.waitstatus_to_exitcode(status)
-                if code < 0:
-                    sys.stderr.write(f"ftlib: error: the supervisor was {describe_exit(code)}; its workers are killed too\n")
-                return shell_code(code)
+            if pid == child:
+                return os.waitstatus_to_exitcode(status)
+
+
+def _say_if_killed(name: str, code: int) -> None:
+    """Last of all: whoever reads stderr may have gone, or read nothing any more."""
+    if code < 0:
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f"ftlib: error: the {name} was {describe_exit(code)}; its workers are killed too\n")

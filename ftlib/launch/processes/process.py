@@ -73,14 +73,16 @@ def kill_descendants(timeout: float) -> set[int]:
     """
     deadline = time.monotonic() + timeout
     while True:
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return set()  # who adopts orphans and has no child has no descendant: /proc need not be read
         left = descendants(os.getpid())
         for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        if not left or time.monotonic() > deadline:
+        if time.monotonic() > deadline:
             return left
         time.sleep(0.002)  # orphans arrive here as their parents die; there is no event that covers all of them
 

@@ -54,9 +54,9 @@ def launch(plan: StartPlan) -> int:
     """Run ``plan`` to its end; returns the shell's exit code. Call on the main thread of a process without others."""
     require_linux()
 
-    def supervise(guard_pid: int) -> int:
+    def supervise(guards: guard.Guards) -> int:
         try:
-            return asyncio.run(Supervisor(plan, guard_pid=guard_pid).run())
+            return asyncio.run(Supervisor(plan, guards=guards).run())
         except ConfigError as error:
             sys.stderr.write(f"ftlib: error: {error}\n")
             return 2
@@ -81,11 +81,13 @@ class RunStage(Enum):
 class Supervisor:
     """One run. Everything happens on the loop of :meth:`run`, which must be the main thread's."""
 
-    def __init__(self, plan: StartPlan, *, guard_pid: int | None = None, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, plan: StartPlan, *, guards: guard.Guards | None = None, environment: Mapping[str, str] | None = None
+    ) -> None:
         self.policy = RestartPolicy(plan)
         self.stage = RunStage.RUNNING
         self._plan = plan
-        self._guard_pid = guard_pid
+        self._guards = guards
         self._base = dict(os.environ if environment is None else environment)
         self._credentials = Credentials(plan.job, self._base)
         self._spared: set[int] = set()  # those that were accused, and not killed
@@ -137,7 +139,7 @@ class Supervisor:
                 await runner.cleanup()
             listener.close()
             unwatch()
-            left = self._steward.close(sweep=self._guard_pid is not None)
+            left = self._steward.close(sweep=self._guards is not None)
             if left:
                 self._console.say(f"still there after SIGKILL, stuck in the kernel: processes {sorted(left)}")
 
@@ -161,9 +163,9 @@ class Supervisor:
         for number in guard.PASSED_ON:
             self._loop.add_signal_handler(number, self._interrupt, number)
         guard.release_signals()
-        if self._guard_pid is None:
+        if self._guards is None:
             return lambda: None
-        return guard.on_death_of(self._guard_pid, self._loop, self._abandon)
+        return self._guards.on_death(self._loop, self._abandon)
 
     def _greet(self) -> None:
         plan = self._plan

@@ -6,15 +6,16 @@ OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, OTEL_TRACES_SAMPLER, OTEL_TRACES_EX
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, Status, StatusCode, TraceFlags, Tracer
 from opentelemetry.trace import Span as Begun
@@ -22,6 +23,8 @@ from opentelemetry.trace import Span as Begun
 from .spans import Span, root_of
 
 __all__ = ["Exporter"]
+
+logger = logging.getLogger("ftlib")
 
 _NAME = "ftlib"
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
@@ -91,6 +94,36 @@ class Exporter:
         begun.end(_nanoseconds(span.ended))
 
 
+class _Telling(SpanExporter):
+    """Hands spans on, and says once, with the remedy, that nobody takes them: OpenTelemetry's own lines have none."""
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        self._exporter = exporter
+        self._told = False
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """See ``SpanExporter``."""
+        found = self._exporter.export(spans)
+        if found is not SpanExportResult.SUCCESS and not self._told:
+            self._told = True
+            logger.warning(
+                "spans are not taken, and are lost; training goes on: start a collector at %s, or name another by "
+                "OTEL_EXPORTER_OTLP_ENDPOINT, or set trace = off",
+                os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+                or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "http://localhost:4318"),
+                extra={"ftlib_event": "trace_lost"},
+            )
+        return found
+
+    def shutdown(self) -> None:
+        """See ``SpanExporter``."""
+        self._exporter.shutdown()
+
+    def force_flush(self, timeout_millis: int = 30000) -> bool:
+        """See ``SpanExporter``."""
+        return self._exporter.force_flush(timeout_millis)
+
+
 def _provider(ids: _Ids, about: Mapping[str, str]) -> TracerProvider:
     named = "OTEL_SERVICE_NAME" in os.environ or "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
     resource = Resource.create({**({} if named else {"service.name": _NAME}), **about})
@@ -98,7 +131,7 @@ def _provider(ids: _Ids, about: Mapping[str, str]) -> TracerProvider:
     if os.environ.get("OTEL_TRACES_EXPORTER", "otlp").strip().lower() != "none":
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415 - may not be wanted
 
-        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        provider.add_span_processor(BatchSpanProcessor(_Telling(OTLPSpanExporter())))
     return provider
 
 

@@ -57,6 +57,7 @@ class Host:
     address: str = ""
     """Where its workers listen."""
     bound: bool = False
+    """Whether the sockets of its present agent are bound, while it is up."""
 
     @property
     def slots(self) -> int:
@@ -89,7 +90,7 @@ class Host:
             self.strikes = 0
         self.strikes += 1
         self.phase = HostPhase.GONE if for_good else HostPhase.RESTING
-        self.since, self.why, self.loss, self.bound = now, why, loss, False
+        self.since, self.why, self.loss = now, why, loss
 
     def wanted(self, asked: int | None, now: float) -> None:
         """It was removed, and is wanted again."""

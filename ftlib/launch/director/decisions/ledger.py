@@ -55,6 +55,7 @@ class Ledger:
         self._roster = Roster(self.policy, self.hosts)
         self._founding = Founding()
         self._settled = 0.0
+        self._looked = float("-inf")
         self._short_since: float | None = None
 
     # What can be asked.
@@ -91,14 +92,16 @@ class Ledger:
         return len(self.places)
 
     def next_at(self) -> float | None:
-        """When ``tick`` is due."""
+        """When ``tick`` is due. What was due at the last one, and was not done, waits for something else than the clock."""
+        if self.stage is Stage.ENDING:
+            return None
         times = [place.due for place in self.places if place.due is not None]
         times += [host.rested_at for host in self.hosts.values() if host.phase is HostPhase.RESTING]
         if self.stage is Stage.SETTLING:
             times.append(self._settled)
         if self._short_since is not None:
             times.append(self._short_since + self.rules.patience)
-        return min(times, default=None)
+        return min((each for each in times if each > self._looked), default=None)
 
     # What happens to hosts.
 
@@ -229,7 +232,7 @@ class Ledger:
         draining = host.phase is HostPhase.DRAINING
         following = self.policy.exited(index, code, cause, sent_away=sent_away or draining)
         actions: list[Action] = []
-        if self.rules.elastic and self.stage is Stage.RUNNING:
+        if self.rules.elastic and self.stage in (Stage.BINDING, Stage.RUNNING):
             if self._roster.phase(index) is WorkerPhase.WAITING:
                 place.due = now + self.rules.restart_delay
             if following is RunAction.END:
@@ -241,8 +244,9 @@ class Ledger:
                 if sent_away and host.phase is HostPhase.UP and place.local_rank < host.slots:
                     self.policy.revive(index)  # its host has got its slots back meanwhile
                     place.due = now
-                self._house(now)
-                actions += self._start_due(now)
+                if self.stage is Stage.RUNNING:  # else once the founding is complete
+                    self._house(now)
+                    actions += self._start_due(now)
             self._count(now)
         elif code != 0 and not (sent_away or draining):
             actions += self._fail(Failure(FailureKind.WORKER, index, place.host, cause), now)
@@ -259,6 +263,7 @@ class Ledger:
 
     def tick(self, now: float) -> list[Action]:
         """The clock has come to ``next_at``."""
+        self._looked = now
         actions: list[Action] = []
         if self.stage is Stage.SETTLING and now >= self._settled:
             return self._kill()
@@ -340,8 +345,6 @@ class Ledger:
         actions: list[Action] = []
         for host in self._roster.up():
             mine = [index for index in indices if self.places[index].host == host.name]
-            for index in mine:
-                self.places[index].due = None
             host.bound = False
             actions.append(BindHost(host.name, self._founding.number, len(mine), indices[0] in mine and not self.rules.elastic))
         return actions
@@ -391,7 +394,8 @@ class Ledger:
         return self._found(self._roster.ready())
 
     def _count(self, now: float) -> None:
-        """Note since when too few workers can run."""
+        """Note since when too few workers can run. After all that may end a worker, or its waiting."""
+        self._roster.rest()
         able = self._roster.able()
         done = bool(self.policy.in_phase(WorkerPhase.DONE))
         if able < self.rules.min_workers and not done and not self.policy.over:
@@ -400,7 +404,9 @@ class Ledger:
             self._short_since = None
 
     def _retire(self) -> list[Action]:
-        """The job is done: joiners that hold no view have nothing to join."""
+        """The job is done: joiners that hold no view have nothing to join, and nobody founds any more."""
+        if self.stage is Stage.BINDING:
+            self.stage, self._founding = Stage.RUNNING, self._founding.next(())
         self.policy.retire_waiting()
         self._roster.rest()
         return [StopWorker(index, self.rules.grace, "the job was done") for index in self.running()]

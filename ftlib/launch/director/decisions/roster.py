@@ -56,9 +56,10 @@ class Roster:
         return len(self.running()) + sum(place.due is not None for place in self.places)
 
     def rest(self) -> None:
-        """Nobody is to be started any more."""
-        for place in self.places:
-            place.due = None
+        """Nobody is to be started who does not wait any more."""
+        for index, place in enumerate(self.places):
+            if self.phase(index) is not WorkerPhase.WAITING:
+                place.due = None
 
     def give(self, host: Host) -> None:
         """Give a host new workers for the slots that never had one."""

@@ -28,7 +28,7 @@ class Desk:
 
     def take(self, host: str, channel: Channel, message: Lines | Logged, size: int) -> None:
         """Have them handled. ``channel`` is granted ``size`` bytes of credit then."""
-        source = self._source(host, message.index)
+        source = self._source(host, message.worker)
 
         def handled() -> None:
             self._note(channel, size)
