@@ -85,6 +85,8 @@ with FTLib.init() as ft, open(f"steps-{index}-{os.getpid()}.jsonl", "w", bufferi
             file.write(json.dumps({**line, "thread": thread, "beside": beside}) + "\\n")
             times, began, then_spent = [], time.monotonic(), spent()
 """
+PATIENT = {"FTLIB_EXCLUDE_AFTER": "60"}
+"""On a busy machine a worker may be away for seconds: it is not to be taken for silent. Those that are killed have ended."""
 VIEWERS = 4
 ROWS = ("step", "kill", "order", "cost", "stuck", "page", "hostile")
 
@@ -231,7 +233,7 @@ def _working() -> Iterator[tuple[Run, Path, str]]:
     """A job of four under ``ftlib run``, its directory, and the address of worker 0."""
     with tempfile.TemporaryDirectory() as place:
         directory = Path(place)
-        with running(directory, "-n", 4, "--max-restarts", 1000, script=WORKER) as launched:
+        with running(directory, "-n", 4, "--max-restarts", 1000, script=WORKER, **PATIENT) as launched:
             launched.wait_events("announced", 4)
             address = _address(launched)
             _together(address, 4)
@@ -640,7 +642,7 @@ def _hostile(report: Report, count: int, seconds: float) -> None:
     steps: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as place, bare() as other:
         directory = Path(place)
-        with running(directory, "-n", 2, script=WORKER) as launched:
+        with running(directory, "-n", 2, script=WORKER, **PATIENT) as launched:
             launched.wait_events("announced", 2)
             address = _address(launched)
             there = _together(address, 2)

@@ -24,6 +24,7 @@ import secrets
 import socket
 import statistics
 import tempfile
+import threading
 import time
 import urllib.request
 from collections import Counter
@@ -85,14 +86,28 @@ def worker(args: argparse.Namespace) -> None:
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     others = {kind: entry["messages"] - before.get(kind, {"messages": 0})["messages"] for kind, entry in after.items()}
     sent = {kind: count for kind, count in others.items() if count and kind not in BEATS}
+    spent = _tracer()
+    for _ in range(args.rounds):
+        timed(TRACED)
+    spent = (_tracer() - spent) / args.rounds
     dist.barrier()
+    after_all = ft.metrics()["messages"]["sent"]
     time.sleep(REST)  # the time that is measured
     rested = ft.metrics()["messages"]["sent"]
-    beats = [_beats(before, after) / took, _beats(after, rested) / REST]
-    print(json.dumps({"rank": ft.rank, "turns": slowest.tolist(), "sent": sent, "beats": beats}), flush=True)
+    beats = [_beats(before, after) / took, _beats(after_all, rested) / REST]
+    print(json.dumps({"rank": ft.rank, "turns": slowest.tolist(), "sent": sent, "beats": beats, "tracer": spent}), flush=True)
     dist.barrier()
     ft.close()
     dist.destroy_process_group()
+
+
+def _tracer() -> float:
+    """Processor time so far of the thread that makes the spans (see ``pthread_getcpuclockid(3)``)."""
+    own = [each.native_id for each in threading.enumerate() if each.name == "ftlib-trace"]
+    return sum(time.clock_gettime((~each << 3) | _EXACT_OF_THREAD) for each in own if each is not None)
+
+
+_EXACT_OF_THREAD = 6
 
 
 def _beats(before: dict[str, Any], after: dict[str, Any]) -> int:
@@ -131,6 +146,12 @@ def step(args: argparse.Namespace, report: Report, collector: Collector) -> None
         cost, shown = _differences([turn[index + 2] - turn[index] for turn in turns])
         report.row(what, shown, bar="<= +5 us", good=cost <= STEP_BAR)
         report.row("... of two without", _differences([turn[index + 4] - turn[index] for turn in turns])[1])
+    spans = statistics.median(line["tracer"] for line in lines)
+    report.row("processor time of the thread that makes the spans, a call", f"{spans * 1e6:.1f} us")
+    cores = len(os.sched_getaffinity(0))
+    both = _differences([turn[3] - turn[1] for turn in turns])[0] + spans * args.workers / cores
+    what = f"{both * 1e6:+.1f} us"
+    report.row(f"... both, {args.workers} workers on {cores} busy cores", what, bar="<= +5 us", good=both <= STEP_BAR)
     sent = sum((Counter(line["sent"]) for line in lines), Counter[str]())
     kinds = ", ".join(f"{count} {kind}" for kind, count in sent.items()) or "0"
     report.row("messages but those by the clock", f"{kinds} in {len(WAYS) * len(turns)} steps", bar="0", good=not sent)
@@ -200,7 +221,7 @@ def main() -> None:
     if args.worker:
         worker(args)
         return
-    expected = {"step": 20 + args.rounds * 0.02, "kill": args.repetitions * 5.0 + 60, "series": 30}
+    expected = {"step": 20 + args.rounds * 0.027, "kill": args.repetitions * 5.0 + 60, "series": 30}
     report = Report("what it costs to be looked at", sum(expected[part] for part in args.only))
     with Collector() as collector:
         os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = collector.url

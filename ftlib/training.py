@@ -361,18 +361,14 @@ class Calls(ABC):
         Call it at the beginning of the loop, or once before it: between two calls, where nothing of the step before is left to
         be done. A member that has the state returns at once, having sent nothing. A joiner is let in, and returns with the
         others' state between two of their calls; from the next one on it counts in full. The others wait in that call until it
-        comes, unless their shared state is changed by calls alone (``private=``): then they go on meanwhile.
+        comes, unless their shared state is changed by calls alone (``private=``): then they go on meanwhile. The processes of a
+        replica of several return together; the others wait in either case.
 
         RebuildTimeout if no state comes within ``step_timeout``; ConfigError if none is registered here, or nowhere else.
         False once this worker has left.
         """
         if self._execution is not None:
             raise ConfigError("catch_up was called within execute: call it before")
-        if self._lives.life.mates is not None:
-            raise ConfigError(
-                "catch_up: the processes of a replica of several get the state together, in their first call: leave it out; "
-                "LocalSGD and DiLoCo are for replicas of one process"
-            )
         plane = self._plane
         if plane.level and plane.phase is not Phase.STOPPED:
             came = False

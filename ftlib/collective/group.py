@@ -177,7 +177,8 @@ class CollectiveGroup:
             receive.help(receive.outcome.done, began + (DEFAULT_TIMEOUT if limit is None else limit))
             if receive.outcome.done() and receive.outcome.error is None:
                 return receive.finish(receive.outcome.value)
-        work = AsyncWork(receive.outcome, receive.finish, patience=receive, timeout=limit)
+        rest = None if limit is None else began + limit - time.monotonic()
+        work = AsyncWork(receive.outcome, receive.finish, patience=receive, timeout=rest)
         return work if async_op else work.wait()
 
 

@@ -12,6 +12,7 @@ import math
 import pickle
 import re
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -56,6 +57,7 @@ class Kind(IntEnum):
     SCALAR = 5
     DATACLASS = 6
     PICKLE = 7
+    ORDERED = 8
 
 
 @dataclass(slots=True)
@@ -172,6 +174,8 @@ class _Decoder:
                 return self._leaves[int.from_bytes(data, "little")]
             case Kind.TUPLE:
                 return tuple(self.unpack(data))
+            case Kind.ORDERED:
+                return OrderedDict(self.unpack(data))
             case Kind.COMPLEX:
                 return complex(*self.unpack(data))
             case Kind.INTEGER:
@@ -320,6 +324,8 @@ class _Encoder:
                 return msgpack.ExtType(Kind.LEAF, (len(self.leaves) - 1).to_bytes(4, "little"))
             if kind is tuple or kind is torch.Size:
                 return msgpack.ExtType(Kind.TUPLE, self.pack(list(value)))
+            if kind is OrderedDict:  # the state_dict of a module is one
+                return msgpack.ExtType(Kind.ORDERED, self.pack(dict(value)))
             if kind is complex:
                 return msgpack.ExtType(Kind.COMPLEX, self.pack([value.real, value.imag]))
             if kind is int:

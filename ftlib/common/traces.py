@@ -6,9 +6,9 @@ The queue is bounded: where nobody reads it in time, the oldest records are drop
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 __all__ = [
     "CallFacts",
@@ -126,13 +126,19 @@ class Traces:
 
     def take(self) -> list[Record]:
         """The records since the last time, oldest first."""
-        found: list[Record] = []
+        return list(self.each(lambda _facts: False))
+
+    def each(self, dull: Callable[[CallFacts], bool]) -> Iterator[Record]:
+        """The same one by one, without the calls that are ``dull``, which nearly all are: nothing is made of them."""
         while True:
             try:
                 record = self._records.popleft()
             except IndexError:
-                return found
-            found.append(record if isinstance(record, Record) else _record(record))
+                return
+            if type(record) is not tuple:
+                yield cast("Record", record)
+            elif not dull(facts := cast("CallFacts", record)):
+                yield _record(facts)
 
 
 def _record(facts: CallFacts) -> CallRecord:

@@ -19,11 +19,12 @@ from consensus import Member
 
 from ..common.refusals import Refusal
 from ..common.threads import stand_back
-from ..core.calls.call import Call, Kind
+from ..core.calls.call import Kind
 from ..core.calls.session import Session
-from ..core.engine.catching_up import Obtained
+from ..core.engine.catching_up import CatchUp, Obtained
 from ..core.plane.phase import Phase
 from ..core.plane.plane import Plane
+from ..core.replicas.whole import part_in
 from ..errors import ConfigError, FTLibError, RebuildTimeout, StateLost
 from ..state.codec import encode
 from ..state.live import nbytes_of_parameters
@@ -46,16 +47,22 @@ class Border:
 
     PATH = PATH
 
-    def __init__(self, plane: Plane, transfer: Transfer, step_timeout: float) -> None:
-        """``step_timeout``: seconds within which the state has to come."""
+    def __init__(self, plane: Plane, transfer: Transfer, step_timeout: float, *, beside: bool = True) -> None:
+        """``step_timeout``: seconds within which the state has to come. ``beside``: False if private state is given only inside
+        a call: the processes of a replica, which are asked one by one, are then all at one moment.
+        """
         self._plane = plane
         self._transfer = transfer
         self._step_timeout = step_timeout
+        self._beside_training = beside
 
     # --- the member that waits, on the training thread -----------------------------------------------------------------
 
-    def obtain(self, call: Call, session: Session, deadline: float) -> Obtained:
-        """Load the state as of the border before ``call.number``. RebuildTimeout if it does not come until ``deadline``."""
+    def obtain(self, call: CatchUp, session: Session, deadline: float) -> Obtained:
+        """Load the state as of the border before ``call.number``. RebuildTimeout if it does not come until ``deadline``.
+
+        All processes of a replica ask in the same order: a view has its replicas in one order, whichever shard is looked at.
+        """
         plane, registered = self._plane, self._transfer.registered
         if registered is None:
             raise ConfigError("catch_up: no state is registered: call register_state before it")
@@ -63,7 +70,7 @@ class Border:
             if set(session.plan.blank) == set(session.view.ids):
                 raise StateLost(f"all founders ended before anybody in {session.view} had their state: start anew")
             raise registered_nothing(session)
-        donors, refused, laters = in_turn(session), dict[str, FTLibError](), 0
+        donors, refused, laters = in_turn(session, call.turn(session.view.epoch)), dict[str, FTLibError](), 0
         while plane.acting_in(session) and not plane.leaving():
             found = self._ask(donors[0], call, session, registered)
             if isinstance(found, Obtained):
@@ -84,7 +91,7 @@ class Border:
                 raise RebuildTimeout(f"catch_up: no state from {names} within {self._step_timeout:g} s")
         return Obtained.OVER
 
-    def _ask(self, donor: Member, call: Call, session: Session, registered: Registered) -> Obtained | FTLibError:
+    def _ask(self, donor: Member, call: CatchUp, session: Session, registered: Registered) -> Obtained | FTLibError:
         """Ask one donor; returns its refusal, if it is one after which another donor may be asked, or the same again."""
         plane, authority, number = self._plane, self._plane.authority, call.number
         query = {"number": str(number), "origin": authority, "member": plane.member_id}
@@ -100,6 +107,8 @@ class Border:
             return Obtained.MIDWAY
         except (Later, FetchError) as error:
             return error
+        private, part = registered.private, part_in(donor)
+        call.given(donor.id if part is None else part.replica, private=private is not None and private.travels)
         return Obtained.HERE if plane.loaded(session, authority) else Obtained.OVER
 
     # --- the donor, on a worker thread of the agent --------------------------------------------------------------------
@@ -117,7 +126,7 @@ class Border:
                 calls = plane.current is not None and not plane.has_state
             raise (Refusal.NOTHING if calls else Refusal.LATER).error("no state is registered here")
         copy = None
-        if registered.private is not None:
+        if registered.private is not None and self._beside_training:
             copy = transfer.copies.of(member, number, POLL, lambda: self._inside(number))
         else:
             with plane.changed:

@@ -443,10 +443,12 @@ class Transfer(Observer):
             raise Refusal.UNFIT.error(str(error)) from None
 
 
-def in_turn(session: Session) -> list[Member]:
-    """The members that hold the state, in an order of this member's: joiners begin with different ones."""
+def in_turn(session: Session, after: int = 0) -> list[Member]:
+    """The members that hold the state, in an order of this member's: joiners begin with different ones, and with another one
+    each time that they ask ``after`` having asked before.
+    """
     holders = [session.view.member(member_id) for member_id in session.plan.holders]
-    start = session.view.index(session.member_id) % len(holders)
+    start = (session.view.index(session.member_id) + after) % len(holders)
     return holders[start:] + holders[:start]
 
 

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from ..errors import ConfigError
 from .parts import Stateful, listed_objects
+from .sharded import state_of
 
 __all__ = ["DONOR", "FRESH", "Private"]
 
@@ -70,7 +71,7 @@ class Private:
 
     def tree(self) -> dict[str, Any]:
         """The state now. Tensors are not copied."""
-        return {name: [item.state_dict() for item in items] for name, items in self._named.items()}
+        return {name: [state_of(item) for item in items] for name, items in self._named.items()}
 
     def pairs(self, tree: object) -> list[tuple[str, Stateful, Any]]:
         """Each object with its name and its part of ``tree``. ConfigError if ``tree`` is of other objects."""

@@ -13,12 +13,12 @@ from torch.optim import Optimizer
 
 from ..common.device_waits import settle
 from ..common.devices import HOST, place_of
-from ..common.local_parts import is_sharded, like, local_part, local_parts
 from ..data.sampling import Sampling
 from ..errors import ConfigError
 from .agreed import Agreed
 from .parts import Composite, Parts, Stateful, listed_objects, load_into
 from .private import Private
+from .sharded import fitting, state_of
 
 UNKNOWN = bytes(16)
 """See ``Registered.shape``."""
@@ -84,7 +84,7 @@ class Registered:
 
     def shared(self, step: int) -> dict[str, Any]:
         """The state now without what is private: equal at all members that have it. Tensors are not copied."""
-        tree: dict[str, Any] = {role: [_state_of(item) for item in items] for role, items in self._roles.items()}
+        tree: dict[str, Any] = {role: [state_of(item) for item in items] for role, items in self._roles.items()}
         if self._save is not None:
             tree["custom"] = self._save()
         return {"step": step, _AGREED: self.agreed.state(), **tree}
@@ -161,11 +161,11 @@ class Registered:
         for role, items in self._roles.items():
             for item, state in zip(items, tree[role], strict=True):
                 if elastic or not isinstance(item, Sampling):
-                    load_into(role, item.load_state_dict, _fitting(item, state))
+                    load_into(role, item.load_state_dict, fitting(item, state))
         if self._load is not None:
             load_into("load_state_dict", self._load, tree["custom"])
         for name, item, state in owned:
-            load_into(name, item.load_state_dict, state)
+            load_into(name, item.load_state_dict, fitting(item, state))
         self.agreed.load(tree.get(_AGREED))
 
     def check(self, tree: object) -> None:
@@ -180,41 +180,6 @@ class Registered:
             raise ConfigError(
                 f"this worker registered {_summary(expected)}, the donor {_summary(arrived)}: register the same everywhere"
             )
-
-
-def _sharded(item: object) -> bool:
-    """True for a module or an optimizer of DTensors."""
-    if isinstance(item, Optimizer):
-        return any(is_sharded(parameter) for group in item.param_groups for parameter in group["params"])
-    return isinstance(item, Module) and any(map(is_sharded, item.parameters()))
-
-
-def _state_of(item: Stateful) -> Any:
-    """The object's state; of DTensors the parts that are here, as the other members of the same shard have them."""
-    state = item.state_dict()
-    return local_parts(state) if _sharded(item) else state
-
-
-def _fitting(item: Stateful, state: Any) -> Any:
-    """The inverse of ``_state_of``: ``state`` with DTensors where the object has some."""
-    if not _sharded(item) or not isinstance(state, dict):
-        return state
-    if isinstance(item, Module):
-        own = item.state_dict()
-        return {key: like(own[key], value) if is_sharded(own.get(key)) else value for key, value in state.items()}
-    assert isinstance(item, Optimizer)
-    parameters = dict(enumerate(parameter for group in item.param_groups for parameter in group["params"]))
-    fitted = {key: _like_parameter(parameters.get(key), values) for key, values in state.get("state", {}).items()}
-    return {**state, "state": fitted}
-
-
-def _like_parameter(parameter: Any, values: Any) -> Any:
-    """What an optimizer keeps of one parameter: tensors of the shape of its local part are sharded as it is."""
-    if not is_sharded(parameter) or not isinstance(values, dict):
-        return values
-    shape = local_part(parameter.detach()).shape
-    alike = {name for name, value in values.items() if isinstance(value, torch.Tensor) and value.shape == shape}
-    return {name: like(parameter, value) if name in alike else value for name, value in values.items()}
 
 
 def _same_algorithm(optimizer: Optimizer, state: object) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import struct
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,6 +84,7 @@ def _nested(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
         st.lists(inner, max_size=4),
         st.lists(inner, max_size=3).map(tuple),
         st.dictionaries(keys, inner, max_size=3),
+        st.dictionaries(keys, inner, max_size=3).map(OrderedDict),
         st.builds(Frozen, st.integers(), inner),
         st.builds(Slotted, text, inner),
         st.builds(lambda value: Careful(given=value), st.integers(0, 9)),

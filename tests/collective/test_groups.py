@@ -305,6 +305,33 @@ def test_a_receive_that_timed_out_leaves_its_message_to_the_next() -> None:
         assert [pending.wait(LIMIT), b.recv(timeout=LIMIT)] == [1, 2]
 
 
+def test_the_time_of_a_receive_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that waits reads first, then sleeps: both within ``timeout``."""
+    rests = []
+
+    class Noted(AsyncWork):
+        def __init__(self, *args: Any, timeout: float | None = None, **options: Any) -> None:
+            rests.append(timeout)
+            super().__init__(*args, timeout=timeout, **options)
+
+    monkeypatch.setattr("ftlib.collective.group.AsyncWork", Noted)
+    with two() as (a, b):
+        a.send("here", timeout=LIMIT)
+        assert b.recv(timeout=LIMIT) == "here"
+        rests.clear()
+        with pytest.raises(CollectiveTimeout):
+            b.recv(timeout=0.5)
+    assert rests and rests[-1] < 0.4
+
+
+def test_the_state_of_a_module_is_plain_data() -> None:
+    ours, theirs = torch.nn.Linear(2, 3), torch.nn.Linear(2, 3)
+    with two() as (a, b):
+        a.send({"step": 7, "weights": ours.state_dict()}, timeout=LIMIT)
+        theirs.load_state_dict(b.recv(timeout=LIMIT)["weights"])
+    assert torch.equal(ours.weight, theirs.weight)
+
+
 def test_a_tensor_that_was_taken_back_while_it_came_is_whole_for_the_next_receive() -> None:
     lane = Lane("g", Member("a" * 16, "127.0.0.1", 1), Terms(allow_pickle=False, max_bytes=1 << 20), lambda _: None, seal=False)
     sent, given, next_given = torch.arange(9.0), torch.zeros(9), torch.zeros(9)

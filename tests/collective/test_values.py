@@ -7,7 +7,7 @@ import pickle
 import random
 import sys
 import tracemalloc
-from collections import OrderedDict
+from collections import defaultdict
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -83,7 +83,7 @@ def test_the_memory_is_the_programs_own() -> None:
         ([torch.empty(3, device="meta")], r"value\[0\]: .* on meta"),
         ([np.array([object()])], r"value\[0\]: an array of object cannot be sent"),
         (Frozen(1, Colour.RED), r"value.inside: a tests.collective.test_values.Colour is sent by pickle only"),
-        (OrderedDict(a=1), r"value: a collections.OrderedDict is sent by pickle only"),
+        (defaultdict(int), r"value: a collections.defaultdict is sent by pickle only"),
     ],
 )
 def test_what_cannot_be_sent_is_named_with_its_path(value: object, says: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Generator, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -79,6 +80,26 @@ def test_calls_that_are_worth_a_span() -> None:
     assert adopted is not None
     assert adopted.attributes["ftlib.why"] == ["adopted"]
     assert calls.span(call(44, 0.001, redone=2, adopted=1), "a", 0.0) is None
+
+
+@pytest.mark.parametrize("every", [0, 7])
+def test_nothing_is_made_of_a_call_that_is_worth_no_span(every: int) -> None:
+    """And it makes no difference to the others: with and without that the same calls get the same spans."""
+    chance = random.Random(1)
+    plain, quick, traces, redone, adopted, dull = Calls("job", every), Calls("job", every), Traces(), 0, 0, 0
+    for number in range(600):
+        redone, adopted = redone + (chance.random() < 0.02), adopted + (chance.random() < 0.02)
+        took = chance.choice([0.02] * 20 + [0.05, 0.06, 0.3])
+        traces.called((number, Kind.AVERAGE, 400, 50.0, 50.0 + took, "v2", 2, 3, redone, adopted))
+        record = CallRecord(number, "average", 400, 50.0, 50.0 + took, "v2", 2, 3, redone, adopted)
+        left = list(traces.each(quick.dull))
+        assert left in ([], [record])
+        dull += not left
+        expected = plain.span(record, "a", 990.0)
+        assert [quick.span(each, "a", 990.0) for each in left] == ([expected] if left else [])
+        assert left or expected is None
+    assert 400 < dull < 600
+    assert plain._recent == quick._recent
 
 
 def test_members_sample_the_same_calls() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.distributed.fsdp import fully_shard
 
-from ftlib import DistributedDataParallel, FTLib, Optimizer, ReplicaLost
+from ftlib import DiLoCo, DistributedDataParallel, FTLib, Optimizer, ReplicaLost
 from ftlib.core.engine.shard_agreement import ShardAgreement
 from ftlib.core.plane.plane import Plane
 from tests.harness.worker import Lines, Task, joined, place
@@ -25,6 +25,10 @@ from tests.harness.worker import Lines, Task, joined, place
 from .replicas import REPLICAS
 
 WIDTH = 64
+INNER = 4
+"""Inner steps of ``diloco`` in a round."""
+MOMENTUM = 0.5
+"""Of its outer optimizer."""
 MOMENTS = ("hold:before", "hold:after", "finish:before", "finish:after", "enter")
 
 
@@ -161,6 +165,47 @@ def _train_wrapped(ft: FTLib, task: Task, lines: Lines) -> None:
         digest = hash(tuple(telling.sharded[0].weight.to_local().flatten().tolist()))  # type: ignore[index]
         told: dict[str, Any] = {"who": mask, "hash": digest, "shard": shard, "replica": who, "applied": applied}
         lines.write(**told, **place(ft))
+
+
+def diloco(task: Task, lines: Lines) -> int:
+    """``DiLoCo`` over a model that FSDP shards; a line for each sync. ``given``: ``delay``, in inner steps."""
+    return _until_lost(task, lines, _train_diloco)
+
+
+def _train_diloco(ft: FTLib, task: Task, lines: Lines) -> None:
+    shard, who = ft.settings.shard, task.given["who"]
+    telling = Telling(_model(ft), who)
+    inner = torch.optim.SGD(telling.parameters(), lr=1e-3, momentum=0.9)
+    outers: list[torch.optim.Optimizer] = []
+
+    def outer(weights: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        outers.append(torch.optim.SGD(weights, lr=0.5, momentum=MOMENTUM))
+        return outers[0]
+
+    local = DiLoCo(ft, telling, inner=inner, outer=outer, sync_every=INNER, delay=task.given.get("delay", 0))
+    ft.register_state(model=local)
+    own = dict(local.global_model.named_parameters())
+    [tells] = [parameter for name, parameter in own.items() if name.endswith("tells")]
+
+    def moves() -> torch.Tensor:
+        found = outers[0].state[tells].get("momentum_buffer")
+        return torch.zeros(REPLICAS) if found is None else found.detach().clone()
+
+    with local:
+        syncs, before = local.syncs, moves()
+        while True:
+            inner.zero_grad()
+            telling(torch.randn(8, WIDTH)).backward()
+            inner.step()
+            if local.syncs == syncs:
+                continue
+            after = moves()  # the newest pseudo-gradient, and of those before a share: MOMENTUM
+            mask = sum(1 << int(number) for number in ((after - MOMENTUM * before).abs() > 1e-4).nonzero())
+            shared = [*own.values(), *(value["momentum_buffer"] for value in outers[0].state.values())]
+            digest = hash(tuple(number for each in shared for number in each.flatten().tolist()))
+            applied = local.syncs == syncs + 1 and bool(local.status)
+            lines.write(who=mask, hash=digest, shard=shard, replica=who, applied=applied, **place(ft))
+            syncs, before = local.syncs, after
 
 
 def _until_lost(task: Task, lines: Lines, train: Callable[[FTLib, Task, Lines], None]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,19 +14,22 @@ from consensus.protocol.state import join
 from ftlib.core.calls import shard_salvage
 from ftlib.core.calls.call import Call, Results
 from ftlib.core.calls.session import Session
+from ftlib.core.engine.catching_up import CatchUp
 from ftlib.core.engine.shard_agreement import ShardAgreement
 from ftlib.core.plane import rebuild
 from ftlib.core.plane.data_accounting import DataAccounting
 from ftlib.core.replicas.agreement import Holders, ShardPlan
 from ftlib.core.replicas.words import Verdict
 from ftlib.core.tensors.trailer import Trailer
+from ftlib.recovery.border import Border
 
-from .training import Job, first_violation, torn_adoptions, torn_shards
+from .training import Job, first_violation, local_shards, mixed_shards, torn_adoptions, torn_shards
 
 Patch = pytest.MonkeyPatch
 Bug = Callable[[Patch], None]
 MOST = 80
 """Histories in which a bug has to show."""
+HISTORIES = (torn_shards, torn_adoptions, local_shards, mixed_shards)
 SEEDS = 15
 """Histories without a bug, which have to be clean."""
 
@@ -96,15 +100,38 @@ def comes_in_alone(patch: Patch) -> None:
     patch.setattr(DataAccounting, "_lingers", lambda self, _shares, step, _batches: (step + int(self._plane.member_id, 16)) % 2)
 
 
+def returns_at_once(patch: Patch) -> None:
+    """``catch_up`` returns at a process once the state is there, whatever its mates have got."""
+    patch.setattr(ShardAgreement, "border", lambda *_given, **_more: Verdict(freeze=False, void=False, alike=True))
+
+
+def gives_it_beside(patch: Patch) -> None:
+    """Private state is given at whatever step its donor is."""
+    honest = Border.__init__
+
+    def init(self: Border, *given: Any, **more: Any) -> None:
+        honest(self, *given, **{**more, "beside": True})
+
+    patch.setattr(Border, "__init__", init)
+
+
+def of_any_donor(patch: Patch) -> None:
+    """Private state of different replicas is taken for one."""
+    patch.setattr(CatchUp, "given", lambda *_given, **_more: None)
+
+
 BUGS: dict[Bug, tuple[Callable[[int], Job], int]] = {
     finishes_what_it_holds: (torn_shards, 0),
     finishes_what_it_adopts: (torn_adoptions, 0),
     words_of_any_view: (torn_shards, 5),
-    plans_alone: (torn_shards, 14),
-    keeps_nothing: (torn_shards, 14),
+    plans_alone: (torn_adoptions, 0),
+    keeps_nothing: (torn_adoptions, 0),
     leaves_the_rest_in: (torn_shards, 0),
     lets_them_in_one_by_one: (torn_shards, 0),
     comes_in_alone: (torn_shards, 1),
+    returns_at_once: (local_shards, 0),
+    gives_it_beside: (local_shards, 0),
+    of_any_donor: (local_shards, 0),
 }
 """With the kind of histories in which it shows, and the first one that showed it."""
 
@@ -117,7 +144,7 @@ def test_the_promises_notice(bug: Bug, monkeypatch: Patch) -> None:
     assert found is not None, f"{bug.__name__} was not noticed in {MOST} histories"
 
 
-@pytest.mark.parametrize("history", [torn_shards, torn_adoptions])
+@pytest.mark.parametrize("history", HISTORIES)
 def test_without_a_bug_they_are_clean(history: Callable[[int], Job]) -> None:
     """Those that showed a bug among them."""
     assert first_violation(history, range(SEEDS)) is None
@@ -125,6 +152,6 @@ def test_without_a_bug_they_are_clean(history: Callable[[int], Job]) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("first", range(SEEDS, 2000, 50))
-@pytest.mark.parametrize("history", [torn_shards, torn_adoptions])
+@pytest.mark.parametrize("history", HISTORIES)
 def test_more_of_them_are_clean(history: Callable[[int], Job], first: int) -> None:
     assert first_violation(history, range(first, first + 50)) is None

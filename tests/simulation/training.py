@@ -118,6 +118,41 @@ def torn_adoptions(seed: int) -> Job:
     return job
 
 
+def local_shards(seed: int) -> Job:
+    """Two or three replicas of two in rounds of private steps; another joins in one, process by process. Deaths meanwhile."""
+    rng = Random(seed)
+    return _locally(seed, rng, inner=5)
+
+
+def mixed_shards(seed: int) -> Job:
+    """As ``local_shards``, without private state: programs of several kinds of calls that catch up where their loop begins."""
+    rng = Random(seed)
+    habits = Habits(program=rng.choice(["XL", "XXL", "XYL", "XLB"]), catches_up=True, reorder=0, heavy=0.0)
+    return _locally(seed, rng, habits=habits)
+
+
+def _locally(seed: int, rng: Random, **more: Any) -> Job:
+    count = rng.choice([2, 3])
+    settings = {"compute": 0.03, "tensors": rng.choice([1, 3]), "pace": Pace(unbuilt=0.0), **more}
+    with Job(seed, 2 * count, shards=2, **settings) as job:
+        for turn in range(4):
+            if not living(job.world):
+                break  # whoever comes now begins another job
+            if rng.random() < 0.8:
+                for shard in rng.sample(range(2), 2):
+                    job.join(f"j{turn}.{shard}")
+                    job.world.run(rng.choice([0.0, rng.uniform(0.0, 0.1)]))
+            job.world.run(rng.uniform(0.05, 0.5))
+            if len(living(job.world)) > 4:
+                moment = rng.choice(["loading", "loading", "loaded", "loaded", "activated", "held", "completed", "finished"])
+                job.ambush(moment, rng.randint(1, 5), rng.choice(["kill-other", "kill-two", "kill"]), rng.uniform(0.0, 0.05))
+            job.world.run(rng.uniform(0.3, 1.5))
+            for host in [each for each in living(job.world) if broken(job.world, each)]:
+                job.world.kill(host)
+        job.world.run(1.0)
+    return job
+
+
 def broken(world: World, host: Host) -> bool:
     """Whether a process of its replica has ended."""
     return any(each.member.cohort == host.member.cohort and not each.alive for each in world.hosts.values())

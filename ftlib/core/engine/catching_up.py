@@ -2,10 +2,13 @@
 
 ``CatchUp`` stands for a call while it waits, and is none: it is not finished, and nobody waits for it. The state is valid on
 entry to the others' next call, which cannot finish without this member. With that call the program comes in, as its first.
+
+The processes of a replica of several come in with the same call: each says where it is (``Agree``), and waits for the others.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from enum import Enum
 
@@ -18,7 +21,7 @@ from ..calls.session import Session
 from ..plane.plane import Plane
 from ..tensors.layout import Layout
 
-__all__ = ["CatchUp", "Obtain", "Obtained", "caught_up"]
+__all__ = ["Agree", "CatchUp", "Obtain", "Obtained", "caught_up"]
 
 _LAYOUT = Layout(b"", "", "catch_up", (BARE,))
 
@@ -28,11 +31,8 @@ class Obtained(Enum):
 
     HERE = "the state is here, as of the border before the next call"
     MIDWAY = "the others are in a call in the middle of their loop: take part in that one first"
+    APART = "the state is here, but private state at another process of this replica is another donor's: get it again"
     OVER = "the session has ended, or this worker has to leave"
-
-
-Obtain = Callable[[Call, Session, float], Obtained]
-"""Gets the state as of the border before the call, in the session, until a moment on the plane's clock."""
 
 
 class CatchUp(Call):
@@ -43,6 +43,28 @@ class CatchUp(Call):
     def __init__(self) -> None:
         super().__init__(Kind.BARRIER, _LAYOUT, ())
         self.present = False  # the others are to wait for nothing, and the agent blames nobody for not being in it
+        self.donor = 0
+        """A checksum of the replica whose private state was loaded; 0: none."""
+        self._turns = (0, 0)
+        """An epoch, and how often this replica has had private state of different donors in its view."""
+
+    def given(self, donor: str, *, private: bool) -> None:
+        """The state is here, from the replica of that name; ``private``: with its private state."""
+        self.donor = (zlib.crc32(donor.encode()) or 1) if private else 0
+
+    def apart(self, epoch: int) -> None:
+        """In the view of ``epoch`` this replica has got private state of different donors."""
+        self._turns = epoch, self.turn(epoch) + 1
+
+    def turn(self, epoch: int) -> int:
+        """How often that was so in the view of ``epoch``: all of the replica begin with the next donor each time."""
+        return self._turns[1] if self._turns[0] == epoch else 0
+
+
+Obtain = Callable[[CatchUp, Session, float], Obtained]
+"""Gets the state as of the border before the call, in the session, until a moment on the plane's clock."""
+Agree = Callable[[CatchUp, Session, Obtained], Obtained]
+"""What became of it in the whole replica, in the same session."""
 
 
 def caught_up(
@@ -52,12 +74,14 @@ def caught_up(
     *,
     session_for: Callable[[Call], Session | None],
     obtain: Obtain,
+    agree: Agree | None,
     accompany: Callable[[CatchUp], object],
 ) -> bool:
     """Wait until this member has the state; False if it had it already.
 
-    ``session_for``: waits for a session to act in; None if too few members are there. ``accompany``: takes part in one call of
-    the others. RebuildTimeout if nothing comes within ``timeout`` seconds, LeftError if this worker has to leave before.
+    ``session_for``: waits for a session to act in; None if too few members are there. ``agree``: None if this member is a
+    replica by itself. ``accompany``: takes part in one call of the others.
+    RebuildTimeout if nothing comes within ``timeout`` seconds, LeftError if this worker has to leave before.
     """
     deadline = own.began + timeout
     came = False
@@ -67,10 +91,16 @@ def caught_up(
         session = session_for(own)
         if session is None:
             raise RebuildTimeout(f"catch_up: too few members were there for {timeout:g} s, so there is no state to be had")
-        if plane.level:  # known once there is a session
+        if plane.level and agree is None:  # known once there is a session
             return came
-        found = obtain(own, session, deadline)
+        found = Obtained.HERE if plane.level else obtain(own, session, deadline)
+        if agree is not None and found is not Obtained.OVER:
+            found = agree(own, session, found)
+            if found is Obtained.HERE:
+                return True
         came = found is Obtained.HERE
+        if found is Obtained.APART:
+            own.apart(session.view.epoch)
         if found is Obtained.MIDWAY:
             if plane.threads.now() > deadline:
                 raise RebuildTimeout(

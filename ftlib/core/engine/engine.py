@@ -46,7 +46,7 @@ from ..tensors.staging import Allocate, Slot, StagingPool
 from ..tensors.trailer import Flag, RankRecord, Trailer
 from .arrival import Arrival
 from .call_lock import CallLock
-from .catching_up import CatchUp, Obtain, caught_up
+from .catching_up import CatchUp, Obtain, Obtained, caught_up
 from .inquiry import Entered, Inquiry
 from .open_calls import Move, OpenCalls, OpenFacts, next_move
 from .shard_agreement import ShardAgreement
@@ -237,9 +237,21 @@ class Engine:
             self._limits.step_timeout,
             session_for=lambda own: plane.ready(self._limits.min_size) or waiting.session(own),
             obtain=self._obtain,
+            agree=None if self._shards is None else self._agree,
             accompany=lambda own: arrival.accompany(self, own),
         )
         return Status.SUCCESS if came else Status.NO_NEED
+
+    def _agree(self, call: CatchUp, session: Session, found: Obtained) -> Obtained:
+        """What the processes of this replica have got at the border before ``call``: each other's state has to fit."""
+        assert self._shards is not None
+        verdict = self._shards.border(call, session, midway=found is Obtained.MIDWAY)
+        if verdict is None:
+            return Obtained.OVER
+        if verdict.midway or not verdict.alike:
+            self._plane.unload()
+            return Obtained.MIDWAY if verdict.midway else Obtained.APART
+        return Obtained.HERE
 
     @property
     def drain_patience(self) -> float:
@@ -254,7 +266,7 @@ class Engine:
         """
         plane, session = self._plane, self._open.may_enter(call)
         early, count = session is not None, len(call.layout.buckets)
-        early = early and (self._shards is None or plane.finished > 0)  # before the first call: see ``_counts``
+        early = early and (self._shards is None or (plane.finished > 0 and not plane.newcomer))  # before: see ``_counts``
         facts = OpenFacts(entered=False, early=early, failed=False, complete=1, begun=0, count=count, room=True)
         if next_move(facts) is not Move.ENTER or session is None:
             return False
@@ -322,7 +334,7 @@ class Engine:
                 results = self._arrival.follow(self, call)
                 session = plane.session or session
             elif step is Next.ACCOMPANY:
-                results = self._arrival.accompany(self, call)
+                results = self._accompany(call, session)
             elif step is Next.ASK:
                 results = self._arrival.ask(call, session)
             else:
@@ -344,8 +356,14 @@ class Engine:
             raise LeftError("asked to leave before it had the state, and with it the order of the buckets")
         self.reloaded(call)
 
+    def _accompany(self, call: Call, session: Session) -> Results | None:
+        """Take part in the others' call with nothing of the program's, and so do all processes of this replica."""
+        if self._shards is not None:
+            self._shards.passes(call, session)
+        return self._arrival.accompany(self, call)
+
     def _counts(self, call: Call, session: Session) -> bool:
-        """Agree with this replica, before the first call, whether what it has computed counts. False if the session ended."""
+        """Agree with this replica, before its first call, whether what it has computed counts. False if the session ended."""
         counts = True if self._shards is None else self._shards.counts(call, session)
         if counts is False and not call.outdated:
             self.reloaded(call)

@@ -2,16 +2,19 @@
 
 Between the end of a call's operations and its finish a member says that it holds the result, and waits for the words of its
 replica (``docs/replicas.md``). If a view change comes first, the flush report says what is held, and the next view's plan says
-whether it is kept or done again.
+whether it is kept or done again. A replica that comes in agrees before that, at the border before its first call, whether all
+of it begin with that call.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import zlib
 from collections.abc import Callable
 
+from ...errors import GroupError
 from ..calls.attempt import WAIT_SLICE
 from ..calls.call import Call, Results
 from ..calls.session import Session
@@ -19,6 +22,7 @@ from ..plane.phase import Phase
 from ..plane.plane import Plane
 from ..replicas.words import Mates, Verdict, Word, WordFlag
 from ..tensors.trailer import Trailer
+from .catching_up import CatchUp
 from .waiting import Waiting, ended
 
 __all__ = ["ShardAgreement", "word_about", "word_of_the_finished"]
@@ -29,6 +33,10 @@ _SLICE = 0.005
 """Seconds between two looks whether the session has ended."""
 _GRACE = 0.03
 """Seconds for which a freeze that is to come after the call waits for the words of the replica."""
+
+
+def _never() -> bool:
+    return False
 
 
 class ShardAgreement:
@@ -72,18 +80,41 @@ class ShardAgreement:
     def counts(self, call: Call, session: Session) -> bool | None:
         """True if what the processes of this replica have computed for ``call`` counts; None if the session has ended.
 
-        Founders may have got the initial state too late, one of them within the job's first call and its mates before it. Then
-        the gradients of none of them count, or the shards of that call would be over different replicas. Later on all processes
-        of a replica load a state in the same call.
+        One of them may have got the state before the call, and its mates within it: founders the initial one, newcomers that of
+        the others. Then the gradients of none of them count, or the shards of that call would be over different replicas.
         """
-        if session.plan.call or call.number != 1:
+        if not self._plane.newcomer and (session.plan.call or call.number != 1):
             return True
-        verdict = self._verdict(call, session, Word(session.view.epoch, 0, WordFlag.OUT * call.outdated))
-        return None if verdict is None else not verdict.out
+        said = WordFlag.INSIDE | WordFlag.STALE * call.outdated
+        verdict = self._verdict(call, session, Word.about_border(session.view.epoch, call.number, said))
+        return None if verdict is None else not (verdict.stale or verdict.midway)
 
-    def _verdict(self, call: Call, session: Session, word: Word) -> Verdict | None:
-        """What all of this replica say, ``word`` included; None if the session ended before."""
-        self._mates.enter(word)
+    def border(self, call: CatchUp, session: Session, *, midway: bool) -> Verdict | None:
+        """What all of this replica say at the border before ``call``; None if the session ended before, or this worker leaves.
+
+        ``midway``: that this member takes part in the call with nothing of its own. A mate may have gone on since an earlier
+        view, with a state that is still the valid one; then this one does, too.
+        """
+        said = WordFlag.MIDWAY if midway else WordFlag(0)
+        word = Word.about_border(session.view.epoch, call.number, said, call.turn(session.view.epoch), call.donor)
+        return self._verdict(call, session, word, earlier=True, gives_up=self._plane.leaving)
+
+    def passes(self, call: Call, session: Session) -> None:
+        """Say that this newcomer takes part in call ``call.number`` with nothing of its own: so do all of its replica."""
+        said = WordFlag.MIDWAY | WordFlag.INSIDE
+        self._mates.vouch(Word.about_border(session.view.epoch, call.number, said))
+
+    def _verdict(
+        self,
+        call: Call,
+        session: Session,
+        word: Word,
+        *,
+        earlier: bool = False,
+        gives_up: Callable[[], bool] = _never,
+    ) -> Verdict | None:
+        """What all of this replica say, ``word`` included; None if the session ended before, or this member ``gives_up``."""
+        self._mates.enter(word, earlier=earlier)
         began, ordered = self._waiting.now(), 0.0
         while (verdict := self._mates.verdict(_SLICE)) is None:
             now = self._waiting.now()
@@ -94,8 +125,11 @@ class ShardAgreement:
                 self._withdraw(session)
                 return None
             seconds = now - began
+            if gives_up():
+                return None
             if seconds > WAIT_SLICE:
-                self._waiting.waited(call, session, seconds)
+                with contextlib.suppress(GroupError):  # the session has ended this moment
+                    self._waiting.waited(call, session, seconds)
         return verdict
 
 

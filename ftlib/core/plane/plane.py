@@ -326,6 +326,11 @@ class Plane:
             self._has_loaded()
             return True
 
+    def unload(self) -> None:
+        """What was loaded at a border is not to be used: the other processes of this replica do not begin there."""
+        with self.changed:
+            self.origin = ""
+
     def resumed(self, session: Session, origin: str, step: int) -> bool:
         """A founder loaded a checkpoint of ``step``, as all members of ``session`` do; their common state is named ``origin``.
 

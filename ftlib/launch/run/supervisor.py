@@ -311,7 +311,7 @@ class Supervisor:
         elif self.policy.ready(index):
             for each in (record, *self.policy.mates(index)):
                 self._timers[each.index] = self._loop.call_later(self._plan.restart_delay, self._delay_over, each.index)
-        elif code != 0 and self._plan.shards > 1:
+        elif code != 0 and self._plan.shards > 1 and self.stage is RunStage.RUNNING:  # else it has a notice
             self._loop.call_later(MATES_GRACE, self._kill_mates, index, record.starts)
         self._start_due()
         if self.policy.over and not self._over.done():
@@ -319,6 +319,8 @@ class Supervisor:
 
     def _kill_mates(self, index: int, starts: int) -> None:
         """Kill what is left of a replica that has lost the process in slot ``index``, in its ``starts``-th life."""
+        if self.stage is not RunStage.RUNNING:
+            return
         pids = {mate.pid for mate in self.policy.mates(index) if mate.phase is WorkerPhase.RUNNING and mate.starts == starts}
         for worker in self._steward:
             if worker.pid in pids:

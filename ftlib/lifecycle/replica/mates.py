@@ -145,12 +145,12 @@ class Connections:
 
     # --- words ---------------------------------------------------------------------------------------------------------
 
-    def enter(self, word: Word) -> None:
+    def enter(self, word: Word, *, earlier: bool = False) -> None:
         """See ``Mates``."""
         heard = self._heard
         assert heard is not None
         with self._lock:
-            heard.enter(word.epoch, word.call)
+            heard.enter(word, earlier=earlier)
         self._say(word)
 
     def vouch(self, word: Word) -> None:

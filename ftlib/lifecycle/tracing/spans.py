@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...common.traces import CallRecord, CheckpointRecord, FetchRecord, RecoveryRecord, SendRecord, ViewRecord
+from ...common.traces import CallFacts, CallRecord, CheckpointRecord, FetchRecord, RecoveryRecord, SendRecord, ViewRecord
 
 __all__ = ["Calls", "Event", "Span", "checkpoint", "recovery", "root_of", "sent", "trace_of", "view_change"]
 
@@ -156,6 +156,20 @@ class Calls:
         self._job, self._every = job, every
         self._recent: deque[float] = deque(maxlen=_RECENT)
         self._redone = self._adopted = 0
+
+    def dull(self, facts: CallFacts) -> bool:
+        """Whether a call is worth no span, as its few numbers say; it is noted then. Others are for ``span``."""
+        number, began, ended, redone, adopted = facts[0], facts[3], facts[4], facts[8], facts[9]
+        if (
+            redone > self._redone
+            or adopted > self._adopted
+            or ended - began > LEAST
+            or (self._every and not number % self._every)
+        ):
+            return False
+        self._redone, self._adopted = redone, adopted
+        self._recent.append(ended - began)
+        return True
 
     def span(self, record: CallRecord, member: str, ahead: float) -> Span | None:
         """The span of a call, if it is worth one."""

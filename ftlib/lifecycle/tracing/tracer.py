@@ -77,7 +77,7 @@ class Tracer:
         """Take the records; view changes only those that were over at ``until``."""
         try:
             ahead = time.time() - SYSTEM.now()
-            for record in self._traces.take():
+            for record in self._traces.each(self._calls.dull):
                 for span in self._of(record, ahead):
                     self._give(span)
             self._settle(until, ahead)

@@ -68,6 +68,8 @@ class Habits:
     """Averages go by ``Halving``."""
     follows: bool = False
     """Joiners follow the others' calls until they have the state."""
+    catches_up: bool = False
+    """Each turn of ``program`` begins with ``catch_up``."""
 
 
 class _RaisedError(Exception):
@@ -129,14 +131,19 @@ class OpenTrainer(Trainer):
 
     # What ``register_state`` is given
 
+    @property
+    def _registered(self) -> Model:
+        """The model whose order of buckets that is."""
+        return self._model
+
     def state_dict(self) -> dict[str, Any]:
         """The order of the buckets as well."""
-        return super().state_dict() | {"order": self._model.order}
+        return super().state_dict() | {"order": self._registered.order}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a donor's."""
         super().load_state_dict(state)
-        self._model.order.copy_(state["order"])
+        self._registered.order.copy_(state["order"])
 
     # The program
 

@@ -75,10 +75,10 @@ class SimulatedMates:
             return False
         return other.mates._replica is not None
 
-    def enter(self, word: Word) -> None:
+    def enter(self, word: Word, *, earlier: bool = False) -> None:
         """See ``Mates``."""
         assert self._heard is not None
-        self._heard.enter(word.epoch, word.call)
+        self._heard.enter(word, earlier=earlier)
         self._say(word)
 
     def vouch(self, word: Word) -> None:

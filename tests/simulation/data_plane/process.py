@@ -86,7 +86,7 @@ class Process:
         self.observers, self._layouts = Observers(), LayoutBook()
         habits = jobs.habits or Habits()
         self._inquiry = SimulatedInquiry(self, self._layouts) if habits.program else None
-        self._border = Border(self.plane, self.transfer, limits.step_timeout)
+        self._border = Border(self.plane, self.transfer, limits.step_timeout, beside=self.mates is None)
         self.transfer.serves(Border.PATH, self._border.source)
         self.engine = Engine(
             self.plane,

@@ -56,6 +56,10 @@ class MixedTrainer(OpenTrainer):
 
     # What ``register_state`` is given
 
+    @property
+    def _registered(self) -> Model:
+        return self._main
+
     def state_dict(self) -> dict[str, Any]:
         """Where the program is, as well."""
         return super().state_dict() | {"other order": self._other.order, "place": self._place, "clock": self._clock}
@@ -83,6 +87,9 @@ class MixedTrainer(OpenTrainer):
 
     # The program
 
+    def averages(self, calls: int) -> int:
+        return int(self._clock)
+
     @property
     def _letter(self) -> str:
         """Which call comes next."""
@@ -90,6 +97,9 @@ class MixedTrainer(OpenTrainer):
         if every and place % every == every - 1:
             return BARRIER
         return self._program[(place - (place // every if every else 0)) % len(self._program)]
+
+    def _begins(self) -> bool:
+        return not self._habits.catches_up or int(self._place) % len(self._program) > 0 or self._catch_up()
 
     def _draws(self) -> bool:
         return self._letter == MAIN

@@ -149,6 +149,9 @@ class Promises(Observer):
         """By shard and view."""
         self._over: dict[int, frozenset[str]] = {}
         """Over which replicas each call is that anybody has gone on with."""
+        self._given: dict[str, tuple[int, int, int]] = {}
+        """Of each member that got the state at a border: before which call, how many steps its donor had done, which replica
+        that is of."""
         self.lagging: set[str] = set()
         """Members that a script has made lag."""
         self.odd: set[str] = set()
@@ -159,7 +162,8 @@ class Promises(Observer):
         self.counts = {"finished": 0, "adopted": 0, "redone": 0, "loaded": 0, "views": 0, "orphans": 0, "healed": 0}
         self.counts |= {"drawn": 0, "epochs": 0, "accelerated": 0, "freed": 0}
         self.counts |= {"failed in backward": 0, "followed": 0, "caught up": 0, "stood in": 0, "taken over": 0}
-        self.counts |= {"at a border": 0, "inner steps": 0, "fits": 0, "kept": 0, "replicas lost": 0, "state lost": 0}
+        self.counts |= {"at a border": 0, "begun alike": 0, "inner steps": 0, "fits": 0, "kept": 0}
+        self.counts |= {"replicas lost": 0, "state lost": 0}
         self.counts |= {"opened": 0, "not opened": 0, "abandoned": 0, "replaced": 0}
         """What there was to check; ``orphans``: results that nobody went on with."""
 
@@ -254,12 +258,25 @@ class Promises(Observer):
         self.counts["at a border"] += 1
         self._tell(process, f"has the state before call {call.number}")
         data = b"".join(parameter.numpy().tobytes() for parameter in process.trainer.parameters)
-        known = self._parameters.get((process.part.shard, call.number - 1))
+        known = self._parameters.get((process.part.shard, process.trainer.averages(call.number - 1)))
         assert known is None or data in [each for each, _ in known], self._say(
             process, f"has other parameters before call {call.number} than anybody who applied call {call.number - 1}"
         )
-        one, other = process.trainer.own.tolist()
+        one, other, replica = process.trainer.own.tolist()
         assert one == other, self._say(process, f"has private state in the middle of a step: {one}, {other}")
+        self._given[process.host.id] = call.number, one, replica
+
+    def begins_at_border(self, process: Process) -> None:
+        """The program goes on with the state that has come; private state is of one moment of one replica at all its mates."""
+        number, steps, replica = self._given[process.host.id]
+        for mate in self._jobs.processes.values():
+            if mate.part.replica == process.part.replica and self._given.get(mate.host.id, (0, 0, 0))[0] == number:
+                of_mate = self._given[mate.host.id]
+                assert of_mate[1:] == (steps, replica), self._say(
+                    process,
+                    f"has private state of another moment than {mate.host.id} ({number}: {steps}, {replica}; {of_mate})",
+                )
+                self.counts["begun alike"] += mate is not process
 
     def held(self, process: Process, session: Session, results: Results) -> None:
         """A result was reduced in ``session``, and is held until all of its replica hold theirs."""

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from random import Random
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import torch
 
@@ -86,8 +87,9 @@ class Trainer:
         """Of the latest."""
         self.open: Call | None = None
         """The call that was begun in backward, until it ends."""
-        self.own = torch.zeros(2, dtype=torch.int64)
-        """Private: equal numbers, except in the middle of a step."""
+        self.own = torch.zeros(3, dtype=torch.int64)
+        """Private: equal numbers, except in the middle of a step; and the replica that has done the newest step."""
+        self._name = crc32(process.part.replica.encode())
         self.ending = ""
         self.sampler = Counting(range(SAMPLES), batch_size=BATCH, seed=jobs.seed)
         self._depth = rng.choice([0, 1, 3])
@@ -130,7 +132,7 @@ class Trainer:
         if process.jobs.inner and not self._catch_up():
             return
         batches = self._batches()
-        while True:
+        while self._begins():
             batch = next(batches) if self._draws() else []
             if process.jobs.inner and not self._inner_steps():
                 return
@@ -162,6 +164,10 @@ class Trainer:
         assert call is not None
         return call.number
 
+    def averages(self, calls: int) -> int:
+        """How many averages are in the parameters, after so many calls."""
+        return calls
+
     def _draws(self) -> bool:
         """Whether the next call uses up a batch."""
         return True
@@ -169,14 +175,22 @@ class Trainer:
     def _returned(self, call: Call) -> None:
         """The program is done with a call."""
 
+    def _begins(self) -> bool:
+        """What the program does before it draws; False if this worker has left."""
+        return True
+
     def _inner_steps(self) -> bool:
-        """Some steps on private state, each after a border; False if this worker has left."""
-        for _ in range(self._rng.randint(1, self._process.jobs.inner)):
+        """Some steps on private state, each after a border; False if this worker has left. Mates do as many."""
+        process, rng = self._process, self._rng
+        if process.mates is not None:
+            rng = Random(f"{process.jobs.seed} {process.part.replica} {process.plane.finished}")
+        for _ in range(rng.randint(1, process.jobs.inner)):
             if not self._catch_up():
                 return False
             self.own[0] += 1
             self._process.threads.sleep(self._rng.expovariate(1.0 / self._pace))
             self.own[1] += 1
+            self.own[2] = self._name
             self._process.jobs.promises.counts["inner steps"] += 1
         return True
 
@@ -190,6 +204,8 @@ class Trainer:
                 if process.call_lock.says_goodbye:
                     self._leave()
                 return False
+            if status is Status.SUCCESS:
+                process.jobs.promises.begins_at_border(process)
         process.transfer.copies.at_border()
         return True
 
