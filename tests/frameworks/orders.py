@@ -123,7 +123,7 @@ def loop(worker: Worker, elements: int) -> tuple[float, int, str, tuple[int, ...
         worker.move(tensor, row)
         work = group.allreduce(row)
         try:
-            assert work.wait(TIMEOUT)
+            assert work.wait(TIMEOUT), f"rank {group.rank}: call {count} does not end; the group is broken: {group.broken()}"
         except GroupError as error:
             at = time.monotonic()
             group.abort()

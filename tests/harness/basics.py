@@ -32,15 +32,15 @@ _SLICE = 128
 
 
 @functools.cache
-def _slice(pid: int) -> tuple[socket.socket, Iterator[int]]:
-    """Ports of the process ``pid`` in turns, and what keeps all others off them until it and its forks have ended."""
+def _slice(pid: int) -> tuple[int, Iterator[int]]:
+    """Ports of the process ``pid`` in turns, and the descriptor that keeps all others off them until it and its forks end."""
     claim = socket.socket(socket.AF_UNIX)  # named in this network namespace: where the ports are
     chance = random.SystemRandom()  # tests that run at the same time may have seeded theirs alike
     for start in chance.sample(_RANGE[::_SLICE], len(_RANGE[::_SLICE])):
         with contextlib.suppress(OSError):
             claim.bind(f"\0ftlib-tests-ports-{start}")
             ports = range(start, min(start + _SLICE, _RANGE.stop))
-            return claim, itertools.cycle(chance.sample(ports, len(ports)))
+            return claim.detach(), itertools.cycle(chance.sample(ports, len(ports)))
     raise RuntimeError("all slices of ports are held: end the processes that other runs of the tests have left")
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 
+from consensus import Member
 from ftlib import ConfigError, FTLib
 from ftlib.core.plane.phase import Phase
 from ftlib.recovery import warm_standby
@@ -20,7 +21,7 @@ from ftlib.recovery.donor.donor import Donor
 from ftlib.recovery.layout import shards
 from ftlib.recovery.warm_standby import WarmStandby
 from tests.ftlib.recovery.pupils import Pupil, School, assert_equal
-from tests.harness.basics import TIMEOUT, eventually
+from tests.harness.basics import TIMEOUT, around, eventually
 from tests.harness.company import Company, at_once, company, in_thread
 
 BACKENDS = pytest.mark.parametrize("backend", ["memory", "gloo"])
@@ -130,13 +131,23 @@ def test_a_spare_follows_a_schedule() -> None:
 def test_a_spare_is_level_while_it_waits_and_counts_at_once(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is fetched any more once it is promoted: what it lacks is the others' word that its state is theirs."""
     monkeypatch.setattr(warm_standby, "PATIENCE", TIMEOUT)  # the last record may come late on a busy machine
+    senders: list[str] = []
+
+    @around(monkeypatch, WarmStandby, "_take_up")
+    def _take_up(usual: Callable[..., None], standby: WarmStandby, sender: Member, *stream: Any) -> None:
+        senders.append(sender.id)
+        usual(standby, sender, *stream)
+
     with school(3, backend) as made:
         spare = made.spare()
         made.level(spare)
         eventually(lambda: not any(donor_of(pupil)._snapshots.nbytes for pupil in made.pupils), "the pins are given back")
         fetched = spare.ft.metrics()["state_bytes"]
         assert fetched > 0
-        leaver, spare_id = made.pupils.pop(1).ft, spare.ft._plane.member_id
+        # Not the one that sends it the averages: if the next sender has gone on meanwhile, the spare gets the state anew.
+        pupil = next(each for each in made.pupils[1:] if each.ft._plane.member_id != senders[-1])
+        made.pupils.remove(pupil)
+        leaver, spare_id = pupil.ft, spare.ft._plane.member_id
         entered: dict[FTLib, int] = {}
 
         def note(ft: FTLib) -> None:
