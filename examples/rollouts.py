@@ -14,12 +14,13 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 
 import torch
 from torch import nn
 from torch.distributions import Categorical
 
-from consensus import Config, Gossip
+from consensus import Config, ConsensusError, Gossip
 from ftlib import Channel, Collective, CollectiveError, FTLib
 
 STEPS = int(os.environ.get("STEPS", "300"))
@@ -92,25 +93,30 @@ def hand_out(collective, member, policy, sent):
 
 
 def rollout(name):
-    member = join(name)
+    try:
+        with ExitStack() as stack:
+            member = join(name)
+            stack.callback(member.stop)
+            play(stack.enter_context(Collective(member)), name)
+    except (CollectiveError, ConsensusError) as error:  # the trainers have ended, perhaps before it came; or it was cut off
+        print(f"{name}: ends, as {error}", flush=True)
+
+
+def play(collective, name):
+    """Until the trainers have ended."""
     policy = new_policy()
-    with Collective(member) as collective:
-        channel = Channel(collective, "played", at="trainer-0")  # a joiner: this asks for admission
-        group = collective.create_collective_group([name, "trainer-0"], "weights")
-        try:
+    channel = Channel(collective, "played", at="trainer-0")  # a joiner: this asks for admission
+    group = collective.create_collective_group([name, "trainer-0"], "weights")
+    news = group.recv(async_op=True)
+    while True:
+        while news.done():
+            policy.load_state_dict(news.wait())
             news = group.recv(async_op=True)
-            while True:
-                while news.done():
-                    policy.load_state_dict(news.wait())
-                    news = group.recv(async_op=True)
-                states = torch.randn(PLAYED, 8)
-                with torch.no_grad():
-                    actions = Categorical(logits=policy(states)).sample()
-                rewards = (actions == (states @ hidden).argmax(1)).float()
-                channel.put({"states": states, "actions": actions, "rewards": rewards}, weight=PLAYED, timeout=60)
-        except CollectiveError as error:  # the trainers have ended, or this one was cut off
-            print(f"{name}: ends, as {error}", flush=True)
-    member.stop()
+        states = torch.randn(PLAYED, 8)
+        with torch.no_grad():
+            actions = Categorical(logits=policy(states)).sample()
+        rewards = (actions == (states @ hidden).argmax(1)).float()
+        channel.put({"states": states, "actions": actions, "rewards": rewards}, weight=PLAYED, timeout=60)
 
 
 def demonstrate():
@@ -129,7 +135,7 @@ def demonstrate():
             players[0].kill()
             print("rollout-0 is killed, and rollout-2 comes", flush=True)
             players.append(start("rollout", "rollout-2"))
-    codes = [first.wait(), second.wait(), *(player.wait(60) for player in players[1:])]
+    codes = [first.wait(), second.wait(), *(player.wait(120) for player in players[1:])]
     return max(codes)
 
 
