@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from ftlib.frameworks.accelerators.nccl.gpus import Gpu
 from ftlib.frameworks.accelerators.nccl.results import Result
 from ftlib.frameworks.base import GroupSpec, Operation, OperationKind
 from tests.frameworks.nccl.scripted import HANDLE, STREAM, LoggingDevice, Scripted, scripted
-from tests.harness.basics import TIMEOUT, eventually
+from tests.harness.basics import TIMEOUT, around, eventually
 
 PROGRESS = int(Result.IN_PROGRESS)
 BAD = [1, 2, 3, 4, 5, 6, 8, 99]
@@ -369,3 +370,19 @@ def test_an_abort_that_fails_says_so(stage: Stage, code: int) -> None:
         made.free()
     made.free()
     assert stage.nccl.names.count("ncclCommAbort") == 1, "the handle is void, whatever came of it"
+
+
+def test_a_start_that_ends_before_the_stop_has_its_turn_is_no_error(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage.device.done = False
+    made = stage.begin()
+    eventually(lambda: "record" in stage.nccl.names, "the first operation")
+
+    @around(monkeypatch, made, "_turn")
+    def _turn(usual: Callable[[str], AbstractContextManager[None]], what: str) -> AbstractContextManager[None]:
+        if what == "stop the communicator":
+            assert stage.decided.wait(TIMEOUT), "the start hears of the stop first"
+            stage.device.done = True
+        return usual(what)
+
+    made.stop()
+    assert made.idle and not made.ready and not made.trouble

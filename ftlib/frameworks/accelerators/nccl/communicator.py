@@ -201,7 +201,8 @@ class NcclCommunicator(Communicator):
             why = repr(error)
         with self._lock:
             if self._state is _State.STARTING:
-                self._state, self._why = (_State.TROUBLED if why else _State.READY), why
+                self._state = _State.TROUBLED if why else _State.READY
+                self._why = "" if self._stopped.is_set() else why  # a stop that is about to say so is no error
         decided()
 
     def _build(self) -> None:
