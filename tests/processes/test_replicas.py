@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,17 +40,22 @@ def lost(job: Replicas, mate: Worker, since: float) -> None:
     print(f"{mate.name} learned of it after {took * 1e3:.0f} ms: {told[0]['text']}")
 
 
-@pytest.mark.parametrize(("replica", "shard"), PROCESSES)
-def test_a_process_is_killed(job: Replicas, replica: int, shard: int) -> None:
-    both = job.begin(2)
+def lose_one(job: Replicas, replica: int, shard: int, **task: Any) -> None:
+    """Two replicas run ``task``. A process of one is killed; that comes back as a whole, with the others' weights."""
+    both = job.begin(2, **task)
     job.together(*both)
     began = both[replica][shard].kill()
     other = both[1 - replica]
     job.together(other)
     lost(job, both[replica][1 - shard], began)
-    back = job.replica()
+    back = job.replica(**task)
     job.together(other, back)
     assert job.judge() > 10
+
+
+@pytest.mark.parametrize(("replica", "shard"), PROCESSES)
+def test_a_process_is_killed(job: Replicas, replica: int, shard: int) -> None:
+    lose_one(job, replica, shard)
 
 
 @pytest.mark.parametrize(("replica", "shard"), QUICK)
@@ -108,42 +114,17 @@ def test_the_launcher_starts_whole_replicas_and_starts_them_again(nursery: Nurse
 
 @pytest.mark.parametrize(("replica", "shard"), QUICK)
 def test_fsdp_in_a_replica_loses_a_process(job: Replicas, replica: int, shard: int) -> None:
-    both = job.begin(2, program="tests.processes.sharded:fsdp")
-    job.together(*both)
-    began = both[replica][shard].kill()
-    other = both[1 - replica]
-    job.together(other)
-    lost(job, both[replica][1 - shard], began)
-    back = job.replica(program="tests.processes.sharded:fsdp")
-    job.together(other, back)
-    assert job.judge() > 10
+    lose_one(job, replica, shard, program="tests.processes.sharded:fsdp")
 
 
 def test_the_wrapper_over_fsdp_loses_a_process(job: Replicas) -> None:
-    """``DistributedDataParallel`` over FSDP2: a process is killed, and its replica comes back with the others' weights."""
-    task = {"program": "tests.processes.sharded:wrapped"}
-    both = job.begin(2, **task)
-    job.together(*both)
-    began = both[0][1].kill()
-    job.together(both[1])
-    lost(job, both[0][0], began)
-    back = job.replica(**task)
-    job.together(both[1], back)
-    assert job.judge() > 10
+    lose_one(job, 0, 1, program="tests.processes.sharded:wrapped")
 
 
 @pytest.mark.parametrize("delay", [0, 1])
 def test_diloco_over_fsdp_loses_a_process(job: Replicas, delay: int) -> None:
     """Seldom averages between replicas that shard inside: equal global weights and outer momentum after each sync."""
-    task = {"program": "tests.processes.sharded:diloco", "given": {"delay": delay}}
-    both = job.begin(2, **task)
-    job.together(*both)
-    began = both[0][1].kill()
-    job.together(both[1])
-    lost(job, both[0][0], began)
-    back = job.replica(**task)
-    job.together(both[1], back)
-    assert job.judge() > 10
+    lose_one(job, 0, 1, program="tests.processes.sharded:diloco", given={"delay": delay})
 
 
 def test_a_spare_replica_takes_the_place_of_one_that_is_lost(nursery: Nursery, tmp_path: Path) -> None:
