@@ -20,6 +20,7 @@ from ftlib.errors import ConfigError, GroupError
 from ftlib.frameworks import GroupSpec, sockets
 from tests.frameworks.crew import Crew, made
 from tests.frameworks.orders import (
+    FORGOTTEN,
     TIMEOUT,
     abort_from_another_thread,
     abort_old_while_rebuilding,
@@ -134,7 +135,7 @@ def test_kill_is_felt_at_once_and_survivors_go_on(crew: Crew, victim: int) -> No
     print("\nerrors after", [f"{1e3 * (answer[0] - killed):.1f} ms" for answer in answers], [a[3] for a in answers])
     assert max(answer[0] for answer in answers) - killed < SOON  # milliseconds in fact; the machine may be busy
     assert max(answer[1] for answer in answers) - min(answer[1] for answer in answers) <= 1
-    assert any(victim in answer[3] for answer in answers)
+    assert any(victim in answer[3] or answer[2] == FORGOTTEN for answer in answers)
     took = crew.build(survivors)
     print("rebuilt in", [f"{1e3 * seconds:.1f} ms" for seconds in took])
     assert crew.run(survivors, reduce_one, 1_000_000) == [3.0] * 3
