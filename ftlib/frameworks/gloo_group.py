@@ -28,6 +28,7 @@ from torch.distributed import ReduceOp
 from torch.distributed.distributed_c10d import AllreduceOptions, BroadcastOptions
 
 from ftlib.errors import ConfigError, GroupError
+from ftlib.frameworks import sockets
 from ftlib.frameworks.background import close_at_exit, rest_at_exit, start_task
 from ftlib.frameworks.base import Group, GroupSpec, Operation, OperationKind, Work, check_parts
 from ftlib.frameworks.gloo_work import FOREIGN, FailedWork, GlooTransfer, GlooWork
@@ -108,6 +109,14 @@ class GlooGroup(Group):
     def abandoned(self) -> bool:
         """True if operations under way were abandoned, not interrupted."""
         return not self.exact and self._state is not _State.OPEN
+
+    @property
+    def severed(self) -> bool:
+        """True if the group was aborted and Gloo has closed all its connections: it neither sends nor receives any more."""
+        if not self.exact or self._state is _State.OPEN:
+            return False
+        mine = sum(link.handle.fileno() >= 0 for link in self._links)
+        return sockets.holders({link.inode for link in self._links}) <= mine
 
     def submit(self, operation: Operation) -> Work:
         """Begin ``operation`` on Gloo's threads (a ring above a few KB). All but reductions send bytes, hence any dtype."""

@@ -32,6 +32,9 @@ class _Owner(Protocol):
     @property
     def abandoned(self) -> bool: ...
 
+    @property
+    def severed(self) -> bool: ...
+
     def translate(self, error: Exception) -> GroupError: ...
 
 
@@ -93,6 +96,9 @@ class GlooWork(Work):
 class GlooTransfer(Work):
     """A send or receive. Gloo ends the whole group when a wait for one times out, so it is waited for to the end: by who waits
     as long as the group's own timeout anyway, else by a thread, which costs as much as a small transfer itself.
+
+    Gloo forgets a transfer whose connection breaks when it is half through: that thread then comes back at the group's
+    timeout. Once Gloo has closed all connections of the group, nothing uses this tensor any more: then the transfer has ended.
     """
 
     __slots__ = ("_ended", "_error", "_owner", "_raw", "_tensor", "_through", "_turn")
@@ -122,7 +128,7 @@ class GlooTransfer(Work):
         """True once Gloo has finished the transfer and no longer uses its buffer."""
         if not self._through:
             self._watch()
-        return self._through
+        return self._through or self._forgotten()
 
     def _wait(self, timeout: float) -> bool:
         self._watch()
@@ -133,8 +139,19 @@ class GlooTransfer(Work):
         if not self._through and ended is not None and not ended.wait(timeout):
             if self._owner.abandoned:
                 raise GroupError("transfer abandoned: its group was aborted and cannot be interrupted")
-            return False
+            if not self._forgotten():
+                return False
         return self._over()
+
+    def _forgotten(self) -> bool:
+        """Whether it can only have ended, although Gloo does not say so."""
+        if not self._owner.severed:
+            return False
+        with self._turn:
+            if not self._through:
+                self._error = GroupError("transfer cut off: its connection broke when it was half through")
+                self._through = True
+        return True
 
     def _over(self) -> bool:
         if self._error is not None:
@@ -152,13 +169,15 @@ class GlooTransfer(Work):
             return raw
 
     def _run(self, raw: Any) -> None:
+        failure: GroupError | None = None
         try:
             abroad(raw.wait)
         except FOREIGN as error:
-            self._error = self._owner.translate(error)
+            failure = self._owner.translate(error)
         finally:
             with self._turn:
-                self._through = True
+                if not self._through:  # else it was forgotten, and has been told to have ended
+                    self._error, self._through = failure, True
                 ended = self._ended
             if ended is not None:
                 ended.set()

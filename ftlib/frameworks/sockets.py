@@ -112,6 +112,11 @@ def watched_with(listener: Inode) -> frozenset[Inode]:
     return frozenset()
 
 
+def holders(wanted: Collection[Inode]) -> int:
+    """How many descriptors of this process are one of these sockets, duplicates too."""
+    return sum(_inode(descriptor) in wanted for descriptor in _descriptors()) if wanted and supported() else 0
+
+
 def track(sockets: Iterable[Inode | Address]) -> None:
     """Make forked children close these sockets, and all sockets with one of these addresses at either end."""
     _tracked.update(dict.fromkeys(sockets))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import threading
 import time
 from typing import Any
@@ -150,6 +151,34 @@ def loop(worker: Worker, elements: int) -> tuple[float, int, str, tuple[int, ...
         group.abort()
         assert work.done() or text == FORGOTTEN
         return at, count, text, peers
+
+
+def receive_from_the_dead(worker: Worker, peer: int, elements: int) -> tuple[bool, float]:
+    """Kill process ``peer``, rank 1, as soon as it sends, and abort; whether a part was missing, and seconds until it ended."""
+    tensor = torch.zeros(elements)
+    work = worker.group.recv(tensor, 1, 7)
+    deadline = time.monotonic() + TIMEOUT
+    while not tensor[0]:
+        assert time.monotonic() < deadline, "nothing comes"
+    os.kill(peer, signal.SIGKILL)
+    with contextlib.suppress(GroupError):
+        work.wait(0.5)
+    worker.group.abort()
+    begin = time.monotonic()
+    while not work.done():
+        assert time.monotonic() < deadline, "the transfer does not end"
+        time.sleep(0.005)
+    took, came = time.monotonic() - begin, int(tensor.sum())
+    if came < elements:
+        with pytest.raises(GroupError):
+            work.wait(TIMEOUT)
+    time.sleep(0.2)
+    assert int(tensor.sum()) == came, "it ended, and writes"
+    return came < elements, took
+
+
+def send_ones(worker: Worker, elements: int) -> None:
+    worker.group.send(torch.ones(elements), 0, 7).wait(TIMEOUT)
 
 
 def reduce_one(worker: Worker, elements: int) -> float:

@@ -19,7 +19,9 @@ from tests.frameworks.orders import (
     fail_in_the_middle,
     loop,
     rebuild_blindly,
+    receive_from_the_dead,
     reduce_one,
+    send_ones,
     try_rebuild,
 )
 
@@ -84,6 +86,22 @@ def test_operations_are_abandoned_where_sockets_cannot_be_cut(crew: Crew) -> Non
     assert until_done < TIMEOUT
     crew.build(hands)
     assert crew.run(hands, reduce_one, 10) == [2.0] * 2
+
+
+def test_a_transfer_that_a_death_cuts_in_two_ends_with_its_group(crew: Crew) -> None:
+    """Gloo forgets it: see docs/frameworks.md."""
+    halves = []
+    for _ in range(3):
+        hands = crew.hire(2)
+        crew.build(hands)
+        process = hands[1].process.pid
+        hands[1].tell(send_ones, 1 << 24)
+        hands[0].tell(receive_from_the_dead, process, 1 << 24)
+        half, took = hands[0].answer()
+        hands[1].close()
+        halves.append(half)
+        assert took < SOON
+    assert any(halves), "each was quicker than its death"
 
 
 def test_store_forgets_earlier_epochs(crew: Crew) -> None:
