@@ -129,8 +129,11 @@ class ShardAgreement:
                 return None
             if seconds > WAIT_SLICE:
                 with contextlib.suppress(GroupError):  # the session has ended this moment
-                    self._waiting.waited(call, session, seconds)
+                    self._waiting.waited(call, session, seconds, self._blocking)
         return verdict
+
+    def _blocking(self) -> str:
+        return f"waiting for the word of {self._mates.missing()}"
 
 
 def word_about(session: Session, call: Call, results: Results, trailer: Trailer | None, out: int = 0) -> Word:

@@ -123,8 +123,8 @@ class Waiting:
             raise LeftError("asked to leave while it waited for a view to act in")
         return until
 
-    def waited(self, call: Call, session: Session, seconds: float) -> None:
-        """One operation of ``call`` has taken ``seconds`` so far.
+    def waited(self, call: Call, session: Session, seconds: float, blocking: Callable[[], str] | None = None) -> None:
+        """One operation of ``call`` has taken ``seconds`` so far. ``blocking``: who is waited for, if not the whole view.
 
         Raises GroupError if its group was given up, RebuildTimeout at the deadline, LeftError if this worker has to leave while
         the view is disputed and no other view comes.
@@ -140,7 +140,7 @@ class Waiting:
         key = call.number, call.began, session.view.view_id
         if self._for_operations is None or self._for_operations[0] != key:
             self._for_operations = key, self._patience(call)
-        self._go_on(call, self._for_operations[1])
+        self._go_on(call, self._for_operations[1], blocking or self.blocking)
 
     def entered(self, call: Call, session: Session) -> None:
         """Nobody has entered the others' next call yet, which a newcomer in ``call`` waits for. RebuildTimeout at the deadline,
@@ -149,17 +149,17 @@ class Waiting:
         key = call.number, -math.inf, session.view.view_id
         if self._for_operations is None or self._for_operations[0] != key:
             self._for_operations = key, Patience(self.now() + self._limits.step_timeout, self.now)
-        self._go_on(call, self._for_operations[1])
+        self._go_on(call, self._for_operations[1], self.blocking)
 
-    def _go_on(self, call: Call, patience: Patience) -> None:
+    def _go_on(self, call: Call, patience: Patience, blocking: Callable[[], str]) -> None:
         """Warn now and then; RebuildTimeout at the deadline."""
         plane, limits = self._plane, self._limits
         if self.now() > max(patience.deadline, self._stepped() + limits.step_timeout):
-            raise RebuildTimeout(f"{call}: not finished within {limits.step_timeout:g} s; {self.blocking()}")
+            raise RebuildTimeout(f"{call}: not finished within {limits.step_timeout:g} s; {blocking()}")
         long = patience.due()
         if long is not None:
             extra = plane.about("waiting", call=call.number, waited_seconds=long)
-            logger.warning("%s: waiting for %.0f s; %s", call, long, self.blocking(), extra=extra)
+            logger.warning("%s: waiting for %.0f s; %s", call, long, blocking(), extra=extra)
 
     def phase_text(self) -> str:
         """In words, what a call waits for."""
