@@ -33,6 +33,8 @@ _LOOK = 0.25
 """The same where the entry is asked over a network."""
 _TICK = 0.1
 """How often an agent compares its place with that of the last sample."""
+_SETTLED = 0.06
+"""Seconds for which its place stays the same before it looks, twice at most: first whoever recovers has the processors."""
 _PATCHES = 2.0
 """Patches a second, at most; one more may follow at once when the view changes."""
 _ASK_EVERY = 0.9
@@ -210,6 +212,10 @@ class Watch:
             # An agent's place is a few numbers on this very loop, which no event tells of.
             while (left := until - _now()) > 0 and (place is None or place() == seen):  # noqa: ASYNC110
                 await asyncio.sleep(left if place is None else min(_TICK, left))
+            if place is not None and (changed := place()) != seen:
+                await asyncio.sleep(_SETTLED)
+                if place() != changed:
+                    await asyncio.sleep(_SETTLED)
 
     def _well(self) -> bool:
         """Whether nobody is in trouble, as far as is known, and no view change is under way."""
