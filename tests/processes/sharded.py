@@ -168,7 +168,7 @@ def _train_wrapped(ft: FTLib, task: Task, lines: Lines) -> None:
 
 
 def diloco(task: Task, lines: Lines) -> int:
-    """``DiLoCo`` over a model that FSDP shards; a line for each sync. ``given``: ``delay``, in inner steps."""
+    """``DiLoCo`` over a model that FSDP shards; a line for each sync. ``given``: ``delay``, in inner steps, and ``die``."""
     return _until_lost(task, lines, _train_diloco)
 
 
@@ -186,6 +186,8 @@ def _train_diloco(ft: FTLib, task: Task, lines: Lines) -> None:
     ft.register_state(model=local)
     own = dict(local.global_model.named_parameters())
     [tells] = [parameter for name, parameter in own.items() if name.endswith("tells")]
+    if task.given.get("die"):
+        _dies(ft, task.given["die"])
 
     def moves() -> torch.Tensor:
         found = outers[0].state[tells].get("momentum_buffer")

@@ -127,6 +127,24 @@ def test_diloco_over_fsdp_loses_a_process(job: Replicas, delay: int) -> None:
     lose_one(job, 0, 1, program="tests.processes.sharded:diloco", given={"delay": delay})
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize(("replica", "shard"), PROCESSES)
+def test_a_process_dies_within_a_sync(job: Replicas, replica: int, shard: int, moment: str, delay: int) -> None:
+    """Any one of a senior replica and of a junior one; the other two finish the sync over each other alone."""
+    task: dict[str, Any] = {"program": "tests.processes.sharded:diloco", "given": {"delay": delay}}
+    whole = {False: task, True: {**task, "die": (shard, moment)}}
+    first = job.begin(1, **whole[replica == 0])[0]
+    job.until("it trains", lambda: all(worker.calls for worker in first))
+    replicas = [first, job.replica(**task), job.replica(**whole[replica == 1])]
+    dying = replicas[2 * replica]
+    job.until("one dies", lambda: dying[shard].code == -signal.SIGKILL)
+    lost(job, dying[1 - shard], dying[shard].ended)
+    job.together(*(each for each in replicas if each is not dying))
+    assert job.judge() > 10
+
+
 def test_a_spare_replica_takes_the_place_of_one_that_is_lost(nursery: Nursery, tmp_path: Path) -> None:
     with Replicas(tmp_path, nursery, settings={"max_size": 2}) as job:
         both = job.begin(2)

@@ -106,6 +106,8 @@ class FakeComm(RehearsedCommunicator):
         self.streams: list[Stream] = []
         self.failed = ""
         self.built = spec.size == 1
+        self.told = False
+        """True once it has said that it is built: before that nobody can have launched anything."""
         self.revoked = False
         self.quiet = False
         """True once a revoke has ended."""
@@ -150,8 +152,10 @@ class FakeComm(RehearsedCommunicator):
             return Result.SYSTEM_ERROR
         if self._error:
             return Result.REMOTE_ERROR if "remote" in self._error else Result.UNHANDLED_CUDA_ERROR
-        launching = any(stream.launching for stream in self.streams)
-        return Result.SUCCESS if self.built and not launching else Result.IN_PROGRESS
+        if not self.built or any(stream.launching for stream in self.streams):
+            return Result.IN_PROGRESS
+        self.told = True
+        return Result.SUCCESS
 
     @property
     def last(self) -> str:
@@ -270,7 +274,7 @@ class FakeNccl:
 
     def ncclCommAbort(self, comm: int) -> int:
         with self._entered(comm) as found:
-            if found.built and found._spec.size > 1 and not found.quiet:
+            if found.told and found._spec.size > 1 and not found.quiet:
                 crash("a communicator with peers was aborted, and it was not revoked before")
             found.gone = True
         del self._comms[comm]

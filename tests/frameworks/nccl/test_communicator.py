@@ -134,6 +134,38 @@ def test_a_stop_ends_a_start(stage: Stage) -> None:
     assert stage.nccl.log[1:] == [("ncclCommAbort", HANDLE)]
 
 
+def stops_before_it_is_heard(stage: Stage, monkeypatch: pytest.MonkeyPatch, state: int) -> NcclCommunicator:
+    """One that was in progress when its start asked last, and is in ``state`` as the stop has its turn."""
+    stage.nccl.state = PROGRESS
+    made = stage.begin()
+    eventually(lambda: stage.nccl.log, "the first call")
+
+    @around(monkeypatch, made, "_turn")
+    def _turn(usual: Callable[[str], AbstractContextManager[None]], what: str) -> AbstractContextManager[None]:
+        if what == "stop the communicator":
+            assert stage.decided.wait(TIMEOUT), "the start hears of the stop first"
+            stage.nccl.state = state
+        return usual(what)
+
+    made.stop()
+    return made
+
+
+def test_what_is_built_before_its_start_hears_so_is_revoked(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = stops_before_it_is_heard(stage, monkeypatch, Result.SUCCESS)
+    made.free()
+    assert stage.nccl.names == ["ncclCommInitRankConfig", "ncclCommRevoke", "ncclCommAbort"]
+    assert not made.trouble
+
+
+def test_what_is_built_after_the_stop_is_revoked_before_it_is_freed(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = stops_before_it_is_heard(stage, monkeypatch, PROGRESS)
+    assert stage.nccl.names == ["ncclCommInitRankConfig"]
+    stage.nccl.state = Result.SUCCESS
+    made.free()
+    assert stage.nccl.names == ["ncclCommInitRankConfig", "ncclCommRevoke", "ncclCommAbort"]
+
+
 def test_a_stop_during_the_first_operation_revokes(stage: Stage) -> None:
     stage.device.done = False
     made = stage.begin()

@@ -16,7 +16,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 
@@ -107,7 +107,8 @@ class NcclCommunicator(Communicator):
         self._comm: int | None = None
         """NCCL's handle, while others than the thread that stops or frees may use it. Guarded by the lock, as the next one."""
         self._built = False
-        """True once NCCL has built it, so that it can be stopped."""
+        """True once NCCL has said that it is built, so that it can be stopped."""
+        self._revoked = False
         self._held: int | None = None
         """The handle between stop and free."""
 
@@ -174,7 +175,7 @@ class NcclCommunicator(Communicator):
             self._state, first = _State.STOPPED, self._state is not _State.STOPPED
             if first:
                 self._held, self._comm = self._comm, None
-        if first and self._built and self._held is not None:
+        if first and self._held is not None:
             self._gpu.device.use()
             self._revoke(self._held)
 
@@ -184,6 +185,7 @@ class NcclCommunicator(Communicator):
             comm, self._held = self._held, None
         if comm is not None:
             self._gpu.device.use()
+            self._revoke(comm)  # it may have been built since the stop
             self._library.abort(comm)
 
     # --- in the background ---------------------------------------------------------------------------------------------
@@ -243,7 +245,16 @@ class NcclCommunicator(Communicator):
         self._row = None
 
     def _revoke(self, comm: int) -> None:
-        """The device is asked whether all has ended: NCCL's answer may as well be an error from before."""
+        """If it is built, once. It may be although the thread that starts it has not heard so.
+
+        The device is asked whether all has ended: NCCL's answer may as well be an error from before.
+        """
+        if not self._built:
+            with suppress(GroupError):  # an error is told by whoever needs it, and what fails to start was never used
+                self._built = self._library.async_error(comm) is Result.SUCCESS
+        if not self._built or self._revoked:
+            return
+        self._revoked = True
         until = time.monotonic() + _STOP
         result = self._library.revoke(comm)
         while result is Result.IN_PROGRESS:
