@@ -56,6 +56,7 @@ class _Border:
         atexit.register(self.end)
 
     def _forget(self) -> None:
+        self._came_back = threading.Condition()
         self._away, self._open = set(), weakref.WeakSet()
 
     def keep(self, closable: Closable) -> None:
@@ -123,12 +124,19 @@ def finish_tasks(timeout: float, *, again: bool = True) -> bool:
 
 
 def _take() -> _Runner | None:
-    """The thread that became idle last, so that the others time out; None if there is none. In a forked child none is alive."""
-    while _idle:
-        runner = _idle.pop()
-        if runner.is_alive():
-            return runner
-    return None
+    """The thread that became idle last, so that the others time out; None if there is none."""
+    return _idle.pop() if _idle else None
+
+
+def _forget() -> None:
+    """In a forked child: the threads are not there, and one of them may have held the lock."""
+    global _changed  # noqa: PLW0603
+    _changed = threading.Condition()
+    for each in (_busy, _stuck, _idle):
+        each.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 class _Runner(threading.Thread):

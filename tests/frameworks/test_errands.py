@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import threading
 import time
@@ -101,3 +102,26 @@ def test_a_forked_child_starts_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_a_child_is_forked_while_another_thread_holds_the_lock() -> None:
+    """Else its first task waits for ever."""
+    held, may_end = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with tasks._changed:
+            held.set()
+            may_end.wait(TIMEOUT)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert held.wait(TIMEOUT)
+    child = os.fork()
+    if not child:
+        faulthandler.dump_traceback_later(TIMEOUT / 2, exit=True)
+        ended = threading.Event()
+        start_task("test", ended.set)
+        os._exit(0 if ended.wait(TIMEOUT) and finish_tasks(TIMEOUT) else 3)
+    may_end.set()
+    holder.join(TIMEOUT)
+    assert os.waitpid(child, 0)[1] == 0

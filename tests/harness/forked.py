@@ -19,6 +19,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -27,6 +28,7 @@ __all__ = ["Forked", "prepare", "program"]
 
 _FLAGS = {"-P", "-S", "-u"}
 """Of the interpreter; they take no value, and mean nothing here."""
+_LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.Condition)
 
 
 def prepare() -> None:
@@ -82,6 +84,7 @@ def _forget(kept: Iterable[int]) -> None:
             with contextlib.suppress(OSError):
                 os.dup2(null, fd, inheritable=False)
     os.close(null)
+    _unlock()
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)) and number != signal.SIGINT:
@@ -97,6 +100,16 @@ def _forget(kept: Iterable[int]) -> None:
             logger.filters.clear()
             logger.propagate = True
             logger.setLevel(logging.WARNING if logger is logging.root else logging.NOTSET)
+
+
+def _unlock() -> None:
+    """Locks of modules, which a thread that is not here may have held at the fork."""
+    for name in [name for name in sys.modules if name.partition(".")[0] in {"ftlib", "consensus"}]:
+        for value in vars(sys.modules[name]).values():
+            locks = value.values() if isinstance(value, defaultdict) else [value]
+            for lock in locks:
+                if isinstance(lock, _LOCKS):
+                    lock._at_fork_reinit()
 
 
 def program(arguments: list[str], environment: Mapping[str, str] | None = None) -> NoReturn:
