@@ -13,6 +13,7 @@ process of its own, whose CPU time it is; what is not in it are the signed reque
 *hostile*: requests without or with wrong tokens, under foreign hosts and origins, malformed and stale orders, to a job of two.
 The attacker runs on the job's own cores: so the same is sent to a bare server beside the job, and what that costs is the floor.
 What the agent alone costs is told by its processor time, and by a job with one core to itself while the attacker has others.
+``--elements 1000000``: the steps of ``python -m benchmarks hostile``; else steps of 4 KB, which show more.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ import json, os, statistics, threading, time
 import torch
 from ftlib import FTLib
 
-model = torch.nn.Linear(1023, 1)
+model = torch.nn.Linear(int(os.environ.get("ELEMENTS", "1024")) - 1, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 index = os.environ["FTLIB_WORKER_INDEX"]
 
@@ -94,6 +95,7 @@ ROWS = ("step", "kill", "order", "cost", "stuck", "page", "hostile")
 def main() -> int:
     options = parser(__doc__, agent=False, kills=20, rounds=6, requests=10_000, seconds=6.0)
     options.add_argument("--rows", nargs="+", default=list(ROWS), choices=ROWS)
+    options.add_argument("--elements", type=int, default=1024, help="of the model whose steps are attacked")
     options.add_argument("--serve", type=int, default=0, help="(inside) serve so many members, without a job")
     options.add_argument("--idle", action="store_true", help="(inside) whose statuses do not change")
     options.add_argument("--gaps", action="store_true", help="(inside) and note how long the loop is busy at a time")
@@ -117,7 +119,7 @@ def main() -> int:
     if "page" in args.rows:
         _page(report)
     if "hostile" in args.rows:
-        _hostile(report, args.requests, args.seconds)
+        _hostile(report, args.requests, args.seconds, args.elements)
     return report.finish()
 
 
@@ -637,12 +639,12 @@ def _page(report: Report) -> None:
 # Hostile requests
 
 
-def _hostile(report: Report, count: int, seconds: float) -> None:
-    """Steps while a stranger sends requests as fast as it can: to a bare server beside the job, then to an agent of the job."""
+def _hostile(report: Report, count: int, seconds: float, elements: int) -> None:
+    """Steps while a stranger sends requests as fast as it can: to a bare server beside the job, then to an agent of it."""
     steps: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as place, bare() as other:
         directory = Path(place)
-        with running(directory, "-n", 2, script=WORKER, **PATIENT) as launched:
+        with running(directory, "-n", 2, script=WORKER, **PATIENT, ELEMENTS=str(elements)) as launched:
             launched.wait_events("announced", 2)
             address = _address(launched)
             there = _together(address, 2)
@@ -686,7 +688,7 @@ def _hostile(report: Report, count: int, seconds: float) -> None:
 
     what = f"{attacker.accepted} accepted, {refused} counted as refused"
     report.row(f"{attacker.sent} hostile requests", what, bar="0 accepted", good=not attacker.accepted)
-    report.row("step while nobody sends anything", spread(quiet))
+    report.row(f"step of {elements} parameters while nobody sends anything", spread(quiet))
     raw = ratios["to an agent"]
     report.row(f"... {pace:.0f} requests a second to an agent", shown("to an agent"), bar="1.02", good=raw <= 1.02)
     report.row(f"... {floor:.0f} a second to a bare server beside the job", shown("to a bare server"))
