@@ -112,6 +112,24 @@ def test_replacements_need_not_import_what_a_worker_that_trains_needs(tmp_path: 
     assert launch.wait(150).results["localhost"] == [True, True]
 
 
+def has_what_training_needs(path: Path) -> bool:
+    found = "torch._dynamo" in sys.modules
+    member(path)
+    return found
+
+
+def test_a_worker_that_joins_finds_imported_what_training_needs(tmp_path: Path) -> None:
+    """However soon it is asked for: the warm process imports once what each that comes would import for itself."""
+    launch = launcher(workers=2, max_restarts=10, restart_delay=0.0, preload=("torch",)).start(
+        has_what_training_needs, tmp_path
+    )
+    first = running(launch, 2)[0]["pid"]
+    kill(first)
+    eventually(lambda: first not in [each["pid"] for each in running(launch, 2)], launch.workers)
+    mark(tmp_path, "finish")
+    assert sorted(launch.wait(TIMEOUT).results["localhost"]) == [False, True]
+
+
 # Secrets
 
 

@@ -335,7 +335,8 @@ class Agent:
         try:
             call = os.open(f"/proc/self/fd/{self._call}", os.O_RDONLY)
             try:
-                born = await self._nursery.bear(start.worker, start.name, facts, call, outcome, control, master)
+                joins = order.elastic and not control
+                born = await self._nursery.bear(start.worker, start.name, facts, call, outcome, control, master, joins=joins)
             finally:
                 os.close(call)
         except OSError as error:
