@@ -329,7 +329,8 @@ class Engine:
                     self._observers.entering(call.number)
                 if step is Next.LOAD:
                     self._get_state(call, session)
-                results = self.attempt(call, session) if self._counts(call, session) else None
+                counts = self._shards is None or self._counts(self._shards, call, session)
+                results = self.attempt(call, session) if counts else None
             elif step is Next.FOLLOW:
                 results = self._arrival.follow(self, call)
                 session = plane.session or session
@@ -362,9 +363,9 @@ class Engine:
             self._shards.passes(call, session)
         return self._arrival.accompany(self, call)
 
-    def _counts(self, call: Call, session: Session) -> bool:
+    def _counts(self, shards: ShardAgreement, call: Call, session: Session) -> bool:
         """Agree with this replica, before its first call, whether what it has computed counts. False if the session ended."""
-        counts = True if self._shards is None else self._shards.counts(call, session)
+        counts = shards.counts(call, session)
         if counts is False and not call.outdated:
             self.reloaded(call)
         return counts is not None
