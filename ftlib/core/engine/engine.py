@@ -462,7 +462,7 @@ class Engine:
     def _record(self, call: Call) -> tuple[RankRecord, bool]:
         """This member's rank record for the attempt that begins; True if it says goodbye."""
         plane, call_lock = self._plane, self._call_lock
-        flags, goodbye = 0, call_lock.leaving and call_lock.says_goodbye
+        flags, goodbye = 0, call_lock.noticed and call_lock.says_goodbye
         if plane.wished or goodbye or self._nonfinite.tainted or call.foreign:
             flags = Flag.FREEZE * plane.wished | Flag.LEAVING * goodbye | Flag.NONFINITE * self._nonfinite.tainted
             flags |= Flag.FOLLOWING * call.foreign | Flag.LATE * call.stand_in
