@@ -337,9 +337,13 @@ class Launch:
         loop = asyncio.get_running_loop()
         over: asyncio.Future[None] = loop.create_future()
 
+        def end() -> None:
+            if not over.done():
+                over.set_result(None)
+
         def tell(_: object) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(lambda: over.done() or over.set_result(None))
+                loop.call_soon_threadsafe(end)
 
         self._director.future.add_done_callback(tell)
         try:

@@ -239,8 +239,9 @@ time.sleep(float(sys.argv[1]))
 
 @pytest.mark.soak
 def test_ftlib_run_under_salloc(slurm: Slurm) -> None:
-    """The launcher is on the login node, which is no node of the allocation; agents are steps of it. Somebody has logged in there
-    by ssh: the address of that login, which srun exports, is none of the nodes'.
+    """The launcher is on the login node, which is no node of the allocation; agents are steps of it.
+
+    Somebody has logged in there by ssh: the address of that login, which srun exports, is none of the nodes'.
     """
     (slurm.directory / "shows.py").write_text(SHOWS)
     allocation = ("salloc", "-N2", "--ntasks-per-node=1", "--cpus-per-task=4")
