@@ -335,7 +335,8 @@ class Engine:
                     self._observers.entering(call.number)
                 if step is Next.LOAD:
                     self._get_state(call, session)
-                results = self.attempt(call, session) if self._counts(call, session) else None
+                counts = self._shards is None or self._counts(self._shards, call, session)
+                results = self.attempt(call, session) if counts else None
             elif step is Next.FOLLOW:
                 results = self._arrival.follow(self, call)
                 session = plane.session or session
@@ -368,9 +369,9 @@ class Engine:
             self._shards.passes(call, session)
         return self._arrival.accompany(self, call)
 
-    def _counts(self, call: Call, session: Session) -> bool:
+    def _counts(self, shards: ShardAgreement, call: Call, session: Session) -> bool:
         """Agree with this replica, before its first call, whether what it has computed counts. False if the session ended."""
-        counts = True if self._shards is None else self._shards.counts(call, session)
+        counts = shards.counts(call, session)
         if counts is False and not call.outdated:
             self.reloaded(call)
         return counts is not None
@@ -467,7 +468,7 @@ class Engine:
     def _record(self, call: Call) -> tuple[RankRecord, bool]:
         """This member's rank record for the attempt that begins; True if it says goodbye."""
         plane, call_lock = self._plane, self._call_lock
-        flags, goodbye = 0, call_lock.leaving and call_lock.says_goodbye
+        flags, goodbye = 0, call_lock.noticed and call_lock.says_goodbye
         if plane.wished or goodbye or self._nonfinite.tainted or call.foreign:
             flags = Flag.FREEZE * plane.wished | Flag.LEAVING * goodbye | Flag.NONFINITE * self._nonfinite.tainted
             flags |= Flag.FOLLOWING * call.foreign | Flag.LATE * call.stand_in
