@@ -5,11 +5,15 @@
 
 The manifest is written last, in one request that creates it and fails if there is one. So a checkpoint is complete or not
 there, and of several writers of one name one completes it. Each writer has a folder of its own, which the manifest names, so
-that they never mix. A removal begins with the manifest.
+that they never mix. A removal begins with the manifest, and what a manifest names is never removed before it.
+
+That request is known of ``CREATING``. At other stores fsspec looks first and then writes: of two writers of one name that meet
+within that moment both succeed, and the later manifest stays. It names the later writer's whole folder, so nothing is torn.
 """
 
 from __future__ import annotations
 
+import logging
 import posixpath
 import shutil
 import tempfile
@@ -28,6 +32,13 @@ try:
     import fsspec
 except ImportError:
     raise ConfigError("checkpoints at a URL need fsspec: pip install 'ftlib[s3]', or give a directory") from None
+
+logger = logging.getLogger("ftlib")
+
+CREATING = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory"})
+"""Schemes whose package has a request that creates: S3 (``If-None-Match``), Google (``ifGenerationMatch``), Azure."""
+_warned: set[str] = set()
+"""Schemes of which this process has said that they have none."""
 
 
 class RemoteDepot(Depot):
@@ -51,6 +62,14 @@ class RemoteDepot(Depot):
             system, root = fsspec.core.url_to_fs(url, **(options if scheme not in ("memory", "file", "local") else {}))
         except (ValueError, ImportError) as error:
             raise ConfigError(f"{url}: {error}: install what fsspec needs for {scheme}://, or give another place") from None
+        if scheme not in CREATING and scheme not in _warned:
+            _warned.add(scheme)
+            logger.warning(
+                "%s:// is not known to have a request that creates a file and fails if there is one: two writers of one "
+                "checkpoint may both complete it, and the later one stays; give a directory, s3://, gs:// or az:// instead, or "
+                "see to it that a job is not started twice",
+                scheme,
+            )
         return cls(url.rstrip("/"), system, root)
 
     def __str__(self) -> str:
@@ -107,21 +126,31 @@ class RemoteDepot(Depot):
         try:
             self._system.pipe_file(path, packed, mode="create")
         except Exception as error:
-            if self._system.exists(path) and self._system.cat_file(path) != packed:
+            stored = None
+            with suppress(Exception):  # then nobody knows, and what the manifest may name stays: see ``remove``
+                stored = self._system.cat_file(path)
+            if stored == packed:  # it arrived, its answer was lost, and the request was sent again
+                return
+            if stored is not None:
                 raise FileExistsError(f"{self.at(part.name)} is complete already") from None
             raise error if isinstance(error, OSError) else OSError(f"{type(error).__name__}: {error}") from error
 
     def remove(self, name: Name | Part) -> None:
         """See ``Depot``."""
-        if isinstance(name, Part):
-            self._manifests.pop(name, None)
-            where = self._path(name.name, name.writer)
-        else:
-            where = self._path(name)
-            with suppress(Exception):
-                self._system.rm_file(self._path(name, FILE))
-        with suppress(Exception):
-            self._system.rm(where, recursive=True)
+        try:
+            if isinstance(name, Part):
+                self._manifests.pop(name, None)
+                if self._completed(name):
+                    return
+                self._system.rm(self._path(name.name, name.writer), recursive=True)
+            else:
+                with suppress(FileNotFoundError):
+                    self._system.rm_file(self._path(name, FILE))
+                self._system.rm(self._path(name), recursive=True)
+        except FileNotFoundError:
+            pass
+        except Exception as error:  # noqa: BLE001 - of any store; a later save tries again
+            logger.info("%s was not removed: %s: %s", self.at(name), type(error).__name__, error)
 
     def damage(self, name: Name) -> Exception | None:
         """See ``Depot``."""
@@ -219,6 +248,13 @@ class RemoteDepot(Depot):
 
     def _parent(self) -> Self:
         return type(self)(posixpath.dirname(self._url), self._system, posixpath.dirname(self.root))
+
+    def _completed(self, part: Part) -> bool:
+        """Whether a manifest names what was written there; it may have arrived although its writer was told of an error."""
+        try:
+            return self.manifest(part.name).folder == part.writer
+        except TornError:
+            return False
 
     def _found(self) -> dict[Name, set[str]]:
         """All checkpoints, complete or not, with the files of each."""

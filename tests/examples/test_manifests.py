@@ -135,6 +135,11 @@ def test_what_goes_with_them_is_of_the_same_pods() -> None:
     assert parts["Service"]["spec"]["selector"] == labels
     [scrape] = yaml.safe_load(parts["ConfigMap"]["data"]["prometheus.yml"])["scrape_configs"]
     name = parts["StatefulSet"]["metadata"]["name"]
+    [sources] = [rule["from"] for rule in parts["NetworkPolicy"]["spec"]["ingress"] if "namespaceSelector" in rule["from"][0]]
+    [prometheus] = sources[0]["namespaceSelector"]["matchLabels"].values()
+    home = parts["StatefulSet"]["metadata"].get("namespace", "default")
+    assert parts["ConfigMap"]["metadata"]["namespace"] == prometheus != home
+    # A pod of another namespace resolves no name without the job's: its search list begins with its own.
     assert [each["url"] for each in scrape["http_sd_configs"]] == [
-        f"http://{name}-{number}.{service}:{port}/targets" for number in range(2)
+        f"http://{name}-{number}.{service}.{home}.svc:{port}/targets" for number in range(2)
     ]

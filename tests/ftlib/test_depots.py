@@ -35,6 +35,7 @@ from tests.harness.basics import TIMEOUT, eventually
 from tests.harness.company import at_once
 from tests.harness.narrow import Narrow
 from tests.harness.objects import ObjectStore
+from tests.harness.relay import Relay
 
 COUNT = itertools.count()
 
@@ -146,6 +147,88 @@ def test_of_many_writers_of_one_name_one_completes_it(place: str) -> None:
     [winner] = won
     found = depots[0].newest()
     assert found is not None and found.tree["whose"] == winner  # type: ignore[index]
+
+
+def test_an_answer_that_is_lost(objects: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The manifest arrives, its answer does not: the client sends it again, and is told that there is one."""
+    for key, value in objects.environment.items():
+        monkeypatch.setenv(key, value)
+    place = f"s3://{objects.bucket()}/run"
+    with Relay(objects.port, lose=b"/manifest.json HTTP/1.1\r\n") as relay:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{relay.port}")
+        write(depot_of(place), 4)
+        assert relay.lost.is_set()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", objects.endpoint)
+    assert depot_of(place).newest().name == Name(4, 1)  # type: ignore[union-attr]
+
+
+def failing(system: Any, name: str, error: Exception, *, late: bool = False, only: str = "") -> Any:
+    """That method of a file system, which fails. ``late``: after it has done what it does. ``only``: at such paths."""
+    original = getattr(type(system), name)
+
+    def method(self: Any, path: str, *args: Any, **options: Any) -> Any:
+        if late:
+            original(self, path, *args, **options)
+        if path.endswith(only):
+            raise error
+        return original(self, path, *args, **options)
+
+    return method
+
+
+@pytest.fixture
+def remote() -> Depot:
+    pytest.importorskip("fsspec")
+    return depot_of(f"memory://bucket-{next(COUNT)}/run")
+
+
+def test_what_may_be_complete_keeps_its_files(remote: Depot, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The manifest arrives, and from then on the store does not answer: nobody knows, so nothing is removed."""
+    import fsspec
+
+    system, _ = fsspec.core.url_to_fs(str(remote))
+    part = Part.of(Name(4, 1), "aa")
+    remote.write(taken(4), part)
+    with monkeypatch.context() as broken:
+        broken.setattr(type(system), "pipe_file", failing(system, "pipe_file", TimeoutError("no answer"), late=True))
+        broken.setattr(type(system), "cat_file", failing(system, "cat_file", TimeoutError("no answer")))
+        with pytest.raises(TimeoutError):
+            remote.publish(part)
+        remote.remove(part)
+    remote.remove(part)
+    assert remote.newest().name == Name(4, 1)  # type: ignore[union-attr]
+
+
+def test_a_manifest_that_cannot_be_removed_keeps_its_files(remote: Depot, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fsspec
+
+    system, _ = fsspec.core.url_to_fs(str(remote))
+    name, rm_file = write(remote, 4), type(system).rm_file
+
+    def all_but_it(self: Any, path: str, **_: object) -> None:
+        """As a store does that is asked to remove many at once, and may not remove that one."""
+        for file in self.find(path):
+            if not file.endswith("manifest.json"):
+                rm_file(self, file)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(type(system), "rm", all_but_it)
+        broken.setattr(type(system), "rm_file", failing(system, "rm_file", PermissionError("no"), only="manifest.json"))
+        remote.remove(name)
+    assert remote.newest().name == name  # type: ignore[union-attr]
+    remote.remove(name)
+    assert remote.complete() == [] and remote.parts() == []
+
+
+def test_a_store_that_cannot_create_is_named_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote = pytest.importorskip("ftlib.checkpoints.remote")
+    monkeypatch.setattr(remote, "_warned", set())
+    for place in (f"file://{tmp_path}", f"file://{tmp_path}/other", f"memory://bucket-{next(COUNT)}"):
+        depot_of(place)
+    [said] = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert said.startswith("file:// is not known to have a request that creates") and "give a directory, s3://" in said
 
 
 @pytest.mark.parametrize("damage", ["manifest", "data", "gone"])

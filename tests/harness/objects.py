@@ -37,13 +37,13 @@ class ObjectStore:
             if importlib.util.find_spec(name) is None:
                 pytest.skip(f"{name} is not installed: pip install 'moto[server,s3]' s3fs")
         self._process: subprocess.Popen[str] | None = None
-        self._port = 0
+        self.port = 0
         self._count = itertools.count()
 
     @property
     def endpoint(self) -> str:
         """Its URL."""
-        return f"http://127.0.0.1:{self._port}"
+        return f"http://127.0.0.1:{self.port}"
 
     @property
     def environment(self) -> dict[str, str]:
@@ -72,7 +72,7 @@ class ObjectStore:
             env={**os.environ, "PYTHONWARNINGS": "ignore"},
         )
         assert self._process.stdout is not None
-        self._port = int(self._process.stdout.readline())
+        self.port = int(self._process.stdout.readline())
         deadline = time.monotonic() + TIMEOUT
         while True:
             try:

@@ -15,13 +15,18 @@ __all__ = ["Relay"]
 class Relay:
     """Listens on ``port`` and hands on to ``target``, a port of this machine. Use as a context manager."""
 
-    def __init__(self, target: int, *, most: int | None = None, keep: bool = False) -> None:
+    def __init__(self, target: int, *, most: int | None = None, keep: bool = False, lose: bytes = b"") -> None:
         """Listens at once; nothing is accepted before it is entered.
 
         ``most``: bytes of answers, after which their connection is cut. ``keep``: what clients get is in ``kept``.
+        ``lose``: the first HTTP request with these bytes succeeds, and instead of the answer its connection is closed.
         """
         self._target = target
         self._left = most
+        self._lose = lose
+        self._silent: socket.socket | None = None
+        """The connection to the server whose next answer is lost."""
+        self.lost = threading.Event()
         self.kept: bytearray | None = bytearray() if keep else None
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
@@ -84,7 +89,11 @@ class Relay:
             if answer and self._left is not None:
                 data = data[: self._left]
                 self._left -= len(data)
-            if data and not (self._losing.is_set() and answer):
+            if self._lose and not answer and self._lose in data and self._silent is None:
+                self._silent = self._other[sock]
+            if sock is self._silent and data.startswith(b"HTTP/1.1 2") and not self.lost.is_set():
+                self.lost.set()
+            elif data and not (self._losing.is_set() and answer):
                 if answer and self.kept is not None:
                     self.kept += data  # before the client can have it
                 self._other[sock].sendall(data)

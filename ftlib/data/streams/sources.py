@@ -30,12 +30,17 @@ class HuggingFace:
     """The shards of a ``datasets.IterableDataset``."""
 
     def __init__(self, dataset: Any) -> None:
-        """Raises ConfigError if it is none, or was shuffled."""
+        """Raises ConfigError if it is none, or was shuffled (or mixed from several) without a seed."""
         count = getattr(dataset, "num_shards", None)
         if not isinstance(count, int) or not hasattr(dataset, "skip"):
             raise ConfigError(
                 f"{type(dataset).__name__} is no datasets.IterableDataset: use load_dataset(..., streaming=True), or an "
                 "ElasticSampler"
+            )
+        if any(map(_unseeded, _generators(getattr(dataset, "_ex_iterable", None)))):
+            raise ConfigError(
+                f"this {type(dataset).__name__} was shuffled or mixed without a seed, so its records have another order at "
+                "each worker: give shuffle(seed=...), or leave the order to ElasticStream's shuffle="
             )
         self._dataset, self.count = dataset, count
 
@@ -43,6 +48,22 @@ class HuggingFace:
         """Yield the records of a shard from number ``start`` on, which the dataset passes over as it can."""
         part = self._dataset.shard(num_shards=self.count, index=shard)
         return iter(part.skip(start) if start else part)
+
+
+def _generators(source: Any) -> Iterator[Any]:
+    """Yield the random generators of a dataset's sources: only its inside knows of them."""
+    if source is None:
+        return
+    if (generator := getattr(source, "generator", None)) is not None:
+        yield generator
+    for inner in (getattr(source, "ex_iterable", None), *getattr(source, "ex_iterables", ())):
+        yield from _generators(inner)
+
+
+def _unseeded(generator: Any) -> bool:
+    """Whether the system has drawn its seed: 128 bits. People give small ones."""
+    entropy = getattr(getattr(generator.bit_generator, "seed_seq", None), "entropy", None)
+    return isinstance(entropy, int) and entropy >= 1 << 64
 
 
 def _opened(path: str) -> Any:

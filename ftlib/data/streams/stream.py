@@ -84,7 +84,8 @@ class ElasticStream(Elastic):
     def hugging_face(cls, dataset: Any, **options: Any) -> ElasticStream:
         """Return a stream of a ``datasets.IterableDataset``, as ``load_dataset(..., streaming=True)`` gives it: by its shards.
 
-        ``options``: as in the constructor. Raises ConfigError for a dataset that was shuffled, as that has no fixed order.
+        ``options``: as in the constructor. Raises ConfigError for a dataset that was shuffled, or mixed from several, without
+        a seed: its order is another one at each worker. With one, each epoch has the same order within a shard.
         """
         source = sources.HuggingFace(dataset)
         return cls(range(source.count), source.records, **options)

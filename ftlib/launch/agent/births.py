@@ -7,7 +7,7 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgpack
@@ -16,6 +16,7 @@ from ..processes.steward import Steward
 from ..processes.worker import Pipes, Worker
 from .outbox import Outbox
 from .records import Records
+from .warm import FORK, JOIN
 
 WARM = -1
 """The index of the warm process among the workers: its lines are the agent's."""
@@ -57,19 +58,35 @@ class Nursery:
         self._steward.take(self._warm)
 
     async def bear(
-        self, index: int, name: str, facts: Mapping[str, Any], call: int, outcome: int, control: Sequence[int], master: int
-    ) -> tuple[Worker, Records]:
-        """A worker that lives as soon as this returns. Raises OSError if there can be none."""
+        self,
+        index: int,
+        name: str,
+        facts: Mapping[str, Any],
+        call: int,
+        outcome: int,
+        control: Sequence[int],
+        master: int,
+        *,
+        joins: bool,
+        wanted: Callable[[], bool],
+    ) -> tuple[Worker, Records] | None:
+        """A worker that lives as soon as this returns; None: it was not ``wanted`` any more, and does nothing.
+
+        ``joins``: others train already. Raises OSError if there can be none.
+        """
         async with self._asked:
+            if not wanted():
+                return None
             self.begin()
             records = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             gate = os.pipe()
             try:
                 with Pipes() as pipes:
                     fds = [pipes.out[1], pipes.err[1], records[1].fileno(), gate[0], call, outcome, *control]
-                    pid = await self._ask(
-                        {**facts, "founder": bool(control), "master": master >= 0}, fds + [master] * (master >= 0)
-                    )
+                    facts = {**facts, "founder": bool(control), "master": master >= 0}
+                    pid = await self._ask(JOIN if joins else FORK, facts, fds + [master] * (master >= 0))
+                    if not wanted():
+                        return None  # it finds its gate shut, and ends
                     _require_child(pid)
                     worker = Worker(index, name, pid, *pipes.taken(), self._sink)
                 self._steward.take(worker)
@@ -82,13 +99,13 @@ class Nursery:
                     os.close(fd)
         return worker, reader
 
-    async def _ask(self, facts: Mapping[str, Any], fds: list[int]) -> int:
+    async def _ask(self, request: bytes, facts: Mapping[str, Any], fds: list[int]) -> int:
         assert self._socket is not None
         order = os.memfd_create("ftlib-birth")
         try:
             with open(order, "wb", closefd=False) as file:  # noqa: ASYNC230 - a descriptor, of memory
                 file.write(msgpack.packb(facts))
-            socket.send_fds(self._socket, [b"fork"], [order, *fds])
+            socket.send_fds(self._socket, [request], [order, *fds])
         finally:
             os.close(order)
         answer = await self._loop.sock_recv(self._socket, 32)

@@ -20,7 +20,7 @@ import msgpack
 
 from ...common.processes import die_with_parent
 from .. import parcel
-from .group import open_group
+from .group import Group, open_group
 
 LONGEST_TEXT = 60_000
 """Characters of the longest log record; the rest of it is cut off."""
@@ -98,6 +98,7 @@ def _settle(birth: Birth) -> None:
 
 
 def _call(birth: Birth) -> int:
+    group: Group | None = None
     with os.fdopen(birth.outcome, "r+b") as outcome:
         try:
             with mmap.mmap(birth.call, 0, prot=mmap.PROT_READ) as whole:
@@ -108,11 +109,11 @@ def _call(birth: Birth) -> int:
             value = function(*args, **kwargs)
         except SystemExit as ending:
             code = ending.code if isinstance(ending.code, int) else 0 if ending.code is None else 1
-            if code == 0:
-                parcel.write_result(outcome, None, birth.results)
-            elif not isinstance(ending.code, int):
-                sys.stderr.write(f"{ending.code}\n")
-            return code & 0xFF
+            if code:
+                if not isinstance(ending.code, int):
+                    sys.stderr.write(f"{ending.code}\n")
+                return code & 0xFF
+            value = None  # it has finished, as if it had returned
         except BaseException as error:  # noqa: BLE001 - whatever it is, the caller raises it
             if error.__traceback__ is not None:
                 error.__traceback__ = error.__traceback__.tb_next  # without this frame

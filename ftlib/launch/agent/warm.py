@@ -5,7 +5,8 @@
 A request is a packet with the worker's descriptors attached, of which the first holds its ``Birth``; the answer is its pid.
 The fork is safe as there is one thread here and no CUDA: if an import has started threads, this process begins again without
 it, and each worker imports for itself. Modules with a + are imported once the first workers were forked and nobody has asked
-for more for a while: they delay no start, and whoever replaces a worker has them. A worker is forked twice, so that it is a
+for more for a while, or somebody asks for a worker that joins others: they delay no founding, and whoever joins has them,
+for once what would be done in each. A worker is forked twice, so that it is a
 child of the agent, which is told of its end.
 """
 
@@ -28,6 +29,8 @@ from ...common.processes import call_process, die_with_parent
 from .child import Birth, live
 
 MOST_FDS = 16
+FORK, JOIN = b"fork", b"join"
+"""Requests: for a worker, and for one that joins a job that trains already."""
 LATER = "+"
 _QUIET = 1.0
 """Seconds without a request after which there is time to import more."""
@@ -103,7 +106,7 @@ def _serve(agent: socket.socket, arguments: list[str]) -> tuple[Birth, int] | No
     later = any(name.startswith(LATER) for name in arguments)
     forked = False
     while True:
-        if later and forked and not select.select([agent], [], [], _QUIET)[0]:
+        if later and _in_time(agent, forked):
             later = False
             _prepare_more(arguments)
         packet, fds, _, _ = socket.recv_fds(agent, 64, MOST_FDS)
@@ -133,6 +136,13 @@ def _serve(agent: socket.socket, arguments: list[str]) -> tuple[Birth, int] | No
         except OSError:
             return None
         forked = True
+
+
+def _in_time(agent: socket.socket, forked: bool) -> bool:
+    """Wait for the next request, or for some quiet; whether more is to be imported before anything else."""
+    if forked and not select.select([agent], [], [], _QUIET)[0]:
+        return True
+    return agent.recv(64, socket.MSG_PEEK) == JOIN
 
 
 def _read(fds: list[int]) -> Birth:

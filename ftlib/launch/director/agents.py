@@ -48,6 +48,9 @@ from .variables import worker_variables
 
 _OPENING = 60.0
 """Seconds that an agent may take from its command to its first word, at least."""
+_LEFT = 70
+"""EX_SOFTWARE of sysexits.h: the code noted for a worker that has left its group without a word, and ended with 0."""
+_LEFT_HOW = "it ended with 0, but before its function had returned"
 
 
 @dataclass(slots=True)
@@ -284,6 +287,9 @@ class Agents:
         self._events.write("ended", **facts, code=message.code, cause=message.cause)
         tail = [bytes(line) for line in message.tail]
         self.endings[message.worker] = Ending(message.start, message.code, message.cause, message.pid, tail)
+        if self._plan.backend and not message.result and not message.code:
+            message = message._replace(code=_LEFT, cause=message.cause or _LEFT_HOW)
+            self.endings[message.worker] = Ending(message.start, message.code, message.cause, message.pid, tail)
         if not message.result or message.code:
             self._over_with(message)  # else it has finished once its result is here
 

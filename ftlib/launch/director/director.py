@@ -42,6 +42,7 @@ class Director:
         self.plan = plan
         self.future: Future[Any] = Future()
         """Set once, when everything is over."""
+        self.future.set_running_or_notify_cancel()  # only ``cancel`` ends a launch: whoever gives the future up does not
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = threading.Event()
         self._ended_at = 0.0

@@ -8,8 +8,10 @@ import os
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ftlib import ElasticStream
@@ -271,6 +273,25 @@ def test_a_stream_of_hugging_face(tmp_path: Path) -> None:
     seen = sorted(record["number"] for batch in loader for record in batch)
     assert seen == sorted([100 * shard + number for shard, number in ALL] + [-1])
     assert [row["number"] for row in HuggingFace(dataset).records(2, 67)] == [267, 268, 269]
+    for random in (dataset.shuffle(), dataset.map(dict).shuffle().map(dict)):
+        with pytest.raises(ConfigError, match="without a seed"):
+            ElasticStream.hugging_face(random, batch_size=4)
+    one, other = (HuggingFace(dataset.shuffle(seed=5)) for _ in range(2))
+    rows = list(one.records(2, 0))
+    assert list(other.records(2, 67)) == rows[67:]
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+def test_a_stream_that_was_shuffled_without_a_seed_is_refused(seed: int | None) -> None:
+    """Each worker would have the records of a shard in another order. A dataset as it is inside, as far as that counts."""
+    buffer = SimpleNamespace(generator=np.random.default_rng(seed), ex_iterable=SimpleNamespace())
+    mapped = SimpleNamespace(ex_iterables=[SimpleNamespace(), SimpleNamespace(ex_iterable=buffer)])
+    dataset = SimpleNamespace(num_shards=2, skip=None, _ex_iterable=mapped)
+    if seed is not None:
+        assert HuggingFace(dataset).count == 2
+        return
+    with pytest.raises(ConfigError, match=r"without a seed.*shuffle\(seed="):
+        HuggingFace(dataset)
 
 
 def test_what_is_no_stream_of_hugging_face_is_refused() -> None:

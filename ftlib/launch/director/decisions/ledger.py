@@ -248,6 +248,8 @@ class Ledger:
                     self._house(now)
                     actions += self._start_due(now)
             self._count(now)
+        elif sent_away and self.stage is Stage.RUNNING:  # not by us: its agent was told to end
+            actions += self._fail(Failure(FailureKind.HOST, host=place.host, why=cause), now)
         elif code != 0 and not (sent_away or draining):
             actions += self._fail(Failure(FailureKind.WORKER, index, place.host, cause), now)
         if draining and not self._roster.running_at(host):
