@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import contextlib
 import functools
 import math
@@ -264,6 +265,12 @@ def test_a_loop_that_ends_in_the_middle_of_a_sync_ends_it() -> None:
                 assert diloco._rounds.under_way and diloco.syncs == 0
                 with pytest.raises(ConfigError, match="a sync is under way"):
                     diloco.load_global()
+                kept = copy.deepcopy(diloco.state_dict())
+                changed = {**kept, "model": {name: value + 5.0 for name, value in kept["model"].items()}}
+                with pytest.raises(ConfigError, match="load_state_dict: a sync is under way"):
+                    diloco.load_state_dict(changed)
+                for name, value in diloco.state_dict()["model"].items():
+                    assert torch.equal(value, kept["model"][name]), "nothing was loaded"
             assert diloco.syncs == 1
             return model.now
 
