@@ -19,7 +19,7 @@ from consensus import KeyRing
 from ftlib import ConfigError, FTLib, WorkerFailedError
 from tests.harness.basics import TIMEOUT
 from tests.launch.fake_driver import fake_smi, listed
-from tests.launch.launching import Kept, here, launcher, mark, no_child_is_left, wait_for
+from tests.launch.launching import Kept, here, launcher, mark, wait_for
 
 pytestmark = pytest.mark.process
 
@@ -256,22 +256,6 @@ def test_a_record_that_is_too_long_is_cut_and_comes() -> None:
     launcher(workers=1).set_logging_handlers(lambda: [kept]).run(log_much)
     assert kept.texts(name="wide") == ["\N{GRINNING FACE}" * 15_000]
     assert kept.texts(name="half") == [r"a \ud83d surrogate"]
-
-
-def leave_a_child_that_logs(path: Path) -> None:
-    """It has a session of its own, so it outlives the worker, and logs for ever."""
-    if os.fork() == 0:
-        os.setsid()
-        mark(path, "child")
-        while True:
-            logging.getLogger("child").warning("again")
-    wait_for(path / "child")
-
-
-def test_a_child_that_logs_for_ever_does_not_keep_the_agent(tmp_path: Path) -> None:
-    with no_child_is_left():
-        launch = launcher(workers=1).set_logging_handlers(None).start(leave_a_child_that_logs, tmp_path)
-        assert launch.wait(TIMEOUT).rank(0) is None
 
 
 def accuse(path: Path) -> int:
