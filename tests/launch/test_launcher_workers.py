@@ -246,6 +246,18 @@ def test_a_slow_reader_stops_the_workers_but_no_heartbeat(tmp_path: Path) -> Non
     assert len(kept.texts(stream="stdout")) == 12_000
 
 
+def log_much() -> None:
+    logging.getLogger("wide").warning("\N{GRINNING FACE}" * 60_000)
+    logging.getLogger("half").warning("a \ud83d surrogate")
+
+
+def test_a_record_that_is_too_long_is_cut_and_comes() -> None:
+    kept = Kept()
+    launcher(workers=1).set_logging_handlers(lambda: [kept]).run(log_much)
+    assert kept.texts(name="wide") == ["\N{GRINNING FACE}" * 15_000]
+    assert kept.texts(name="half") == [r"a \ud83d surrogate"]
+
+
 def accuse(path: Path) -> int:
     """Worker 1 finds worker 0, which loops, silent."""
     env = os.environ

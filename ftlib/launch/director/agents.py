@@ -62,6 +62,8 @@ class Agent:
     address: str = ""
     supervisor: str = ""
     master: int = 0
+    dropped: bool = False
+    """Whether it only says what its workers have left, and then ends."""
     owed: Deliveries = field(default_factory=Deliveries)
 
 
@@ -87,6 +89,8 @@ class Agents:
         self._agents: dict[str, Agent] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._greetings: set[asyncio.Task[None]] = set()
+        self._again: set[str] = set()
+        """Hosts that are called again as soon as their agents that were dropped have ended."""
         self._said: dict[str, str] = {}  # by host: why it was lost last, so that nothing is said twice
         self.endings: dict[int, Ending] = {}
         """How the newest start of each worker ended, by its index."""
@@ -117,7 +121,10 @@ class Agents:
         """One decision of the ledger."""
         match action:
             case CallHost(host):
-                self._call(host)
+                if host in self._agents:
+                    self._again.add(host)
+                else:
+                    self._call(host)
             case BindHost(host, founding, founders, master):
                 agent = self._agents[host]
                 agent.link.channel.send(Bind(agent.address, founding, founders, master))
@@ -129,8 +136,9 @@ class Agents:
                     held.link.channel.send(Stop(index, grace, cause))
             case DropHost(host):
                 gone = self._agents.get(host)
-                if gone is not None and gone.owed.complete:
-                    self._part(self._agents.pop(host))
+                if gone is not None:
+                    gone.dropped = True
+                    self._dropped(host, gone)
 
     def _call(self, host: str) -> None:
         plan = self._plan
@@ -150,8 +158,6 @@ class Agents:
             why = with_remedy(host, f"{command[0]} cannot be run: {error.strerror}")
             self._loop.call_soon(lambda: self._do(self._ledger.host_lost(host, why, time.monotonic(), Loss.REFUSED)))
             return
-        if host in self._agents:  # one that was removed, whose last lines never came
-            self._part(self._agents.pop(host))
         self._agents[host] = Agent(link)
         self._events.write("called", host=host)
         link.channel.send(self._order(host))
@@ -311,17 +317,25 @@ class Agents:
         self._dropped(host, agent)
 
     def _dropped(self, host: str, agent: Agent) -> None:
-        """Whether a host that was to be dropped has nothing left to tell."""
-        gone = self._ledger.hosts[host].phase is HostPhase.GONE
-        if gone and agent.owed.complete and self._agents.get(host) is agent:
-            self._part(self._agents.pop(host))
+        """Whether an agent that was to be dropped has nothing left to tell."""
+        if agent.dropped and agent.owed.complete and self._agents.get(host) is agent:
+            self._leave(host)
+
+    def _leave(self, host: str) -> None:
+        """Part with the agent of a host, which may be wanted again."""
+        self._part(self._agents.pop(host))
+        if host in self._again:
+            self._again.discard(host)
+            self._call(host)
 
     def _lost(self, host: str, link: Link, why: str) -> None:
         agent = self._agents.get(host)
         if agent is None or agent.link is not link:
             return
-        self._part(self._agents.pop(host))
         self._events.write("lost", host=host, why=why, longest_gap=agent.link.channel.deadline.longest)
+        self._leave(host)
+        if agent.dropped:
+            return
         loss = Loss.ENDED
         if agent.here is None:
             loss, why = loss_of(why), with_remedy(host, why)

@@ -44,8 +44,8 @@ _IDLE, _BEGUN, _OPEN = 0, 1, 2
 _LARGE = 1 << 18
 """Bytes from which on a gradient is staged as soon as it is there. Of smaller ones whole buckets stay in the cache for long."""
 _POLLED = 8
-"""So many gradients after the last one that did, one looks whether communication has failed or may go on. A look takes 2 us, all
-else that the hook does 0.3 us; so a parameter costs 0.6 us."""
+"""So many gradients after the last one that did, one looks whether communication has failed or may go on. A look takes 2 us,
+all else that the hook does 0.3 us; so a parameter costs 0.6 us."""
 
 
 @dataclass(frozen=True, slots=True)
