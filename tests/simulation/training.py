@@ -94,8 +94,8 @@ def torn_shards(seed: int) -> Job:
 
 
 def torn_founders(seed: int) -> Job:
-    """Three replicas of two that begin. The one whose initial state all get dies while they load it, so that in each shard others
-    have it by then, and may be in their first call already, which gives it to the rest.
+    """Three replicas of two that begin. The one whose initial state all get dies while they load it: in each shard others have
+    it by then, and may be in their first call already, which gives it to the rest.
     """
     rng = Random(seed)
     with Job(seed, 6, shards=2, compute=0.002, tensors=1, pace=Pace(unbuilt=0.0)) as job:
