@@ -10,7 +10,7 @@ from consensus.config import Config
 from consensus.errors import JoinError
 from consensus.member import Address
 from consensus.messages import JoinReply
-from consensus.protocol.state.join import FOUNDING_PATIENCE, FRESH, MUTE_PATIENCE, Applicants, Search
+from consensus.protocol.state.join import FOUNDING_PATIENCE, FRESH, HASTY, MUTE_PATIENCE, RARELY, Applicants, Search
 from consensus.simulation import World, judged
 
 from .people import member, view_of
@@ -87,6 +87,17 @@ def test_asks_the_coordinator_and_the_members_once_they_are_known() -> None:
     assert asked == [[y, x], [y], [y, B], [y, C]], "besides the coordinator one of the others, in turn"
     one.replied(C, JoinReply(view_of("z", 2), member("z")), 100.1)
     assert one.coordinator == member("y"), "an older view teaches nothing"
+
+
+def test_requests_grow_rare_as_they_are_repeated() -> None:
+    one = search(B, founder=True)
+    waits = [one.interval(0.5) for _ in range(HASTY + 5)]
+    assert waits[:HASTY] == pytest.approx([0.1] * HASTY)
+    assert waits[HASTY:] == pytest.approx([0.15, 0.225, 0.3375, RARELY, RARELY])
+    assert one.interval(0.0) == pytest.approx(0.75 * RARELY) and one.interval(1.0) == pytest.approx(1.25 * RARELY)
+    assert not one.wants
+    one.replied(B, JoinReply(view_of("bc"), member("b")), 100.1)
+    assert one.interval(0.5) == pytest.approx(0.4), "who only looks has time"
 
 
 def test_failure_names_who_did_not_answer() -> None:

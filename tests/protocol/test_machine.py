@@ -133,6 +133,21 @@ def test_a_lower_ballot_is_told_the_higher() -> None:
     assert no.message == Promised(2, view_id, (0, "a"), (4, "c"))
 
 
+def test_a_higher_promise_is_outbid_after_a_short_pause() -> None:
+    machine = machine_in("abcde", "b")
+    machine.handle(Checked("a", False, "refused"), 100.1)
+    proposer, core = machine._change.proposer, machine._core
+    machine.tick(100.2)
+    first = proposer.attempt
+    assert first is not None
+    give(machine, "c", Promised(first.epoch, core.view_id, first.ballot, (7, "c")), 100.2)
+    assert proposer.attempt is None
+    machine.tick(100.2 + 0.49 * core.config.resend)
+    assert proposer.attempt is None
+    machine.tick(100.2 + 1.51 * core.config.resend)
+    assert proposer.attempt is not None and proposer.attempt.ballot == (8, "b")
+
+
 @pytest.mark.parametrize("ballot", [(0, "c"), (1, "a")])
 def test_illegitimate_ballots_get_no_answer(ballot: tuple[int, str]) -> None:
     machine = machine_in("abc", "b")

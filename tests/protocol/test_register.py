@@ -11,7 +11,7 @@ from consensus.config import Config, Policy
 from consensus.errors import ConfigError, ExcludedError, StoreWipedError
 from consensus.messages import Accept, Activate, Chosen, FlushReply, FlushRequest, Install, Lease, Prepare, Ready, ViewRecord
 from consensus.protocol.agreement.proposer import SMALLER_WAITS
-from consensus.protocol.agreement.register import SELDOM, WIPED_FOR
+from consensus.protocol.agreement.register import AGAIN_AT_MOST, SELDOM, WIPED_FOR
 from consensus.protocol.machine import Machine
 from consensus.protocol.state.effects import Ask, Effect, Note
 from consensus.protocol.state.inputs import Answered, Checked, Stirred
@@ -177,6 +177,19 @@ def test_nothing_follows_from_a_failure_and_the_next_proposal_is_made_anew() -> 
     [third] = asked(drained(machine, 101.1), CreateView)
     assert isinstance(third, CreateView)
     assert third.record.view.epoch == 3 and third.record.view.ids == ("a", "b")
+
+
+def test_the_pauses_grow_while_the_store_is_away_and_are_short_again_once_it_has_answered() -> None:
+    machine = machine_of("abcd", "a")
+    register = machine._change.register
+    request, now = proposed(machine, "d", 100.1), 100.6
+    for _ in range(4):
+        answer(machine, request, AWAY, now)
+        [again] = asked(drained(machine, now := now + AGAIN_AT_MOST * 1.25), CreateView)
+        request = again  # type: ignore[assignment]
+    assert register._pause() > CONFIG.resend * 2.0**4 * 0.74
+    answer(machine, Beat(Lease(member("a"), 1, 1, b"")), Done(), now)
+    assert register._pause() <= CONFIG.resend * 1.25
 
 
 def test_a_store_that_is_away_changes_nothing_and_is_told_of() -> None:
