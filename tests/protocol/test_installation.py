@@ -102,6 +102,13 @@ def test_reports_of_strangers_are_nothing() -> None:
     assert lacks(one) == ("c",)
 
 
+def test_whole_views_only_for_those_who_cannot_know_the_last_one() -> None:
+    one = installing()
+    one.on_flush_reply("c", FlushReply(2, VIEW.view_id, b"C"), 100.1)
+    told = {send.address: send.message.view is not None for send in sends(one._core.outbox.drain(), Install)}  # type: ignore[attr-defined]
+    assert told == {member("c").address: False, member("j").address: True}
+
+
 def test_a_leaver_in_its_last_call_has_a_moment_to_end_it() -> None:
     """Whoever installs the view ends the old group, without which that call cannot end."""
     view = Proposal(PARENT.view_id, 2, (Removal("b", Cause.LEFT),)).apply(PARENT)
