@@ -130,6 +130,7 @@ class Agent:
         self._master: socket.socket | None = None
         self._address = ""
         self._fences: Fences | None = None
+        self._fenced: set[Worker] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._interrupted = False
         self._twins = guard.Twins()
@@ -283,7 +284,9 @@ class Agent:
             if self._fences is None:
                 secret = self._order.environment.get("FTLIB_SECRET", self._order.secrets)
                 keys = (secret.split("\n"), self._secrets)
-                self._fences = Fences(self._order.job, keys, wish.address, self._fence, self._announced, self._again)
+                self._fences = Fences(
+                    self._order.job, keys, wish.address, self._fence, self._announced, self._again, self._condemned
+                )
         except OSError as error:
             self._fail(f"nothing can listen at {wish.address} there: {error.strerror}")
             return
@@ -442,6 +445,7 @@ class Agent:
             if not self._over.done() and code:
                 self._outbox.say(f"the warm process ended with {code}; the next worker starts another one")
             return
+        self._fenced.discard(worker)
         running = self._running.pop(worker.index)
         if running.records is not None:
             running.records.finish()
@@ -462,12 +466,17 @@ class Agent:
             return self._steward.fate_of(pid)
         if not worker.cause and not worker.ended:
             self._outbox.say(f"{worker.name} is silent to its peers ({reason or 'no reason given'}): killed")
+            self._fenced.add(worker)
             worker.abort("silent to its peers")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(worker.gone), _STACKS)
         if not worker.gone.done():
             worker.kill("" if worker.ended else "silent to its peers")
         return await self._steward.fate_within(worker)
+
+    def _condemned(self, pid: int) -> bool:
+        worker = self._steward.of_pid(pid)
+        return worker is None or worker in self._fenced or worker.ended
 
     def _announced(self, pid: int, member: str, address: str, epoch: int) -> bool:
         found = self._lifetime(pid)
