@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 from pathlib import Path
 
 import pytest
 
-from ftlib import AgentFailedError
+from ftlib import AgentFailedError, WorkerFailedError
 from ftlib.launch.director.decisions.ledger import Ledger
 from tests.harness.basics import TIMEOUT
 from tests.harness.program import ROOT
@@ -26,11 +27,15 @@ from ftlib.launch.stream.messages import *
 here = Here("foe", 1, "3.11", "3", "", 1, 0, "127.0.0.1", [])
 bound = Bound(1, ["127.0.0.1:7"], "127.0.0.1:8", 0)
 {{after}}
-os.write(1, greeting() + encode({{first}}))
+os.write(1, {{greeting}} + encode({{first}}))
 heard = Decoder()
 def wait_for(kind):
-    while not any(isinstance(message, kind) for message, _ in heard.feed(os.read(0, 1 << 16))):
-        pass
+    while True:
+        for message, _ in heard.feed(os.read(0, 1 << 16) or encode(Bye())):
+            if isinstance(message, Bye):
+                sys.exit()
+            if isinstance(message, kind):
+                return
 wait_for(Bind)
 os.write(1, encode({{second}}) + b"".join(map(encode, after)))
 wait_for(Bye)
@@ -40,6 +45,9 @@ wait_for(Bye)
 @pytest.mark.parametrize(
     ("said", "words"),
     [
+        ({"first": "here._replace(python='3.9.1')"}, rf"Python 3\.9\.1 runs there, and {platform.python_version()} here"),
+        ({"first": "here._replace(cloudpickle='')"}, "cloudpickle is not installed there: pip install cloudpickle"),
+        ({"greeting": "greeting().replace(release().encode(), b'0.0.7')"}, r"ftlib 0\.0\.7 is installed there, and .* here"),
         ({"after": "after = [Ended(0, 1, 5, 0, '', False, 0, [])]"}, "a message of worker 0, which is none of its own"),
         ({"after": "after = [Lines(99, False, [])]"}, "a message of worker 99"),
         ({"after": "after = [Lines(-1, False, [7])]"}, "a Lines whose lines is"),
@@ -51,13 +59,25 @@ wait_for(Bye)
     ],
 )
 def test_an_agent_that_says_what_cannot_be_is_named(tmp_path: Path, said: dict[str, str], words: str) -> None:
-    foe = FOE.format(**{"after": "after = []", "first": "here", "second": "bound", **said})
+    foe = FOE.format(**{"greeting": "greeting()", "after": "after = []", "first": "here", "second": "bound", **said})
     with no_child_is_left():
         way = [sys.executable, "-c", foe, "{host}"]
         launch = launcher("localhost", "foe", workers=1, transport=way).start(sleep_long, tmp_path)
         with pytest.raises(AgentFailedError, match=words) as caught:
             launch.wait(TIMEOUT)
     assert caught.value.host == "foe"
+
+
+def test_the_python_of_a_host_is_of_no_matter_to_a_program(tmp_path: Path) -> None:
+    said = {
+        "greeting": "greeting()",
+        "after": "after = [Ended(0, 1, 5, 9, '', False, 0, []), Drained(0, 1)]",
+        "second": "bound",
+    }
+    foe = FOE.format(**said, first="here._replace(python='3.9.1', cloudpickle='')")
+    launch = launcher("foe", workers=1, transport=[sys.executable, "-c", foe, "{host}"]).start_program(["true"])
+    with no_child_is_left(), pytest.raises(WorkerFailedError, match="exit code 9"):
+        launch.wait(TIMEOUT)
 
 
 def test_a_launcher_that_fails_itself_ends_the_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -321,6 +321,7 @@ class Agent:
             self._master = None
         try:
             fds = sockets.fds if sockets is not None else ()
+            _require_program(self._order.command, environment)
             worker = Worker.spawn(start.worker, start.name, self._order.command, environment, self._outbox, fds)
         except (OSError, ValueError) as error:
             self._unborn(start, str(error))
@@ -503,6 +504,21 @@ class Agent:
         for pair in self._founders:
             pair.close()
         self._founders = []
+
+
+def _require_program(command: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Raise OSError, with the remedy, if a program or its script is not at this host."""
+    program, script = command[0], next((word for word in command[1:2] if word.endswith(".py")), "")
+    if shutil.which(program, path=environment.get("PATH")) is None:
+        missing = program
+    elif script and not Path(script).exists():
+        missing = script
+    else:
+        return
+    where = f"{missing} is not there (the directory is {Path.cwd()})"
+    raise FileNotFoundError(
+        f"{where}: programs do not travel, as functions do: put it there, or on a disk that all hosts share"
+    )
 
 
 def _pieces(index: int, start: int, fd: int, size: int) -> Iterator[Message]:

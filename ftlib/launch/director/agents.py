@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -42,7 +43,7 @@ from .endings import Ending
 from .events import EventLog
 from .heard import fault_of
 from .link import Link
-from .losses import loss_of, with_remedy
+from .losses import loss_of, with_later_remedy, with_remedy
 from .output.desk import Desk
 from .plan import Plan
 from .variables import worker_variables
@@ -265,6 +266,11 @@ class Agents:
         if not self._plan.command and not here.cloudpickle:
             self._refuse(host, "the package cloudpickle is not installed there: pip install cloudpickle")
             return
+        ours = platform.python_version()
+        if not self._plan.command and here.python.split(".")[:2] != ours.split(".")[:2]:
+            why = f"Python {here.python} runs there, and {ours} here: functions are code of one release: name it (python=)"
+            self._refuse(host, why)
+            return
         slots = self._plan.slots_of(here)
         if isinstance(slots, str):
             self._refuse(host, slots)
@@ -351,6 +357,8 @@ class Agents:
         loss = Loss.ENDED
         if agent.here is None:
             loss, why = loss_of(why), with_remedy(host, why)
+        else:
+            why = with_later_remedy(host, why)
         decided = self._ledger.host_lost(host, why, time.monotonic(), loss)
         again = " (it is called again)" if self._ledger.hosts[host].phase is HostPhase.RESTING else ""
         self._complain(host, f"lost: {why}{again}")
