@@ -63,16 +63,18 @@ class _Border:
         """Close it at the end of the process, if it is still there then."""
         self._open.add(closable)
 
-    def cross(self, function: Callable[[], T]) -> T:
-        """Return what ``function`` returns, which may be in C++ until something is closed."""
+    def abroad(self, function: Callable[..., T], *given: object) -> T:
+        """Return what ``function`` returns, given these arguments: it may be in C++ until something is closed."""
         me = threading.get_ident()
         self._away.add(me)  # before the look: ``end`` looks in the other order
         try:
-            self.rest()
-            return function()
+            if self._over:
+                self.rest()
+            return function(*given)
         finally:
             self._away.discard(me)
-            self.rest()
+            if self._over:
+                self.rest()
 
     def rest(self) -> None:
         """At the end of the process, stay here: not for the main thread, which ends it."""
@@ -179,21 +181,11 @@ class _Runner(threading.Thread):
 _border = _Border()
 
 
-def abroad(function: Callable[[], T]) -> T:
-    """Return what ``function`` returns; it waits in C++ for something that was given to ``close_at_exit``, or uses it."""
-    return _border.cross(function)
-
-
-def rest_at_exit() -> None:
-    """Call this before telling a thread that something is closed: at the process's end, the reason then, it does not return."""
-    _border.rest()
-
-
-def close_at_exit(closable: Closable) -> None:
-    """Close it at the end of the process, before threads in C++ are waited for, if it is still there then."""
-    _border.keep(closable)
-
-
-def end_abroad() -> None:
-    """Bring all threads back, and keep them, as at the end of the process, which calls it last. Idempotent."""
-    _border.end()
+abroad = _border.abroad
+"""Call a function that waits in C++ for something that was given to ``close_at_exit``, or uses it."""
+rest_at_exit = _border.rest
+"""Call this before telling a thread that something is closed: at the process's end, the reason then, it does not return."""
+close_at_exit = _border.keep
+"""Close it at the end of the process, before threads in C++ are waited for, if it is still there then."""
+end_abroad = _border.end
+"""Bring all threads back, and keep them, as at the end of the process, which calls it last. Idempotent."""

@@ -81,7 +81,7 @@ class GlooWork(Work):
             return True
         try:
             # Gloo takes a timeout of zero as infinite, and cuts off fractions of a millisecond.
-            abroad(lambda: raw.wait(timedelta(seconds=max(0.001, timeout))))
+            abroad(raw.wait, timedelta(seconds=max(0.001, timeout)))
         except FOREIGN:  # still under way, success at the last moment, or failure
             if not raw.is_completed():
                 return False

@@ -9,6 +9,7 @@ All that it needs is a login to each host and the same ftlib there. See docs/lau
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fnmatch
 import io
 import logging
@@ -297,8 +298,6 @@ class Launch:
                 self._director.future.exception()
             except KeyboardInterrupt:
                 continue
-            except CancelledError:
-                pass
             return
 
     @property
@@ -331,7 +330,31 @@ class Launch:
             raise ConfigError("the hosts of this launch are fixed: give the Launcher min_workers, and it is elastic")
 
     def __await__(self) -> Generator[Any, None, LaunchResult]:
-        return asyncio.wrap_future(self._director.future).__await__()
+        return self._awaited().__await__()
+
+    async def _awaited(self) -> LaunchResult:
+        """``wait`` in an event loop. A task that is cancelled while it waits here cancels the launch."""
+        loop = asyncio.get_running_loop()
+        over: asyncio.Future[None] = loop.create_future()
+
+        def end() -> None:
+            if not over.done():
+                over.set_result(None)
+
+        def tell(_: object) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(end)
+
+        self._director.future.add_done_callback(tell)
+        try:
+            await over
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        try:
+            return self.wait()  # a worker's StopIteration becomes a RuntimeError here, as in every coroutine
+        except CancelledError as error:
+            raise asyncio.CancelledError(*error.args) from None
 
     def __repr__(self) -> str:
         return f"<Launch {self._director.plan.job}, {'over' if self.done else 'running'}>"

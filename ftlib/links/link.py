@@ -17,7 +17,7 @@ from enum import Enum
 from consensus import Member, Stream
 
 from .errors import GroupClosed, LinkBroken, PeerLost, called
-from .incoming import Incoming, Place, Received
+from .incoming import Incoming, Move, Place, Received
 from .meeting import Meeting
 from .outgoing import Outgoing, Sent
 from .parts import LinkStats, Loop
@@ -88,6 +88,15 @@ class Link:
     def broken(self) -> bool:
         """Whether it has ended without the peer's goodbye."""
         return self._state is not _State.OPEN and not self._closed
+
+    @property
+    def over(self) -> BaseException | None:
+        """Why nothing more can be sent or received; None while messages pass, or some that have come can still be received."""
+        if self._state is not _State.ENDED:
+            return None
+        if self._error is not None and not isinstance(self._error, PeerLost):
+            return self._error  # what was kept is dropped with it
+        return None if len(self._in) else self._error or self._in.goodbye
 
     @property
     def why(self) -> str:
@@ -187,6 +196,10 @@ class Link:
         if self._in.paused or self._mask & IN == 0:
             self._interest()
 
+    def redirect(self, done: Received, move: Move) -> None:
+        """See ``Incoming.redirect``."""
+        self._in.redirect(done, move)
+
     def help(self, ready: Callable[[], bool], deadline: float) -> None:
         """Read this link in the calling thread, which waits for a message, until ``ready()``, ``deadline``, or the link's end.
 
@@ -194,8 +207,8 @@ class Link:
         """
         if self._state not in _READING or self._in.reads_here() or not self._turn.take():
             return
-        self._interest()
         try:  # from here on only this thread reads: nobody else can take what it waits for, and let it sleep
+            self._interest()
             alone = self._alone(ready, deadline)
             while alone and not ready() and self._state in _READING and not self._in.paused:
                 if (rest := deadline - time.monotonic()) <= 0:

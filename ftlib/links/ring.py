@@ -14,6 +14,7 @@ import fcntl
 import mmap
 import os
 import threading
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -80,6 +81,7 @@ class RingPath:
         self._read = 0
         self._unreported = 0
         self._cut = False
+        _RINGS.add(self)
 
     def fileno(self) -> int:
         """See ``Path``."""
@@ -167,6 +169,22 @@ class RingPath:
         for fd in bells:
             if fd >= 0:
                 os.close(fd)
+
+
+_RINGS: weakref.WeakSet[RingPath] = weakref.WeakSet()
+_INHERITED: list[RingPath] = []
+"""Those of the process that this one was forked from: their memory is not there, and what else is there now is not theirs to
+unmap, so they are kept for ever.
+"""
+
+
+def _inherit() -> None:
+    _INHERITED.extend(_RINGS)
+    for ring in _INHERITED:
+        ring._room = ring._here = 0  # noqa: SLF001 - nothing can be written or read, as the memory is not there
+
+
+os.register_at_fork(after_in_child=_inherit)
 
 
 def _check(memory: int, bells: Sequence[int]) -> None:

@@ -199,6 +199,48 @@ async def test_launches_are_awaitable_and_run_beside_each_other() -> None:
     assert [result.rank(0) for result in results] == [1, 2, 4]
 
 
+async def test_a_launch_that_is_awaited_for_too_long_is_cancelled(tmp_path: Path) -> None:
+    with no_child_is_left():
+        launch = launcher(grace=0.5).start(sleep_long, tmp_path)
+        here(tmp_path, "up-0")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(launch, 0.05)
+        with pytest.raises(CancelledError):
+            launch.wait(TIMEOUT)
+
+
+async def test_who_shields_a_launch_gives_up_waiting_alone(tmp_path: Path) -> None:
+    launch = launcher(workers=1).start(go_on, tmp_path)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(launch), 0.05)
+    (tmp_path / "go").touch()
+    assert (await asyncio.wait_for(launch, TIMEOUT)).rank(0) == "went on"
+
+
+def go_on(path: Path) -> str:
+    wait_for(path / "go")
+    return "went on"
+
+
+def stop_iterating() -> None:
+    raise StopIteration("of the worker")
+
+
+async def test_a_stop_iteration_ends_an_await_and_is_a_cause() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        await asyncio.wait_for(launcher(workers=1).start(stop_iterating), TIMEOUT)
+    assert isinstance(caught.value.__cause__, StopIteration) and caught.value.__cause__.args == ("of the worker",)
+
+
+def bound_at() -> str:
+    return os.environ["FTLIB_BIND"].rpartition(":")[0]
+
+
+def test_where_the_caller_was_logged_in_from_is_no_address_of_its_agents(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSH_CONNECTION", "192.0.2.9 50000 192.0.2.1 22")
+    assert launcher(workers=1).run(bound_at).rank(0) == "127.0.0.1"
+
+
 def test_settings_that_do_not_fit_are_refused() -> None:
     for wrong in ({"backend": "mpi"}, {"backend": "gloo", "min_workers": 1}, {"results": "json"}, {"hostnames": "node1"}):
         with pytest.raises(ConfigError):

@@ -18,6 +18,7 @@ import torch
 from consensus import KeyRing
 from ftlib import ConfigError, FTLib, WorkerFailedError
 from tests.harness.basics import TIMEOUT
+from tests.launch.fake_driver import fake_smi, listed
 from tests.launch.launching import Kept, here, launcher, mark, wait_for
 
 pytestmark = pytest.mark.process
@@ -52,6 +53,14 @@ def test_the_working_directory_is_the_callers(tmp_path: Path, monkeypatch: pytes
     assert launcher(workers=1).run(os.getcwd).rank(0) == str(tmp_path)
 
 
+def test_gpus_are_counted_as_the_workers_see_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller's choice among them is copied to the workers; the host's own does not count."""
+    monkeypatch.setenv("PATH", fake_smi(tmp_path, listed(4)))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,3")
+    way = ["env", "-u", "CUDA_VISIBLE_DEVICES", "V={host}"]
+    assert len(launcher(workers="gpu", transport=way).run(os.getpid).ranks) == 2
+
+
 def sum_of_ranks() -> float:
     distributed: Any = torch.distributed
     value = torch.tensor([float(distributed.get_rank())])
@@ -63,6 +72,24 @@ def test_with_a_backend_the_group_is_ready() -> None:
     preload = ("torch",)  # once for both
     result = launcher("localhost:2", backend="gloo", preload=preload).run(sum_of_ranks)
     assert [result.rank(rank) for rank in range(2)] == [1.0] * 2
+
+
+def ends_early(how: str) -> int:
+    if int(os.environ["RANK"]) == 1:
+        (sys.exit if how == "exit" else os._exit)(0)
+    return 7
+
+
+def test_who_exits_with_0_leaves_the_group() -> None:
+    began = time.monotonic()
+    result = launcher("localhost:2", backend="gloo", worker_timeout=4 * TIMEOUT, preload=("torch",)).run(ends_early, "exit")
+    assert [result.rank(rank) for rank in range(2)] == [7, None]
+    assert time.monotonic() - began < 4 * TIMEOUT
+
+
+def test_who_leaves_a_group_without_a_word_has_failed() -> None:
+    with pytest.raises(WorkerFailedError, match=r"rank 1 on localhost.*before its function had returned"):
+        launcher("localhost:2", backend="gloo", worker_timeout=4 * TIMEOUT, preload=("torch",)).run(ends_early, "_exit")
 
 
 @pytest.mark.soak
@@ -217,6 +244,18 @@ def test_a_slow_reader_stops_the_workers_but_no_heartbeat(tmp_path: Path) -> Non
     result = launcher(workers=1, agent_timeout=10.0).set_logging_handlers(lambda: [kept]).run(flood, tmp_path)
     assert result.rank(0) > 1.0, "it waited for the reader"
     assert len(kept.texts(stream="stdout")) == 12_000
+
+
+def log_much() -> None:
+    logging.getLogger("wide").warning("\N{GRINNING FACE}" * 60_000)
+    logging.getLogger("half").warning("a \ud83d surrogate")
+
+
+def test_a_record_that_is_too_long_is_cut_and_comes() -> None:
+    kept = Kept()
+    launcher(workers=1).set_logging_handlers(lambda: [kept]).run(log_much)
+    assert kept.texts(name="wide") == ["\N{GRINNING FACE}" * 15_000]
+    assert kept.texts(name="half") == [r"a \ud83d surrogate"]
 
 
 def accuse(path: Path) -> int:

@@ -239,11 +239,15 @@ time.sleep(float(sys.argv[1]))
 
 @pytest.mark.soak
 def test_ftlib_run_under_salloc(slurm: Slurm) -> None:
-    """The launcher is on the login node, which is no node of the allocation; agents are steps of it."""
+    """The launcher is on the login node, which is no node of the allocation; agents are steps of it.
+
+    Somebody has logged in there by ssh: the address of that login, which srun exports, is none of the nodes'.
+    """
     (slurm.directory / "shows.py").write_text(SHOWS)
     allocation = ("salloc", "-N2", "--ntasks-per-node=1", "--cpus-per-task=4")
     command = (*RUN.split(), "--hosts", "slurm", "-n", "2", "shows.py")
-    done = slurm.run(*allocation, *command, "0", limit=150.0)
+    login = {"SSH_CONNECTION": "192.0.2.9 50000 192.0.2.1 22"}
+    done = slurm.run(*allocation, *command, "0", limit=150.0, **login)
     assert done.returncode == 0, f"{done.stdout}{done.stderr}{slurm.logs()}"
     assert sorted(done.stdout.splitlines()) == [f"[{n}:{k}] worker of {n} {k} None" for n in ("n1", "n2") for k in (0, 1)]
     assert "4 of 4 workers finished" in done.stderr

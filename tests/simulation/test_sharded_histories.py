@@ -47,6 +47,17 @@ def test_the_histories_have_everything(policy: str) -> None:
     assert set(happened) >= NEEDED, happened
 
 
+def test_every_process_of_a_replica_starts() -> None:
+    """Through one that has started: a start through nobody would not take place, and the rest of the replica wait for ever."""
+    for seed in range(500):
+        there: set[str] = set()
+        for event in sharded_history(seed, "storage")[0].events:
+            if event.command == "start":
+                name, *via = event.words
+                assert any(each.startswith("m") or each in there for each in via), (seed, name)
+                there.add(name)
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("first", range(SEEDS, SEEDS + SOAK, CHUNK))

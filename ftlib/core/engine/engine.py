@@ -270,16 +270,22 @@ class Engine:
         facts = OpenFacts(entered=False, early=early, failed=False, complete=1, begun=0, count=count, room=True)
         if next_move(facts) is not Move.ENTER or session is None:
             return False
-        plane.enter(call)
-        plane.step_times.entered(call.began)
-        plane.computes(call, True)
-        staging = self._pool.staging(call.layout).turn(plane.needed)
-        record, goodbye = self._record(call)
-        if goodbye:
-            self._consensus.commit_to_leave()
-        if call.layout is not self._newest:
-            self._note(call.layout)
-        self._open.enter(call, session, staging, record)
+        try:
+            plane.enter(call)
+            plane.step_times.entered(call.began)
+            plane.computes(call, True)
+            staging = self._pool.staging(call.layout).turn(plane.needed)
+            record, goodbye = self._record(call)
+            if goodbye:
+                self._consensus.commit_to_leave()
+            if call.layout is not self._newest:
+                self._note(call.layout)
+            self._open.enter(call, session, staging, record)
+        except BaseException:  # Ctrl-C, or no memory
+            self.abandon()
+            if plane.current is call:  # without an attempt yet
+                self._failures.abandon()
+            raise
         return True
 
     def advance(self, complete: int) -> None:
@@ -329,7 +335,8 @@ class Engine:
                     self._observers.entering(call.number)
                 if step is Next.LOAD:
                     self._get_state(call, session)
-                results = self.attempt(call, session) if self._counts(call, session) else None
+                counts = self._shards is None or self._counts(self._shards, call, session)
+                results = self.attempt(call, session) if counts else None
             elif step is Next.FOLLOW:
                 results = self._arrival.follow(self, call)
                 session = plane.session or session
@@ -362,9 +369,9 @@ class Engine:
             self._shards.passes(call, session)
         return self._arrival.accompany(self, call)
 
-    def _counts(self, call: Call, session: Session) -> bool:
+    def _counts(self, shards: ShardAgreement, call: Call, session: Session) -> bool:
         """Agree with this replica, before its first call, whether what it has computed counts. False if the session ended."""
-        counts = True if self._shards is None else self._shards.counts(call, session)
+        counts = shards.counts(call, session)
         if counts is False and not call.outdated:
             self.reloaded(call)
         return counts is not None
@@ -461,7 +468,7 @@ class Engine:
     def _record(self, call: Call) -> tuple[RankRecord, bool]:
         """This member's rank record for the attempt that begins; True if it says goodbye."""
         plane, call_lock = self._plane, self._call_lock
-        flags, goodbye = 0, call_lock.leaving and call_lock.says_goodbye
+        flags, goodbye = 0, call_lock.noticed and call_lock.says_goodbye
         if plane.wished or goodbye or self._nonfinite.tainted or call.foreign:
             flags = Flag.FREEZE * plane.wished | Flag.LEAVING * goodbye | Flag.NONFINITE * self._nonfinite.tainted
             flags |= Flag.FOLLOWING * call.foreign | Flag.LATE * call.stand_in

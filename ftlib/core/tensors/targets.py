@@ -21,6 +21,8 @@ from .dtypes import reason_against, wire_dtype
 from .layout import Layout, lay_out, lay_out_in_order
 
 _LAYOUTS_KEPT = 64
+_PLAIN = nn.Parameter
+"""The type of parameters that are no DTensors: exactly this one, and models have thousands of them."""
 
 
 @dataclass(slots=True)
@@ -64,7 +66,7 @@ def targets_of(target: Any) -> Targets:
         owners = [parameter for parameter in target.parameters() if parameter.requires_grad]
         if not owners:
             raise ConfigError(f"nothing to average: no parameter of this {type(target).__name__} has requires_grad=True")
-        return Targets([_gradient(parameter) for parameter in owners], list(owners), module=target)
+        return Targets([each.grad if type(each) is _PLAIN else _gradient(each) for each in owners], list(owners), module=target)
     elif isinstance(target, np.ndarray):
         given = [_of_array(target, "the array")]
     elif isinstance(target, Mapping):

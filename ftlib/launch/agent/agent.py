@@ -12,6 +12,7 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import shutil
 import signal
 import socket
 import time
@@ -123,8 +124,8 @@ class Agent:
         self._call = os.memfd_create("ftlib-call")
         self._called = False
         self._nursery: Nursery | None = None
+        self._coming: dict[int, Start] = {}  # by worker: starts that are wanted, and do not run yet
         self._running: dict[int, Running] = {}
-        self._waiting: list[Start] = []
         self._founders: list[ControlSockets] = []
         self._master: socket.socket | None = None
         self._address = ""
@@ -138,6 +139,7 @@ class Agent:
         """Until the end; returns the exit code."""
         for number in guard.PASSED_ON:
             self._loop.add_signal_handler(number, self._interrupt, number)
+        self._loop.set_exception_handler(self._failed)
         guard.release_signals()
         unwatch = self._guards.on_death(self._loop, lambda: self._lost("guard or keeper was killed"))
         try:
@@ -170,6 +172,12 @@ class Agent:
     def _room(self) -> None:
         self._outbox.room()
 
+    def _failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Something here is wrong: a worker might never be started, or its end never be told. Nobody shall wait for that."""
+        loop.default_exception_handler(context)
+        if not self._over.done():
+            self._fail(f"the agent failed: {context.get('exception') or context['message']}")
+
     def _lost(self, why: str) -> None:
         if not self._over.done():
             self._over.set_result(why)
@@ -179,11 +187,20 @@ class Agent:
         if self._twins.again(number):
             return
         again, self._interrupted = self._interrupted, True
-        self._channel.send(Trouble(f"it got {signal.Signals(number).name}"))
+        name = signal.Signals(number).name
+        self._channel.send(Trouble(f"it got {name}"))
         grace = self._order.grace if self._order is not None and not again else 0.0
-        for worker in self._steward:
-            worker.signal(signal.SIGTERM)
+        for index in list(self._coming):
+            self._drop(index, f"its agent got {name}")
+        for running in self._running.values():
+            running.worker.send_away(f"its agent got {name}")
         self._loop.call_later(min(grace, 10.0), self._lost, "")
+        self._leave_if_alone()
+
+    def _leave_if_alone(self) -> None:
+        """End once an interrupted agent has no worker left: what they left is said before."""
+        if self._interrupted and not self._running:
+            self._lost("")
 
     # What the caller says.
 
@@ -195,8 +212,7 @@ class Agent:
                 os.write(self._call, message.data)
                 if message.last:
                     self._called = True
-                    waiting, self._waiting = self._waiting, []
-                    for start in waiting:
+                    for start in self._coming.values():
                         self._do(self._bear(start))
             case Bind():
                 self._bind(message)
@@ -237,8 +253,9 @@ class Agent:
             if not reached:
                 addresses = await apart(_addresses, _LOOKUP)
         with contextlib.suppress(TimeoutError):
-            if _has_driver():
-                gpus = await apart(_gpus, _LOOKUP)
+            environment = self._environment({})  # which may hide some of them
+            if _has_driver(environment):
+                gpus = await apart(lambda: _gpus(environment), _LOOKUP)
         self._channel.send(_facts(reached, addresses, gpus))
 
     def _keep(self, text: str) -> None:
@@ -276,12 +293,14 @@ class Agent:
 
     def _start(self, start: Start) -> None:
         assert self._order is not None
+        if self._interrupted:
+            return  # the caller finds it lost with this host
         if self._order.command:
             self._spawn(start)
-        elif self._called:
+            return
+        self._coming[start.worker] = start
+        if self._called:
             self._do(self._bear(start))
-        else:
-            self._waiting.append(start)
 
     def _spawn(self, start: Start) -> None:
         """Start a worker that is a program."""
@@ -311,10 +330,16 @@ class Agent:
         self._channel.send(Started(start.worker, start.start, worker.pid))
 
     async def _bear(self, start: Start) -> None:
-        """Start a worker that calls the function."""
+        """Start a worker that calls the function, unless it is stopped before that: the warm process may import for long."""
         assert self._order is not None
         assert self._nursery is not None
         order = self._order
+
+        def wanted() -> bool:
+            return self._coming.get(start.worker) is start
+
+        if not wanted():
+            return
         facts = {
             "agent": os.getpid(),
             "environment": self._environment(start.environment),
@@ -327,6 +352,7 @@ class Agent:
         try:
             sockets = self._sockets_of(start)
         except OSError as error:
+            del self._coming[start.worker]
             self._unborn(start, f"port {start.port} is taken: {error.strerror}")
             return
         outcome = os.memfd_create("ftlib-outcome")
@@ -336,12 +362,16 @@ class Agent:
             call = os.open(f"/proc/self/fd/{self._call}", os.O_RDONLY)
             try:
                 joins = order.elastic and not control
-                born = await self._nursery.bear(start.worker, start.name, facts, call, outcome, control, master, joins=joins)
+                born = await self._nursery.bear(
+                    start.worker, start.name, facts, call, outcome, control, master, joins=joins, wanted=wanted
+                )
             finally:
                 os.close(call)
         except OSError as error:
             os.close(outcome)
-            self._unborn(start, str(error))
+            if wanted():
+                del self._coming[start.worker]
+                self._unborn(start, str(error))
             return
         finally:
             if sockets is not None:
@@ -349,7 +379,11 @@ class Agent:
             if master >= 0 and self._master is not None:
                 self._master.close()
                 self._master = None
+        if born is None:
+            os.close(outcome)
+            return
         worker, records = born
+        del self._coming[start.worker]
         self._running[start.worker] = Running(worker, start.start, records, outcome)
         self._channel.send(Started(start.worker, start.start, worker.pid))
 
@@ -365,6 +399,9 @@ class Agent:
         self._outbox.drained(start.worker, start.start)
 
     def _stop(self, stop: Stop) -> None:
+        if stop.worker in self._coming:
+            self._drop(stop.worker, stop.cause)
+            return
         running = self._running.get(stop.worker)
         if running is None:
             return
@@ -373,6 +410,12 @@ class Agent:
             self._loop.call_later(stop.grace, running.worker.kill, stop.cause)
         else:
             running.worker.dismiss(stop.cause)
+
+    def _drop(self, index: int, cause: str) -> None:
+        """A worker is not wanted any more before it runs: it is over at once, whenever the warm process would come to it."""
+        start = self._coming.pop(index)
+        self._channel.send(Ended(index, start.start, 0, -signal.SIGTERM, cause, True, 0, []))
+        self._outbox.drained(index, start.start)
 
     def _environment(self, more: Mapping[str, str]) -> dict[str, str]:
         assert self._order is not None
@@ -410,6 +453,7 @@ class Agent:
         elif running.outcome >= 0:
             os.close(running.outcome)
         self._outbox.drained(worker.index, running.start)
+        self._leave_if_alone()
 
     async def _fence(self, pid: int, reason: str) -> tuple[Fate, float]:
         """Kill a worker that its peers find silent, with its stacks in its log."""
@@ -484,14 +528,16 @@ def _version(package: str) -> str:
         return ""
 
 
-def _has_driver() -> bool:
-    return os.path.exists("/proc/driver/nvidia") or os.path.exists("/dev/nvidiactl")  # noqa: PTH110 - a Path takes longer
+def _has_driver(environment: Mapping[str, str]) -> bool:
+    if os.path.exists("/proc/driver/nvidia") or os.path.exists("/dev/nvidiactl"):  # noqa: PTH110 - a Path takes longer
+        return True
+    return shutil.which("nvidia-smi", path=environment.get("PATH")) is not None  # Windows' Linux has neither of them
 
 
-def _gpus() -> int:
+def _gpus(environment: Mapping[str, str]) -> int:
     from ..processes.gpus import GpuFinder  # noqa: PLC0415 - only where there is a driver
 
-    return GpuFinder(os.environ).find().count
+    return GpuFinder(environment).find().count
 
 
 def _reached() -> str:

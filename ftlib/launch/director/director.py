@@ -18,7 +18,6 @@ from ...errors import ConfigError
 from ..hosts.watch import Watch
 from .agents import Agents
 from .decisions.actions import Action
-from .decisions.hosts import HostPhase
 from .decisions.ledger import Ledger, Stage
 from .endings import Ending, failure_of, result_of
 from .events import EventLog
@@ -42,6 +41,7 @@ class Director:
         self.plan = plan
         self.future: Future[Any] = Future()
         """Set once, when everything is over."""
+        self.future.set_running_or_notify_cancel()  # only ``cancel`` ends a launch: whoever gives the future up does not
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = threading.Event()
         self._ended_at = 0.0
@@ -168,7 +168,7 @@ class Director:
             return
         now = time.monotonic()
         known = self._ledger.hosts
-        there = {name for name, host in known.items() if host.phase not in (HostPhase.GONE, HostPhase.DRAINING)}
+        there = {name for name, host in known.items() if host.staying}
         for name in there - set(hosts):
             self._desk.say("it was removed from the list: it drains", name)
             self._do(self._ledger.remove_host(name, now))

@@ -26,6 +26,8 @@ _HELD = 1000
 """Lines that are held back until the agent speaks, about."""
 _PARTING = 5.0
 """Seconds that an agent may take to end after it was told to."""
+_LOGIN = {"SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY"}
+"""Variables of the login to this machine. An agent that inherited them would take its host to be reached where this one was."""
 
 
 class Link:
@@ -54,6 +56,7 @@ class Link:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
+            env={name: value for name, value in os.environ.items() if name not in _LOGIN},
             start_new_session=True,  # the terminal's signals are the caller's: the stream's end is the agent's
         )
         assert self._process.stdin is not None

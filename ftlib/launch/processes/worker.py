@@ -110,9 +110,10 @@ class Worker:
         """Whether it has ended, though it may not be reaped yet."""
         return self.gone.done() or os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
-    def send_away(self) -> None:
-        """Send SIGTERM, because the run no longer needs the worker."""
+    def send_away(self, cause: str = "") -> None:
+        """Send SIGTERM, because the run no longer needs the worker. ``cause``: for the report."""
         self.sent_away = True
+        self.cause = self.cause or cause
         self.signal(signal.SIGTERM)
 
     def abort(self, cause: str) -> None:

@@ -67,7 +67,20 @@ def in_replicas(scenario: Scenario, shards: int) -> Scenario:
             again += 1
         else:
             events.append(replace(event, words=tuple(named(word) for word in event.words)))
-    return replace(scenario, events=tuple(sorted(events, key=lambda event: event.at)))
+    return replace(scenario, events=tuple(sorted(_through_somebody(events), key=lambda event: event.at)))
+
+
+def _through_somebody(events: list[Event]) -> list[Event]:
+    """Later where needed: whoever starts does so through one that has started. A start through nobody would not take place."""
+    at = {event.words[0]: event.at for event in events if event.command == "start"}
+    through = {event.words[0]: event.words[1:] for event in events if event.command == "start"}
+    while late := {
+        name: soonest
+        for name, via in through.items()
+        if at[name] <= (soonest := min(at.get(each, -1.0) for each in via))  # founders are there from the beginning
+    }:
+        at.update({name: round(soonest + 1e-6, 6) for name, soonest in late.items()})
+    return [replace(event, at=at[event.words[0]]) if event.command == "start" else event for event in events]
 
 
 class Launcher(Observer):
