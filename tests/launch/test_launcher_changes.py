@@ -292,6 +292,19 @@ def test_a_removed_host_drains_and_one_that_heeds_nothing_is_killed(tmp_path: Pa
         eventually(lambda: launch.done, launch.workers)
 
 
+def test_a_removed_host_that_is_added_while_it_drains_comes_back(tmp_path: Path) -> None:
+    with no_child_is_left():
+        launch = launcher("localhost", "127.0.0.1", workers=1, min_workers=1, grace=0.5).start(stubborn, tmp_path)
+        running(launch, 2)
+        launch.remove_hosts(["127.0.0.1"])
+        launch.add_hosts(["127.0.0.1"])
+        eventually(lambda: [each["starts"] for each in launch.workers()] == [1, 2], launch.workers)
+        running(launch, 2)
+        launch.cancel()
+        launch.cancel()
+        eventually(lambda: launch.done, launch.workers)
+
+
 def stubborn(path: Path) -> None:
     """A member that heeds no SIGTERM."""
     member_ignoring(path, signal.SIG_IGN)

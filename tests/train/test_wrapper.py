@@ -500,6 +500,39 @@ def test_within_execute(ft: FTLib, index: int) -> None:
     step()
     step()
     near(gradients(model), expected(small, loss))
+    compressed = DistributedDataParallel(ft, small(), compression="bf16")
+    with pytest.raises(ConfigError, match="compression= does not work within execute"):
+        ft.execute(lambda: loss(compressed, ft.rank).backward())
+    assert ft.barrier()
+
+
+@by_all("crew")
+def test_gradients_that_complete_no_bucket_look_at_what_is_under_way(ft: FTLib, index: int) -> None:
+    """A peer's death is noted, and said to the others, though the next bucket takes long to fill."""
+    module = nn.ParameterList([torch.zeros(4) for _ in range(100)])
+    model = DistributedDataParallel(ft, Summed(module), bucket_mb=1.0, first_bucket_mb=16 / 2**20)
+    for _ in range(4):
+        model.zero_grad()
+        model(torch.ones(4)).backward()
+    engine, looks = ft._lives.life.engine, []
+    honest = engine.advance
+    engine.advance = lambda complete: (looks.append(complete), honest(complete))  # type: ignore[assignment,func-returns-value]
+    try:
+        model(torch.ones(4)).backward()
+    finally:
+        engine.advance = honest  # type: ignore[method-assign]
+    assert looks.count(1) >= 99 // 8 - 1, "one bucket is there, the others are not"
+
+
+class Summed(nn.Module):
+    def __init__(self, weights: nn.ParameterList) -> None:
+        super().__init__()
+        self.weights = weights
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        for weight in self.weights:
+            inputs = inputs + weight
+        return inputs.square().sum()
 
 
 @by_all("crew")

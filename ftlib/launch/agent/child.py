@@ -23,7 +23,8 @@ from .. import parcel
 from .group import Group, open_group
 
 LONGEST_TEXT = 60_000
-"""Characters of the longest log record; the rest of it is cut off."""
+"""Bytes of the longest text of a log record; the rest of it is cut off. A packet must fit the socket's buffer."""
+_LONGEST_NAME = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,8 @@ def _settle(birth: Birth) -> None:
     if numpy is not None:
         numpy.random.seed()
     torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.default_generator.manual_seed(int.from_bytes(os.urandom(8)))  # else all have drawn the warm process's seed
     if torch is not None and birth.environment.get("OMP_NUM_THREADS", "").isdecimal():
         torch.set_num_threads(int(birth.environment["OMP_NUM_THREADS"]))  # the variable was read where torch was imported
     time.tzset()
@@ -144,11 +147,14 @@ class RecordSender(logging.Handler):
             text = record.getMessage()
             if record.exc_info:
                 text = f"{text}\n{logging.Formatter().formatException(record.exc_info)}"
-            packet = msgpack.packb(
-                (record.levelno, record.name, record.created, text[:LONGEST_TEXT]), unicode_errors="backslashreplace"
-            )
-            self._records.send(packet)
+            name, text = _cut(record.name, _LONGEST_NAME), _cut(text, LONGEST_TEXT)
+            self._records.send(msgpack.packb((record.levelno, name, record.created, text)))
         except OSError:
             pass  # the agent has ended, and so will this process
         except Exception:  # noqa: BLE001 - as every handler of logging
             self.handleError(record)
+
+
+def _cut(text: str, most: int) -> str:
+    """As much of ``text`` as takes ``most`` bytes."""
+    return text[:most].encode("utf-8", "backslashreplace")[:most].decode("utf-8", "ignore")
