@@ -213,8 +213,7 @@ launcher.run(for_ever)
 """
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("attempt", range(10))
+@pytest.mark.parametrize("attempt", [0, *(pytest.param(number, marks=pytest.mark.soak) for number in range(1, 10))])
 def test_functions_on_the_nodes_of_an_allocation(slurm: Slurm, attempt: int) -> None:
     """``srun --overlap`` starts the agents. However the job is ended, nothing is left."""
     (slurm.directory / "function.py").write_text(FUNCTION)

@@ -414,8 +414,9 @@ class Supervisor:
         """The keys; a caller must have one of them."""
         return self._credentials.ring
 
-    async def fence(self, pid: int, member: str, reason: str) -> tuple[Fate, float]:
+    async def fence(self, pid: int, member: str, reason: str, by: str) -> tuple[Fate, float]:
         """Kill an accused worker, and wait until it is reaped; returns also for how many seconds it has been gone."""
+        del by  # who is left alone in the view is spared anyway
         worker = self._steward.of_pid(pid)
         if worker is None:
             return self._steward.fate_of(pid)
