@@ -4,8 +4,8 @@
     python -m benchmarks.peers --rounds 1 --only "ftlib" "DDP, torchrun"     # some of them
     python -m benchmarks.peers --rounds 0 --docs                             # the last table into docs/comparison.md
 
-"ftlib, tuned" plays only if it is asked for. torchft and hivemind get environments of their own (``environments.py``), with the torch that is here. What cannot be installed
-is left out, by name. torchrun comes with torch.
+torchft and hivemind get environments of their own (``environments.py``), with the torch that is here. What cannot be installed
+is left out, by name. torchrun comes with torch. "ftlib, tuned" plays only where ``--only`` names it.
 
 Four workers train a model of 0.3 M parameters on handwritten digits; each step rests for 20 ms in place of more compute. There
 are six faults: a worker is killed by SIGKILL, stopped by SIGSTOP, its training thread is wedged, it is asked to leave by
