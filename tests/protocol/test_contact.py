@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import logging
 from math import inf
+from random import Random
 
 import pytest
 
 from consensus.config import Config, Policy
 from consensus.member import Member
-from consensus.messages import Chosen, Claim, Gossip, Install, Introduction, Message, Ping, Pull, Status, Update
+from consensus.messages import Chosen, Claim, Gossip, Install, Introduction, JoinReply, Message, Ping, Pull, Status, Update
 from consensus.messages.reports import Reports
 from consensus.protocol.agreement.contact import INTRODUCE_EVERY, LOOK_AT_MOST, LOOK_FOR
 from consensus.protocol.machine import Machine
@@ -205,3 +206,25 @@ def test_who_hears_of_a_view_that_acts_where_its_own_never_can(names: str, out: 
     machine._change.contact.heard("d", acts, NOW)
     assert (machine._core.stopped is not None) is out
     assert not [each for each in machine.drain() if isinstance(each, Note) and each.level == logging.CRITICAL]
+
+
+def test_a_joiner_that_meets_two_sides_tells_each_of_the_other() -> None:
+    machine = Machine(Config(), member("j"), Random(1), founder=False, introducers=(("10.0.0.1", 1),))
+    machine.start(NOW)
+
+    def told(view: View) -> list[tuple[str, type[Message]]]:
+        machine.drain()
+        machine.receive(view.ids[0], member(view.ids[0]).address, JoinReply(view, view.members[0]), NOW)
+        return answers(machine, JoinReply)
+
+    assert told(FIRST) == [] == told(NEXT), "the same side, further on"
+    assert sorted(told(view_of("xy"))) == [("a", JoinReply), ("x", JoinReply)]
+
+
+@pytest.mark.parametrize("own", ["a", "b"])
+def test_only_the_coordinator_calls_where_the_cluster_may_not_be_known(own: str) -> None:
+    machine, told = machine_in("abc", own), 0
+    for step in range(5):  # before the others seem silent
+        machine.tick(NOW + 0.1 * step)
+        told += sum(send.address == ("10.0.0.1", 1) for send in sends(machine.drain(), JoinReply))
+    assert (told > 0) is (own == "a")

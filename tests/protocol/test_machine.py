@@ -16,6 +16,7 @@ from consensus.messages import (
     Chosen,
     Evidence,
     EvidenceKind,
+    Gossip,
     Install,
     LeaveRequest,
     Message,
@@ -26,7 +27,9 @@ from consensus.messages import (
     Promised,
     Pull,
     Ready,
+    Status,
     Stranger,
+    Update,
 )
 from consensus.messages.reports import Reports
 from consensus.protocol.machine import Machine
@@ -131,6 +134,38 @@ def test_a_lower_ballot_is_told_the_higher() -> None:
     assert promise.message == Promise(2, view_id, (4, "c"))
     [no] = sends(give(machine, "a", accept_without("abc", "c", Cause.PROOF, (0, "a")), 100.2), Promised)
     assert no.message == Promised(2, view_id, (0, "a"), (4, "c"))
+
+
+def test_an_ack_brings_rumours_of_others_though_nobody_waits_for_it() -> None:
+    machine = machine_in("abc", "a")
+    suspicion = Update("c", Status.SUSPECT, 0, "b")
+    machine.receive("b", member("b").address, Ack(4711, "b", 1, machine._core.view_id, (suspicion,)), 100.1)
+    assert machine.belief("c") is Status.SUSPECT
+
+
+def test_what_is_suspected_is_passed_on() -> None:
+    machine = machine_in("abc", "a")
+    give(machine, "b", Gossip((Update("c", Status.SUSPECT, 0, "b"),), direct=True), 100.1)
+    told = []
+    for step in range(10):
+        machine.tick(100.1 + 0.1 * step)
+        told += [update for send in sends(machine.drain(), Gossip) for update in send.message.updates]  # type: ignore[attr-defined]
+    assert any(update.member_id == "c" and update.status is Status.SUSPECT for update in told)
+
+
+def test_a_higher_promise_is_outbid_after_a_short_pause() -> None:
+    machine = machine_in("abcde", "b")
+    machine.handle(Checked("a", False, "refused"), 100.1)
+    proposer, core = machine._change.proposer, machine._core
+    machine.tick(100.2)
+    first = proposer.attempt
+    assert first is not None
+    give(machine, "c", Promised(first.epoch, core.view_id, first.ballot, (7, "c")), 100.2)
+    assert proposer.attempt is None
+    machine.tick(100.2 + 0.49 * core.config.resend)
+    assert proposer.attempt is None
+    machine.tick(100.2 + 1.51 * core.config.resend)
+    assert proposer.attempt is not None and proposer.attempt.ballot == (8, "b")
 
 
 @pytest.mark.parametrize("ballot", [(0, "c"), (1, "a")])
