@@ -62,8 +62,6 @@ _LOOKUP = 20.0
 """Seconds that the lookup of this host's own name may take, and the count of its GPUs."""
 _LAST_WORDS = 2.0
 """Seconds that what was said at last may take to get out."""
-_STACKS = 0.15
-"""Seconds that a hung worker has to write its stacks before it is killed."""
 _SPAWN_FAILED = 71
 """EX_OSERR of sysexits.h: the code of a worker that could not be started."""
 LATER = ("+ftlib.ftlib", "+ftlib.frameworks.gloo", "+torch.optim", "+torch._dynamo")
@@ -468,12 +466,7 @@ class Agent:
         if not worker.cause and not worker.ended:
             self._outbox.say(f"{worker.name} is silent to its peers ({reason or 'no reason given'}): killed")
             self._fenced.add(worker)
-            worker.abort("silent to its peers")
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(worker.gone), _STACKS)
-        if not worker.gone.done():
-            worker.kill("" if worker.ended else "silent to its peers")
-        return await self._steward.fate_within(worker)
+        return await self._steward.end_hung(worker, "silent to its peers")
 
     def _condemned(self, pid: int) -> bool:
         worker = self._steward.of_pid(pid)
