@@ -27,6 +27,8 @@ from ftlib.links.link import Link
 from ftlib.links.loop import LinkLoop
 
 PATHS = ("tcp", "ring", "sealed")
+LIMIT = 600.0
+"""Seconds for one message."""
 A, B = Member("a" * 16, "127.0.0.1", 1), Member("b" * 16, "127.0.0.1", 1)
 Move = Callable[[torch.Tensor], None]
 
@@ -90,7 +92,7 @@ def receive(link: Link, tensor: torch.Tensor) -> None:
     view = bytes_of(tensor)
     link.receive(lambda _header: [view], lambda _header, error: ended.append(error))
     while not ended:
-        link.help(lambda: bool(ended), None)
+        link.help(lambda: bool(ended), time.monotonic() + LIMIT)
     if ended[0] is not None:
         raise ended[0]
 

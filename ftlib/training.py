@@ -44,6 +44,8 @@ logger = logging.getLogger("ftlib")
 
 Result = TypeVar("Result")
 
+_UNCOMPRESSED = "compression= does not work within execute: leave it out there, or average outside of execute"
+
 _OPERATIONS = ("MEAN", "SUM", "MIN", "MAX", "PRODUCT")
 LIGHTEST, HEAVIEST = 1e-12, 1e12
 """Range of a weight, besides 0: tensors are multiplied by the weight in float32, which holds 1e-38 to 1e38."""
@@ -147,7 +149,7 @@ class Calls(ABC):
         """
         compressed = None if compression is None else compression_of(compression)
         if compressed is not None and self._execution is not None:
-            raise ConfigError("compression= does not work within execute: leave it out there, or average outside of execute")
+            raise ConfigError(_UNCOMPRESSED)
         if not wait:
             self._may_go_on()
         share = 1.0 if weight is None else _weight(weight)
@@ -276,6 +278,8 @@ class Calls(ABC):
         """
         if type(batches) is not int or not 0 <= batches <= MOST_BATCHES:
             raise _not_a_count(batches)
+        if layout.compression is not None and self._execution is not None:
+            raise ConfigError(_UNCOMPRESSED)
         targets = Targets([None] * len(parameters), list(parameters), module=module)
         call = OpenCall(
             layout,

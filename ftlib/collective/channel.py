@@ -6,12 +6,14 @@ an item that was not goes back to the head of its queue when its getter dies.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
+import os
 import queue
 import secrets
 import threading
-import time
+from collections import deque
 from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
@@ -20,15 +22,20 @@ import msgpack
 
 from consensus import Member
 
-from ..links.errors import CollectiveError, CollectiveTimeout, Mismatch, Refused
+from ..links.errors import CollectiveError, CollectiveTimeout, GroupClosed, Mismatch, Refused
 from .collective import Collective
 from .frames import Sort
 from .lane import Lane
 from .queues import Answer, Ask, Code, Queues
 from .values import Message, copied, decode, encode, hosted
-from .works import AsyncChannelWork, Outcome, Patience, limit_of
+from .works import CALLBACKS, AsyncChannelWork, Outcome, Patience, limit_of
 
 _NOTHING = Message(b"", [], [])
+_SOON = 0.002
+"""Seconds after which an item is acknowledged, where the next request does not say so before."""
+_TOGETHER = 1000
+"""The most answers that are acknowledged together: a header holds them."""
+Later = Callable[[float, Callable[[], None]], object]
 Reply = Callable[[list[Any], Message], Any]
 """Sends one answer to a client."""
 
@@ -62,21 +69,22 @@ class Channel:
         if not isinstance(name, str):
             raise Refused(f"the name of a channel is a string, not {name!r:.80}")
         self.name = name
+        self._process = os.getpid()
         self._classes = collective.classes
         here = collective.here
-        self.at = here if at is None else collective.member(at)
+        self.at = collective.member(here if at is None else at)
         if self.at.id == here.id:
             server = _Server(maxsize)
             collective.services.serve(name, server.welcome)
-            self._client = _Client(self.at, None)
+            self._client = _Client(self.at, None, collective.later)
             self._client.use(server.local(self._client.answered))
-            self._close: Callable[[], None] = lambda: collective.services.stop(name, time.monotonic() + 1.0)
+            self._close: Callable[[], None] = lambda: collective.end_channel(name)
         else:
             group = collective.channel_group(self.at, f"{name}#{secrets.token_hex(4)}")
             lane = group.lane(self.at.id)
-            self._client = _Client(self.at, lane)
+            self._client = _Client(self.at, lane, collective.later)
             self._client.use(lambda fields, message: lane.send(Sort.CHANNEL, message, "channel", fields))
-            lane.serve(self._client.answered, self._client.ended)
+            lane.serve(self._client.came, self._client.ended, self._client.acknowledge)
             self._close = group.close
 
     def __repr__(self) -> str:
@@ -145,11 +153,15 @@ class Channel:
         async_op: bool = False,
         timeout: float | None = None,
     ) -> AsyncChannelWork:
+        if os.getpid() != self._process:
+            raise GroupClosed("this process was forked from the one that has this channel: make another one here")
         if not isinstance(fields[1], str):
             raise Refused(f"the key of an item is a string, not {fields[1]!r}")
 
         def made(answer: tuple[Code, list[int], list[Message]]) -> Any:
             code, sizes, found = answer
+            if code == Code.REFUSED:
+                raise Refused(f"channel {self.name!r}: {sizes}", peer=self.at)
             if code in {Code.EMPTY, Code.FULL}:
                 raise queue.Empty if code is Code.EMPTY else queue.Full
             values = [decode(each.tree, each.leaves, self._classes) for each in found]
@@ -157,19 +169,27 @@ class Channel:
 
         limit = limit_of(async_op, timeout)
         number, outcome = self._client.ask(fields, _packed(items))
-        return AsyncChannelWork(outcome, made, patience=_Asked(self, self._client, number), timeout=limit)
+        patience = _Asked(self, self._client, number, takes=fields[0] == Verb.GET)
+        return AsyncChannelWork(outcome, made, patience=patience, timeout=limit)
 
 
 class _Client:
     """The requests of one channel here that have no answer yet."""
 
-    def __init__(self, server: Member, lane: Lane | None) -> None:
+    def __init__(self, server: Member, lane: Lane | None, later: Later) -> None:
+        """``later(seconds, call)`` calls on another thread."""
         self.server = server
         self.lane = lane
+        self._later = later
+        self._taken: list[int] = []
+        """Answers whose items are to be acknowledged."""
+        self._timed = False
         self._send: Reply | None = None
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._pending: dict[int, Outcome] = {}
+        self._dropped: deque[int] = deque()
+        """Requests that the server is still to hear are given up."""
         self._over: CollectiveError | None = None
 
     def use(self, send: Reply) -> None:
@@ -178,11 +198,15 @@ class _Client:
 
     def ask(self, fields: list[Any], message: Message) -> tuple[int, Outcome]:
         """Send a request; its number, and what completes with the answer."""
+        while self._dropped:
+            with contextlib.suppress(IndexError):  # another thread came first
+                self.tell([Verb.CANCEL, self._dropped.popleft(), "", None, False])
         outcome = Outcome()
         with self._lock:
             number = next(self._numbers)
             self._pending[number] = outcome
-        sent = self.tell([*fields[:1], number, *fields[1:]], message)
+            taken, self._taken = self._taken, []
+        sent = self.tell([*fields[:1], number, *fields[1:], taken], message)
         if isinstance(sent, Outcome):
             sent.on_end(lambda: self._not_sent(number, sent.error))
         if self._over is not None:
@@ -194,16 +218,49 @@ class _Client:
         assert self._send is not None
         return self._send(fields, message)
 
-    def answered(self, fields: list[Any], message: Message) -> None:
-        """An answer has arrived."""
+    def came(self, fields: list[Any], message: Message) -> None:
+        """An answer has arrived over the stream."""
+        verb = self.answered(fields, message)
+        if verb is Verb.GIVE_BACK:
+            self.tell([verb, fields[0], "", None, False])
+        elif verb is Verb.ACKNOWLEDGE:
+            with self._lock:
+                self._taken.append(fields[0])
+                full, timed, self._timed = len(self._taken) >= _TOGETHER, self._timed, True
+            if full:
+                self.acknowledge()
+            if not timed:
+                self._later(_SOON, self._lapse)
+
+    def acknowledge(self) -> None:
+        """Tell the server which items have arrived, if it does not know."""
+        with self._lock:
+            taken, self._taken = self._taken, []
+        if taken:
+            self.tell([Verb.ACKNOWLEDGE, 0, "", None, False, taken])
+
+    def _lapse(self) -> None:
+        with self._lock:
+            self._timed = False
+        self.acknowledge()
+
+    def answered(self, fields: list[Any], message: Message) -> Verb | None:
+        """An answer has arrived: what to tell the server of its items."""
         number, code, sizes = fields
+        found = Code(code), sizes, _unpacked(message)
         with self._lock:
             outcome = self._pending.pop(number, None)
-        waited = outcome is not None and not outcome.done()
-        if code == Code.ITEMS and not sizes:
-            self.tell([Verb.ACKNOWLEDGE if waited else Verb.GIVE_BACK, number, "", None, False])
+        taken = outcome is not None and outcome.settle(found)  # not where its wait has ended meanwhile
+        if code != Code.ITEMS:
+            return None
+        return Verb.ACKNOWLEDGE if taken else Verb.GIVE_BACK
+
+    def drop(self, number: int) -> None:
+        """Nobody waits for the answer any more: its items are given back. By a finalizer: takes no lock, sends nothing."""
+        outcome = self._pending.get(number)
         if outcome is not None:
-            outcome.settle((Code(code), sizes, _unpacked(message)))
+            outcome.settle(error=CollectiveError("nobody waits for it"))
+            self._dropped.append(number)
 
     def ended(self, error: CollectiveError) -> None:
         """The server is gone, or closed."""
@@ -224,8 +281,9 @@ class _Client:
 class _Asked(Patience):
     """Of a request: it waits for the server."""
 
-    def __init__(self, channel: Channel, client: _Client, number: int) -> None:
-        self._channel, self._client, self._number = channel, client, number
+    def __init__(self, channel: Channel, client: _Client, number: int, *, takes: bool) -> None:
+        """``takes``: whether the answer is an item, which must not be lost."""
+        self._channel, self._client, self._number, self._takes = channel, client, number, takes
 
     def help(self, ready: Callable[[], bool], deadline: float) -> None:
         """See ``Patience``."""
@@ -235,6 +293,11 @@ class _Asked(Patience):
     def give_up(self) -> None:
         """See ``Patience``. The server answers, in any case."""
         self._client.tell([Verb.CANCEL, self._number, "", None, False])
+
+    def dropped(self) -> None:
+        """See ``Patience``. What was put is put."""
+        if self._takes:
+            self._client.drop(self._number)
 
     def late(self) -> CollectiveTimeout:
         """See ``Patience``."""
@@ -257,20 +320,27 @@ class _Server:
         def reply(fields: list[Any], message: Message) -> Any:
             return lane.send(Sort.CHANNEL, message, "channel", fields)
 
-        lane.serve(lambda fields, message: self._handle(reply, fields, message), lambda _: self._lost(reply))
+        def lost(_: CollectiveError) -> None:
+            # Who hears of an end may hold the lock of that stream's sends: what follows sends on others.
+            CALLBACKS.submit(lambda: self._lost(reply))
+
+        lane.serve(lambda fields, message: self._handle(reply, fields, message), lost)
 
     def local(self, answered: Reply) -> Reply:
         """The server's own program as a client: what goes in and out is copied."""
 
         def reply(fields: list[Any], message: Message) -> Any:
-            return answered(fields, copied(message) if fields[2] else message)
+            return answered(fields, copied(message) if fields[1] == Code.DONE else message)  # what was looked at stays
 
         return lambda fields, message: self._handle(reply, fields, copied(message))
 
     def _handle(self, reply: Reply, fields: list[Any], message: Message) -> None:
-        verb, number, key, amount, wait = fields
+        verb, number, key, amount, wait, *more = fields
         ask: Ask = (reply, int(number))
+        taken = [int(each) for each in more[0]] if more else []
         with self._lock:
+            for each in taken:
+                self._queues.acknowledge((reply, each))
             match verb:
                 case Verb.PUT:
                     answers = self._queues.put(ask, str(key), float(amount), _unpacked(message)[0], wait=bool(wait))
@@ -282,20 +352,35 @@ class _Server:
                     answers = self._queues.give_back(ask)
                 case _:
                     answers = []
-                    if verb == Verb.ACKNOWLEDGE:
-                        self._queues.acknowledge(ask)
             sizes = [self._queues.size(str(key)), self._maxsize]
             peeked = self._queues.items(str(key)) if verb == Verb.PEEK else ()
         if verb == Verb.SIZE:
             reply([number, Code.DONE, sizes], _NOTHING)
         elif verb == Verb.PEEK:
-            reply([number, Code.DONE, []], _packed([item.value for item in peeked]))
-        _send(answers)
+            answers = [*answers, Answer(ask, Code.DONE, peeked)]
+        self._send(answers)
 
     def _lost(self, reply: Reply) -> None:
         with self._lock:
             answers = self._queues.lost(reply)
-        _send(answers)
+        self._send(answers)
+
+    def _send(self, answers: list[Answer]) -> None:
+        """Give the answers, and what follows where one is not taken. Holds no lock."""
+        left = deque(answers)
+        while left:
+            answer = left.popleft()
+            reply: Any = answer.ask[0]
+            said = reply([answer.ask[1], answer.code, []], _packed([item.value for item in answer.items]))
+            if isinstance(said, Outcome) and isinstance(said.error, Refused):  # as a pickle, where none may come
+                reply([answer.ask[1], Code.REFUSED, str(said.error)], _NOTHING)
+                said = Verb.GIVE_BACK
+            if said is Verb.GIVE_BACK:
+                with self._lock:
+                    left.extend(self._queues.give_back(answer.ask))
+            elif said is Verb.ACKNOWLEDGE:
+                with self._lock:
+                    self._queues.acknowledge(answer.ask)
 
 
 def _weight(value: Any) -> float:
@@ -309,17 +394,11 @@ def _weight(value: Any) -> float:
     return weight
 
 
-def _send(answers: list[Answer]) -> None:
-    for answer in answers:
-        reply, number = answer.ask
-        reply([number, answer.code, []], _packed([item.value for item in answer.items]))  # type: ignore[operator]
-
-
 def _packed(items: list[Message]) -> Message:
     """Several messages as one."""
     if not items:
         return _NOTHING
-    tree = msgpack.packb([[item.tree, len(item.leaves)] for item in items])
+    tree = msgpack.packb([[item.tree, len(item.leaves), item.pickled] for item in items])
     shapes, leaves = (list(itertools.chain(*parts)) for parts in ([i.shapes for i in items], [i.leaves for i in items]))
     return Message(tree, shapes, leaves, pickled=any(item.pickled for item in items))
 
@@ -328,8 +407,9 @@ def _unpacked(message: Message) -> list[Message]:
     """The inverse. Mismatch if it is none."""
     items, at = [], 0
     try:
-        for tree, count in msgpack.unpackb(message.tree) if message.tree else ():
-            items.append(Message(bytes(tree), message.shapes[at : at + count], message.leaves[at : at + count]))
+        for tree, count, pickled in msgpack.unpackb(message.tree) if message.tree else ():
+            shapes, leaves = message.shapes[at : at + count], message.leaves[at : at + count]
+            items.append(Message(bytes(tree), shapes, leaves, bool(pickled)))
             at += count
     except (ValueError, TypeError) as error:
         raise Mismatch(f"items that cannot be read: {error}") from None

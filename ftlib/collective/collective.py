@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import os
 import re
 import threading
 import time
@@ -68,6 +69,7 @@ class Collective:
         self.meeting = Meeting(self._current, self._loop, greeter, self.services)
         self._ends: list[Callable[[], None]] = []
         self._closed = False
+        self._process = os.getpid()
         self._consensus: Consensus | None = None
         try:
             self._current()
@@ -112,6 +114,15 @@ class Collective:
         """The stream of a channel's client to the member that serves it."""
         return self._group([self.here, at], CHANNEL + name)
 
+    def later(self, seconds: float, call: Callable[[], None]) -> None:
+        """Call on the thread of the streams after so many seconds; it must not wait."""
+        self._loop.later(seconds, call)
+
+    def end_channel(self, name: str) -> None:
+        """End the channel that is served here under that name."""
+        if os.getpid() == self._process:
+            self.services.stop(name, time.monotonic() + 1.0)
+
     def member(self, who: Member | str) -> Member:
         """The member called ``who``, by name, id or ``host:port``. Refused if there is none."""
         return self._resolve(self._members(self._current()), who)
@@ -127,12 +138,23 @@ class Collective:
         with self._lock:
             self._check_open()
             group = self._groups.get(key)
-            if group is None or group.over is not None:
-                group = self._make(key, here, tuple(member for member in members if member.id in chosen))
+            if group is not None and group.over is None:
+                return group
+            known = {member.id for member in members}
+            # Peers that left, and whose last words have been received since: nobody can ask for these groups again.
+            left = [each for of, each in self._groups.items() if not of[0] <= known and each.over is not None]
+            group = self._make(key, here, tuple(member for member in members if member.id in chosen))
+        for each in left:
+            each.close(0.0)
         return group
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
-        """Close all groups and channels: what was sent is flushed, at most ``timeout`` seconds. Idempotent."""
+        """Close all groups and channels: what was sent is flushed, at most ``timeout`` seconds. Idempotent.
+
+        In a forked child it does nothing: the streams are its parent's.
+        """
+        if os.getpid() != self._process:
+            return
         with self._lock:
             if self._closed:
                 return
@@ -147,14 +169,19 @@ class Collective:
         self._loop.close(max(0.5, deadline - time.monotonic()))
 
     def facts(self) -> dict[str, Any]:
-        """Counts of each group, by its name, for metrics: operations, bytes, what is queued, and the paths."""
+        """Counts of the groups of each name, for metrics: operations, bytes, what is queued, and the paths."""
         with self._lock:
-            lanes = {group.name: [group.lane(peer.id) for peer in group.peers] for group in self._groups.values()}
-        lanes |= {CHANNEL + name: served for name, served in self.services.lanes().items()}
+            groups = list(self._groups.values())
+        lanes: dict[str, list[Lane]] = {}
+        for group in groups:  # those of one name and other members count together
+            lanes.setdefault(group.name, []).extend(group.lane(peer.id) for peer in group.peers)
+        for name, served in self.services.lanes().items():
+            lanes.setdefault(CHANNEL + name, []).extend(served)
         return {name: _sum([lane.facts() for lane in each]) for name, each in lanes.items()}
 
     def _members(self, consensus: Consensus) -> tuple[Member, ...]:
         """The members of the newest view, once this one is among them."""
+        self._check_open()
         members = consensus.get_member_list()
         if consensus.member.id not in {member.id for member in members}:
             consensus.seek_admission()
@@ -225,6 +252,8 @@ class Collective:
         self.meeting.lost(member.id, error)
 
     def _check_open(self) -> None:
+        if os.getpid() != self._process:
+            raise GroupClosed("this process was forked from the one that has this collective: make another one here")
         if self._closed:
             raise GroupClosed("this collective was closed: make another one")
 

@@ -117,7 +117,7 @@ def read(of: Callable[[list[Any]], Any], fields: list[Any] | None) -> Any:
     """The words of a peer, None if there are none, or if they make no sense."""
     try:
         return None if fields is None else of(fields)
-    except (TypeError, ValueError, LookupError):
+    except (TypeError, ValueError, LookupError, ArithmeticError):
         return None
 
 

@@ -120,7 +120,10 @@ class CollectiveGroup:
         """Wait until what was sent is on its way, at most ``timeout`` seconds, and tell the peers. Idempotent.
 
         What is pending here and at the peers raises GroupClosed, once what was sent before has been received.
+        In a forked child it does nothing.
         """
+        if any(lane.inherited for lane in self._lanes.values()):
+            return
         deadline = time.monotonic() + timeout
         for lane in self._lanes.values():
             lane.close(deadline)
@@ -173,13 +176,17 @@ class CollectiveGroup:
         except Refused as error:
             raise error.about(self.name, operation) from None
         lane.receive(receive)
-        if not async_op:  # the short way: most often its message is the next one, and this thread reads it
-            receive.help(receive.outcome.done, began + (DEFAULT_TIMEOUT if limit is None else limit))
+        if async_op:
+            return AsyncWork(receive.outcome, receive.finish, patience=receive, timeout=limit)
+        until = began + (DEFAULT_TIMEOUT if limit is None else limit)
+        try:  # the short way: most often its message is the next one, and this thread reads it
+            receive.help(receive.outcome.done, until)
             if receive.outcome.done() and receive.outcome.error is None:
                 return receive.finish(receive.outcome.value)
-        rest = None if limit is None else began + limit - time.monotonic()
-        work = AsyncWork(receive.outcome, receive.finish, patience=receive, timeout=rest)
-        return work if async_op else work.wait()
+            return AsyncWork(receive.outcome, receive.finish, patience=receive, timeout=until - time.monotonic()).wait()
+        except BaseException:  # Ctrl-C, say: nobody else can take it back, and its message is for the next one
+            lane.withdraw(receive)
+            raise
 
 
 def find(members: Sequence[Member], who: Member | str, here: Member) -> Member | None:
@@ -194,6 +201,12 @@ class _Each(Patience):
 
     def __init__(self, sent: list[Sent]) -> None:
         self._sent = sent
+
+    def help(self, ready: Callable[[], bool], deadline: float) -> None:
+        """See ``Patience``."""
+        for each in self._sent:
+            if not each.outcome.done():
+                each.help(lambda each=each: each.outcome.done() or ready(), deadline)  # type: ignore[misc]
 
     def give_up(self) -> None:
         """See ``Patience``."""

@@ -6,6 +6,7 @@ have one lock, and the state has another one.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -54,6 +55,7 @@ class Lane:
         self.theirs = terms
         self._connect = connect
         self._seal = seal
+        self._process = os.getpid()
         self._sending = threading.Lock()
         self._state = threading.Lock()
         self._connected = threading.Event()
@@ -70,11 +72,20 @@ class Lane:
         self._standing: Standing | None = None
         """Takes all that comes, instead of receives."""
         self._over: CollectiveError | None = None
+        self._closing: Callable[[], None] = lambda: None
 
     @property
     def over(self) -> CollectiveError | None:
-        """Why this stream has ended, None while it has not."""
-        return self._over
+        """Why this stream has ended, None while it has not: what a peer has sent before can still be received."""
+        if self._over is not None or self._link is None or self._order.kept:
+            return self._over
+        error = self._link.over
+        return None if error is None else self._error(error)
+
+    @property
+    def inherited(self) -> bool:
+        """Whether this is a forked child's copy, which has no stream."""
+        return os.getpid() != self._process
 
     @property
     def link(self) -> Link | None:
@@ -89,6 +100,9 @@ class Lane:
     def send(self, sort: Sort, message: Message, operation: str, fields: list[Any] | None = None) -> Outcome:
         """Queue a message. It has ended when its memory may be used again; with Refused at once if nothing is sent."""
         outcome = Outcome()
+        if self.inherited:
+            outcome.settle(error=_inherited().about(self.group, operation))
+            return outcome
         self.operations += 1
         with self._sending:
             if self._over is not None:
@@ -102,6 +116,9 @@ class Lane:
 
     def receive(self, receive: Receive) -> Receive:
         """Post a receive: it gets the next message that no earlier one gets."""
+        if self.inherited:
+            receive.outcome.settle(error=_inherited().about(self.group, receive.operation))
+            return receive
         self.operations += 1
         link = None
         with self._state:
@@ -118,9 +135,15 @@ class Lane:
         self.connect()
         return receive
 
-    def serve(self, handle: Handle, ended: Callable[[CollectiveError], None]) -> None:
-        """Give every message to ``handle``, and the end to ``ended``: neither may wait. Once, before any receive."""
+    def serve(
+        self, handle: Handle, ended: Callable[[CollectiveError], None], closing: Callable[[], None] = lambda: None
+    ) -> None:
+        """Give every message to ``handle``, and the end to ``ended``: neither may wait. Once, before any receive.
+
+        ``closing`` is called before this side says goodbye.
+        """
         standing = Standing(self, handle, ended)
+        self._closing = closing
         with self._state:
             self._standing = standing
             link, over = self._link, self._over
@@ -139,9 +162,13 @@ class Lane:
             self._connect(self)
 
     def withdraw(self, receive: Receive) -> None:
-        """Take a receive back, as its time is over: its message goes to the next one."""
+        """Take a receive back, as its time is over: its message goes to the next one, and its memory is the program's again."""
+        if self.inherited:
+            return
         with self._state:
-            late = self._order.withdraw(receive)
+            late, coming = self._order.withdraw(receive)
+        if coming is not None and self._link is not None:
+            self._link.redirect(coming.done, coming.moved)
         if late:
             receive.outcome.settle(error=receive.late())
 
@@ -185,7 +212,7 @@ class Lane:
         What one had sent that closed its groups before it ended can still be received.
         """
         link = self._link
-        if link is None or link.broken:
+        if link is None or link.broken or self.over is not None:
             end()
         elif not link.closed:
             heard = link.heard
@@ -201,9 +228,14 @@ class Lane:
             later(_RUN_DRY, look)
 
     def close(self, deadline: float) -> None:
-        """Flush what was sent, tell the peer, and end with GroupClosed."""
+        """Flush what was sent, tell the peer, and end with GroupClosed. In a forked child it does nothing."""
+        if self.inherited:
+            return
+        self._closing()
         if self._outbox:
             self._connected.wait(max(0.0, deadline - time.monotonic()))
+        if self._over is None:
+            self._leaving.rest(max(0.0, deadline - time.monotonic()))
         if self._link is not None and self._over is None:
             self._link.close(max(0.0, deadline - time.monotonic()))
         self.end(GroupClosed("the group was closed here", peer=self.peer))
@@ -218,10 +250,17 @@ class Lane:
 
     def help(self, ready: Callable[[], bool], deadline: float) -> None:
         """Read the link in this thread."""
+        if ready():
+            return
         if self._link is None:
             self._connected.wait(max(0.0, deadline - time.monotonic()))
         if self._link is not None:
             self._link.help(ready, deadline)
+
+    def push(self, ready: Callable[[], bool], deadline: float) -> None:
+        """Write to the link in this thread, if there is one."""
+        if self._link is not None and not self.inherited:
+            self._link.push(ready, deadline)
 
     def heard(self) -> str:
         """Whom an operation waits for, and since when that one was last heard of."""
@@ -348,3 +387,7 @@ class Lane:
         if isinstance(error, CollectiveError):
             return error if self._over is None or isinstance(error, (Mismatch, Refused)) else self._over
         return LinkBroken(f"the connection to {called(self.peer)} failed: {error}", peer=self.peer)
+
+
+def _inherited() -> GroupClosed:
+    return GroupClosed("this process was forked from the one that has the streams: make a Collective of its own here")

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from consensus import Member
 
 from ..common.devices import HOST, Event, device_at, place_of
 from ..links.errors import CollectiveError, CollectiveTimeout, Mismatch
+from ..links.wire import Cursor
 from .devices.carriers import await_event
 from .frames import NAMES, Incoming, Sort, header_of
-from .values import CARRIED, Classes, Leaf, Message, Shape, decode, marks, place_for, placed, shape_of
+from .values import CARRIED, Classes, Leaf, Message, Shape, decode, marks, memories, place_for, placed, shape_of
 from .works import Outcome, Patience
 
 Handle = Callable[[list[Any], Message], object]
@@ -41,6 +42,9 @@ class Stream(Protocol):
 
     def help(self, ready: Callable[[], bool], deadline: float) -> None:
         """Read in this thread."""
+
+    def push(self, ready: Callable[[], bool], deadline: float) -> None:
+        """Write in this thread."""
 
     def withdraw(self, receive: Receive) -> None:
         """Take a receive back."""
@@ -72,6 +76,10 @@ class Sent(Patience):
     def __init__(self, lane: Stream, operation: str, outcome: Outcome) -> None:
         self._lane, self._operation, self.outcome = lane, operation, outcome
         self._began = time.monotonic()
+
+    def help(self, ready: Callable[[], bool], deadline: float) -> None:
+        """See ``Patience``."""
+        self._lane.push(ready, deadline)
 
     def give_up(self) -> None:
         """See ``Patience``. What is queued stays so: half a message would end the stream."""
@@ -124,12 +132,6 @@ class Receive(Sent):
         here = place_of(self._into) if self._shape[2] else HOST
         return self._into if here == there else None
 
-    def filled(self) -> Incoming:
-        """The message that was expected, in the memory that was given: for another receive, where this one was taken back."""
-        frame = Incoming.of(self.expected)
-        frame.room(self._lane.limit, self._into)
-        return frame
-
     def finish(self, arrival: Arrival) -> Any:
         """What the program gets: a value, or the tensor that was given."""
         if arrival.expected_by is self:
@@ -163,6 +165,8 @@ class Arrival:
         self._frame: Incoming | None = None
         self.expected_by: Receive | None = None
         """The receive that this is all that it expects of; its memory is filled."""
+        self._whose: Receive | None = None
+        """The receive whose own memory is filled."""
         self._error: CollectiveError | None = None
         self._after: list[Event] = []
         self._beside: Outcome | None = None
@@ -172,13 +176,15 @@ class Arrival:
         """The memory for a message with this header; None: it is thrown away."""
         receive = self._lane.begins(self)
         if receive is not None and header == receive.expected:
-            self.expected_by = receive
+            self.expected_by = self._whose = receive
             return receive.views
         try:
             frame = self._frame = Incoming.of(header)
             self._after = [] if receive is None else receive.after
             try:
-                return frame.room(self._lane.limit, None if receive is None else receive.memory(frame), self._lane.place)
+                into = None if receive is None else receive.memory(frame)
+                self._whose = None if into is None else receive
+                return frame.room(self._lane.limit, into, self._lane.place)
             except Mismatch as error:
                 self._error = error
                 if frame.carried:  # it comes all the same
@@ -194,12 +200,36 @@ class Arrival:
         if error is not None and self._error is None:
             self._lane.fails(error)
             return
+        receive = self._lane.ends()
+        if self._whose is not None and self._whose is not receive:
+            self._leave()
         cargo = [] if self._frame is None else self._frame.cargo()
         if cargo:
             self._beside = Outcome()
             self._lane.fetch(cargo, self._after, self._fetched)
-        if (receive := self._lane.ends()) is not None:
+        if receive is not None:
             self.give(receive)
+
+    def moved(self) -> tuple[Sequence[memoryview], Sequence[memoryview]] | None:
+        """The receive was taken back before all is here: its memory, and what is filled instead. On the thread that reads."""
+        whose, self._whose = self._whose, None
+        if whose is None:  # it has memory of its own already
+            return None
+        expected, self.expected_by = self.expected_by is not None, None
+        frame = self._frame = Incoming.of(whose.expected) if expected or self._frame is None else self._frame
+        before = whose.views if expected else memories(frame.leaves, frame.shapes)
+        try:
+            return before, frame.room(self._lane.limit, None, self._lane.place)
+        except Exception as error:  # noqa: BLE001 - no memory, say
+            self._error = Mismatch(f"there is no room for a message whose receive was taken back: {error}")
+            return None
+
+    def _leave(self) -> None:
+        """The receive was taken back as all was there."""
+        if (places := self.moved()) is not None:
+            there = Cursor(places[1])
+            for view in places[0]:
+                there.put(view.cast("B"))
 
     def give(self, receive: Receive) -> None:
         """It is for ``receive``, which ends with it, as soon as all of it is here."""
@@ -216,10 +246,9 @@ class Arrival:
 
     def complete(self) -> tuple[Incoming, Message]:
         """What came, which is given away. Mismatch if it was thrown away."""
-        frame = self._frame if self.expected_by is None else self.expected_by.filled()
-        if self._error is not None or frame is None:
+        if self._error is not None or self._frame is None:
             raise self._error or Mismatch("the message was thrown away")
-        return frame, frame.message()
+        return self._frame, self._frame.message()
 
 
 class Standing:
@@ -252,7 +281,7 @@ class Standing:
                 raise frame or Mismatch("the message was thrown away")
             if frame.sort is Sort.CHANNEL:
                 self._handle(frame.fields, frame.message())
-        except (Mismatch, TypeError, ValueError, IndexError) as why:
+        except Exception as why:  # noqa: BLE001 - a hostile message may raise anything, and the stream must not hang
             self._lane.end(Mismatch(f"a message that no channel sends: {why}", peer=self._lane.peer))
         else:
             self._lane.ask(self)

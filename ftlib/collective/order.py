@@ -55,15 +55,15 @@ class Order(Generic[R, M]):
             self._kept.append(message)
         return taker
 
-    def withdraw(self, receive: R) -> bool:
-        """Take ``receive`` back; False if it was given its message, or forgotten, before."""
+    def withdraw(self, receive: R) -> tuple[bool, M | None]:
+        """Take ``receive`` back; False if it was given its message, or forgotten, before. And what has begun to come for it."""
         if self._taker is receive:
             self._taker = self._first()
-        elif receive in self._posted:
-            self._posted.remove(receive)
-        else:
-            return False
-        return True
+            return True, self._coming
+        if receive not in self._posted:
+            return False, None
+        self._posted.remove(receive)
+        return True, None
 
     def clear(self, *, keep: bool) -> list[R]:
         """Nothing comes any more; returns the receives that were pending. ``keep``: those to come still get what is kept."""
@@ -73,6 +73,11 @@ class Order(Generic[R, M]):
             self._kept.clear()
         self._coming = self._taker = None
         return pending
+
+    @property
+    def kept(self) -> int:
+        """How many complete messages no receive has asked for."""
+        return len(self._kept)
 
     def __len__(self) -> int:
         return len(self._posted) + (self._taker is not None)

@@ -23,6 +23,8 @@ class Code(IntEnum):
     ITEMS = 1
     EMPTY = 2
     FULL = 3
+    REFUSED = 4
+    """The items cannot be sent to who asked."""
 
 
 @dataclass(frozen=True, slots=True)

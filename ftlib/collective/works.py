@@ -19,7 +19,7 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from ..links.errors import CollectiveError, CollectiveTimeout, Refused
-from ..links.parts import guarded
+from ..links.parts import each_guarded, guarded
 
 _LOG = logging.getLogger("ftlib.collective")
 DEFAULT_TIMEOUT = 600.0
@@ -51,6 +51,9 @@ class Patience:
     def give_up(self) -> None:
         """The operation's own time-out has passed: end its work now, or soon."""
 
+    def dropped(self) -> None:
+        """Nobody can wait for the work any more. Called by a finalizer: on any thread, in the middle of anything."""
+
     def late(self) -> CollectiveTimeout:
         """The error of a wait that was too long: whom it waited for, and since when that one was last heard of."""
         return CollectiveTimeout("the work has not ended in time")
@@ -71,16 +74,17 @@ class Outcome:
         self._error: BaseException | None = None
         self._callbacks: list[Callable[[], object]] = []
 
-    def settle(self, value: Any = None, error: BaseException | None = None) -> None:
-        """It has ended. The first one counts: a time-out may have come before."""
+    def settle(self, value: Any = None, error: BaseException | None = None) -> bool:
+        """It has ended. The first one counts, and is told so: a time-out may have come before."""
         with _SETTLING:
             if self._done:
-                return
+                return False
             self._value, self._error = value, error
             self._done = True
             callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
-            guarded(callback)
+        if callbacks:
+            each_guarded(iter(callbacks))
+        return True
 
     def done(self) -> bool:
         """Whether it has ended, well or not."""
@@ -103,8 +107,12 @@ class Outcome:
         if not self._done and timeout > 0:
             ended = threading.Lock()
             ended.acquire()
-            self.on_end(ended.release)
-            ended.acquire(timeout=timeout)
+            release = ended.release
+            self.on_end(release)
+            try:
+                ended.acquire(timeout=timeout)
+            finally:
+                self.off_end(release)
         return self._done
 
     def on_end(self, callback: Callable[[], object]) -> None:
@@ -115,6 +123,12 @@ class Outcome:
                 self._callbacks.append(callback)
         if now:
             guarded(callback)
+
+    def off_end(self, callback: Callable[[], object]) -> None:
+        """Whoever wanted to be called does not wait any more. Not called meanwhile, or called all the same."""
+        if not self._done:
+            with _SETTLING, contextlib.suppress(ValueError):
+                self._callbacks.remove(callback)
 
 
 def all_of(outcomes: list[Outcome], whole: Outcome) -> Outcome:
@@ -167,7 +181,7 @@ class AsyncWork:
                     raise self.patience.late()
                 self.patience.give_up()
                 if not self._ended.wait(_ANSWER):
-                    raise self.patience.late()
+                    self._ended.settle(error=self.patience.late())  # nobody waits for it again
         return self.result()
 
     async def async_wait(self, timeout: float | None = None) -> Any:  # noqa: ASYNC109 - of the operation, as in wait
@@ -179,7 +193,7 @@ class AsyncWork:
                     raise self.patience.late()
                 self.patience.give_up()
                 if not await self._seen(time.monotonic() + _ANSWER):
-                    raise self.patience.late()
+                    self._ended.settle(error=self.patience.late())  # as in wait
         return self.result()
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -250,7 +264,10 @@ class AsyncWork:
                 loop.call_soon_threadsafe(end)
 
         self._ended.on_end(told)
-        await asyncio.wait({ended}, timeout=max(0.0, until - time.monotonic()))
+        try:
+            await asyncio.wait({ended}, timeout=max(0.0, until - time.monotonic()))
+        finally:
+            self._ended.off_end(told)
         return self._ended.done()
 
 
@@ -311,7 +328,11 @@ class AsyncCollWork(AsyncWork):
 
 
 class AsyncChannelWork(AsyncWork):
-    """An operation of a ``Channel``."""
+    """An operation of a ``Channel``. One that nobody can wait for any more, as its work is gone, takes no item."""
+
+    def __del__(self) -> None:
+        if not self._ended.done():
+            self.patience.dropped()
 
 
 class _Chained(Patience):

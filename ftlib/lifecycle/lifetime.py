@@ -177,7 +177,9 @@ class Lifetime:
             Limits(
                 settings.step_timeout,
                 settings.min_size,
-                drain_patience=2 * config.exclude_after + SETTLED,
+                drain_patience=2 * config.exclude_after + SETTLED
+                if settings.drain_patience is None
+                else settings.drain_patience,
                 veto=settings.nonfinite == VETO,
                 held=allowed.pending if allowed.live else 0,
             ),

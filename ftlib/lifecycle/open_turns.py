@@ -38,15 +38,16 @@ class OpenTurns:
         """See ``CarriesOut``."""
         if self._faults is not None and self._faults.due(self._lives.life.plane):
             return False
-        if not self._call_lock.try_open(call.layout.text):
+        if not self._call_lock.try_open(call.layout.text, call):
             return False
-        opened = False
         try:
             with _plain():
                 opened = self._lives.life.open(call)
-        finally:
-            if not opened:
-                self._call_lock.end_open()
+        except BaseException:
+            self.abandon_open(call)
+            raise
+        if not opened:
+            self._call_lock.end_open()
         return opened
 
     def advance_open(self, complete: int) -> None:
@@ -63,8 +64,10 @@ class OpenTurns:
         """See ``CarriesOut``."""
         self._lives.life.engine.restart()
 
-    def abandon_open(self) -> None:
+    def abandon_open(self, call: OpenCall) -> None:
         """See ``CarriesOut``."""
+        if not self._call_lock.keeps_open(call):
+            return
         try:
             self._lives.life.abandon()
         finally:

@@ -14,12 +14,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from .parts import guarded
+from .parts import each_guarded, guarded
 from .paths import Path
 from .wire import FRAME, HEADER, PREFIX, TAG, Cursor, Kind, Prefix, Seal, WireError, read_prefix
 
 Place = Callable[[bytes], Sequence[memoryview] | None]
 Received = Callable[[bytes | None, BaseException | None], None]
+Move = Callable[[], tuple[Sequence[memoryview], Sequence[memoryview]] | None]
+"""Gives the memory that a message was to go to, and the memory that it goes to instead; None: it is thrown away."""
 
 _STAGE = HEADER + 4096
 """Bytes that are read ahead: heads and short payloads cost one system call together. Must hold a prefix and a header."""
@@ -28,6 +30,8 @@ _DIRECT = 1 << 15
 _PIECES = 64
 """The most pieces of memory in one read."""
 _NO_MEMORY = memoryview(b"")
+_ASIDE = 10.0
+"""The most seconds that who takes memory back waits for a step of another thread, which never waits itself."""
 _EACH = 256
 """What a kept message counts besides its bytes."""
 
@@ -43,11 +47,13 @@ class Incoming:
         said: Callable[[Kind, bytes], None],
         broken: Callable[[Exception], None],
         dry: Callable[[], None] = lambda: None,
+        room: Callable[[], None] = lambda: None,
     ) -> None:
         """``most``: bytes of a payload. ``said``: a message for the link itself. ``broken``: nothing more can be read.
 
-        ``dry`` is called once, when nothing will be read any more.
+        ``dry`` is called once, when nothing will be read any more; ``room`` when who reads has found room for a writer.
         """
+        self._room = room
         self._dry = dry
         self._seal: Seal | None = seal
         self._buffer = buffer
@@ -65,9 +71,11 @@ class Incoming:
         self._error: BaseException | None = None
         self._last: BaseException | None = None
         """What comes after all that has arrived, which is still to be read."""
-        self._goodbye: BaseException | None = None
+        self.goodbye: BaseException | None = None
         """What comes after all that is kept."""
         self._over = False
+        self._errands: deque[Callable[[], None]] = deque()
+        """What the thread that reads does between two steps."""
         self._posted: deque[tuple[Place, Received]] = deque()
         self._kept: deque[tuple[bytes, memoryview]] = deque()
         self._held = 0
@@ -109,13 +117,49 @@ class Incoming:
         """See ``Link.receive``."""
         with self._lock:
             self._posted.append((place, done))
-            idle = not (self.paused or self._kept or self._error or self._goodbye or self._last)
+            idle = not (self.paused or self._kept or self._error or self.goodbye or self._last)
         if not idle:
             self.pump(news=True)
 
+    def redirect(self, done: Received, move: Move) -> None:
+        """If the message for ``done`` has begun to arrive and is not whole, it goes to other memory from now on.
+
+        Once this returns nothing is written to the memory that it went to before. Not in a callback that waits for the caller.
+        """
+        if self.reads_here():
+            self._redirect(done, move)
+            return
+        gone = threading.Lock()
+        gone.acquire()
+
+        def errand() -> None:
+            try:
+                self._redirect(done, move)
+            finally:
+                gone.release()
+
+        self._errands.append(errand)
+        if not self.pump():
+            gone.acquire(timeout=_ASIDE)
+
+    def _redirect(self, done: Received, move: Move) -> None:
+        cursor = self._cursor
+        if self._receiver != done or cursor is None:
+            return
+        self._cursor = None  # also where there is no memory left
+        places = move()
+        if places is None:
+            return
+        before, self._cursor = places[0], Cursor(places[1])
+        arrived = self._cursor.left - cursor.left
+        for view in before:
+            piece = view.cast("B")[:arrived]
+            self._cursor.put(piece)
+            arrived -= len(piece)
+
     def end(self, error: BaseException) -> None:
         """The peer has said goodbye: once all that is kept was received, there is only ``error``."""
-        self._goodbye = error
+        self.goodbye = error
         self._step = _nothing
 
     def finish(self, error: BaseException) -> None:
@@ -142,12 +186,25 @@ class Incoming:
                 self._again = True
                 return False
             self._busy = True
+        try:
+            self._pump()
+        except BaseException:  # Ctrl-C in a thread that waits, say
+            # It may have come in the middle of anything: what is read from here on would make no sense.
+            self._step = _nothing
+            with self._lock:
+                self._busy, self._reader = False, 0
+                self._rested.notify_all()
+            self._broken(InterruptedError("the thread that read it was interrupted"))
+            raise
+        return True
+
+    def _pump(self) -> None:
         self._reader = threading.get_ident()
         while True:
             self._work()
             with self._lock:
                 failed = self._failed()
-                over = not self._over and (self._error or self._goodbye) is not None
+                over = not self._over and (self._error or self.goodbye) is not None
                 self._over |= over
                 if not failed and not over:
                     if self._again:
@@ -155,9 +212,8 @@ class Incoming:
                         continue
                     self._busy, self._reader = False, 0
                     self._rested.notify_all()
-                    return True
-            for done in failed:
-                guarded(done, None, self._error or self._goodbye)
+                    return
+            each_guarded(iter(failed), None, self._error or self.goodbye)
             if over:
                 guarded(self._dry)
 
@@ -177,11 +233,11 @@ class Incoming:
     def _failed(self) -> list[Received]:
         """Receivers that get nothing any more."""
         failed: list[Received] = []
-        if self._goodbye is None and not self.paused and not self._news:
-            self._goodbye = self._last
+        if self.goodbye is None and not self.paused and not self._news:
+            self.goodbye = self._last
         if self._error is not None:
             self._kept.clear()
-        if (self._error or self._goodbye) is not None:
+        if (self._error or self.goodbye) is not None:
             self._step = _nothing
             if self._receiver is not None:
                 failed.append(self._receiver)
@@ -197,18 +253,24 @@ class Incoming:
 
     def _work(self) -> None:
         self._serve_kept()
+        self._run_errands()
         try:
             news, self._news = self._news, False
-            if news and self._path is not None and self._step is not _nothing:
-                self._path.refresh()
+            if news and self._path is not None and self._step is not _nothing and self._path.refresh():
+                self._room()
             while self._path is not None and self._error is None and self._step():
-                pass
+                if self._errands:
+                    self._run_errands()
         except EOFError:
             self._step = _nothing
             self._broken(ConnectionResetError("its end of the connection is closed"))
         except Exception as error:  # noqa: BLE001 - no memory, say: others wait for this reader, so it never ends by what is raised
             self._step = _nothing
             self._broken(error)
+
+    def _run_errands(self) -> None:
+        while self._errands:  # only this thread takes any
+            guarded(self._errands.popleft())
 
     # Messages that came before they were asked for
 
@@ -282,6 +344,8 @@ class Incoming:
 
     def _read_payload(self) -> bool:
         while self._left:
+            if self._errands:
+                return True
             cursor = self._cursor
             if self._low < self._high:
                 count = min(self._high - self._low, self._left)
@@ -289,7 +353,7 @@ class Incoming:
                 if cursor is not None:
                     cursor.put(piece)
             elif cursor is not None and len(cursor.first()) >= _DIRECT:
-                count = self._read(*cursor.some(_PIECES))
+                count = self._read(*cursor.some(_PIECES)) or self._read_again(cursor)
                 if not count:
                     return False
                 cursor.advance(count)
@@ -306,6 +370,8 @@ class Incoming:
         if self._sealed is None:
             self._sealed = memoryview(bytearray(FRAME + TAG))
         while self._left:
+            if self._errands:
+                return True
             size = min(FRAME, self._left)
             whole = size + TAG
             while self._got < whole:
@@ -363,6 +429,15 @@ class Incoming:
         low = self._low
         self._low = low + count
         return self._stage[low : low + count]
+
+    def _read_again(self, cursor: Cursor) -> int:
+        """In the middle of a long payload: more may have come since the last news."""
+        path = self._path
+        if path is None or not path.quick:
+            return 0
+        if path.refresh():
+            self._room()
+        return self._read(*cursor.some(1))
 
     def _read(self, *into: memoryview) -> int:
         assert self._path is not None

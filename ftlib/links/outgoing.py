@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from .parts import guarded
+from .parts import each_guarded, guarded
 from .paths import Path
 from .wire import FRAME, Cursor, Kind, Prefix, Seal
 
@@ -132,11 +132,20 @@ class Outgoing:
 
     def _flush(self, batch: list[_Message] | None = None) -> None:
         """``batch``: what is first in the queue, where that is known."""
+        try:
+            self._write_all(batch)
+        except BaseException:  # Ctrl-C in a thread that sends, say: how much of a message was written is not known any more
+            self._broken(InterruptedError("the thread that wrote to it was interrupted"))
+            with self._lock:
+                self._busy = False
+            self.fail(InterruptedError("the thread that wrote was interrupted"))
+            raise
+
+    def _write_all(self, batch: list[_Message] | None) -> None:
         while True:
             written, more = self._write(batch)
             batch = None
-            for message in written:
-                guarded(message.done, None)
+            each_guarded((message.done for message in written), None)
             with self._lock:
                 error = self._error
                 failed: tuple[_Message, ...] = ()
@@ -149,8 +158,7 @@ class Outgoing:
                 if not failed:
                     self._busy = False
                     return
-            for message in failed:
-                guarded(message.done, error)
+            each_guarded((message.done for message in failed), error)
 
     def _write(self, batch: list[_Message] | None) -> tuple[list[_Message], bool]:
         """One write. Returns what is whole now, and whether there is more to write at once."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, ParamSpec, Protocol
 
 _LOG = logging.getLogger("ftlib.collective")
@@ -16,6 +16,17 @@ def guarded(call: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> Non
         call(*args, **kwargs)
     except Exception:  # noqa: BLE001 - see above
         _LOG.exception("a link's callback failed")
+
+
+def each_guarded(calls: Iterator[Callable[P, object]], *args: P.args, **kwargs: P.kwargs) -> None:
+    """Call them all, even if this thread is interrupted (Ctrl-C) in one of them: whoever waits must hear of the end."""
+    for call in calls:
+        try:
+            guarded(call, *args, **kwargs)
+        except BaseException:
+            guarded(call, *args, **kwargs)  # it may not have begun
+            each_guarded(calls, *args, **kwargs)
+            raise
 
 
 class Loop(Protocol):

@@ -14,6 +14,7 @@ import fcntl
 import mmap
 import os
 import threading
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -53,6 +54,7 @@ class RingPath:
 
     name = "ring"
     sealed = False
+    quick = True
 
     def __init__(self, descriptors: Sequence[int], *, made: bool) -> None:
         """Takes over ``descriptors`` (see ``make``). ``made``: whether this end made them. OSError: they are no ring."""
@@ -80,6 +82,7 @@ class RingPath:
         self._read = 0
         self._unreported = 0
         self._cut = False
+        _RINGS.add(self)
 
     def fileno(self) -> int:
         """See ``Path``."""
@@ -93,17 +96,18 @@ class RingPath:
         """The peer writes no more."""
         self._cut = True
 
-    def refresh(self) -> None:
+    def refresh(self) -> bool:
         """See ``Path``."""
         try:
             news = os.eventfd_read(self._bell)
         except BlockingIOError:
-            return
+            return False
         self._here += news & _LOW
         with self._lock:
             self._room += news >> 32
             if self._room > SIZE or self._here > SIZE:
                 raise WireError("more bytes than a ring holds are announced")
+        return news > _LOW
 
     def read(self, into: Sequence[memoryview]) -> int:
         """See ``Path``."""
@@ -167,6 +171,22 @@ class RingPath:
         for fd in bells:
             if fd >= 0:
                 os.close(fd)
+
+
+_RINGS: weakref.WeakSet[RingPath] = weakref.WeakSet()
+_INHERITED: list[RingPath] = []
+"""Those of the process that this one was forked from: their memory is not there, and what else is there now is not theirs to
+unmap, so they are kept for ever.
+"""
+
+
+def _inherit() -> None:
+    _INHERITED.extend(_RINGS)
+    for ring in _INHERITED:
+        ring._room = ring._here = 0  # noqa: SLF001 - nothing can be written or read, as the memory is not there
+
+
+os.register_at_fork(after_in_child=_inherit)
 
 
 def _check(memory: int, bells: Sequence[int]) -> None:

@@ -100,6 +100,9 @@ class Settings:
     handover: Seconds = field(default=20.0, metadata={"reader": as_duration_or_zero})
     """Seconds that a worker with notice stays where it alone has the state and another one is on its way
     (docs/elasticity.md#the-last-one-with-the-state); 0: it never does."""
+    drain_patience: Seconds | None = field(default=None, metadata={"reader": as_duration_or_zero})
+    """Seconds that a worker with notice waits for a sync (docs/local_sgd.md#when-something-fails) or a view change that ends
+    soon, before it leaves. None: twice ``exclude_after`` and a second."""
     resume: str = ""
     """Checkpoints, in a directory or at a URL: founders load the newest one in ``register_state`` (``ftlib run --resume``)."""
     chaos: bool = False

@@ -7,6 +7,7 @@ that do not come: the first vote with an error ends the step at all replicas, wh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -34,6 +35,19 @@ class Reduces(Protocol):
         """See ``FTLib``."""
 
 
+def _neutral(dtype: torch.dtype, op: str) -> complex:
+    """What changes no result of ``op``."""
+    if op == "PRODUCT":
+        return 1
+    if op not in ("MIN", "MAX"):
+        return 0
+    if dtype is torch.bool:
+        return op == "MIN"
+    if dtype.is_floating_point:
+        return math.inf if op == "MIN" else -math.inf
+    return torch.iinfo(dtype).max if op == "MIN" else torch.iinfo(dtype).min
+
+
 @dataclass(frozen=True, slots=True)
 class _Item:
     tensor: torch.Tensor
@@ -45,7 +59,7 @@ class Step:
     """Used by the thread that trains, and by the one that runs its backward pass, one after the other."""
 
     def __init__(self, ft: Reduces, *, counts: bool) -> None:
-        """``counts``: False for a spare, whose tensors are zeros of weight 0."""
+        """``counts``: False for a spare, whose tensors change no result."""
         self._ft = ft
         self._counts = counts
         self._pending: list[_Item] = []
@@ -58,7 +72,7 @@ class Step:
         that it goes with. ``op``: as in ``FTLib.allreduce``.
         """
         if not self._counts:
-            tensor.zero_()
+            tensor.fill_(_neutral(tensor.dtype, op))
         if any(item.tensor.data_ptr() == tensor.data_ptr() for item in self._pending if tensor.numel()):
             self.send(error=False)  # one after the other: the second is of the first's result
         self._pending.append(_Item(tensor, op, quantized))

@@ -346,6 +346,7 @@ def test_a_tensor_that_was_taken_back_while_it_came_is_whole_for_the_next_receiv
         second = lane.receive(Receive(lane, "receive", sort, Classes(), into))
         places[0][:] = frame.payload[0]
         arrival.done(frame.header, None)
+        given.fill_(-1)  # it is the program's again
         with pytest.raises(CollectiveTimeout):
             AsyncWork(first.outcome, first.finish).wait(LIMIT)
         work = AsyncWork(second.outcome, second.finish)
@@ -354,6 +355,63 @@ def test_a_tensor_that_was_taken_back_while_it_came_is_whole_for_the_next_receiv
         else:
             with pytest.raises(Mismatch, match="the peer called send_tensor"):
                 work.wait(LIMIT)
+
+
+def slow(path: Any, first: int, rest: threading.Event) -> None:
+    """It takes so many bytes at first, and the rest once that is set."""
+    write, left = path.write, [first]
+
+    def writes(views: list[memoryview]) -> int:
+        if rest.is_set():
+            return int(write(views))
+        room, pieces = left[0], []
+        for view in views:
+            pieces.append(view[:room])
+            room -= len(pieces[-1])
+        count = int(write([piece for piece in pieces if piece])) if left[0] else 0
+        left[0] -= count
+        return count
+
+    path.write = writes
+
+
+@pytest.mark.parametrize(("ring", "seal"), [(True, "headers"), (False, "headers"), (False, "all")])
+@pytest.mark.parametrize("kind", ["tensor", "array", "object"])
+def test_memory_is_the_programs_again_once_its_receive_was_taken_back(ring: bool, seal: str, kind: str) -> None:
+    """Half of the message was there, and the rest came into memory that was used for something else by then."""
+    with collectives(2, seal=seal) as (made, ids):
+        for each in made:
+            each._loop.ring = ring
+        a, b = (each.create_collective_group(ids) for each in made)
+        a.send("they have met", timeout=LIMIT)
+        assert b.recv(timeout=LIMIT)
+        link = b.lane(ids[0]).link
+        assert link is not None
+        eventually(link._turn.take, "the loop does not read: it is this thread's turn")
+        link._interest()
+        sent = torch.arange(20_000_000 // 8, dtype=torch.int64)
+        into: Any = torch.zeros_like(sent) if kind != "array" else np.zeros(sent.shape, np.int64)
+        late = b.recv_tensor(into, async_op=True, timeout=0.001)
+        out, rest = a.lane(ids[1]).link._out, threading.Event()
+        slow(out._path, 1 << 20, rest)
+        work = a.send_tensor(sent if kind != "array" else sent.numpy(), async_op=True)
+        eventually(lambda: link._in.pump(news=True) and link._in._left > 0, "it has begun to arrive")
+        before = link._in._left
+        assert 0 < before <= 20_000_000
+        with pytest.raises(CollectiveTimeout):
+            late.wait()
+        into[:] = -1
+        link._turn.hand_back()
+        rest.set()
+        out.flush()
+        if kind == "object":
+            with pytest.raises(Mismatch, match="the peer called send_tensor"):
+                b.recv(timeout=LIMIT)
+        else:
+            found = b.recv_tensor(torch.zeros_like(sent) if kind == "tensor" else np.zeros_like(into), timeout=LIMIT)
+            assert bool((torch.as_tensor(found) == sent).all())
+        assert bool((into == -1).all())
+        work.wait(LIMIT)
 
 
 def test_both_may_send_first_and_beyond_the_buffer_the_sender_waits() -> None:

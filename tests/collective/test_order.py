@@ -38,9 +38,11 @@ def test_first_message_to_the_first_receive_that_is_left(steps: list[str], dice:
                     got.append((receive, f"message {ended}"))
             case "withdraw" if pending:
                 receive = dice.choice(pending)  # type: ignore[attr-defined]
-                assert order.withdraw(receive)
+                taker = pending[0] if ended < begun and order._taker is not None else None
+                taken, coming = order.withdraw(receive)
+                assert taken and coming == (f"message {begun}" if receive == taker else None)
                 pending.remove(receive)
-                assert not order.withdraw(receive)
+                assert order.withdraw(receive) == (False, None)
         assert len(order) == len(pending)
         assert len(pending) <= asked - ended, "every receive that waits has a message asked for"
     assert [message for _, message in got] == [f"message {n + 1}" for n in range(len(got))], "none lost, none overtaken"

@@ -114,6 +114,24 @@ def test_a_wait_that_is_too_long_can_be_repeated() -> None:
     assert (work.wait(), following.wait(LIMIT)) == (5, 5)
 
 
+def test_a_wait_that_is_too_long_leaves_nothing_behind() -> None:
+    """Whoever polls with a short time-out does so for hours."""
+    outcome, work = made()
+
+    async def poll() -> None:
+        for _ in range(10):
+            with pytest.raises(CollectiveTimeout):
+                await work.async_wait(0.001)
+
+    for _ in range(10):
+        with pytest.raises(CollectiveTimeout):
+            work.wait(0.001)
+    asyncio.run(poll())
+    assert outcome._callbacks == []
+    outcome.settle(1)
+    assert work.wait() == 1
+
+
 async def test_ten_thousand_tasks_need_no_thread() -> None:
     outcome, work = made()
     before = threading.active_count()

@@ -13,6 +13,7 @@ from ftlib.errors import ConfigError, RebuildTimeout
 from tests.harness.basics import TIMEOUT
 
 T = TypeVar("T")
+CALL = object()
 
 
 def nothing() -> None:
@@ -40,12 +41,12 @@ def elsewhere(action: Callable[[], T]) -> T:
 
 def test_calls_of_the_same_thread_are_refused_by_name() -> None:
     lock = CallLock(1.0)
-    assert lock.try_open("average of 4 tensors")
+    assert lock.try_open("average of 4 tensors", CALL)
     assert lock.inside()
     assert lock.carrying
     with pytest.raises(ConfigError, match="barrier was called while average of 4 tensors is under way in backward"):
         lock.take("barrier", nothing, nothing)
-    assert not lock.try_open("another average")
+    assert not lock.try_open("another average", CALL)
     lock.end_open()
     assert not lock.inside()
     assert lock.take("barrier", lambda: 5, nothing) == 5
@@ -53,10 +54,10 @@ def test_calls_of_the_same_thread_are_refused_by_name() -> None:
 
 def test_calls_of_other_threads_wait() -> None:
     lock = CallLock(0.05)
-    assert lock.try_open("average")
+    assert lock.try_open("average", CALL)
     with pytest.raises(RebuildTimeout, match=r"was in a call for 0\.05 s"):
         elsewhere(lambda: lock.take("barrier", nothing, nothing))
-    assert not elsewhere(lambda: lock.try_open("another"))
+    assert not elsewhere(lambda: lock.try_open("another", CALL))
     assert elsewhere(lambda: lock.lend(lambda: 5)) is None, "no deputy stands in from its first bucket on"
     lock.end_open()
     assert elsewhere(lambda: lock.take("barrier", lambda: 5, nothing)) == 5
@@ -73,16 +74,16 @@ def test_it_is_not_opened_before_those_that_wait() -> None:
     first = threading.Thread(target=lambda: lock.take("barrier", call, nothing))
     first.start()
     assert entered.wait(TIMEOUT)
-    assert not lock.try_open("average")
+    assert not lock.try_open("average", CALL)
     leave.set()
     first.join(TIMEOUT)
-    assert lock.try_open("average")
+    assert lock.try_open("average", CALL)
     lock.end_open()
 
 
 def test_within_a_call_it_is_not_opened() -> None:
     lock = CallLock(1.0)
-    assert not lock.take("barrier", lambda: lock.try_open("average"), nothing)
+    assert not lock.take("barrier", lambda: lock.try_open("average", CALL), nothing)
     assert lock.take("barrier", lambda: 5, nothing) == 5
 
 
@@ -90,7 +91,7 @@ def test_within_a_call_it_is_not_opened() -> None:
 def test_its_end_gives_the_turn_back(raises: bool) -> None:
     lock = CallLock(1.0)
     told: list[str] = []
-    assert lock.try_open("average")
+    assert lock.try_open("average", CALL)
 
     def carry_out() -> int:
         with pytest.raises(ConfigError, match="within another call"):
@@ -117,6 +118,6 @@ def test_who_waits_for_the_program_sees_that_it_has_come() -> None:
     lock = CallLock(1.0)
     returned = lock.returned()
     assert not returned()
-    assert lock.try_open("average")
+    assert lock.try_open("average", CALL)
     assert returned()
     lock.end_open()

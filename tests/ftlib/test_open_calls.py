@@ -377,7 +377,7 @@ class Told:
     def finish_open(self, _call: OpenCall, *, opened: bool) -> Any:
         self.done.append("finish" if opened else "whole")
 
-    def abandon_open(self) -> None:
+    def abandon_open(self, _call: OpenCall) -> None:
         self.done.append("abandon")
 
 

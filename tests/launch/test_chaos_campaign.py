@@ -71,6 +71,28 @@ def test_who_never_answers_ends_it() -> None:
         list(Campaign(job, [KILL], patience=0.1, beyond=False).run())
 
 
+class Silent(MadeUp):
+    """After the fault everybody answers a few times, though nobody trains, and from then on nobody does."""
+
+    answers = 5
+
+    def look(self) -> Sight:
+        if not self.told:
+            return super().look()
+        self.answers -= 1
+        if self.answers < 0:
+            raise FTLibError("no answer")
+        members = {name: dataclasses.replace(seen, paused=seen.paused + 0.5) for name, seen in self.sight.members.items()}
+        self.sight = dataclasses.replace(self.sight, members=members, changing=True)
+        return self.sight
+
+
+def test_what_was_seen_last_counts_where_nobody_answers_in_the_end() -> None:
+    [row] = Campaign(Silent(), [KILL], patience=0.1, beyond=False).run()
+    assert row.others == (), "nobody else was replaced"
+    assert row.pause == 2.5
+
+
 def test_the_row_names_others_that_were_replaced() -> None:
     job = MadeUp()
     job.also = ("worker-2", "worker-0")

@@ -213,6 +213,26 @@ def test_workers_of_a_lost_host_start_where_there_is_room(tmp_path: Path) -> Non
         assert sum(map(len, launch.wait(TIMEOUT).results.values())) == 7
 
 
+def test_the_workers_of_a_host_that_is_ended_by_a_signal_come_back(tmp_path: Path) -> None:
+    """Slurm or an administrator ends one agent: its workers are sent away, which is no end of theirs, nor a failure."""
+    with no_child_is_left():
+        launch = launcher("localhost", "127.0.0.1", workers=1, min_workers=1, **FAST).start(member, tmp_path)
+        workers = running(launch, 2)
+        os.kill(agent_of(workers[1]["pid"]), signal.SIGTERM)
+        eventually(lambda: [each["starts"] for each in launch.workers()] == [1, 2], launch.workers)
+        running(launch, 2)
+        (tmp_path / "finish").touch()
+        launch.wait(TIMEOUT)
+
+
+def test_a_signal_to_an_agent_is_named_by_a_launch_that_is_fixed(tmp_path: Path) -> None:
+    with no_child_is_left():
+        launch = launcher(workers=2, **FAST).start(member, tmp_path)
+        os.kill(agent_of(running(launch, 2)[0]["pid"]), signal.SIGTERM)
+        with pytest.raises(AgentFailedError, match="localhost: its agent got SIGTERM"):
+            launch.wait(TIMEOUT)
+
+
 SCRIPT = """
 import os, sys
 from pathlib import Path
@@ -267,6 +287,19 @@ def test_a_removed_host_drains_and_one_that_heeds_nothing_is_killed(tmp_path: Pa
         eventually(lambda: [each["phase"] for each in launch.workers()].count("not needed any more") == 1, launch.workers)
         assert [each["code"] for each in launch.workers() if each["host"] == "127.0.0.1"] == [-signal.SIGKILL]
         os.kill(next(each["pid"] for each in workers if each["host"] == "localhost"), 0)
+        launch.cancel()
+        launch.cancel()
+        eventually(lambda: launch.done, launch.workers)
+
+
+def test_a_removed_host_that_is_added_while_it_drains_comes_back(tmp_path: Path) -> None:
+    with no_child_is_left():
+        launch = launcher("localhost", "127.0.0.1", workers=1, min_workers=1, grace=0.5).start(stubborn, tmp_path)
+        running(launch, 2)
+        launch.remove_hosts(["127.0.0.1"])
+        launch.add_hosts(["127.0.0.1"])
+        eventually(lambda: [each["starts"] for each in launch.workers()] == [1, 2], launch.workers)
+        running(launch, 2)
         launch.cancel()
         launch.cancel()
         eventually(lambda: launch.done, launch.workers)
@@ -332,3 +365,50 @@ def test_workers_above_max_workers_are_spares_and_take_over(tmp_path: Path) -> N
         (tmp_path / "finish").touch()
         result = launch.wait(90)
     assert sum(map(len, result.results.values())) == 2 and len(result.failures) == 1
+
+
+# Stopped while the warm process imports
+
+SLOW = """
+import os, time
+from pathlib import Path
+if os.environ["V_HOST"] != "localhost":
+    place = Path(os.environ["V_PLACE"])
+    (place / "importing").touch()
+    while not (place / "imported").exists():
+        time.sleep(0.01)
+"""
+
+
+def slowly(path: Path, *hosts: str, **more: Any) -> Launch:
+    """A launch of members; hosts but localhost import something until they are told to go on."""
+    (path / "slow_one.py").write_text(SLOW)
+    variables = {"PYTHONPATH": str(path), "V_PLACE": str(path)}
+    how = {"preload": ("slow_one",), "extra_env_vars": variables, "transport": ["env", "V_HOST={host}"], **FAST, **more}
+    return launcher(*hosts, workers=2, **how).start(member, path)
+
+
+def test_a_launch_that_is_cancelled_while_modules_are_imported_calls_no_function(tmp_path: Path) -> None:
+    with no_child_is_left():
+        launch = slowly(tmp_path, "127.0.0.1", grace=TIMEOUT)
+        eventually((tmp_path / "importing").exists, "the import")
+        eventually(lambda: len(launch.workers()) == 2, launch.workers)  # they are to be started, and cannot be yet
+        launch.cancel()
+        eventually(lambda: launch.done, launch.workers)
+        (tmp_path / "imported").touch()
+    assert not list(tmp_path.glob("127.0.0.1-*"))
+
+
+def test_a_host_that_is_removed_while_it_imports_goes_and_may_come_back(tmp_path: Path) -> None:
+    with no_child_is_left():
+        launch = slowly(tmp_path, "localhost", "127.0.0.1", min_workers=1)
+        running(launch, 2)
+        eventually((tmp_path / "importing").exists, "the import")
+        launch.remove_hosts(["127.0.0.1"])
+        eventually(lambda: [each["phase"] for each in launch.workers()].count("not needed any more") == 2, launch.workers)
+        (tmp_path / "imported").touch()
+        launch.add_hosts(["127.0.0.1"])
+        assert [each["starts"] for each in running(launch, 4)] == [1, 1, 2, 2]
+        assert len(list(tmp_path.glob("127.0.0.1-*"))) == 2
+        (tmp_path / "finish").touch()
+        launch.wait(TIMEOUT)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgpack
 import pytest
 
 from ftlib import ConfigError
+from ftlib.common.processes import describe_exit
+from ftlib.launch.agent.records import Record, Records
 from ftlib.launch.director.decisions.hosts import Loss
-from ftlib.launch.director.losses import loss_of, with_remedy
+from ftlib.launch.director.losses import loss_of, with_later_remedy, with_remedy
 from ftlib.launch.hosts.names import Discovery, HostsFile, expand_nodes, parse_host, parse_hosts, slurm_hosts
 from ftlib.launch.hosts.transport import Transport
+from ftlib.launch.processes.worker import Paused
 from ftlib.launch.stream.messages import Decoder, Ended, Greeted, Lines, Piece, StreamError, encode, greeting, release
 from tests.harness.basics import eventually
 
@@ -142,6 +149,53 @@ def test_what_a_command_says_is_understood(words: str, loss: Loss, remedy: str) 
     told = with_remedy("n1", words)
     assert told.startswith(words.rstrip("."))
     assert remedy in told and bool(remedy) == (told != words)
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        ("nothing came for 30.1 s", "agent_timeout"),
+        ("the stream ended", "dmesg"),
+        ("the stream broke: Broken pipe", "dmesg"),
+        (f"the stream ended: {describe_exit(-9)}", "dmesg"),
+        (f"the stream ended: {describe_exit(255)}: Connection to n1 closed by remote host.", ""),
+        ("it sent a Bye", ""),
+    ],
+)
+def test_an_agent_that_is_lost_without_a_word_is_told_of_with_a_remedy(words: str, remedy: str) -> None:
+    told = with_later_remedy("n1", words)
+    assert remedy in told and bool(remedy) == (told != words)
+
+
+class Refilled:
+    """Takes records; whenever it has taken some, there is another one."""
+
+    full = False
+
+    def __init__(self) -> None:
+        self.reading, self.writing = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.taken = 0
+
+    def records(self, index: int, records: Sequence[Record]) -> None:
+        del index
+        self.taken += len(records)
+        assert self.taken < 1000, "it reads for ever"
+        self.log()
+
+    def log(self) -> None:
+        self.writing.send(msgpack.packb((20, "mine", 0.0, "x" * 50_000)))
+
+    def pause(self, stream: Paused) -> None:
+        raise AssertionError(stream)
+
+
+async def test_what_a_dead_workers_children_log_for_ever_is_not_read_for_ever() -> None:
+    sink = Refilled()
+    records = Records(sink.reading.detach(), 0, asyncio.get_running_loop(), sink)
+    with sink.writing:
+        sink.log()
+        records.finish()
+    assert sink.taken > 10
 
 
 @pytest.mark.parametrize("bytes_", [b"\xff\xff\xff\xff", b"\x00\x00\x00\x01\xc1", b"\x00\x00\x00\x02\x91\x63"])

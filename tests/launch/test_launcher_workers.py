@@ -17,7 +17,9 @@ import torch
 
 from consensus import KeyRing
 from ftlib import ConfigError, FTLib, WorkerFailedError
+from ftlib.lifecycle.supervisor_client import announce
 from tests.harness.basics import TIMEOUT
+from tests.launch.fake_driver import fake_smi, listed
 from tests.launch.launching import Kept, here, launcher, mark, wait_for
 
 pytestmark = pytest.mark.process
@@ -52,6 +54,14 @@ def test_the_working_directory_is_the_callers(tmp_path: Path, monkeypatch: pytes
     assert launcher(workers=1).run(os.getcwd).rank(0) == str(tmp_path)
 
 
+def test_gpus_are_counted_as_the_workers_see_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller's choice among them is copied to the workers; the host's own does not count."""
+    monkeypatch.setenv("PATH", fake_smi(tmp_path, listed(4)))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,3")
+    way = ["env", "-u", "CUDA_VISIBLE_DEVICES", "V={host}"]
+    assert len(launcher(workers="gpu", transport=way).run(os.getpid).ranks) == 2
+
+
 def sum_of_ranks() -> float:
     distributed: Any = torch.distributed
     value = torch.tensor([float(distributed.get_rank())])
@@ -63,6 +73,24 @@ def test_with_a_backend_the_group_is_ready() -> None:
     preload = ("torch",)  # once for both
     result = launcher("localhost:2", backend="gloo", preload=preload).run(sum_of_ranks)
     assert [result.rank(rank) for rank in range(2)] == [1.0] * 2
+
+
+def ends_early(how: str) -> int:
+    if int(os.environ["RANK"]) == 1:
+        (sys.exit if how == "exit" else os._exit)(0)
+    return 7
+
+
+def test_who_exits_with_0_leaves_the_group() -> None:
+    began = time.monotonic()
+    result = launcher("localhost:2", backend="gloo", worker_timeout=4 * TIMEOUT, preload=("torch",)).run(ends_early, "exit")
+    assert [result.rank(rank) for rank in range(2)] == [7, None]
+    assert time.monotonic() - began < 4 * TIMEOUT
+
+
+def test_who_leaves_a_group_without_a_word_has_failed() -> None:
+    with pytest.raises(WorkerFailedError, match=r"rank 1 on localhost.*before its function had returned"):
+        launcher("localhost:2", backend="gloo", worker_timeout=4 * TIMEOUT, preload=("torch",)).run(ends_early, "_exit")
 
 
 @pytest.mark.soak
@@ -102,6 +130,15 @@ def a_step() -> int:
 def test_ftlib_in_the_function_founds_across_the_hosts() -> None:
     result = launcher("localhost", "127.0.0.1", workers=1).run(a_step)
     assert [result.rank(rank) for rank in range(2)] == [2, 2]
+
+
+def draw() -> float:
+    return float(torch.rand(1, dtype=torch.float64))
+
+
+def test_torchs_generator_is_each_workers_own() -> None:
+    found = launcher(workers=2, preload=("torch",)).run(draw)
+    assert found.rank(0) != found.rank(1)
 
 
 PRELOADED = """
@@ -217,6 +254,47 @@ def test_a_slow_reader_stops_the_workers_but_no_heartbeat(tmp_path: Path) -> Non
     result = launcher(workers=1, agent_timeout=10.0).set_logging_handlers(lambda: [kept]).run(flood, tmp_path)
     assert result.rank(0) > 1.0, "it waited for the reader"
     assert len(kept.texts(stream="stdout")) == 12_000
+
+
+def log_much() -> None:
+    logging.getLogger("wide").warning("\N{GRINNING FACE}" * 60_000)
+    logging.getLogger("half").warning("a \ud83d surrogate")
+
+
+def test_a_record_that_is_too_long_is_cut_and_comes() -> None:
+    kept = Kept()
+    launcher(workers=1).set_logging_handlers(lambda: [kept]).run(log_much)
+    assert kept.texts(name="wide") == ["\N{GRINNING FACE}" * 15_000]
+    assert kept.texts(name="half") == [r"a \ud83d surrogate"]
+
+
+def find_each_other_silent(path: Path) -> str:
+    """Both are members; each asks for the other's end, the second one only when its own has come, as if that had crossed it."""
+    env = os.environ
+    rank, other = env["RANK"], str(1 - int(env["RANK"]))
+    vouch = KeyRing([env["FTLIB_SECRET"]]).first.vouch
+    facts = {"job": env["FTLIB_JOB"], "member": f"m{rank}", "address": f"a:{rank}", "epoch": 1}
+    assert announce(env["FTLIB_SUPERVISOR"], vouch, **facts, timeout=TIMEOUT)
+    mark(path, rank, os.getpid())
+    named = {"job": env["FTLIB_JOB"], "pid": here(path, other), "member": f"m{other}", "nonce": "n"}
+    body = json.dumps({**named, "reason": "no answer", "by": f"m{rank}", "mac": vouch("fence", *named.values())})
+    if rank == "1":  # its own request goes out as it is told to end
+        mark(path, "body", body)
+        wait_for(path / "never")
+    asked = [body, (wait_for(path / "body"), (path / "body").read_text())[1]]
+    answers = []
+    for text in asked:
+        connection = http.client.HTTPConnection(env["FTLIB_SUPERVISOR"], timeout=TIMEOUT)
+        connection.request("POST", "/fence", text, {"Content-Type": "application/json"})
+        answers.append(json.loads(connection.getresponse().read())["reaped"])
+    mark(path, "answers", answers)
+    return "lives"
+
+
+def test_of_two_that_find_each_other_silent_one_dies(tmp_path: Path) -> None:
+    with pytest.raises(WorkerFailedError, match=r"rank 1.*silent to its peers"):
+        launcher(workers=2).run(find_each_other_silent, tmp_path)
+    assert (tmp_path / "answers").read_text() == "[True, False]"
 
 
 def accuse(path: Path) -> int:

@@ -49,6 +49,8 @@ class World:
         """Addresses at which sockets of a host's agent are bound, in their order; not there: it has not answered yet."""
         self.at: dict[str, tuple[str, int]] = {}
         """By address of a founder: at which host it is, and who founds there."""
+        self.wanted = {name for name, _ in hosts}
+        """Hosts that were not removed, nor are over for good."""
         self.homes: dict[int, tuple[str, int, WorkerPhase]] = {}
         """Where each worker was when last looked at, and how far."""
         self.do(self.ledger.begin(self.now))
@@ -123,7 +125,10 @@ class World:
             assert place.due is None or phase is WorkerPhase.WAITING, f"worker {index}, {phase}, is to be started"
         assert self.ledger.stage is not Stage.ENDING or self.ledger.next_at() is None, "nothing is due any more"
         assert set(self.ledger.running()) == set(self.running)
+        lasting = self.rules.elastic and self.ledger.stage not in (Stage.SETTLING, Stage.ENDING)
         for host in self.ledger.hosts.values():
+            assert host.phase is not HostPhase.DRAINING or self.ledger.running(), f"{host.name} has drained, and nobody noticed"
+            assert host.staying == (host.name in self.wanted) or not lasting, f"{host}, and {self.wanted} are wanted"
             assert (host.name in self.up) == (host.phase in (HostPhase.UP, HostPhase.DRAINING))
 
     def end(self, index: int, code: int) -> None:
@@ -167,12 +172,18 @@ class World:
                 self.end(chance.choice(sorted(self.running)), chance.choice([0, 0, 1, 1, 7, -9, -11]))
             case 1 if self.up | self.called:
                 host = chance.choice(sorted(self.up | self.called))
+                loss = chance.choice(list(Loss))
                 self.drop(host)
-                self.do(ledger.host_lost(host, "cut off", self.now, chance.choice(list(Loss))))
+                self.wanted -= {host} if loss is Loss.OVER else set()
+                self.do(ledger.host_lost(host, "cut off", self.now, loss))
             case 2 if self.rules.elastic:
-                self.do(ledger.add_host(f"h{chance.randrange(7)}", chance.choice([None, 1, 2]), self.now))
+                host = f"h{chance.randrange(7)}"
+                self.wanted.add(host)
+                self.do(ledger.add_host(host, chance.choice([None, 1, 2]), self.now))
             case 3 if self.rules.elastic and chance.random() < 0.5:
-                self.do(ledger.remove_host(f"h{chance.randrange(7)}", self.now))
+                host = f"h{chance.randrange(7)}"
+                self.wanted.discard(host)
+                self.do(ledger.remove_host(host, self.now))
             case 4:
                 self.now += chance.choice([0.01, 0.5, 2.0, 400.0])
                 self.tick()
@@ -463,3 +474,20 @@ def test_a_list_that_is_empty_at_first_waits_for_hosts() -> None:
     assert ledger.begin(0.0) == [] and not ledger.over and ledger.next_at() == 60.0
     ledger.add_host("a", 1, 5.0)
     assert ledger.host_up("a", 1, "10.0.0.1", 5.0) == [BindHost("a", 1, 1, False)]
+
+
+def test_a_host_that_is_listed_again_while_it_drains_is_called_again_after_that() -> None:
+    ledger = founded(("a", 1), ("b", 1))
+    assert ledger.remove_host("b", 1.0) == [StopWorker(1, 10.0, "its host was removed")]
+    assert ledger.add_host("b", 2, 1.1) == []
+    assert ledger.ended(1, 1, 0, "", 1.2, sent_away=True) == [DropHost("b"), CallHost("b")]
+    ledger.host_up("b", 9, "10.0.0.2", 1.3)
+    assert started(ledger.host_bound("b", 1, [], 1.3)) == [1, 2]
+
+
+def test_a_host_that_is_lost_while_it_drains_and_is_wanted_again_rests() -> None:
+    ledger = founded(("a", 1), ("b", 1))
+    ledger.remove_host("b", 1.0)
+    ledger.add_host("b", 1, 1.1)
+    ledger.host_lost("b", "cut off", 1.2)
+    assert ledger.tick(2.2) == [CallHost("b")]

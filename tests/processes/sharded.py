@@ -1,8 +1,8 @@
 """A process of a replica that has several: a ``program`` of ``worker.Task``. Plain tensors, of other sizes in each shard.
 
 Its orders: ``who``, the replica's number, of which each average tells; ``die``: a moment of ``MOMENTS`` at which the process
-kills itself, once three replicas train. Lines as those of ``learner``, and ``shard``, ``replica``. The end by ``ReplicaLost``
-is the event ``lost``, with exit code 3.
+kills itself, once three replicas train; ``hangs``: the shard whose program stands still, once two do (the event ``hangs``).
+Lines as those of ``learner``, and ``shard``, ``replica``. The end by ``ReplicaLost`` is the event ``lost``, with exit code 3.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -58,6 +59,9 @@ def _train(ft: FTLib, task: Task, lines: Lines) -> None:
         _dies(ft, task.given["die"])
     while True:
         time.sleep(chance.random() * task.pause)
+        if task.given.get("hangs") == shard and ft.size > 1 and ft.step > 10:
+            lines.write(event="hangs")
+            threading.Event().wait()
         tells.grad = torch.zeros(REPLICAS)
         tells.grad[who] = 1.0
         body.grad = body.detach() * 0.01 + (who + 1)

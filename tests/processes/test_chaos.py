@@ -74,6 +74,23 @@ def test_each_kind_and_again(job: LaunchedRun, tmp_path: Path, capsys: pytest.Ca
     assert (code, rows(out)) == (0, lines)
 
 
+def test_a_log_of_drawn_faults_gives_them_again(job: LaunchedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = []
+    drawn: tuple[object, ...] = ("--count", 2, "--mtbf", 0.3, "--kinds", "slow,kill", "--seed", 7)
+    for number, plan in enumerate([drawn, ("--replay", tmp_path / "log-0.jsonl")]):
+        log = tmp_path / f"log-{number}.jsonl"
+        address = next(worker.address for worker in job.alive() if worker.calls)
+        code, out, err = chaos(capsys, address, *plan, "--log", log, "--json")
+        assert code == 0, (out, err)
+        assert rows(out) == rows(log.read_text())
+        found.append(rows(out))
+        job.training(3)
+    told = [[{key: row[key] for key in ("number", "after", "kind", "worker", "seconds")} for row in each] for each in found]
+    assert told[0] == told[1]
+    assert len(told[0]) == 2 and {row["kind"] for row in told[0]} <= {"slow", "kill"}
+    assert all(row["steps_lost"] == 0 for each in found for row in each)
+
+
 def test_who_leaves_without_a_launcher_stays_away(
     nursery: Nursery, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,6 +74,57 @@ def test_a_process_is_stopped(job: Replicas, replica: int, shard: int) -> None:
     assert job.judge() > 10
 
 
+def test_a_program_hangs_though_its_process_lives(nursery: Nursery, tmp_path: Path) -> None:
+    """Its agent answers all the time: what is missed is its call."""
+    with Replicas(tmp_path, nursery, settings={"stall_timeout": 8.0}) as job:
+        first = job.begin(1)[0]
+        job.until("it trains", lambda: all(worker.calls for worker in first))
+        second = job.replica(given={"hangs": 1})
+        hung = lambda: next((event["t"] for event in second[1].events if event.get("event") == "hangs"), None)  # noqa: E731
+        began = job.until("one hangs", hung)
+        job.together(first)
+        lost(job, second[0], began)
+        assert second[1].code is None, "nothing but its program stands still"
+        second[1].kill()
+        back = job.replica()
+        job.together(first, back)
+        assert job.judge() > 10
+
+
+@pytest.mark.parametrize(("replica", "shard"), [PROCESSES[1], PROCESSES[2]])
+def test_a_notice_comes_to_one_process(job: Replicas, replica: int, shard: int) -> None:
+    """It leaves after its call, and its mate, which nobody told, ends with it; the other replica trains on."""
+    both = job.begin(2)
+    job.together(*both)
+    told, mate, other = both[replica][shard], both[replica][1 - shard], both[1 - replica]
+    told.signal(signal.SIGTERM)
+    job.until("it leaves", lambda: told.code is not None)
+    assert told.code == 0, told.output()[-3000:]
+    job.together(other)
+    job.until("its mate ends", lambda: mate.code is not None)
+    assert mate.code == 3, mate.output()[-3000:]
+    back = job.replica()
+    job.together(other, back)
+    assert job.judge() > 10
+
+
+@pytest.mark.parametrize("whole", [0, 1])
+def test_each_of_two_replicas_loses_a_process(job: Replicas, whole: int) -> None:
+    """Another shard each, at one moment. Where a third one is whole, that trains on; where none is, the state is lost."""
+    replicas = job.begin(2 + whole)
+    job.together(*replicas)
+    began = [replicas[0][0].kill(), replicas[1][1].kill()]
+    lost(job, replicas[0][1], began[0])
+    lost(job, replicas[1][0], began[1])
+    if whole:
+        job.together(replicas[2])
+        job.together(replicas[2], job.replica())
+    assert job.judge() >= 5
+    last = max(line["step"] for worker in job.workers for line in worker.calls)
+    alone = {line["who"] for worker in job.workers for line in worker.calls if line["who"].bit_count() == 1}
+    assert alone == ({4} if whole else set()), f"a replica that was not whole has made a step by {last}"
+
+
 @pytest.mark.parametrize("moment", ["hold:before", "hold:after", *(pytest.param(m, marks=pytest.mark.soak) for m in MORE)])
 def test_a_process_dies_at_a_moment_of_a_call(job: Replicas, moment: str) -> None:
     """When one shard of its replica has its result, and the other may or may not."""

@@ -69,8 +69,8 @@ def stands_in_for_who_has_begun(patch: Patch) -> None:
     """A deputy acts while its program is in an open call."""
 
     @around(patch, CallLock, "try_open")
-    def try_open(honest: Any, self: CallLock, call: str) -> bool:
-        opened: bool = honest(self, call)
+    def try_open(honest: Any, self: CallLock, name: str, call: object) -> bool:
+        opened: bool = honest(self, name, call)
         if opened:
             self._serial.release()
         return opened

@@ -17,11 +17,16 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
 from ftlib import ConfigError, DistributedDataParallel, Status
+from ftlib.core.calls.open_call import OpenCall
+from ftlib.core.engine.open_calls import OpenCalls
+from ftlib.core.plane.plane import Plane
+from ftlib.core.tensors.staging import Staging
 from ftlib.ftlib import FTLib
+from ftlib.lifecycle.open_turns import OpenTurns
 from ftlib.state.registry import Registered
 from ftlib.state.replay import why_not
 from tests.ftlib.crew import Crew, by_all
-from tests.ftlib.workers import Job, Worker
+from tests.ftlib.workers import TIMEOUT, Job, Worker
 from tests.train.cases import Branches, built, data, gradients, near, perceptron
 
 SIZE = 2
@@ -293,6 +298,62 @@ def test_a_backward_that_fails_here_is_begun_again(ft: FTLib, index: int, place:
     near(gradients(model), expected(make, loss))
 
 
+@contextlib.contextmanager
+def interrupted(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, error: BaseException, when: str) -> Iterator[None]:
+    """Ctrl-C or the like comes to this thread ``when`` that method is called, or has been: the first time only."""
+    honest, here, pending = getattr(owner, name), threading.get_ident(), [error]
+
+    def method(*arguments: object, **more: object) -> object:
+        if threading.get_ident() != here or not pending:
+            return honest(*arguments, **more)
+        if when == "after":
+            honest(*arguments, **more)
+        raise pending.pop()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, method)
+        yield
+    assert not pending, "it never came"
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError()], ids=["Ctrl-C", "memory"])
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(Staging, "turn"), (Plane, "begin"), (OpenCalls, "enter"), (OpenTurns, "begin_open"), (OpenCall, "provide_all")],
+    ids=["staged", "begun", "entered", "open", "complete"],
+)
+def test_who_is_interrupted_as_it_enters_its_call_has_left_it(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, error: BaseException, when: str
+) -> None:
+    """The others wait for its next backward, not for its death; and its thread may make any call meanwhile."""
+    ready = threading.Barrier(SIZE)
+
+    def body(ft: FTLib, index: int) -> None:
+        make = lambda: built(perceptron(4, 8, 8, 3))  # noqa: E731
+        model = DistributedDataParallel(ft, make(), bucket_mb=1e-4)
+        for _ in range(3):
+            loss(model, ft.rank).backward()
+            model.zero_grad()
+        before = ft.step
+        ready.wait(TIMEOUT)
+        if ft.rank == 1:
+            with interrupted(monkeypatch, owner, name, error, when), pytest.raises(type(error)):
+                loss(model, ft.rank).backward()
+            assert ft._plane.current is None, "the others know by now"
+            assert not ft._call_lock.inside()
+            assert model.status is None
+            assert ft.step == before
+            model.zero_grad()
+        loss(model, ft.rank).backward()
+        assert model.status is Status.SUCCESS
+        assert ft.step == before + 1
+        near(gradients(model), expected(make, loss))
+        assert ft.barrier()
+
+    crew.all(body)
+
+
 def test_after_the_end_backward_still_returns() -> None:
     def train(worker: Worker) -> None:
         model = DistributedDataParallel(worker.ft, small())
@@ -439,6 +500,39 @@ def test_within_execute(ft: FTLib, index: int) -> None:
     step()
     step()
     near(gradients(model), expected(small, loss))
+    compressed = DistributedDataParallel(ft, small(), compression="bf16")
+    with pytest.raises(ConfigError, match="compression= does not work within execute"):
+        ft.execute(lambda: loss(compressed, ft.rank).backward())
+    assert ft.barrier()
+
+
+@by_all("crew")
+def test_gradients_that_complete_no_bucket_look_at_what_is_under_way(ft: FTLib, index: int) -> None:
+    """A peer's death is noted, and said to the others, though the next bucket takes long to fill."""
+    module = nn.ParameterList([torch.zeros(4) for _ in range(100)])
+    model = DistributedDataParallel(ft, Summed(module), bucket_mb=1.0, first_bucket_mb=16 / 2**20)
+    for _ in range(4):
+        model.zero_grad()
+        model(torch.ones(4)).backward()
+    engine, looks = ft._lives.life.engine, []
+    honest = engine.advance
+    engine.advance = lambda complete: (looks.append(complete), honest(complete))  # type: ignore[assignment,func-returns-value]
+    try:
+        model(torch.ones(4)).backward()
+    finally:
+        engine.advance = honest  # type: ignore[method-assign]
+    assert looks.count(1) >= 99 // 8 - 1, "one bucket is there, the others are not"
+
+
+class Summed(nn.Module):
+    def __init__(self, weights: nn.ParameterList) -> None:
+        super().__init__()
+        self.weights = weights
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        for weight in self.weights:
+            inputs = inputs + weight
+        return inputs.square().sum()
 
 
 @by_all("crew")

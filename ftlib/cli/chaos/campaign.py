@@ -108,8 +108,8 @@ class Campaign:
         until = time.monotonic() + self._patience
         while True:
             sight = self._look()
-            missing = expected - set(sight.members)
-            if not missing and not sight.changing and (len(sight.members) > 1 or self._beyond):
+            missing = expected if sight is None else expected - set(sight.members)
+            if sight is not None and not missing and not sight.changing and (len(sight.members) > 1 or self._beyond):
                 return sight
             if time.monotonic() > until:
                 who = ", ".join(in_order(missing)) or "a second worker"
@@ -128,8 +128,10 @@ class Campaign:
         lost, gone, back, sight = 0, 0.0, "", before
         while not back and time.monotonic() < until:
             time.sleep(_EVERY)
-            sight = self._look()
-            now = time.monotonic()
+            newest, now = self._look(), time.monotonic()
+            if newest is None:
+                continue
+            sight = newest
             for each, last in list(steps.items()):
                 step = sight.members[each].step if each in sight.members else None
                 if step is not None:
@@ -156,11 +158,12 @@ class Campaign:
         ]
         return Row(planned, since, max(0.0, pause), lost, (before.epoch, sight.epoch), back, tuple(in_order(others)))
 
-    def _look(self) -> Sight:
+    def _look(self) -> Sight | None:
+        """What is seen now; None if nobody who could tell has an answer, as in a change of the view."""
         try:
             return self._job.look()
         except FTLibError:
-            return Sight(changing=True)  # nobody who could tell has an answer just now
+            return None
 
 
 def _advanced(before: Sight, after: Sight, victim: str) -> bool:

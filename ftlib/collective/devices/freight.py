@@ -41,6 +41,13 @@ class Serial:
         if begins:
             CALLBACKS.submit(self._run)
 
+    def rest(self, timeout: float) -> None:
+        """Wait until what was put before has ended, at most so many seconds."""
+        if self._runs:
+            ended = threading.Event()
+            self.put(ended.set)
+            ended.wait(timeout)
+
     def _run(self) -> None:
         while True:
             with self._lock:

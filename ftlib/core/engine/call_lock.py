@@ -41,8 +41,8 @@ class CallLock:
         """How often the program took its turn."""
         self._busy = ""
         """The error text for a call that the thread in ``_holder`` makes within its turn; empty outside of calls."""
-        self._open = ""
-        """The name of the open call for which the holder keeps its turn; empty if there is none."""
+        self._open: object = None
+        """The open call for which the holder keeps its turn; None if there is none."""
         self._holder: Thread | None = None
         self._stays = stays
         self.noticed = False
@@ -78,7 +78,7 @@ class CallLock:
     @property
     def carrying(self) -> bool:
         """True while a call is carried out, or is open."""
-        return self._busy is _IN_CALL or bool(self._open)
+        return self._busy is _IN_CALL or self._open is not None
 
     @property
     def says_goodbye(self) -> bool:
@@ -116,16 +116,16 @@ class CallLock:
         finally:
             self._serial.release()
 
-    def try_open(self, call: str) -> bool:
-        """Take this thread's turn for the open call named ``call``, and keep it until ``end_open`` or ``finish_open``. False if
-        it would have to wait for another thread.
+    def try_open(self, name: str, call: object) -> bool:
+        """Take this thread's turn for ``call``, an open call of that name, and keep it until ``end_open`` or ``finish_open``.
+        False if it would have to wait for another thread.
         """
         if self.awaited or os.getpid() != self._process or not self._serial.acquire(blocking=False):
             return False
         if self._busy:  # within another call of this thread
             self._serial.release()
             return False
-        self._holder, self._open, self._busy = self._threads.current(), call, _IN_OPEN.format("{}", call)
+        self._holder, self._open, self._busy = self._threads.current(), call, _IN_OPEN.format("{}", name)
         self._taken += 1
         return True
 
@@ -142,8 +142,12 @@ class CallLock:
 
     def end_open(self) -> None:
         """Give back the turn that ``try_open`` took."""
-        self._busy, self._open, self._holder = "", "", None
+        self._busy, self._open, self._holder = "", None, None
         self._serial.release()
+
+    def keeps_open(self, call: object) -> bool:
+        """True while a thread keeps its turn for ``call``."""
+        return self._open is call
 
     @property
     def awaited(self) -> bool:

@@ -267,16 +267,22 @@ class Engine:
         facts = OpenFacts(entered=False, early=early, failed=False, complete=1, begun=0, count=count, room=True)
         if next_move(facts) is not Move.ENTER or session is None:
             return False
-        plane.enter(call)
-        plane.counters.time_use.entered(call.began)
-        plane.computes(call, True)
-        staging = self._pool.staging(call.layout).turn(plane.needed)
-        record, goodbye = self._record(call)
-        if goodbye:
-            self._consensus.commit_to_leave()
-        if call.layout is not self._newest:
-            self._note(call.layout)
-        self._open.enter(call, session, staging, record)
+        try:
+            plane.enter(call)
+            plane.counters.time_use.entered(call.began)
+            plane.computes(call, True)
+            staging = self._pool.staging(call.layout).turn(plane.needed)
+            record, goodbye = self._record(call)
+            if goodbye:
+                self._consensus.commit_to_leave()
+            if call.layout is not self._newest:
+                self._note(call.layout)
+            self._open.enter(call, session, staging, record)
+        except BaseException:  # Ctrl-C, or no memory
+            self.abandon()
+            if plane.current is call:  # without an attempt yet
+                self._failures.abandon()
+            raise
         return True
 
     def advance(self, complete: int) -> None:

@@ -33,8 +33,8 @@ class CarriesOut(Protocol):
     def finish_open(self, call: OpenCall, *, opened: bool) -> Status:
         """Carry out what is left of ``call``."""
 
-    def abandon_open(self) -> None:
-        """The call gets no gradients."""
+    def abandon_open(self, call: OpenCall) -> None:
+        """``call`` gets no gradients. Does nothing if it is not open: its entry, or its end, may have been interrupted."""
 
     def has_finished(self, call: OpenCall) -> bool:
         """True if ``call`` has finished, with whatever status."""
@@ -79,10 +79,15 @@ class OpenAverage:
         if number != self._pushed:
             raise ValueError(f"bucket {number} was pushed, but bucket {self._pushed} comes next")
         self._pushed += 1
-        if not self._asked and self._call.layout.buckets[number].count:
-            self._asked, self._opened = True, self._calls.begin_open(self._call)
-        if self._opened:
-            self._calls.advance_open(self._pushed)
+        try:
+            if not self._asked and self._call.layout.buckets[number].count:
+                self._asked = self._opened = True  # before it is: an interrupt may come as soon as it is
+                self._opened = self._calls.begin_open(self._call)
+            if self._opened:
+                self._calls.advance_open(self._pushed)
+        except BaseException:
+            self.abandon()
+            raise
 
     def stage(self, number: int, index: int) -> None:
         """The gradient of parameter ``index``, all of which is in bucket ``number``, is complete, and others of the bucket are
@@ -105,8 +110,14 @@ class OpenAverage:
         """Push what is left, wait for all members, and write the averages to the gradients. Statuses and errors: see
         ``FTLib.allreduce_average``.
         """
-        opened, self._asked, self._opened = self._opened, True, False
-        return self._calls.finish_open(self._call, opened=opened)
+        self._asked = True
+        try:
+            status = self._calls.finish_open(self._call, opened=self._opened)
+        except BaseException:
+            self.abandon()
+            raise
+        self._opened = False
+        return status
 
     @property
     def finished(self) -> bool:
@@ -117,4 +128,4 @@ class OpenAverage:
         """There will be no gradients: let no member wait for this one. Idempotent, also after ``finish``."""
         opened, self._asked, self._opened = self._opened, True, False
         if opened:
-            self._calls.abandon_open()
+            self._calls.abandon_open(self._call)

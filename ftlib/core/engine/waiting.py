@@ -32,7 +32,7 @@ class Limits:
     step_timeout: float = 600.0
     min_size: int = 1
     drain_patience: float = 5.0
-    """Seconds that a worker that has to leave waits for a view change to end."""
+    """Seconds that a worker that has to leave waits for what ends soon: a view change, or a sync."""
     veto: bool = True
     """True if nobody applies averages with inf or nan."""
     held: int = 0

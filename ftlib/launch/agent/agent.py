@@ -12,10 +12,11 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import shutil
 import signal
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,8 +62,6 @@ _LOOKUP = 20.0
 """Seconds that the lookup of this host's own name may take, and the count of its GPUs."""
 _LAST_WORDS = 2.0
 """Seconds that what was said at last may take to get out."""
-_STACKS = 0.15
-"""Seconds that a hung worker has to write its stacks before it is killed."""
 _SPAWN_FAILED = 71
 """EX_OSERR of sysexits.h: the code of a worker that could not be started."""
 LATER = ("+ftlib.ftlib", "+ftlib.frameworks.gloo", "+torch.optim", "+torch._dynamo")
@@ -123,12 +122,13 @@ class Agent:
         self._call = os.memfd_create("ftlib-call")
         self._called = False
         self._nursery: Nursery | None = None
+        self._coming: dict[int, Start] = {}  # by worker: starts that are wanted, and do not run yet
         self._running: dict[int, Running] = {}
-        self._waiting: list[Start] = []
         self._founders: list[ControlSockets] = []
         self._master: socket.socket | None = None
         self._address = ""
         self._fences: Fences | None = None
+        self._fenced: set[Worker] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._interrupted = False
         self._twins = guard.Twins()
@@ -138,6 +138,7 @@ class Agent:
         """Until the end; returns the exit code."""
         for number in guard.PASSED_ON:
             self._loop.add_signal_handler(number, self._interrupt, number)
+        self._loop.set_exception_handler(self._failed)
         guard.release_signals()
         unwatch = self._guards.on_death(self._loop, lambda: self._lost("guard or keeper was killed"))
         try:
@@ -170,6 +171,12 @@ class Agent:
     def _room(self) -> None:
         self._outbox.room()
 
+    def _failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Something here is wrong: a worker might never be started, or its end never be told. Nobody shall wait for that."""
+        loop.default_exception_handler(context)
+        if not self._over.done():
+            self._fail(f"the agent failed: {context.get('exception') or context['message']}")
+
     def _lost(self, why: str) -> None:
         if not self._over.done():
             self._over.set_result(why)
@@ -179,11 +186,20 @@ class Agent:
         if self._twins.again(number):
             return
         again, self._interrupted = self._interrupted, True
-        self._channel.send(Trouble(f"it got {signal.Signals(number).name}"))
+        name = signal.Signals(number).name
+        self._channel.send(Trouble(f"it got {name}"))
         grace = self._order.grace if self._order is not None and not again else 0.0
-        for worker in self._steward:
-            worker.signal(signal.SIGTERM)
+        for index in list(self._coming):
+            self._drop(index, f"its agent got {name}")
+        for running in self._running.values():
+            running.worker.send_away(f"its agent got {name}")
         self._loop.call_later(min(grace, 10.0), self._lost, "")
+        self._leave_if_alone()
+
+    def _leave_if_alone(self) -> None:
+        """End once an interrupted agent has no worker left: what they left is said before."""
+        if self._interrupted and not self._running:
+            self._lost("")
 
     # What the caller says.
 
@@ -195,8 +211,7 @@ class Agent:
                 os.write(self._call, message.data)
                 if message.last:
                     self._called = True
-                    waiting, self._waiting = self._waiting, []
-                    for start in waiting:
+                    for start in self._coming.values():
                         self._do(self._bear(start))
             case Bind():
                 self._bind(message)
@@ -237,8 +252,9 @@ class Agent:
             if not reached:
                 addresses = await apart(_addresses, _LOOKUP)
         with contextlib.suppress(TimeoutError):
-            if _has_driver():
-                gpus = await apart(_gpus, _LOOKUP)
+            environment = self._environment({})  # which may hide some of them
+            if _has_driver(environment):
+                gpus = await apart(lambda: _gpus(environment), _LOOKUP)
         self._channel.send(_facts(reached, addresses, gpus))
 
     def _keep(self, text: str) -> None:
@@ -266,7 +282,9 @@ class Agent:
             if self._fences is None:
                 secret = self._order.environment.get("FTLIB_SECRET", self._order.secrets)
                 keys = (secret.split("\n"), self._secrets)
-                self._fences = Fences(self._order.job, keys, wish.address, self._fence, self._announced, self._again)
+                self._fences = Fences(
+                    self._order.job, keys, wish.address, self._fence, self._announced, self._again, self._condemned
+                )
         except OSError as error:
             self._fail(f"nothing can listen at {wish.address} there: {error.strerror}")
             return
@@ -276,12 +294,14 @@ class Agent:
 
     def _start(self, start: Start) -> None:
         assert self._order is not None
+        if self._interrupted:
+            return  # the caller finds it lost with this host
         if self._order.command:
             self._spawn(start)
-        elif self._called:
+            return
+        self._coming[start.worker] = start
+        if self._called:
             self._do(self._bear(start))
-        else:
-            self._waiting.append(start)
 
     def _spawn(self, start: Start) -> None:
         """Start a worker that is a program."""
@@ -299,6 +319,7 @@ class Agent:
             self._master = None
         try:
             fds = sockets.fds if sockets is not None else ()
+            _require_program(self._order.command, environment)
             worker = Worker.spawn(start.worker, start.name, self._order.command, environment, self._outbox, fds)
         except (OSError, ValueError) as error:
             self._unborn(start, str(error))
@@ -311,10 +332,16 @@ class Agent:
         self._channel.send(Started(start.worker, start.start, worker.pid))
 
     async def _bear(self, start: Start) -> None:
-        """Start a worker that calls the function."""
+        """Start a worker that calls the function, unless it is stopped before that: the warm process may import for long."""
         assert self._order is not None
         assert self._nursery is not None
         order = self._order
+
+        def wanted() -> bool:
+            return self._coming.get(start.worker) is start
+
+        if not wanted():
+            return
         facts = {
             "agent": os.getpid(),
             "environment": self._environment(start.environment),
@@ -327,6 +354,7 @@ class Agent:
         try:
             sockets = self._sockets_of(start)
         except OSError as error:
+            del self._coming[start.worker]
             self._unborn(start, f"port {start.port} is taken: {error.strerror}")
             return
         outcome = os.memfd_create("ftlib-outcome")
@@ -336,12 +364,16 @@ class Agent:
             call = os.open(f"/proc/self/fd/{self._call}", os.O_RDONLY)
             try:
                 joins = order.elastic and not control
-                born = await self._nursery.bear(start.worker, start.name, facts, call, outcome, control, master, joins=joins)
+                born = await self._nursery.bear(
+                    start.worker, start.name, facts, call, outcome, control, master, joins=joins, wanted=wanted
+                )
             finally:
                 os.close(call)
         except OSError as error:
             os.close(outcome)
-            self._unborn(start, str(error))
+            if wanted():
+                del self._coming[start.worker]
+                self._unborn(start, str(error))
             return
         finally:
             if sockets is not None:
@@ -349,7 +381,11 @@ class Agent:
             if master >= 0 and self._master is not None:
                 self._master.close()
                 self._master = None
+        if born is None:
+            os.close(outcome)
+            return
         worker, records = born
+        del self._coming[start.worker]
         self._running[start.worker] = Running(worker, start.start, records, outcome)
         self._channel.send(Started(start.worker, start.start, worker.pid))
 
@@ -365,6 +401,9 @@ class Agent:
         self._outbox.drained(start.worker, start.start)
 
     def _stop(self, stop: Stop) -> None:
+        if stop.worker in self._coming:
+            self._drop(stop.worker, stop.cause)
+            return
         running = self._running.get(stop.worker)
         if running is None:
             return
@@ -373,6 +412,12 @@ class Agent:
             self._loop.call_later(stop.grace, running.worker.kill, stop.cause)
         else:
             running.worker.dismiss(stop.cause)
+
+    def _drop(self, index: int, cause: str) -> None:
+        """A worker is not wanted any more before it runs: it is over at once, whenever the warm process would come to it."""
+        start = self._coming.pop(index)
+        self._channel.send(Ended(index, start.start, 0, -signal.SIGTERM, cause, True, 0, []))
+        self._outbox.drained(index, start.start)
 
     def _environment(self, more: Mapping[str, str]) -> dict[str, str]:
         assert self._order is not None
@@ -399,6 +444,7 @@ class Agent:
             if not self._over.done() and code:
                 self._outbox.say(f"the warm process ended with {code}; the next worker starts another one")
             return
+        self._fenced.discard(worker)
         running = self._running.pop(worker.index)
         if running.records is not None:
             running.records.finish()
@@ -410,6 +456,7 @@ class Agent:
         elif running.outcome >= 0:
             os.close(running.outcome)
         self._outbox.drained(worker.index, running.start)
+        self._leave_if_alone()
 
     async def _fence(self, pid: int, reason: str) -> tuple[Fate, float]:
         """Kill a worker that its peers find silent, with its stacks in its log."""
@@ -418,12 +465,12 @@ class Agent:
             return self._steward.fate_of(pid)
         if not worker.cause and not worker.ended:
             self._outbox.say(f"{worker.name} is silent to its peers ({reason or 'no reason given'}): killed")
-            worker.abort("silent to its peers")
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(worker.gone), _STACKS)
-        if not worker.gone.done():
-            worker.kill("" if worker.ended else "silent to its peers")
-        return await self._steward.fate_within(worker)
+            self._fenced.add(worker)
+        return await self._steward.end_hung(worker, "silent to its peers")
+
+    def _condemned(self, pid: int) -> bool:
+        worker = self._steward.of_pid(pid)
+        return worker is None or worker in self._fenced or worker.ended
 
     def _announced(self, pid: int, member: str, address: str, epoch: int) -> bool:
         found = self._lifetime(pid)
@@ -450,6 +497,21 @@ class Agent:
         for pair in self._founders:
             pair.close()
         self._founders = []
+
+
+def _require_program(command: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Raise OSError, with the remedy, if a program or its script is not at this host."""
+    program, script = command[0], next((word for word in command[1:2] if word.endswith(".py")), "")
+    if shutil.which(program, path=environment.get("PATH")) is None:
+        missing = program
+    elif script and not Path(script).exists():
+        missing = script
+    else:
+        return
+    where = f"{missing} is not there (the directory is {Path.cwd()})"
+    raise FileNotFoundError(
+        f"{where}: programs do not travel, as functions do: put it there, or on a disk that all hosts share"
+    )
 
 
 def _pieces(index: int, start: int, fd: int, size: int) -> Iterator[Message]:
@@ -484,14 +546,16 @@ def _version(package: str) -> str:
         return ""
 
 
-def _has_driver() -> bool:
-    return os.path.exists("/proc/driver/nvidia") or os.path.exists("/dev/nvidiactl")  # noqa: PTH110 - a Path takes longer
+def _has_driver(environment: Mapping[str, str]) -> bool:
+    if os.path.exists("/proc/driver/nvidia") or os.path.exists("/dev/nvidiactl"):  # noqa: PTH110 - a Path takes longer
+        return True
+    return shutil.which("nvidia-smi", path=environment.get("PATH")) is not None  # Windows' Linux has neither of them
 
 
-def _gpus() -> int:
+def _gpus(environment: Mapping[str, str]) -> int:
     from ..processes.gpus import GpuFinder  # noqa: PLC0415 - only where there is a driver
 
-    return GpuFinder(os.environ).find().count
+    return GpuFinder(environment).find().count
 
 
 def _reached() -> str:

@@ -7,7 +7,7 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgpack
@@ -68,9 +68,15 @@ class Nursery:
         master: int,
         *,
         joins: bool,
-    ) -> tuple[Worker, Records]:
-        """A worker that lives as soon as this returns. ``joins``: others train already. Raises OSError if there can be none."""
+        wanted: Callable[[], bool],
+    ) -> tuple[Worker, Records] | None:
+        """A worker that lives as soon as this returns; None: it was not ``wanted`` any more, and does nothing.
+
+        ``joins``: others train already. Raises OSError if there can be none.
+        """
         async with self._asked:
+            if not wanted():
+                return None
             self.begin()
             records = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             gate = os.pipe()
@@ -79,6 +85,8 @@ class Nursery:
                     fds = [pipes.out[1], pipes.err[1], records[1].fileno(), gate[0], call, outcome, *control]
                     facts = {**facts, "founder": bool(control), "master": master >= 0}
                     pid = await self._ask(JOIN if joins else FORK, facts, fds + [master] * (master >= 0))
+                    if not wanted():
+                        return None  # it finds its gate shut, and ends
                     _require_child(pid)
                     worker = Worker(index, name, pid, *pipes.taken(), self._sink)
                 self._steward.take(worker)

@@ -20,10 +20,11 @@ import msgpack
 
 from ...common.processes import die_with_parent
 from .. import parcel
-from .group import open_group
+from .group import Group, open_group
 
 LONGEST_TEXT = 60_000
-"""Characters of the longest log record; the rest of it is cut off."""
+"""Bytes of the longest text of a log record; the rest of it is cut off. A packet must fit the socket's buffer."""
+_LONGEST_NAME = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,8 @@ def _settle(birth: Birth) -> None:
     if numpy is not None:
         numpy.random.seed()
     torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.default_generator.manual_seed(int.from_bytes(os.urandom(8)))  # else all have drawn the warm process's seed
     if torch is not None and birth.environment.get("OMP_NUM_THREADS", "").isdecimal():
         torch.set_num_threads(int(birth.environment["OMP_NUM_THREADS"]))  # the variable was read where torch was imported
     time.tzset()
@@ -98,6 +101,7 @@ def _settle(birth: Birth) -> None:
 
 
 def _call(birth: Birth) -> int:
+    group: Group | None = None
     with os.fdopen(birth.outcome, "r+b") as outcome:
         try:
             with mmap.mmap(birth.call, 0, prot=mmap.PROT_READ) as whole:
@@ -108,11 +112,11 @@ def _call(birth: Birth) -> int:
             value = function(*args, **kwargs)
         except SystemExit as ending:
             code = ending.code if isinstance(ending.code, int) else 0 if ending.code is None else 1
-            if code == 0:
-                parcel.write_result(outcome, None, birth.results)
-            elif not isinstance(ending.code, int):
-                sys.stderr.write(f"{ending.code}\n")
-            return code & 0xFF
+            if code:
+                if not isinstance(ending.code, int):
+                    sys.stderr.write(f"{ending.code}\n")
+                return code & 0xFF
+            value = None  # it has finished, as if it had returned
         except BaseException as error:  # noqa: BLE001 - whatever it is, the caller raises it
             if error.__traceback__ is not None:
                 error.__traceback__ = error.__traceback__.tb_next  # without this frame
@@ -143,11 +147,14 @@ class RecordSender(logging.Handler):
             text = record.getMessage()
             if record.exc_info:
                 text = f"{text}\n{logging.Formatter().formatException(record.exc_info)}"
-            packet = msgpack.packb(
-                (record.levelno, record.name, record.created, text[:LONGEST_TEXT]), unicode_errors="backslashreplace"
-            )
-            self._records.send(packet)
+            name, text = _cut(record.name, _LONGEST_NAME), _cut(text, LONGEST_TEXT)
+            self._records.send(msgpack.packb((record.levelno, name, record.created, text)))
         except OSError:
             pass  # the agent has ended, and so will this process
         except Exception:  # noqa: BLE001 - as every handler of logging
             self.handleError(record)
+
+
+def _cut(text: str, most: int) -> str:
+    """As much of ``text`` as takes ``most`` bytes."""
+    return text[:most].encode("utf-8", "backslashreplace")[:most].decode("utf-8", "ignore")

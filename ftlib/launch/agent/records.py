@@ -14,6 +14,8 @@ from ..processes.worker import Paused
 Record = tuple[int, str, float, str]
 """Level, logger, seconds since 1970, text."""
 _PACKET = 1 << 18
+_DRAIN = 4 << 20
+"""Bytes that a dead worker may have left: its socket holds less."""
 
 
 class RecordSink(Protocol):
@@ -49,9 +51,10 @@ class Records:
             self._loop.add_reader(self._fd, self._readable)
 
     def finish(self) -> None:
-        """Read what a dead worker left, and close."""
-        while self._open and self._read():
-            pass
+        """Read what a dead worker left, and close. No more: a process in a session of its own may still write there."""
+        taken = 0
+        while self._open and taken < _DRAIN and (size := self._read()):
+            taken += size
         self._end()
 
     def _readable(self) -> None:
@@ -61,8 +64,9 @@ class Records:
         else:
             self._read()
 
-    def _read(self) -> bool:
-        """Pass on what is there, at most some dozens; returns whether there was any."""
+    def _read(self) -> int:
+        """Pass on what is there, at most some dozens; returns how many bytes it was."""
+        size = 0
         found: list[Record] = []
         for _ in range(64):
             try:
@@ -74,6 +78,7 @@ class Records:
             if not packet:
                 self._end()
                 break
+            size += len(packet)
             try:
                 level, name, created, text = msgpack.unpackb(packet)
                 found.append((int(level), str(name), float(created), str(text)))
@@ -81,7 +86,7 @@ class Records:
                 continue
         if found:
             self._sink.records(self._index, found)
-        return bool(found)
+        return size
 
     def _end(self) -> None:
         if self._open:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -40,14 +41,18 @@ from .decisions.ledger import Ledger
 from .deliveries import Deliveries
 from .endings import Ending
 from .events import EventLog
+from .heard import fault_of
 from .link import Link
-from .losses import loss_of, with_remedy
+from .losses import loss_of, with_later_remedy, with_remedy
 from .output.desk import Desk
 from .plan import Plan
 from .variables import worker_variables
 
 _OPENING = 60.0
 """Seconds that an agent may take from its command to its first word, at least."""
+_LEFT = 70
+"""EX_SOFTWARE of sysexits.h: the code noted for a worker that has left its group without a word, and ended with 0."""
+_LEFT_HOW = "it ended with 0, but before its function had returned"
 
 
 @dataclass(slots=True)
@@ -59,6 +64,10 @@ class Agent:
     address: str = ""
     supervisor: str = ""
     master: int = 0
+    asked: Bind | None = None
+    """Which sockets it is to bind."""
+    dropped: bool = False
+    """Whether it only says what its workers have left, and then ends."""
     owed: Deliveries = field(default_factory=Deliveries)
 
 
@@ -84,6 +93,8 @@ class Agents:
         self._agents: dict[str, Agent] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._greetings: set[asyncio.Task[None]] = set()
+        self._again: set[str] = set()
+        """Hosts that are called again as soon as their agents that were dropped have ended."""
         self._said: dict[str, str] = {}  # by host: why it was lost last, so that nothing is said twice
         self.endings: dict[int, Ending] = {}
         """How the newest start of each worker ended, by its index."""
@@ -114,10 +125,14 @@ class Agents:
         """One decision of the ledger."""
         match action:
             case CallHost(host):
-                self._call(host)
+                if host in self._agents:
+                    self._again.add(host)
+                else:
+                    self._call(host)
             case BindHost(host, founding, founders, master):
                 agent = self._agents[host]
-                agent.link.channel.send(Bind(agent.address, founding, founders, master))
+                agent.asked = Bind(agent.address, founding, founders, master)
+                agent.link.channel.send(agent.asked)
             case StartWorker():
                 self._start(action)
             case StopWorker(index, grace, cause):
@@ -126,8 +141,9 @@ class Agents:
                     held.link.channel.send(Stop(index, grace, cause))
             case DropHost(host):
                 gone = self._agents.get(host)
-                if gone is not None and gone.owed.complete:
-                    self._part(self._agents.pop(host))
+                if gone is not None:
+                    gone.dropped = True
+                    self._dropped(host, gone)
 
     def _call(self, host: str) -> None:
         plan = self._plan
@@ -139,7 +155,7 @@ class Agents:
                 command,
                 timeout=plan.agent_timeout,
                 opening=max(_OPENING, plan.agent_timeout),
-                received=lambda message, size: self._received(host, link, message, size),
+                received=lambda message, size: self._heard(host, link, message, size),
                 over=lambda why: self._lost(host, link, why),
                 said=lambda lines: self._desk.spoken(host, lines),
             )
@@ -147,8 +163,6 @@ class Agents:
             why = with_remedy(host, f"{command[0]} cannot be run: {error.strerror}")
             self._loop.call_soon(lambda: self._do(self._ledger.host_lost(host, why, time.monotonic(), Loss.REFUSED)))
             return
-        if host in self._agents:  # one that was removed, whose last lines never came
-            self._part(self._agents.pop(host))
         self._agents[host] = Agent(link)
         self._events.write("called", host=host)
         link.channel.send(self._order(host))
@@ -201,12 +215,20 @@ class Agents:
 
     # What they say.
 
-    def _received(self, host: str, link: Link, message: Message, size: int) -> None:
+    def _heard(self, host: str, link: Link, message: Message, size: int) -> None:
         agent = self._agents.get(host)
         if agent is None or agent.link is not link:
             return
-        now = time.monotonic()
         self._moved()
+        # The workers of one that was dropped may be another one's by now.
+        wrong = "" if agent.dropped else fault_of(message, host, self._ledger.places, agent.asked)
+        if wrong:
+            self._lost(host, link, f"it sent {wrong}")
+        else:
+            self._received(host, agent, message, size)
+
+    def _received(self, host: str, agent: Agent, message: Message, size: int) -> None:
+        link, now = agent.link, time.monotonic()
         match message:
             case Lines() | Logged():
                 self._desk.take(host, link.channel, message, size)
@@ -233,7 +255,7 @@ class Agents:
                 link.blame(text)
                 self._desk.say(f"the agent ends: {text}", host)
             case _:
-                link.blame(f"it sent a {type(message).__name__}")
+                self._lost(host, link, f"it sent a {type(message).__name__}, which is the caller's to send")
 
     def _greeted(self, host: str, agent: Agent, here: Here) -> None:
         agent.here = here
@@ -243,6 +265,11 @@ class Agents:
             return
         if not self._plan.command and not here.cloudpickle:
             self._refuse(host, "the package cloudpickle is not installed there: pip install cloudpickle")
+            return
+        ours = platform.python_version()
+        if not self._plan.command and here.python.split(".")[:2] != ours.split(".")[:2]:
+            why = f"Python {here.python} runs there, and {ours} here: functions are code of one release: name it (python=)"
+            self._refuse(host, why)
             return
         slots = self._plan.slots_of(here)
         if isinstance(slots, str):
@@ -284,6 +311,9 @@ class Agents:
         self._events.write("ended", **facts, code=message.code, cause=message.cause)
         tail = [bytes(line) for line in message.tail]
         self.endings[message.worker] = Ending(message.start, message.code, message.cause, message.pid, tail)
+        if self._plan.backend and not message.result and not message.code:
+            message = message._replace(code=_LEFT, cause=message.cause or _LEFT_HOW)
+            self.endings[message.worker] = Ending(message.start, message.code, message.cause, message.pid, tail)
         if not message.result or message.code:
             self._over_with(message)  # else it has finished once its result is here
 
@@ -305,20 +335,30 @@ class Agents:
         self._dropped(host, agent)
 
     def _dropped(self, host: str, agent: Agent) -> None:
-        """Whether a host that was to be dropped has nothing left to tell."""
-        gone = self._ledger.hosts[host].phase is HostPhase.GONE
-        if gone and agent.owed.complete and self._agents.get(host) is agent:
-            self._part(self._agents.pop(host))
+        """Whether an agent that was to be dropped has nothing left to tell."""
+        if agent.dropped and agent.owed.complete and self._agents.get(host) is agent:
+            self._leave(host)
+
+    def _leave(self, host: str) -> None:
+        """Part with the agent of a host, which may be wanted again."""
+        self._part(self._agents.pop(host))
+        if host in self._again:
+            self._again.discard(host)
+            self._call(host)
 
     def _lost(self, host: str, link: Link, why: str) -> None:
         agent = self._agents.get(host)
         if agent is None or agent.link is not link:
             return
-        self._part(self._agents.pop(host))
         self._events.write("lost", host=host, why=why, longest_gap=agent.link.channel.deadline.longest)
+        self._leave(host)
+        if agent.dropped:
+            return
         loss = Loss.ENDED
         if agent.here is None:
             loss, why = loss_of(why), with_remedy(host, why)
+        else:
+            why = with_later_remedy(host, why)
         decided = self._ledger.host_lost(host, why, time.monotonic(), loss)
         again = " (it is called again)" if self._ledger.hosts[host].phase is HostPhase.RESTING else ""
         self._complain(host, f"lost: {why}{again}")

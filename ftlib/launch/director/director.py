@@ -18,7 +18,6 @@ from ...errors import ConfigError
 from ..hosts.watch import Watch
 from .agents import Agents
 from .decisions.actions import Action
-from .decisions.hosts import HostPhase
 from .decisions.ledger import Ledger, Stage
 from .endings import Ending, failure_of, result_of
 from .events import EventLog
@@ -119,6 +118,7 @@ class Director:
         """The whole launch; returns how each worker ended last."""
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[None] = self._loop.create_future()
+        self._loop.set_exception_handler(self._failed)
         self._moved = asyncio.Event()
         self._desk = Desk(self._pump, self._ledger, self._loop, self._moved.set)
         self._agents = Agents(
@@ -145,6 +145,15 @@ class Director:
             self._events.close()
         return self._agents.endings
 
+    def _failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """What was to be done on the loop failed: nobody shall wait for what may never come now."""
+        error = context.get("exception")
+        if error is None or self._over.done():
+            loop.default_exception_handler(context)
+        else:
+            error.add_note("the launcher itself has failed, and ended the launch")
+            self._over.set_exception(error)
+
     async def _progressing(self, reached: Callable[[], bool]) -> None:
         """Wait until something is ``reached``, as long as lines and results keep coming."""
         while not reached():
@@ -169,7 +178,7 @@ class Director:
             return
         now = time.monotonic()
         known = self._ledger.hosts
-        there = {name for name, host in known.items() if host.phase not in (HostPhase.GONE, HostPhase.DRAINING)}
+        there = {name for name, host in known.items() if host.staying}
         for name in there - set(hosts):
             self._desk.say("it was removed from the list: it drains", name)
             self._do(self._ledger.remove_host(name, now))

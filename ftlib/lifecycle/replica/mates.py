@@ -57,13 +57,20 @@ class Connections:
         """The beginning of a word of which the end has not come yet, by shard."""
         self._gone: dict[int, bool] = {}
         """Shards that have said goodbye; True: because their programs have ended."""
+        self._over: set[int] = set()
+        """Shards whose connections have ended: all that they had said has been read."""
         self._heard: Heard | None = None
         self._lock = threading.Lock()
         """Guards ``_heard``, and sends."""
         self._reading = threading.Lock()
-        """Held while the connections are read, so that none is closed meanwhile."""
+        """Guards ``_rest``, ``_gone``, ``_over``, ``_failure`` and ``_told``. Held from before a connection is read until what
+        came is noted: so none is closed meanwhile, and nobody takes a goodbye that another thread is about to note for a death.
+        """
         self._poll = select.poll()
         self._failure: ReplicaLost | None = None
+        """That a mate has ended without a goodbye."""
+        self._told = False
+        """Whether ``_lost`` was called."""
         self._parted = self._closed = False
         self._stop_read, self._stop_write = os.pipe()
 
@@ -165,17 +172,21 @@ class Connections:
         with self._reading:
             if self._closed:
                 return None
-            for descriptor, _ in self._poll.poll(seconds * 1e3):
-                shard = next((shard for shard, sock in self._socks.items() if sock.fileno() == descriptor), None)
-                if shard is not None:
-                    self._read(shard)
-        found = self._verdict()
-        if found is None and self._failure is not None:
-            raise self._failure.with_traceback(None)
-        if found is None and self._gone:
-            if all(self._gone.values()):
+            found = self._verdict()
+            if found is None and self._failure is None and not self._gone:  # else another thread has read it just now
+                for descriptor, _ in self._poll.poll(seconds * 1e3):
+                    shard = next((shard for shard, sock in self._socks.items() if sock.fileno() == descriptor), None)
+                    if shard is not None:
+                        self._read(shard)
+                found = self._verdict()
+            failure, gone = self._failure, dict(self._gone)
+        self._tell()
+        if found is None and failure is not None:
+            raise failure.with_traceback(None)
+        if found is None and gone:
+            if all(gone.values()):
                 raise JobEnded(ENDED)
-            raise ReplicaLost(f"{self._name(min(self._gone))} has left: this replica ends with it")
+            raise ReplicaLost(f"{self._name(min(gone))} has left: this replica ends with it")
         return found
 
     @property
@@ -185,7 +196,9 @@ class Connections:
             if not self._closed:
                 for shard in self._socks:
                     self._read(shard)
-        return any(self._gone.values())
+            ended = any(self._gone.values())
+        self._tell()
+        return ended
 
     def missing(self) -> str:
         """See ``Mates``."""
@@ -211,8 +224,11 @@ class Connections:
                     sock.sendall(data)
 
     def _read(self, shard: int) -> None:
+        """Read what has come from ``shard``. Under the lock for reading."""
         replica, heard = self._replica, self._heard
         assert replica is not None and heard is not None
+        if shard in self._over:
+            return
         try:
             data = self._socks[shard].recv(1 << 16, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -220,6 +236,7 @@ class Connections:
         except OSError:
             data = b""
         if not data:
+            self._over.add(shard)
             self._poll.unregister(self._socks[shard])
             self._ended(shard)
             return
@@ -264,44 +281,44 @@ class Connections:
             self._release()
 
     def _watch(self) -> None:
-        """Wait for the end of a connection."""
+        """Wait for the ends of the connections, and release everything when this member closes."""
         ends, shards = select.poll(), {sock.fileno(): shard for shard, sock in self._socks.items()}
         for descriptor in shards:
             ends.register(descriptor, _ENDS & ~select.POLLIN)
         ends.register(self._stop_read, select.POLLIN)
-        while shards:
+        while True:
             for descriptor, _ in ends.poll():
                 if descriptor == self._stop_read:
                     self._release()
                     return
                 ends.unregister(descriptor)
-                self._ended(shards.pop(descriptor))
+                self._read_to_the_end(shards.pop(descriptor))
+
+    def _read_to_the_end(self, shard: int) -> None:
+        """Read all that ``shard`` has said before its connection ended: a goodbye may be the last of it."""
+        with self._reading:
+            while shard not in self._over and not self._closed:
+                self._read(shard)
+        self._tell()
 
     def _ended(self, shard: int) -> None:
-        """The connection to ``shard`` has ended."""
-        if self._closed or shard in self._gone or self._said_goodbye(shard):
+        """The connection to ``shard`` has ended, and all that it had said has been read. Under the lock for reading."""
+        if self._closed or shard in self._gone or self._failure is not None:
             return
         replica = self._replica
         name = "" if replica is None else replica.name
-        error = ReplicaLost(
+        self._failure = ReplicaLost(
             f"{self._name(shard)} is lost, so replica {name} is not whole any more, and the others go on without it: start all "
             "of its processes again, under another name of the replica (ftlib run --shards does)"
         )
-        with self._lock:
-            if self._failure is not None:
-                return
-            self._failure = error
-        self._lost(error)
 
-    def _said_goodbye(self, shard: int) -> bool:
-        """Whether the last that it sent was a goodbye, which may not have been read yet."""
-        with contextlib.suppress(OSError):
-            data = self._rest.get(shard, b"") + self._socks[shard].recv(1 << 16, socket.MSG_DONTWAIT | socket.MSG_PEEK)
-            whole = len(data) - len(data) % WORD_BYTES
-            if whole and Word.unpack(data[whole - WORD_BYTES : whole]).flags & WordFlag.BYE:
-                self._gone[shard] = bool(Word.unpack(data[whole - WORD_BYTES : whole]).flags & WordFlag.ENDED)
-                return True
-        return False
+    def _tell(self) -> None:
+        """Say once that a mate is lost. Under no lock: who is told may ask whether one has ``ended``."""
+        with self._reading:
+            failure = None if self._told else self._failure
+            self._told = self._told or failure is not None
+        if failure is not None:
+            self._lost(failure)
 
     def _name(self, shard: int) -> str:
         replica = self._replica

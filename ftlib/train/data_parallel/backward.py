@@ -43,6 +43,9 @@ _IDLE, _BEGUN, _OPEN = 0, 1, 2
 """Between passes; backward has begun; the average has been opened. Plain numbers, as hooks compare them."""
 _LARGE = 1 << 18
 """Bytes from which on a gradient is staged as soon as it is there. Of smaller ones whole buckets stay in the cache for long."""
+_POLLED = 8
+"""So many gradients after the last one that did, one looks whether communication has failed or may go on. A look takes 2 us,
+all else that the hook does 0.3 us; so a parameter costs 0.6 us."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,8 @@ class Backward:
         self._average: OpenAverage | None = None
         """The present average; between passes the last one, which keeps the memory of its gradients for the next."""
         self._pushed = 0
+        self._unpolled = [_POLLED]
+        """How many gradients may come before one looks at what is under way."""
         self._early = False
         """True while buckets may be pushed before the end."""
         self._room = FormerGradients()
@@ -194,6 +199,7 @@ class Backward:
         phase, countdown = self._phase, self._countdown
         remaining, buckets, left, seen = countdown.remaining, countdown.buckets, countdown.left, countdown.seen.append
         opens, odd, complete, large, stage = self._opens, self._odd, self._complete, self._large, self._stage
+        unpolled, poll = self._unpolled, self._poll
 
         def hook(_parameter: torch.Tensor) -> None:
             if phase[0] != _OPEN and not opens(number):
@@ -210,6 +216,9 @@ class Backward:
                     complete(bucket)
                 elif large[number] >= 0:
                     stage(bucket, large[number])
+            unpolled[0] -= 1
+            if not unpolled[0]:
+                poll()
 
         return hook
 
@@ -240,6 +249,14 @@ class Backward:
         """All gradients of ``bucket`` are there."""
         if bucket == self._pushed and self._early:
             self._push()
+        else:
+            self._poll()
+
+    def _poll(self) -> None:
+        """Look at what is under way: the others wait for this member's word when another one has died."""
+        self._unpolled[0] = _POLLED
+        if self._early and self._average is not None:
+            self._average.poll()
 
     def _stage(self, bucket: int, index: int) -> None:
         """A large gradient is there, others of its bucket are not."""
@@ -341,6 +358,7 @@ class Backward:
     def _push(self) -> None:
         """Push the next buckets, as many as are complete."""
         left = self._countdown.left
+        self._unpolled[0] = _POLLED
         while self._pushed < len(left) and not left[self._pushed]:
             self._pushed += 1  # at once: a push may let other code run
             self._push_one(self._pushed - 1)

@@ -99,8 +99,7 @@ class LocalTraining:
 
         What was learned since the last sync is dropped. ConfigError while a sync is under way.
         """
-        if self._rounds.under_way:
-            raise ConfigError(f"{self._name}.load_global: a sync is under way: call it after the loop, or after that sync")
+        self._check_no_sync("load_global")
         self._rounds.load_global()
 
     def __enter__(self) -> Self:
@@ -141,7 +140,8 @@ class LocalTraining:
         return {"model": self._global.state_dict(), "optimizer": [each.state_dict() for each in self._optimizers]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over such a state; this worker's weights become the global ones."""
+        """Take over such a state; this worker's weights become the global ones. ConfigError while a sync is under way."""
+        self._check_no_sync("load_state_dict")
         self._global.load_state_dict(state["model"])
         for optimizer, each in zip(self._optimizers, state["optimizer"], strict=True):
             optimizer.load_state_dict(each)
@@ -159,6 +159,10 @@ class LocalTraining:
 
     def _stepped(self) -> None:
         self._rounds.stepped()
+
+    def _check_no_sync(self, method: str) -> None:
+        if self._rounds.under_way:
+            raise ConfigError(f"{self._name}.{method}: a sync is under way: call it after the loop, or after that sync")
 
     def _check(self, ft: Any, model: Any, inner: Any, alpha: Any) -> None:
         if not isinstance(ft, FTLib):

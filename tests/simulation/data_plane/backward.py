@@ -261,14 +261,15 @@ class _Calls:
     def begin_open(self, call: OpenCall) -> bool:
         """See ``CarriesOut``."""
         process = self._process
-        if not process.call_lock.try_open(call.layout.text):
+        if not process.call_lock.try_open(call.layout.text, call):
             return False
-        opened = False
         try:
             opened = process.open(call)
-        finally:
-            if not opened:
-                process.call_lock.end_open()
+        except BaseException:
+            self.abandon_open(call)
+            raise
+        if not opened:
+            process.call_lock.end_open()
         process.jobs.promises.opened(opened)
         process.trainer.open = call if opened else None
         return opened
@@ -304,8 +305,10 @@ class _Calls:
                 return process.call_lock.finish_open(carry_out, lambda: None)
             return process.call_lock.take(call.layout.text, carry_out, lambda: None)
 
-    def abandon_open(self) -> None:
+    def abandon_open(self, call: OpenCall) -> None:
         """See ``CarriesOut``."""
+        if not self._process.call_lock.keeps_open(call):
+            return
         self._process.trainer.open = None
         attempt = self._process.engine._open._attempt
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import math
 import threading
@@ -264,6 +265,12 @@ def test_a_loop_that_ends_in_the_middle_of_a_sync_ends_it() -> None:
                 assert diloco._rounds.under_way and diloco.syncs == 0
                 with pytest.raises(ConfigError, match="a sync is under way"):
                     diloco.load_global()
+                kept = copy.deepcopy(diloco.state_dict())
+                changed = {**kept, "model": {name: value + 5.0 for name, value in kept["model"].items()}}
+                with pytest.raises(ConfigError, match="load_state_dict: a sync is under way"):
+                    diloco.load_state_dict(changed)
+                for name, value in diloco.state_dict()["model"].items():
+                    assert torch.equal(value, kept["model"][name]), "nothing was loaded"
             assert diloco.syncs == 1
             return model.now
 
@@ -432,10 +439,16 @@ def test_what_has_to_be_registered(worker: Worker) -> None:
 
 
 @pytest.mark.parametrize("delay", [0, 60])
-@pytest.mark.parametrize("near", [True, False], ids=["near", "far"])
-def test_who_has_to_leave_waits_for_a_sync_that_is_near(near: bool, delay: int) -> None:
+@pytest.mark.parametrize(
+    ("near", "patience", "waits"),
+    [(True, None, True), (False, None, False), (True, 0, False), (False, "100 h", True)],
+    ids=["near", "far", "without patience", "with all patience"],
+)
+def test_who_has_to_leave_waits_for_a_sync_that_is_near(
+    near: bool, patience: str | float | None, waits: bool, delay: int
+) -> None:
     """Else it leaves at once. The others are not kept waiting by it."""
-    with company(2) as crew:
+    with company(2, **({} if patience is None else {"drain_patience": patience})) as crew:
 
         def work(ft: FTLib) -> tuple[float, int]:
             model, inner, diloco = local(ft, sync_every=70, delay=delay)
@@ -454,7 +467,7 @@ def test_who_has_to_leave_waits_for_a_sync_that_is_near(near: bool, delay: int) 
 
         stayed, left = at_once(*[lambda ft=ft: work(ft) for ft in crew.members])
         assert stayed == (1.0 - (70 - delay), 70)
-        assert left[1] == (70 if near else 22)
+        assert left[1] == (70 if waits else 22)
 
 
 # --- rounds that take long ---------------------------------------------------------------------------------------------

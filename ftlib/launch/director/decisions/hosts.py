@@ -16,7 +16,9 @@ HOPELESS = 2
 
 
 class HostPhase(Enum):
-    """CALLED -> UP | RESTING | GONE; UP -> RESTING | DRAINING | GONE; RESTING -> CALLED | GONE; DRAINING -> GONE."""
+    """CALLED -> UP | RESTING | GONE; UP -> RESTING | DRAINING | GONE; RESTING -> CALLED | GONE; DRAINING -> GONE, or, where the
+    host is wanted again meanwhile, CALLED | RESTING; GONE -> CALLED.
+    """
 
     CALLED = "called"
     UP = "up"
@@ -56,6 +58,8 @@ class Host:
     """Whether an agent ever ran there."""
     address: str = ""
     """Where its workers listen."""
+    returns: bool = False
+    """Whether a host that drains is wanted again, and so is called again once it has drained."""
     bound: bool = False
     """Whether the sockets of its present agent are bound, while it is up."""
 
@@ -63,6 +67,11 @@ class Host:
     def slots(self) -> int:
         """Workers that it shall have."""
         return self.asked if self.asked is not None else self.offered
+
+    @property
+    def staying(self) -> bool:
+        """Whether it was not removed, or is wanted again."""
+        return self.returns or self.phase not in (HostPhase.DRAINING, HostPhase.GONE)
 
     @property
     def rested_at(self) -> float:
@@ -77,7 +86,7 @@ class Host:
 
     def called(self, now: float) -> None:
         """Its agent is started."""
-        self.phase, self.since = HostPhase.CALLED, now
+        self.phase, self.since, self.returns = HostPhase.CALLED, now, False
 
     def up(self, offered: int, address: str, now: float) -> None:
         """Its agent has said what it has."""
@@ -89,6 +98,7 @@ class Host:
         if self.phase is HostPhase.UP and now - self.since > HEALTHY:
             self.strikes = 0
         self.strikes += 1
+        self.returns = False
         self.phase = HostPhase.GONE if for_good else HostPhase.RESTING
         self.since, self.why, self.loss = now, why, loss
 

@@ -144,7 +144,7 @@ class Ledger:
         if host.phase in (HostPhase.GONE, HostPhase.RESTING):
             return []
         drained = host.phase is HostPhase.DRAINING or loss is Loss.OVER
-        host.lost(why, loss, now, for_good=drained or not self.rules.elastic)
+        host.lost(why, loss, now, for_good=(drained and not host.returns) or loss is Loss.OVER or not self.rules.elastic)
         actions: list[Action] = [DropHost(name)]
         if not self.rules.elastic and self.stage is not Stage.ENDING:
             actions += self._fail(Failure(FailureKind.HOST, host=name, why=why), now)
@@ -176,6 +176,7 @@ class Ledger:
             host.wanted(asked, now)
             return [CallHost(name)]
         host.asked = asked
+        host.returns = host.phase is HostPhase.DRAINING
         if host.phase is not HostPhase.UP or self.stage is not Stage.RUNNING:
             return []
         actions = self._resize(host, now)
@@ -186,7 +187,10 @@ class Ledger:
     def remove_host(self, name: str, now: float) -> list[Action]:
         """Drain a host: its workers get SIGTERM, and its agent ends after them."""
         host = self.hosts.get(name)
-        if host is None or host.phase in (HostPhase.GONE, HostPhase.DRAINING):
+        if host is None:
+            return []
+        host.returns = False
+        if host.phase in (HostPhase.GONE, HostPhase.DRAINING):
             return []
         was_up = host.phase is HostPhase.UP
         running = self._roster.running_at(host)
@@ -248,11 +252,12 @@ class Ledger:
                     self._house(now)
                     actions += self._start_due(now)
             self._count(now)
+        elif sent_away and self.stage is Stage.RUNNING:  # not by us: its agent was told to end
+            actions += self._fail(Failure(FailureKind.HOST, host=place.host, why=cause), now)
         elif code != 0 and not (sent_away or draining):
             actions += self._fail(Failure(FailureKind.WORKER, index, place.host, cause), now)
         if draining and not self._roster.running_at(host):
-            host.phase = HostPhase.GONE
-            actions.append(DropHost(place.host))
+            actions += self._drained(host, now)
         return actions
 
     def cancel(self, why: str) -> list[Action]:
@@ -288,6 +293,15 @@ class Ledger:
         """Whether this is a worker's present lifetime: what is said of an earlier one comes too late to matter."""
         record = self.policy.records[index]
         return record.phase is WorkerPhase.RUNNING and record.starts == start
+
+    def _drained(self, host: Host, now: float) -> list[Action]:
+        """The last worker of a host that drains has ended."""
+        actions: list[Action] = [DropHost(host.name)]
+        if host.returns and self.stage not in (Stage.SETTLING, Stage.ENDING):
+            host.wanted(host.asked, now)
+            return [*actions, CallHost(host.name)]
+        host.phase = HostPhase.GONE
+        return actions
 
     def _resize(self, host: Host, now: float) -> list[Action]:
         """Have a host that is up use its slots, all of them and no more."""
@@ -328,7 +342,8 @@ class Ledger:
     def _hoping(self) -> bool:
         """Whether hosts that are not up may yet be."""
         there = (HostPhase.CALLED, HostPhase.RESTING)
-        return self.rules.moving or any(host.phase in there and not host.hopeless for host in self.hosts.values())
+        coming = [host for host in self.hosts.values() if host.phase in there or host.returns]
+        return self.rules.moving or any(not host.hopeless for host in coming)
 
     def _why_lost(self) -> Host | None:
         """A host to name where there are too few: one that was refused before one that is merely away."""

@@ -10,7 +10,7 @@ import logging
 import queue
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -71,6 +71,7 @@ class Pump:
         self._files: dict[str, IO[bytes]] = {}
         self._panel = of_stderr() if live else None
         self._queue: queue.SimpleQueue[Entry | LaunchFacts | None] = queue.SimpleQueue()
+        self._troubles: set[str] = set()
         self._ended = threading.Event()
         self._then: Callable[[], None] = lambda: None
         self._thread = threading.Thread(target=self._run, name="ftlib-logs", daemon=True)
@@ -121,15 +122,15 @@ class Pump:
                 if self._panel is not None:
                     self._panel.update(entry)
             else:
-                try:
-                    self._handle(entry)
-                finally:
-                    if entry.then is not None:
-                        entry.then()
+                self._handle(entry)
+                if entry.then is not None:
+                    entry.then()
             if self._panel is not None and self._queue.empty():
-                self._panel.draw()
+                with self._going_on("the live view"):
+                    self._panel.draw()
         if self._panel is not None:
-            self._panel.erase()
+            with self._going_on("the live view"):
+                self._panel.erase()
         for handler in self._handlers:
             with contextlib.suppress(Exception):
                 handler.close()
@@ -139,11 +140,26 @@ class Pump:
 
     def _handle(self, entry: Entry) -> None:
         if self._live:
-            self._show(entry)
+            with self._going_on("the live view"):
+                self._show(entry)
         if self._log_dir is not None:
-            self._write(entry)
-        if not self._handlers:
-            return
+            with self._going_on("log_dir"):
+                self._write(entry)
+        if self._handlers:
+            with self._going_on("log handlers"):
+                self._hand_on(entry)
+
+    @contextlib.contextmanager
+    def _going_on(self, what: str) -> Iterator[None]:
+        """Whatever fails here must not end the thread: no line would be taken any more, and the workers would wait for ever."""
+        try:
+            yield
+        except Exception:
+            if what not in self._troubles:
+                self._troubles.add(what)
+                logging.getLogger("ftlib").exception("%s failed; further failures of it are not mentioned", what)
+
+    def _hand_on(self, entry: Entry) -> None:
         level = {"stdout": logging.INFO, "stderr": logging.ERROR}.get(entry.stream, logging.INFO)
         for line in entry.lines:
             self._emit(entry, level, "ftlib.launch", None, line.decode("utf-8", "replace"))
@@ -156,12 +172,12 @@ class Pump:
         more = {"hostname": source.hostname, "local_rank": source.local_rank, "rank": source.rank, "stream": entry.stream}
         record.__dict__.update(more if created is None else {**more, "created": created, "msecs": created % 1 * 1000})
         for handler in list(self._handlers):
-            if level >= handler.level:
-                try:
+            try:
+                if level >= handler.level:
                     handler.handle(record)
-                except Exception:
-                    self._handlers.remove(handler)
-                    logging.getLogger("ftlib").exception("a log handler failed, and gets no more lines: %r", handler)
+            except Exception:
+                self._handlers.remove(handler)
+                logging.getLogger("ftlib").exception("a log handler failed, and gets no more lines: %r", handler)
 
     def _show(self, entry: Entry) -> None:
         stream = sys.stdout if entry.stream == "stdout" and entry.source.local_rank is not None else sys.stderr
@@ -201,4 +217,7 @@ def _lines(entry: Entry) -> Sequence[bytes]:
 
 
 def _time(created: float) -> str:
-    return datetime.fromtimestamp(created, UTC).strftime("%H:%M:%S.%f")[:-3]
+    try:
+        return datetime.fromtimestamp(created, UTC).strftime("%H:%M:%S.%f")[:-3]
+    except (OSError, OverflowError, ValueError):  # a worker may give its records any time
+        return "--:--:--.---"
