@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.peers.play import Fault, Run
-from benchmarks.peers.systems import WORKERS
+from benchmarks.peers.systems import RESTART
+
+Line = dict[str, Any]
 
 
 @dataclass
@@ -16,91 +19,112 @@ class Figures:
     """Of one run."""
 
     system: str
-    start: float
-    """Seconds until all workers had made ten steps."""
-    usual: float
+    start: float | None = None
+    """Seconds until all workers had made three steps."""
+    usual: float | None = None
     """Seconds a step."""
-    pauses: dict[str, list[float]] = field(default_factory=dict)
-    """By fault: the longest time that any survivor went without a step."""
-    never: dict[str, int] = field(default_factory=dict)
-    """By fault: how often a survivor had not gone on when patience was over."""
-    lost: int = 0
+    pauses: dict[str, list[tuple[float, bool]]] = field(default_factory=dict)
+    """By fault: the longest time that any survivor went without a step, and whether all had gone on when patience was over.
+    If not, it would have been longer.
+    """
+    lost: int | None = None
     """Batches that were computed, at workers that went on, and in no step."""
-    repeated: int = 0
+    repeated: int | None = None
     """Steps that were made again."""
-    unequal: int = 0
+    unequal: int | None = None
     """Steps after which two workers held different parameters, of ``compared``."""
     compared: int = 0
-    goodput: float = 0.0
-    """Batches that counted, of those that four workers would have had in the same time if nothing had happened."""
-    cpu: float = 0.0
+    restarts: int | None = None
+    """How often all of it had to be started again, as it did not come back by itself."""
+    goodput: float | None = None
+    """Batches that counted, of those that as many workers would have had in the same time if nothing had happened."""
+    cpu: float | None = None
     """Processor seconds of all processes."""
     batches: int = 0
     losses: list[tuple[float, float]] = field(default_factory=list)
     """(seconds since the start, loss on the test set)"""
     failed: str = ""
+    """Why it was not played to its end. What was seen until then counts."""
 
 
 def figures(run: Run, cpu: float) -> Figures:
     """What this run has shown."""
     assert run.notes is not None
-    lines = run.notes.lines
-    found = Figures(run.system, run.together - run.began if run.together else 0.0, run.usual, cpu=cpu, failed=run.failed)
-    if run.failed:
+    found = Figures(run.system, cpu=cpu, failed=run.failed, restarts=run.restarts)
+    if not run.together or not run.usual:
         return found
+    lines = run.notes.lines
+    found.start, found.usual = run.together - run.began, run.usual
     for fault in run.faults:
-        pause, ended = _pause(run, fault)
-        found.pauses.setdefault(fault.kind, []).append(pause)
-        found.never[fault.kind] = found.never.get(fault.kind, 0) + (not ended)
-    found.lost = _lost(lines)
-    used = _count(
-        found, [line for line in lines if line["kind"] == "step"], run.faults[0].began if run.faults else run.together
-    )
+        if fault.present and fault.ended:
+            found.pauses.setdefault(fault.kind, []).append(_pause(run, fault))
+    found.lost, found.batches = _lost(lines), sum(line["kind"] == "batch" for line in lines)
+    steps = [line for line in lines if line["kind"] == "step"]
+    _compare(found, steps)
     began = run.faults[0].began if run.faults else run.together
-    found.goodput = used / (WORKERS * (run.ended - began) / run.usual)
+    used = 0
+    newest: dict[int, int] = {}
+    for line in steps:
+        again = line["step"] <= newest.get(line["slot"], -1)
+        newest[line["slot"]] = max(line["step"], newest.get(line["slot"], -1))
+        found.repeated = (found.repeated or 0) + again
+        used += line["batches"] * (not again and began <= line["t"] <= run.ended)
+    found.goodput = used / (run.pace * _worker_seconds(run, began))
     return found
 
 
 def _pause(run: Run, fault: Fault) -> tuple[float, bool]:
-    """The longest time without a step, of any survivor, and whether all had gone on."""
     assert run.notes is not None
-    longest, ended = 0.0, True
+    longest = 0.0
     for slot in fault.present:
-        times = [step["t"] for step in run.notes.steps(slot)]
-        before = max((time for time in times if time <= fault.began), default=run.began)
-        within = [before, *(time for time in times if fault.began < time <= fault.ended)]
-        ended = ended and len(within) > 1
-        within += [fault.ended]
-        longest = max(longest, *(after - max(before, fault.began) for before, after in itertools.pairwise(within)))
-    return longest, ended
+        within = [step["t"] for step in run.notes.steps(slot, fault.began) if step["t"] <= fault.ended]
+        longest = max(longest, *(after - before for before, after in itertools.pairwise([fault.began, *within, fault.ended])))
+    return longest, fault.over
 
 
-def _lost(lines: list[dict[str, Any]]) -> int:
-    """Batches that were followed by another batch of the same process, without a step in between."""
-    last: dict[int, str] = {}
-    lost = 0
+def _worker_seconds(run: Run, began: float) -> float:
+    """How long workers should have worked, all together: more where one has joined."""
+    ends = [*(time for time, _ in run.sizes[1:]), run.ended]
+    return sum(size * max(0.0, end - max(since, began)) for (since, size), end in zip(run.sizes, ends, strict=True))
+
+
+def _lost(lines: Iterable[Line]) -> int:
+    """Batches of a process up to its last step that are in none of its steps; those after it may be under way."""
+    made: dict[int, int] = defaultdict(int)
+    used: dict[int, int] = defaultdict(int)
+    lost: dict[int, int] = {}
     for line in lines:
-        if line["kind"] in {"batch", "step"}:
-            lost += line["kind"] == "batch" == last.get(line["pid"])
-            last[line["pid"]] = line["kind"]
-    return lost
+        pid = line["pid"]
+        if line["kind"] == "batch":
+            made[pid] += 1
+        elif line["kind"] == "step":
+            used[pid] += line["batches"]
+            lost[pid] = made[pid] - used[pid]
+    return sum(lost.values())
 
 
-def _count(found: Figures, steps: list[dict[str, Any]], began: float) -> int:
-    """Fill in what steps tell; how many count from that moment on."""
-    newest: dict[int, int] = {}
-    held: dict[int, dict[int, int]] = defaultdict(dict)
-    used = 0
+def _compare(found: Figures, steps: Iterable[Line]) -> None:
+    """Fill in what the steps' parameters and losses tell."""
+    began = None
+    for together in sorted(_same(steps), key=lambda each: float(each[0]["t"])):
+        began = together[0]["t"] if began is None else began
+        found.losses += [(line["t"] - began, line["loss"]) for line in together[:1] if "loss" in line]
+        if len({line["slot"] for line in together}) > 1:
+            found.compared += 1
+            found.unequal = (found.unequal or 0) + (len({line["weights"] for line in together}) > 1)
+
+
+def _same(steps: Iterable[Line]) -> Iterator[list[Line]]:
+    """Steps of one number that were made together. Nobody is back from a checkpoint as soon as ``RESTART``."""
+    numbers: dict[int, list[Line]] = defaultdict(list)
     for line in steps:
-        slot, step = line["slot"], line["step"]
-        again = step <= newest.get(slot, -1)
-        newest[slot] = max(step, newest.get(slot, -1))
-        found.repeated += again
-        used += not again and line["t"] >= began
-        held[step][slot] = line["weights"]
-        if "loss" in line:
-            found.losses.append((line["t"] - steps[0]["t"], line["loss"]))
-    several = [set(weights.values()) for weights in held.values() if len(weights) > 1]
-    found.compared, found.unequal = len(several), sum(len(each) > 1 for each in several)
-    found.batches = len(steps)
-    return used
+        numbers[line["step"]].append(line)
+    for lines in numbers.values():
+        lines.sort(key=lambda line: float(line["t"]))
+        together = lines[:1]
+        for before, line in itertools.pairwise(lines):
+            if line["t"] - before["t"] > RESTART:
+                yield together
+                together = []
+            together.append(line)
+        yield together

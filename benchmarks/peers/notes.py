@@ -24,7 +24,8 @@ class Notes:
         """By slot, in the order of their times."""
         self._pids: dict[int, tuple[float, int]] = {}
         """By slot: the newest line's time, and the process that wrote it."""
-        self._addresses: set[str] = set()
+        self._members: tuple[float, list[str]] = (0.0, [])
+        """The newest view that anybody noted: when, and its members' addresses."""
 
     @property
     def lines(self) -> list[dict[str, Any]]:
@@ -52,9 +53,9 @@ class Notes:
         return self._pids[slot][1]
 
     def addresses(self) -> list[str]:
-        """Where workers of ftlib were started to listen."""
+        """Where ftlib's members listen."""
         self.refresh()
-        return sorted(self._addresses)
+        return self._members[1]
 
     def _take(self, line: dict[str, Any]) -> None:
         self._lines.append(line)
@@ -62,5 +63,5 @@ class Notes:
         self._pids[slot] = max(self._pids.get(slot, (0.0, 0)), (line["t"], line["pid"]))
         if line["kind"] == "step":
             bisect.insort(self._steps[slot], line, key=_time)
-        elif line["kind"] == "address" and line["address"]:
-            self._addresses.add(line["address"])
+        elif line["kind"] == "members":
+            self._members = max(self._members, (line["t"], line["addresses"]))

@@ -1,33 +1,41 @@
-"""One run of one system through a schedule of faults. The schedule is drawn once a round, and is the same for all systems."""
+"""One run of one system through one round's faults, which are the same for all systems: see ``plan``.
+
+A worker that a fault has hit is replaced with every system, also one that was told to leave; one that was stopped or hangs is
+killed once the others have gone on, as an operator would do it. The next fault comes once all make steps again. Where that
+takes longer than ``RETURN``, the whole system is started again, which counts.
+
+The injector is not ``ftlib chaos``: that asks ftlib's agents to hit their own worker, and other systems have none. All get
+signals from outside.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import os
-import random
 import signal
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from benchmarks.peers.notes import Notes
-from benchmarks.peers.systems import WORKERS, Running
+from benchmarks.peers.plan import ONE_WORKER, Round, Strike
+from benchmarks.peers.systems import WORKERS, Running, alive
 
-SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "wedge": signal.SIGUSR1, "leave": signal.SIGTERM}
-"""Faults of one worker."""
-FAULTS = (*SIGNALS, "join", "master")
-START = 120.0
+SIGNALS = dict(zip(ONE_WORKER, (signal.SIGKILL, signal.SIGSTOP, signal.SIGUSR1, signal.SIGTERM), strict=True))
+START = 90.0
 """Seconds until all workers must train together."""
-QUIET = 3.0
-"""Seconds that nothing happens at first, from which the usual step is known."""
-REST = 1.5
-AFTERWARDS = 20.0
-"""Seconds more, once patience is over, that all have to go on before the next fault comes."""
-CALM = 10
-"""Steps that all must have made after a fault until the next one."""
+QUIET = 2.0
+"""Seconds that nothing happens at first, from which the usual step is known; longer until there are ``GAPS`` of them."""
+GAPS = 4
+LONGEST = 20.0
+CALM, MOMENT = 3, 0.3
+"""Steps, and seconds, that a survivor has to go on until it counts as going on: a step in flight at the fault may yet end."""
+RETURN = 20.0
+"""Seconds, once survivors have gone on or patience is over, until all make steps again."""
+LIMIT = 100.0
+"""Seconds of one run, beside those that a system is waited for by its settings, after which no more faults come."""
 
 
 @dataclass
@@ -36,13 +44,16 @@ class Fault:
 
     kind: str
     victim: int
+    pid: int
     began: float
     present: frozenset[int]
     """Slots that were there and are to go on."""
+    effect: float | None = None
+    """From when on survivors' steps tell something: once who leaves is gone, once who joins makes steps."""
     ended: float = 0.0
-    """When all went on as before, or patience was over."""
+    """When all survivors went on, or patience was over."""
     over: bool = False
-    """Whether all went on."""
+    """Whether all survivors went on."""
 
 
 @dataclass
@@ -56,93 +67,174 @@ class Run:
     ended: float = 0.0
     usual: float = 0.0
     """Seconds between two steps while nothing happens."""
+    pace: float = 0.0
+    """Batches a second of one worker while nothing happens."""
     faults: list[Fault] = field(default_factory=list)
+    sizes: list[tuple[float, int]] = field(default_factory=list)
+    """How many workers there should be, from when on."""
+    restarts: int = 0
+    """How often the whole system had to be started again."""
     notes: Notes | None = None
     failed: str = ""
     """Why it could not be played to its end."""
 
 
-class Player:
-    """Plays one schedule on a system that has been started."""
+class _FailedError(Exception):
+    """It cannot go on."""
 
-    def __init__(self, running: Running, patience: float, seed: int) -> None:
+
+class Player:
+    """Plays one round on a system that has been started."""
+
+    def __init__(self, running: Running, patience: float) -> None:
+        """``patience``: seconds until survivors must have gone on."""
         self._running = running
         self._notes = running.notes
         self._patience = patience
-        self._chance = random.Random(seed)
         self._present = set(range(WORKERS))
         self.run = Run(running.kind.name, time.monotonic(), notes=running.notes)
 
-    def play(self, schedule: Sequence[str], kills: float, mean: float) -> Run:
-        """The faults of the schedule one after the other, then kills at random for that many seconds."""
+    def play(self, plan: Round, window: float) -> Run:
+        """The schedule's faults one after the other, then the kills at random within ``window`` seconds."""
         run = self.run
-        if not self._until(lambda: all(len(self._notes.steps(slot)) >= CALM for slot in self._present), START):
-            run.failed = f"no common steps within {START:.0f} s"
-            run.ended = time.monotonic()
-            return run
-        run.together = time.monotonic()
-        self._until(lambda: False, QUIET)
-        gaps = [gap for slot in self._present for gap in _gaps(self._notes, slot, run.together)]
-        run.usual = statistics.median(gaps)
-        for kind in schedule:
-            self._fault(kind)
-        end = time.monotonic() + kills
-        while kills and (rest := self._chance.expovariate(1 / mean)) < end - time.monotonic():
-            self._until(lambda: False, rest)
-            self._fault("kill")
-        self._until(lambda: False, REST)
+        try:
+            self._begin()
+            limit = LIMIT + sum(self._patience_for(strike.kind, plan.first) - self._patience for strike in plan.schedule)
+            for number, strike in enumerate(plan.schedule):
+                if time.monotonic() > run.began + limit:
+                    left = ", ".join(each.kind for each in plan.schedule[number:])
+                    raise _FailedError(f"no time was left for {left} after {limit:.0f} s")
+                self._fault(strike, self._patience_for(strike.kind, plan.first))
+            if window:
+                self._kills(plan, window)
+        except _FailedError as error:
+            run.failed = str(error)
         run.ended = time.monotonic()
+        self._notes.refresh()
         return run
 
-    def _fault(self, kind: str) -> None:
-        running, began = self._running, time.monotonic()
+    def _begin(self) -> None:
+        run = self.run
+        self._common_steps("no common steps")
+        run.together = time.monotonic()
+        self._pause(QUIET)
+        self._until(lambda: all(len(self._notes.steps(slot, run.together)) > GAPS for slot in self._present), LONGEST)
+        now = time.monotonic()
+        gaps = [gap for slot in self._present for gap in _gaps(self._notes, slot, run.together)]
+        if not gaps:
+            raise _FailedError(f"no steps within {now - run.together:.0f} s of quiet")
+        run.usual = statistics.median(gaps)
+        batches = sum(line["kind"] == "batch" and run.together <= line["t"] < now for line in self._notes.lines)
+        run.pace = batches / WORKERS / (now - run.together)
+        run.sizes.append((now, WORKERS))
+
+    def _common_steps(self, otherwise: str) -> None:
+        since = time.monotonic()
+        if not self._until(lambda: all(len(self._notes.steps(slot, since)) >= CALM for slot in self._present), START):
+            raise _FailedError(f"{otherwise} within {START:.0f} s")
+
+    def _patience_for(self, kind: str, first: frozenset[str]) -> float:
+        if kind == "join":  # nobody waits for who starts
+            return self._patience + RETURN
+        slow: Mapping[str, float] = self._running.kind.slow
+        return max(slow.get(kind, 0.0), self._patience) if kind in first else self._patience
+
+    def _fault(self, strike: Strike, patience: float) -> None:
+        fault = self._strike(strike)
+        if fault is not None:
+            self._watch(fault, patience)
+            self._settle(fault)
+
+    def _kills(self, plan: Round, window: float) -> None:
+        """At moments that are the same for all systems, however far each has come; so kills may meet a recovery."""
+        began = time.monotonic()
+        last = None
+        for strike, after in itertools.zip_longest(plan.kills, plan.kills[1:]):
+            self._pause(began + strike.at - time.monotonic())
+            fault = self._strike(strike)
+            if fault is None:
+                continue
+            last = fault
+            self._watch(last, self._patience if after is None else began + after.at - time.monotonic())
+        self._pause(began + window - time.monotonic())
+        if last is not None:
+            self._settle(last)
+
+    def _strike(self, strike: Strike) -> Fault | None:
+        running, kind = self._running, strike.kind
         if (kind == "join" and not running.kind.joins) or (kind == "master" and not running.kind.master):
-            return
-        going = self._going()
-        victim = self._chance.choice(self._alive()) if kind in SIGNALS else -1
-        pid = self._notes.pid(victim) if victim >= 0 else 0
+            return None
+        self._notes.refresh()
+        victim = pid = -1
+        began = time.monotonic()
         if kind in SIGNALS:
+            first = int(strike.fraction * WORKERS)
+            slots = [(first + number) % WORKERS for number in range(WORKERS)]
+            victim = next((slot for slot in slots if alive(self._notes.pid(slot))), -1)
+            if victim < 0:
+                return None
+            pid = self._notes.pid(victim)
             _send(pid, SIGNALS[kind])
+            if kind == "leave":
+                running.leaves(victim, pid)
         elif kind == "join":
             victim = max(self._present) + 1
             running.add(victim)
         else:
             running.kill_master()
-        fault = Fault(kind, victim, began, frozenset(going - {victim}))
+        effect = None if kind in {"join", "leave"} else began
+        # Who is still coming back from a kill before is no survivor of this one.
+        survivors = frozenset(slot for slot in self._present - {victim} if self._notes.steps(slot, began - self._recent))
+        fault = Fault(kind, victim, pid, began, survivors, effect)
+        self.run.faults.append(fault)
+        return fault
+
+    def _watch(self, fault: Fault, patience: float) -> None:
+        """Until all survivors have gone on, or patience is over."""
+        fault.over = self._until(lambda: self._gone_on(fault), patience)
+        fault.ended = time.monotonic()
+
+    def _gone_on(self, fault: Fault) -> bool:
+        if fault.effect is None and fault.kind == "leave" and not alive(fault.pid):
+            fault.effect = time.monotonic()
+        if fault.effect is None and fault.kind == "join" and (steps := self._notes.steps(fault.victim)):
+            fault.effect = steps[0]["t"]
+        return fault.effect is not None and all(self._steady(slot, fault.effect) for slot in fault.present)
+
+    def _steady(self, slot: int, since: float) -> bool:
+        steps = self._notes.steps(slot, since)
+        return len(steps) >= CALM and steps[-1]["t"] >= max(since + MOMENT, time.monotonic() - self._recent)
+
+    @property
+    def _recent(self) -> float:
+        """Seconds without a step after which a worker counts as one that makes none."""
+        return 3 * self.run.usual + 0.3
+
+    def _settle(self, fault: Fault) -> None:
+        """Until all make steps, the victim's successor among them; or start the whole system again."""
+        if fault.kind in {"stop", "wedge", "leave"}:
+            _send(fault.pid, signal.SIGKILL)
+        if fault.victim >= 0:
+            self._present.add(fault.victim)
 
         def back() -> bool:
-            """The victim's successor (or who joins) makes steps; who leaves need not come back."""
-            return victim < 0 or kind == "leave" or any(step["pid"] != pid for step in self._notes.steps(victim, began))
+            steps = self._notes.steps(fault.victim, fault.began) if fault.victim >= 0 else []
+            returned = fault.victim < 0 or any(step["pid"] != fault.pid for step in steps)
+            return returned and all(self._steady(slot, fault.ended) for slot in self._present)
 
-        def go_on() -> bool:
-            recent = time.monotonic() - 10 * self.run.usual - 0.2
-            steps = [self._notes.steps(slot, began) for slot in fault.present]
-            return all(len(each) >= CALM and each[-1]["t"] > recent for each in steps) and back()
+        if self._until(back, RETURN):
+            size = len(self._present)
+        else:
+            self.run.restarts += 1
+            self._present = set(range(WORKERS))
+            self._running.restart()
+            self._common_steps("it did not come back after it was started again")
+            size = WORKERS
+        if size != self.run.sizes[-1][1]:
+            self.run.sizes.append((time.monotonic(), size))
 
-        fault.over = self._until(go_on, self._patience)
-        fault.ended = time.monotonic()
-        self.run.faults.append(fault)
-        if not fault.over:
-            if kind in {"stop", "wedge"}:
-                _send(pid, signal.SIGKILL)  # as an operator would at last
-            self._until(go_on, AFTERWARDS)
-        if kind == "join" and back():
-            self._present.add(victim)
-        if kind == "leave" and not self._until(lambda: any(step["pid"] != pid for step in self._notes.steps(victim, began)), 3):
-            self._present.discard(victim)
-        self._until(lambda: False, REST)
-
-    def _alive(self) -> list[int]:
-        """Slots whose process is there, which a kill at random may find between two lives."""
-        return [slot for slot in sorted(self._present) if Path(f"/proc/{self._notes.pid(slot)}").exists()] or sorted(
-            self._present
-        )
-
-    def _going(self) -> set[int]:
-        """Slots that make steps now: who is still coming back from the fault before is no survivor of the next one."""
-        self._notes.refresh()
-        recent = time.monotonic() - 10 * self.run.usual - 0.2
-        return {slot for slot in self._present if self._notes.steps(slot, recent)} or set(self._present)
+    def _pause(self, seconds: float) -> None:
+        self._until(lambda: False, seconds)
 
     def _until(self, done: Callable[[], bool], seconds: float) -> bool:
         end = time.monotonic() + seconds

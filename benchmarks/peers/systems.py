@@ -39,6 +39,10 @@ class Kind:
     joins: bool = True
     master: str = ""
     """The process without which it cannot go on, if there is one."""
+    asked: bool = False
+    """Whether it is played only where ``--only`` names it."""
+    slow: dict[str, float] = field(default_factory=dict)
+    """Faults which these settings take longer over than others are waited for, and seconds that they may take in one round."""
 
     @property
     def program(self) -> str:
@@ -47,18 +51,20 @@ class Kind:
 
 
 KINDS = (
-    Kind("ftlib", "ftlib", "defaults, ftlib run"),
+    Kind("ftlib", "ftlib", "defaults, ftlib run", slow={"wedge": 80.0}),
     Kind(
         "ftlib, tuned",
         "ftlib",
         "stall_timeout 2 s, exclude_after 1 s, ftlib run",
         {"FTLIB_STALL_TIMEOUT": "2", "FTLIB_EXCLUDE_AFTER": "1"},
+        asked=True,
     ),
     Kind(
         "ftlib, file store",
         "ftlib",
         "consensus=shared_storage in a directory, ftlib run",
         {"FTLIB_CONSENSUS": "shared_storage"},
+        slow={"wedge": 80.0},
     ),
     Kind(
         "torchft",
@@ -67,6 +73,7 @@ KINDS = (
         {"PEERS_TIMEOUT": "30"},
         ("--min_replicas=1", "--quorum_tick_ms=100", "--join_timeout_ms=10000"),
         master="lighthouse",
+        slow=dict.fromkeys(("kill", "stop", "wedge", "leave"), 50.0),
     ),
     Kind(
         "torchft, tuned",
@@ -87,30 +94,39 @@ KINDS = (
     Kind(
         "hivemind",
         "hivemind",
-        "matchmaking 3 s, averaging time-out 10 s: its quick start",
-        {"PEERS_MATCHMAKING": "3", "PEERS_TIMEOUT": "10"},
+        "matchmaking 0.5 s, averaging time-out 5 s (with 3 s and 10 s, its quick start's, each step takes more than 3 s)",
+        {"PEERS_MATCHMAKING": "0.5", "PEERS_TIMEOUT": "5"},
     ),
     Kind(
         "DDP, torchrun",
         "ddp",
-        "--max-restarts, a checkpoint each 25 steps, time-out of 10 s",
-        {"PEERS_TIMEOUT": "10"},
+        "--max-restarts, a checkpoint each 25 steps, time-out of 10 s, TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 (with the default, "
+        "addresses of the workers before stay in the store, and most restarts fail)",
+        {"PEERS_TIMEOUT": "10", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
         joins=False,
         master="torchrun",
+        slow={"stop": 60.0, "wedge": 30.0},
     ),
 )
+
+
+def alive(pid: int) -> bool:
+    """Whether that process is there, and no zombie."""
+    try:
+        return b") Z " not in Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return False
 
 
 class Running:
     """One system that trains, as a context manager that leaves nothing behind. Call ``tend`` again and again."""
 
-    def __init__(self, kind: Kind, python: str, keep: bool) -> None:
+    def __init__(self, kind: Kind, python: str, digits: Path, keep: bool) -> None:
         self.kind = kind
         self._keep = keep
         self._python = python
         self.folder = Path(tempfile.mkdtemp(prefix="peers-"))
         (self.folder / "notes").mkdir()
-        (self.folder / "store").mkdir()
         self.notes = Notes(self.folder / "notes")
         self._mark = f"PEERS_FOLDER={self.folder}"
         self._own = {
@@ -118,48 +134,65 @@ class Running:
             **kind.environment,
             "PEERS_FOLDER": str(self.folder),
             "PEERS_NOTES": str(self.folder / "notes"),
-            "PEERS_MEETING": str(self.folder / "meeting"),
+            "PEERS_DIGITS": str(digits.absolute()),
             "PEERS_CHECKPOINT": str(self.folder / "checkpoint"),
             "PYTHONPATH": str(ROOT),
             "OMP_NUM_THREADS": "1",
         }
-        if kind.package == "ftlib":
-            self._own |= {
-                "FTLIB_JOB": self.folder.name,
-                "FTLIB_SECRET": secrets.token_hex(32),
-                "FTLIB_STORAGE": f"file://{self.folder}/store",
-            }
-            if kind.environment.get("FTLIB_CONSENSUS") is None:
-                del self._own["FTLIB_STORAGE"]
+        self._starts = 0
         self._workers: dict[int, subprocess.Popen[bytes]] = {}
         """Those that are started anew here, by slot."""
         self._due: dict[int, float] = {}
+        self._leaving: dict[int, int] = {}
+        """Processes that were told to leave and whom nobody else starts anew, by slot."""
         self.master: subprocess.Popen[bytes] | None = None
         self._launcher: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
+        self._start()
+        return self
+
+    def _start(self) -> None:
+        """All of it, as a job that nobody knows of: but checkpoints are kept."""
+        self._starts += 1
         (port,) = free_ports(1)
-        self._own["PEERS_PORT"] = str(port)
+        job = f"{self.folder.name}-{self._starts}"
+        meeting, store = self.folder / f"meeting-{self._starts}", self.folder / f"store-{self._starts}"
+        self._own |= {"PEERS_PORT": str(port), "PEERS_MEETING": str(meeting)}
         match self.kind.package:
             case "ftlib":
+                self._own |= {"FTLIB_JOB": job, "FTLIB_SECRET": secrets.token_hex(32)}
+                if "FTLIB_CONSENSUS" in self.kind.environment:
+                    store.mkdir()
+                    self._own["FTLIB_STORAGE"] = f"file://{store}"
                 run = ["-m", "ftlib.cli.main", "run", "-n", str(WORKERS), "--max-restarts", "1000"]
-                run += ["--job", self.folder.name, "-m", self.kind.program]
-                self._launcher = self._spawn([sys.executable, *run], "launcher")
+                self._launcher = self._spawn([sys.executable, *run, "--job", job, "-m", self.kind.program], "launcher")
             case "ddp":
                 self.master = self._torchrun()
             case _:
+                meeting.mkdir()
                 if self.kind.lighthouse:
                     self._own["TORCHFT_LIGHTHOUSE"] = f"http://127.0.0.1:{port}"
                     self.master = self._lighthouse()
                 for slot in range(WORKERS):
                     self.add(slot)
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def restart(self) -> None:
+        """Kill all of it, and start it as at the beginning: nobody was making steps any more."""
+        self._stop()
+        self._start()
+
+    def _stop(self) -> None:
         self._kill_all()
         for child in (*self._workers.values(), self.master, self._launcher):
             if child is not None:
                 child.wait()
+        self.master = self._launcher = None
+        for known in (self._workers, self._due, self._leaving):
+            known.clear()
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
         if not self._keep:
             shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -173,11 +206,24 @@ class Running:
                 "FTLIB_BIND": f"127.0.0.1:{free_ports(1)[0]}",
             }
             own |= {} if "FTLIB_STORAGE" in self._own else {"FTLIB_INTRODUCERS": ",".join(self.notes.addresses())}
+        elif not self.kind.lighthouse:  # the addresses of the one before lead nowhere
+            Path(self._own["PEERS_MEETING"], f"{slot}.addresses").unlink(missing_ok=True)
         self._workers[slot] = self._spawn([self._python, "-m", self.kind.program], f"worker-{slot}", own)
+
+    def leaves(self, slot: int, pid: int) -> None:
+        """That process was told to leave. Who has left is started anew with every system, as on a machine that comes back."""
+        if (
+            self.kind.package == "ftlib" and slot not in self._workers
+        ):  # ftlib run takes a worker that left for one that is done
+            self._leaving[slot] = pid
 
     def tend(self) -> None:
         """Start anew who ended ``RESTART`` seconds ago or longer."""
         now = time.monotonic()
+        for slot, pid in list(self._leaving.items()):
+            if not alive(pid) and now >= self._due.setdefault(slot, now + RESTART):
+                del self._due[slot], self._leaving[slot]
+                self.add(slot)
         for slot, worker in list(self._workers.items()):
             if worker.poll() is not None and now >= self._due.setdefault(slot, now + RESTART):
                 del self._due[slot]

@@ -31,6 +31,11 @@ from .values import Message, copied, decode, encode, hosted
 from .works import CALLBACKS, AsyncChannelWork, Outcome, Patience, limit_of
 
 _NOTHING = Message(b"", [], [])
+_SOON = 0.002
+"""Seconds after which an item is acknowledged, where the next request does not say so before."""
+_TOGETHER = 1000
+"""The most answers that are acknowledged together: a header holds them."""
+Later = Callable[[float, Callable[[], None]], object]
 Reply = Callable[[list[Any], Message], Any]
 """Sends one answer to a client."""
 
@@ -71,15 +76,15 @@ class Channel:
         if self.at.id == here.id:
             server = _Server(maxsize)
             collective.services.serve(name, server.welcome)
-            self._client = _Client(self.at, None)
+            self._client = _Client(self.at, None, collective.later)
             self._client.use(server.local(self._client.answered))
             self._close: Callable[[], None] = lambda: collective.end_channel(name)
         else:
             group = collective.channel_group(self.at, f"{name}#{secrets.token_hex(4)}")
             lane = group.lane(self.at.id)
-            self._client = _Client(self.at, lane)
+            self._client = _Client(self.at, lane, collective.later)
             self._client.use(lambda fields, message: lane.send(Sort.CHANNEL, message, "channel", fields))
-            lane.serve(self._client.came, self._client.ended)
+            lane.serve(self._client.came, self._client.ended, self._client.acknowledge)
             self._close = group.close
 
     def __repr__(self) -> str:
@@ -171,9 +176,14 @@ class Channel:
 class _Client:
     """The requests of one channel here that have no answer yet."""
 
-    def __init__(self, server: Member, lane: Lane | None) -> None:
+    def __init__(self, server: Member, lane: Lane | None, later: Later) -> None:
+        """``later(seconds, call)`` calls on another thread."""
         self.server = server
         self.lane = lane
+        self._later = later
+        self._taken: list[int] = []
+        """Answers whose items are to be acknowledged."""
+        self._timed = False
         self._send: Reply | None = None
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
@@ -195,7 +205,8 @@ class _Client:
         with self._lock:
             number = next(self._numbers)
             self._pending[number] = outcome
-        sent = self.tell([*fields[:1], number, *fields[1:]], message)
+            taken, self._taken = self._taken, []
+        sent = self.tell([*fields[:1], number, *fields[1:], taken], message)
         if isinstance(sent, Outcome):
             sent.on_end(lambda: self._not_sent(number, sent.error))
         if self._over is not None:
@@ -210,8 +221,28 @@ class _Client:
     def came(self, fields: list[Any], message: Message) -> None:
         """An answer has arrived over the stream."""
         verb = self.answered(fields, message)
-        if verb is not None:
+        if verb is Verb.GIVE_BACK:
             self.tell([verb, fields[0], "", None, False])
+        elif verb is Verb.ACKNOWLEDGE:
+            with self._lock:
+                self._taken.append(fields[0])
+                full, timed, self._timed = len(self._taken) >= _TOGETHER, self._timed, True
+            if full:
+                self.acknowledge()
+            if not timed:
+                self._later(_SOON, self._lapse)
+
+    def acknowledge(self) -> None:
+        """Tell the server which items have arrived, if it does not know."""
+        with self._lock:
+            taken, self._taken = self._taken, []
+        if taken:
+            self.tell([Verb.ACKNOWLEDGE, 0, "", None, False, taken])
+
+    def _lapse(self) -> None:
+        with self._lock:
+            self._timed = False
+        self.acknowledge()
 
     def answered(self, fields: list[Any], message: Message) -> Verb | None:
         """An answer has arrived: what to tell the server of its items."""
@@ -304,9 +335,12 @@ class _Server:
         return lambda fields, message: self._handle(reply, fields, copied(message))
 
     def _handle(self, reply: Reply, fields: list[Any], message: Message) -> None:
-        verb, number, key, amount, wait = fields
+        verb, number, key, amount, wait, *more = fields
         ask: Ask = (reply, int(number))
+        taken = [int(each) for each in more[0]] if more else []
         with self._lock:
+            for each in taken:
+                self._queues.acknowledge((reply, each))
             match verb:
                 case Verb.PUT:
                     answers = self._queues.put(ask, str(key), float(amount), _unpacked(message)[0], wait=bool(wait))
@@ -318,8 +352,6 @@ class _Server:
                     answers = self._queues.give_back(ask)
                 case _:
                     answers = []
-                    if verb == Verb.ACKNOWLEDGE:
-                        self._queues.acknowledge(ask)
             sizes = [self._queues.size(str(key)), self._maxsize]
             peeked = self._queues.items(str(key)) if verb == Verb.PEEK else ()
         if verb == Verb.SIZE:

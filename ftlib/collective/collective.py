@@ -114,6 +114,10 @@ class Collective:
         """The stream of a channel's client to the member that serves it."""
         return self._group([self.here, at], CHANNEL + name)
 
+    def later(self, seconds: float, call: Callable[[], None]) -> None:
+        """Call on the thread of the streams after so many seconds; it must not wait."""
+        self._loop.later(seconds, call)
+
     def end_channel(self, name: str) -> None:
         """End the channel that is served here under that name."""
         if os.getpid() == self._process:

@@ -72,6 +72,7 @@ class Lane:
         self._standing: Standing | None = None
         """Takes all that comes, instead of receives."""
         self._over: CollectiveError | None = None
+        self._closing: Callable[[], None] = lambda: None
 
     @property
     def over(self) -> CollectiveError | None:
@@ -134,9 +135,15 @@ class Lane:
         self.connect()
         return receive
 
-    def serve(self, handle: Handle, ended: Callable[[CollectiveError], None]) -> None:
-        """Give every message to ``handle``, and the end to ``ended``: neither may wait. Once, before any receive."""
+    def serve(
+        self, handle: Handle, ended: Callable[[CollectiveError], None], closing: Callable[[], None] = lambda: None
+    ) -> None:
+        """Give every message to ``handle``, and the end to ``ended``: neither may wait. Once, before any receive.
+
+        ``closing`` is called before this side says goodbye.
+        """
         standing = Standing(self, handle, ended)
+        self._closing = closing
         with self._state:
             self._standing = standing
             link, over = self._link, self._over
@@ -224,6 +231,7 @@ class Lane:
         """Flush what was sent, tell the peer, and end with GroupClosed. In a forked child it does nothing."""
         if self.inherited:
             return
+        self._closing()
         if self._outbox:
             self._connected.wait(max(0.0, deadline - time.monotonic()))
         if self._over is None:
@@ -248,6 +256,11 @@ class Lane:
             self._connected.wait(max(0.0, deadline - time.monotonic()))
         if self._link is not None:
             self._link.help(ready, deadline)
+
+    def push(self, ready: Callable[[], bool], deadline: float) -> None:
+        """Write to the link in this thread, if there is one."""
+        if self._link is not None and not self.inherited:
+            self._link.push(ready, deadline)
 
     def heard(self) -> str:
         """Whom an operation waits for, and since when that one was last heard of."""

@@ -47,11 +47,13 @@ class Incoming:
         said: Callable[[Kind, bytes], None],
         broken: Callable[[Exception], None],
         dry: Callable[[], None] = lambda: None,
+        room: Callable[[], None] = lambda: None,
     ) -> None:
         """``most``: bytes of a payload. ``said``: a message for the link itself. ``broken``: nothing more can be read.
 
-        ``dry`` is called once, when nothing will be read any more.
+        ``dry`` is called once, when nothing will be read any more; ``room`` when who reads has found room for a writer.
         """
+        self._room = room
         self._dry = dry
         self._seal: Seal | None = seal
         self._buffer = buffer
@@ -254,8 +256,8 @@ class Incoming:
         self._run_errands()
         try:
             news, self._news = self._news, False
-            if news and self._path is not None and self._step is not _nothing:
-                self._path.refresh()
+            if news and self._path is not None and self._step is not _nothing and self._path.refresh():
+                self._room()
             while self._path is not None and self._error is None and self._step():
                 if self._errands:
                     self._run_errands()
@@ -351,7 +353,7 @@ class Incoming:
                 if cursor is not None:
                     cursor.put(piece)
             elif cursor is not None and len(cursor.first()) >= _DIRECT:
-                count = self._read(*cursor.some(_PIECES))
+                count = self._read(*cursor.some(_PIECES)) or self._read_again(cursor)
                 if not count:
                     return False
                 cursor.advance(count)
@@ -427,6 +429,15 @@ class Incoming:
         low = self._low
         self._low = low + count
         return self._stage[low : low + count]
+
+    def _read_again(self, cursor: Cursor) -> int:
+        """In the middle of a long payload: more may have come since the last news."""
+        path = self._path
+        if path is None or not path.quick:
+            return 0
+        if path.refresh():
+            self._room()
+        return self._read(*cursor.some(1))
 
     def _read(self, *into: memoryview) -> int:
         assert self._path is not None

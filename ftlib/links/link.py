@@ -65,7 +65,9 @@ class Link:
         self._meeting = Meeting(dialled=stream.dialled, ring=loop.ring)
         ways = (b"there", b"back") if stream.dialled else (b"back", b"there")
         self._out = Outgoing(Seal(stream.key, ways[0]), self._broke)
-        self._in = Incoming(Seal(stream.key, ways[1]), loop.buffer, loop.max_bytes, self._said, self._broke, self._hang_up)
+        self._in = Incoming(
+            Seal(stream.key, ways[1]), loop.buffer, loop.max_bytes, self._said, self._broke, self._hang_up, self._room
+        )
         self._turn = Turn(loop, self._interest)
         self._watch = Watch(stream.socket.fileno())
         self._mask = 0
@@ -214,18 +216,35 @@ class Link:
                 if (rest := deadline - time.monotonic()) <= 0:
                     return
                 before = self._in.bytes
-                news, ended = self._watch.wait(self._path.fileno(), rest)
-                if ended:
-                    self._over()
-                if news:
-                    # Another thread may take these news: what they mean is known once it rests.
-                    alone = self._in.pump(news=True) or self._alone(ready, deadline)
-                    if self._out.blocked:
-                        self._out.flush()
-                        self._interest()
-                    self._watch.came(self._in.bytes - before)
+                if not self._watch.look(self._read):
+                    news, ended = self._watch.wait(self._path.fileno(), rest)
+                    if ended:
+                        self._over()
+                    if news:
+                        self._read()
+                # Another thread may have taken the news: what they mean is known once it rests.
+                alone = self._alone(ready, deadline)
+                self._watch.came(self._in.bytes - before)
         finally:
             self._turn.hand_back()
+            if self._out.blocked:  # the loop is to hear of room at once
+                self._interest()
+
+    def _read(self) -> bool:
+        """Read what there is, without asking first whether there is any; False if nothing was read or written."""
+        before = self._in.bytes, self._out.bytes
+        return not self._in.pump(news=True) or before != (self._in.bytes, self._out.bytes)
+
+    def _room(self) -> None:
+        """The path has room again, as whoever reads has found out."""
+        if self._out.blocked:
+            self._out.flush()
+            self._interest()
+
+    def push(self, ready: Callable[[], bool], deadline: float) -> None:
+        """As ``help``, in a thread that waits until what it has sent is written; only where that is quicker than the loop."""
+        if self._path is not self._stream:
+            self.help(ready, deadline)
 
     def _alone(self, ready: Callable[[], bool], deadline: float) -> bool:
         """Wait for the end of another thread's reading; whether it came before all that ``help`` waits for.

@@ -28,13 +28,16 @@ class Path(Protocol):
     name: str
     sealed: bool
     """Whether others could read or change what passes."""
+    quick: bool
+    """Whether to ask for news costs less than to be woken for them."""
 
     def fileno(self) -> int:
         """The descriptor that is readable when there is news."""
         ...
 
-    def refresh(self) -> None:
-        """There is news. Raises OSError if the peer breaks the rules."""
+    def refresh(self) -> bool:
+        """There may be news; whether there is room again for a writer. Raises OSError if the peer breaks the rules."""
+        ...
 
     def read(self, into: Sequence[memoryview]) -> int:
         """Fill the beginning of ``into``; 0: nothing is there now. Raises EOFError at the end, OSError if the path broke."""
@@ -61,6 +64,7 @@ class TcpPath:
 
     name = "tcp"
     sealed = True
+    quick = False
 
     def __init__(self, sock: socket.socket, link_timeout: float) -> None:
         """``link_timeout``: seconds after which a link without answers is broken; the kernel asks an idle peer that often."""
@@ -84,9 +88,10 @@ class TcpPath:
         """See ``Path``."""
         return self._sock.fileno()
 
-    def refresh(self) -> None:
-        """See ``Path``."""
+    def refresh(self) -> bool:
+        """See ``Path``. Of room the loop hears."""
         self._dry = False
+        return False
 
     def read(self, into: Sequence[memoryview]) -> int:
         """See ``Path``."""

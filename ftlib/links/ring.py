@@ -54,6 +54,7 @@ class RingPath:
 
     name = "ring"
     sealed = False
+    quick = True
 
     def __init__(self, descriptors: Sequence[int], *, made: bool) -> None:
         """Takes over ``descriptors`` (see ``make``). ``made``: whether this end made them. OSError: they are no ring."""
@@ -95,17 +96,18 @@ class RingPath:
         """The peer writes no more."""
         self._cut = True
 
-    def refresh(self) -> None:
+    def refresh(self) -> bool:
         """See ``Path``."""
         try:
             news = os.eventfd_read(self._bell)
         except BlockingIOError:
-            return
+            return False
         self._here += news & _LOW
         with self._lock:
             self._room += news >> 32
             if self._room > SIZE or self._here > SIZE:
                 raise WireError("more bytes than a ring holds are announced")
+        return news > _LOW
 
     def read(self, into: Sequence[memoryview]) -> int:
         """See ``Path``."""

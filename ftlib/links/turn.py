@@ -75,6 +75,17 @@ class Watch:
         self._prompt = False
         """Whether the message before came as soon as a thread may look for it, and was short."""
 
+    def look(self, news: Callable[[], bool]) -> bool:
+        """Whether ``news()`` finds some very soon: falling asleep and being woken costs more than looking some more times."""
+        began = time.monotonic()
+        glance, until = began + _GLANCE, began + (_GAZE if self._prompt else _GLANCE)
+        while not (found := news()) and (now := time.monotonic()) < until:
+            if now > glance:
+                os.sched_yield()  # whoever else wants this processor comes first
+        if found:
+            self._prompt = True
+        return found
+
     def wait(self, path: int, seconds: float) -> tuple[bool, bool]:
         """Wait so long at most; whether there are news at all, and whether the stream has ended, where it is not the path."""
         if path != self._path:  # it was agreed on meanwhile
@@ -82,7 +93,7 @@ class Watch:
             self._poll.register(path, IN)
             self._poll.register(self._stream, IN)
         began = time.monotonic()
-        found = self._look(began) or self._poll.poll(seconds * 1000.0)
+        found = self._poll.poll(seconds * 1000.0)
         self._prompt = time.monotonic() - began < _GAZE
         ended = len(found) > 1 or (len(found) == 1 and found[0][0] != path)
         if ended:
@@ -92,11 +103,3 @@ class Watch:
     def came(self, count: int) -> None:
         """So many bytes came then."""
         self._prompt &= count < _SHORT
-
-    def _look(self, began: float) -> list[tuple[int, int]]:
-        """News that come very soon: falling asleep and being woken costs more than looking some more times."""
-        glance, until = began + _GLANCE, began + (_GAZE if self._prompt else _GLANCE)
-        while not (found := self._poll.poll(0)) and (now := time.monotonic()) < until:
-            if now > glance:
-                os.sched_yield()  # whoever else wants this processor comes first
-        return found

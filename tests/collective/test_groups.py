@@ -357,6 +357,24 @@ def test_a_tensor_that_was_taken_back_while_it_came_is_whole_for_the_next_receiv
                 work.wait(LIMIT)
 
 
+def slow(path: Any, first: int, rest: threading.Event) -> None:
+    """It takes so many bytes at first, and the rest once that is set."""
+    write, left = path.write, [first]
+
+    def writes(views: list[memoryview]) -> int:
+        if rest.is_set():
+            return int(write(views))
+        room, pieces = left[0], []
+        for view in views:
+            pieces.append(view[:room])
+            room -= len(pieces[-1])
+        count = int(write([piece for piece in pieces if piece])) if left[0] else 0
+        left[0] -= count
+        return count
+
+    path.write = writes
+
+
 @pytest.mark.parametrize(("ring", "seal"), [(True, "headers"), (False, "headers"), (False, "all")])
 @pytest.mark.parametrize("kind", ["tensor", "array", "object"])
 def test_memory_is_the_programs_again_once_its_receive_was_taken_back(ring: bool, seal: str, kind: str) -> None:
@@ -374,6 +392,8 @@ def test_memory_is_the_programs_again_once_its_receive_was_taken_back(ring: bool
         sent = torch.arange(20_000_000 // 8, dtype=torch.int64)
         into: Any = torch.zeros_like(sent) if kind != "array" else np.zeros(sent.shape, np.int64)
         late = b.recv_tensor(into, async_op=True, timeout=0.001)
+        out, rest = a.lane(ids[1]).link._out, threading.Event()
+        slow(out._path, 1 << 20, rest)
         work = a.send_tensor(sent if kind != "array" else sent.numpy(), async_op=True)
         eventually(lambda: link._in.pump(news=True) and link._in._left > 0, "it has begun to arrive")
         before = link._in._left
@@ -382,6 +402,8 @@ def test_memory_is_the_programs_again_once_its_receive_was_taken_back(ring: bool
             late.wait()
         into[:] = -1
         link._turn.hand_back()
+        rest.set()
+        out.flush()
         if kind == "object":
             with pytest.raises(Mismatch, match="the peer called send_tensor"):
                 b.recv(timeout=LIMIT)

@@ -203,6 +203,23 @@ def test_who_helps_hears_of_an_end_that_another_reader_finds(monkeypatch: pytest
         reader.join(TIMEOUT)
 
 
+def test_room_that_whoever_reads_finds_is_used() -> None:
+    """One eventfd tells of bytes and of room: a thread that asked for a message took both, and nobody wrote on."""
+    with joined(buffer=1 << 16) as (a, b):
+        outbox, inbox = Outbox(a), Inbox(b)
+        for number in range(3):
+            outbox.put(bytes([number]) * 3_000_000)
+        eventually(lambda: a._out.blocked, "the ring is full")
+        eventually(a._turn.take, "the loop does not read: it is this thread's turn")
+        a._interest()
+        for _ in range(3):
+            inbox.ask()
+        eventually(lambda: b._in.bytes > 4_000_000 and b._in.rest(0.0), "all that it holds is read")
+        a._in.pump(news=True)
+        a._turn.hand_back()
+        assert [inbox.take()[:1] for _ in range(3)] == [bytes([number]) for number in range(3)]
+
+
 def told(monkeypatch: pytest.MonkeyPatch, owner: object, method: str, called: threading.Event) -> None:
     """Set ``called`` whenever ``method`` of ``owner`` is called from now on."""
     real = getattr(owner, method)

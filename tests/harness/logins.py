@@ -205,7 +205,7 @@ class Logins:
                 lines = [f"HostName {host.v4}", f"HostKeyAlias {name}", f"IdentityFile {key}", f"UserKnownHostsFile {known}"]
                 text.append("\n    ".join([f"Host {alias}", *lines, *more]))
 
-            entry(name)
+            entry(f"{name} {host.v4}")
             entry(f"{name}-stranger", key=stranger)
             entry(f"{name}-unknown", known=unknown)
             entry(f"{name}-changed", known=changed)

@@ -33,8 +33,8 @@ class Listening:
         self.ring = KeyRing(secrets)
         self.heard: list[str] = []
 
-    async def fence(self, pid: int, member: str, reason: str) -> Fate:
-        raise AssertionError((pid, member, reason))
+    async def fence(self, pid: int, member: str, reason: str, by: str) -> Fate:
+        raise AssertionError((pid, member, reason, by))
 
     def announced(self, pid: int, member: str, address: str, epoch: int) -> bool:
         self.heard.append(f"{pid} {member} {address} {epoch}")

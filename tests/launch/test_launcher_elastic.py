@@ -119,6 +119,12 @@ def test_no_host_can_be_used() -> None:
         launcher(workers=1, min_workers=1, python="/nowhere/python", **FAST).run(fail_always)
 
 
+@pytest.mark.parametrize("command", [[sys.executable, "nowhere.py"], ["nowhere", "x"], ["/nowhere/at/all"]])
+def test_a_program_that_a_host_lacks_is_named_with_the_remedy(command: list[str]) -> None:
+    with no_child_is_left(), pytest.raises(WorkerFailedError, match=r"nowhere\S* is not there .*: programs do not travel"):
+        launcher(workers=1).start_program(command).wait(TIMEOUT)
+
+
 SCRIPT = """
 import os, sys
 print("worker", os.environ["FTLIB_WORKER_INDEX"], sys.argv[1:], "RANK" in os.environ)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
+import http.client
+import json
 import os
 import re
 import signal
@@ -17,13 +20,16 @@ from typing import Any
 
 import pytest
 
+from consensus import KeyRing
 from ftlib import AgentFailedError, Launcher, WorkerFailedError
 from ftlib.launch.launcher import Launch
 from tests.harness.basics import TIMEOUT, eventually, lives
 from tests.harness.logins import ONLY_SSH, Logins, needs_sshd
 from tests.harness.network import Network, needs_bridge_filter, needs_network
 from tests.harness.program import clean
+from tests.launch.helpers import cli
 from tests.launch.launching import Kept, here, mark, wait_for
+from tests.launch.test_launcher_elastic import FAST, member, running
 
 pytestmark = [pytest.mark.process, needs_network, needs_bridge_filter, needs_sshd, pytest.mark.timeout(600)]
 
@@ -147,6 +153,54 @@ def test_a_group_across_hosts(logins: Logins) -> None:
     assert [result.rank(rank) for rank in range(3)] == [(3.0, 3)] * 3
 
 
+def test_names_by_address_and_with_a_user(logins: Logins) -> None:
+    address, user = str(logins.hosts["h2"].v4), f"{getpass.getuser()}@h3"
+    result = launcher(logins, address, user, workers=1).run(who)
+    assert (result.results[address][0][0], result.results[user][0][0]) == ("h2", "h3")
+
+
+SCRIPT = """
+import os, socket, sys
+print("worker", os.environ["FTLIB_WORKER_INDEX"], "of", socket.gethostname(), sys.argv[1:], flush=True)
+"""
+
+
+def test_ftlib_run_with_hosts(logins: Logins, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = cli("run", "--hosts", "h2,h4", "--ssh-config", logins.config, "-n", 2, "script.py", "--lr", 1, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    wanted = [
+        f"[{host}:{rank}] worker {2 * at + rank} of {host} ['--lr', '1']"
+        for at, host in enumerate(("h2", "h4"))
+        for rank in (0, 1)
+    ]
+    assert sorted(done.stdout.splitlines()) == wanted
+    assert "4 of 4 workers finished" in done.stderr
+
+
+def accuse_across(path: Path) -> None:
+    """Rank 0 finds rank 1, which is at another host and loops, silent."""
+    env = os.environ
+    if env["RANK"] == "1":
+        mark(path, "supervisor", env["FTLIB_SUPERVISOR"])
+        mark(path, "silent", os.getpid())
+        wait_for(path / "never")
+    pid = here(path, "silent")
+    vouch = KeyRing([env["FTLIB_SECRET"]]).first.vouch
+    facts = {"job": env["FTLIB_JOB"], "pid": pid, "member": "m1", "nonce": "n"}
+    body = json.dumps({**facts, "reason": "no answer", "mac": vouch("fence", *facts.values())})
+    connection = http.client.HTTPConnection((path / "supervisor").read_text(), timeout=TIMEOUT)
+    connection.request("POST", "/fence", body, {"Content-Type": "application/json"})
+    mark(path, "answer", json.loads(connection.getresponse().read())["reaped"])
+    wait_for(path / "never")
+
+
+def test_a_silent_worker_is_killed_at_the_word_of_a_peer_on_another_host(logins: Logins, tmp_path: Path) -> None:
+    with pytest.raises(WorkerFailedError, match=r"SIGABRT \(silent to its peers\)") as caught:
+        launcher(logins, "h2", "h4", workers=1).run(accuse_across, tmp_path)
+    assert caught.value.host == "h4"
+
+
 @pytest.mark.soak
 def test_several_at_once(logins: Logins) -> None:
     launches = [launcher(logins, name, workers=1).start(who) for name in ("h2", "h3", "h4", "h2")]
@@ -253,6 +307,24 @@ def test_a_host_that_is_cut_off(logins: Logins, network: Network, tmp_path: Path
 
 
 @pytest.mark.soak
+def test_an_elastic_launch_goes_on_without_a_host_that_is_cut_off_and_has_it_back(
+    logins: Logins, network: Network, tmp_path: Path
+) -> None:
+    settings = {"min_workers": 1, "agent_timeout": 12.0, **FAST}
+    launch = launcher(logins, "h2", "h4", workers=1, **settings).start(member, tmp_path)
+    stays, goes = running(launch, 2)
+    network.isolate(logins.hosts["h4"])
+    eventually(lambda: not lives(goes["pid"]), "the host that is cut off ends its worker")
+    eventually(lambda: len(running(launch, 1)) == 1, launch.workers)
+    network.heal()
+    after = running(launch, 2)
+    assert [(each["host"], each["starts"]) for each in after] == [("h2", 1), ("h4", 2)]
+    assert after[0]["pid"] == stays["pid"]
+    (tmp_path / "finish").touch()
+    launch.wait(TIMEOUT)
+
+
+@pytest.mark.soak
 def test_a_short_cut_harms_nobody(logins: Logins, network: Network, tmp_path: Path) -> None:
     def work(path: Path) -> str:
         mark(path, "begun", os.getpid())
@@ -286,8 +358,8 @@ def live_in_a_family(path: Path) -> None:
     child = subprocess.Popen(["sleep", "300"], start_new_session=True)
     daemon = subprocess.check_output(["sh", "-c", "setsid sleep 300 >/dev/null 2>&1 & echo $!"], text=True)
     name = f"{socket.gethostname()}-{os.environ['LOCAL_RANK']}"
-    for member, pid in (("child", child.pid), ("daemon", daemon.strip()), ("worker", os.getpid())):
-        mark(path, f"{name}-{member}", pid)
+    for relative, pid in (("child", child.pid), ("daemon", daemon.strip()), ("worker", os.getpid())):
+        mark(path, f"{name}-{relative}", pid)
     threading.Event().wait()
 
 

@@ -13,9 +13,10 @@ import msgpack
 import pytest
 
 from ftlib import ConfigError
+from ftlib.common.processes import describe_exit
 from ftlib.launch.agent.records import Record, Records
 from ftlib.launch.director.decisions.hosts import Loss
-from ftlib.launch.director.losses import loss_of, with_remedy
+from ftlib.launch.director.losses import loss_of, with_later_remedy, with_remedy
 from ftlib.launch.hosts.names import Discovery, HostsFile, expand_nodes, parse_host, parse_hosts, slurm_hosts
 from ftlib.launch.hosts.transport import Transport
 from ftlib.launch.processes.worker import Paused
@@ -147,6 +148,22 @@ def test_what_a_command_says_is_understood(words: str, loss: Loss, remedy: str) 
     assert loss_of(words) is loss
     told = with_remedy("n1", words)
     assert told.startswith(words.rstrip("."))
+    assert remedy in told and bool(remedy) == (told != words)
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        ("nothing came for 30.1 s", "agent_timeout"),
+        ("the stream ended", "dmesg"),
+        ("the stream broke: Broken pipe", "dmesg"),
+        (f"the stream ended: {describe_exit(-9)}", "dmesg"),
+        (f"the stream ended: {describe_exit(255)}: Connection to n1 closed by remote host.", ""),
+        ("it sent a Bye", ""),
+    ],
+)
+def test_an_agent_that_is_lost_without_a_word_is_told_of_with_a_remedy(words: str, remedy: str) -> None:
+    told = with_later_remedy("n1", words)
     assert remedy in told and bool(remedy) == (told != words)
 
 

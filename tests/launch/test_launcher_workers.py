@@ -17,6 +17,7 @@ import torch
 
 from consensus import KeyRing
 from ftlib import ConfigError, FTLib, WorkerFailedError
+from ftlib.lifecycle.supervisor_client import announce
 from tests.harness.basics import TIMEOUT
 from tests.launch.fake_driver import fake_smi, listed
 from tests.launch.launching import Kept, here, launcher, mark, wait_for
@@ -129,6 +130,15 @@ def a_step() -> int:
 def test_ftlib_in_the_function_founds_across_the_hosts() -> None:
     result = launcher("localhost", "127.0.0.1", workers=1).run(a_step)
     assert [result.rank(rank) for rank in range(2)] == [2, 2]
+
+
+def draw() -> float:
+    return float(torch.rand(1, dtype=torch.float64))
+
+
+def test_torchs_generator_is_each_workers_own() -> None:
+    found = launcher(workers=2, preload=("torch",)).run(draw)
+    assert found.rank(0) != found.rank(1)
 
 
 PRELOADED = """
@@ -256,6 +266,35 @@ def test_a_record_that_is_too_long_is_cut_and_comes() -> None:
     launcher(workers=1).set_logging_handlers(lambda: [kept]).run(log_much)
     assert kept.texts(name="wide") == ["\N{GRINNING FACE}" * 15_000]
     assert kept.texts(name="half") == [r"a \ud83d surrogate"]
+
+
+def find_each_other_silent(path: Path) -> str:
+    """Both are members; each asks for the other's end, the second one only when its own has come, as if that had crossed it."""
+    env = os.environ
+    rank, other = env["RANK"], str(1 - int(env["RANK"]))
+    vouch = KeyRing([env["FTLIB_SECRET"]]).first.vouch
+    facts = {"job": env["FTLIB_JOB"], "member": f"m{rank}", "address": f"a:{rank}", "epoch": 1}
+    assert announce(env["FTLIB_SUPERVISOR"], vouch, **facts, timeout=TIMEOUT)
+    mark(path, rank, os.getpid())
+    named = {"job": env["FTLIB_JOB"], "pid": here(path, other), "member": f"m{other}", "nonce": "n"}
+    body = json.dumps({**named, "reason": "no answer", "by": f"m{rank}", "mac": vouch("fence", *named.values())})
+    if rank == "1":  # its own request goes out as it is told to end
+        mark(path, "body", body)
+        wait_for(path / "never")
+    asked = [body, (wait_for(path / "body"), (path / "body").read_text())[1]]
+    answers = []
+    for text in asked:
+        connection = http.client.HTTPConnection(env["FTLIB_SUPERVISOR"], timeout=TIMEOUT)
+        connection.request("POST", "/fence", text, {"Content-Type": "application/json"})
+        answers.append(json.loads(connection.getresponse().read())["reaped"])
+    mark(path, "answers", answers)
+    return "lives"
+
+
+def test_of_two_that_find_each_other_silent_one_dies(tmp_path: Path) -> None:
+    with pytest.raises(WorkerFailedError, match=r"rank 1.*silent to its peers"):
+        launcher(workers=2).run(find_each_other_silent, tmp_path)
+    assert (tmp_path / "answers").read_text() == "[True, False]"
 
 
 def accuse(path: Path) -> int:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from consensus.messages import Accepted, FlushReply, FlushRequest, Install, Message
 from consensus.messages.reports import Reports
 from consensus.protocol.agreement.installation import Installation
-from consensus.protocol.agreement.installer import Installer
+from consensus.protocol.agreement.installer import LEAVERS_WAIT, Installer
+from consensus.protocol.state.core import Core
 from consensus.simulation import Host
 from consensus.view import Cause, Delta, Proposal, Removal, View
 
 from ..transcripts.script import agree, start_job
-from .people import core_of, member, view_of
+from .people import core_of, member, sends, view_of
 
 PARENT = view_of("abc")
 VIEW = Proposal(PARENT.view_id, 2, (Removal("b", Cause.PROOF),), (member("j"),)).apply(PARENT)
@@ -99,3 +100,32 @@ def test_reports_of_strangers_are_nothing() -> None:
     assert set(one._installation.reports) == {"a", "b"}, "a removed member was in the parent"
     one.on_flush_reply("c", FlushReply(2, "another", b"C"), 100.1)
     assert lacks(one) == ("c",)
+
+
+def test_whole_views_only_for_those_who_cannot_know_the_last_one() -> None:
+    one = installing()
+    one.on_flush_reply("c", FlushReply(2, VIEW.view_id, b"C"), 100.1)
+    told = {send.address: send.message.view is not None for send in sends(one._core.outbox.drain(), Install)}  # type: ignore[attr-defined]
+    assert told == {member("c").address: False, member("j").address: True}
+
+
+def test_a_leaver_in_its_last_call_has_a_moment_to_end_it() -> None:
+    """Whoever installs the view ends the old group, without which that call cannot end."""
+    view = Proposal(PARENT.view_id, 2, (Removal("b", Cause.LEFT),)).apply(PARENT)
+
+    def leaving() -> tuple[Core, Installer]:
+        core = core_of("a")
+        core.follow(view)
+        one = Installer(core, lambda *_: None)
+        reports, removed = {"a": b"A", "c": b"C"}, (Removal("b", Cause.LEFT),)
+        one.begin(Installation(view, PARENT, (0, "a"), reports, 100.0, removed=removed), 100.0)
+        return core, one
+
+    core, one = leaving()
+    one.tick(100.0 + LEAVERS_WAIT - 0.01)
+    assert not sends(core.outbox.drain(), Install)
+    one.tick(100.0 + LEAVERS_WAIT + 0.01)
+    assert sends(core.outbox.drain(), Install)
+    core, one = leaving()
+    one.on_flush_reply("b", FlushReply(2, view.view_id, b"B"), 100.1)
+    assert sends(core.outbox.drain(), Install), "it has ended"

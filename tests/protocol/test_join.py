@@ -10,7 +10,7 @@ from consensus.config import Config
 from consensus.errors import JoinError
 from consensus.member import Address
 from consensus.messages import JoinReply
-from consensus.protocol.state.join import FOUNDING_PATIENCE, FRESH, MUTE_PATIENCE, Applicants, Search
+from consensus.protocol.state.join import FOUNDING_PATIENCE, FRESH, HASTY, MUTE_PATIENCE, RARELY, Applicants, Search
 from consensus.simulation import World, judged
 
 from .people import member, view_of
@@ -87,6 +87,45 @@ def test_asks_the_coordinator_and_the_members_once_they_are_known() -> None:
     assert asked == [[y, x], [y], [y, B], [y, C]], "besides the coordinator one of the others, in turn"
     one.replied(C, JoinReply(view_of("z", 2), member("z")), 100.1)
     assert one.coordinator == member("y"), "an older view teaches nothing"
+
+
+def test_added_addresses_are_asked_whatever_the_names_resolve_to() -> None:
+    one = search(B)
+    one.add((C,))
+    one.heed((("10.0.0.9", 9),), False, "")
+    assert one.targets() == [("10.0.0.9", 9), C]
+
+
+def test_who_answers_without_the_view_that_is_known_still_says_who_leads_it() -> None:
+    one, view = search(B), view_of("bcd")
+    one.replied(B, JoinReply(view, member("b")), 100.0)
+    one.replied(B, JoinReply(None, member("c"), None, view.view_id, view.epoch), 100.1)
+    assert one.coordinator == member("c")
+    one.replied(B, JoinReply(None, member("x"), None, "another", view.epoch), 100.2)
+    assert one.coordinator == member("c") and one.beacon is None, "no newer than what is known"
+    one.replied(B, JoinReply(None, member("x"), None, "another", view.epoch + 1), 100.2)
+    assert one.coordinator == member("c") and one.beacon == member("x"), "it is asked, too"
+
+
+def test_the_first_side_that_was_met_is_kept_while_it_answers() -> None:
+    one, first, other = search(B), view_of("bc"), view_of("xy")
+    for now in (100.0, 100.0 + 0.9 * FRESH):
+        one.replied(B, JoinReply(first, member("b")), now)
+    one.replied(C, JoinReply(other, member("x")), 100.0 + 1.8 * FRESH)
+    assert one.cluster == first
+    one.replied(C, JoinReply(other, member("x")), 100.0 + 2.0 * FRESH)
+    assert one.cluster == other
+
+
+def test_requests_grow_rare_as_they_are_repeated() -> None:
+    one = search(B, founder=True)
+    waits = [one.interval(0.5) for _ in range(HASTY + 5)]
+    assert waits[:HASTY] == pytest.approx([0.1] * HASTY)
+    assert waits[HASTY:] == pytest.approx([0.15, 0.225, 0.3375, RARELY, RARELY])
+    assert one.interval(0.0) == pytest.approx(0.75 * RARELY) and one.interval(1.0) == pytest.approx(1.25 * RARELY)
+    assert not one.wants
+    one.replied(B, JoinReply(view_of("bc"), member("b")), 100.1)
+    assert one.interval(0.5) == pytest.approx(0.4), "who only looks has time"
 
 
 def test_failure_names_who_did_not_answer() -> None:

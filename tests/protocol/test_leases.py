@@ -292,6 +292,17 @@ def test_who_hangs_reads_everybodys_lease_and_steps_aside() -> None:
     assert len([ids for time, ids in one.reads(since) if ids is None]) <= 6
 
 
+@pytest.mark.parametrize(("inner", "hangs"), [(3, False), (0, True)])
+def test_only_who_takes_steps_by_itself_has_time(inner: int, hangs: bool) -> None:
+    core = core_of("a", leased(stall_timeout=4.0))
+    core.view = core.active = view_of("abc")
+    core.progress = Progress(6, 0, START + 9.0, inner=inner)
+    found = Stall(core)
+    for name in "bc":
+        found.heard(name, Progress(6, 7, START + 1.0))
+    assert found.since() == (START + 1.0 if hangs else START + 9.0)
+
+
 def test_who_hangs_in_a_call_pings_everybody() -> None:
     """A link that is broken shows by pings alone, and a call that does not end may be due to one."""
     one = bench("abcd", "a")

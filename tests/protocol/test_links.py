@@ -196,3 +196,4 @@ def test_under_any_nobody_waits_for_the_promise_of_whom_the_proposer_does_not_re
         address = attempt.parent.member(voter).address
         machine.receive(voter, address, Promise(attempt.epoch, core.view_id, attempt.ballot), 100.6)
     assert attempt.phase is Phase.ACCEPT
+    assert machine._change.proposer.discounted == frozenset(), "a value may have been proposed that keeps it: it has to vote"

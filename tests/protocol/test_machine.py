@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from consensus.border import Built, Flushed, Freeze, Hint, Installed, Leave, Stopped
+from consensus.border import Built, Flushed, Freeze, Hint, Installed, Leave, PeerProgress, Stopped
 from consensus.errors import ExcludedError, StoppedError
 from consensus.messages import (
     Accept,
@@ -16,7 +16,9 @@ from consensus.messages import (
     Chosen,
     Evidence,
     EvidenceKind,
+    Gossip,
     Install,
+    JoinRequest,
     LeaveRequest,
     Message,
     Nack,
@@ -26,11 +28,14 @@ from consensus.messages import (
     Promised,
     Pull,
     Ready,
+    Status,
     Stranger,
+    Update,
 )
 from consensus.messages.reports import Reports
+from consensus.progress import Progress
 from consensus.protocol.machine import Machine
-from consensus.protocol.state.effects import Check, Effect, Quit, Send, Tether
+from consensus.protocol.state.effects import Check, Effect, Note, Quit, Send, Tether
 from consensus.protocol.state.inputs import Accusation, Checked, Died
 from consensus.view import Cause, Proposal, Removal
 
@@ -131,6 +136,66 @@ def test_a_lower_ballot_is_told_the_higher() -> None:
     assert promise.message == Promise(2, view_id, (4, "c"))
     [no] = sends(give(machine, "a", accept_without("abc", "c", Cause.PROOF, (0, "a")), 100.2), Promised)
     assert no.message == Promised(2, view_id, (0, "a"), (4, "c"))
+
+
+def test_an_ack_brings_rumours_of_others_though_nobody_waits_for_it() -> None:
+    machine = machine_in("abc", "a")
+    suspicion = Update("c", Status.SUSPECT, 0, "b")
+    machine.receive("b", member("b").address, Ack(4711, "b", 1, machine._core.view_id, (suspicion,)), 100.1)
+    assert machine.belief("c") is Status.SUSPECT
+
+
+def test_an_ack_tells_where_the_data_plane_is() -> None:
+    machine = machine_in("abc", "a")
+    machine.tick(100.5)
+    [ping] = [send.message for send in sends(machine.drain(), Ping) if send.message.target == "b"][:1]  # type: ignore[attr-defined]
+    effects = give(machine, "b", Ack(ping.seq, "b", 1, machine._core.view_id, (), Progress(4, 5).pack(100.5)), 100.51)
+    assert [(e.member_id, e.finished, e.current) for e in effects if isinstance(e, PeerProgress)] == [("b", 4, 5)]
+
+
+@pytest.mark.parametrize("late", [0.0, 3600.0])
+def test_whoever_is_woken_by_a_packet_knows_that_it_slept(late: float) -> None:
+    machine = machine_in("abc", "a")
+    machine.tick(100.0)
+    machine.drain()
+    deadline = machine.next_deadline()
+    assert deadline is not None
+    effects = give(machine, "b", Ack(4711, "b", 1, machine._core.view_id), deadline + late)
+    assert any(isinstance(effect, Note) and effect.kind == "late" for effect in effects) is (late > 0.0)
+
+
+@pytest.mark.parametrize("size", [3, 4, 5])
+def test_applicants_wait_where_there_is_room(size: int) -> None:
+    machine = machine_in("abc", "a", config=replace(CONFIG, max_size=size))
+    assert not machine.applicants_waiting
+    joiner = member("x", 77)
+    machine.receive("x", joiner.address, JoinRequest(joiner, True, machine._core.config.terms), 100.1)
+    assert machine.applicants_waiting is (size > 3)
+
+
+def test_what_is_suspected_is_passed_on() -> None:
+    machine = machine_in("abc", "a")
+    give(machine, "b", Gossip((Update("c", Status.SUSPECT, 0, "b"),), direct=True), 100.1)
+    told = []
+    for step in range(10):
+        machine.tick(100.1 + 0.1 * step)
+        told += [update for send in sends(machine.drain(), Gossip) for update in send.message.updates]  # type: ignore[attr-defined]
+    assert any(update.member_id == "c" and update.status is Status.SUSPECT for update in told)
+
+
+def test_a_higher_promise_is_outbid_after_a_short_pause() -> None:
+    machine = machine_in("abcde", "b")
+    machine.handle(Checked("a", False, "refused"), 100.1)
+    proposer, core = machine._change.proposer, machine._core
+    machine.tick(100.2)
+    first = proposer.attempt
+    assert first is not None
+    give(machine, "c", Promised(first.epoch, core.view_id, first.ballot, (7, "c")), 100.2)
+    assert proposer.attempt is None
+    machine.tick(100.2 + 0.49 * core.config.resend)
+    assert proposer.attempt is None
+    machine.tick(100.2 + 1.51 * core.config.resend)
+    assert proposer.attempt is not None and proposer.attempt.ballot == (8, "b")
 
 
 @pytest.mark.parametrize("ballot", [(0, "c"), (1, "a")])

@@ -11,7 +11,7 @@ from consensus.config import Config, Policy
 from consensus.errors import ConfigError, ExcludedError, StoreWipedError
 from consensus.messages import Accept, Activate, Chosen, FlushReply, FlushRequest, Install, Lease, Prepare, Ready, ViewRecord
 from consensus.protocol.agreement.proposer import SMALLER_WAITS
-from consensus.protocol.agreement.register import SELDOM, WIPED_FOR
+from consensus.protocol.agreement.register import AGAIN_AT_MOST, SELDOM, WIPED_FOR
 from consensus.protocol.machine import Machine
 from consensus.protocol.state.effects import Ask, Effect, Note
 from consensus.protocol.state.inputs import Answered, Checked, Stirred
@@ -179,6 +179,26 @@ def test_nothing_follows_from_a_failure_and_the_next_proposal_is_made_anew() -> 
     assert third.record.view.epoch == 3 and third.record.view.ids == ("a", "b")
 
 
+def test_the_pauses_grow_while_the_store_is_away_and_are_short_again_once_it_has_answered() -> None:
+    machine = machine_of("abcd", "a")
+    register = machine._change.register
+    request, now = proposed(machine, "d", 100.1), 100.6
+    for _ in range(4):
+        answer(machine, request, AWAY, now)
+        [again] = asked(drained(machine, now := now + AGAIN_AT_MOST * 1.25), CreateView)
+        request = again  # type: ignore[assignment]
+    assert register._pause() > CONFIG.resend * 2.0**4 * 0.74
+    answer(machine, Beat(Lease(member("a"), 1, 1, b"")), Done(), now)
+    assert register._pause() <= CONFIG.resend * 1.25
+
+
+def test_a_store_that_was_wiped_is_asked_less_and_less_often_too() -> None:
+    machine = machine_of("abcd", "a")
+    for _ in range(3):
+        answer(machine, Beat(Lease(member("a"), 1, 1, b"")), Wiped("nothing is left"), 100.0)
+    assert machine._change.register._pause() > CONFIG.resend * 2.0**3 * 0.74
+
+
 def test_a_store_that_is_away_changes_nothing_and_is_told_of() -> None:
     machine = machine_of("ab", "a")
     machine.handle(Stirred(), 100.1)
@@ -303,7 +323,15 @@ def test_looks_are_seldom_and_frequent_while_something_is_awaited() -> None:
             machine._core.active = None  # a view is on its way
     calm = [time for time in looks if time < 110.0]
     assert 2 <= len(calm) <= 1 + 10 / CONFIG.storage_poll
-    assert len([time for time in looks if 110.0 < time < 112.0]) >= 3
+    assert 3 <= len([time for time in looks if 110.0 < time < 112.0]) <= 12
+
+
+def test_which_of_two_clusters_goes_on_is_asked_of_the_store() -> None:
+    machine = machine_of("abc", "b")
+    foreign = view_of("xy", 3, "founded apart")
+    drained(machine, 100.0)
+    machine.receive("x", member("x").address, Chosen(foreign, "x"), 100.1)
+    assert asked(machine.drain(), ReadViews) and machine._core.stopped is None
 
 
 def test_old_records_are_cleaned_once_a_view_is_active() -> None:

@@ -8,12 +8,12 @@ import pytest
 
 from consensus.border import Leave
 from consensus.config import Config
-from consensus.messages import JoinRequest
+from consensus.messages import JoinRequest, Ping
 from consensus.protocol.state.join import Applicants
 from consensus.simulation import Host, World, judged
 
 from ..transcripts.script import agree, seniority
-from .people import machine_in, member
+from .people import machine_in, member, sends
 
 
 def full(members: int, spares: int, *, seed: int = 1, max_size: int | None = None) -> tuple[World, list[Host], list[Host]]:
@@ -137,8 +137,20 @@ def test_only_whoever_may_coordinate_next_keeps_a_queue() -> None:
     for own, known in (("a", 1), ("b", 1), ("c", 1), ("d", 0)):
         machine = machine_in("abcd", own)
         joiner = member("x", 77)
-        machine.receive("x", joiner.address, JoinRequest(joiner, True, machine._core.config.terms, None, 1500), 100.1)
+        machine.receive("x", joiner.address, JoinRequest(joiner, True, machine._core.config.terms, waited=1500), 100.1)
         assert len(machine.status()["spares"]) == known
+
+
+@pytest.mark.parametrize("wants", [True, False])
+@pytest.mark.parametrize("own", ["a", "b", "d"])
+def test_only_who_wants_to_come_in_is_pinged_and_by_those_who_may_let_it_in(own: str, wants: bool) -> None:
+    machine, joiner, pinged = machine_in("abcd", own), member("x", 77), 0
+    machine.receive("x", joiner.address, JoinRequest(joiner, wants, machine._core.config.terms), 100.0)
+    machine.drain()
+    for step in range(1, 10):  # before the others seem silent
+        machine.tick(100.0 + 0.1 * step)
+        pinged += sum(send.message.target == "x" for send in sends(machine.drain(), Ping))  # type: ignore[attr-defined]
+    assert (pinged > 0) is (wants and own != "d")
 
 
 def test_a_change_that_removes_nobody_lets_no_spare_in() -> None:

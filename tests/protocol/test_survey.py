@@ -248,6 +248,26 @@ def test_who_answers_or_renews_its_lease_is_not_gone() -> None:
     assert vanished(Desk(PINGED)) is None, "without leases nothing tells"
 
 
+@pytest.mark.parametrize(("listens", "gone"), [(True, False), (False, True)])
+def test_a_host_that_takes_connections_has_not_vanished(listens: bool, gone: bool) -> None:
+    desk = Desk()
+    desk.record = ViewRecord(view_of("bc", 7, "parent"), "b")
+    desk.lease("bc", alive=False)
+    for _ in range(120):
+        desk.run(0.1)
+        desk.survey.checked("c", None, desk.now, listens=listens)
+    assert desk.survey.orphaned(desk.now) is gone
+
+
+def test_nobody_is_gone_itself() -> None:
+    """A record that this member wrote, or is said to have written, names it."""
+    desk = Desk()
+    desk.record = ViewRecord(view_of("bm", 7, "parent"), "m")
+    desk.lease("b", alive=False)
+    desk.run(4 * LEASE)
+    assert not desk.survey.orphaned(desk.now)
+
+
 def test_a_lease_that_cannot_be_read_is_a_sign_only_while_it_changes() -> None:
     """By this member's own clock: what never changes keeps nobody out for ever, whoever wrote it."""
     desk = Desk()

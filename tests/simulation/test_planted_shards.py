@@ -23,13 +23,13 @@ from ftlib.core.replicas.words import Verdict
 from ftlib.core.tensors.trailer import Trailer
 from ftlib.recovery.border import Border
 
-from .training import Job, first_violation, local_shards, mixed_shards, torn_adoptions, torn_shards
+from .training import Job, first_violation, local_shards, mixed_shards, torn_adoptions, torn_founders, torn_shards
 
 Patch = pytest.MonkeyPatch
 Bug = Callable[[Patch], None]
 MOST = 80
 """Histories in which a bug has to show."""
-HISTORIES = (torn_shards, torn_adoptions, local_shards, mixed_shards)
+HISTORIES = (torn_shards, torn_adoptions, torn_founders, local_shards, mixed_shards)
 SEEDS = 15
 """Histories without a bug, which have to be clean."""
 
@@ -105,6 +105,11 @@ def returns_at_once(patch: Patch) -> None:
     patch.setattr(ShardAgreement, "border", lambda *_given, **_more: Verdict(freeze=False, void=False, alike=True))
 
 
+def counts_alone(patch: Patch) -> None:
+    """What a process computed for its first call counts, though a mate has loaded the state within that call."""
+    patch.setattr(ShardAgreement, "counts", lambda *_: True)
+
+
 def gives_it_beside(patch: Patch) -> None:
     """Private state is given at whatever step its donor is."""
     honest = Border.__init__
@@ -130,6 +135,7 @@ BUGS: dict[Bug, tuple[Callable[[int], Job], int]] = {
     lets_them_in_one_by_one: (torn_shards, 0),
     comes_in_alone: (torn_shards, 1),
     returns_at_once: (local_shards, 0),
+    counts_alone: (torn_founders, 0),
     gives_it_beside: (local_shards, 0),
     of_any_donor: (local_shards, 0),
 }

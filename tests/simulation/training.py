@@ -93,6 +93,21 @@ def torn_shards(seed: int) -> Job:
     return job
 
 
+def torn_founders(seed: int) -> Job:
+    """Three replicas of two that begin. The one whose initial state all get dies while they load it: in each shard others have
+    it by then, and may be in their first call already, which gives it to the rest.
+    """
+    rng = Random(seed)
+    with Job(seed, 6, shards=2, compute=0.002, tensors=1, pace=Pace(unbuilt=0.0)) as job:
+        job.world.run(rng.uniform(0.02, 0.03))
+        job.world.kill(rng.choice([host for host in job.hosts if job.trainers.processes[host.id].plane.level]))
+        job.world.run(rng.uniform(0.5, 1.5))
+        for host in [each for each in living(job.world) if broken(job.world, each)]:
+            job.world.kill(host)
+        job.world.run(1.0)
+    return job
+
+
 def torn_adoptions(seed: int) -> Job:
     """Three replicas of two. The last to get results adopts a call from the first, as the second dies; and once one of its two
     processes has the result, the donors die, too.

@@ -9,11 +9,14 @@ from ftlib import FTLib
 
 job = Job(int(os.environ["FTLIB_WORKER_INDEX"]))
 with FTLib.init() as ft:
-    job.note("address", address=os.environ.get("FTLIB_BIND", ""))
     ft.register_state(model=job.model, optimizer=job.optimizer)
+    epoch = 0
     while True:
         job.loss(job.model).backward()
         if ft.allreduce_average(job.model):
             job.optimizer.step()
             job.committed(ft.step, ft.size)
         job.optimizer.zero_grad()
+        if ft.epoch != epoch:  # whom one more may ask
+            epoch = ft.epoch
+            job.note("members", addresses=[f"{member.host}:{member.port}" for member in ft.member_list])

@@ -61,7 +61,7 @@ class Stall:
         needed = (len(core.view) + 1) // 2
         if len(began) < needed:
             return None
-        moved = own.since if own.inner and not own.current else -inf  # a round of inner steps may take hours
+        moved = own.since if own.inner else -inf  # a round of inner steps may take hours
         return max(began[needed - 1], self.awake, moved)
 
     def deadline(self) -> float:

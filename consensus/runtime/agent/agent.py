@@ -476,6 +476,7 @@ class Agent:
     async def _ask_supervisor(self, supervisor: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
         if self._outage.on:
             raise OSError(_CUT)
+        request = {**request, "by": self._member.id}
         return await self._web.fence(supervisor, request, None if self._ring is None else self._ring.first)
 
     def _fenced(self, member_id: str, detail: str, age: float) -> None:

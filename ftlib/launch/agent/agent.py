@@ -16,7 +16,7 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,8 +62,6 @@ _LOOKUP = 20.0
 """Seconds that the lookup of this host's own name may take, and the count of its GPUs."""
 _LAST_WORDS = 2.0
 """Seconds that what was said at last may take to get out."""
-_STACKS = 0.15
-"""Seconds that a hung worker has to write its stacks before it is killed."""
 _SPAWN_FAILED = 71
 """EX_OSERR of sysexits.h: the code of a worker that could not be started."""
 LATER = ("+ftlib.ftlib", "+ftlib.frameworks.gloo", "+torch.optim", "+torch._dynamo")
@@ -130,6 +128,7 @@ class Agent:
         self._master: socket.socket | None = None
         self._address = ""
         self._fences: Fences | None = None
+        self._fenced: set[Worker] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._interrupted = False
         self._twins = guard.Twins()
@@ -283,7 +282,9 @@ class Agent:
             if self._fences is None:
                 secret = self._order.environment.get("FTLIB_SECRET", self._order.secrets)
                 keys = (secret.split("\n"), self._secrets)
-                self._fences = Fences(self._order.job, keys, wish.address, self._fence, self._announced, self._again)
+                self._fences = Fences(
+                    self._order.job, keys, wish.address, self._fence, self._announced, self._again, self._condemned
+                )
         except OSError as error:
             self._fail(f"nothing can listen at {wish.address} there: {error.strerror}")
             return
@@ -318,6 +319,7 @@ class Agent:
             self._master = None
         try:
             fds = sockets.fds if sockets is not None else ()
+            _require_program(self._order.command, environment)
             worker = Worker.spawn(start.worker, start.name, self._order.command, environment, self._outbox, fds)
         except (OSError, ValueError) as error:
             self._unborn(start, str(error))
@@ -442,6 +444,7 @@ class Agent:
             if not self._over.done() and code:
                 self._outbox.say(f"the warm process ended with {code}; the next worker starts another one")
             return
+        self._fenced.discard(worker)
         running = self._running.pop(worker.index)
         if running.records is not None:
             running.records.finish()
@@ -462,12 +465,12 @@ class Agent:
             return self._steward.fate_of(pid)
         if not worker.cause and not worker.ended:
             self._outbox.say(f"{worker.name} is silent to its peers ({reason or 'no reason given'}): killed")
-            worker.abort("silent to its peers")
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(worker.gone), _STACKS)
-        if not worker.gone.done():
-            worker.kill("" if worker.ended else "silent to its peers")
-        return await self._steward.fate_within(worker)
+            self._fenced.add(worker)
+        return await self._steward.end_hung(worker, "silent to its peers")
+
+    def _condemned(self, pid: int) -> bool:
+        worker = self._steward.of_pid(pid)
+        return worker is None or worker in self._fenced or worker.ended
 
     def _announced(self, pid: int, member: str, address: str, epoch: int) -> bool:
         found = self._lifetime(pid)
@@ -494,6 +497,21 @@ class Agent:
         for pair in self._founders:
             pair.close()
         self._founders = []
+
+
+def _require_program(command: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Raise OSError, with the remedy, if a program or its script is not at this host."""
+    program, script = command[0], next((word for word in command[1:2] if word.endswith(".py")), "")
+    if shutil.which(program, path=environment.get("PATH")) is None:
+        missing = program
+    elif script and not Path(script).exists():
+        missing = script
+    else:
+        return
+    where = f"{missing} is not there (the directory is {Path.cwd()})"
+    raise FileNotFoundError(
+        f"{where}: programs do not travel, as functions do: put it there, or on a disk that all hosts share"
+    )
 
 
 def _pieces(index: int, start: int, fd: int, size: int) -> Iterator[Message]:

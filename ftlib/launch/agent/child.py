@@ -89,6 +89,8 @@ def _settle(birth: Birth) -> None:
     if numpy is not None:
         numpy.random.seed()
     torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.default_generator.manual_seed(int.from_bytes(os.urandom(8)))  # else all have drawn the warm process's seed
     if torch is not None and birth.environment.get("OMP_NUM_THREADS", "").isdecimal():
         torch.set_num_threads(int(birth.environment["OMP_NUM_THREADS"]))  # the variable was read where torch was imported
     time.tzset()

@@ -28,15 +28,18 @@ class Fences:
         fence: Callable[[int, str], Awaitable[tuple[Fate, float]]],
         announced: Callable[[int, str, str, int], bool],
         again: Callable[[int], bool],
+        condemned: Callable[[int], bool],
     ) -> None:
         """``keys``: the secrets, and the file that has them. ``fence``: kill the worker with this pid, for this reason.
 
-        ``announced``: pid, member, address, epoch. ``again``: the worker with this pid is to be started again.
+        ``announced``: pid, member, address, epoch. ``again``: the worker with this pid is to be started again. ``condemned``:
+        whether the worker with this pid was fenced itself, or has ended.
         """
         self._loop = asyncio.get_running_loop()
         self._job = job
         self._keys = keys
         self._fence, self._announced, self._again = fence, announced, again
+        self._condemned = condemned
         self._members: dict[int, str] = {}  # by pid: the newest member id
         self._past: set[str] = set()
         self._ring: KeyRing | None = None
@@ -61,10 +64,15 @@ class Fences:
         self._ring.renew()
         return self._ring
 
-    async def fence(self, pid: int, member: str, reason: str) -> tuple[Fate, float]:
-        """Kill an accused worker and wait until it is reaped; also for how many seconds it has been gone."""
+    async def fence(self, pid: int, member: str, reason: str, by: str) -> tuple[Fate, float]:
+        """Kill an accused worker and wait until it is reaped; also for how many seconds it has been gone.
+
+        Of two that find each other silent one dies: the word of a worker of this host that was fenced itself does not count.
+        """
         if member in self._past:
             return Fate.GONE, 0.0  # the process lives on as another member
+        if any(self._condemned(each) for each, name in self._members.items() if name == by and each != pid):
+            return Fate.SPARED, 0.0
         return await self._fence(pid, reason)
 
     def announced(self, pid: int, member: str, address: str, epoch: int) -> bool:

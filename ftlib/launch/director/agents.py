@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -40,8 +41,9 @@ from .decisions.ledger import Ledger
 from .deliveries import Deliveries
 from .endings import Ending
 from .events import EventLog
+from .heard import fault_of
 from .link import Link
-from .losses import loss_of, with_remedy
+from .losses import loss_of, with_later_remedy, with_remedy
 from .output.desk import Desk
 from .plan import Plan
 from .variables import worker_variables
@@ -62,6 +64,8 @@ class Agent:
     address: str = ""
     supervisor: str = ""
     master: int = 0
+    asked: Bind | None = None
+    """Which sockets it is to bind."""
     dropped: bool = False
     """Whether it only says what its workers have left, and then ends."""
     owed: Deliveries = field(default_factory=Deliveries)
@@ -127,7 +131,8 @@ class Agents:
                     self._call(host)
             case BindHost(host, founding, founders, master):
                 agent = self._agents[host]
-                agent.link.channel.send(Bind(agent.address, founding, founders, master))
+                agent.asked = Bind(agent.address, founding, founders, master)
+                agent.link.channel.send(agent.asked)
             case StartWorker():
                 self._start(action)
             case StopWorker(index, grace, cause):
@@ -150,7 +155,7 @@ class Agents:
                 command,
                 timeout=plan.agent_timeout,
                 opening=max(_OPENING, plan.agent_timeout),
-                received=lambda message, size: self._received(host, link, message, size),
+                received=lambda message, size: self._heard(host, link, message, size),
                 over=lambda why: self._lost(host, link, why),
                 said=lambda lines: self._desk.spoken(host, lines),
             )
@@ -210,12 +215,20 @@ class Agents:
 
     # What they say.
 
-    def _received(self, host: str, link: Link, message: Message, size: int) -> None:
+    def _heard(self, host: str, link: Link, message: Message, size: int) -> None:
         agent = self._agents.get(host)
         if agent is None or agent.link is not link:
             return
-        now = time.monotonic()
         self._moved()
+        # The workers of one that was dropped may be another one's by now.
+        wrong = "" if agent.dropped else fault_of(message, host, self._ledger.places, agent.asked)
+        if wrong:
+            self._lost(host, link, f"it sent {wrong}")
+        else:
+            self._received(host, agent, message, size)
+
+    def _received(self, host: str, agent: Agent, message: Message, size: int) -> None:
+        link, now = agent.link, time.monotonic()
         match message:
             case Lines() | Logged():
                 self._desk.take(host, link.channel, message, size)
@@ -242,7 +255,7 @@ class Agents:
                 link.blame(text)
                 self._desk.say(f"the agent ends: {text}", host)
             case _:
-                link.blame(f"it sent a {type(message).__name__}")
+                self._lost(host, link, f"it sent a {type(message).__name__}, which is the caller's to send")
 
     def _greeted(self, host: str, agent: Agent, here: Here) -> None:
         agent.here = here
@@ -252,6 +265,11 @@ class Agents:
             return
         if not self._plan.command and not here.cloudpickle:
             self._refuse(host, "the package cloudpickle is not installed there: pip install cloudpickle")
+            return
+        ours = platform.python_version()
+        if not self._plan.command and here.python.split(".")[:2] != ours.split(".")[:2]:
+            why = f"Python {here.python} runs there, and {ours} here: functions are code of one release: name it (python=)"
+            self._refuse(host, why)
             return
         slots = self._plan.slots_of(here)
         if isinstance(slots, str):
@@ -339,6 +357,8 @@ class Agents:
         loss = Loss.ENDED
         if agent.here is None:
             loss, why = loss_of(why), with_remedy(host, why)
+        else:
+            why = with_later_remedy(host, why)
         decided = self._ledger.host_lost(host, why, time.monotonic(), loss)
         again = " (it is called again)" if self._ledger.hosts[host].phase is HostPhase.RESTING else ""
         self._complain(host, f"lost: {why}{again}")

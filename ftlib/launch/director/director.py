@@ -118,6 +118,7 @@ class Director:
         """The whole launch; returns how each worker ended last."""
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[None] = self._loop.create_future()
+        self._loop.set_exception_handler(self._failed)
         self._moved = asyncio.Event()
         self._desk = Desk(self._pump, self._ledger, self._loop, self._moved.set)
         self._agents = Agents(
@@ -143,6 +144,15 @@ class Director:
             self._events.write("over")
             self._events.close()
         return self._agents.endings
+
+    def _failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """What was to be done on the loop failed: nobody shall wait for what may never come now."""
+        error = context.get("exception")
+        if error is None or self._over.done():
+            loop.default_exception_handler(context)
+        else:
+            error.add_note("the launcher itself has failed, and ended the launch")
+            self._over.set_exception(error)
 
     async def _progressing(self, reached: Callable[[], bool]) -> None:
         """Wait until something is ``reached``, as long as lines and results keep coming."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from ..stream.messages import release
 from .decisions.hosts import Loss
@@ -24,6 +25,13 @@ _REMEDIES = {
     _AWAY.pattern: "see that it is up, and that ssh {host} true works",
     "exit code [0-9]+$": "run by hand what comes before the agent there: the login, and setup (setup=, --setup)",
 }
+_LATER = {
+    "^nothing came for": "it or the network to it is gone, or it stood still: see that ssh {host} true works "
+    "(agent_timeout= says how long is borne)",
+    "^the stream (ended|broke: [^:]*)(: (exit code|signal|killed)[^:]*)?$": "its agent was killed, or the login ended: see the "
+    "host's own log, as dmesg for want of memory",
+}
+"""The same for an agent that has spoken, and was lost then without a word."""
 
 
 def loss_of(why: str) -> Loss:
@@ -33,7 +41,16 @@ def loss_of(why: str) -> Loss:
 
 def with_remedy(host: str, why: str) -> str:
     """The same reason with what can be done about it, where that is known."""
-    for pattern, remedy in _REMEDIES.items():
+    return _told(host, why, _REMEDIES)
+
+
+def with_later_remedy(host: str, why: str) -> str:
+    """The same for an agent that has spoken before it was lost."""
+    return _told(host, why, _LATER)
+
+
+def _told(host: str, why: str, remedies: Mapping[str, str]) -> str:
+    for pattern, remedy in remedies.items():
         if re.search(pattern, why, re.IGNORECASE):
             return f"{why.rstrip('.')}: {remedy.format(host=host, release=release())}"
     return why

@@ -1,10 +1,10 @@
 """The launcher's HTTP endpoint on loopback: requests that workers may send. Bodies are JSON or msgpack maps.
 
-``POST /fence {job, pid, member, reason}``: kill that worker and answer once it is reaped. 200 ``{"reaped": true}`` is
-proof of death, the only thing that lets one of two members go on at once; ``"known": false``: it had ended before.
-``"gone_ms"``: milliseconds, at least, since the worker was sent SIGKILL or had ended, and so did nothing any more. On a starved
-machine the answer may come late, and the time of death counts. 404: the pid was never a worker here. 504: the kernel does not
-let the worker die in time. Neither is a proof.
+``POST /fence {job, pid, member, reason, by}``: kill that worker, which the member ``by`` accuses, and answer once it is reaped.
+200 ``{"reaped": true}`` is proof of death, the only thing that lets one of two members go on at once; ``"known": false``: it
+had ended before. ``"gone_ms"``: milliseconds, at least, since the worker was sent SIGKILL or had ended, and so did nothing any
+more. On a starved machine the answer may come late, and the time of death counts. 404: the pid was never a worker here. 504:
+the kernel does not let the worker die in time. 409: it is spared. None of these is a proof.
 
 ``POST /announce {job, pid, member, address, epoch}``: a worker sends its address (see ``lifecycle.supervisor_client``).
 ``POST /again {job, pid, member}``: the worker is about to leave, ends with 0, and is to be started again then.
@@ -54,8 +54,11 @@ class Operations(Protocol):
         """The keys; a caller must have one of them."""
         ...
 
-    async def fence(self, pid: int, member: str, reason: str) -> tuple[Fate, float]:
-        """Kill a worker and wait, within a deadline, until it is reaped; returns also for how many seconds it has been gone."""
+    async def fence(self, pid: int, member: str, reason: str, by: str) -> tuple[Fate, float]:
+        """Kill a worker that the member ``by`` accuses, and wait, within a deadline, until it is reaped.
+
+        Returns also for how many seconds it has been gone.
+        """
         ...
 
     def announced(self, pid: int, member: str, address: str, epoch: int) -> bool:
@@ -108,7 +111,7 @@ class _Endpoint:
             raise _refusal(web.HTTPBadRequest, "expected pid (a number), member and reason") from None
         names = ("job", "pid", "member", "nonce")
         key = self._key(fields, "fence", *names)
-        fate, gone = await self._operations.fence(pid, member, reason[:200])
+        fate, gone = await self._operations.fence(pid, member, reason[:200], str(fields.get("by", "")))
         status, answer = _ANSWERS[fate]
         gone_ms = int(1000 * gone)
         mac = key.vouch("fenced", *(fields.get(name) for name in names), answer["reaped"], gone_ms)

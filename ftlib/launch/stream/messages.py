@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import msgpack
 
@@ -233,6 +234,7 @@ Message = (
     | Logged | Announced | Again | Trouble
 )  # fmt: skip
 _KINDS: tuple[type[Any], ...] = Message.__args__  # a union is its members
+_KIND_OF = dict(enumerate(_KINDS))
 _NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}
 
 
@@ -250,10 +252,37 @@ def decode(body: bytes) -> Message:
     """The message of ``body``. Raises StreamError for anything else."""
     try:
         number, *values = msgpack.unpackb(body, strict_map_key=True)
-        message: Message = _KINDS[number](*values)
+        message: Message = _KIND_OF[number](*values)
     except Exception as error:  # noqa: BLE001 - msgpack documents several unrelated errors, and all mean the same here
         raise StreamError(f"a message that cannot be read: {error}") from None
+    for (name, fits), value in zip(_fields(number), values, strict=True):
+        if not fits(value):
+            raise StreamError(f"a {type(message).__name__} whose {name} is {value!r:.40}")
     return message
+
+
+@cache
+def _fields(number: int) -> tuple[tuple[str, Callable[[Any], bool]], ...]:
+    """The names of a kind's fields, each with what tells whether a value can be its own."""
+    return tuple((name, _check(hint)) for name, hint in get_type_hints(_KIND_OF[number]).items())
+
+
+def _check(hint: Any) -> Callable[[Any], bool]:
+    parts = [_check(part) for part in get_args(hint)]
+    match get_origin(hint):
+        case None:
+            kinds = {float, int} if hint is float else {hint}  # no bool is an int here
+            return lambda value: type(value) in kinds
+        case origin if origin is tuple:
+            return lambda value: type(value) is list and len(value) == len(parts) and all(map(_fits, parts, value))
+        case origin if origin is Mapping:
+            return lambda value: type(value) is dict and all(parts[0](key) and parts[1](each) for key, each in value.items())
+        case _:
+            return lambda value: type(value) is list and all(map(parts[0], value))
+
+
+def _fits(check: Callable[[Any], bool], value: Any) -> bool:
+    return check(value)
 
 
 class Decoder:
