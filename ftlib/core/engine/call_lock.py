@@ -57,11 +57,13 @@ class CallLock:
         return bool(self._busy) and self._holder is self._threads.current()
 
     def is_leaving(self) -> bool:
-        """As ``leaving``."""
+        """True once a notice said that this worker has to leave, unless it stays for a while."""
         return self.noticed and not self._stays()
 
-    leaving = property(is_leaving)
-    """True once a notice said that this worker has to leave, unless it stays for a while."""
+    @property
+    def leaving(self) -> bool:
+        """As ``is_leaving``."""
+        return self.is_leaving()
 
     def leave(self) -> None:
         """A notice said that this worker has to leave. Any thread, signal handlers too."""
