@@ -10,8 +10,22 @@ from random import Random
 import pytest
 
 from consensus.config import Config, Policy
+from consensus.errors import FoundedApartError, OvertakenError
 from consensus.member import Member
-from consensus.messages import Chosen, Claim, Gossip, Install, Introduction, JoinReply, Message, Ping, Pull, Status, Update
+from consensus.messages import (
+    Chosen,
+    Claim,
+    Gossip,
+    Install,
+    Introduction,
+    JoinReply,
+    Message,
+    Overtaken,
+    Ping,
+    Pull,
+    Status,
+    Update,
+)
 from consensus.messages.reports import Reports
 from consensus.protocol.agreement.contact import INTRODUCE_EVERY, LOOK_AT_MOST, LOOK_FOR
 from consensus.protocol.machine import Machine
@@ -237,6 +251,21 @@ def test_a_view_whose_parent_is_not_here_is_pulled() -> None:
     delta = Delta.between(FIRST, NEXT)
     machine.receive("a", member("a").address, Chosen(None, "a", delta), NOW)
     assert answers(machine, Pull) == [], "it can tell that one itself"
+
+
+@pytest.mark.parametrize(
+    ("policy", "other", "kind", "says"),
+    [
+        (Policy.ANY, view_of("c", 2, FIRST.view_id, FIRST.cluster), OvertakenError, "cut in two"),
+        (Policy.ANY, view_of("xy"), OvertakenError, "two clusters of the job met"),
+        (Policy.MAJORITY, view_of("xy"), FoundedApartError, "were founded apart"),
+    ],
+)
+def test_the_side_that_stops_says_why(policy: Policy, other: View, kind: type[Exception], says: str) -> None:
+    machine = machine_in("abc", "b", config=Config(policy=policy))
+    machine._change.adopt(NEXT, "a", NOW)
+    machine.receive("a", member("a").address, Overtaken(machine._core.view_id, other), NOW)
+    assert isinstance(machine.stopped, kind) and says in str(machine.stopped)
 
 
 def test_a_joiner_that_meets_two_sides_tells_each_of_the_other() -> None:
