@@ -40,6 +40,7 @@ ALL = (
     ("accelerator", "", "--starts 0.5 --repetitions 4 --rounds 20"),
     ("rebuilds", "", "--rebuilds 100 --frameworks gloo rehearsal"),
     ("keeping", "", "--repetitions 5"),
+    ("saves", "", "--repetitions 3"),
     ("shrink", "--rounds 20", "--rounds 2"),
     ("kills", "--kills 1000", "--kills 20"),
     ("kill_soak", "", "--kills 45"),

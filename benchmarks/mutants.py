@@ -99,7 +99,7 @@ DEEP = tuple(
 LONGEST = 12.0
 """Seconds of processor time above which a test is not used, as traced."""
 BUDGET = 6.0
-"""Seconds of tests, as traced, that one mutant is worth; the last test begun may go beyond."""
+"""Seconds of tests, as traced, that one mutant is worth by default; the last test begun may go beyond."""
 _QUIET = frozenset({"note", "debug", "info", "warning", "error", "exception", "log", "append_note"})
 """Calls that only tell; they are left alone with all that is in them."""
 _SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
@@ -264,6 +264,16 @@ def codes(code: CodeType) -> Iterator[CodeType]:
 # --- which tests run over what -------------------------------------------------------------------------------------------
 
 
+def _in_turn(mutants: list[Mutant]) -> list[Mutant]:
+    """One of each file, then the next one of each: whatever time there is, all files get some of it."""
+    rounds: Counter[str] = Counter()
+    order = []
+    for mutant in mutants:
+        rounds[mutant.file] += 1
+        order.append((rounds[mutant.file], mutant))
+    return [mutant for _, mutant in sorted(order, key=lambda each: each[0])]
+
+
 class Cover:
     """Lines of some files that run while it is on."""
 
@@ -302,8 +312,8 @@ class Cover:
 class Runner:
     """A plugin of pytest whose loop tries mutants instead of running each test once."""
 
-    def __init__(self, name: str, seconds: float, only: str, deep: bool) -> None:
-        self._name, self._only, self._deep = name, only, deep
+    def __init__(self, name: str, seconds: float, budget: float, only: str, deep: bool) -> None:
+        self._name, self._budget, self._only, self._deep = name, budget, only, deep
         self._until = time.monotonic() + seconds
         self._failed = ""
         self._items: dict[str, pytest.Item] = {}
@@ -328,8 +338,9 @@ class Runner:
         for test, (took, lines) in cover.items():
             for file, line in lines:
                 tests[file, line].append((took, test))
-        todo = [mutant for path in files for mutant in mutants_of(path) if self._only in mutant.key]
+        todo = [mutant for path in files for mutant in mutants_of(path)]
         random.Random(1).shuffle(todo)
+        todo = [mutant for mutant in _in_turn(todo) if self._only in mutant.key]
         trees = {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in files}
         known = {
             entry["key"]
@@ -391,7 +402,7 @@ class Runner:
             return {"verdict": "not planted"}
         chosen, total = [], 0.0
         for took, test in tests:
-            if total > BUDGET:
+            if total > self._budget:
                 break
             chosen.append(self._items[test])
             total += took
@@ -471,6 +482,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=CODE)
     parser.add_argument("--seconds", type=float, default=600.0, help="how long to try on (default: %(default)g)")
+    parser.add_argument(
+        "--budget", type=float, default=BUDGET, help="seconds of tests that one mutant is worth (default: %(default)g)"
+    )
     parser.add_argument("--only", default="", metavar="TEXT", help="mutants whose file:function contains this")
     parser.add_argument("--deep", action="store_true", help="by histories of the simulation, too, which takes longer")
     parser.add_argument("--tests", nargs="+", metavar="PATH", help="by these tests alone")
@@ -483,7 +497,7 @@ def main() -> int:
     os.environ["OMP_NUM_THREADS"] = "1"
     options = ["-q", "-p", "no:cacheprovider", "-o", "timeout=0", "-m", "not soak and not process and not gpu"]
     options += args.tests or (*TESTS[args.name], *(DEEP if args.deep else ()))
-    status = pytest.main(options, plugins=[Runner(args.name, args.seconds, args.only, args.deep)])
+    status = pytest.main(options, plugins=[Runner(args.name, args.seconds, args.budget, args.only, args.deep)])
     report(args.name)
     return int(status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED))
 

@@ -1,6 +1,7 @@
 """transformers: ``FTTrainer`` is a ``transformers.Trainer`` for one worker of a job (extra ``hf``).
 
-It stands on ``FTAccelerator``, deals its data by an ``ElasticSampler``, and makes the trainer's step the job's.
+It stands on ``FTAccelerator``, deals its data by an ``ElasticSampler`` (or an ``ElasticStream``), and makes the trainer's step
+the job's.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 
 from .accelerate import FTAccelerator, alone
 from .data.elastic_sampler import ElasticSampler
+from .data.streams.stream import ElasticStream
 from .errors import ConfigError
 from .ftlib import FTLib
 from .status import Status
@@ -88,7 +90,8 @@ class FTTrainer(Trainer):
     """A ``Trainer`` whose backward pass averages. ``max_steps`` says how long the job is: at all workers the same."""
 
     def __init__(self, ft: FTLib, *args: Any, extra: Any = None, **more: Any) -> None:
-        """``extra``: what else belongs to the registered state. The rest: as for ``Trainer``.
+        """``extra``: what else belongs to the registered state. The rest: as for ``Trainer``; ``train_dataset`` may be an
+        ``ElasticStream``, too.
 
         ConfigError if ``args.max_steps`` is missing: how many steps an epoch has depends on how many workers there are.
         """
@@ -121,15 +124,21 @@ class FTTrainer(Trainer):
         return built
 
     def get_train_dataloader(self) -> Any:
-        """A loader over ``train_dataset``, of which every sample is used once an epoch, whoever comes and goes."""
+        """A loader over ``train_dataset``, of which every sample is used once an epoch, whoever comes and goes.
+
+        An ``ElasticStream`` has its own ``batch_size``, ``seed`` and ``shuffle``: those of the arguments do not count.
+        """
         dataset, args = self.train_dataset, self.args
-        if dataset is None or not hasattr(dataset, "__len__"):
-            loader = super().get_train_dataloader()
-            return _Unsized(loader)
-        seed = args.seed if args.data_seed is None else args.data_seed
-        sampler = ElasticSampler(dataset, batch_size=self._train_batch_size, seed=seed, drop_last=args.dataloader_drop_last)
+        sampler: Any
+        if isinstance(dataset, ElasticStream):
+            dataset, sampler = dataset.records, dataset
+        elif dataset is None or not hasattr(dataset, "__len__"):
+            return _Unsized(super().get_train_dataloader())
+        else:
+            seed = args.seed if args.data_seed is None else args.data_seed
+            sampler = ElasticSampler(dataset, batch_size=self._train_batch_size, seed=seed, drop_last=args.dataloader_drop_last)
         workers = args.dataloader_num_workers
-        loader = DataLoader(
+        loader: DataLoader[Any] = DataLoader(
             dataset,
             batch_sampler=sampler,
             collate_fn=self.data_collator,

@@ -5,7 +5,7 @@
     python -m benchmarks.peers --rounds 0 --docs                             # the last table into docs/comparison.md
 
 torchft and hivemind get environments of their own (``environments.py``), with the torch that is here. What cannot be installed
-is left out, by name. torchrun comes with torch.
+is left out, by name. torchrun comes with torch. "ftlib, tuned" plays only where ``--only`` names it.
 
 Four workers train a model of 0.3 M parameters on handwritten digits; each step rests for 20 ms in place of more compute. There
 are six faults: a worker is killed by SIGKILL, stopped by SIGSTOP, its training thread is wedged, it is asked to leave by
@@ -73,7 +73,7 @@ def _run(args: argparse.Namespace) -> bool:
     end = time.monotonic() + 60 * args.minutes
     args.out.mkdir(parents=True, exist_ok=True)
     save_digits(args.out / "digits.npy")
-    wanted = [kind for kind in KINDS if kind.name in (args.only or [each.name for each in KINDS])]
+    wanted = [kind for kind in KINDS if (kind.name in args.only if args.only else not kind.asked)]
     pythons, missing = _interpreters(wanted, args.out)
     kinds = [kind for kind in wanted if kind.package in pythons]
     adopt_orphans()

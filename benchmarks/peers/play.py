@@ -24,7 +24,7 @@ from benchmarks.peers.plan import ONE_WORKER, Round, Strike
 from benchmarks.peers.systems import WORKERS, Running, alive
 
 SIGNALS = dict(zip(ONE_WORKER, (signal.SIGKILL, signal.SIGSTOP, signal.SIGUSR1, signal.SIGTERM), strict=True))
-START = 60.0
+START = 90.0
 """Seconds until all workers must train together."""
 QUIET = 2.0
 """Seconds that nothing happens at first, from which the usual step is known; longer until there are ``GAPS`` of them."""
@@ -34,6 +34,8 @@ CALM, MOMENT = 3, 0.3
 """Steps, and seconds, that a survivor has to go on until it counts as going on: a step in flight at the fault may yet end."""
 RETURN = 20.0
 """Seconds, once survivors have gone on or patience is over, until all make steps again."""
+LIMIT = 100.0
+"""Seconds of one run, beside those that a system is waited for by its settings, after which no more faults come."""
 
 
 @dataclass
@@ -97,7 +99,11 @@ class Player:
         run = self.run
         try:
             self._begin()
-            for strike in plan.schedule:
+            limit = LIMIT + sum(self._patience_for(strike.kind, plan.first) - self._patience for strike in plan.schedule)
+            for number, strike in enumerate(plan.schedule):
+                if time.monotonic() > run.began + limit:
+                    left = ", ".join(each.kind for each in plan.schedule[number:])
+                    raise _FailedError(f"no time was left for {left} after {limit:.0f} s")
                 self._fault(strike, self._patience_for(strike.kind, plan.first))
             if window:
                 self._kills(plan, window)

@@ -39,6 +39,8 @@ class Kind:
     joins: bool = True
     master: str = ""
     """The process without which it cannot go on, if there is one."""
+    asked: bool = False
+    """Whether it is played only where ``--only`` names it."""
     slow: dict[str, float] = field(default_factory=dict)
     """Faults which these settings take longer over than others are waited for, and seconds that they may take in one round."""
 
@@ -55,6 +57,7 @@ KINDS = (
         "ftlib",
         "stall_timeout 2 s, exclude_after 1 s, ftlib run",
         {"FTLIB_STALL_TIMEOUT": "2", "FTLIB_EXCLUDE_AFTER": "1"},
+        asked=True,
     ),
     Kind(
         "ftlib, file store",

@@ -43,6 +43,8 @@ def test_every_public_name_is_in_the_reference(site: Path) -> None:
     public = {name for name in ftlib.__all__ if not inspect.ismodule(getattr(ftlib, name))}
     assert {f"ftlib.{name}" for name in public} <= names
     assert "ftlib.FTLib.allreduce_average" in names, "what a class inherits belongs to it"
+    assert {f"ftlib.lightning.{name}" for name in ("Batches", "FTCallback", "FTStrategy")} <= names
+    assert {"ftlib.accelerate.FTAccelerator", "ftlib.transformers.FTTrainer", "ftlib.transformers.FTTrainingArguments"} <= names
 
 
 def test_the_reference_leads_to_torchs_own(site: Path) -> None:

@@ -1,9 +1,10 @@
 """One small job in four ways: a plain loop, Lightning, accelerate, transformers. A program for ``ftlib run``.
 
-    learner.py WAY STEPS KILL [--elastic] [--overflow]
+    learner.py WAY STEPS KILL [--elastic | --stream] [--overflow]
 
 The worker of rank 2 kills itself before call number KILL (0: never), once. Batches are a worker's own sequence, by its rank
-and the number of the batch, or with ``--elastic`` an ``ElasticSampler``'s. A step has two batches, clipping, a schedule.
+and the number of the batch, or with ``--elastic`` an ``ElasticSampler``'s, with ``--stream`` an ``ElasticStream``'s. A step
+has two batches, clipping, a schedule.
 With ``--overflow`` a gradient scaler is at work, and in step 3 the gradients of the worker of rank 1 alone overflow.
 Lines on stdout: a step, this worker's loss in it, and a digest of all parameters after it; and the scaler's scale.
 """
@@ -15,7 +16,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset
 
-from ftlib import ElasticSampler, FTLib
+from ftlib import ElasticSampler, ElasticStream, FTLib
 
 ACCUMULATE, CLIP, BATCH = 2, 0.05, 8
 OVERFLOW, HUGE = 3, 1e38
@@ -42,6 +43,12 @@ class Numbers(Dataset[dict[str, torch.Tensor]]):
         generator = torch.Generator().manual_seed(index)
         x = torch.randn(16, generator=generator)
         return {"x": x, "labels": (x[:4].argmax()).long()}
+
+
+def of_shard(shard: int, start: int) -> Iterator[dict[str, torch.Tensor]]:
+    """A hundred of the numbers, from number ``start`` of the shard on."""
+    data = Numbers()
+    return (data[100 * shard + number] for number in range(start, 100))
 
 
 class Own:
@@ -71,13 +78,20 @@ class Model(nn.Module):
 
 
 class Job:
-    def __init__(self, steps: int, kill: int, *, elastic: bool, overflow: bool) -> None:
+    def __init__(self, steps: int, kill: int, *, elastic: bool, stream: bool, overflow: bool) -> None:
         self.steps, self.kill = steps, kill
         self.ft = FTLib.init(**({"nonfinite": "pass"} if overflow else {}))
         self.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=200) if overflow else None
         self.model = Model()
-        self.sampler = ElasticSampler(Numbers(), batch_size=BATCH, seed=3) if elastic else None
-        self.loader: Any = Own(self.place) if self.sampler is None else DataLoader(Numbers(), batch_sampler=self.sampler)
+        self.sampler: Any = None
+        self.dataset: Any = Numbers()
+        self.loader: Any = Own(self.place)
+        if elastic:
+            self.sampler = ElasticSampler(self.dataset, batch_size=BATCH, seed=3)
+            self.loader = DataLoader(self.dataset, batch_sampler=self.sampler)
+        if stream:
+            self.sampler = self.dataset = ElasticStream(range(6), of_shard, batch_size=BATCH, seed=3)
+            self.loader = self.sampler.loader()
         self.losses: list[float] = []
         self.told = 0
         self.began_as: int | None = None
@@ -235,7 +249,7 @@ class Job:
             logging_strategy="no",
         )  # fmt: skip
         trainer = Trainer(
-            self.ft, self.model, arguments, train_dataset=Numbers(), optimizers=(optimizer, self.schedule(optimizer)),
+            self.ft, self.model, arguments, train_dataset=self.dataset, optimizers=(optimizer, self.schedule(optimizer)),
             callbacks=[Reports()],
         )  # fmt: skip
         trainer.accelerator.scaler = self.scaler
@@ -244,6 +258,6 @@ class Job:
 
 if __name__ == "__main__":
     way, steps, kill = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    job = Job(steps, kill, elastic="--elastic" in sys.argv, overflow="--overflow" in sys.argv)
+    job = Job(steps, kill, elastic="--elastic" in sys.argv, stream="--stream" in sys.argv, overflow="--overflow" in sys.argv)
     getattr(job, way)()
     job.ft.close()

@@ -68,6 +68,33 @@ def test_losses_are_those_of_the_plain_loop(
         assert len({steps[step]["digest"] for steps in found.values() if step in steps}) == 1, f"after step {step}"
 
 
+def test_a_trainer_of_transformers_takes_a_stream(nursery: Nursery, tmp_path: Path) -> None:
+    """It is dealt by itself: as a dataset with indices it would be read from its beginning to its end at every worker."""
+    found = learnt(nursery, tmp_path / "run", "transformers", 4, 0, "--stream")
+    assert {worker: sorted(steps) for worker, steps in found.items()} == {worker: [1, 2, 3, 4] for worker in range(3)}
+    for step in range(1, 5):
+        assert len({steps[step]["digest"] for steps in found.values()}) == 1, f"after step {step}"
+        assert len({tuple(steps[step]["losses"]) for steps in found.values()}) == 3, "each has batches of its own"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[int, Any]]:
+    """The plain loop, of whose workers none is killed."""
+    return learnt(nursery, tmp_path_factory.mktemp("undisturbed") / "run", "plain", STEPS, 0)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("way", WAYS)
+def test_losses_without_a_kill_are_those_of_the_plain_loop(
+    way: str, undisturbed: dict[int, dict[int, Any]], nursery: Nursery, tmp_path: Path
+) -> None:
+    found = learnt(nursery, tmp_path / "run", way, STEPS, 0)
+    assert {worker: sorted(steps) for worker, steps in found.items()} == {
+        worker: list(range(1, STEPS + 1)) for worker in range(3)
+    }
+    assert found == undisturbed
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("way", WAYS)
 def test_a_worker_that_joins_has_what_the_others_have(way: str, nursery: Nursery, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import os
 import signal
@@ -44,11 +45,15 @@ def for_ever(path):
 """
 
 
+def notebook(path: Path, *cells: str) -> contextlib.AbstractContextManager[NotebookClient]:
+    """A notebook of these cells, after ``SETUP``."""
+    return opened(path, nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in (SETUP, *cells)]))
+
+
 @contextlib.contextmanager
-def notebook(path: Path, *cells: str) -> Iterator[NotebookClient]:
+def opened(path: Path, book: nbformat.NotebookNode) -> Iterator[NotebookClient]:
     """A notebook and its kernel. Nothing that it started is there any more afterwards."""
     before = descendants(os.getpid())
-    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in (SETUP, *cells)])
     client = NotebookClient(
         book,
         timeout=int(TIMEOUT),
@@ -72,6 +77,19 @@ def test_functions_of_a_notebook_run_and_what_they_print_is_shown(tmp_path: Path
         client.execute()
     assert "from worker 0" in text(client, 1) and "from worker 1" in text(client, 1)
     assert text(client, 1).endswith("42") and text(client, 2).endswith("42")
+
+
+def test_the_example_trains_and_a_worker_dies(tmp_path: Path) -> None:
+    """``examples/notebook.ipynb``, as it is."""
+    book = nbformat.read(ROOT / "examples" / "notebook.ipynb", as_version=4)
+    nbformat.validate(book)
+    assert not any(cell.get("outputs") for cell in book.cells), "it is kept without outputs"
+    with opened(tmp_path, book) as client:
+        client.execute()
+    first, second = (ast.literal_eval(text(client, number).rpartition("{")[1] + text(client, number).rpartition("{")[2])
+                     for number in (3, 5))  # fmt: skip
+    assert first["right"] > 0.85 and second["right"] > 0.9
+    assert second["steps"] > 3 * first["steps"]
 
 
 def at_work(client: NotebookClient, path: Path, number: signal.Signals) -> None:

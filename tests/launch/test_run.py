@@ -318,6 +318,7 @@ wait("go")
         (tmp_path / "go").touch()
         _, err = run.finish(0)
     assert "worker 1 is silent to its peers (no ack for 1.5 s): killed" in err
+    assert "Fatal Python error: Aborted" in err, "its stacks are in its log"
     assert err.count("worker 0 is silent to its peers (no ack for 1.5 s): spared, the last one") == 1
 
 

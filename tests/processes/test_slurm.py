@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.harness.basics import eventually
@@ -119,6 +120,27 @@ def test_a_launcher_on_each_node(slurm: Slurm, tmp_path: Path) -> None:
         os.kill(pid, signal.SIGKILL)
     for size in (2, 4):
         eventually(lambda size=size: said(slurm, job, "step")[-1]["size"] == size, lambda: slurm.output(job))
+    slurm.run("scancel", str(job))
+    gone(slurm)
+
+
+@pytest.mark.soak
+def test_a_launcher_that_is_killed_takes_its_workers_alone(slurm: Slurm, tmp_path: Path) -> None:
+    """The task of one node ends, and ``--kill-on-bad-exit=0`` has the other one go on, with two workers."""
+    line = f"srun --ntasks-per-node=1 --kill-on-bad-exit=0 {RUN} -n 2 --meet auto train.py 9999 {tmp_path}"
+    job = slurm.submit(f"#!/bin/sh\n{line}\n", "-N2", environment=SECRET)
+    eventually(lambda: said(slurm, job, "step"), lambda: slurm.output(job) + slurm.logs())
+    assert {line["size"] for line in said(slurm, job, "began")} == {4}
+    launchers = [pid for pid, line in slurm.processes("n2").items() if "-m ftlib.launch -n 2" in line]
+    [task] = [pid for pid in launchers if "slurmstepd" in " ".join(psutil.Process(psutil.Process(pid).ppid()).cmdline())]
+    before = said(slurm, job, "step")[-1]["step"]
+    os.kill(task, signal.SIGKILL)
+    eventually(lambda: not slurm.processes("n2"), lambda: slurm.processes("n2"))
+    eventually(
+        lambda: [line for line in said(slurm, job, "step") if line["size"] == 2 and line["step"] > before + 40],
+        lambda: slurm.output(job),
+    )
+    assert slurm.facts(job)["JobState"] == "RUNNING"
     slurm.run("scancel", str(job))
     gone(slurm)
 

@@ -10,13 +10,28 @@ from random import Random
 import pytest
 
 from consensus.config import Config, Policy
+from consensus.errors import FoundedApartError, OvertakenError
 from consensus.member import Member
-from consensus.messages import Chosen, Claim, Gossip, Install, Introduction, JoinReply, Message, Ping, Pull, Status, Update
+from consensus.messages import (
+    Chosen,
+    Claim,
+    Gossip,
+    Install,
+    Introduction,
+    JoinReply,
+    Message,
+    Overtaken,
+    Ping,
+    Pull,
+    Status,
+    Update,
+)
 from consensus.messages.reports import Reports
 from consensus.protocol.agreement.contact import INTRODUCE_EVERY, LOOK_AT_MOST, LOOK_FOR
 from consensus.protocol.machine import Machine
-from consensus.protocol.state.effects import Note
-from consensus.view import View
+from consensus.protocol.state.effects import Ask, Note
+from consensus.store_requests import ReadViews
+from consensus.view import Delta, View
 
 from .people import machine_in, member, sends, view_of
 from .test_machine import about_to_install
@@ -206,6 +221,51 @@ def test_who_hears_of_a_view_that_acts_where_its_own_never_can(names: str, out: 
     machine._change.contact.heard("d", acts, NOW)
     assert (machine._core.stopped is not None) is out
     assert not [each for each in machine.drain() if isinstance(each, Note) and each.level == logging.CRITICAL]
+
+
+def test_another_cluster_hears_from_us_by_its_first_two() -> None:
+    machine = machine_in("abc", "b")
+    machine.drain()
+    machine._change.contact.left_out(view_of("xyz", 2, "elsewhere"), NOW)
+    assert answers(machine, Introduction) == [("x", Introduction), ("y", Introduction)]
+
+
+def test_where_a_store_decides_two_sides_do_not_contest() -> None:
+    config = Config(policy=Policy.STORAGE, storage="file:///nowhere")
+    machine = machine_in("abc", "b", config=config)
+    rival = Introduction(view_of("xy", 2, "elsewhere"), member("x"), Claim(5, 9, "x"), True)
+    machine._change.contact.heard("x", rival, NOW)
+    asked = [effect.request for effect in machine.drain() if isinstance(effect, Ask)]
+    assert any(isinstance(request, ReadViews) for request in asked)
+    assert machine._core.stopped is None and machine._change.contact._giving_in is None
+
+
+def test_a_view_whose_parent_is_not_here_is_pulled() -> None:
+    machine = machine_in("abc", "b")
+    later = view_of("ac", 3, NEXT.view_id, FIRST.cluster)
+    delta = Delta.between(NEXT, later)
+    assert delta is not None
+    machine.drain()
+    machine.receive("a", member("a").address, Chosen(None, "a", delta), NOW)
+    assert answers(machine, Pull) == [("a", Pull)]
+    delta = Delta.between(FIRST, NEXT)
+    machine.receive("a", member("a").address, Chosen(None, "a", delta), NOW)
+    assert answers(machine, Pull) == [], "it can tell that one itself"
+
+
+@pytest.mark.parametrize(
+    ("policy", "other", "kind", "says"),
+    [
+        (Policy.ANY, view_of("c", 2, FIRST.view_id, FIRST.cluster), OvertakenError, "cut in two"),
+        (Policy.ANY, view_of("xy"), OvertakenError, "two clusters of the job met"),
+        (Policy.MAJORITY, view_of("xy"), FoundedApartError, "were founded apart"),
+    ],
+)
+def test_the_side_that_stops_says_why(policy: Policy, other: View, kind: type[Exception], says: str) -> None:
+    machine = machine_in("abc", "b", config=Config(policy=policy))
+    machine._change.adopt(NEXT, "a", NOW)
+    machine.receive("a", member("a").address, Overtaken(machine._core.view_id, other), NOW)
+    assert isinstance(machine.stopped, kind) and says in str(machine.stopped)
 
 
 def test_a_joiner_that_meets_two_sides_tells_each_of_the_other() -> None:

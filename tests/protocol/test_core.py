@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from consensus.messages import Accept, EvidenceKind, Gossip, Introduction, Ping, Status, Update
+from consensus.messages import Accept, EvidenceKind, Gossip, Introduction, Nack, Ping, Status, Update
 from consensus.progress import Progress
 from consensus.protocol.agreement.contact import LOST
 from consensus.protocol.detection.stall import Stall
@@ -199,3 +199,10 @@ def test_who_has_ended_a_call_is_not_awaited_in_it() -> None:
     for own, awaited in ((Progress(5, 0), False), (Progress(4, 5), False), (Progress(4, 0), True)):
         core.progress = own
         assert stall.awaited is awaited, own
+
+
+def test_who_has_sent_its_last_message_tells_itself_nothing_either() -> None:
+    core = core_of("a")
+    core.outbox.send(core.member, Nack(1))
+    core.outbox.close()
+    assert core.outbox.take_own() is None

@@ -9,6 +9,8 @@ import pytest
 
 from consensus.config import Config
 from consensus.protocol.detection.fences import FENCE_EVERY, Fences
+from consensus.protocol.state.effects import Fence
+from consensus.protocol.state.inputs import Checked
 from consensus.protocol.state.member_table import Peer
 
 from .people import CONFIG, T_EXCL, machine_in, member
@@ -45,3 +47,15 @@ def test_of_two_sides_that_shoot_at_each_other_the_larger_one_comes_first(suspec
         core.evidence.prove(name, "it is gone", 99.0, 100.0)
     share = CONFIG.fence_after if first else (CONFIG.fence_after + 1) / 2
     assert Fences(core).due(peer(supervised=False), 100.0, suspects) == pytest.approx(100.0 + share * T_EXCL)
+
+
+@pytest.mark.parametrize("supervised", [True, False])
+def test_of_a_death_that_came_too_late_to_count_the_supervisor_is_asked_and_kills_nobody(supervised: bool) -> None:
+    """It may know that the member was dead long before: then the quorum may do without its vote."""
+    machine = machine_in("abc", "b")
+    found = machine._core.table.get("c")
+    assert found is not None
+    found.member = peer(supervised=supervised).member
+    machine.handle(Checked("c", False, "refused"), 100.0 + 2 * T_EXCL)
+    told = [effect for effect in machine.drain() if isinstance(effect, Fence)]
+    assert [(each.member.id, each.command) for each in told] == ([("c", False)] if supervised else [])

@@ -47,6 +47,16 @@ def test_others_vote_for_the_first_of_their_list_once_it_is_a_candidate() -> Non
     assert one.vote == Vote("a", 1, 1)
 
 
+def test_for_a_second_a_candidate_waits_for_the_first_of_its_list() -> None:
+    one, met = Founding(B, 100.0), Applicants(9)
+    met.heard(C, False, 100.0, Vote("c", 1, 1))
+    assert not one.consider(A.address, False, met, 100.0)
+    met.heard(C, False, 100.9, Vote("c", 1, 1))
+    assert not one.consider(A.address, False, met, 100.9)
+    met.heard(C, False, 101.1, Vote("c", 1, 1))
+    assert one.consider(A.address, False, met, 101.1) and one.candidate == C
+
+
 def test_a_vote_is_kept_until_its_candidate_gives_up() -> None:
     one, met = Founding(C), Applicants(9)
     met.heard(B, False, 0.0, Vote("b", 1, 1))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from consensus.border import Built, Flushed, Freeze, Hint, Installed, Leave, Stopped
+from consensus.border import Built, Flushed, Freeze, Hint, Installed, Leave, PeerProgress, Stopped
 from consensus.errors import ExcludedError, StoppedError
 from consensus.messages import (
     Accept,
@@ -18,6 +18,7 @@ from consensus.messages import (
     EvidenceKind,
     Gossip,
     Install,
+    JoinRequest,
     LeaveRequest,
     Message,
     Nack,
@@ -32,8 +33,9 @@ from consensus.messages import (
     Update,
 )
 from consensus.messages.reports import Reports
+from consensus.progress import Progress
 from consensus.protocol.machine import Machine
-from consensus.protocol.state.effects import Check, Effect, Quit, Send, Tether
+from consensus.protocol.state.effects import Check, Effect, Note, Quit, Send, Tether
 from consensus.protocol.state.inputs import Accusation, Checked, Died
 from consensus.view import Cause, Proposal, Removal
 
@@ -141,6 +143,34 @@ def test_an_ack_brings_rumours_of_others_though_nobody_waits_for_it() -> None:
     suspicion = Update("c", Status.SUSPECT, 0, "b")
     machine.receive("b", member("b").address, Ack(4711, "b", 1, machine._core.view_id, (suspicion,)), 100.1)
     assert machine.belief("c") is Status.SUSPECT
+
+
+def test_an_ack_tells_where_the_data_plane_is() -> None:
+    machine = machine_in("abc", "a")
+    machine.tick(100.5)
+    [ping] = [send.message for send in sends(machine.drain(), Ping) if send.message.target == "b"][:1]  # type: ignore[attr-defined]
+    effects = give(machine, "b", Ack(ping.seq, "b", 1, machine._core.view_id, (), Progress(4, 5).pack(100.5)), 100.51)
+    assert [(e.member_id, e.finished, e.current) for e in effects if isinstance(e, PeerProgress)] == [("b", 4, 5)]
+
+
+@pytest.mark.parametrize("late", [0.0, 3600.0])
+def test_whoever_is_woken_by_a_packet_knows_that_it_slept(late: float) -> None:
+    machine = machine_in("abc", "a")
+    machine.tick(100.0)
+    machine.drain()
+    deadline = machine.next_deadline()
+    assert deadline is not None
+    effects = give(machine, "b", Ack(4711, "b", 1, machine._core.view_id), deadline + late)
+    assert any(isinstance(effect, Note) and effect.kind == "late" for effect in effects) is (late > 0.0)
+
+
+@pytest.mark.parametrize("size", [3, 4, 5])
+def test_applicants_wait_where_there_is_room(size: int) -> None:
+    machine = machine_in("abc", "a", config=replace(CONFIG, max_size=size))
+    assert not machine.applicants_waiting
+    joiner = member("x", 77)
+    machine.receive("x", joiner.address, JoinRequest(joiner, True, machine._core.config.terms), 100.1)
+    assert machine.applicants_waiting is (size > 3)
 
 
 def test_what_is_suspected_is_passed_on() -> None:

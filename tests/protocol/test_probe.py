@@ -49,6 +49,13 @@ def test_an_answer_ends_it_once() -> None:
     assert one.overdue(20.0) == ([], [])
 
 
+def test_nothing_is_due_for_who_showed_life_otherwise() -> None:
+    one = prober()
+    [probe] = one.begin_round([member("a")], ROUND, 10.0)
+    one.answered_otherwise("a")
+    assert one.deadline() == min(one.next_round, probe.fail_at), "whoever waits for the deadline would be woken for nothing"
+
+
 @pytest.mark.parametrize(("helpers", "nacks", "score"), [(0, 0, 1), (3, 3, 0), (3, 0, 3), (3, 2, 1)])
 def test_missing_nacks_point_at_oneself(helpers: int, nacks: int, score: int) -> None:
     one = prober()

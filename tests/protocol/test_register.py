@@ -192,6 +192,13 @@ def test_the_pauses_grow_while_the_store_is_away_and_are_short_again_once_it_has
     assert register._pause() <= CONFIG.resend * 1.25
 
 
+def test_a_store_that_was_wiped_is_asked_less_and_less_often_too() -> None:
+    machine = machine_of("abcd", "a")
+    for _ in range(3):
+        answer(machine, Beat(Lease(member("a"), 1, 1, b"")), Wiped("nothing is left"), 100.0)
+    assert machine._change.register._pause() > CONFIG.resend * 2.0**3 * 0.74
+
+
 def test_a_store_that_is_away_changes_nothing_and_is_told_of() -> None:
     machine = machine_of("ab", "a")
     machine.handle(Stirred(), 100.1)

@@ -154,7 +154,6 @@ class Prober:
         for probe in self.probes.values():
             if probe.target.id == member_id:
                 probe.advance(ProbeEvent.SIGN)
-                probe.ask_others_at = inf
 
     def nacked(self, seq: int) -> None:
         """A helper lives but could not reach the target (yet)."""

@@ -17,6 +17,8 @@ from .worker import Worker
 
 REAP_TIMEOUT = 5.0
 """Seconds that a SIGKILLed process may take to end: if it takes longer, it is stuck in the kernel."""
+STACKS = 0.15
+"""Seconds that a hung worker has to write its stacks before it is killed; it needs some milliseconds."""
 
 
 class Steward:
@@ -53,6 +55,20 @@ class Steward:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.shield(worker.gone), seconds)
         return (Fate.REAPED, time.monotonic() - worker.gone_at) if worker.gone.done() else (Fate.STUCK, 0.0)
+
+    async def end_hung(self, worker: Worker, cause: str) -> tuple[Fate, float]:
+        """Kill a worker that does not answer, and wait until it was reaped; first it writes its stacks to its stderr.
+
+        One that is stopped could write none, and is killed at once.
+        """
+        if not worker.ended and not worker.stopped and worker.cause in ("", cause):
+            if not worker.cause:
+                worker.abort(cause)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(worker.gone), STACKS)
+        if not worker.gone.done():
+            worker.kill("" if worker.ended else cause)
+        return await self.fate_within(worker)
 
     def kill_all(self, cause: str = "") -> None:
         """SIGKILL all workers and their groups."""

@@ -15,6 +15,7 @@ import subprocess
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Protocol, Self
 
 from ...common.processes import die_with_parent
@@ -109,6 +110,15 @@ class Worker:
     def ended(self) -> bool:
         """Whether it has ended, though it may not be reaped yet."""
         return self.gone.done() or os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it does nothing because of SIGSTOP, or a debugger."""
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_bytes()
+        except OSError:
+            return False
+        return stat[stat.rindex(b")") + 2 :][:1] in (b"T", b"t")
 
     def send_away(self, cause: str = "") -> None:
         """Send SIGTERM, because the run no longer needs the worker. ``cause``: for the report."""

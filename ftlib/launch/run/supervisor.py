@@ -430,8 +430,7 @@ class Supervisor:
         if not worker.cause and not worker.ended:
             self._console.say(f"{worker.name} is silent to its peers ({reason or 'no reason given'}): killed")
             self._console.event("fenced", worker=worker.index, pid=pid, reason=reason)
-        worker.kill("" if worker.ended else "silent to its peers")
-        return await self._steward.fate_within(worker)
+        return await self._steward.end_hung(worker, "silent to its peers")
 
     def _alone_in_view(self, worker: Worker) -> bool:
         """Whether no other member of the view is left: two that find each other silent are not both to be killed, as the state

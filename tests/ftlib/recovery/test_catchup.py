@@ -44,3 +44,14 @@ def test_whose_replay_leads_elsewhere_follows_no_more(monkeypatch: pytest.Monkey
         recovery._verified(verification)
     recovery.stand_by(own)
     assert not begun.called
+
+
+def test_what_kept_the_state_of_a_spare_level_ends_with_its_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catchup, "why_not", lambda _registered: "")
+    standby = Mock()
+    recovery = Catchup(Plane("a" * 16), Mock(), Mock(), RecoveryLimits(1.0, 1, live=True), Mock(return_value=standby))
+    own = Mock(kind=Kind.AVERAGE)
+    own.layout.places = ()
+    recovery.stand_by(own)
+    recovery.end()
+    standby.end.assert_called_once_with()

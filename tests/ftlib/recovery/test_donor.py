@@ -12,10 +12,12 @@ import pytest
 import torch
 
 from consensus import RefusalError
+from ftlib.common.refusals import Refusal
 from ftlib.core.plane.orders import Order
 from ftlib.recovery.donor import donor as donor_module
 from ftlib.recovery.donor import read_hold as hold
 from ftlib.recovery.donor.group_sender import FIRST_TAG, RUN
+from ftlib.recovery.donor.replication_sender import SnapshotRequest
 from ftlib.recovery.layout import call_layouts as layouts
 from ftlib.recovery.layout import shards as shards_module
 from ftlib.recovery.layout.shards import BLOCK, Shard, cut, digest_of
@@ -342,3 +344,19 @@ def test_a_request_waits_for_its_call(holder: Holder, monkeypatch: pytest.Monkey
     holder.enter()
     thread.join(TIMEOUT)
     assert msgpack.unpackb(answers[0])["nbytes"] == NBYTES
+
+
+def test_in_a_new_view_no_request_is_expected_back(holder: Holder) -> None:
+    read_hold = holder.donor._read_hold
+    with pytest.raises(RefusalError), read_hold.asking(VERSION):
+        raise Refusal.LATER.error("ask again")
+    assert read_hold._until(VERSION) > holder.plane.threads.now()
+    assert holder.plane.session is not None
+    holder.donor.activated(holder.plane.session)
+    assert read_hold._until(VERSION) < holder.plane.threads.now()
+
+
+def test_a_spare_of_another_state_gets_nothing_pinned(holder: Holder) -> None:
+    request = SnapshotRequest(JOINER.id, "another", (holder.member.id,), 0, VERSION + 1, wants_inline=False)
+    with pytest.raises(RefusalError, match="does not hold that state"):
+        holder.donor.sender.begin(request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import threading
@@ -145,6 +146,13 @@ class TestStripes:
         joiner.fetch(holder.member, shard)
         assert joiner.got == joiner.flat.nbytes
         assert same(joiner.model, holder.model)
+
+    def test_that_are_slowed_down_end_when_nobody_wants_them(self, holder: Holder, joiner: Joiner) -> None:
+        limited, looks = HTTPTransport(None, joiner.member.id, bandwidth=1e5, threads=Clock()), itertools.count()
+        shard = joiner.all_of(holder)
+        with pytest.raises(FetchError, match="not wanted any more"):
+            limited.shard(holder.member, shard, joiner.flat, 0, joiner.count, lambda: next(looks) < 3)
+        assert joiner.got == 0
 
     def test_are_sealed_with_a_secret(self) -> None:
         joiner, stranger = Joiner(KeyRing([SECRET])), Joiner()
