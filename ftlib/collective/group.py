@@ -202,12 +202,6 @@ class _Each(Patience):
     def __init__(self, sent: list[Sent]) -> None:
         self._sent = sent
 
-    def help(self, ready: Callable[[], bool], deadline: float) -> None:
-        """See ``Patience``."""
-        for each in self._sent:
-            if not each.outcome.done():
-                each.help(lambda each=each: each.outcome.done() or ready(), deadline)  # type: ignore[misc]
-
     def give_up(self) -> None:
         """See ``Patience``."""
         for each in self._sent:

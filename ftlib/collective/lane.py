@@ -257,11 +257,6 @@ class Lane:
         if self._link is not None:
             self._link.help(ready, deadline)
 
-    def push(self, ready: Callable[[], bool], deadline: float) -> None:
-        """Write to the link in this thread, if there is one."""
-        if self._link is not None and not self.inherited:
-            self._link.push(ready, deadline)
-
     def heard(self) -> str:
         """Whom an operation waits for, and since when that one was last heard of."""
         if self._link is None:

@@ -43,9 +43,6 @@ class Stream(Protocol):
     def help(self, ready: Callable[[], bool], deadline: float) -> None:
         """Read in this thread."""
 
-    def push(self, ready: Callable[[], bool], deadline: float) -> None:
-        """Write in this thread."""
-
     def withdraw(self, receive: Receive) -> None:
         """Take a receive back."""
 
@@ -76,10 +73,6 @@ class Sent(Patience):
     def __init__(self, lane: Stream, operation: str, outcome: Outcome) -> None:
         self._lane, self._operation, self.outcome = lane, operation, outcome
         self._began = time.monotonic()
-
-    def help(self, ready: Callable[[], bool], deadline: float) -> None:
-        """See ``Patience``."""
-        self._lane.push(ready, deadline)
 
     def give_up(self) -> None:
         """See ``Patience``. What is queued stays so: half a message would end the stream."""

@@ -241,11 +241,6 @@ class Link:
             self._out.flush()
             self._interest()
 
-    def push(self, ready: Callable[[], bool], deadline: float) -> None:
-        """As ``help``, in a thread that waits until what it has sent is written; only where that is quicker than the loop."""
-        if self._path is not self._stream:
-            self.help(ready, deadline)
-
     def _alone(self, ready: Callable[[], bool], deadline: float) -> bool:
         """Wait for the end of another thread's reading; whether it came before all that ``help`` waits for.
 
