@@ -5,6 +5,8 @@
 
 Two processes, both in a session and in a group of ``torch.distributed``. *Pull*: the client asks by one number and gets
 4 KB. *Push*: it sends 25 MB and gets one number. Blocks of rounds of either kind, in turns; medians of the blocks' medians.
+*Death*: clients in the middle of a session are killed by SIGKILL, one after the other, ``--kills`` of them; how long it takes
+from there until the session has ended and its thread is gone.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -78,8 +81,39 @@ class Asker:
         return time.perf_counter() - began
 
 
+def deaths(count: int) -> list[float]:
+    """How long the sessions of so many clients last after these were killed: seconds."""
+    found = []
+    with Visited(0) as server:
+        for _ in range(count):
+            command = [sys.executable, "-m", "benchmarks.parameter_server", "--stay", server.address()]
+            with subprocess.Popen(command, stdout=subprocess.PIPE) as client:
+                try:
+                    assert client.stdout is not None
+                    client.stdout.readline()  # it has got its weights
+                finally:
+                    client.kill()
+                began = time.perf_counter()
+                while server.sessions or any(thread.name == "ftlib-session" for thread in threading.enumerate()):
+                    if time.perf_counter() - began > SECONDS:
+                        raise SystemExit("a session outlives its client")
+                    time.sleep(0.0005)
+                found.append(time.perf_counter() - began)
+    return found
+
+
+def stay(address: str) -> None:
+    """A client that pulls once, and stays: ``python -m benchmarks.parameter_server --stay ADDRESS``."""
+    pg = Visited.new_session(address)
+    Asker(lambda tensor: pg.recv([tensor], 0, 0).wait(), lambda tensor: pg.send([tensor], 0, 0).wait()).ask(PULL)
+    print("in", flush=True)
+    threading.Event().wait()
+
+
 def visit() -> None:
     """The server's process: ``python -m benchmarks.parameter_server FILE``."""
+    if sys.argv[1] == "--stay":
+        stay(sys.argv[2])
     file = Path(sys.argv[1])
     torch.set_num_threads(1)
     with Visited(0) as server:
@@ -91,7 +125,7 @@ def visit() -> None:
 
 def main() -> int:
     """Both against each other."""
-    options = parser(__doc__, agent=False, rounds=500, pushes=8, blocks=8)
+    options = parser(__doc__, agent=False, rounds=500, pushes=8, blocks=8, kills=20)
     args = options.parse_args()
     torch.set_num_threads(1)
     os.environ.setdefault("FTLIB_SECRET", secrets.token_urlsafe(32))
@@ -129,6 +163,11 @@ def main() -> int:
         finally:
             server.kill()
             server.wait()
+    if args.kills:
+        took = deaths(args.kills)
+        middle = statistics.median(took)
+        text = f"{1e3 * middle:.0f} ms [{1e3 * min(took):.0f} - {1e3 * max(took):.0f}]"
+        report.row("session after its client's death", text, "", "", bar="<= 200 ms", good=max(took) <= 0.2)
     return report.finish()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,10 @@ from ftlib import ConfigError, DistributedDataParallel, StepMismatch
 from ftlib.ftlib import FTLib
 from ftlib.state.agreed import Agreed
 from ftlib.state.registry import Registered
+from tests.ftlib.trainees import exclude
 from tests.ftlib.workers import Job, Worker
+from tests.harness.basics import TIMEOUT
+from tests.harness.company import at_once, company, in_thread
 from tests.train.cases import built, data
 
 
@@ -139,6 +143,35 @@ def test_a_joiner_comes_while_the_order_is_agreed(begin: int) -> None:
             job.workers[name].join()
     assert len({trainer.digest() for trainer in trainers.values()}) == 1
     assert all(ready(trainer.order) for trainer in trainers.values())
+
+
+def test_a_member_that_comes_back_has_the_order() -> None:
+    """Its program was not started anew: it learned an order, or not, before it was excluded."""
+    with company(3, rejoin=True) as crew:
+        trainers = at_once(*[lambda ft=ft: Trainer(ft) for ft in crew.members])
+        last, ends = trainers[-1], [1 << 30]
+
+        def train(trainer: Trainer) -> None:
+            while trainer.ft.step < ends[0]:
+                trainer.step()
+
+        others = [in_thread(functools.partial(train, trainer)) for trainer in trainers[:-1]]
+        for _ in range(4):
+            last.step()
+        assert ready(last.order)
+        before = last.ft._plane.member_id
+        exclude(last.ft)
+        for _ in range(3):
+            last.step()
+        assert last.ft._plane.member_id != before, "it is another member"
+        ends[0] = last.ft.step + 6
+        train(last)
+        for thread in others:
+            thread.join(TIMEOUT)
+        assert [trainer.ft.step for trainer in trainers] == ends * 3
+        assert len({trainer.digest() for trainer in trainers}) == 1
+        assert [trainer.order for trainer in trainers] == [last.order] * 3
+        assert ready(last.order)
 
 
 def _another_order(trainer: Trainer) -> None:

@@ -535,18 +535,59 @@ class Summed(nn.Module):
         return inputs.square().sum()
 
 
+@pytest.mark.parametrize("around", [False, True], ids=["module", "wrapper"])
 @by_all("crew")
-def test_compiled(ft: FTLib, index: int) -> None:
+def test_compiled(ft: FTLib, index: int, around: bool) -> None:
     """Without a compiler: what is traced, and how its gradients come, is the same."""
     with _COMPILING:
-        model = DistributedDataParallel(ft, torch.compile(small(), backend="aot_eager"))
-        found = loss(model, ft.rank)
+        module = small() if around else torch.compile(small(), backend="aot_eager")
+        model = DistributedDataParallel(ft, module, bucket_mb=1e-4)
+        call = torch.compile(model, backend="aot_eager") if around else model
+        found = loss(call, ft.rank)
     for _ in range(3):
         model.zero_grad()
         with _COMPILING:
-            found = loss(model, ft.rank)
+            found = loss(call, ft.rank)
         found.backward()
+        assert model.status is Status.SUCCESS
         near(gradients(model), expected(small, loss))
+
+
+class Apart(nn.Module):
+    """Two parts; ``look`` is called in backward between them."""
+
+    def __init__(self, wrap: Callable[[nn.Module], nn.Module], look: Callable[[], object]) -> None:
+        super().__init__()
+        whole = built(nn.Sequential(perceptron(4, 8, 8), perceptron(8, 6, 3)))
+        self.first, self.second = (wrap(part) for part in whole)
+        self._look = look
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(inputs)
+        hidden.register_hook(self._looked)
+        found: torch.Tensor = self.second(hidden)
+        return found
+
+    def _looked(self, _: torch.Tensor) -> None:
+        self._look()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # what Dynamo looks at
+@by_all("crew")
+def test_graphs_that_were_compiled_apart_let_averages_begin_between_them(ft: FTLib, index: int) -> None:
+    """The gradients of one graph come all at once; while the next one computes its own, they are on their way."""
+    begun: list[bool] = []
+    with _COMPILING:
+        parts = Apart(lambda part: torch.compile(part, backend="aot_eager"), lambda: begun.append(ft._call_lock.carrying))
+        loss(parts, ft.rank).backward()
+        wanted = expected(lambda: Apart(lambda part: part, lambda: None), loss)
+    assert ft.barrier(), "nobody compiles any more"
+    model = DistributedDataParallel(ft, parts, bucket_mb=1e-4)
+    for _ in range(5):
+        model.zero_grad()
+        loss(model, ft.rank).backward()
+        near(gradients(model), wanted)
+    assert begun[-2:] == [True, True]
 
 
 _COMPILING = threading.Lock()

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ftlib import DiLoCo
+from ftlib import DiLoCo, ElasticSampler
 from tests.harness import moments
 from tests.harness.worker import SLOTS, Lines, Task, _digest, _fill, _who, joined, place
 
@@ -99,6 +99,32 @@ def learn(task: Task, lines: Lines) -> int:
                         diloco.load_global()
                     continue
                 lines.write(**place(ft), **told, hash=digest(), early=early, inner=diloco.inner_steps)
+
+
+def sample(task: Task, lines: Lines) -> int:
+    """As ``learn``, over ``samples`` of them, until killed: says at the end of each epoch which it has used up in it."""
+    orders = dict(task.given)
+    die, count = orders.pop("die", 0), orders.pop("samples")
+    model = Model(task.sizes, task.slot)
+    inner = torch.optim.SGD(model.parameters(), lr=2.0**-24)
+    with joined(task, lines) as ft:
+        outer = functools.partial(torch.optim.SGD, lr=0.5)
+        diloco = DiLoCo(ft, model, inner=inner, outer=outer, weight="samples", **orders)
+        sampler = ElasticSampler(range(count), batch_size=3, seed=1)
+        ft.register_state(model=diloco, sampler=sampler)
+        with diloco:
+            for _ in sampler.epochs(1 << 20):
+                for _batch in sampler:
+                    if diloco.inner_steps + 1 == die:
+                        lines.write(event="dies", epoch=sampler.epoch, syncs=diloco.syncs)
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    inner.zero_grad()
+                    time.sleep(task.pause)
+                    model().backward()
+                    inner.step()
+                used = sorted(index for row in sampler.ledger(sampler.epoch) for index in row.indices)
+                lines.write(event="epoch", epoch=sampler.epoch, used=used, size=ft.size)
+    return 0
 
 
 def _early(diloco: DiLoCo) -> bool:

@@ -137,3 +137,27 @@ def test_it_averages_weights_as_torch_does(nursery: Nursery, tmp_path: Path, eve
             compared = [event for event in worker.events if event["event"] == "compared"]
             assert compared[-1]["syncs"] == 4 and len(compared) == 4 * every
             assert max(event["apart"] for event in compared) < 1e-6
+
+
+@pytest.mark.parametrize("die", [17, 19])
+@pytest.mark.parametrize("way", WAYS)
+def test_the_samples_of_who_dies_go_back(cluster: Cluster, way: str, die: int) -> None:
+    """Killed in the middle of a round, or of a sync that is under way: others have what it had drawn in that epoch."""
+    count, given = 91, task(way, samples=91)
+    program = "tests.train.local_sgd.learner:sample"
+    workers = cluster.found(3, **given, program=program, first={"given": {**given["given"], "die": die}})
+    victim = workers[0]
+    cluster.until("it has died", lambda: victim.code is not None)
+    cluster.read()
+    (died,) = [event for event in victim.events if event.get("event") == "dies"]
+
+    def ended(worker: Worker) -> list[dict[str, Any]]:
+        return [event for event in worker.events if event.get("event") == "epoch"]
+
+    def enough() -> bool:
+        return all(sum(event["epoch"] >= died["epoch"] for event in ended(worker)) >= 2 for worker in workers[1:])
+
+    cluster.until("the others have ended that epoch and one more", enough)
+    wrong = [(worker, event) for worker in workers for event in ended(worker) if event["used"] != list(range(count))]
+    assert not wrong
+    assert not list(cluster.faults())
