@@ -117,7 +117,7 @@ def _beats(before: dict[str, Any], after: dict[str, Any]) -> int:
 
 def account() -> float:
     """Seconds that the account of time takes for one call."""
-    from ftlib.common.time_use import State, TimeUse
+    from ftlib.common.counters import State, TimeUse
 
     count, found = 20_000, []
     for _ in range(9):

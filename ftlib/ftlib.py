@@ -23,8 +23,8 @@ from .checkpoints.depot import Depot
 from .checkpoints.keeper import Keeper
 from .checkpoints.places import depot_of
 from .checkpoints.resume import Loaded
+from .common.counters import State
 from .common.logs import configure
-from .common.time_use import State
 from .common.traces import Traces
 from .core.calls.session import Session
 from .core.engine.call_lock import CallLock

@@ -29,9 +29,9 @@ from torch.distributed.distributed_c10d import AllreduceOptions, BroadcastOption
 
 from ftlib.errors import ConfigError, GroupError
 from ftlib.frameworks import sockets
-from ftlib.frameworks.background import close_at_exit, rest_at_exit, start_task
+from ftlib.frameworks.background import start_task
 from ftlib.frameworks.base import Group, GroupSpec, Operation, OperationKind, Work, check_parts
-from ftlib.frameworks.gloo_work import FOREIGN, FailedWork, GlooTransfer, GlooWork
+from ftlib.frameworks.gloo_work import FOREIGN, FailedWork, GlooTransfer, GlooWork, close_at_exit, rest_at_exit
 from ftlib.frameworks.sockets import Address, Link
 
 OPERATIONS: dict[str, Any] = {

@@ -1,18 +1,29 @@
-"""Operations under way in Gloo, seen as ``Work``; every exception of Gloo leaves here as a ``GroupError``."""
+"""Operations under way in Gloo, seen as ``Work``; every exception of Gloo leaves here as a ``GroupError``.
+
+A thread that waits is in C++, and has to be back before the interpreter ends: a daemon thread that comes back later is unwound
+in the middle of it, which terminates the process with SIGABRT. ``abroad`` counts these threads. At the process's end their
+groups are closed, so that they come back, and then they rest here: an exception on a thread whose program is over would only be
+printed, maybe in the middle of the interpreter's end.
+"""
 
 from __future__ import annotations
 
+import atexit
+import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from ftlib.errors import GroupError
-from ftlib.frameworks.background import abroad, start_task
+from ftlib.frameworks.background import AT_EXIT, finish_tasks, start_task
 from ftlib.frameworks.base import Work
+
+T = TypeVar("T")
 
 FOREIGN = (RuntimeError, ValueError, TypeError, IndexError)
 """The exceptions that torch raises, in C++ and in the binding."""
@@ -21,6 +32,77 @@ _NEAR = 0.05
 """Seconds by which a wait may be shorter than the group's timeout, and yet take as long as that."""
 _ABANDONED_SLICE = 0.1
 """Seconds after which a wait checks whether its operation was abandoned; only if sockets cannot be cut."""
+
+
+class Closable(Protocol):
+    """What keeps threads in C++ until it is closed."""
+
+    def close(self) -> None:
+        """Make them come back. Idempotent, and returns at once."""
+
+
+class _Border:
+    """Who is in C++, and what is to be closed at the end of the process."""
+
+    def __init__(self) -> None:
+        self._came_back = threading.Condition()
+        self._away: set[int] = set()
+        self._open: weakref.WeakSet[Closable] = weakref.WeakSet()
+        self._over = False
+        os.register_at_fork(after_in_child=self._forget)  # neither the threads nor the groups are the child's
+        atexit.register(self.end)
+
+    def _forget(self) -> None:
+        self._came_back = threading.Condition()
+        self._away, self._open = set(), weakref.WeakSet()
+
+    def keep(self, closable: Closable) -> None:
+        """Close it at the end of the process, if it is still there then."""
+        self._open.add(closable)
+
+    def abroad(self, function: Callable[..., T], *given: object) -> T:
+        """Return what ``function`` returns, given these arguments: it may be in C++ until something is closed."""
+        me = threading.get_ident()
+        self._away.add(me)  # before the look: ``end`` looks in the other order
+        try:
+            if self._over:
+                self.rest()
+            return function(*given)
+        finally:
+            self._away.discard(me)
+            if self._over:
+                self.rest()
+
+    def rest(self) -> None:
+        """At the end of the process, stay here: not for the main thread, which ends it."""
+        if not self._over or threading.current_thread() is threading.main_thread():
+            return
+        with self._came_back:
+            self._away.discard(threading.get_ident())
+            self._came_back.notify_all()
+        threading.Event().wait()  # for no time-out: the process ends, and this daemon thread with it
+
+    def end(self) -> None:
+        """Bring all threads back, at most ``AT_EXIT`` seconds for each kind."""
+        self._over = True
+        while self._open:
+            self._open.pop().close()
+        here = threading.get_ident()
+        with self._came_back:
+            self._came_back.wait_for(lambda: self._away <= {here}, AT_EXIT)
+        finish_tasks(AT_EXIT)
+
+
+_border = _Border()
+
+abroad = _border.abroad
+"""Call a function that waits in C++ for something that was given to ``close_at_exit``, or uses it."""
+rest_at_exit = _border.rest
+"""Call this before telling a thread that something is closed: at the process's end, the reason then, it does not return."""
+close_at_exit = _border.keep
+"""Close it at the end of the process, before threads in C++ are waited for, if it is still there then."""
+end_abroad = _border.end
+"""Bring all threads back, and keep them, as at the end of the process, which calls it last. Idempotent."""
 
 
 class _Owner(Protocol):
@@ -58,10 +140,18 @@ class GlooWork(Work):
         self._error: GroupError | None = None
 
     def wait(self, timeout: float) -> bool:
-        """Block in Gloo, at most ``timeout`` seconds."""
+        """Block in Gloo, at most ``timeout`` seconds. Threads may wait at the same time, as one destroys the group."""
         if not self._owner.exact and timeout > _ABANDONED_SLICE:
             return _in_slices(self.wait, timeout)
-        if not self._ended(timeout):  # no frame of a traceback has the raw work: it would keep sockets open
+        if (raw := self._raw) is not None:
+            try:
+                # Gloo takes a timeout of zero as infinite, and cuts off fractions of a millisecond.
+                abroad(raw.wait, timedelta(seconds=max(0.001, timeout)))
+                self._raw = None
+            except FOREIGN:
+                self._look(raw)
+            del raw  # the traceback of an error keeps this frame, and so the sockets would stay open
+        if self._raw is not None:
             if not self._owner.exact and self._owner.abandoned:
                 raise GroupError("operation abandoned: its group was aborted and cannot be interrupted")
             return False
@@ -74,23 +164,15 @@ class GlooWork(Work):
         raw = self._raw
         return raw is None or bool(raw.is_completed())
 
-    def _ended(self, timeout: float) -> bool:
-        """True if the operation ended in time; notes its error. Threads may call it concurrently, as one destroys the group."""
-        raw = self._raw
-        if raw is None:
-            return True
+    def _look(self, raw: Any) -> None:
+        """A wait ended with an exception: the operation is still under way, ended well at the last moment, or failed."""
+        if not raw.is_completed():
+            return
         try:
-            # Gloo takes a timeout of zero as infinite, and cuts off fractions of a millisecond.
-            abroad(raw.wait, timedelta(seconds=max(0.001, timeout)))
-        except FOREIGN:  # still under way, success at the last moment, or failure
-            if not raw.is_completed():
-                return False
-            try:
-                raw.wait()
-            except FOREIGN as real:
-                self._error = self._owner.translate(real)
+            raw.wait()
+        except FOREIGN as real:
+            self._error = self._owner.translate(real)
         self._raw = None
-        return True
 
 
 class GlooTransfer(Work):

@@ -26,7 +26,6 @@ from ..checkpoints.resume import PATH as RESUMPTION
 from ..checkpoints.resume import Resumption
 from ..common.device_waits import drop_held
 from ..common.memory import room
-from ..common.time_use import State
 from ..common.traces import Traces
 from ..core.calls.call import Call
 from ..core.calls.observer import Observers
@@ -133,7 +132,7 @@ class Lifetime:
         )
         self.plane: Plane = plane
         if former is not None:
-            plane.counters.time_use.turn(plane.threads.now(), State.WAITING)  # until its call goes on in this lifetime
+            plane.counters.time_use.anew(plane.threads.now())
         allowed, spares = _allowed(settings), config.max_size is not None
         observers, layouts = Observers(), LayoutBook()
         self.transfer: Transfer = Transfer(

@@ -135,7 +135,7 @@ class Catchup:
         if self._own is None:
             self._settle(own)
         self._own = own
-        plane.step_times.unknown()
+        plane.counters.time_use.unknown()
         return True
 
     def _settle(self, own: Call) -> None:

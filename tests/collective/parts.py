@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ftlib import Channel, CollectiveError
+from tests.harness.basics import eventually
 
 from .workers import Here
 
@@ -76,11 +77,14 @@ def stream(here: Here, names: list[str], first: bool) -> tuple[int, float]:
             return count, gap
 
 
-def tensors(here: Here, names: list[str], count: int, elements: int, sends: bool) -> list[float]:
-    """Send or receive in place; the sum of each."""
+def tensors(here: Here, names: list[str], count: int, elements: int, sends: bool, gone: str = "") -> list[float]:
+    """Send or receive in place; the sum of each. In the middle wait until the member ``gone`` is none any more."""
     group = here.group(names)
     sums = []
     for number in range(count):
+        if gone and number == count // 2:
+            here.kept["pending"] = True
+            eventually(lambda: not knows(here, gone), "it is no member any more")
         if sends:
             group.send_tensor(torch.full((elements,), float(number)), timeout=LIMIT)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import resource
 import signal
@@ -20,6 +21,7 @@ from ftlib.links.link import Link
 from ftlib.links.loop import LinkLoop
 from tests.harness.basics import TIMEOUT, eventually
 
+from .test_groups import collectives
 from .test_links import A, B, Inbox, Outbox, pair
 
 PATHS = pytest.mark.parametrize("ring", [True, False], ids=["ring", "tcp"])
@@ -137,6 +139,35 @@ def test_an_ended_link_has_no_buffers(ring: bool) -> None:
 @PATHS
 def test_peers_killed(ring: bool) -> None:
     killed(ring, 5)
+
+
+def groups_made_and_closed(rounds: int) -> None:
+    """By turns: closed by either side, by both, or used by nobody."""
+    with collectives(2) as (made, ids):
+        count = itertools.count()
+
+        def once() -> None:
+            number = next(count)
+            a, b = (each.create_collective_group(ids, f"group {number % 3}") for each in made)
+            if number % 4:
+                a.send(number, timeout=TIMEOUT)
+                assert b.recv(timeout=TIMEOUT) == number
+            first, second = (a, b) if number % 2 else (b, a)
+            first.close()
+            second.close()
+
+        loops = [each._loop for each in made]
+        nothing_grows(once, rounds, lambda: not any(loop._links or loop._timers for loop in loops))
+        assert not any(each._groups for each in made)
+
+
+def test_groups_made_and_closed() -> None:
+    groups_made_and_closed(20)
+
+
+@pytest.mark.soak
+def test_a_thousand_groups() -> None:
+    groups_made_and_closed(1000)
 
 
 @pytest.mark.soak

@@ -103,6 +103,18 @@ def test_rollout_workers_come_and_go(nursery: Nursery, tmp_path: Path) -> None:
 
 
 @pytest.mark.process
+def test_gradients_by_a_channel(nursery: Nursery, tmp_path: Path) -> None:
+    """A worker is killed, and another one comes; no step waits for either."""
+    own = clean(STEPS="300", MEET=f"127.0.0.1:{free_ports(1)[0]}", **PATIENT)
+    with Program(nursery, tmp_path, ROOT / "examples" / "gradients.py", env=own) as demonstration:
+        assert demonstration.wait(PATIENCE) == 0, demonstration.stderr
+        said = demonstration.stdout
+    assert said.index("step 100: ") < said.index("worker-0 is killed") < said.index("step 200: ") < said.index("step 300: ")
+    assert said.count("ends, as ") == 3, "those that are left hear that the channel is gone"
+    assert accuracy(said) > 50
+
+
+@pytest.mark.process
 def test_replicas_that_shard_their_model(nursery: Nursery, tmp_path: Path) -> None:
     command = ftlib_run("-n", 2, "--shards", 2, ROOT / "examples" / "digits_sharded.py", "6")
     with Program(nursery, tmp_path, *command, env=clean(**PATIENT)) as launcher:

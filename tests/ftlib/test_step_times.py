@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftlib import ConfigError, FTLib
+from ftlib.common.counters import UNKNOWN
 from ftlib.common.threads import Threads
 from ftlib.core.plane.step_times import LEAST, WINDOW, StepTimes, Straggler, coded, seconds
 from ftlib.core.tensors.trailer import SLOT_BYTES, Flag, RankRecord, TrailerCodec
@@ -46,6 +47,7 @@ def test_a_code_is_within_half_a_step_of_what_it_stands_for(duration: float) -> 
 def test_codes_at_the_ends() -> None:
     assert seconds(0) == 0.0
     assert [coded(0.0), coded(1e-9), coded(1e-4), coded(1e9)] == [1, 1, 1, 255]
+    assert coded(UNKNOWN) == 0
     assert 24 * 3600 < seconds(255) < 1e7
     assert all(coded(seconds(code)) == code for code in range(1, 256))
 

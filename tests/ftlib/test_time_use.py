@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlib.common.time_use import State, TimeUse
+from ftlib.common.counters import State, TimeUse
 from tests.ftlib.workers import Job, Worker
 from tests.harness.basics import eventually
 
@@ -75,6 +75,72 @@ def test_another_lifetime_is_waited_for() -> None:
     use.entered(109.0)
     use.left(110.0)
     assert told(use, 110.0) == {"waiting": 6.0, "computing": 2.0, "averaging": 2.0}
+
+
+def test_the_time_outside_is_unknown_before_the_first_call_of_a_lifetime() -> None:
+    use = begun()
+    use.entered(105.0)
+    assert use.outside < 0.0
+    use.left(106.0)
+    use.entered(108.0)
+    assert use.outside == 2.0
+    use.left(109.0)
+    use.anew(110.0)
+    use.entered(111.0)
+    assert use.outside < 0.0
+
+
+def test_a_time_outside_that_shows_nothing_of_this_members_pace() -> None:
+    use = begun()
+    use.left(106.0)
+    use.entered(108.0)
+    use.unknown()
+    assert use.outside < 0.0
+    use.left(109.0)
+    use.entered(110.0)
+    assert use.outside == 1.0
+
+
+def test_what_a_unit_computes_is_not_outside_of_calls() -> None:
+    use = begun()
+    use.left(106.0)
+    use.entered(108.0)
+    use.computes(109.0)
+    use.computed(112.0)
+    assert use.outside == 2.0
+    use.left(113.0)
+    assert told(use, 113.0) == {"waiting": 3.0, "computing": 8.0, "averaging": 2.0}
+    use.entered(114.0)
+    assert use.outside == 1.0
+
+
+def test_the_rest_of_backward_counts_in_the_next_call() -> None:
+    """An open call says its time as it is entered, in the middle of backward."""
+    use = begun()
+    use.left(106.0)
+    use.entered(108.0)
+    use.computes(108.0)
+    use.computed(111.0)
+    use.carry(3.0)
+    assert use.outside == 2.0
+    use.left(112.0)
+    assert told(use, 112.0) == {"waiting": 3.0, "computing": 8.0, "averaging": 1.0}
+    use.entered(113.0)
+    assert use.outside == 4.0
+    use.left(114.0)
+    use.entered(115.0)
+    assert use.outside == 1.0, "it counts once"
+
+
+def test_an_open_call_that_is_given_up_ends_the_time_before_it() -> None:
+    use = begun()
+    use.left(106.0)
+    use.entered(108.0)
+    use.computes(108.0)
+    use.left(110.0)
+    use.entered(111.0)
+    assert use.outside == 1.0
+    assert told(use, 111.0) == {"waiting": 3.0, "computing": 8.0}
 
 
 def test_a_wrong_guess_is_put_right_and_no_number_falls() -> None:

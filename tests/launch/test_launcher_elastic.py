@@ -39,17 +39,25 @@ def member(path: Path) -> str:
 
 def running(launch: Launch, count: int) -> list[dict[str, Any]]:
     """The facts about so many workers, all members of a view, once there are."""
+    members: list[dict[str, Any]] = []
 
-    def members() -> list[dict[str, Any]]:
-        return [each for each in launch.workers() if each["phase"] == "running" and each["epoch"] and each["pid"]]
+    def there() -> bool:
+        members[:] = [each for each in launch.workers() if each["phase"] == "running" and each["epoch"] and each["pid"]]
+        return len(members) == count
 
-    eventually(lambda: len(members()) == count, launch.workers)
-    return members()
+    eventually(there, launch.workers)
+    return members
 
 
 def until(launch: Launch, count: int, condition: Callable[[list[dict[str, Any]]], bool]) -> list[dict[str, Any]]:
-    eventually(lambda: condition(running(launch, count)), launch.workers)
-    return running(launch, count)
+    found: list[dict[str, Any]] = []
+
+    def there() -> bool:
+        found[:] = running(launch, count)
+        return condition(found)
+
+    eventually(there, launch.workers)
+    return found
 
 
 def test_a_killed_worker_is_restarted_and_joins_those_that_live(tmp_path: Path) -> None:

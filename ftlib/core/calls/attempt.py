@@ -26,7 +26,7 @@ from ..tensors.layout import Bucket
 from ..tensors.staging import Slot, Staging
 from ..tensors.trailer import Flag, RankRecord, Region, Trailer
 from .bulk import Bulk
-from .call import Call, Results
+from .call import Call, Kind, Results
 from .salvage import DISPUTES, blame
 from .session import Session
 
@@ -104,7 +104,7 @@ class Attempt:
         group, expected, said = session.group, session.expected, None
         assert group is not None
         spares = self._staging.spares
-        if call.counts_as_step:
+        if call.kind is Kind.AVERAGE:
             self._assumed = session.divisor
         if expected is not layout and (expected is None or expected.signature != layout.signature):
             said = self._say(BARE if expected is None else expected.head, record)
@@ -128,7 +128,7 @@ class Attempt:
         """All operations have ended, on these slots."""
         session, call, trailer = self._session, self._call, self._trailer
         assert trailer is not None
-        layout, weight = call.layout, trailer.weight if call.counts_as_step else 0.0
+        layout, weight = call.layout, trailer.weight if call.kind is Kind.AVERAGE else 0.0
         if session.repeated is not layout or weight != session.divisor:  # else all stays as it is
             session.ended(layout, weight, call.script)
         intact, view_id = self._finite, session.view.view_id

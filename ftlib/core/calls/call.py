@@ -190,7 +190,7 @@ class Call:
         self.accelerated = False
         """True if accelerators carried calls within this one."""
         self.counts_as_step = kind is Kind.AVERAGE
-        """True if the finished call grants an optimizer step."""
+        """True if the finished call grants an optimizer step, unless it is void."""
         self.sources = list(sources)
         self.owners = owners
         self.weight = weight
@@ -238,10 +238,6 @@ class Call:
         None while that state is unknown.
         """
         return live
-
-    def steps(self, results: Results) -> int:
-        """Number of optimizer steps that the call grants with these results."""
-        return int(self.counts_as_step and not self.void(results))
 
     # --- where it is ---------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from ...frameworks.base import Group
 from ..tensors.trailer import Flag, RankRecord, Trailer
 from .attempt import Attempt
-from .call import Results
+from .call import Kind, Results
 
 __all__ = ["DeviceAttempt"]
 
@@ -26,7 +26,7 @@ class DeviceAttempt(Attempt):
         session, call, layout, window = self._session, self._call, self._call.layout, self._window
         group = session.group
         assert group is not None
-        if call.counts_as_step:
+        if call.kind is Kind.AVERAGE:
             self._assumed = session.divisor
         if session.expected is None:
             self._await_accelerator(group)

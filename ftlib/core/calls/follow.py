@@ -108,7 +108,7 @@ class FollowedAttempt(Attempt):
         assert trailer is not None
         if layout.places:
             self._session.heard(accelerated=trailer.accelerated)
-        if self._followed.counts_as_step:  # as the others do
+        if self._followed.kind is Kind.AVERAGE:  # as the others do
             self._assumed = self._session.divisor if layout.compression is None else trailer.divisor
         return self._ended(slots)
 

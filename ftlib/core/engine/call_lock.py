@@ -56,14 +56,14 @@ class CallLock:
         """True if this thread is within a call: in a callback, a state function or a signal handler."""
         return bool(self._busy) and self._holder is self._threads.current()
 
-    @property
-    def leaving(self) -> bool:
+    def is_leaving(self) -> bool:
         """True once a notice said that this worker has to leave, unless it stays for a while."""
         return self.noticed and not self._stays()
 
-    def is_leaving(self) -> bool:
-        """As ``leaving``."""
-        return self.leaving
+    @property
+    def leaving(self) -> bool:
+        """As ``is_leaving``."""
+        return self.is_leaving()
 
     def leave(self) -> None:
         """A notice said that this worker has to leave. Any thread, signal handlers too."""

@@ -19,7 +19,7 @@ from ...state.registry import Registered
 from ...status import Status
 from ..calls.adoption import Adoption
 from ..calls.attempt import SETTLE, Attempt, Disagreement
-from ..calls.call import Call, Results
+from ..calls.call import Call, Kind, Results
 from ..calls.compressed_attempt import CompressedAttempt
 from ..calls.device_attempt import DeviceAttempt
 from ..calls.follow import Followed, FollowedAttempt, NobodyThere
@@ -38,7 +38,7 @@ from ..plane.orders import Finish
 from ..plane.phase import Phase
 from ..plane.plane import Plane
 from ..plane.rebuild import Rebuilder
-from ..plane.step_times import QUIET, seconds
+from ..plane.step_times import QUIET, coded, seconds
 from ..replicas.words import Mates
 from ..tensors.layout import Layout
 from ..tensors.layout_book import LayoutBook
@@ -185,7 +185,6 @@ class Engine:
             found = None
             if begun is None:
                 plane.enter(call)
-                plane.step_times.entered(call.began)
                 plane.counters.time_use.entered(call.began)
                 staging = self._pool.staging(call.layout)
                 if plane.phase is Phase.WAITING:
@@ -213,9 +212,7 @@ class Engine:
                 if plane.current is not None or self._arrival.call is not None:
                     self._break_off()
             finally:
-                now = self._threads.now()
-                plane.step_times.left(now)
-                plane.counters.time_use.left(now)
+                plane.counters.time_use.left(self._threads.now())
 
     def _break_off(self) -> None:
         """The program leaves a call that was not finished, or in which this member was arriving."""
@@ -272,7 +269,7 @@ class Engine:
             return False
         try:
             plane.enter(call)
-            plane.step_times.entered(call.began)
+            plane.counters.time_use.entered(call.began)
             plane.computes(call, True)
             staging = self._pool.staging(call.layout).turn(plane.needed)
             record, goodbye = self._record(call)
@@ -303,14 +300,14 @@ class Engine:
     def abandon(self) -> None:
         """The open call gets no gradients. Idempotent."""
         self._open.abandon()
-        self._plane.step_times.left(self._threads.now())
+        self._plane.counters.time_use.left(self._threads.now())
 
     def _end(self, attempt: OpenAttempt) -> tuple[Results, Session] | None:
         """Backward has ended: finish what is under way. None if it failed: decide again in the next view."""
         plane, call, session = self._plane, attempt.call, attempt.session
         now = self._threads.now()
-        plane.step_times.computed(now - call.began)
-        plane.counters.time_use.entered(now)
+        plane.counters.time_use.computed(now)
+        plane.counters.time_use.carry(now - call.began)
         call.restart(now)  # the deadline of a call counts what it waits for, not what the program computes
         plane.computed(call)
         results = self.attempt(call, session, attempt)
@@ -472,11 +469,12 @@ class Engine:
         if plane.wished or goodbye or self._nonfinite.tainted or call.foreign:
             flags = Flag.FREEZE * plane.wished | Flag.LEAVING * goodbye | Flag.NONFINITE * self._nonfinite.tainted
             flags |= Flag.FOLLOWING * call.foreign | Flag.LATE * call.stand_in
+        busy = coded(plane.counters.time_use.outside)
         if plane.data.sampler is None:
-            return RankRecord(call.weight, 0, flags, call.layout.check, busy=plane.step_times.busy), goodbye
+            return RankRecord(call.weight, 0, flags, call.layout.check, busy=busy), goodbye
         share = plane.data.share(call)
         given = (share.ahead, share.dropped, share.data_epoch, share.deal, share.end)
-        return RankRecord(call.weight, share.samples, flags, call.layout.check, *given, plane.step_times.busy), goodbye
+        return RankRecord(call.weight, share.samples, flags, call.layout.check, *given, busy), goodbye
 
     def _operations(self, call: Call, session: Session) -> Attempt:
         if isinstance(call, Followed):
@@ -514,9 +512,9 @@ class Engine:
             self._transport.note(call, session, trailer, accelerated=results.accelerated)
         if self._nonfinite.asks:
             self._nonfinite.finished(session, trailer)
-        codes = session.codec.busy if session.group is not None else bytes([plane.step_times.busy])
-        verdict = plane.step_times.note(session.by_rank, codes, average=call.counts_as_step)
-        if (slowest := max(codes)) > (own := plane.step_times.busy) > 0 and not call.stand_in:
+        codes = session.codec.busy if session.group is not None else bytes([coded(plane.counters.time_use.outside)])
+        verdict = plane.step_times.note(session.by_rank, codes, average=call.kind is Kind.AVERAGE)
+        if (slowest := max(codes)) > (own := codes[session.rank]) > 0 and not call.stand_in:
             plane.counters.time_use.behind(seconds(slowest) - seconds(own))
         if verdict is not QUIET:
             log_stragglers(plane, session, verdict)

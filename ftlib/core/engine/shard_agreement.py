@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from ...errors import GroupError
 from ..calls.attempt import WAIT_SLICE
-from ..calls.call import Call, Results
+from ..calls.call import Call, Kind, Results
 from ..calls.session import Session
 from ..plane.phase import Phase
 from ..plane.plane import Plane
@@ -142,7 +142,7 @@ def word_about(session: Session, call: Call, results: Results, trailer: Trailer 
     ranks = 0
     if trailer is not None:
         flags |= WordFlag.FREEZE if trailer.freeze else WordFlag(0)
-        if call.counts_as_step:
+        if call.kind is Kind.AVERAGE:
             ranks = zlib.crc32(bytes(slot.weight > 0.0 for slot in trailer.slots)) or 1
     return Word(session.view.epoch, call.number, flags, ranks)
 

@@ -71,17 +71,11 @@ class Unit(Call):
         """The registered state on entry."""
         self.execution: Running | None = None
         """The attempt while the function is under way, else None."""
-        self.granted = False
-        """True if one of the function's calls granted an optimizer step. However many did, a unit is one step."""
 
     @property
     def in_doubt(self) -> bool:
         """True if others may have finished the unit although it is not finished here."""
         return self.stage is UnitStage.PERFORMED
-
-    def steps(self, results: Results) -> int:  # noqa: ARG002 - the results of its calls were seen one by one
-        """See ``Call``."""
-        return int(self.granted)
 
     def entry(self, live: Callable[[], object]) -> Callable[[], object] | None:  # noqa: ARG002 - it changes
         """See ``Call``."""
@@ -102,7 +96,7 @@ class Unit(Call):
 
     def run(self) -> None:
         """Run the function."""
-        self.stage, self.value, self.granted, self.nbytes = UnitStage.RUNNING, None, False, 0
+        self.stage, self.value, self.counts_as_step, self.nbytes = UnitStage.RUNNING, None, False, 0
         self.batches, self.on_devices, self.accelerated = 0, False, False
         try:
             with torch.inference_mode(self._inference), torch.set_grad_enabled(self._grad):
@@ -133,4 +127,4 @@ class Unit(Call):
         """A call that the function made has a result."""
         self.accelerated |= results.accelerated
         self.nbytes += call.nbytes
-        self.granted |= applied and call.counts_as_step
+        self.counts_as_step |= applied and call.counts_as_step  # however many of its calls grant a step, a unit is one

@@ -222,7 +222,8 @@ class DataAccounting:
     def stays_out(self, call: Call, results: Results) -> bool:
         """True if a newcomer would not come in with ``call``, which is about to finish (see ``finished``)."""
         with self._plane.changed:
-            return self._plane.newcomer and self._stays_out(call, results, call.steps(results))
+            granted = int(call.counts_as_step and not call.void(results))
+            return self._plane.newcomer and self._stays_out(call, results, granted)
 
     def unfinished(self) -> None:
         """The program leaves its call, which has not finished."""

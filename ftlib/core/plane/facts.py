@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from ...common.counters import Counters
-from ...common.time_use import State
+from ...common.counters import Counters, State
 from ...frameworks import Framework
 from ..tensors.trailer import Flag
 from .phase import Phase

@@ -13,9 +13,8 @@ from typing import Any
 
 from consensus import View
 
-from ...common.counters import Counters
+from ...common.counters import Counters, TimeUse
 from ...common.threads import SYSTEM, Threads
-from ...common.time_use import TimeUse
 from ...common.traces import Traces, ViewRecord
 from ...frameworks.base import Group
 from ..calls.call import Call, Results
@@ -25,13 +24,45 @@ from ..tensors.staging import Slot
 from ..tensors.trailer import Trailer
 from .data_accounting import DataAccounting, shares_in
 from .lag import Borders, Lag
-from .news import News
 from .orders import FINISHED, Finish, Order
 from .phase import PLANE, Phase, Switch
 from .progress import Peers, Progress
 from .step_times import StepTimes
 
-__all__ = ["Finish", "Order", "Plane"]
+__all__ = ["Finish", "News", "Order", "Plane"]
+
+
+class News:
+    """The views of which the program is still to be notified: after the first call finished in each, at the same point at
+    every member. Guarded by the plane's lock. It outlives a lifetime: the next one delivers what is still pending.
+    """
+
+    def __init__(self) -> None:
+        self.changes: list[View] = []
+        """Views activated since the last call that was finished here."""
+        self.due: list[View] = []
+        """Views in which a call was finished, and of which the program was not notified yet."""
+        self._before: int | None = None
+        """How many of ``changes`` were active when the others finished the call that is to be adopted."""
+
+    def activated(self, view: View, *, adopts: bool) -> None:
+        """``adopts``: True if this member lacks a call that others finished in an earlier view."""
+        if not adopts:
+            self._before = None
+        elif self._before is None:
+            self._before = len(self.changes)
+        self.changes.append(view)
+
+    def finished(self) -> None:
+        """A call was finished in the newest view."""
+        self.due += self.changes
+        self.changes.clear()
+
+    def adopted(self) -> None:
+        """This member adopted the result of a call that was finished in an earlier view."""
+        before, self._before = self._before or 0, None
+        self.due += self.changes[:before]
+        del self.changes[:before]
 
 
 class Plane:
@@ -103,7 +134,7 @@ class Plane:
         )
         """Accounting of the data that calls use up."""
         self.news: News = News() if former is None else former.news
-        """Pending notifications of views to the program."""
+        """Pending notifications of the program."""
         self._told = (0, 0, False, 0)
         """This member's place as last sent to the others: finished calls, the current call, and whether it is busy with it."""
         self._last_signature = b""
@@ -193,7 +224,8 @@ class Plane:
         """``computing``: True while the program's code runs inside ``call``; peers blocked in it then wait for this member."""
         with self.changed:
             call.compute(computing)
-            turn = self.counters.time_use.left if computing else self.counters.time_use.entered
+            use = self.counters.time_use
+            turn = use.computes if computing else use.computed
             turn(self.threads.now())
             self.tell()
 
@@ -564,7 +596,8 @@ class Plane:
         counters.accelerated += results.accelerated
         counters.alone += not results.slots
         counters.bytes_averaged += call.nbytes
-        granted, self.void = call.steps(results), call.void(results)
+        self.void = call.void(results)
+        granted = int(call.counts_as_step and not self.void)
         self.step += granted
         if call.stand_in:
             self.lag.grow(granted)

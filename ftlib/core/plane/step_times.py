@@ -10,10 +10,11 @@ times are added up until an average before which some member worked for ``LEAST`
 
 from __future__ import annotations
 
-import math
+import functools
 import statistics
+from bisect import bisect
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,15 +26,12 @@ WINDOW = 64
 """Number of steps whose times are kept."""
 _FINEST = 1e-4
 _RATIO = 1.09
-_PER_E = 1.0 / math.log(_RATIO)
 _SECONDS = (0.0, *(_FINEST * _RATIO**power for power in range(255)))
+_BOUNDS = (0.0, *(_FINEST * _RATIO ** (power + 0.5) for power in range(254)))
+"""The least seconds of each code from 1 on."""
 
-
-def coded(duration: float) -> int:
-    """The code of ``duration`` seconds, 1 to 255."""
-    if duration <= _FINEST:
-        return 1
-    return min(255, 1 + round(math.log(duration / _FINEST) * _PER_E))
+coded: Callable[[float], int] = functools.partial(bisect, _BOUNDS)
+"""The code of a duration in seconds, 1 to 255; 0 (unknown) if it is below 0."""
 
 
 def seconds(code: int) -> float:
@@ -86,15 +84,10 @@ class StepTimes:
 
     def __init__(self, factor: float = 2.0, steps: int = 10) -> None:
         """A member is a straggler that takes more than ``factor`` times the others' median for ``steps`` steps in a row."""
-        self.busy = 0
-        """The code of the time that this member spent outside of calls before the call in progress."""
         self.fallen: list[Straggler] = []
         """Stragglers of which the program was not notified yet."""
         self._factor = factor
         self._steps = steps
-        self._left: float | None = None
-        self._inside = 0.0
-        """See ``computed``."""
         self._averages = False
         """True once this program has averaged: from then on only an average ends a step."""
         self._by_rank: tuple[str, ...] = ()
@@ -102,29 +95,6 @@ class StepTimes:
         """Seconds since the last step, by rank."""
         self._recent: deque[tuple[tuple[str, ...], list[float]]] = deque(maxlen=WINDOW)
         self._rows: dict[str, _Row] = {}
-
-    # --- the own time --------------------------------------------------------------------------------------------------
-
-    def entered(self, now: float) -> None:
-        """A call begins."""
-        self.busy = 0 if self._left is None else coded(now - self._left + self._inside)
-        self._inside = 0.0
-
-    def unknown(self) -> None:
-        """Mark the time before this call as unknown: it does not show this member's pace."""
-        self.busy = 0
-
-    def computed(self, seconds: float) -> None:
-        """The program computed for so long within an open call, which had said its time already: it counts in the next one.
-        So who enters in the middle of backward and who enters at its end say the same.
-        """
-        self._inside = seconds
-
-    def left(self, now: float) -> None:
-        """The call has ended."""
-        self._left = now
-
-    # --- everybody's ---------------------------------------------------------------------------------------------------
 
     def note(self, by_rank: tuple[str, ...], codes: bytes, *, average: bool) -> Verdict:
         """A call was finished; ``codes``: the members' times before it, by rank. ``average``: True if it was an average."""
@@ -171,7 +141,7 @@ class StepTimes:
             if not row.told or row.calm >= self._steps:  # not after one quick step: one report for a member at the limit
                 recovered += [member_id] if row.told else []
                 del self._rows[member_id]
-        return Verdict(fell, recovered)
+        return Verdict(fell, recovered) if fell or recovered else QUIET
 
     def facts(self) -> dict[str, dict[str, Any]]:
         """By member of the newest step: ``last`` and ``median`` (of ``WINDOW`` steps) in seconds, ``slow_for``, ``straggler``.

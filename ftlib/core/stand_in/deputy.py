@@ -178,7 +178,7 @@ class Deputy:
             self._engine.undelivered(call, error)
             raise
         finally:
-            plane.step_times.left(self._threads.now())
+            plane.counters.time_use.left(self._threads.now())
         return status
 
     # --- its thread ----------------------------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ class Deputy:
     def _keep(self, call: Call, results: Results) -> Sequence[Slot]:
         """A call is finished: keep it for the program. Returns no buffers in exchange, so the engine makes new ones."""
         backlog, first = self._backlog, not self._backlog
-        backlog.keep(results, call.steps(results))
+        backlog.keep(results, int(call.counts_as_step and not call.void(results)))
         self._plane.counters.stood_in += 1
         if first:
             text = "this worker is late: the others go on without it from call %d on (straggler_deadline=%g)"

@@ -105,6 +105,15 @@ class Running:
     outcome: int = -1
 
 
+@dataclass(frozen=True, slots=True)
+class Coming:
+    """A start of a worker that is wanted, and does not run yet."""
+
+    start: Start
+    founder: ControlSockets | None
+    """Its sockets, if it founds."""
+
+
 class Agent:
     """One host's part of one launch."""
 
@@ -122,7 +131,7 @@ class Agent:
         self._call = os.memfd_create("ftlib-call")
         self._called = False
         self._nursery: Nursery | None = None
-        self._coming: dict[int, Start] = {}  # by worker: starts that are wanted, and do not run yet
+        self._coming: dict[int, Coming] = {}  # by worker
         self._running: dict[int, Running] = {}
         self._founders: list[ControlSockets] = []
         self._master: socket.socket | None = None
@@ -211,8 +220,8 @@ class Agent:
                 os.write(self._call, message.data)
                 if message.last:
                     self._called = True
-                    for start in self._coming.values():
-                        self._do(self._bear(start))
+                    for coming in self._coming.values():
+                        self._do(self._bear(coming))
             case Bind():
                 self._bind(message)
             case Start():
@@ -299,9 +308,10 @@ class Agent:
         if self._order.command:
             self._spawn(start)
             return
-        self._coming[start.worker] = start
+        coming = Coming(start, self._founders[start.founder] if start.founder >= 0 else None)
+        self._coming[start.worker] = coming
         if self._called:
-            self._do(self._bear(start))
+            self._do(self._bear(coming))
 
     def _spawn(self, start: Start) -> None:
         """Start a worker that is a program."""
@@ -331,14 +341,14 @@ class Agent:
         self._running[start.worker] = Running(worker, start.start)
         self._channel.send(Started(start.worker, start.start, worker.pid))
 
-    async def _bear(self, start: Start) -> None:
+    async def _bear(self, coming: Coming) -> None:
         """Start a worker that calls the function, unless it is stopped before that: the warm process may import for long."""
         assert self._order is not None
         assert self._nursery is not None
-        order = self._order
+        order, start = self._order, coming.start
 
         def wanted() -> bool:
-            return self._coming.get(start.worker) is start
+            return self._coming.get(start.worker) is coming
 
         if not wanted():
             return
@@ -352,7 +362,7 @@ class Agent:
             "timeout": order.worker_timeout,
         }
         try:
-            sockets = self._sockets_of(start)
+            sockets = bind_control(start.port, self._address) if start.port else coming.founder
         except OSError as error:
             del self._coming[start.worker]
             self._unborn(start, f"port {start.port} is taken: {error.strerror}")
@@ -415,7 +425,10 @@ class Agent:
 
     def _drop(self, index: int, cause: str) -> None:
         """A worker is not wanted any more before it runs: it is over at once, whenever the warm process would come to it."""
-        start = self._coming.pop(index)
+        coming = self._coming.pop(index)
+        start = coming.start
+        if coming.founder is not None:
+            coming.founder.close()  # "connection refused" must prove that nobody is there
         self._channel.send(Ended(index, start.start, 0, -signal.SIGTERM, cause, True, 0, []))
         self._outbox.drained(index, start.start)
 

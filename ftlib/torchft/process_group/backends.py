@@ -15,7 +15,7 @@ import torch
 
 from ...errors import GroupError
 from ...frameworks import Framework, Group, GroupSpec, framework_by_name
-from ...frameworks.background import end_abroad
+from ...frameworks.gloo_work import end_abroad
 from ..work import _DummyWork
 from .group import FrameworkGroup
 from .meeting import address_near, rendezvous, split

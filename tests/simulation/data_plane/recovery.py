@@ -92,7 +92,7 @@ class SimulatedRecovery:
         if not plane.authority or plane.origin == plane.authority:
             return False
         self._own = own
-        plane.step_times.unknown()
+        plane.counters.time_use.unknown()
         return True
 
     def enter(self, session: Session, number: int) -> bool:
