@@ -15,7 +15,7 @@ from ftlib.core.calls.salvage import SalvagePlan
 from ftlib.core.calls.session import Session
 from ftlib.core.plane.facts import facts
 from ftlib.core.plane.plane import Plane
-from ftlib.core.plane.progress import Progress, told
+from ftlib.core.plane.progress import Peers, Progress, told
 from ftlib.core.tensors.trailer import Flag, RankRecord, Trailer
 from ftlib.frameworks import framework_by_name
 from ftlib.recovery.joiner.progress_log import EVERY, ArrivingState, Meter, ProgressLog
@@ -154,3 +154,14 @@ def test_who_follows_is_told_by_the_others(plane: Plane) -> None:
     own, theirs = (RankRecord(1.0, 0, flags, b"abcd") for flags in (Flag(0), Flag.FOLLOWING))
     plane.trailer = Trailer.of((own, theirs))
     assert facts(plane, FRAMEWORK)["peers"][other.id]["following"] is True
+
+
+def test_only_a_step_more_of_a_peer_is_one() -> None:
+    peers = Peers()
+    peers.note("a", (3, 4), 10.0)
+    assert not peers.inner, "it does none by itself"
+    peers.note("a", (3, 4), 11.0, inner=5)
+    peers.note("a", (3, 4), 12.0, inner=5)
+    assert peers.inner["a"] == (5, 11.0) and peers.changes["a"] == 10.0
+    peers.note("a", (3, 4), 13.0, inner=6)
+    assert peers.inner["a"] == (6, 13.0)

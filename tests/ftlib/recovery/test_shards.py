@@ -9,7 +9,18 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ftlib.recovery.layout.shards import EACH, LARGE, MOST, MOST_CHUNKS, SMALLEST, Shard, chunks, cut, surviving
+from ftlib.recovery.layout.shards import (
+    EACH,
+    LARGE,
+    MOST,
+    MOST_CHUNKS,
+    SMALLEST,
+    Shard,
+    chunks,
+    cut,
+    single_donor_shards,
+    surviving,
+)
 
 MIB = 1 << 20
 
@@ -148,3 +159,10 @@ def test_chunks_are_the_whole_state_once_and_end_at_borders(lengths: list[int]) 
     assert all(size <= most or size in lengths for size in sizes_found), "larger ones cannot be cut"
     assert all(one + other > most for one, other in pairwise(sizes_found)), "and none is smaller than it has to be"
     assert chunks((), nbytes) == ((0, nbytes),)
+
+
+def test_a_spare_has_one_donor_for_each_shard() -> None:
+    holders = ["a", "b", "c"]
+    shards = single_donor_shards(10 * MIB, holders, 1, 7)
+    assert [shard.donors for shard in shards] == [each.donors[:1] for each in cut(10 * MIB, holders, 1, 7)]
+    assert all(len(shard.donors) == 1 for shard in shards)
