@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import aiohttp
+import aiohttp.web
 import pytest
 
 from consensus.config import Config
@@ -331,7 +332,7 @@ class TestFence:
             if evidence:
                 assert evidence[0].accused == accused.id
                 assert evidence[0].kind.value == "proof"
-            assert asked == [("/fence", {"job": "j", "member": accused.id, "pid": "123", "reason": "silent"})]
+            assert asked == [("/fence", {"job": "j", "member": accused.id, "pid": "123", "reason": "silent", "by": a.member.id})]
             listener.close()
             await server.shutdown(0.05)
             a.ask(Fence(accused, "silent"))
