@@ -332,7 +332,9 @@ class TestFence:
             if evidence:
                 assert evidence[0].accused == accused.id
                 assert evidence[0].kind.value == "proof"
-            assert asked == [("/fence", {"job": "j", "member": accused.id, "pid": "123", "reason": "silent", "by": a.member.id})]
+            assert asked == [
+                ("/fence", {"job": "j", "member": accused.id, "pid": "123", "reason": "silent", "by": a.member.id})
+            ]
             listener.close()
             await server.shutdown(0.05)
             a.ask(Fence(accused, "silent"))
