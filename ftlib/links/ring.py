@@ -112,9 +112,11 @@ class RingPath:
     def read(self, into: Sequence[memoryview]) -> int:
         """See ``Path``."""
         first = into[0]
-        if not self._here:
-            if self._cut:
+        if not self._here and self._cut:
+            self.refresh()  # what was written last was announced before the end, maybe in the middle of this reading
+            if not self._here:
                 raise EOFError
+        if not self._here:
             return 0
         at = self._read % SIZE
         count = min(len(first), self._here, SIZE - at, _STEP)

@@ -23,6 +23,7 @@ from ftlib.links import incoming
 from ftlib.links.errors import CollectiveError, GroupClosed, LinkBroken, PeerLost
 from ftlib.links.link import Link
 from ftlib.links.loop import LinkLoop
+from ftlib.links.ring import RingPath, make
 from ftlib.links.wire import PREFIX
 from tests.harness.basics import TIMEOUT, eventually
 
@@ -44,6 +45,27 @@ def pair(loop_a: LinkLoop, loop_b: LinkLoop) -> tuple[Link, Link]:
     key = os.urandom(32)
     first = loop_a.connect(Stream(near, key, B, dialled=True, here=A))
     return first, loop_b.connect(Stream(far, key, A, dialled=False, here=B))
+
+
+def test_what_was_written_to_a_ring_at_last_is_read_though_its_writer_ended_meanwhile() -> None:
+    """The end is heard of by another thread than the one that reads, which may be about to look for more."""
+    descriptors = make()
+    there = tuple(map(os.dup, descriptors))
+    near, far = RingPath(descriptors, made=True), RingPath(there, made=False)
+    into = bytearray(9)
+    try:
+        assert near.write([memoryview(b"first")]) == 5
+        far.refresh()
+        assert far.read([memoryview(into)]) == 5
+        assert near.write([memoryview(b"last")]) == 4
+        far.cut()
+        assert far.read([memoryview(into)]) == 4
+        assert bytes(into[:4]) == b"last"
+        with pytest.raises(EOFError):
+            far.read([memoryview(into)])
+    finally:
+        near.close()
+        far.close()
 
 
 @contextmanager
