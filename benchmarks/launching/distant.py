@@ -89,7 +89,8 @@ def lose(found: Logins, network: Network, names: tuple[str, str], what: str) -> 
         began = time.monotonic()
         if what == "killed":
             for pid in agents:
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # what a killed guard leaves ends itself
+                    os.kill(pid, signal.SIGKILL)
         else:
             network.isolate(found.hosts[names[0]])
         took = until_lost(launch.wait, began)
