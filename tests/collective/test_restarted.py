@@ -1,4 +1,4 @@
-"""A worker that is killed and started again by ``ftlib run`` is a new peer under the old name; at its exit what it sent is there."""
+"""A worker that ``ftlib run`` starts again is a new peer under the old name; what it sends before its exit arrives."""
 
 from __future__ import annotations
 
