@@ -23,6 +23,7 @@ class Tape:
     """A path in memory: what was written can be read, in pieces of any size."""
 
     name = "tape"
+    quick = True
 
     def __init__(self, data: bytes = b"", *, piece: int = 1 << 20, sealed: bool = True) -> None:
         self.sealed = sealed
@@ -32,8 +33,8 @@ class Tape:
     def fileno(self) -> int:
         return -1
 
-    def refresh(self) -> None:
-        pass
+    def refresh(self) -> bool:
+        return False
 
     def read(self, into: Sequence[memoryview]) -> int:
         left = part = self.data[: min(self.piece, sum(map(len, into)))]
