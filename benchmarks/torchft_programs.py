@@ -118,7 +118,7 @@ class Run:
                 return
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"{self._name}: the replicas do not train together")
-            time.sleep(0.02)
+            time.sleep(0.02)  # between two looks
 
     def kill(self) -> tuple[list[float], float]:
         """The usual steps before, and the survivors' longest one after a replica was killed."""
@@ -131,7 +131,7 @@ class Run:
         while time.monotonic() < moment + CALM or len(late) < WORKERS - 1:
             if time.monotonic() > moment + LIMIT:
                 raise RuntimeError(f"{self._name}: the survivors do not go on")
-            time.sleep(0.05)
+            time.sleep(0.05)  # between two looks
             gaps = {
                 pid: [after - first for (first, *_), (after, *_) in itertools.pairwise(lines) if after > moment > after - LIMIT]
                 for pid, lines in self.commits().items()

@@ -22,7 +22,10 @@ def main(where: Path) -> None:
     collective = Collective(ft)
     here = str(collective.here.fact("name"))
     again = (where / here).exists()
+    until = time.monotonic() + LIMIT
     while not again and len(ft.member_list) < 2:
+        if time.monotonic() > until:
+            raise TimeoutError(f"only {ft.member_list} after {LIMIT:g} s")
         time.sleep(0.02)  # between two looks
     if not again:
         (where / here).write_text("\n".join(sorted(str(each.fact("name")) for each in ft.member_list)))

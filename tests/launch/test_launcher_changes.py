@@ -376,7 +376,7 @@ if os.environ["V_HOST"] != "localhost":
     place = Path(os.environ["V_PLACE"])
     (place / "importing").touch()
     while not (place / "imported").exists():
-        time.sleep(0.01)
+        time.sleep(0.01)  # between two looks
 """
 
 

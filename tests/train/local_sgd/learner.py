@@ -84,7 +84,7 @@ def learn(task: Task, lines: Lines) -> int:
                 if diloco.inner_steps + 1 == die:
                     os.kill(os.getpid(), signal.SIGKILL)
                 inner.zero_grad()
-                time.sleep(task.pause)
+                time.sleep(task.pause)  # stands for computing
                 model().backward()
                 before, early = diloco.syncs, _early(diloco)
                 if diloco.inner_steps + 1 == inf:
@@ -119,7 +119,7 @@ def sample(task: Task, lines: Lines) -> int:
                         lines.write(event="dies", epoch=sampler.epoch, syncs=diloco.syncs)
                         os.kill(os.getpid(), signal.SIGKILL)
                     inner.zero_grad()
-                    time.sleep(task.pause)
+                    time.sleep(task.pause)  # stands for computing
                     model().backward()
                     inner.step()
                 used = sorted(index for row in sampler.ledger(sampler.epoch) for index in row.indices)
