@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar, overload
@@ -358,6 +359,18 @@ class Calls(ABC):
     def barrier(self) -> Status:
         """Wait until all members are here."""
         return self._run(Call(Kind.BARRIER, self._layout("barrier", Targets([], []), "SUM"), []))
+
+    def vote(self, count: int, *, against: bool) -> tuple[Status, int]:
+        """Whether anybody is ``against`` what all are about to do: FAIL then, at all members of all shards.
+
+        Otherwise it also returns the sum of ``count`` over the members with this shard.
+        """
+        ballot = torch.tensor([math.inf if against else count], dtype=torch.float64)
+        targets = targets_of(ballot)
+        # The same rule as that of an average which nobody applies: so it holds across shards, and for results that are adopted.
+        call = Call(Kind.VOTE, self._layout(Kind.VOTE.value, targets, "SUM"), targets.sources, owners=targets.owners, veto=True)
+        status = self._run(call)
+        return status, int(ballot) if status else 0
 
     def catch_up(self) -> bool:
         """Wait until the registered state is here, so that what follows is computed with it; True if it came just now.

@@ -13,8 +13,8 @@ from torch.autograd import Variable
 from torch.futures import Future
 from torch.nn import parallel
 
-from .managed_work import _ManagedWork
 from .manager import Manager
+from .replica.managed_work import _ManagedWork
 
 __all__ = ["DistributedDataParallel", "PureDistributedDataParallel"]
 

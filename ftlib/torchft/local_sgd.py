@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from ..errors import ConfigError
-from .managed_work import Waits
 from .manager import Manager
+from .replica.managed_work import Waits
 
 __all__ = ["DiLoCo", "LocalSGD", "extract_local_tensor"]
 

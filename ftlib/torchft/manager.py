@@ -18,9 +18,10 @@ from ..errors import ConfigError, FTLibError
 from ..ftlib import FTLib
 from .checkpointing.transport import transport_of
 from .futures import future_timeout
-from .managed_work import _ManagedWork
-from .meeting import duration, place, settings_of
-from .steps import AVERAGE, Step
+from .replica.managed_work import _ManagedWork
+from .replica.meeting import duration, settings_of
+from .replica.place import place_of
+from .replica.steps import AVERAGE, Step
 
 __all__ = ["ExceptionWithTraceback", "Manager", "ManagerClient", "WorldSizeMode", "_ManagedWork"]
 
@@ -61,7 +62,9 @@ class ManagerClient:
 
 
 class Manager:
-    """This replica's part in the job. Making it waits for nobody; the first ``start_quorum`` meets the others."""
+    """This process's part in the job: a replica, or one process of it. Making it waits for nobody; the first ``start_quorum``
+    meets the others.
+    """
 
     def __init__(
         self,
@@ -76,8 +79,8 @@ class Manager:
         rank: int | None = None,
         world_size: int | None = None,
         world_size_mode: WorldSizeMode = WorldSizeMode.DYNAMIC,
-        store_addr: str | None = None,  # noqa: ARG002 - there is no store
-        store_port: int | None = None,  # noqa: ARG002
+        store_addr: str | None = None,
+        store_port: int | None = None,
         lighthouse_addr: str | None = None,
         replica_id: str | None = None,
         port: int | None = None,  # noqa: ARG002 - there is no server
@@ -89,15 +92,16 @@ class Manager:
         quorum_retries: int = 0,  # noqa: ARG002 - the agents retry by themselves until quorum_timeout
     ) -> None:
         """The arguments of torchft's Manager; docs/torchft.md says what each does here. ConfigError if nothing says how the
-        replicas meet, and for replicas of several processes.
+        replicas meet, or how the processes of a replica do.
         """
         environment = dict(os.environ)
         if type(min_replica_size) is not int or min_replica_size < 1:
             raise ConfigError(f"min_replica_size={min_replica_size!r} must be a whole number of at least 1")
-        place(rank, world_size, environment)
+        self._place = place_of(rank, world_size, store_addr, store_port, environment)
         self._timeout = duration("TORCHFT_TIMEOUT_SEC", timeout, environment)
         self._quorum_timeout = duration("TORCHFT_QUORUM_TIMEOUT_SEC", quorum_timeout, environment)
         self._connect_timeout = duration("TORCHFT_CONNECT_TIMEOUT_SEC", connect_timeout, environment)
+        self._meeting_timeout = max(self._connect_timeout, self._quorum_timeout)
         self._settings = settings_of(
             lighthouse_addr,
             {
@@ -105,7 +109,7 @@ class Manager:
                 "initial_size": min_replica_size,
                 "min_size": min_replica_size,
                 "step_timeout": max(self._timeout, self._quorum_timeout).total_seconds(),
-                "join_timeout": max(self._connect_timeout, self._quorum_timeout).total_seconds(),
+                "join_timeout": self._meeting_timeout.total_seconds(),
                 "nonfinite": "pass",  # torchft commits inf and nan
                 "recovery_transport": transport_of(checkpoint_transport),
             },
@@ -314,7 +318,7 @@ class Manager:
         if self._down:
             raise FTLibError("start_quorum: this manager was shut down: make another one")
         if self._ft is None:
-            ft = FTLib.init(**self._settings)
+            ft = FTLib.init(**self._settings, **self._place.settings(self._replica_id, self._meeting_timeout))
             try:
                 ft.register_state(
                     state_dict=self._manager_state_dict, load_state_dict=self._load_manager_state_dict, sync=self._init_sync

@@ -52,6 +52,16 @@ def test_one_bad_element_anywhere_stops_everybody(ft: FTLib, i: int, dtype: torc
     assert ft.step == steps + 1
 
 
+@by_all("trio")
+def test_a_vote_has_a_count_unless_somebody_is_against(ft: FTLib, i: int) -> None:
+    """Whatever inf and nan do; it is no step, and not told as a veto."""
+    steps, vetoed = ft.step, ft.metrics()["vetoed"]
+    for against in ((), (0,), (1, 2), ()):
+        expected = (Status.FAIL, 0) if against else (Status.SUCCESS, 3)
+        assert ft.vote(i, against=i in against) == expected
+    assert (ft.step, ft.metrics()["vetoed"]) == (steps, vetoed)
+
+
 def test_inf_and_minus_inf_of_two_workers(trio: Crew) -> None:
     tensors = [torch.tensor([1.0, value]) for value in (math.inf, -math.inf, 0.0)]
     assert trio.all(lambda ft, i: ft.allreduce_average(tensors[i])) == [Status.FAIL] * 3

@@ -13,8 +13,8 @@ import torch
 from ftlib import ConfigError
 from ftlib.torchft.data import DistributedSampler
 from ftlib.torchft.manager import ExceptionWithTraceback, ManagerClient, WorldSizeMode
-from ftlib.torchft.meeting import settings_of
 from ftlib.torchft.optim import OptimizerWrapper
+from ftlib.torchft.replica.meeting import settings_of
 from ftlib.torchft.utils import get_stream_context, record_event, synchronize
 from tests.harness.company import at_once
 
@@ -52,10 +52,8 @@ def test_without_a_place_to_meet_the_remedy_is_named(url: str | None, text: str,
 @pytest.mark.parametrize(
     ("arguments", "variables", "text"),
     [
-        ({"world_size": 2}, {}, "replicas of several processes"),
-        ({"world_size": None}, {"WORLD_SIZE": "4"}, "replicas of several processes"),
         ({"world_size": None}, {"WORLD_SIZE": "four"}, "WORLD_SIZE='four'"),
-        ({"rank": 1}, {}, "rank 0"),
+        ({"rank": 1}, {}, "rank=1 of world_size=1"),
         ({"min_replica_size": 0}, {}, "min_replica_size=0"),
         ({}, {"TORCHFT_TIMEOUT_SEC": "soon"}, "TORCHFT_TIMEOUT_SEC='soon'"),
     ],

@@ -28,6 +28,11 @@ class Replicas:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
+    def skipped(self, pid: int) -> list[int]:
+        """The steps that this process has skipped."""
+        path = self.directory / f"{pid}.skipped"
+        return [int(line) for line in path.read_text().split()] if path.exists() else []
+
     @property
     def steps(self) -> dict[int, list[dict[str, Any]]]:
         """Of those that have committed one."""
@@ -38,8 +43,10 @@ class Replicas:
                 found[int(path.stem)] = whole
         return found
 
-    def together(self, size: int, program: Program | None = None, count: int = 5) -> dict[int, list[dict[str, Any]]]:
-        """Wait until so many replicas, and no others, commit steps with each other; returns their steps."""
+    def together(
+        self, size: int, program: Program | None = None, count: int = 5, *, shards: int = 1
+    ) -> dict[int, list[dict[str, Any]]]:
+        """Wait until so many replicas of ``shards`` processes, and no others, commit steps together; returns their steps."""
         newest = {pid: len(steps) for pid, steps in self.steps.items()}
         found: dict[int, list[dict[str, Any]]] = {}
 
@@ -47,7 +54,9 @@ class Replicas:
             fresh = {pid: steps[newest.get(pid, 0) :] for pid, steps in self.steps.items()}
             found.clear()
             found.update({pid: steps for pid, steps in fresh.items() if len(steps) >= count and steps[-1]["size"] == size})
-            return len(found) >= size and all(each["size"] == size for steps in found.values() for each in steps[-count:])
+            return len(found) >= size * shards and all(
+                each["size"] == size for steps in found.values() for each in steps[-count:]
+            )
 
         def explain() -> str:
             return f"{size} replicas commit together: {newest} {program and program.stderr[-4000:]}"
@@ -64,14 +73,17 @@ class Replicas:
 
     def check(self) -> None:
         """After each step all replicas that made it have the same weights and counters; none has lost a step."""
-        at: dict[int, set[tuple[str, int]]] = {}
+        at: dict[tuple[int, int], set[tuple[str, int]]] = {}
+        """By step and shard."""
         for pid, steps in self.steps.items():
             for before, after in itertools.pairwise(steps):
                 assert after["step"] == before["step"] + 1, (pid, before, after)
             for each in steps:
-                at.setdefault(each["step"], set()).add((each["hash"], each["batches"]))
+                at.setdefault((each["step"], each["shard"]), set()).add((each["hash"], each["batches"]))
         assert all(len(found) == 1 for found in at.values()), [step for step, found in at.items() if len(found) > 1]
-        assert sorted(at) == list(range(1, max(at) + 1))
+        shards = {shard for _, shard in at}
+        last = max(step for step, _ in at)
+        assert sorted(at) == [(step, shard) for step in range(1, last + 1) for shard in sorted(shards)]
 
 
 def launched(nursery: Nursery, directory: Path, *options: str, size: int = 3) -> Program:

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from ftlib.torchft.steps import Reduces, Step
+from ftlib.torchft.replica.steps import Reduces, Step
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.int8, torch.uint8]
 OPERATIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {

@@ -1,7 +1,9 @@
 """A program as torchft's users write it: trains until all replicas have made the steps that a file asks for.
 
-Run as ``python -m tests.torchft.trainer DIRECTORY [--diloco] [--spares] [--sync-quorum]``. Writes a JSON line for each step
-that was committed to DIRECTORY/PID.jsonl. DIRECTORY/until has the number of the last step, once the test wants the job to end.
+Run as ``python -m tests.torchft.trainer DIRECTORY [--diloco] [--spares] [--sync-quorum] [--faulty]``. Writes a JSON line for
+each step that was committed to DIRECTORY/PID.jsonl. DIRECTORY/until has the number of the last step, once the test wants the
+job to end. ``--faulty``: of each replica one process alone reports an error now and then; each writes which steps were skipped
+to DIRECTORY/PID.skipped.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ from ftlib.torchft.manager import WorldSizeMode
 REST = 0.005
 """Seconds between two steps, which would otherwise be too many."""
 SYNC_EVERY = 4
+FAULT_EVERY = 9
+"""Steps between two errors of ``--faulty``."""
 
 
 class Replica:
@@ -43,6 +47,8 @@ class Replica:
             world_size_mode=WorldSizeMode.FIXED_WITH_SPARES if options.spares else WorldSizeMode.DYNAMIC,
             timeout=timedelta(seconds=60),
         )
+        self.shard = int(os.environ.get("FTLIB_SHARD") or os.environ.get("RANK") or 0)
+        self.faulty = bool(options.faulty)
         self.log = (self.directory / f"{os.getpid()}.jsonl").open("w", buffering=1)
 
     def state(self) -> dict[str, Any]:
@@ -58,6 +64,7 @@ class Replica:
         for parameter in self.model.parameters():
             digest.update(parameter.detach().numpy().tobytes())
         said = {"step": manager.current_step(), "size": manager.num_participants(), "rank": manager.participating_rank()}
+        said["shard"] = self.shard
         self.log.write(json.dumps({**said, "batches": manager.batches_committed(), "hash": digest.hexdigest()}) + "\n")
         until = self.directory / "until"
         return not (until.exists() and manager.current_step() >= int(until.read_text()))
@@ -70,11 +77,18 @@ class Replica:
     def train(self) -> None:
         model = DistributedDataParallel(self.manager, self.model)
         optimizer = Optimizer(self.manager, self.inner)
+        failed = -1
         while True:
             before = self.manager.current_step()
             optimizer.zero_grad()
+            if self.faulty and before != failed and self.shard and before % FAULT_EVERY == FAULT_EVERY - 1:
+                failed = before
+                self.manager.report_error(RuntimeError("an error of one process alone"))
             self.loss(model).backward()
             optimizer.step()
+            if self.manager.current_step() == before:
+                with (self.directory / f"{os.getpid()}.skipped").open("a") as skipped:
+                    skipped.write(f"{before}\n")
             if self.manager.current_step() > before and not self.tell():
                 break
 
@@ -92,7 +106,7 @@ class Replica:
 def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("directory")
-    for name in ("diloco", "spares", "sync-quorum"):
+    for name in ("diloco", "spares", "sync-quorum", "faulty"):
         options.add_argument(f"--{name}", action="store_true")
     given = options.parse_args()
     torch.set_num_threads(1)

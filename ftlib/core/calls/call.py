@@ -33,6 +33,7 @@ class Kind(Enum):
     ALLREDUCE = "allreduce"
     BROADCAST = "broadcast"
     BARRIER = "barrier"
+    VOTE = "vote"
     UNIT = "execute"
 
 

@@ -42,7 +42,7 @@ class Followed(Call):
         self.layout, self.nbytes, self.on_devices = layout, layout.nbytes, bool(layout.places)
         self.kind = next((kind for kind in Kind if layout.kind.startswith(kind.value)), Kind.BARRIER)
         self.counts_as_step = self.kind is Kind.AVERAGE
-        self.veto = self.counts_as_step and self._vetoes
+        self.veto = (self.counts_as_step and self._vetoes) or self.kind is Kind.VOTE
         if self.kind is Kind.UNIT:
             raise NoFollowing("the others carry out a whole step (execute), whose averages only they can apply")
 

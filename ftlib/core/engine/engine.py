@@ -545,7 +545,7 @@ class Engine:
 
     def _delivered(self, call: Call, results: Results, session: Session) -> Status:
         if call.void(results):
-            if not results.finite:
+            if not results.finite and call.kind is not Kind.VOTE:
                 self._nonfinite.explain(call, session)
             return Status.FAIL
         plane = self._plane

@@ -46,7 +46,7 @@ def why_not(step: Sequence[Layout]) -> str:
         return f"the last {WINDOW} calls of this worker do not repeat a step of at most {LONGEST} calls"
     if step[0].kind != Kind.AVERAGE.value:
         return "the step that this worker is late with does not begin with an average"
-    known = (Kind.AVERAGE.value, Kind.ALLREDUCE.value, Kind.BARRIER.value)
+    known = (Kind.AVERAGE.value, Kind.ALLREDUCE.value, Kind.BARRIER.value, Kind.VOTE.value)
     other = next((layout.text for layout in step if layout.kind.partition(" ")[0] not in known), "")
     if other:
         return f"a step has a call that needs this worker itself ({other})"

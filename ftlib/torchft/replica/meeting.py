@@ -8,9 +8,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError
+from ...errors import ConfigError
 
-__all__ = ["duration", "place", "settings_of"]
+__all__ = ["duration", "settings_of"]
 
 logger = logging.getLogger("ftlib")
 
@@ -39,18 +39,6 @@ def duration(variable: str, default: timedelta, environment: Mapping[str, str]) 
         raise ConfigError(f"{variable}={text!r} must be a number of seconds") from None
 
 
-def place(rank: int | None, world_size: int | None, environment: Mapping[str, str]) -> None:
-    """Check this process's place in its replica. ConfigError for replicas of several processes, which are not there yet."""
-    size = _number("world_size", world_size, "WORLD_SIZE", 1, environment)
-    if size != 1:
-        raise ConfigError(
-            f"world_size={size}: replicas of several processes are not there yet: run one process in each replica "
-            "(WORLD_SIZE=1, or world_size=1)"
-        )
-    if _number("rank", rank, "RANK", 0, environment) != 0:
-        raise ConfigError("rank: a replica of one process has rank 0 alone: leave out rank, or set RANK=0")
-
-
 def settings_of(lighthouse: str | None, terms: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
     """The arguments of ``FTLib.init``. ``terms``: settings that follow from the manager's arguments; a variable ``FTLIB_...``
     counts before them. ConfigError if nothing says how to meet.
@@ -66,12 +54,3 @@ def settings_of(lighthouse: str | None, terms: Mapping[str, Any], environment: M
         _told.add(address)
         logger.warning("Manager: the lighthouse %s is ignored: the replicas meet as ftlib's own settings say", address)
     return found
-
-
-def _number(name: str, given: int | None, variable: str, default: int, environment: Mapping[str, str]) -> int:
-    if given is not None:
-        return given
-    text = environment.get(variable, str(default))
-    if not text.isdigit():
-        raise ConfigError(f"{variable}={text!r} is no number: correct it, or give {name}=")
-    return int(text)

@@ -14,8 +14,8 @@ from typing import Protocol
 
 import torch
 
-from ..errors import FTLibError
-from ..status import Status
+from ...errors import FTLibError
+from ...status import Status
 
 __all__ = ["AVERAGE", "Reduces", "Step"]
 
@@ -27,6 +27,9 @@ class Reduces(Protocol):
     """What a step needs of ``FTLib``."""
 
     def allreduce(self, tensor: torch.Tensor | Sequence[torch.Tensor], op: str) -> Status:
+        """See ``FTLib``."""
+
+    def vote(self, count: int, *, against: bool) -> tuple[Status, int]:
         """See ``FTLib``."""
 
     def allreduce_average(
@@ -101,12 +104,9 @@ class Step:
     def _vote(self, error: bool) -> int:
         if self._over:
             return 0
-        ballot = torch.tensor([int(self._counts), int(error)])
-        status = self._ft.allreduce(ballot, "SUM")
+        status, count = self._ft.vote(int(self._counts), against=error)
         self._note(status)
-        count, errors = ballot.tolist()
-        self._over = self._over or errors > 0
-        return int(count)
+        return count
 
     def _reduce(self, tensors: Sequence[torch.Tensor], like: _Item) -> Status:
         if like.op != AVERAGE:

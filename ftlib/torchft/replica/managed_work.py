@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from ..errors import FTLibError
+from ...errors import FTLibError
 
 __all__ = ["Reports", "Waits", "_ManagedFuture", "_ManagedWork"]
 
