@@ -8,30 +8,23 @@ any more.
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from .intake import NO_MEMORY, Intake
 from .parts import each_guarded, guarded
 from .paths import Path
-from .wire import FRAME, HEADER, PREFIX, TAG, Cursor, Kind, Prefix, Seal, WireError, read_prefix
+from .wire import FRAME, PREFIX, TAG, Cursor, Kind, Prefix, Seal, WireError, read_prefix
 
 Place = Callable[[bytes], Sequence[memoryview] | None]
 Received = Callable[[bytes | None, BaseException | None], None]
 Move = Callable[[], tuple[Sequence[memoryview], Sequence[memoryview]] | None]
 """Gives the memory that a message was to go to, and the memory that it goes to instead; None: it is thrown away."""
 
-_STAGE = HEADER + 4096
-"""Bytes that are read ahead: heads and short payloads cost one system call together. Must hold a prefix and a header."""
-_DIRECT = 1 << 15
-"""A payload's rest of at least so many bytes is read to its place without a copy."""
-_PIECES = 64
-"""The most pieces of memory in one read."""
-_NO_MEMORY = memoryview(b"")
 _ASIDE = 10.0
-"""The most seconds that who takes memory back waits for a step of another thread, which never waits itself."""
+"""The most seconds that who takes memory back waits for a step of the thread that reads, which never waits itself."""
 _EACH = 256
 """What a kept message counts besides its bytes."""
 
@@ -53,7 +46,6 @@ class Incoming:
 
         ``dry`` is called once, when nothing will be read any more; ``room`` when who reads has found room for a writer.
         """
-        self._room = room
         self._dry = dry
         self._seal: Seal | None = seal
         self._buffer = buffer
@@ -62,7 +54,7 @@ class Incoming:
         self._broken = broken
         self._lock = threading.Lock()
         self._rested = threading.Condition(self._lock)
-        self._path: Path | None = None
+        self._intake = Intake(room)
         self._busy = False
         self._reader = 0
         """The thread that reads."""
@@ -81,11 +73,7 @@ class Incoming:
         self._held = 0
         self.paused = False
         """Whether the path is not read, since too much is kept."""
-        self.heard = time.monotonic()
         self.messages = 0
-        self.bytes = 0
-        self._stage = memoryview(bytearray(_STAGE))
-        self._low = self._high = 0
         self._step: Callable[[], bool] = self._read_prefix
         # The message under way:
         self._prefix = Prefix(Kind.MESSAGE, sealed=False, header=0, payload=0)
@@ -93,7 +81,7 @@ class Incoming:
         self._header = b""
         self._receiver: Received | None = None
         self._flaw: BaseException | None = None
-        self._storage = _NO_MEMORY
+        self._storage = NO_MEMORY
         self._cursor: Cursor | None = None
         """Where the payload goes; None: nowhere."""
         self._left = 0
@@ -105,13 +93,23 @@ class Incoming:
     def __len__(self) -> int:
         return len(self._kept)
 
+    @property
+    def heard(self) -> float:
+        """When bytes came last, of ``time.monotonic``."""
+        return self._intake.heard
+
+    @property
+    def bytes(self) -> int:
+        """So many have come."""
+        return self._intake.bytes
+
     def open(self, path: Path) -> None:
         """Read from ``path`` from now on; in a callback of ``said``, or before the first ``pump``."""
-        if self._low < self._high:
+        if self._intake.staged:
             raise WireError("bytes that belong to no path")
         if not path.sealed:
             self._seal = None
-        self._path = path
+        self._intake.open(path)
 
     def receive(self, place: Place, done: Received) -> None:
         """See ``Link.receive``."""
@@ -121,14 +119,15 @@ class Incoming:
         if not idle:
             self.pump(news=True)
 
-    def redirect(self, done: Received, move: Move) -> None:
+    def redirect(self, done: Received, move: Move) -> bool:
         """If the message for ``done`` has begun to arrive and is not whole, it goes to other memory from now on.
 
-        Once this returns nothing is written to the memory that it went to before. Not in a callback that waits for the caller.
+        Once this returns nothing is written to the memory that it went to before. False if that is not known, since the thread
+        that reads is held up by a callback, which may not wait: then the link is of no use any more.
         """
         if self.reads_here():
             self._redirect(done, move)
-            return
+            return True
         gone = threading.Lock()
         gone.acquire()
 
@@ -139,8 +138,7 @@ class Incoming:
                 gone.release()
 
         self._errands.append(errand)
-        if not self.pump():
-            gone.acquire(timeout=_ASIDE)
+        return self.pump() or gone.acquire(timeout=_ASIDE)
 
     def _redirect(self, done: Received, move: Move) -> None:
         cursor = self._cursor
@@ -243,8 +241,8 @@ class Incoming:
                 failed.append(self._receiver)
             self._receiver = self._cursor = None
             # An ended link may live on until Python looks for circles, hundreds of links later: its buffers do not.
-            self._storage = self._stage = _NO_MEMORY
-            self._low = self._high = 0
+            self._storage = NO_MEMORY
+            self._intake.release()
             self._sealed = None
             if not self._kept:
                 failed += [done for _, done in self._posted]
@@ -256,9 +254,9 @@ class Incoming:
         self._run_errands()
         try:
             news, self._news = self._news, False
-            if news and self._path is not None and self._step is not _nothing and self._path.refresh():
-                self._room()
-            while self._path is not None and self._error is None and self._step():
+            if news and self._step is not _nothing:
+                self._intake.refresh()
+            while self._intake.opened and self._error is None and self._step():
                 if self._errands:
                     self._run_errands()
         except EOFError:
@@ -290,9 +288,9 @@ class Incoming:
     # Steps: each returns whether the next one can be taken now
 
     def _read_prefix(self) -> bool:
-        if not self._need(PREFIX):
+        if not self._intake.need(PREFIX):
             return False
-        self._raw = bytes(self._take(PREFIX))
+        self._raw = bytes(self._intake.take(PREFIX))
         self._prefix = read_prefix(self._raw, self._most)
         self._step = self._read_header
         return True
@@ -300,14 +298,14 @@ class Incoming:
     def _read_header(self) -> bool:
         size = self._prefix.header
         if self._seal is None:
-            if not self._need(size):
+            if not self._intake.need(size):
                 return False
-            self._header = bytes(self._take(size))
+            self._header = bytes(self._intake.take(size))
         else:
-            if not self._need(size + TAG):
+            if not self._intake.need(size + TAG):
                 return False
             self._number = self._seal.next()
-            self._header = self._seal.open(self._number, 0, self._take(size + TAG), self._raw)
+            self._header = self._seal.open(self._number, 0, self._intake.take(size + TAG), self._raw)
         self._step = self._match
         if self._prefix.kind is not Kind.MESSAGE:
             self._step = self._read_prefix
@@ -346,20 +344,8 @@ class Incoming:
         while self._left:
             if self._errands:
                 return True
-            cursor = self._cursor
-            if self._low < self._high:
-                count = min(self._high - self._low, self._left)
-                piece = self._take(count)
-                if cursor is not None:
-                    cursor.put(piece)
-            elif cursor is not None and len(cursor.first()) >= _DIRECT:
-                count = self._read(*cursor.some(_PIECES)) or self._read_again(cursor)
-                if not count:
-                    return False
-                cursor.advance(count)
-            elif self._fill():
-                continue
-            else:
+            count = self._intake.pour(self._cursor, self._left)
+            if not count:
                 return False
             self._left -= count
         return self._deliver()
@@ -375,14 +361,9 @@ class Incoming:
             size = min(FRAME, self._left)
             whole = size + TAG
             while self._got < whole:
-                if self._low < self._high:
-                    piece = self._take(min(self._high - self._low, whole - self._got))
-                    count = len(piece)
-                    self._sealed[self._got : self._got + count] = piece
-                else:
-                    count = self._read(self._sealed[self._got : whole])
-                    if not count:
-                        return False
+                count = self._intake.into(self._sealed[self._got : whole])
+                if not count:
+                    return False
                 self._got += count
             self._frame += 1
             data = seal.open(self._number, self._frame, self._sealed[:whole])
@@ -402,50 +383,9 @@ class Incoming:
             return True
         with self._lock:
             self._kept.append((header, self._storage))
-        self._storage = _NO_MEMORY
+        self._storage = NO_MEMORY
         self._serve_kept()
         return True
-
-    # Bytes
-
-    def _need(self, count: int) -> bool:
-        """Whether ``count`` bytes are staged, or could be read now."""
-        while self._high - self._low < count:
-            if not self._fill():
-                return False
-        return True
-
-    def _fill(self) -> bool:
-        rest = self._high - self._low
-        if self._low:
-            self._stage[:rest] = self._stage[self._low : self._high]
-            self._low, self._high = 0, rest
-        count = self._read(self._stage[rest:])
-        self._high += count
-        return count > 0
-
-    def _take(self, count: int) -> memoryview:
-        """The next staged bytes; used up by the next call of ``_fill``."""
-        low = self._low
-        self._low = low + count
-        return self._stage[low : low + count]
-
-    def _read_again(self, cursor: Cursor) -> int:
-        """In the middle of a long payload: more may have come since the last news."""
-        path = self._path
-        if path is None or not path.quick:
-            return 0
-        if path.refresh():
-            self._room()
-        return self._read(*cursor.some(1))
-
-    def _read(self, *into: memoryview) -> int:
-        assert self._path is not None
-        count = self._path.read(into)
-        if count:
-            self.heard = time.monotonic()
-            self.bytes += count
-        return count
 
 
 def _nothing() -> bool:

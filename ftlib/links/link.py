@@ -199,8 +199,10 @@ class Link:
             self._interest()
 
     def redirect(self, done: Received, move: Move) -> None:
-        """See ``Incoming.redirect``."""
-        self._in.redirect(done, move)
+        """See ``Incoming.redirect``. If the memory does not come back the link breaks: no message may go there any more."""
+        if not self._in.redirect(done, move):
+            text = f"a callback on the link to {called(self.peer)} keeps the thread that reads waiting, which it may not"
+            self.fail(LinkBroken(f"{text}: memory that was given for a message could not be taken back", peer=self.peer))
 
     def help(self, ready: Callable[[], bool], deadline: float) -> None:
         """Read this link in the calling thread, which waits for a message, until ``ready()``, ``deadline``, or the link's end.

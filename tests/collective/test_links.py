@@ -515,3 +515,25 @@ def test_the_order_of_threads(linked: Linked) -> None:
             assert rest == bytes(random.Random(int(count)).randrange(20_000))
             found.setdefault(number, []).append(int(count))
         assert all(counts == list(range(100)) for counts in found.values())
+
+
+def test_memory_that_does_not_come_back_breaks_the_link(linked: Linked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A callback waits, which it may not: whoever takes its memory back is told, and for whom it was."""
+    monkeypatch.setattr(incoming, "_ASIDE", 0.2)
+    held, free = threading.Event(), threading.Event()
+
+    def hold(_header: bytes | None, _error: BaseException | None) -> None:
+        held.set()
+        free.wait(TIMEOUT)
+
+    with linked() as (a, b):
+        b.receive(lambda _header: [], hold)
+        a.send(b"0", (), lambda _error: None)
+        try:
+            assert held.wait(TIMEOUT)
+            b.redirect(lambda _header, _error: None, lambda: None)
+            assert b.broken
+            with pytest.raises(LinkBroken, match=r"a callback on the link to .*could not be taken back"):
+                raise b._error or AssertionError
+        finally:
+            free.set()
