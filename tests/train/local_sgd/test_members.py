@@ -331,6 +331,63 @@ def test_its_state_is_the_global_weights(worker: Worker) -> None:
 
 
 @workers(1)
+def test_a_model_may_name_its_parts_as_it_likes(worker: Worker) -> None:
+    """Also as attributes of ftlib's own, and of modules, are called."""
+    model = nn.Module()
+    for name in ("parts", "replaced", "weights", "local", "module", "type", "buffers"):
+        setattr(model, name, nn.Linear(2, 2))
+    model.parts.replaced = nn.Linear(2, 2)
+    model.parameters_ = nn.Parameter(torch.ones(2))
+    other = nn.Module()
+    other.parts, other.replaced = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    for each in (model, other):
+        inner = torch.optim.SGD(each.parameters(), lr=0.5)
+        diloco = DiLoCo(worker.ft, each, inner=inner, outer=outer, sync_every=1)
+        worker.ft.register_state(model=diloco)
+        with diloco:
+            for parameter in each.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            inner.step()
+        assert diloco.syncs == 1
+        kept, mine = diloco.global_model.state_dict(), each.state_dict()
+        assert list(kept) == [name for name, _ in each.named_parameters()] and kept.keys() == mine.keys()
+        assert all(torch.equal(value, mine[name]) for name, value in kept.items())
+
+
+@workers(1)
+def test_the_global_weights_are_where_they_are_asked_to_be(worker: Worker) -> None:
+    """So is what the outer optimizer keeps of them; a device without memory will do to see that."""
+    model = nn.Linear(2, 2)
+    momentum: Callable[..., Any] = lambda weights: torch.optim.SGD(weights, lr=1.0, momentum=0.9)  # noqa: E731
+    for device in ("cpu", "meta", torch.device("meta")):
+        diloco = DiLoCo(worker.ft, model, inner=None, outer=momentum, sync_every=1, backup_device=device)
+        assert {weight.device for weight in diloco.global_model.parameters()} == {torch.device(device)}
+        assert {weight.device for weight in model.parameters()} == {torch.device("cpu")}
+    for missing in ("nowhere", "cuda:99", 1.5, None):
+        with pytest.raises(ConfigError, match=f"backup_device={missing!r} cannot be used: give 'cpu'"):
+            DiLoCo(worker.ft, model, inner=None, outer=momentum, sync_every=1, backup_device=missing)  # type: ignore[arg-type]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backup", ["cpu", "cuda"])
+@workers(1)
+def test_a_model_on_a_gpu(worker: Worker, backup: str) -> None:
+    model = Layers().cuda()
+    inner = torch.optim.SGD(model.parameters(), lr=0.5)
+    momentum: Callable[..., Any] = lambda weights: torch.optim.SGD(weights, lr=1.0, momentum=0.5)  # noqa: E731
+    diloco = DiLoCo(worker.ft, model, inner=inner, outer=momentum, sync_every=2, backup_device=backup, alpha=0.5)
+    worker.ft.register_state(model=diloco)
+    with diloco:
+        for _ in range(4):
+            inner_step(model, inner)
+    assert {weight.device.type for weight in diloco.global_model.parameters()} == {backup}
+    assert {value.device.type for state in diloco._outer[0].state.values() for value in state.values()} == {backup}
+    # Global: 1, then 1 - 2 = -1. Local: -1, then -3, which is 2 below: momentum makes 2 + 1 of it. Local: (-3 - 4) / 2.
+    assert [weight.item() for weight in diloco.global_model.parameters()] == [-4.0, -4.0]
+    assert model.now == (-3.5, -3.5)
+
+
+@workers(1)
 def test_frozen_and_tied_parameters_and_buffers_are_left_alone(worker: Worker) -> None:
     model = model_of(0)
     model[0].bias.requires_grad_(requires_grad=False)
