@@ -363,7 +363,7 @@ class Calls(ABC):
     def vote(self, count: int, *, against: bool) -> tuple[Status, int]:
         """Whether anybody is ``against`` what all are about to do: FAIL then, at all members of all shards.
 
-        Otherwise it also returns the sum of ``count`` over the members with this shard.
+        Otherwise SUCCESS or NO_NEED, with the sum of ``count`` over the members with this shard. ABORT if this worker has left.
         """
         ballot = torch.tensor([math.inf if against else count], dtype=torch.float64)
         targets = targets_of(ballot)

@@ -1,7 +1,8 @@
-"""Which process of its replica a ``Manager`` is, and the name of that replica, which its processes find in their store."""
+"""Which process of its replica a ``Manager`` is, and the name of that replica, which its processes agree on in their store."""
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,8 +16,8 @@ from ..process_group.meeting import create_store_client
 
 __all__ = ["Place", "place_of"]
 
-_NAMING = ("FTLIB_REPLICA", "FTLIB_SHARDS")
-"""Variables that say which part of a replica this process is; ``ftlib run --shards`` sets them."""
+_LOOK = 0.02
+"""Seconds between two looks into the store."""
 
 
 @dataclass(frozen=True)
@@ -26,70 +27,129 @@ class Place:
     rank: int = 0
     size: int = 1
     store: str = ""
-    """``host:port/prefix`` of the store in which process 0 writes the replica's name; empty if nothing is to be found there."""
+    """``host:port/prefix`` of the store in which the processes agree on the replica's name; empty if it has one."""
 
     def settings(self, label: str | None, timeout: timedelta) -> dict[str, Any]:
-        """What ``FTLib.init`` is to be told of it; none for a replica of one process, or if ftlib's variables tell it.
+        """What ``FTLib.init`` is to be told of it; nothing for a replica of one process.
 
-        ``label``: with which the replica's name begins. FTLibError if the processes do not find each other in ``timeout``.
+        ``label``: with which the replica's name begins, if it has none. FTLibError if the processes do not find each other in
+        ``timeout``.
         """
-        if not self.store:
+        if self.size == 1:
             return {}
-        return {"replica": self._name(label, timeout), "shard": self.rank, "shards": self.size}
+        part = {"shard": self.rank, "shards": self.size}
+        return {"replica": _Naming(self, timeout).name(label or "replica"), **part} if self.store else part
 
-    def _name(self, label: str | None, timeout: timedelta) -> str:
-        """The replica's name. It is another one each time that its processes ask, as a replica that comes back needs."""
+
+class _Naming:
+    """How the processes of a replica agree on a name in their store, which may hold what is left of earlier ones.
+
+    Each process writes under its rank who it is: a word that it has just drawn. Process 0 calls those that it finds there, and
+    each answers the newest call that is for itself. So whoever has answered is alive, and of this start; once all have, process
+    0 gives them the name. Whoever is started again draws another word, and whoever waited for the one before is called anew.
+    """
+
+    def __init__(self, place: Place, timeout: timedelta) -> None:
+        self._place = place
+        self._timeout = timeout
+        self._deadline = time.monotonic() + timeout.total_seconds()
+        self._own = uuid.uuid4().hex[:12]
+        self._others = tuple(range(1, place.size))
+
+    def name(self, label: str) -> str:
+        """The name. FTLibError says who was waited for."""
         try:
-            store = create_store_client(self.store, timeout)
-            key = f"name/{store.add(f'asked/{self.rank}', 1)}"
-            if self.rank == 0:
-                store.set(key, f"{label or 'replica'}-{uuid.uuid4().hex[:12]}")
-            store.wait([key], timeout)
-            return str(store.get(key).decode())
+            store = create_store_client(self._place.store, self._timeout)
+            return self._give(store, f"{label}-{self._own}") if self._place.rank == 0 else self._take(store)
         except (dist.DistStoreError, dist.DistNetworkError) as error:
-            where = self.store.partition("/")[0]
-            missing = "does not answer" if self.rank == 0 else "does not answer, or process 0 of the replica has not come"
-            raise FTLibError(
-                f"process {self.rank} of {self.size} of this replica: the store at {where} {missing}, within "
-                f"{timeout.total_seconds():g} s: start all processes of the replica, and give them one store ({error})"
-            ) from error
+            raise self._late("the store does not answer") from error
+
+    def _give(self, store: Any, name: str) -> str:
+        """Process 0: call the others until all have answered."""
+        while missing := [rank for rank in self._others if not self._answered(store, rank)]:
+            self._pause(f"process {', '.join(map(str, missing))} of the replica has not come")
+        store.set(f"name/{self._own}", name)
+        return name
+
+    def _answered(self, store: Any, rank: int) -> bool:
+        there = _read(store, f"here/{rank}")
+        if there is None:
+            return False
+        if _read(store, f"call/{there}") != self._own:
+            store.set(f"call/{there}", self._own)
+        return _read(store, f"answer/{self._own}/{rank}") == there
+
+    def _take(self, store: Any) -> str:
+        """Any other process: answer whoever calls, until there is a name from it."""
+        store.set(f"here/{self._place.rank}", self._own)
+        while True:
+            caller = _read(store, f"call/{self._own}")
+            if caller is not None:
+                store.set(f"answer/{caller}/{self._place.rank}", self._own)
+                if (name := _read(store, f"name/{caller}")) is not None:
+                    return name
+            self._pause("process 0 of the replica has not come" if caller is None else "not all of the replica have come")
+
+    def _pause(self, why: str) -> None:
+        if time.monotonic() > self._deadline:
+            raise self._late(why)
+        time.sleep(_LOOK)
+
+    def _late(self, why: str) -> FTLibError:
+        place, where = self._place, self._place.store.partition("/")[0]
+        return FTLibError(
+            f"process {place.rank} of {place.size} of this replica, at the store {where}: {why}, within "
+            f"{self._timeout.total_seconds():g} s: start all processes of the replica, and give them one store"
+        )
+
+
+def _read(store: Any, key: str) -> str | None:
+    """What is there, without waiting for it."""
+    return str(store.get(key).decode()) if store.check([key]) else None
 
 
 def place_of(rank: int | None, size: int | None, host: str | None, port: int | None, environment: Mapping[str, str]) -> Place:
-    """The place that a manager's arguments ``rank``, ``world_size``, ``store_addr`` and ``store_port`` say, or torchrun's
-    variables of these. ConfigError if they cannot be.
+    """The place that a manager's arguments ``rank``, ``world_size``, ``store_addr`` and ``store_port`` say, or else the
+    variables of ``ftlib run --shards``, or torchrun's. ConfigError if they cannot be, or contradict each other.
     """
-    own = environment.get("FTLIB_SHARDS")
-    if own is not None and size is not None and str(size) != own:
-        raise ConfigError(
-            f"world_size={size}, but FTLIB_SHARDS={own}: leave out world_size and rank, or start {size} processes"
-        )
-    named = any(environment.get(name) for name in _NAMING)
-    size = _number("world_size", size, "WORLD_SIZE", 1, environment)
-    rank = _number("rank", rank, "RANK", 0, environment)
+    given = {"world_size": size, "rank": rank}
+    size = _number("world_size", size, ("FTLIB_SHARDS", "WORLD_SIZE"), 1, environment)
+    rank = _number("rank", rank, ("FTLIB_SHARD", "RANK"), 0, environment)
     if size < 1 or not 0 <= rank < size:
         raise ConfigError(
             f"rank={rank} of world_size={size}: the processes of a replica have the ranks 0 to world_size - 1; leave both out "
             "for a replica of one process"
         )
-    if size == 1 or named:
+    own = environment.get("FTLIB_SHARDS", "1")
+    if size == 1 and own == "1":  # RANK and WORLD_SIZE may count replicas then
         return Place()
+    said = {"world_size": ("FTLIB_SHARDS", "WORLD_SIZE"), "rank": ("FTLIB_SHARD", "RANK")}
+    for name, variables in said.items():
+        for variable in variables:
+            if given[name] is not None and environment.get(variable, str(given[name])) != str(given[name]):
+                raise ConfigError(
+                    f"{name}={given[name]}, but {variable}={environment[variable]}: leave out rank and world_size, or start "
+                    "this process without these variables"
+                )
+    if environment.get("FTLIB_REPLICA"):
+        return Place(rank, size)
     host = host or environment.get("MASTER_ADDR")
-    port = _number("store_port", port, "MASTER_PORT", 0, environment)
+    port = _number("store_port", port, ("MASTER_PORT",), 0, environment)
     if not host or not port:
         raise ConfigError(
-            f"world_size={size}, but no store in which the processes of a replica find its name: give store_addr and "
+            f"world_size={size}, but no store in which the processes of a replica agree on its name: give store_addr and "
             "store_port (MASTER_ADDR and MASTER_PORT, as torchrun does), or start the program with "
             f"`ftlib run -n N --shards {size}`"
         )
-    attempt = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
     host = f"[{host}]" if ":" in host and not host.startswith("[") else host
-    return Place(rank, size, f"{host}:{port}/ftlib/replica/{attempt}")
+    return Place(rank, size, f"{host}:{port}/ftlib/replica")
 
 
-def _number(name: str, given: int | None, variable: str, default: int, environment: Mapping[str, str]) -> int:
+def _number(name: str, given: int | None, variables: tuple[str, ...], default: int, environment: Mapping[str, str]) -> int:
+    """What was given, or the first of these variables that is set says."""
     if given is not None:
         return given
+    variable = next((each for each in variables if environment.get(each)), "")
     text = environment.get(variable, str(default))
     if not text.isdigit():
         raise ConfigError(f"{variable}={text!r} is no number: correct it, or give {name}=")
