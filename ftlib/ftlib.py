@@ -236,7 +236,7 @@ class FTLib(Calls):
         founder reads the checkpoint, and the others get it from that founder. Returns None and loads nothing if there is no
         checkpoint, and at a worker that joins a running job. Raises ConfigError if all are damaged, or it does not fit.
         """
-        directory = self._place("load", path).to_load(self.settings.shard, self.settings.shards)
+        directory = self._place("load", path)
         self._turn(State.COMPUTING)
         try:
             return self._lives.life.resumption.load(directory)

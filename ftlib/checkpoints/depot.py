@@ -18,7 +18,7 @@ from typing import Self
 from ..errors import ConfigError
 from .checkpoint import Found, Taken, newest, publish, remove
 from .manifest import OF_ONE, CheckpointManifest, TornError
-from .names import Name, Part, complete, of_all_shards, parts, shard_directory, shards_in
+from .names import Name, Part, complete, parts, shard_folder, shards_in, whole_steps
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
@@ -86,12 +86,37 @@ class Depot(ABC):
         """Whether no space is left there, as far as is known."""
 
     @abstractmethod
-    def of_shard(self, shard: int, shards: int) -> Self:
-        """Where the checkpoints of a shard are; this one if there is one shard."""
+    def shards(self) -> set[int]:
+        """Numbers of shards for which there are complete checkpoints here; several if jobs of different ones wrote here."""
 
     @abstractmethod
-    def to_load(self, shard: int, shards: int) -> Self:
-        """Where to load from. ConfigError if the checkpoints here are of another number of shards."""
+    def below(self, folder: str) -> Self:
+        """The place of that name in this one; this one if the name is empty."""
+
+    def of_shard(self, shard: int, shards: int) -> Self:
+        """Where the checkpoints of a shard are; this one if there is one shard."""
+        return self.below(shard_folder(shard, shards))
+
+    def newest_of(self, shard: int, shards: int) -> Found | None:
+        """What a shard begins from: the newest intact checkpoint; of several shards, that of the newest step that all have.
+
+        None without any. TornError as for ``newest``; ConfigError if the checkpoints here are of another number of shards.
+        """
+        if self.single is not None:
+            return self.newest()
+        found = self.shards()
+        if found and shards not in found:
+            theirs = ", ".join(map(str, sorted(found)))
+            raise ConfigError(
+                f"load: the checkpoints in {self} are of replicas of {theirs} processes, and these have {shards}: start "
+                "as many (ftlib run --shards), or give another directory"
+            )
+        if shards == 1:
+            return self.newest()
+        names = [self.of_shard(number, shards).complete() for number in range(shards)]
+        whole = whole_steps(names)
+        name = next((name for name in names[shard] if name.step in whole), None)
+        return None if name is None else self.of_shard(shard, shards).below(str(name)).newest()
 
 
 class DirectoryDepot(Depot):
@@ -173,25 +198,13 @@ class DirectoryDepot(Depot):
         except OSError:
             return False
 
-    def of_shard(self, shard: int, shards: int) -> Self:
+    def shards(self) -> set[int]:
         """See ``Depot``."""
-        return type(self)(shard_directory(self._path, shard, shards))
+        return shards_in(self._path)
 
-    def to_load(self, shard: int, shards: int) -> Self:
+    def below(self, folder: str) -> Self:
         """See ``Depot``."""
-        path = self._path
-        if self.single is not None:
-            return self
-        found = shards_in(path)
-        if found and shards not in found:
-            theirs = ", ".join(map(str, sorted(found)))
-            raise ConfigError(
-                f"load: the checkpoints in {path} are of replicas of {theirs} processes, and these have {shards}: start "
-                "as many (ftlib run --shards), or give another directory"
-            )
-        if shards == 1:
-            return self
-        return type(self)(of_all_shards(path, shard, shards) or shard_directory(path, shard, shards))
+        return type(self)(self._path / folder)
 
     def _directory(self, name: Name) -> Path:
         return self._path if self.single == name else self._path / str(name)

@@ -15,7 +15,7 @@ Where replicas have several processes, each shard has a directory of its own, wi
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -71,23 +71,31 @@ def parts(path: Path) -> list[Part]:
     return sorted(part for text in _entries(path) if (part := Part.parse(text)) is not None)
 
 
-def shard_directory(path: Path, shard: int, shards: int) -> Path:
-    """Where the checkpoints of a shard are, in the directory ``path`` of the job's; ``path`` itself if there is one shard."""
-    return path if shards == 1 else path / f"shard-{shard}-of-{shards}"
+def shard_folder(shard: int, shards: int) -> str:
+    """The name of the folder with the checkpoints of a shard, in the job's place; empty if there is one shard."""
+    return "" if shards == 1 else f"shard-{shard}-of-{shards}"
+
+
+def shard_number(text: str) -> int | None:
+    """How many shards there are, by the name of a folder of one of them; None for anything else."""
+    match = _SHARD.fullmatch(text)
+    return None if match is None else int(match[2])
 
 
 def shards_in(path: Path) -> set[int]:
-    """Numbers of shards for which there are checkpoints in ``path``: several if jobs of different ones have written there."""
-    found = {int(match[2]) for text in _entries(path) if (match := _SHARD.fullmatch(text)) is not None}
+    """Numbers of shards for which there are complete checkpoints in ``path``; several if jobs of different ones wrote there."""
+    found = {number for text in _entries(path) if (number := shard_number(text)) is not None and complete(path / text)}
     return found | ({1} if complete(path) else set())
 
 
-def of_all_shards(path: Path, shard: int, shards: int) -> Path | None:
-    """The newest checkpoint of ``shard`` in ``path`` for whose step each shard has a complete one; None if there is none."""
-    steps = [{name.step for name in complete(shard_directory(path, number, shards))} for number in range(shards)]
-    common = set.intersection(*steps)
-    own = shard_directory(path, shard, shards)
-    return next((own / str(name) for name in complete(own) if name.step in common), None)
+def whole_steps(shards: Iterable[Iterable[Name]]) -> set[int]:
+    """Steps of which all shards have a complete checkpoint. ``shards``: those of each."""
+    return set.intersection(*({name.step for name in names} for names in shards))
+
+
+def of_shards(path: Path, shards: int) -> Iterator[list[Name]]:
+    """The complete checkpoints of each shard in ``path``. Raises OSError."""
+    return (complete(path / shard_folder(shard, shards)) for shard in range(shards))
 
 
 def _entries(path: Path) -> Iterator[str]:

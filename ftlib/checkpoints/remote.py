@@ -26,7 +26,7 @@ from ..errors import ConfigError
 from .checkpoint import Found, Taken, read
 from .depot import Depot, damage
 from .manifest import FILE, CheckpointManifest, TornError
-from .names import Name, Part
+from .names import Name, Part, shard_number
 
 try:
     import fsspec
@@ -224,27 +224,24 @@ class RemoteDepot(Depot):
         """Stores do not fill up; the temporary directory of this host does."""
         return shutil.disk_usage(tempfile.gettempdir()).free < 1 << 20
 
-    def of_shard(self, shard: int, shards: int) -> Self:
+    def shards(self) -> set[int]:
         """See ``Depot``."""
-        return self if shards == 1 else self._below(f"shard-{shard}-of-{shards}")
+        found = set()
+        for path in self._paths():
+            folder, _, below = path.rpartition("/")[0].rpartition("/")
+            number = 1 if not folder else shard_number(folder)
+            if number is not None and Name.parse(below) is not None and posixpath.basename(path) == FILE:
+                found.add(number)
+        return found
 
-    def to_load(self, shard: int, shards: int) -> Self:
-        """See ``Depot``: of the newest step that all shards have."""
-        if shards == 1 or self.single is not None:
-            return self
-        own = self.of_shard(shard, shards)
-        steps = [{name.step for name in self.of_shard(number, shards).complete()} for number in range(shards)]
-        common = set.intersection(*steps)
-        found = next((name for name in own.complete() if name.step in common), None)
-        return own if found is None else type(self)(f"{own}/{found}", self._system, f"{own.root}/{found}")
+    def below(self, folder: str) -> Self:
+        """See ``Depot``."""
+        return type(self)(f"{self._url}/{folder}", self._system, f"{self.root}/{folder}") if folder else self
 
     # --- inside --------------------------------------------------------------------------------------------------------
 
     def _path(self, name: Name, *below: str) -> str:
         return posixpath.join(self.root, str(name), *below)
-
-    def _below(self, text: str) -> Self:
-        return type(self)(f"{self._url}/{text}", self._system, f"{self.root}/{text}")
 
     def _parent(self) -> Self:
         return type(self)(posixpath.dirname(self._url), self._system, posixpath.dirname(self.root))
@@ -258,18 +255,23 @@ class RemoteDepot(Depot):
 
     def _found(self) -> dict[Name, set[str]]:
         """All checkpoints, complete or not, with the files of each."""
-        self._system.invalidate_cache()
-        try:
-            paths = self._system.find(self.root)
-        except FileNotFoundError:
-            return {}
         found: dict[Name, set[str]] = {}
-        for path in paths:
-            folder, _, file = path.rpartition(f"{self.root}/")[2].partition("/")
+        for path in self._paths():
+            folder, _, file = path.partition("/")
             name = Name.parse(folder)
             if name is not None and file:
                 found.setdefault(name, set()).add(file)
         return found
+
+    def _paths(self) -> list[str]:
+        """All files here and below, by their paths from here."""
+        self._system.invalidate_cache()
+        try:
+            paths = self._system.find(self.root)
+        except FileNotFoundError:
+            return []
+        prefix = f"{self.root}/".lstrip("/")  # not every system says the first slash
+        return [path.lstrip("/").removeprefix(prefix) for path in paths if path.lstrip("/").startswith(prefix)]
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from ..errors import ConfigError, FTLibError
 from ..recovery.joiner.http_transport import FetchError, Later, Nothing, StillReading
 from ..recovery.layout.requests import POLL, Body, pieces
 from ..recovery.whole_state import RETRY, Transfer
+from ..settings.replicas import Part
 from ..state.codec import snapshot
 from ..state.registry import Registered
 from .checkpoint import Found
@@ -49,10 +50,11 @@ class Loaded(NamedTuple):
 class Resumption(Observer):
     """Reader and receiver of a checkpoint at one member, in one lifetime."""
 
-    def __init__(self, plane: Plane, transfer: Transfer, patience: float, observers: Observers) -> None:
+    def __init__(self, plane: Plane, transfer: Transfer, patience: float, observers: Observers, part: Part) -> None:
         """``patience``: seconds without progress after which a worker stops waiting for others. ``observers``: of this
-        member's calls.
+        member's calls. ``part``: of which replica this member is a part.
         """
+        self._part = part
         self._observers = observers
         self._plane = plane
         self._transfer = transfer
@@ -161,7 +163,7 @@ class Resumption(Observer):
     def _read(self, path: Depot) -> Found | None:
         plane = self._plane
         try:
-            found = path.newest()
+            found = path.newest_of(self._part.shard, self._part.shards)
         except TornError as error:
             raise ConfigError(f"load: no checkpoint in {path} is intact ({error}): give another directory") from None
         except OSError as error:
@@ -173,9 +175,9 @@ class Resumption(Observer):
             extra = plane.about("checkpoint_torn")
             logger.warning("a checkpoint in %s is damaged, and an older one is taken: %s", path, torn, extra=extra)
         if found is None:
-            logger.warning(
-                "there is no complete checkpoint in %s: the job starts from scratch", path, extra=plane.about("no_checkpoint")
-            )
+            what = "complete checkpoint" if self._part.shards == 1 else "step of which all shards have a complete checkpoint"
+            extra = plane.about("no_checkpoint")
+            logger.warning("there is no %s in %s: the job starts from scratch", what, path, extra=extra)
         return found
 
     def _take(self, session: Session, found: Found | None, registered: Registered) -> bool:

@@ -69,7 +69,7 @@ def understood(arguments: list[str]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("name", "part"), DOCUMENTS, ids=IDS)
 def test_its_command_fits_the_rest(name: str, part: dict[str, Any]) -> None:
-    if name == "around.yaml" or part["kind"] == "TrainingRuntime":
+    if name == "around.yaml" or part["kind"] in ("TrainingRuntime", "PodDisruptionBudget"):
         return  # nothing runs there: see below
     spec = part["spec"]
     if part["kind"] == "Service":
@@ -91,7 +91,7 @@ def test_its_command_fits_the_rest(name: str, part: dict[str, Any]) -> None:
 
 
 def test_the_job_uses_the_runtime_beside_it() -> None:
-    runtime, job = (part for name, part in DOCUMENTS if name == "trainjob.yaml")
+    runtime, job, _ = (part for name, part in DOCUMENTS if name == "trainjob.yaml")
     assert job["spec"]["runtimeRef"] == {"kind": runtime["kind"], "name": runtime["metadata"]["name"]}
     assert found(runtime, "publishNotReadyAddresses") == [True]
     [replicated] = found(runtime, "replicatedJobs")
@@ -121,15 +121,39 @@ def test_the_batch_script() -> None:
 
 def test_the_folder_is_whole() -> None:
     jobs, around = ({part["kind"] for name, part in DOCUMENTS if (name == "around.yaml") is so} for so in (False, True))
-    assert jobs == {"Service", "StatefulSet", "Job", "JobSet", "TrainJob", "TrainingRuntime"}
-    assert around == {"PodDisruptionBudget", "NetworkPolicy", "ConfigMap"}
+    assert jobs == {"Service", "StatefulSet", "Job", "JobSet", "TrainJob", "TrainingRuntime", "PodDisruptionBudget"}
+    assert around == {"NetworkPolicy", "ConfigMap"}
     assert all(isinstance(path, Path) for path in FOLDER.iterdir())
 
 
+LABELS = {
+    "Job": "batch.kubernetes.io/job-name",
+    "JobSet": "jobset.sigs.k8s.io/jobset-name",
+    "TrainJob": "jobset.sigs.k8s.io/jobset-name",  # it makes a JobSet of its own name
+}
+"""By which label the pods of that kind have its name. They are pods of a Job, which has no scale subresource."""
+
+
+@pytest.mark.parametrize("name", sorted({name for name, _ in DOCUMENTS} - {"around.yaml"}))
+def test_a_budget_allows_one_pod_at_a_time(name: str) -> None:
+    """https://kubernetes.io/docs/tasks/run-application/configure-pdb/#arbitrary-controllers-and-selectors"""
+    parts = {part["kind"]: part for file, part in DOCUMENTS if file == name}
+    budget = parts["PodDisruptionBudget"]["spec"]
+    [job] = [part for kind, part in parts.items() if kind in (*LABELS, "StatefulSet")]
+    if job["kind"] == "StatefulSet":
+        assert budget["selector"] == {"matchLabels": job["spec"]["template"]["metadata"]["labels"]}
+        assert budget["maxUnavailable"] == 1 and "minAvailable" not in budget
+        return
+    assert budget["selector"] == {"matchLabels": {LABELS[job["kind"]]: job["metadata"]["name"]}}
+    [pods] = found(job, "completions") or found(job, "numNodes")
+    assert "maxUnavailable" not in budget, "a Job does not say how many pods it wants"
+    assert type(budget["minAvailable"]) is int, "nor has a percentage anything to be of"
+    assert budget["minAvailable"] == pods - 1
+
+
 def test_what_goes_with_them_is_of_the_same_pods() -> None:
-    parts = {part["kind"]: part for _, part in DOCUMENTS if part["kind"] not in THEIRS and part["kind"] != "Job"}
+    parts = {part["kind"]: part for name, part in DOCUMENTS if name in ("statefulset.yaml", "around.yaml")}
     labels = parts["StatefulSet"]["spec"]["template"]["metadata"]["labels"]
-    assert parts["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"] == labels
     assert parts["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"] == labels
     service, port = parts["Service"]["metadata"]["name"], parts["Service"]["spec"]["ports"][0]["port"]
     assert parts["Service"]["spec"]["selector"] == labels

@@ -162,6 +162,69 @@ def test_an_answer_that_is_lost(objects: ObjectStore, monkeypatch: pytest.Monkey
     assert depot_of(place).newest().name == Name(4, 1)  # type: ignore[union-attr]
 
 
+def of_shards(depot: Depot, shards: int, *steps: list[int]) -> None:
+    """``steps``: of each shard."""
+    for shard, each in enumerate(steps):
+        own = depot.of_shard(shard, shards)
+        own.prepare()
+        for step in each:
+            write(own, step, shard=shard)
+
+
+def test_a_shard_begins_from_the_newest_step_that_all_have(depot: Depot) -> None:
+    assert depot.shards() == set() and depot.newest_of(1, 2) is None
+    of_shards(depot, 2, [1, 3, 4], [1, 3])
+    for shard in range(2):
+        found = depot.newest_of(shard, 2)
+        assert found is not None and found.name == Name(3, 1)
+        assert found.tree["shard"] == shard  # type: ignore[index]
+        assert str(found.directory) == depot.of_shard(shard, 2).at(Name(3, 1))
+    assert depot.complete() == [] and depot.newest() is None
+
+
+def test_without_a_step_that_all_shards_have_none_of_them_begins_from_one(depot: Depot) -> None:
+    of_shards(depot, 2, [4], [])
+    assert depot.newest_of(0, 2) is None
+    assert depot.newest_of(1, 2) is None
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+def test_another_number_of_shards_is_refused(depot: Depot, shards: int) -> None:
+    """Rather than begin from scratch, in silence."""
+    of_shards(depot, 2, [3], [3])
+    with pytest.raises(ConfigError, match=f"are of replicas of 2 processes, and these have {shards}: start as many"):
+        depot.newest_of(0, shards)
+    write(depot, 5)
+    assert depot.shards() == {1, 2}
+    assert depot.newest_of(0, 1).name == Name(5, 1)  # type: ignore[union-attr]
+    assert depot.newest_of(0, 2).name == Name(3, 1)  # type: ignore[union-attr]
+    single = depot_of(depot.of_shard(0, 2).at(Name(3, 1)))
+    assert single.newest_of(1, 4).name == Name(3, 1)  # type: ignore[union-attr]
+
+
+def test_shards_that_have_completed_nothing_are_of_no_number(depot: Depot) -> None:
+    own = depot.of_shard(0, 2)
+    own.prepare()
+    own.write(taken(4), Part.of(Name(4, 1), "aa"))
+    assert depot.shards() == set()
+    assert depot.newest_of(0, 4) is None
+
+
+def test_a_job_that_has_another_number_of_shards_does_not_begin(place: str) -> None:
+    of_shards(depot_of(place), 2, [3], [3])
+    with crew(1) as [trainee], pytest.raises(ConfigError, match="of replicas of 2 processes, and these have 1"):
+        trainee.ft.load(place)
+
+
+def test_a_folder_may_be_named_like_the_bucket() -> None:
+    pytest.importorskip("fsspec")
+    depot = depot_of("memory://cafe")
+    write(depot, 3, writer="cafe")
+    assert depot.complete() == [Name(3, 1)] and depot.parts() == []
+    found = depot.newest()
+    assert found is not None and found.name == Name(3, 1)
+
+
 def failing(system: Any, name: str, error: Exception, *, late: bool = False, only: str = "") -> Any:
     """That method of a file system, which fails. ``late``: after it has done what it does. ``only``: at such paths."""
     original = getattr(type(system), name)

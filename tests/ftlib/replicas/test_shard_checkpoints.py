@@ -7,25 +7,24 @@ from pathlib import Path
 import pytest
 
 from ftlib import ConfigError, FTLib
-from ftlib.checkpoints.names import Name, of_all_shards, shard_directory, shards_in
+from ftlib.checkpoints.names import Name, of_shards, shard_folder, shards_in, whole_steps
 
 
 def written(path: Path, shard: int, shards: int, *steps: int) -> None:
     for step in steps:
-        (shard_directory(path, shard, shards) / str(Name(step, 1))).mkdir(parents=True)
+        (path / shard_folder(shard, shards) / str(Name(step, 1))).mkdir(parents=True)
 
 
-def test_a_shard_resumes_from_the_newest_step_of_which_all_shards_have_one(tmp_path: Path) -> None:
+def test_a_step_is_whole_once_all_shards_have_it(tmp_path: Path) -> None:
     written(tmp_path, 0, 2, 10, 20, 30)
     written(tmp_path, 1, 2, 10, 20)
-    for shard in range(2):
-        assert of_all_shards(tmp_path, shard, 2) == shard_directory(tmp_path, shard, 2) / str(Name(20, 1))
+    assert whole_steps(of_shards(tmp_path, 2)) == {10, 20}
     assert shards_in(tmp_path) == {2}
 
 
 def test_without_a_step_of_all_shards_there_is_none(tmp_path: Path) -> None:
     written(tmp_path, 0, 2, 10)
-    assert of_all_shards(tmp_path, 0, 2) is None
+    assert whole_steps(of_shards(tmp_path, 2)) == set()
 
 
 @pytest.mark.parametrize("shards", [2, 3])
