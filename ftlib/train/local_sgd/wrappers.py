@@ -94,7 +94,9 @@ class LocalTraining:
         """An inner step was done: for loops without ``inner=``. The status of the sync that ended with it, None if none did."""
         if not self._inside:
             raise ConfigError(f"{self._name}.step was called outside of its context: use `with` around the loop of inner steps")
-        return self._rounds.stepped()
+        status = self._rounds.stepped()
+        self._ft.at_border()  # no hook of an optimizer tells
+        return status
 
     def load_global(self) -> None:
         """Replace this worker's weights by the global ones, at the end of training, say, or to evaluate these.

@@ -199,6 +199,7 @@ def test_what_was_inf_before_may_stay() -> None:
     assert [weight.tolist() for weight in weights] == [[0.0, math.inf], [1.0]]
     weights[1].grad = torch.tensor([-math.inf])
     assert not step.make(optimizer, weights)
+    step.undo()
     assert [weight.tolist() for weight in weights] == [[0.0, math.inf], [1.0]]
 
 
@@ -215,6 +216,9 @@ def test_any_optimizer_is_as_it_was(algorithm: Any) -> None:
             assert made
             other.grad = torch.tensor(gradient)
             twins.step()
+        else:
+            assert not made
+            step.undo()
     assert torch.equal(weight, other), "as if the step between had never been"
     assert repr(ones.state_dict()) == repr(twins.state_dict())
 
@@ -550,6 +554,31 @@ def test_a_round_may_take_longer_than_any_timeout() -> None:
         works = [functools.partial(work, crew, ft, delay) for delay, crew in crews.items() for ft in crew.members]
         assert at_once(*works) == [1.0 - 10, 1.0 - 10, 1.0 - 6, 1.0 - 6]
         assert all(crew.members[0].size == 2 for crew in crews.values())
+
+
+def test_a_joiner_comes_in_mid_round_where_the_loop_counts_its_steps_itself() -> None:
+    """There is no optimizer whose steps tell where the loop is; and there is no sync in which the others would wait."""
+    with company(2) as crew:
+        over = threading.Event()
+
+        def work(ft: FTLib) -> int:
+            model = Layers()
+            diloco = DiLoCo(ft, model, inner=None, outer=outer, sync_every=1_000_000)
+            ft.register_state(model=diloco)
+            with diloco:
+                if ft not in founders:
+                    over.set()
+                while not over.is_set():
+                    with torch.no_grad():
+                        model.first -= 1.0
+                    diloco.step()
+                    time.sleep(0.002)
+            return diloco._place.steps
+
+        founders = tuple(crew.members)
+        steps = at_once(*[functools.partial(work, ft) for ft in founders], lambda: work(crew.init()))
+        assert steps[0] > 0 and steps[1] > 0
+        assert 0 < steps[2] <= max(steps[:2]), "it goes on from one donor's place in the round"
 
 
 def test_who_does_no_inner_step_any_more_hangs() -> None:
