@@ -5,8 +5,8 @@ JSON line for each step that was committed to DIRECTORY/PID.jsonl. DIRECTORY/unt
 test wants the job to end.
 
 ``--faulty``: of each replica one process alone reports an error now and then. Each writes which steps were skipped to
-DIRECTORY/PID.skipped. ``--raise``: worker 1 raises in one of its steps, once it trains with others, before its tensors are there
-("forward") or after they were averaged ("backward"); nothing catches that. DIRECTORY/raised has its process id then.
+DIRECTORY/PID.skipped. ``--raise``: worker 1 raises in one of its steps, once others are there: before it has its tensors
+("forward") or after these were averaged ("backward"). Nothing catches that. DIRECTORY/raised has its process id then.
 """
 
 from __future__ import annotations
