@@ -125,7 +125,7 @@ def _met(run: LaunchedRun, patience: float) -> tuple[Job, Sight]:
 
 def _plan(sight: Sight, args: argparse.Namespace) -> tuple[Planned, ...]:
     workers = in_order(sight.members)
-    plan = draw(args.seed, args.mtbf, kinds_of(args.kinds), workers, args.count, 1.0, targets=workers, returning=workers)
+    plan = draw(args.seed, args.mtbf, kinds_of(args.kinds), sight.whole(), args.count, 1.0, targets=workers, returning=workers)
     chance = random.Random(args.seed)
     return tuple(dataclasses.replace(planned, seconds=chance.choice(args.seconds)) for planned in plan)
 
@@ -148,7 +148,7 @@ def compared(row: Row, sight: Sight) -> tuple[list[str], float, list[str]]:
     wishes = [each["cause"] == "left" for change in changes.values() for each in change["removed"]]
     if missing:
         differences.append(f"explain does not know of epochs {missing}")
-    once, never = [row.planned.worker], list[str]()
+    once, never = [row.planned.worker, *row.mates], list[str]()
     returned, left = row.back.startswith("back"), row.back == "left"
     besides = list(row.others)
     if sorted(gone) != sorted([*(once if returned or left else never), *besides]):

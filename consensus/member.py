@@ -51,6 +51,11 @@ class Member:
             return self.id, 1
         return name, int(size)
 
+    def shown_cohort(self) -> dict[str, str | int] | None:
+        """``name`` and ``size`` of its cohort, as people may see them; None if it is one by itself."""
+        name, size = self.cohort
+        return None if size == 1 else {"name": name, "size": size}
+
     def shown(self) -> dict[str, str]:
         """The facts that people may see."""
         return {key: value for key, value in self.meta if not key.startswith("_")}

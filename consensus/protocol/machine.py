@@ -296,6 +296,7 @@ class Machine:
             "id": member.id,
             "address": format_address(member.address),
             "meta": member.shown(),
+            "cohort": member.shown_cohort(),
             "status": peer.status.value if peer else "alive",
             "incarnation": peer.incarnation if peer else self._core.table.incarnation,
             "evidence": cause.value if cause else None,

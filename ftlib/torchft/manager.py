@@ -16,7 +16,7 @@ from torch.distributed import ReduceOp
 
 from ..errors import ConfigError, FTLibError
 from ..ftlib import FTLib
-from .checkpointing.transport import transport_of
+from .checkpointing.transport import check_transport
 from .futures import future_timeout
 from .replica.managed_work import _ManagedWork
 from .replica.meeting import duration, settings_of
@@ -111,10 +111,10 @@ class Manager:
                 "step_timeout": max(self._timeout, self._quorum_timeout).total_seconds(),
                 "join_timeout": self._meeting_timeout.total_seconds(),
                 "nonfinite": "pass",  # torchft commits inf and nan
-                "recovery_transport": transport_of(checkpoint_transport),
             },
             environment,
         )
+        check_transport(checkpoint_transport)
         self._pg = pg
         self._replica_id = replica_id
         self._min_replica_size = min_replica_size
@@ -195,17 +195,16 @@ class Manager:
 
     def start_quorum(
         self,
-        allow_heal: bool = True,
+        allow_heal: bool = True,  # noqa: ARG002 - who lacks the state has nothing else to take part with
         shrink_only: bool = False,  # noqa: ARG002 - members come and go between calls, whatever a step wants
         timeout: timedelta | None = None,  # noqa: ARG002 - quorum_timeout counts
     ) -> None:
-        """Begin a step. The first one meets the others. A replica that lacks the state gets it here (``allow_heal``), so that
-        its first forward pass is on it; any other sends nothing, and waits for nobody.
+        """Begin a step. The first one meets the others. A replica that lacks the state gets it here, whatever ``allow_heal``
+        is, so that its first forward pass is on it; any other sends nothing, and waits for nobody.
         """
         self._errored = None
         ft = self._met()
-        if allow_heal:
-            ft.catch_up()
+        ft.catch_up()
         self._calls = Step(ft, counts=self._counts(ft))
 
     def wait_quorum(self) -> None:

@@ -13,6 +13,8 @@ from ftlib.cli.chaos.plan import Planned
 from ftlib.errors import FTLibError
 
 KILL = Planned(1, 0.0, "kill", "worker-1", 1.0)
+LEAVE = Planned(1, 0.0, "leave", "worker-1", 1.0)
+AFTER = Planned(2, 0.0, "kill", "worker-2", 1.0)
 
 
 class MadeUp:
@@ -99,3 +101,90 @@ def test_the_row_names_others_that_were_replaced() -> None:
     [row] = Campaign(job, [KILL], patience=5.0, beyond=False).run()
     assert row.others == ("worker-0", "worker-2")
     assert row.as_dict()["others"] == ["worker-0", "worker-2"]
+
+
+class Sharded(MadeUp):
+    """Replicas of two workers each, "0-1" and so on: who is hit goes with its mate. They come back under another name, as long
+    as a launcher starts them (``supervised``).
+    """
+
+    def __init__(self, count: int, *, supervised: bool = True) -> None:
+        super().__init__()
+        members = {
+            f"worker-{number}": Seen(
+                f"first-{number}", f"here:{number}", 1, supervised=supervised, replica=f"{number // 2}-1", shards=2
+            )
+            for number in range(2 * count)
+        }
+        self.sight = Sight(members, 1)
+        self.supervised = supervised
+
+    def inject(self, seen: Seen, kind: str, seconds: float) -> None:
+        del seconds
+        [name] = [each for each, other in self.sight.members.items() if other.member == seen.member]
+        self.told.append((name, kind))
+        lost = [each for each, other in self.sight.members.items() if other.replica == seen.replica]
+        for each in (*lost, *self.also):
+            self.replace(each)
+        if not self.supervised:
+            left = {each: other for each, other in self.sight.members.items() if each not in lost}
+            self.sight = Sight(left, self.sight.epoch)
+
+    def replace(self, name: str) -> None:
+        super().replace(name)
+        seen = self.sight.members[name]
+        members = {**self.sight.members, name: dataclasses.replace(seen, replica=f"{seen.replica}-again")}
+        self.sight = dataclasses.replace(self.sight, members=members)
+
+
+def test_the_only_replica_is_spared_though_it_has_two_processes() -> None:
+    job = Sharded(1)
+    with pytest.raises(FTLibError, match=r"fault 1 \(kill worker-1\) was not injected: a second replica is not back"):
+        list(Campaign(job, [KILL], patience=0.05, beyond=False).run())
+    assert not job.told
+    [row] = Campaign(job, [KILL], patience=5.0, beyond=True).run()
+    assert job.told == [("worker-1", "kill")]
+    assert row.back.startswith("back after")
+
+
+@pytest.mark.parametrize("kind", ["kill", "leave"])
+def test_mates_that_a_fault_took_along_are_not_replaced_besides(kind: str) -> None:
+    job = Sharded(2)
+    job.also = ("worker-2",)
+    [row] = Campaign(job, [dataclasses.replace(KILL, kind=kind)], patience=5.0, beyond=False).run()
+    assert row.back.startswith("back after")
+    assert (row.replica, row.mates, row.others) == ("0-1", ("worker-0",), ("worker-2",))
+    assert {"replica": "0-1", "mates": ["worker-0"], "others": ["worker-2"]}.items() <= row.as_dict().items()
+
+
+def test_who_leaves_for_good_takes_its_replica_along() -> None:
+    job = Sharded(3, supervised=False)
+    rows = Campaign(job, [LEAVE, dataclasses.replace(AFTER, kind="leave"), AFTER], patience=0.3, beyond=False).run()
+    first, second = next(rows), next(rows)
+    assert (first.back, first.mates, first.others) == ("left", ("worker-0",), ())
+    assert (second.back, second.mates, second.others) == ("left", ("worker-3",), ())
+    with pytest.raises(FTLibError, match=r"fault 2 .*: worker-2 is not back"):  # a log may say so, no plan that is drawn does
+        next(rows)
+    assert job.told == [("worker-1", "leave"), ("worker-2", "leave")]
+
+
+def test_the_last_replica_is_spared_after_a_leave() -> None:
+    job = Sharded(2, supervised=False)
+    rows = Campaign(job, [LEAVE, AFTER], patience=0.3, beyond=False).run()
+    assert next(rows).back == "left"
+    with pytest.raises(FTLibError, match="a second replica is not back"):
+        next(rows)
+    assert job.told == [("worker-1", "leave")]
+
+
+def test_beyond_goes_on_while_workers_are_missing() -> None:
+    job = Sharded(3, supervised=False)
+    rows = Campaign(job, [KILL, AFTER], patience=0.05, beyond=True).run()
+    assert [row.back for row in rows] == ["not back within 0.05 s"] * 2
+    assert [name for name, _ in job.told] == ["worker-1", "worker-2"]
+    job = Sharded(3, supervised=False)
+    rows = Campaign(job, [KILL, AFTER], patience=0.05, beyond=False).run()
+    assert next(rows).back == "not back within 0.05 s"
+    with pytest.raises(FTLibError, match=r"worker-0, worker-1 is not back within .* or give --patience, or --beyond"):
+        next(rows)
+    assert [name for name, _ in job.told] == ["worker-1"]

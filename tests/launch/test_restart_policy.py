@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ftlib.launch.run.plan import StartPlan
 from ftlib.launch.run.restarts import RestartPolicy, RunAction, StartMode, WorkerPhase
 
@@ -202,6 +204,27 @@ def test_a_replica_is_restarted_as_a_whole_and_that_counts_once() -> None:
     policy.exited(0, -9)
     policy.exited(1, -9)
     assert phases(policy)[:2] == [WorkerPhase.FAILED, WorkerPhase.FAILED]
+
+
+@pytest.mark.parametrize("first", [2, 3])
+def test_a_replica_of_which_one_process_asked_for_it_comes_back_and_that_counts_once(first: int) -> None:
+    """Its mate ends with an error, as it is left; whichever ends first."""
+    policy = replicas(restarts=1)
+    assert policy.wanted_again(102)
+    codes = {2: 0, 3: 3}
+    policy.exited(first, codes[first])
+    policy.exited(5 - first, codes[5 - first])
+    assert policy.ready(2)
+    assert policy.ready(3)
+    assert policy.restarts_left == 0
+
+
+def test_who_asked_for_it_does_not_wait_for_a_replica_that_is_done() -> None:
+    policy = replicas()
+    assert policy.wanted_again(102)
+    policy.exited(3, 0)
+    policy.exited(2, 0)
+    assert phases(policy)[2:] == [WorkerPhase.DONE, WorkerPhase.DONE]
 
 
 def test_a_replica_of_which_one_process_has_finished_is_not_started_again() -> None:

@@ -155,3 +155,32 @@ with FTLib.init(log_level="info") as ft:
     assert (death["worker"], death["code"]) == (1, 75)
     assert "it ends, so that its launcher starts it anew" in err
     assert "threading.Event().wait()" in err, "its stack"
+
+
+def test_a_replica_of_which_one_process_leaves_to_come_back_is_started_again_as_a_whole(tmp_path: Path) -> None:
+    """Its mate, which hangs, is ended: else the one that has left would wait for it for ever."""
+    body = """
+from consensus import KeyRing
+from ftlib.lifecycle.supervisor_client import ask_again
+env = os.environ
+if INDEX < 2:
+    announce(1)
+    write(f"up-{INDEX}")
+elif not first(f"first-{INDEX}"):
+    write(f"again-{INDEX}", env["FTLIB_REPLICA"])
+elif INDEX == 2:
+    wait("up-0")
+    wait("hangs")
+    vouch = KeyRing([env["FTLIB_SECRET"]]).first.vouch
+    assert ask_again(env["FTLIB_SUPERVISOR"], vouch, job=env["FTLIB_JOB"], member="m", timeout=60.0)
+    sys.exit(0)
+else:
+    write("hangs")
+    wait("never")
+wait("again-2"), wait("again-3")
+"""
+    with running(tmp_path, "-n", 2, "--shards", 2, "--max-restarts", 1, script=script(body)) as run:
+        assert {run.wait_file("again-2"), run.wait_file("again-3")} == {"1-2"}
+        run.finish(0)
+    [killed] = [event for event in run.events("ended") if event["code"]]
+    assert (killed["worker"], killed["cause"]) == (3, "its replica has lost worker 2")

@@ -13,6 +13,7 @@ from ftlib.cli.main import main
 from tests.harness.cluster import Cluster
 from tests.harness.nursery import Nursery
 from tests.processes.launched import LaunchedRun
+from tests.processes.replicas import Replicas
 
 pytestmark = pytest.mark.process
 
@@ -40,24 +41,30 @@ def rows(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
 
+def planned(path: Path, *faults: tuple[str, str, float]) -> Path:
+    """A log of faults: kind, worker, seconds."""
+    lines = [
+        {"number": number, "after": 0.1, "kind": kind, "worker": worker, "seconds": seconds}
+        for number, (kind, worker, seconds) in enumerate(faults, 1)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
 def test_each_kind_and_again(job: LaunchedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Written down by hand, so that each kind is there once; then the log of that is the plan of the next run."""
     kinds = [
-        ("kill", 0, 1.0),
-        ("stop", 1, 0.5),
-        ("wedge", 2, 0.5),
-        ("slow", 0, 0.5),
-        ("cut", 1, 0.3),
-        ("agent", 2, 1.0),
-        ("leave", 0, 1.0),
-        ("kill", 1, 1.0),
+        ("kill", "worker-0", 1.0),
+        ("stop", "worker-1", 0.5),
+        ("wedge", "worker-2", 0.5),
+        ("slow", "worker-0", 0.5),
+        ("cut", "worker-1", 0.3),
+        ("agent", "worker-2", 1.0),
+        ("leave", "worker-0", 1.0),
+        ("kill", "worker-1", 1.0),
     ]
-    plan = tmp_path / "plan.jsonl"
-    lines = [
-        {"number": number, "after": 0.1, "kind": kind, "worker": f"worker-{worker}", "seconds": seconds}
-        for number, (kind, worker, seconds) in enumerate(kinds, 1)
-    ]
-    plan.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    plan = planned(tmp_path / "plan.jsonl", *kinds)
+    lines = rows(plan.read_text())
     log = tmp_path / "log.jsonl"
     address = job.alive()[0].address
     code, out, err = chaos(capsys, address, "--replay", plan, "--log", log, "--json")
@@ -108,10 +115,73 @@ def test_who_leaves_without_a_launcher_stays_away(
         cluster.until("one has ended", lambda: len(cluster.alive()) == 2)
 
 
+def test_replicas_of_several_processes(nursery: Nursery, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever is hit for good takes its mate along, and both come back: the mate is not taken for another one's loss."""
+    faults = [
+        ("kill", "worker-0", 1.0),
+        ("stop", "worker-3", 0.5),
+        ("leave", "worker-2", 1.0),
+        ("wedge", "worker-2", 0.5),
+        ("agent", "worker-1", 1.0),
+    ]
+    task: dict[str, Any] = {"program": "tests.processes.sharded:train", "pause": 0.01, "settings": {"chaos": True}}
+    run = LaunchedRun(tmp_path / "job", 2, "--shards", "2", nursery=nursery, restarts=3, **task)
+    try:
+        run.until("all four train", lambda: sum(worker.last.get("who") == 0b11 for worker in run.alive()) == 4)
+        address = run.alive()[0].address
+        code, out, err = chaos(capsys, address, "--replay", planned(tmp_path / "plan.jsonl", *faults), "--json")
+        assert code == 0, (out, err)
+        found = rows(out)
+        assert [(row["kind"], row["worker"]) for row in found] == [fault[:2] for fault in faults]
+        assert [row["back"].split()[0] for row in found] == [
+            "stayed" if kind in ("stop", "wedge") else "back" for kind, _, _ in faults
+        ]
+        mates = {"worker-0": "worker-1", "worker-1": "worker-0", "worker-2": "worker-3", "worker-3": "worker-2"}
+        assert [row["mates"] for row in found] == [[mates[worker]] for _, worker, _ in faults]
+        # The name that the launcher gave: the replica's place, and which life of it that was.
+        assert [row["replica"] for row in found] == ["0-1", "1-1", "1-1", "1-2", "0-2"]
+        assert all(not row["others"] and not row["steps_lost"] for row in found), found
+        assert "(0 restarts left)" in run.said, "each replica that came back used up one"
+    finally:
+        run.close()
+
+
+def test_the_only_replica_is_not_hit(nursery: Nursery, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nor are two of which one would leave, for good; of three one is, with its mate, which ends, too."""
+    settings = {"chaos": True}
+    with Replicas(tmp_path, nursery, settings=settings) as cluster, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FTLIB_SECRET", cluster.secret)
+        [one] = cluster.begin(1)
+        cluster.together(one)
+        code, out, err = chaos(capsys, one[0].address, "--kinds", "kill", "--count", 1, "--mtbf", 0.1)
+        assert (code, out) == (2, "")
+        assert "the job has one replica" in err
+        two, three = cluster.replica(), cluster.replica()
+        cluster.together(one, two, three)
+        arguments = ("--kinds", "leave", "--mtbf", 0.1, "--json")
+        code, out, err = chaos(capsys, one[0].address, *arguments, "--count", 2)
+        assert (code, out) == (2, "")
+        assert "only 1 faults" in err
+        code, out, err = chaos(capsys, one[0].address, *arguments, "--count", 1)
+        assert code == 0, (out, err)
+        [row] = rows(out)
+        assert row["back"] == "left"
+        gone = [
+            worker for replica in (one, two, three) for worker in replica if worker.address in (row["worker"], *row["mates"])
+        ]
+        assert len(gone) == 2
+        cluster.until("both have ended", lambda: all(worker.code is not None for worker in gone))
+        left = [replica for replica in (one, two, three) if replica[0] not in gone]
+        cluster.together(*left)
+        code, out, err = chaos(capsys, left[0][0].address, *arguments, "--count", 1)
+        assert (code, out) == (2, "")
+        assert "only 0 faults" in err
+        assert cluster.judge() > 5
+
+
 def test_who_is_cut_off_for_long_is_given_up(job: LaunchedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The others find it silent, and have it killed; its launcher starts it again."""
-    plan = tmp_path / "plan.jsonl"
-    plan.write_text(json.dumps({"number": 1, "after": 0.1, "kind": "cut", "worker": "worker-2", "seconds": 20.0}) + "\n")
+    plan = planned(tmp_path / "plan.jsonl", ("cut", "worker-2", 20.0))
     code, out, err = chaos(capsys, job.alive()[0].address, "--replay", plan, "--json")
     assert code == 0, (out, err)
     (row,) = rows(out)

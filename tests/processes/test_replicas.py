@@ -14,7 +14,7 @@ from tests.harness.nursery import Nursery
 
 from .launched import LaunchedRun
 from .replicas import Replicas
-from .sharded import MOMENTS
+from .sharded import MOMENTS, SPOILT
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
@@ -182,6 +182,23 @@ def test_the_wrapper_over_fsdp_loses_a_process(job: Replicas) -> None:
 def test_diloco_over_fsdp_loses_a_process(job: Replicas, delay: int) -> None:
     """Seldom averages between replicas that shard inside: equal global weights and outer momentum after each sync."""
     lose_one(job, 0, 1, program="tests.processes.sharded:diloco", given={"delay": delay})
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_an_outer_step_that_overflows_in_one_shard_is_undone_in_all(job: Replicas, delay: int) -> None:
+    """The average is finite in both, and the step with it in one of them alone: no process keeps its part of it."""
+    both = job.begin(2, program="tests.processes.sharded:diloco", given={"delay": delay, "spoils": 1})
+    workers = [worker for row in both for worker in row]
+    job.until("they go on", lambda: all(worker.calls and worker.last["step"] > SPOILT + 4 for worker in workers))
+    job.read()
+    for worker in workers:
+        lines = {line["step"]: line for line in worker.calls}
+        failed = [step for step, line in lines.items() if not line["applied"]]
+        assert failed == [SPOILT], (worker, failed)
+        assert lines[SPOILT]["hash"] == lines[SPOILT - 1]["hash"] != lines[SPOILT + 1]["hash"]
+    for shard in range(2):
+        courses = [[(line["step"], line["hash"]) for line in row[shard].calls][: SPOILT + 4] for row in both]
+        assert courses[0] == courses[1]
 
 
 @pytest.mark.soak

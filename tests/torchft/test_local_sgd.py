@@ -171,6 +171,32 @@ def test_local_sgd_averages_after_so_many_steps(monkeypatch: Any) -> None:
         at_once(*[each.shutdown for each in managers])
 
 
+@pytest.mark.parametrize("quantized", [False, True])
+def test_what_diloco_sends_is_quantized_if_asked_for(quantized: bool, monkeypatch: Any) -> None:
+    """The global weights of both are the same bits, and near the mean, as near as fp8 comes."""
+    settle(monkeypatch)
+    managers = [manager(2, use_async_quorum=False) for _ in range(2)]
+    moves = [torch.randn(20, 20, generator=torch.Generator().manual_seed(number)) for number in range(2)]
+    start, moved = torch.ones(20, 20), (moves[0] + moves[1]) / 2
+
+    def run(number: int) -> torch.Tensor:
+        layer = nn.Linear(20, 20, bias=False)
+        nn.init.ones_(layer.weight)
+        inner, outer = torch.optim.SGD(layer.parameters(), lr=1.0), torch.optim.SGD(layer.parameters(), lr=1.0)
+        with DiLoCo(managers[number], [layer], inner, outer, 1, should_quantize=quantized):
+            layer.weight.grad = moves[number].clone()
+            inner.step()
+        return layer.weight.detach().clone()
+
+    try:
+        found = at_once(*[functools.partial(run, number) for number in range(2)])
+        assert torch.equal(*found)
+        off = float((start - found[0] - moved).norm() / moved.norm())
+        assert (1e-3 < off < 0.1) if quantized else off < 1e-6, off
+    finally:
+        at_once(*[each.shutdown for each in managers])
+
+
 @pytest.mark.parametrize("delay", [0, 1])
 def test_diloco_with_two_managers(delay: int, monkeypatch: Any) -> None:
     settle(monkeypatch)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import functools
 import threading
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
 from torch.distributed import ReduceOp
 
+from ftlib import ConfigError
+from ftlib.torchft.checkpointing import CheckpointTransport, HTTPTransport
+from ftlib.torchft.checkpointing.pg_transport import PGTransport
 from ftlib.torchft.ddp import DistributedDataParallel, PureDistributedDataParallel
 from ftlib.torchft.manager import Manager
 from tests.harness.basics import TIMEOUT
@@ -178,3 +182,152 @@ def test_a_joiner_starts_from_the_state_of_the_others(asynchronous: bool) -> Non
         assert len({tuple(each.weights()) for each in replicas}) == 1
     finally:
         shut(*[each.manager for each in replicas])
+
+
+@pytest.mark.usefixtures("meeting")
+def test_a_step_by_all_calls_of_a_manager() -> None:
+    """Those that stand in torchft's own loops, with all their arguments; each way to wait gives the average."""
+    managers = [manager(2), manager(2)]
+
+    def run(number: int) -> list[float]:
+        each, found = managers[number], []
+        for way in ("wait", "synchronize", "block_current_stream"):
+            each.start_quorum(allow_heal=True, shrink_only=True, timeout=timedelta(seconds=30))
+            each.wait_quorum()
+            assert each.num_participants() == 2 and each.is_participating()
+            tensor = torch.tensor([1.0 + number])
+            work = each.allreduce(tensor)
+            assert not work.is_completed()
+            getattr(work, way)()
+            assert work.is_completed()
+            found.append(tensor.item())
+            work.block_current_stream(timedelta(seconds=1))  # once more changes nothing
+            assert each.should_commit(timeout=timedelta(seconds=30)) and tensor.item() == found[-1]
+        return found
+
+    try:
+        assert at_once(*[functools.partial(run, number) for number in range(2)]) == [[1.5] * 3] * 2
+    finally:
+        shut(*managers)
+
+
+@pytest.mark.usefixtures("meeting")
+def test_what_is_quantized_is_sent_as_fp8() -> None:
+    """Averages are near, and the same at all; what is no average, or not float32, is exact all the same."""
+    managers = [manager(2), manager(2)]
+    data = [torch.randn(1000, generator=torch.Generator().manual_seed(number)) for number in range(2)]
+    exact = (data[0] + data[1]) / 2
+
+    def run(number: int) -> list[torch.Tensor]:
+        each = managers[number]
+        each.start_quorum()
+        tensors = [data[number].clone(), data[number].double(), data[number].clone(), data[number].clone()]
+        works = [each.allreduce(tensor, should_quantize=True) for tensor in tensors[:2]]
+        works += [each.allreduce(tensors[2]), each.allreduce(tensors[3], should_quantize=True, reduce_op=ReduceOp.MAX)]
+        assert all(work.wait() for work in works) and each.should_commit()
+        return tensors
+
+    try:
+        found = at_once(*[functools.partial(run, number) for number in range(2)])
+        assert all(map(torch.equal, *found))
+        rough, double, plain, largest = found[0]
+        assert torch.equal(plain, exact) and torch.equal(largest, torch.maximum(*data))
+        assert torch.equal(double, (data[0].double() + data[1].double()) / 2)
+        off = float((rough - exact).norm() / exact.norm())
+        assert 1e-4 < off < 0.1, "as near as fp8 comes, and no nearer"
+    finally:
+        shut(*managers)
+
+
+@pytest.mark.usefixtures("meeting")
+@pytest.mark.parametrize("equal", [True, False])
+def test_without_init_sync_founders_promise_equal_states(equal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is sent then; the junior one learns that the promise is broken, and the other is alone, which commits nothing."""
+    monkeypatch.setenv("FTLIB_MIN_SIZE", "1")  # alone it is not to wait for another one
+    loads: list[dict[str, Any]] = []
+
+    class Noting(Replica):
+        def load(self, state: dict[str, Any]) -> None:
+            loads.append(state)
+            super().load(state)
+
+    replicas = [Noting(0 if equal else number, 2, init_sync=False) for number in range(2)]
+
+    def run(each: Replica) -> str:
+        try:
+            each.step(float(each.number))
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+    try:
+        found = at_once(*[functools.partial(run, each) for each in replicas])
+        assert loads == []
+        if equal:
+            assert found == ["", ""] and replicas[0].weights() == replicas[1].weights()
+        else:
+            assert sorted(text.partition(":")[0] for text in found) == ["", "sync=False"], found
+            assert [each.manager.current_step() for each in replicas] == [0, 0]
+    finally:
+        shut(*[each.manager for each in replicas])
+
+
+def joined(monkeypatch: pytest.MonkeyPatch, heal: bool = True, **arguments: Any) -> tuple[list[Replica], dict[str, Any]]:
+    """Two replicas train, a third one comes; all stop after the same step. ``arguments``: of managers.
+
+    ``heal``: what the third one passes as ``allow_heal`` in its first step.
+    """
+    settle(monkeypatch)
+    replicas = [Replica(number, 2, **arguments) for number in range(2)]
+    late = Replica(7, 2, **arguments)
+    there, state = threading.Event(), {"own": late.weights()}
+
+    def train(each: Replica) -> None:
+        while not there.is_set() or each.manager.current_step() < state["until"]:
+            each.step(1.0)
+
+    def join() -> None:
+        late.manager.start_quorum(allow_heal=heal)
+        late.sgd.zero_grad()
+        state["first"], state["weights"] = late.manager.current_step(), late.weights()
+        late.wrapped(torch.full((1, 3), 1.0)).sum().backward()
+        late.optimizer.step()
+        state["until"] = late.manager.current_step() + 5
+        there.set()
+        train(late)
+
+    try:
+        at_once(*[functools.partial(each.step, 1.0) for each in replicas])
+        at_once(*[functools.partial(train, each) for each in replicas], join)
+    finally:
+        shut(*[each.manager for each in (*replicas, late)])
+    return [*replicas, late], state
+
+
+def test_a_joiner_gets_the_state_whatever_it_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it, it would come to the others' calls in the middle of a step, and stop them all."""
+    replicas, state = joined(monkeypatch, heal=False)
+    assert state["first"] > 0 and state["weights"] != state["own"]
+    assert [each.manager.current_step() for each in replicas] == [state["until"]] * 3
+    assert len({tuple(each.weights()) for each in replicas}) == 1
+    assert len({each.manager.batches_committed() for each in replicas}) == 1
+
+
+class Own(CheckpointTransport[Any]):
+    """A program's own."""
+
+
+@pytest.mark.parametrize(
+    "transport",
+    [HTTPTransport(timedelta(seconds=10), num_chunks=2), PGTransport(None, timedelta(seconds=10), "cpu"), Own()],
+    ids=["http", "pg", "own"],
+)
+def test_whatever_transport_is_given_the_state_comes(
+    transport: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By ftlib's own way; who has meant another one is told."""
+    replicas, state = joined(monkeypatch, checkpoint_transport=transport)
+    assert state["first"] > 0 and state["weights"] != state["own"]
+    assert len({tuple(each.weights()) for each in replicas}) == 1
+    warned = f"the checkpoint transport {type(transport).__name__} is not used: a joining replica gets the state over HTTP"
+    assert (warned in caplog.text) == (not isinstance(transport, HTTPTransport))

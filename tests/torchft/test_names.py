@@ -1,4 +1,7 @@
-"""Every name of torchft's that a program may import is there, and the shortest program of all runs with the imports changed."""
+"""Every name of torchft's that a program may import is there, and the shortest program of all runs with the imports changed.
+
+What the names do is tested in the files beside this one, each of them by a call.
+"""
 
 from __future__ import annotations
 

@@ -26,12 +26,15 @@ from ftlib.frameworks import Framework, Group, GroupSpec
 from ftlib.frameworks.gloo import GlooFramework
 from ftlib.frameworks.isolated import IsolatedFramework
 from ftlib.torchft import process_group as groups
+from ftlib.torchft.manager import WorldSizeMode
 from ftlib.torchft.process_group.meeting import address_near, rendezvous, split
 from ftlib.torchft.work import _DummyWork
 from tests.harness.basics import TIMEOUT
 from tests.harness.company import at_once
 from tests.harness.nursery import Nursery
 from tests.harness.program import Program, clean
+
+from .replicas import manager, settle
 
 
 class Rehearsed(groups.ProcessGroupNCCL):
@@ -48,6 +51,7 @@ KINDS = [
     groups.ProcessGroupBabyGloo,
     groups.ProcessGroupBabyXCCL,
     groups.ProcessGroupNCCL,
+    groups.ProcessGroupBabyNCCL,
     Rehearsed,
 ]
 """On a machine without a GPU; where NCCL's is not to be had its group goes by Gloo, and says so."""
@@ -310,6 +314,74 @@ def test_wrappers(store: TCPStore) -> None:
     assert swallowing.error() is None
     assert swallowing.allreduce([tensor], ReduceOp.SUM).wait() and swallowing.error() is None
     made.shutdown()
+
+
+def test_a_managed_group_has_the_managers_replicas_as_ranks(monkeypatch: pytest.MonkeyPatch, store: TCPStore) -> None:
+    settle(monkeypatch, FTLIB_INITIAL_SIZE="3")
+    spares = {"world_size_mode": WorldSizeMode.FIXED_WITH_SPARES}
+    inside = [None, groups.ProcessGroupGloo(timeout=LONG), groups.ErrorSwallowingProcessGroupWrapper(groups.ProcessGroupGloo())]
+    managers = [manager(2, pg=pg, **spares) for pg in inside]
+
+    def run(number: int) -> tuple[int, int, list[float]]:
+        own, found = managers[number], []
+        pg = groups.ManagedProcessGroup(own)
+        assert (pg.rank(), pg.size()) == (-1, 0)
+        own.start_quorum()
+        largest = AllreduceOptions()
+        largest.reduceOp = ReduceOp.MAX
+        mine = float(1 + (pg.rank() if pg.rank() >= 0 else 90))  # nothing is changed by what a spare has
+        for options in ((), (ReduceOp.AVG,), (largest,)):
+            tensor = torch.tensor([mine])
+            assert pg.allreduce([tensor], *options).wait()
+            found.append(tensor.item())
+        assert own.should_commit()
+        return pg.rank(), pg.size(), found
+
+    try:
+        found = at_once(*[functools.partial(run, number) for number in range(3)])
+        assert sorted(found) == [(rank, 2, [3.0, 1.5, 2.0]) for rank in (-1, 0, 1)]
+        managed = [groups.ManagedProcessGroup(own) for own in managers]
+        assert [pg.getBackendName() for pg in managed] == ["torchft-managed", "torchft-gloo", "torchft-gloo"]
+        one = [torch.ones(1)]
+        refused: dict[str, tuple[Any, ...]] = {
+            "allgather": ([one], one),
+            "allreduce_coalesced": (one,),
+            "barrier": (),
+            "broadcast": (one,),
+            "send": (one, 1, 0),
+            "recv": (one, 1, 0),
+            "reduce_scatter": (one, [one]),
+        }
+        for pg in managed:
+            assert pg.errored() is None
+            for name, given in refused.items():
+                with pytest.raises(RuntimeError, match=r"only has allreduce.* reconfigure_with_store\(pg"):
+                    getattr(pg, name)(*given)
+            with pytest.raises(ValueError, match="one tensor at a time, not 2"):
+                pg.allreduce(one * 2)
+        join(store, inside[1:2], "connected by the program")
+        assert managed[1].broadcast_one(one[0], 0).wait() and managed[1].barrier().wait()
+        managed[1].shutdown()
+    finally:
+        at_once(*[each.shutdown for each in managers])
+
+
+def test_torch_reduces_through_a_managed_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As hooks of FSDP do with it."""
+    settle(monkeypatch)
+    own = manager(1)
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    try:
+        pg = groups.ManagedProcessGroup(own)
+        pg.register("replicas")
+        own.start_quorum()
+        tensor = torch.tensor([4.0])
+        dist.all_reduce(tensor, ReduceOp.AVG, group=pg)
+        assert tensor.item() == 4.0 and own.should_commit() and own.current_step() == 1
+        pg.unregister()
+    finally:
+        dist.destroy_process_group()
+        own.shutdown()
 
 
 @pytest.mark.process

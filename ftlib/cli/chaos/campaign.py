@@ -1,6 +1,7 @@
 """Carries out a plan of faults, one after another, and observes what becomes of each.
 
-The job is whole before each fault: so it never loses more than one worker at a time, unless it is told to (``beyond``).
+The job is whole before each fault, and has a second replica: so it never loses more than one replica at a time, nor its last
+one, unless it is told to (``beyond``). A worker of a replica of several processes takes all of them with it.
 """
 
 from __future__ import annotations
@@ -48,7 +49,11 @@ class Row:
     back: str
     """What became of the worker."""
     others: tuple[str, ...] = ()
-    """Workers that were replaced, or lost, although the fault was not theirs: a machine too busy to answer in time, say."""
+    """Workers that were replaced, or lost, although the fault was not their replica's: a machine too busy to answer, say."""
+    replica: str = ""
+    """The replica that was hit, as it was called before, if it has several processes."""
+    mates: tuple[str, ...] = ()
+    """The other workers of that replica: whatever became of the worker became of them."""
 
     def as_dict(self) -> dict[str, Any]:
         """For a log, which can be replayed."""
@@ -60,6 +65,8 @@ class Row:
             "epochs": list(self.epochs),
             "back": self.back,
             "others": list(self.others),
+            "replica": self.replica,
+            "mates": list(self.mates),
         }
 
 
@@ -81,38 +88,38 @@ class Campaign:
         for planned in self._plan:
             due += planned.after
             time.sleep(max(0.0, due - time.monotonic()))
-            before, victim, at = self._injected(planned, {planned.worker} if self._beyond else expected)
-            if planned.kind == "leave" and not victim.supervised:
-                expected.discard(planned.worker)
+            before, at = self._injected(planned, {planned.worker} if self._beyond else expected | {planned.worker})
+            replica = before.replica_of(planned.worker)
+            if planned.kind == "leave" and not all(before.members[name].supervised for name in replica):
+                expected -= replica
             yield self._observe(planned, before, expected, at, at - began)
 
-    def _injected(self, planned: Planned, expected: set[str]) -> tuple[Sight, Seen, float]:
-        """Inject a fault: what was seen before, whom it hit, and when. A worker that was given up between the look at the job
-        and the order, on a busy machine say, is waited for once more.
+    def _injected(self, planned: Planned, expected: set[str]) -> tuple[Sight, float]:
+        """Inject a fault: what was seen before, and when. A worker that was given up between the look at the job and the order,
+        on a busy machine say, is waited for once more.
         """
         until = time.monotonic() + self._patience
         while True:
-            before = self._whole(expected, planned)
-            victim, at = before.members[planned.worker], time.monotonic()
+            before, at = self._whole(expected, planned), time.monotonic()
             try:
-                self._job.inject(victim, planned.kind, planned.seconds)
+                self._job.inject(before.members[planned.worker], planned.kind, planned.seconds)
             except UnansweredError:
                 if at > until:
                     raise
                 time.sleep(_EVERY)
             else:
-                return before, victim, at
+                return before, at
 
     def _whole(self, expected: set[str], planned: Planned) -> Sight:
-        """Wait until all of them are in the view, and train."""
+        """Wait until all of them are in the view, and train, and another replica could go on without the one that is hit."""
         until = time.monotonic() + self._patience
         while True:
             sight = self._look()
             missing = expected if sight is None else expected - set(sight.members)
-            if sight is not None and not missing and not sight.changing and (len(sight.members) > 1 or self._beyond):
+            if sight is not None and not missing and not sight.changing and (self._beyond or len(sight.whole()) > 1):
                 return sight
             if time.monotonic() > until:
-                who = ", ".join(in_order(missing)) or "a second worker"
+                who = ", ".join(in_order(missing)) or "a second replica"
                 raise FTLibError(
                     f"fault {planned.number} ({planned.kind} {planned.worker}) was not injected: {who} is not back within "
                     f"{self._patience:g} s, and the job may lose no more; see ftlib status, or give --patience, or --beyond"
@@ -121,10 +128,10 @@ class Campaign:
 
     def _observe(self, planned: Planned, before: Sight, expected: set[str], at: float, since: float) -> Row:
         """Look on until the job is whole again, and steps are granted; at most for as long as it may take."""
-        name, former = planned.worker, before.members[planned.worker].member
+        name, former, replica = planned.worker, before.members[planned.worker], before.replica_of(planned.worker)
         over = at + (planned.seconds if planned.kind in LASTING else 0.0)
         until = over + self._patience
-        steps = {each: seen.step for each, seen in before.members.items() if each != name}
+        steps = {each: seen.step for each, seen in before.members.items() if each not in replica}
         lost, gone, back, sight = 0, 0.0, "", before
         while not back and time.monotonic() < until:
             time.sleep(_EVERY)
@@ -138,14 +145,14 @@ class Campaign:
                     lost = max(lost, (last or 0) - step)
                     steps[each] = step
             seen = sight.members.get(name)
-            if (seen is None or seen.member != former) and not gone:
+            if (seen is None or seen.member != former.member) and not gone:
                 gone = now - at
-            goes_on = expected <= set(sight.members) and not sight.changing and now >= over and _advanced(before, sight, name)
+            goes_on = expected <= set(sight.members) and not sight.changing and now >= over and _advanced(before, sight)
             if not goes_on:
                 continue
             if planned.kind == "leave" and name not in expected:
-                back = "left" if seen is None else ""
-            elif seen is not None and seen.member != former:
+                back = "left" if replica.isdisjoint(sight.members) else ""
+            elif seen is not None and seen.member != former.member:
                 back = f"back after {now - at:.1f} s"
             elif planned.kind in LASTING and seen is not None:
                 back = "stayed"
@@ -156,7 +163,8 @@ class Campaign:
         others = [
             each for each in steps if each not in sight.members or sight.members[each].member != before.members[each].member
         ]
-        return Row(planned, since, max(0.0, pause), lost, (before.epoch, sight.epoch), back, tuple(in_order(others)))
+        epochs, mates = (before.epoch, sight.epoch), tuple(in_order(replica - {name}))
+        return Row(planned, since, max(0.0, pause), lost, epochs, back, tuple(in_order(others)), former.replica, mates)
 
     def _look(self) -> Sight | None:
         """What is seen now; None if nobody who could tell has an answer, as in a change of the view."""
@@ -166,7 +174,7 @@ class Campaign:
             return None
 
 
-def _advanced(before: Sight, after: Sight, victim: str) -> bool:
-    """True if one of the others has made a step since."""
+def _advanced(before: Sight, after: Sight) -> bool:
+    """True if a worker has made a step since."""
     pairs = [(before.members[name].step, after.members[name].step) for name in after.members if name in before.members]
-    return any(new is not None and new > (old or 0) for old, new in pairs) or victim not in before.members
+    return any(new is not None and new > (old or 0) for old, new in pairs)

@@ -6,7 +6,7 @@ import http.client
 import json
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlencode
 
@@ -37,6 +37,10 @@ class Seen:
     """Seconds in view changes so far, all together."""
     supervised: bool = False
     """Whether a launcher starts it again when it ends."""
+    replica: str = ""
+    """The name of the replica of several processes that it is one of; empty: it is a replica by itself."""
+    shards: int = 1
+    """Of how many processes its replica is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,18 @@ class Sight:
     """By name."""
     epoch: int = 0
     changing: bool = False
+
+    def replica_of(self, name: str) -> frozenset[str]:
+        """The names of all processes of the replica that the member ``name`` is one of: they are lost with it."""
+        replica = self.members[name].replica
+        if not replica:
+            return frozenset({name})
+        return frozenset(each for each, seen in self.members.items() if seen.replica == replica)
+
+    def whole(self) -> list[frozenset[str]]:
+        """The replicas that are whole, each by the names of its processes: what the job may lose one of, if it has two."""
+        found = dict.fromkeys(self.replica_of(name) for name in self.members)
+        return [names for names in found if all(self.members[name].shards == len(names) for name in names)]
 
 
 class Job:
@@ -94,14 +110,15 @@ class Job:
 
     def _seen(self, member: Mapping[str, Any]) -> Seen:
         own, address = str(member["id"]), str(member["address"])
-        supervised = bool((member.get("meta") or {}).get("supervisor"))
+        supervised, cohort = bool((member.get("meta") or {}).get("supervisor")), member.get("cohort") or {}
+        bare = Seen(own, address, None, 0.0, supervised, str(cohort.get("name", "")), int(cohort.get("size", 1)))
         try:
             status = fetch_status(address, self._timeout)
         except FTLibError:
-            return Seen(own, address, supervised=supervised)
+            return bare
         facts = status.get("ftlib") or {}
         step = None if facts.get("stale") or status.get("member") != own else facts.get("step")
-        return Seen(own, address, step, float((facts.get("pauses") or {}).get("sum", 0.0)), supervised)
+        return replace(bare, step=step, paused=float((facts.get("pauses") or {}).get("sum", 0.0)))
 
     def _order(self, seen: Seen, query: Mapping[str, str]) -> dict[str, Any]:
         return first_accepted(lambda ring: self._ask(seen, query, ring), rings_for("faults"))

@@ -71,6 +71,12 @@ def chaos(wanted: Wanted, *, dry_run: bool, as_json: bool, log: Path | None) -> 
 
 
 def _plan(wanted: Wanted, sight: Sight) -> tuple[Planned, ...]:
+    replicas = sight.whole()
+    if not replicas:
+        raise FTLibError("no replica of the job is whole now: wait until ftlib status shows all of its processes")
+    if len(replicas) < 2 and not wanted.beyond:
+        what = "member" if len(replicas[0]) == 1 else f"replica ({', '.join(in_order(replicas[0]))})"
+        raise ConfigError(f"the job has one {what}, which it may not lose: start more, or give --beyond")
     if wanted.replay is not None:
         try:
             plan = replayed(wanted.replay.read_text(encoding="utf-8").splitlines())
@@ -80,17 +86,24 @@ def _plan(wanted: Wanted, sight: Sight) -> tuple[Planned, ...]:
         if unknown:
             raise ConfigError(f"--replay: the job has no {', '.join(in_order(unknown))}: start it with as many workers")
         return plan
-    workers = in_order(sight.members)
-    targets = workers[:-1] if wanted.spare_last else workers
-    if wanted.only is not None:
-        if wanted.only not in targets:
-            raise ConfigError(f"--only {wanted.only}: choose one of {', '.join(targets)}")
-        targets = [wanted.only]
-    if len(workers) < 2 and not wanted.beyond:
-        raise ConfigError("the job has one member, which it may not lose: start more, or give --beyond")
+    targets = _targets(wanted, sight)
     kinds = kinds_of(wanted.kinds)
     returning = {name for name, seen in sight.members.items() if seen.supervised}
-    return draw(wanted.seed, wanted.mtbf, kinds, workers, wanted.count, wanted.seconds, targets=targets, returning=returning)
+    return draw(wanted.seed, wanted.mtbf, kinds, replicas, wanted.count, wanted.seconds, targets=targets, returning=returning)
+
+
+def _targets(wanted: Wanted, sight: Sight) -> list[str]:
+    """The workers that may be hit. ConfigError if none may."""
+    workers = in_order(sight.members)
+    spared = sight.replica_of(workers[-1]) if wanted.spare_last else frozenset[str]()  # hit, another one would take it along
+    targets = [worker for worker in workers if worker not in spared]
+    if not targets:
+        raise ConfigError(f"--spare-last: the job has nobody but {', '.join(workers)}: start more, or leave --spare-last out")
+    if wanted.only is None:
+        return targets
+    if wanted.only not in targets:
+        raise ConfigError(f"--only {wanted.only}: choose one of {', '.join(targets)}")
+    return [wanted.only]
 
 
 def _check(job: Job, sight: Sight, plan: Sequence[Planned]) -> None:
@@ -115,13 +128,15 @@ def _announced(planned: Planned) -> str:
 
 
 def _table(rows: Sequence[Row]) -> str:
-    lines = [("fault", "worker", "at", "pause", "steps lost", "views", "worker then")]
+    several = any(row.mates for row in rows)
+    lines = [("fault", "worker", *(["of replica"] if several else []), "at", "pause", "steps lost", "views", "worker then")]
     for row in rows:
         planned, (old, new) = row.planned, row.epochs
         lines.append(
             (
                 planned.kind,
                 planned.worker,
+                *([f"{row.replica}, with {', '.join(row.mates)}"] if several else []),
                 f"{row.at:.1f} s",
                 f"{row.pause:.3f} s",
                 str(row.steps_lost),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,35 +51,38 @@ def draw(
     seed: int,
     mtbf: float,
     kinds: Sequence[str],
-    workers: Iterable[str],
+    replicas: Iterable[Collection[str]],
     count: int,
     seconds: float,
     *,
     targets: Iterable[str],
-    returning: Container[str] = (),
+    returning: Collection[str] = (),
 ) -> tuple[Planned, ...]:
     """Draw ``count`` faults: ``mtbf`` seconds apart on average (exponentially), each of any kind, at any of ``targets``.
 
-    Whoever leaves comes back if it is one of ``returning``, which a launcher starts again. Else it is hit no more, and two stay
-    at least. ConfigError if that leaves fewer faults than ``count``.
+    ``replicas``: the names of the workers of each replica. Whoever leaves takes its replica with it, which comes back if all of
+    it are among ``returning``, which a launcher starts again. Else none of it is hit any more, and two replicas stay at least.
+    ConfigError if that leaves fewer faults than ``count``.
     """
-    randomly, left, hit = random.Random(seed), in_order(workers), in_order(targets)
+    left = [frozenset(replica) for replica in replicas]
+    mates = {worker: replica for replica in left for worker in replica}
+    returning = {worker for worker, replica in mates.items() if replica.issubset(returning)}
+    randomly, hit = random.Random(seed), in_order(targets)
     plan: list[Planned] = []
     for number in range(1, count + 1):
         lasts = {kind for kind in kinds if kind != "leave" or len(left) > 2}
         possible = [kind for kind in kinds if kind in lasts or any(worker in returning for worker in hit)]
         if not possible or not hit:
-            raise ConfigError(
-                f"only {number - 1} faults of these kinds are possible, as who has left does not come back, and two stay: "
-                f"give --count {number - 1}, or more --kinds"
-            )
+            remedy = f"give --count {number - 1}, or more --kinds" if plan else "give more --kinds, or start more"
+            why = "as who has left does not come back, and two stay"
+            raise ConfigError(f"only {number - 1} faults of these kinds are possible, {why}: {remedy}")
         after = round(randomly.expovariate(1 / mtbf), 3)
         kind = randomly.choice(possible)
         worker = randomly.choice(hit if kind in lasts else [each for each in hit if each in returning])
         plan.append(Planned(number, after, kind, worker, seconds))
         if kind == "leave" and worker not in returning:
-            left.remove(worker)
-            hit.remove(worker)
+            left.remove(mates[worker])
+            hit = [each for each in hit if each not in mates[worker]]
     return tuple(plan)
 
 

@@ -19,8 +19,8 @@ from .options import AS_JSON, ONE, TIMEOUT
 )
 @click.option("--count", type=click.IntRange(1, 100_000), default=20, show_default=True, help="How many faults.")
 @click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="The same seed, the same faults.")
-@click.option("--only", default=None, help="Only this worker, as worker-2.")
-@click.option("--spare-last", is_flag=True, help="Never the worker with the last name.")
+@click.option("--only", default=None, help="Only this worker, as worker-2; its replica goes with it.")
+@click.option("--spare-last", is_flag=True, help="Never the worker with the last name, nor its replica.")
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0.01, max=3600.0),
@@ -31,7 +31,7 @@ from .options import AS_JSON, ONE, TIMEOUT
 @click.option(
     "--patience", type=click.FloatRange(min=0.1), default=60.0, show_default=True, help="Seconds to come back within."
 )
-@click.option("--beyond", is_flag=True, help="Go on while workers are missing: the job may be lost.")
+@click.option("--beyond", is_flag=True, help="Go on while replicas are missing, or with the only one: the job may be lost.")
 @click.option("--dry-run", is_flag=True, help="Show the faults, and inject none.")
 @click.option("--log", type=click.Path(dir_okay=False, path_type=Path), default=None, help="Write one JSON line a fault there.")
 @click.option(

@@ -236,9 +236,12 @@ class RestartPolicy:
         if sent_away or self.ending:
             record.phase = WorkerPhase.RETIRED
             return RunAction.GO_ON
-        if code == 0 and record.again and self.restarts_left:
+        mates = self.mates(index)
+        counted = any(mate.phase is WorkerPhase.WAITING and mate.starts == record.starts for mate in mates)
+        whole = not any(mate.phase in (WorkerPhase.DONE, WorkerPhase.FAILED) for mate in mates)
+        if code == 0 and record.again and whole and (counted or self.restarts_left):
             record.phase = WorkerPhase.WAITING
-            self.restarts_left -= 1
+            self.restarts_left -= not counted
         elif code == 0:
             record.phase, self.result = WorkerPhase.DONE, 0
         else:
@@ -247,11 +250,8 @@ class RestartPolicy:
             if not self.ever_founded and all(slot.blamed_itself for slot in self.records):
                 record.phase = WorkerPhase.FAILED
                 return self.end("every worker failed before there was a first view: the script is at fault")
-            mates = self.mates(index)
-            again = any(mate.phase is WorkerPhase.WAITING and mate.starts == record.starts for mate in mates)
-            whole = not any(mate.phase in (WorkerPhase.DONE, WorkerPhase.FAILED) for mate in mates)
-            record.phase = WorkerPhase.WAITING if whole and (again or self.restarts_left) else WorkerPhase.FAILED
-            self.restarts_left -= record.phase is WorkerPhase.WAITING and not again
+            record.phase = WorkerPhase.WAITING if whole and (counted or self.restarts_left) else WorkerPhase.FAILED
+            self.restarts_left -= record.phase is WorkerPhase.WAITING and not counted
         return self._consequence()
 
     def mates(self, index: int) -> list[WorkerRecord]:

@@ -311,7 +311,8 @@ class Supervisor:
         elif self.policy.ready(index):
             for each in (record, *self.policy.mates(index)):
                 self._timers[each.index] = self._loop.call_later(self._plan.restart_delay, self._delay_over, each.index)
-        elif code != 0 and self._plan.shards > 1 and self.stage is RunStage.RUNNING:  # else it has a notice
+        elif (code != 0 or record.phase is WorkerPhase.WAITING) and self._plan.shards > 1 and self.stage is RunStage.RUNNING:
+            # Else it has a notice, and so have its mates.
             self._loop.call_later(MATES_GRACE, self._kill_mates, index, record.starts)
         self._start_due()
         if self.policy.over and not self._over.done():

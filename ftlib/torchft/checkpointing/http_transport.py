@@ -1,4 +1,4 @@
-"""``HTTPTransport``: the state comes over HTTP, from the donors' agents."""
+"""``HTTPTransport``: the state comes over HTTP, from a donor's agent."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ T = TypeVar("T")
 
 
 class HTTPTransport(CheckpointTransport[T]):
-    """``recovery_transport = "http"``."""
+    """The way that the state goes."""
 
-    recovery = "http"
+    over_http = True
 
     def __init__(self, timeout: timedelta, num_chunks: int) -> None:
         """Both are taken, and not used: deadlines and sizes of shards are ftlib's own."""

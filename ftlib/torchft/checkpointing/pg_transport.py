@@ -1,4 +1,4 @@
-"""``PGTransport``: the state comes over the process group of the replicas."""
+"""``PGTransport``: taken where torchft takes it. The state comes over HTTP all the same."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ T = TypeVar("T")
 
 
 class PGTransport(CheckpointTransport[T]):
-    """``recovery_transport = "group"``: that group is ftlib's own, whatever ``pg`` is."""
-
-    recovery = "group"
+    """Not used: a ``Manager`` connects its process group to nobody."""
 
     def __init__(
         self, pg: Any, timeout: timedelta, device: torch.device | str, state_dict: Callable[[], Any] | None = None

@@ -8,7 +8,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 from ...errors import ConfigError
 
-__all__ = ["CheckpointTransport", "transport_of"]
+__all__ = ["CheckpointTransport", "check_transport"]
 
 T = TypeVar("T")
 
@@ -16,13 +16,13 @@ logger = logging.getLogger("ftlib")
 
 
 class CheckpointTransport(Generic[T]):
-    """Says to a ``Manager`` which way is meant. The state is sent by ftlib, beside the others' steps (docs/state.md).
+    """What a ``Manager`` takes as the way of the state, and does not use: ftlib sends it over HTTP, in ``start_quorum``.
 
-    A transport of the program's own is not used: ``Manager`` says so once, and the state comes over HTTP.
+    A ``Manager`` says so once where another way was meant.
     """
 
-    recovery = ""
-    """The setting ``recovery_transport`` that it stands for; empty: none."""
+    over_http = False
+    """Whether the state would go over HTTP anyhow."""
 
     def metadata(self) -> str:
         """Nothing: donors are known by the view."""
@@ -47,12 +47,9 @@ class CheckpointTransport(Generic[T]):
         return f"{type(self).__name__} sends nothing by itself: a Manager gives a joining replica"
 
 
-def transport_of(given: object) -> str:
-    """The setting ``recovery_transport`` for a manager's ``checkpoint_transport``; one warning if there is none for it."""
-    if given is None:
-        return "http"
-    if isinstance(given, CheckpointTransport) and given.recovery:
-        return given.recovery
+def check_transport(given: object) -> None:
+    """One warning if a manager's ``checkpoint_transport`` says another way than that which the state goes."""
+    if given is None or (isinstance(given, CheckpointTransport) and given.over_http):
+        return
     kind = type(given).__name__
     logger.warning("Manager: the checkpoint transport %s is not used: a joining replica gets the state over HTTP", kind)
-    return "http"

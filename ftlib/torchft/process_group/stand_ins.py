@@ -238,16 +238,31 @@ class Reduces(Protocol):
     def num_participants(self) -> int:
         """Replicas that count."""
 
+    def participating_rank(self) -> int | None:
+        """This replica's rank among them."""
+
 
 class ManagedProcessGroup(ProcessGroupWrapper):
     """A manager's replicas as ranks: what is reduced goes through ``manager.allreduce``, one tensor at a time.
 
-    All other operations are those of the process group that the manager was given.
+    All other operations are those of the process group that the manager was given, and fail until the program has connected
+    that: a manager connects it to nobody.
     """
 
     def __init__(self, manager: Reduces) -> None:
         super().__init__(pg=manager._pg)  # noqa: SLF001 - it has no other name
         self._manager = manager
+
+    @property
+    def parent(self) -> Any:
+        """The process group that the manager was given. RuntimeError if it is connected to nobody."""
+        if not self.connected:
+            raise RuntimeError(
+                "a managed group only has allreduce, which goes through its Manager: that connects the process group which it "
+                "was given to nobody. For other operations connect that one, or another one, in the program: "
+                "reconfigure_with_store(pg, address, rank, world_size)"
+            )
+        return self._pg
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:
         """See ``Manager.allreduce``."""
@@ -257,5 +272,14 @@ class ManagedProcessGroup(ProcessGroupWrapper):
         return self._manager.allreduce(tensors[0], reduce_op=op)
 
     def size(self) -> int:
-        """Replicas that count."""
+        """Replicas that count; 0 before the manager's first ``start_quorum``."""
         return self._manager.num_participants()
+
+    def rank(self) -> int:
+        """This replica's rank among them; -1 for a spare, and before the first ``start_quorum``."""
+        rank = self._manager.participating_rank()
+        return -1 if rank is None else rank
+
+    def getBackendName(self) -> str:  # noqa: N802
+        """That of the manager's process group, connected or not."""
+        return "torchft-managed" if self._pg is None else str(self._pg.getBackendName())

@@ -31,6 +31,11 @@ class ProcessGroupWrapper(ProcessGroup):
             raise RuntimeError("process group not initialized: call reconfigure_with_store(pg, address, rank, world_size)")
         return self._pg
 
+    @property
+    def connected(self) -> bool:
+        """Whether the group inside can be used."""
+        return self._pg is not None and bool(getattr(self._pg, "connected", True))
+
     def allgather(self, output_tensors: Any, input_tensor: Any, opts: Any = None) -> Any:
         """See ``ProcessGroup``."""
         return self.parent.allgather(output_tensors, input_tensor, opts)

@@ -85,3 +85,9 @@ def test_members_of_a_cohort_leave_a_view_together_unless_none_would_be_left() -
     assert view.with_cohorts(both) == both, "no cohort would be whole: all who are left stay"
     alone = View(3, "parent", (Member("x", "127.0.0.1", 1), Member("y", "127.0.0.1", 2)))
     assert alone.with_cohorts((Removal("x", Cause.PROOF),)) == (Removal("x", Cause.PROOF),)
+
+
+def test_people_see_the_cohort_of_a_member_and_not_its_other_facts() -> None:
+    assert member("a", 1).shown_cohort() == {"name": "a", "size": 2}
+    assert member("a", 1).shown() == {}
+    assert Member("x", "127.0.0.1", 1).shown_cohort() is None
