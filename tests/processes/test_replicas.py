@@ -24,20 +24,28 @@ QUICK = [PROCESSES[1], PROCESSES[2], *(pytest.param(*each, marks=pytest.mark.soa
 """All four; those that ``make test`` does not lose are left to ``make soak``."""
 
 
+SILENCE = 8.0
+"""Seconds after which one that is stopped, or whose program hangs, is given up."""
+LEARNS = 2.0
+"""Seconds in which the rest of a replica has learned that a process of it has ended. It takes 60 ms, also on a machine with a
+load of 7 on two processors; what no end of a connection tells takes ``SILENCE``, and a call's own deadline a minute.
+"""
+
+
 @pytest.fixture
 def job(nursery: Nursery, tmp_path: Path) -> Iterator[Replicas]:
-    with Replicas(tmp_path, nursery, settings={"exclude_after": 8.0}) as job:  # of silence, which is what ends a stopped one
+    with Replicas(tmp_path, nursery, settings={"exclude_after": SILENCE}) as job:
         yield job
 
 
-def lost(job: Replicas, mate: Worker, since: float) -> None:
-    """The mate of a process that was lost has learned of it."""
+def lost(job: Replicas, mate: Worker, since: float, within: float = LEARNS) -> None:
+    """The mate of a process that was lost has learned of it, so many seconds after that at most."""
     job.until(f"{mate.name} ends", lambda: mate.code is not None)
     mate.read()
     told = [event for event in mate.events if event.get("event") == "lost"]
     assert told and mate.code == 3, mate.output()[-3000:]
     took = told[0]["t"] - since
-    print(f"{mate.name} learned of it after {took * 1e3:.0f} ms: {told[0]['text']}")
+    assert took < within, told
 
 
 def lose_one(job: Replicas, replica: int, shard: int, **task: Any) -> None:
@@ -66,7 +74,7 @@ def test_a_process_is_stopped(job: Replicas, replica: int, shard: int) -> None:
     began = stopped.signal(signal.SIGSTOP)
     other = both[1 - replica]
     job.together(other)
-    lost(job, both[replica][1 - shard], began)
+    lost(job, both[replica][1 - shard], began, 2 * SILENCE)
     stopped.signal(signal.SIGCONT)
     job.until("the stopped one learns of it", lambda: stopped.code == 3)
     back = job.replica()
@@ -76,14 +84,14 @@ def test_a_process_is_stopped(job: Replicas, replica: int, shard: int) -> None:
 
 def test_a_program_hangs_though_its_process_lives(nursery: Nursery, tmp_path: Path) -> None:
     """Its agent answers all the time: what is missed is its call."""
-    with Replicas(tmp_path, nursery, settings={"stall_timeout": 8.0}) as job:
+    with Replicas(tmp_path, nursery, settings={"stall_timeout": SILENCE}) as job:
         first = job.begin(1)[0]
         job.until("it trains", lambda: all(worker.calls for worker in first))
         second = job.replica(given={"hangs": 1})
         hung = lambda: next((event["t"] for event in second[1].events if event.get("event") == "hangs"), None)  # noqa: E731
         began = job.until("one hangs", hung)
         job.together(first)
-        lost(job, second[0], began)
+        lost(job, second[0], began, 2 * SILENCE)
         assert second[1].code is None, "nothing but its program stands still"
         second[1].kill()
         back = job.replica()

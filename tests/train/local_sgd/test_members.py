@@ -34,6 +34,7 @@ from tests.ftlib.recovery.pupils import model_of
 from tests.ftlib.workers import Worker, workers
 from tests.harness.basics import TIMEOUT
 from tests.harness.company import Company, at_once, company
+from tests.launch.test_status import shown
 from tests.train.local_sgd.test_course import Layers, inner_step
 
 
@@ -546,9 +547,15 @@ def test_a_round_may_take_longer_than_any_timeout() -> None:
                 for _ in range(10):
                     time.sleep(0.9 * slow)  # a round takes 9 s, half as long again as both timeouts; each step is well within
                     inner_step(model, inner)
-            inner_steps = facts(ft._plane, ft._framework)["inner_steps"]
-            told = facts(ft._plane, ft._framework)["peers"].values()
-            assert inner_steps == 10 and (slow or next(iter(told))["inner_steps"] > 5)
+            found = facts(ft._plane, ft._framework)
+            told = next(iter(found["peers"].values()))["inner_steps"]
+            assert found["inner_steps"] == 10 and (slow or told > 5)
+            mine = ft._plane.member_id
+            members = [{"id": mine}, {"id": next(iter(found["peers"]))}]
+            lines = shown({"member": mine, "members": members, "ftlib": found})
+            rows = {line.split()[1]: line for line in lines if line.startswith("-")}
+            assert ", 10 inner steps" in rows[mine[:6]]
+            assert f", {told} inner steps" in rows[members[1]["id"][:6]]
             return model.now[0]
 
         works = [functools.partial(work, crew, ft, delay) for delay, crew in crews.items() for ft in crew.members]
