@@ -1,11 +1,13 @@
 """Workers that learn something by ``DiLoCo``: a ``program`` of ``worker.Task``, with a line for each sync.
 
-Orders (``Task.given``): ``task``, "digits" or "transformer"; ``seed``; ``every``, inner steps of a round.
+Orders (``Task.given``): ``task``, "digits" or "transformer"; ``seed``; ``every``, inner steps of a round;
+``rest``, seconds that each of them rests.
 """
 
 from __future__ import annotations
 
 import sysconfig
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,6 +43,7 @@ def learn(task: Task, lines: Lines) -> int:
         ft.register_state(model=diloco)
         with diloco:
             while True:
+                time.sleep(task.given["rest"])
                 inputs, targets = batch(own)
                 inner.zero_grad()
                 cross_entropy(model(inputs).flatten(0, -2), targets.flatten()).backward()

@@ -18,6 +18,8 @@ WORKERS = 3
 EVERY = {"digits": 20, "transformer": 10}
 KILL_EVERY = 8
 LIMIT = 300.0
+REST = 0.015
+"""Seconds that an inner step rests: a worker that joins has imported everything before the next one is killed."""
 
 
 def loss(args: Namespace, report: Report) -> None:
@@ -50,13 +52,14 @@ def loss(args: Namespace, report: Report) -> None:
 def _course(cluster: Cluster, task: str, seed: int, syncs: int, *, disturbed: bool) -> list[float]:
     """The loss after each sync, of one job."""
     chance = random.Random(seed)
-    given: dict[str, Any] = {"task": task, "seed": seed, "every": EVERY[task]}
+    given: dict[str, Any] = {"task": task, "seed": seed, "every": EVERY[task], "rest": REST}
     cluster.found(WORKERS, given=given)
     for due in range(KILL_EVERY, syncs, KILL_EVERY) if disturbed else ():
         _wait(cluster, due)
         chance.choice(cluster.alive()).kill()
         _wait(cluster, due + 1)
-        cluster.join(given=given)
+        joiner = cluster.join(given=given)
+        cluster.until(f"{joiner.task.name} counts", lambda joiner=joiner: bool(joiner.calls), LIMIT)
     _wait(cluster, syncs + 1)
     found: dict[int, float] = {}
     for worker in cluster.workers:

@@ -111,7 +111,7 @@ def test_snippets_that_newcomers_copy_run(nursery: Nursery, tmp_path: Path) -> N
 
 
 def test_as_many_lines_of_nanogpt_change_as_the_page_says() -> None:
-    """Beyond what was there for DDP."""
+    """Beyond what was there for DDP. ``python -m benchmarks nanogpt PATH`` counts and trains nanoGPT's own file."""
     page = (ROOT / "docs/integrations.md").read_text()
     [diff] = [code for _, code in fences(ROOT / "docs/integrations.md", "diff")]
     lines = diff.splitlines()
