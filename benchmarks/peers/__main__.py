@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import os
 import resource
 import sys
@@ -96,7 +97,7 @@ def _run(args: argparse.Namespace) -> bool:
                 continue
             found = _play(kind, pythons[kind.package], plan, args)
             lasted[kind.name] = time.monotonic() - began
-            comparison.add(found)
+            comparison.add(dataclasses.replace(found, apart=args.add and set(args.schedule) != set(FAULTS)))
             print(f"round {number + 1}, {lasted[kind.name]:.0f} s: {comparison.line(found)}", flush=True)
     print(comparison.table())
     return comparison.complete

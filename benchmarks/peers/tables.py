@@ -44,13 +44,14 @@ class Row:
 def _plain(field: str, factor: float = 1.0) -> Callable[[Figures], Sequence[Value]]:
     def values(found: Figures) -> Sequence[Value]:
         value = getattr(found, field)
-        return [] if value is None else [(value * factor, True)]
+        return [] if value is None or found.apart else [(value * factor, True)]
 
     return values
 
 
 def _per_batch(found: Figures) -> Sequence[Value]:
-    return [(found.cpu / found.batches * 1e3, True)] if found.cpu is not None and found.batches else []
+    whole = found.cpu is not None and found.batches and not found.apart
+    return [(found.cpu / found.batches * 1e3, True)] if whole else []
 
 
 ROWS = (
@@ -146,7 +147,7 @@ class Comparison:
             if best is not None and OURS in middle and _text(middle[OURS], row.form) != best:
                 winners = " and ".join(name for name, each in middle.items() if _text(each, row.form) == best)
                 lost.append(f"* Best at *{row.name}*: {winners}, {best}; ftlib {_text(middle[OURS], row.form)}.")
-        runs = max((len(found) for found in self._found.values()), default=0)
+        runs = max((sum(not each.apart for each in found) for found in self._found.values()), default=0)
         head = (
             f"Medians [least - most] of up to {runs} rounds; {self._load}. The number behind each row's name says of how many: "
             "faults are played in turns, so each comes in some of the rounds. `> N`: not over after N seconds, where waiting "
