@@ -90,11 +90,16 @@ class _Steps(AcceleratedOptimizer):
 class FTAccelerator(Accelerator):
     """An ``Accelerator`` for one worker of a job: ``backward`` averages while ``sync_gradients``."""
 
-    def __init__(self, ft: FTLib, *, clip_norm: float | None = None, extra: Any = None, **more: Any) -> None:
+    def __init__(
+        self, ft: FTLib, *, clip_norm: float | None = None, clip_value: float | None = None, extra: Any = None, **more: Any
+    ) -> None:
         """``clip_norm``: what the loop gives to ``clip_grad_norm_``; a worker that joins clips by it what it missed.
 
-        ``extra``: what else belongs to the registered state; steps do not change it. ``more``: as for ``Accelerator``.
+        ``clip_value``: likewise for ``clip_grad_value_``; give one of them. ``extra``: what else belongs to the registered
+        state; steps do not change it. ``more``: as for ``Accelerator``.
         """
+        if clip_norm is not None and clip_value is not None:
+            raise ConfigError("FTAccelerator: clip_norm and clip_value are given: clip by one of them, as their order counts")
         self._ft = ft
         with alone():
             super().__init__(**more)
@@ -109,6 +114,7 @@ class FTAccelerator(Accelerator):
                 '(FTLib.init(nonfinite="pass") or FTLIB_NONFINITE): it has to see inf and nan'
             )
         self._clip_norm = clip_norm
+        self._clip_value = clip_value
         self._extra = [] if extra is None else list(extra) if isinstance(extra, (list, tuple)) else [extra]
         self._sampler: Elastic | None = None
         self._model: torch.nn.Module | None = None
@@ -164,10 +170,18 @@ class FTAccelerator(Accelerator):
         return self._steps
 
     def prepare_data_loader(self, data_loader: DataLoader[Any], *args: Any, **more: Any) -> Any:
-        """See ``Accelerator``. A loader with an ``ElasticSampler`` stays as it is, but for the device of its batches."""
+        """See ``Accelerator``. A loader with an ``ElasticSampler`` stays as it is, but for the device of its batches.
+
+        ConfigError if there are several such samplers: a step's samples are of one.
+        """
         sampler = getattr(data_loader, "batch_sampler", None)
         if not isinstance(sampler, Elastic):
             return super().prepare_data_loader(data_loader, *args, **more)
+        if self._sampler is not None and self._sampler is not sampler:
+            raise ConfigError(
+                "FTAccelerator: loaders with two elastic samplers were prepared: train on one of a ConcatDataset of both data "
+                "sets, and evaluate with a loader that has none"
+            )
         self._sampler = sampler
         if isinstance(data_loader, _Loader):
             return data_loader
@@ -226,6 +240,15 @@ class FTAccelerator(Accelerator):
             )
         return super().clip_grad_norm_(parameters, max_norm, norm_type=norm_type)
 
+    def clip_grad_value_(self, parameters: Any, clip_value: float) -> None:
+        """See ``Accelerator``. ConfigError if it is not the value that was announced, as for ``clip_grad_norm_``."""
+        if not math.isinf(clip_value) and clip_value != self._clip_value:
+            raise ConfigError(
+                f"FTAccelerator: the loop clips values by {clip_value:g}: give FTAccelerator clip_value={clip_value:g}, and a "
+                "worker that joins clips what it missed"
+            )
+        super().clip_grad_value_(parameters, clip_value)
+
     # --- inside --------------------------------------------------------------------------------------------------------
 
     def _begin_loop(self) -> None:
@@ -240,6 +263,8 @@ class FTAccelerator(Accelerator):
         assert self._model is not None and self._steps is not None, "they are registered"
         if self._clip_norm is not None:
             super().clip_grad_norm_(self._model.parameters(), self._clip_norm)
+        if self._clip_value is not None:
+            super().clip_grad_value_(self._model.parameters(), self._clip_value)
         self._steps.step()
         for scheduler in self.schedules:
             scheduler.step()

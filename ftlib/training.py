@@ -394,8 +394,12 @@ class Calls(ABC):
             if status is Status.ABORT:
                 return False
             came = status is Status.SUCCESS
-        self._lives.life.transfer.copies.at_border()
+        self.at_border()
         return came
+
+    def at_border(self) -> None:
+        """The program is between two steps, and its private state fits the shared one: now a joiner may get a copy of both."""
+        self._lives.life.transfer.copies.at_border()
 
     def execute(self, func: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
         """Run ``func(*args, **kwargs)`` as one step, by all members or by none; returns its result.

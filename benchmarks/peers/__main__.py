@@ -9,23 +9,24 @@ is left out, by name. torchrun comes with torch. "ftlib, tuned" plays only where
 
 Four workers train a model of 0.3 M parameters on handwritten digits; each step rests for 20 ms in place of more compute. There
 are six faults: a worker is killed by SIGKILL, stopped by SIGSTOP, its training thread is wedged, it is asked to leave by
-SIGTERM, one more joins, and the process that the system cannot do without (torchft's lighthouse, torchrun itself) is killed. A
-round plays ``--each`` of them with every system, so that two rounds play all, then kills at random moments (a mean of 20 s) for
-``--kills`` seconds. Faults, victims and moments are drawn beforehand, and are the same for all systems. Who is gone is started
-anew a second later: by ``ftlib run`` and by torchrun as they do it, for the others by this program. Where not all make steps
-again by themselves, the whole system is started again, and that is counted.
+SIGTERM, one more joins, and the process with which all end or cannot go on (torchft's lighthouse, torchrun, ``ftlib run``) is
+killed. A round plays ``--each`` of them with every system, so that two rounds play all, then kills at random moments (a mean of
+20 s) for ``--kills`` seconds. Faults, victims and moments are drawn beforehand, and are the same for all systems. Who is gone
+is started anew a second later: by ``ftlib run`` and by torchrun as they do it, for the others by this program. Where not all
+make steps again by themselves, the whole system is started again, and that is counted.
 
 What is measured, for each fault: the longest time that any survivor goes without a step (``--patience`` at most; in the first
 round that plays it as long as the system's settings make it take); batches that were computed for nothing, steps made again,
 steps after which two workers held different parameters; goodput, the batches that counted as a share of what the same system
-would have made undisturbed; processor time; the start. The systems' settings are named in the table; ``systems.py`` says where
-they come from. Written after each run are ``out/peers/figures.json``, ``table.md`` and ``loss.png``, ``loss.svg``.
+would have made undisturbed; processor time; the start. The systems' settings are named in the table, with where they come from
+if not from here. Written after each run are ``out/peers/figures.json``, ``table.md`` and ``loss.png``, ``loss.svg``.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import os
 import resource
 import sys
@@ -60,6 +61,7 @@ def main() -> int:
     options.add_argument("--schedule", nargs="+", choices=FAULTS, default=list(FAULTS))
     options.add_argument("--only", nargs="+", choices=[kind.name for kind in KINDS])
     options.add_argument("--out", type=Path, default=Path("out", "peers"))
+    options.add_argument("--add", action="store_true", help="to the figures of the runs before, which are in OUT")
     options.add_argument("--docs", action="store_true", help="write the table into docs/comparison.md")
     options.add_argument("--keep", action="store_true", help="keep the folders of the runs, with all logs")
     args = options.parse_args()
@@ -78,6 +80,10 @@ def _run(args: argparse.Namespace) -> bool:
     kinds = [kind for kind in wanted if kind.package in pythons]
     adopt_orphans()
     comparison = Comparison(kinds, missing, args.out, load())
+    if args.add:
+        comparison.resume()
+        names, faults = " and ".join(kind.name for kind in kinds), ", ".join(args.schedule)
+        comparison.remark(f"{args.rounds} rounds of {names} with {faults} were played after the others.")
     print(f"{args.rounds} rounds of {len(kinds)} systems; {load()}", flush=True)
     lasted = {kind.name: FIRST for kind in kinds}
     for number, plan in enumerate(rounds(args.rounds, args.seed, args.schedule, args.each, args.kills, MEAN)):
@@ -91,7 +97,7 @@ def _run(args: argparse.Namespace) -> bool:
                 continue
             found = _play(kind, pythons[kind.package], plan, args)
             lasted[kind.name] = time.monotonic() - began
-            comparison.add(found)
+            comparison.add(dataclasses.replace(found, apart=args.add and set(args.schedule) != set(FAULTS)))
             print(f"round {number + 1}, {lasted[kind.name]:.0f} s: {comparison.line(found)}", flush=True)
     print(comparison.table())
     return comparison.complete

@@ -37,7 +37,10 @@ def interpreter(package: str, folder: Path) -> str:
     if made.exists() and made.read_text() == wanted:
         return str(python)
     shutil.rmtree(where, ignore_errors=True)
-    venv.create(where, with_pip=True)
+    try:
+        venv.create(where, with_pip=True)
+    except (OSError, subprocess.CalledProcessError) as error:  # Debian has no ensurepip without python3-venv
+        raise MissingError(f"no environment could be made ({error}): is python3-venv installed?") from None
     [packages] = where.glob("lib/*/site-packages")
     (packages / "parent.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
     _run([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *requirements])

@@ -43,6 +43,8 @@ class Figures:
     batches: int = 0
     losses: list[tuple[float, float]] = field(default_factory=list)
     """(seconds since the start, loss on the test set)"""
+    apart: bool = False
+    """Whether only some faults were played, apart from the others: then all but the pauses says nothing beside them."""
     failed: str = ""
     """Why it was not played to its end. What was seen until then counts."""
 

@@ -52,10 +52,11 @@ class Notes:
         """The newest process of this slot."""
         return self._pids[slot][1]
 
-    def addresses(self) -> list[str]:
-        """Where ftlib's members listen."""
+    def addresses(self, since: float) -> list[str]:
+        """Where ftlib's members listen, as far as they have noted it from that moment on."""
         self.refresh()
-        return self._members[1]
+        when, addresses = self._members
+        return addresses if when >= since else []
 
     def _take(self, line: dict[str, Any]) -> None:
         self._lines.append(line)

@@ -38,7 +38,7 @@ class Kind:
     arguments: tuple[str, ...] = ()
     joins: bool = True
     master: str = ""
-    """The process without which it cannot go on, if there is one."""
+    """The process with which its workers end, or without which they cannot go on, if there is one."""
     asked: bool = False
     """Whether it is played only where ``--only`` names it."""
     slow: dict[str, float] = field(default_factory=dict)
@@ -51,19 +51,21 @@ class Kind:
 
 
 KINDS = (
-    Kind("ftlib", "ftlib", "defaults, ftlib run", slow={"wedge": 80.0}),
+    Kind("ftlib", "ftlib", "defaults, ftlib run, a checkpoint each 25 steps", master="ftlib run", slow={"wedge": 80.0}),
     Kind(
         "ftlib, tuned",
         "ftlib",
-        "stall_timeout 2 s, exclude_after 1 s, ftlib run",
+        "stall_timeout 2 s, exclude_after 1 s, ftlib run, a checkpoint each 25 steps",
         {"FTLIB_STALL_TIMEOUT": "2", "FTLIB_EXCLUDE_AFTER": "1"},
+        master="ftlib run",
         asked=True,
     ),
     Kind(
         "ftlib, file store",
         "ftlib",
-        "consensus=shared_storage in a directory, ftlib run",
+        "consensus=shared_storage in a directory, ftlib run, a checkpoint each 25 steps",
         {"FTLIB_CONSENSUS": "shared_storage"},
+        master="ftlib run",
         slow={"wedge": 80.0},
     ),
     Kind(
@@ -140,13 +142,14 @@ class Running:
             "OMP_NUM_THREADS": "1",
         }
         self._starts = 0
+        self._began = 0.0
+        """When the job was started that now is."""
         self._workers: dict[int, subprocess.Popen[bytes]] = {}
         """Those that are started anew here, by slot."""
         self._due: dict[int, float] = {}
         self._leaving: dict[int, int] = {}
         """Processes that were told to leave and whom nobody else starts anew, by slot."""
         self.master: subprocess.Popen[bytes] | None = None
-        self._launcher: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
         self._start()
@@ -155,6 +158,7 @@ class Running:
     def _start(self) -> None:
         """All of it, as a job that nobody knows of: but checkpoints are kept."""
         self._starts += 1
+        self._began = time.monotonic()
         (port,) = free_ports(1)
         job = f"{self.folder.name}-{self._starts}"
         meeting, store = self.folder / f"meeting-{self._starts}", self.folder / f"store-{self._starts}"
@@ -166,7 +170,8 @@ class Running:
                     store.mkdir()
                     self._own["FTLIB_STORAGE"] = f"file://{store}"
                 run = ["-m", "ftlib.cli.main", "run", "-n", str(WORKERS), "--max-restarts", "1000"]
-                self._launcher = self._spawn([sys.executable, *run, "--job", job, "-m", self.kind.program], "launcher")
+                run += ["--resume", self._own["PEERS_CHECKPOINT"], "--job", job]
+                self.master = self._spawn([sys.executable, *run, "-m", self.kind.program], "launcher")
             case "ddp":
                 self.master = self._torchrun()
             case _:
@@ -184,10 +189,10 @@ class Running:
 
     def _stop(self) -> None:
         self._kill_all()
-        for child in (*self._workers.values(), self.master, self._launcher):
+        for child in (*self._workers.values(), self.master):
             if child is not None:
                 child.wait()
-        self.master = self._launcher = None
+        self.master = None
         for known in (self._workers, self._due, self._leaving):
             known.clear()
 
@@ -205,7 +210,7 @@ class Running:
                 "FTLIB_NAME": f"worker {slot}",
                 "FTLIB_BIND": f"127.0.0.1:{free_ports(1)[0]}",
             }
-            own |= {} if "FTLIB_STORAGE" in self._own else {"FTLIB_INTRODUCERS": ",".join(self.notes.addresses())}
+            own |= {} if "FTLIB_STORAGE" in self._own else {"FTLIB_INTRODUCERS": ",".join(self.notes.addresses(self._began))}
         elif not self.kind.lighthouse:  # the addresses of the one before lead nowhere
             Path(self._own["PEERS_MEETING"], f"{slot}.addresses").unlink(missing_ok=True)
         self._workers[slot] = self._spawn([self._python, "-m", self.kind.program], f"worker-{slot}", own)
@@ -225,21 +230,35 @@ class Running:
                 del self._due[slot], self._leaving[slot]
                 self.add(slot)
         for slot, worker in list(self._workers.items()):
-            if worker.poll() is not None and now >= self._due.setdefault(slot, now + RESTART):
+            if worker.poll() is not None and now >= self._due.setdefault(slot, now + RESTART) and self._may_join():
                 del self._due[slot]
                 self.add(slot)
 
+    def _may_join(self) -> bool:
+        """False while a job of ftlib that was started anew has no members yet that a worker could ask."""
+        return self.kind.package != "ftlib" or bool(self.notes.addresses(self._began))
+
     def kill_master(self) -> None:
         """SIGKILL to the one process that the system depends on, which is then started anew, as an init system does that
-        watches over it: what torchrun left of its workers is killed before.
+        watches over it: what a launcher left of its workers is killed before.
         """
         assert self.master is not None
         self.master.kill()
         self.master.wait()
-        if self.kind.package == "ddp":
+        if not self.kind.lighthouse:
             self._kill_all()
         time.sleep(RESTART)  # as long as a worker is away
-        self.master = self._lighthouse() if self.kind.lighthouse else self._torchrun()
+        match self.kind.package:
+            case "ftlib":
+                for slot in range(WORKERS):  # it starts these itself
+                    self._workers.pop(slot, None)
+                self._due.clear()
+                self._leaving.clear()
+                self._start()
+            case "ddp":
+                self.master = self._torchrun()
+            case _:
+                self.master = self._lighthouse()
 
     def _kill_all(self) -> None:
         """All that has our mark in its environment, whoever started it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import re
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.peers.figures import Figures
 from benchmarks.peers.plan import FAULTS
-from benchmarks.peers.systems import Kind
+from benchmarks.peers.systems import KINDS, Kind
 
 FAULT_NAMES = {
     "kill": "a worker is killed",
@@ -20,7 +21,7 @@ FAULT_NAMES = {
     "wedge": "... hangs in its training thread",
     "leave": "... is told to leave",
     "join": "one more joins",
-    "master": "lighthouse, torchrun killed",
+    "master": "the lighthouse, or the launcher, is killed",
 }
 OURS = "ftlib"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "comparison.md"
@@ -43,13 +44,14 @@ class Row:
 def _plain(field: str, factor: float = 1.0) -> Callable[[Figures], Sequence[Value]]:
     def values(found: Figures) -> Sequence[Value]:
         value = getattr(found, field)
-        return [] if value is None else [(value * factor, True)]
+        return [] if value is None or found.apart else [(value * factor, True)]
 
     return values
 
 
 def _per_batch(found: Figures) -> Sequence[Value]:
-    return [(found.cpu / found.batches * 1e3, True)] if found.cpu is not None and found.batches else []
+    whole = found.cpu is not None and found.batches and not found.apart
+    return [(found.cpu / found.batches * 1e3, True)] if whole else []
 
 
 ROWS = (
@@ -79,6 +81,17 @@ class Comparison:
         self._load = load
         self._found: dict[str, list[Figures]] = {kind.name: [] for kind in kinds}
         self._remarks: list[str] = []
+
+    def resume(self) -> None:
+        """Go on from the figures that are in the folder."""
+        told = json.loads((self._folder / "figures.json").read_text())
+        names = dict.fromkeys([*told["found"], *self._found])
+        self._kinds = [kind for name in names for kind in KINDS if kind.name == name]
+        self._found = {name: [Figures(**each) for each in told["found"].get(name, ())] for name in names}
+        for found in itertools.chain.from_iterable(self._found.values()):
+            found.pauses = {kind: [(value, over) for value, over in pauses] for kind, pauses in found.pauses.items()}
+        self._missing, self._remarks = {**told["missing"], **self._missing}, told["remarks"]
+        self._load = f"{told['load']}, then {self._load}"
 
     @property
     def failed(self) -> list[str]:
@@ -125,14 +138,20 @@ class Comparison:
             if not middle:
                 continue
             best = _best(row, middle)
-            lines.append("| " + " | ".join([row.name, *(self._cell(row, name, values[name], best) for name in names)]) + " |")
+            times = max(len(each) for each in values.values())
+            lines.append(
+                "| "
+                + " | ".join([f"{row.name}, of {times}", *(self._cell(row, name, values[name], best) for name in names)])
+                + " |"
+            )
             if best is not None and OURS in middle and _text(middle[OURS], row.form) != best:
                 winners = " and ".join(name for name, each in middle.items() if _text(each, row.form) == best)
                 lost.append(f"* Best at *{row.name}*: {winners}, {best}; ftlib {_text(middle[OURS], row.form)}.")
-        runs = max((len(found) for found in self._found.values()), default=0)
+        runs = max((sum(not each.apart for each in found) for found in self._found.values()), default=0)
         head = (
-            f"Medians [least - most] of {runs} rounds; {self._load}. `> N`: not over after N seconds, where waiting ended. "
-            "A dash: it has no such thing, or it was not played.\n"
+            f"Medians [least - most] of up to {runs} rounds; {self._load}. The number behind each row's name says of how many: "
+            "faults are played in turns, so each comes in some of the rounds. `> N`: not over after N seconds, where waiting "
+            "ended. A dash: it has no such thing, or it was not played.\n"
         )
         remarks = [f"* {kind.name}: {kind.settings}." for kind in self._kinds]
         remarks += [f"* Left out: {name}: {why}" for name, why in self._missing.items()]
@@ -154,7 +173,8 @@ class Comparison:
     def _write(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         found = {name: [dataclasses.asdict(each) for each in runs] for name, runs in self._found.items()}
-        (self._folder / "figures.json").write_text(json.dumps(found))
+        told = {"found": found, "missing": dict(self._missing), "remarks": self._remarks, "load": self._load}
+        (self._folder / "figures.json").write_text(json.dumps(told))
         (self._folder / "table.md").write_text(self.table() + "\n")
         self._draw()
 

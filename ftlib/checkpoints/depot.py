@@ -165,7 +165,7 @@ class DirectoryDepot(Depot):
 
     def damage(self, name: Name) -> Exception | None:
         """See ``Depot``."""
-        return damage(self._path / str(name))
+        return damage(self._directory(name))
 
     def manifest(self, name: Name) -> CheckpointManifest:
         """See ``Depot``."""

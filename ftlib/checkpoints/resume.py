@@ -26,7 +26,6 @@ from ..errors import ConfigError, FTLibError
 from ..recovery.joiner.http_transport import FetchError, Later, Nothing, StillReading
 from ..recovery.layout.requests import POLL, Body, pieces
 from ..recovery.whole_state import RETRY, Transfer
-from ..settings.replicas import Part
 from ..state.codec import snapshot
 from ..state.registry import Registered
 from .checkpoint import Found
@@ -50,11 +49,13 @@ class Loaded(NamedTuple):
 class Resumption(Observer):
     """Reader and receiver of a checkpoint at one member, in one lifetime."""
 
-    def __init__(self, plane: Plane, transfer: Transfer, patience: float, observers: Observers, part: Part) -> None:
+    def __init__(
+        self, plane: Plane, transfer: Transfer, patience: float, observers: Observers, shard: int, shards: int
+    ) -> None:
         """``patience``: seconds without progress after which a worker stops waiting for others. ``observers``: of this
-        member's calls. ``part``: of which replica this member is a part.
+        member's calls. ``shard``: which of its replica's ``shards`` this member is.
         """
-        self._part = part
+        self._shard, self._shards = shard, shards
         self._observers = observers
         self._plane = plane
         self._transfer = transfer
@@ -163,7 +164,7 @@ class Resumption(Observer):
     def _read(self, path: Depot) -> Found | None:
         plane = self._plane
         try:
-            found = path.newest_of(self._part.shard, self._part.shards)
+            found = path.newest_of(self._shard, self._shards)
         except TornError as error:
             raise ConfigError(f"load: no checkpoint in {path} is intact ({error}): give another directory") from None
         except OSError as error:
@@ -175,7 +176,7 @@ class Resumption(Observer):
             extra = plane.about("checkpoint_torn")
             logger.warning("a checkpoint in %s is damaged, and an older one is taken: %s", path, torn, extra=extra)
         if found is None:
-            what = "complete checkpoint" if self._part.shards == 1 else "step of which all shards have a complete checkpoint"
+            what = "complete checkpoint" if self._shards == 1 else "step of which all shards have a complete checkpoint"
             extra = plane.about("no_checkpoint")
             logger.warning("there is no %s in %s: the job starts from scratch", what, path, extra=extra)
         return found

@@ -145,7 +145,7 @@ class Lifetime:
         )
         registered = self.transfer.what
         self._border = Border(plane, self.transfer, settings.step_timeout, beside=settings.shards == 1)
-        self.resumption = Resumption(plane, self.transfer, config.join_timeout, observers, settings.part)
+        self.resumption = Resumption(plane, self.transfer, config.join_timeout, observers, settings.shard, settings.shards)
         allocate = means.framework.allocate
         copies = allocate if settings.recovery_transport == "group" else room  # what goes by HTTP needs no special memory
         self.donor = Donor(plane, registered, layouts.find, observers, allocate, copies)

@@ -59,7 +59,8 @@ class Border:
     # --- the member that waits, on the training thread -----------------------------------------------------------------
 
     def obtain(self, call: CatchUp, session: Session, deadline: float) -> Obtained:
-        """Load the state as of the border before ``call.number``. RebuildTimeout if it does not come until ``deadline``.
+        """Load the state as of the border before ``call.number``. RebuildTimeout if it does not come until ``deadline``, or
+        where the donors say "later", not within ``step_timeout`` of the last step that one of the others did by itself.
 
         All processes of a replica ask in the same order: a view has its replicas in one order, whichever shard is looked at.
         """
@@ -86,10 +87,15 @@ class Border:
                     raise registered_nothing(session)
                 refused.clear()
                 plane.wait_end(session, RETRY)
-            if plane.threads.now() > deadline:
+            if plane.threads.now() > (self._later(deadline) if isinstance(found, Later) else deadline):
                 names = session.names(session.plan.holders)
                 raise RebuildTimeout(f"catch_up: no state from {names} within {self._step_timeout:g} s")
         return Obtained.OVER
+
+    def _later(self, deadline: float) -> float:
+        """Until when to wait for donors that say "later": they may be in a round of inner steps, which may take hours."""
+        with self._plane.changed:
+            return max(deadline, self._plane.peers.stepped + self._step_timeout)
 
     def _ask(self, donor: Member, call: CatchUp, session: Session, registered: Registered) -> Obtained | FTLibError:
         """Ask one donor; returns its refusal, if it is one after which another donor may be asked, or the same again."""

@@ -54,6 +54,8 @@ _END = 5.0
 class ParameterServer(ABC):
     """Subclass it in a module that server and clients import; override ``new_process_group`` and ``forward``.
 
+    ::
+
         class Weights(ParameterServer):
             @classmethod
             def new_process_group(cls):

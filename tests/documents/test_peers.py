@@ -121,17 +121,27 @@ def test_the_table_says_what_failed_what_is_censored_and_who_is_better(tmp_path:
     assert not comparison.complete
     table = (tmp_path / "table.md").read_text()
     assert (
-        "is killed: longest pause of a survivor (s) | **0.20 [0.10 - 0.30]** | > 10.00 [> 10.00 - > 10.00] | failed |" in table
+        "is killed: longest pause of a survivor (s), of 3 | **0.20 [0.10 - 0.30]** | > 10.00 [> 10.00 - > 10.00] | failed |"
+        in table
     )
     assert (
-        "is stopped: longest pause of a survivor (s) | > 10.00 [> 10.00 - > 10.00] | **1.00 [1.00 - 1.00]** | failed |" in table
+        "is stopped: longest pause of a survivor (s), of 3 | > 10.00 [> 10.00 - > 10.00] | **1.00 [1.00 - 1.00]** | failed |"
+        in table
     )
-    assert "| goodput | 0.80 [0.80 - 0.80] | 0.80 [0.80 - 0.80] | failed |" in table
+    assert "| goodput, of 3 | 0.80 [0.80 - 0.80] | 0.80 [0.80 - 0.80] | failed |" in table
     assert f"* Best at *... is stopped: longest pause of a survivor (s)*: {other.name}, 1.00; ftlib > 10.00." in table
     assert f"* Left out: {gone.name}: no such wheel" in table
     assert f"* Not played to its end: {broken.name}, run 1: no common steps within 60 s." in table
     assert "* 2 of 5 rounds did not fit." in table
-    assert json.loads((tmp_path / "figures.json").read_text())[ours.name][0]["goodput"] == 0.8
+    assert json.loads((tmp_path / "figures.json").read_text())["found"][ours.name][0]["goodput"] == 0.8
+    more = Comparison([ours], {}, tmp_path, "load 1")
+    more.resume()
+    more.add(Figures(ours.name, pauses={"master": [(7.0, True)]}, goodput=0.0, apart=True))
+    more.remark("One more.")
+    again = (tmp_path / "table.md").read_text()
+    assert "| the lighthouse, or the launcher, is killed: longest pause of a survivor (s), of 1 | 7.00 | - | failed |" in again
+    rest = "\n".join(line for line in again.splitlines() if "launcher, is killed" not in line) + "\n"
+    assert rest == table.replace("load 0", "load 0, then load 1") + "* One more.\n"
 
 
 def test_the_docs_have_a_place_for_the_table(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 import subprocess
@@ -45,6 +46,9 @@ def test_every_public_name_is_in_the_reference(site: Path) -> None:
     assert "ftlib.FTLib.allreduce_average" in names, "what a class inherits belongs to it"
     assert {f"ftlib.lightning.{name}" for name in ("Batches", "FTCallback", "FTStrategy")} <= names
     assert {"ftlib.accelerate.FTAccelerator", "ftlib.transformers.FTTrainer", "ftlib.transformers.FTTrainingArguments"} <= names
+    modules = ("manager", "ddp", "optim", "data", "local_sgd", "process_group", "checkpointing", "futures", "parameter_server")
+    for module in (importlib.import_module(f"ftlib.torchft.{name}") for name in modules):
+        assert {f"{module.__name__}.{name}" for name in module.__all__ if not name.startswith("_")} <= names
 
 
 def test_the_reference_leads_to_torchs_own(site: Path) -> None:

@@ -12,7 +12,7 @@ import random
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -382,6 +382,12 @@ def test_what_has_to_be_resumed_may_be_at_a_url(objects: ObjectStore, monkeypatc
     depot.write(taken(3), Part.of(Name(3, 1), "aa"))
     with pytest.raises(ConfigError, match="no complete checkpoint at s3://"):
         StartPlan(**wanted)
+    of_shards(depot, 2, [4, 5], [4])
+    with pytest.raises(ConfigError, match="no complete checkpoint at s3://"):
+        StartPlan(**wanted)
+    assert StartPlan(**{**wanted, "workers": 2, "shards": 2})
+    with pytest.raises(ConfigError, match=r"no complete checkpoint at s3://.* of all 4 shards: give another"):
+        StartPlan(**{**wanted, "workers": 4, "shards": 4})
     write(depot, 4)
     assert StartPlan(**wanted)
 
@@ -477,12 +483,66 @@ def test_a_url_that_nobody_knows_is_refused(url: str, says: str) -> None:
         depot_of(url)
 
 
-def test_the_command_lists_verifies_and_exports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def asked(*words: object) -> SimpleNamespace:
+@pytest.fixture
+def asked(capsys: pytest.CaptureFixture[str]) -> Callable[..., SimpleNamespace]:
+    """``ftlib checkpoints``, in this process."""
+
+    def ask(*words: object) -> SimpleNamespace:
         code = stored.main(list(map(str, words)))
         out, err = capsys.readouterr()
         return SimpleNamespace(returncode=code, stdout=out, stderr=err)
 
+    return ask
+
+
+def test_the_command_knows_shards(depot: Depot, tmp_path: Path, asked: Callable[..., SimpleNamespace]) -> None:
+    of_shards(depot, 2, [3, 4, 5], [3, 4])
+    half = depot.of_shard(1, 2)
+    half.write(taken(5), Part.of(Name(5, 1), "me"))
+    said = [json.loads(line) for line in asked("list", depot, "--json").stdout.splitlines()]
+    each = [(row["checkpoint"], row["shard"], row.get("complete", True)) for row in said if "checkpoint" in row]
+    names = [f"shard-{shard}-of-2/{Name(step, 1)}" for shard, step in ((0, 5), (0, 4), (0, 3), (1, 4), (1, 3), (1, 5))]
+    assert each == [(name, int(name[6]), name != names[-1]) for name in names]
+    assert said[6:] == [
+        {"step": 5, "shards": 2, "whole": False, "missing": [1]},
+        {"step": 4, "shards": 2, "whole": True, "missing": []},
+        {"step": 3, "shards": 2, "whole": True, "missing": []},
+    ]
+    verified = asked("verify", depot)
+    assert verified.returncode == 0 and verified.stderr == ""
+    assert verified.stdout.splitlines()[-3:] == [
+        "step 5  not whole: there is no intact one of shard 1 of 2",
+        "step 4  whole: of 2 shards",
+        "step 3  whole: of 2 shards",
+    ]
+    spoil(half, Name(4, 1), "data")
+    verified = asked("verify", depot, "--json")
+    assert verified.returncode == 1
+    rows = [json.loads(line) for line in verified.stdout.splitlines()]
+    assert [row["checkpoint"] for row in rows if row.get("torn")] == [f"shard-1-of-2/{Name(4, 1)}"]
+    assert {row["step"]: row["missing"] for row in rows if "whole" in row} == {5: [1], 4: [1], 3: []}
+    assert asked("verify", half.at(Name(3, 1))).returncode == 0, "one checkpoint of one shard is a place of its own"
+    half.remove(Name(4, 1))
+    half.remove(Name(3, 1))
+    assert asked("verify", depot).returncode == 1, "there is none to begin from"
+
+
+def test_shards_are_exported_to_a_file_each(depot: Depot, tmp_path: Path, asked: Callable[..., SimpleNamespace]) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    of_shards(depot, 2, [3, 4], [3])
+    done = asked("export", depot, tmp_path / "all.safetensors")
+    assert done.returncode == 0, done.stderr
+    files = [tmp_path / f"all-shard-{shard}-of-2.safetensors" for shard in range(2)]
+    assert sorted(tmp_path.glob("*.safetensors")) == files
+    assert done.stdout.splitlines() == [f"1 tensors of step 3 are in {file}" for file in files]
+    assert all(same(safetensors.load_file(file), {"state['x']": torch.arange(3.0)}) for file in files)
+    depot.of_shard(1, 2).remove(Name(3, 1))
+    assert "there is no step with a complete checkpoint of all 2 shards in" in asked("export", depot, files[0]).stderr
+    of_shards(depot, 4, [3])
+    assert f"give the place of one shard, e.g. {depot.of_shard(0, 2)}" in asked("export", depot, files[0]).stderr
+
+
+def test_the_command_lists_verifies_and_exports(tmp_path: Path, asked: Callable[..., SimpleNamespace]) -> None:
     depot = depot_of(tmp_path / "run")
     depot.prepare()
     for step in (3, 4):

@@ -142,6 +142,20 @@ def test_how_long_steps_take() -> None:
     assert lines[5].endswith("unchanged for 9.0 s, 310 ms a step, a straggler for 14 steps")
 
 
+def test_how_far_local_training_is() -> None:
+    """Who trains for hours between two averages is seen to do so; of who does not, nothing is said."""
+    peers = {SECOND: {**STATUS["ftlib"]["peers"][SECOND], "inner_steps": 7}}
+    apart = {**STATUS["ftlib"], "in_call": None, "inner_steps": 1234, "peers": peers}
+    lines = shown({**STATUS, "ftlib": apart})
+    assert lines[4].endswith("99 calls, outside of calls, 1234 inner steps")
+    assert lines[5].endswith("98 calls, outside of calls, unchanged for 9.0 s, 7 inner steps")
+    lines = shown({**STATUS, "ftlib": {**apart, "in_call": STATUS["ftlib"]["in_call"]}})
+    assert lines[4].endswith("99 calls, in call 100 for 12.5 s, 1234 inner steps")
+    none = {SECOND: {**peers[SECOND], "inner_steps": 0}}
+    lines = shown({**STATUS, "ftlib": {**apart, "inner_steps": 0, "peers": none}})
+    assert "inner" not in "".join(lines)
+
+
 def test_a_new_member_that_has_not_told_where_it_is() -> None:
     untold = {"finished": None, "current": None, "seconds": None, "following": True, "late": False}
     lines = shown({**STATUS, "ftlib": {**STATUS["ftlib"], "peers": {SECOND: untold}}})

@@ -7,6 +7,7 @@ Lines as those of ``learner``, and ``shard``, ``replica``. The end by ``ReplicaL
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import signal
@@ -28,7 +29,9 @@ from .replicas import REPLICAS
 WIDTH = 64
 INNER = 4
 """Inner steps of ``diloco`` in a round."""
+SPOILT = 6
 MOMENTUM = 0.5
+RATE = 0.5
 """Of its outer optimizer."""
 MOMENTS = ("hold:before", "hold:after", "finish:before", "finish:after", "enter")
 
@@ -172,7 +175,8 @@ def _train_wrapped(ft: FTLib, task: Task, lines: Lines) -> None:
 
 
 def diloco(task: Task, lines: Lines) -> int:
-    """``DiLoCo`` over a model that FSDP shards; a line for each sync. ``given``: ``delay``, in inner steps, and ``die``."""
+    """``DiLoCo`` over a model that FSDP shards; a line for each sync. ``given``: ``delay``, in inner steps, ``die``, and
+    ``spoils``: the shard whose part of the outer step overflows in sync ``SPOILT``."""
     return _until_lost(task, lines, _train_diloco)
 
 
@@ -183,7 +187,7 @@ def _train_diloco(ft: FTLib, task: Task, lines: Lines) -> None:
     outers: list[torch.optim.Optimizer] = []
 
     def outer(weights: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        outers.append(torch.optim.SGD(weights, lr=0.5, momentum=MOMENTUM))
+        outers.append(torch.optim.SGD(weights, lr=RATE, momentum=MOMENTUM))
         return outers[0]
 
     local = DiLoCo(ft, telling, inner=inner, outer=outer, sync_every=INNER, delay=task.given.get("delay", 0))
@@ -202,6 +206,7 @@ def _train_diloco(ft: FTLib, task: Task, lines: Lines) -> None:
         while True:
             inner.zero_grad()
             telling(torch.randn(8, WIDTH)).backward()
+            outers[0].param_groups[0]["lr"] = math.inf if syncs + 1 == SPOILT and task.given.get("spoils") == shard else RATE
             inner.step()
             if local.syncs == syncs:
                 continue

@@ -82,7 +82,7 @@ def test_a_client_dies_and_its_session_ends(nursery: Nursery, tmp_path: Path, se
         program.kill()
         took = eventually(lambda: server.sessions == 1, "its session ends")
         took += eventually(lambda: len(serving()) == 1, "and its thread")
-        assert took < 10.0, "it does not wait for the group's timeout of 30 s"  # measured by the benchmark: 0.2 s
+        assert took < 2.0, "it waits for something else than the end of the connection"  # measured by the benchmark: 0.2 s
         assert server.ended == ["DistBackendError"]
     assert add(other, 1.0) == 3.0, "the other one goes on"
     other.shutdown()

@@ -109,6 +109,27 @@ def test_a_replica_is_killed_and_comes_back_and_one_is_stopped(
     assert {each["size"] for steps in replicas.steps.values() for each in steps} >= {2, 3}
 
 
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_a_program_raises_between_quorum_and_commit(where: str, nursery: Nursery, tmp_path: Path) -> None:
+    """Nobody catches it, and nothing is shut down: the others commit that step and all others without it, and it comes back."""
+    replicas = Replicas(tmp_path)
+    with launched(nursery, tmp_path, "--raise", where) as launcher:
+        raised = tmp_path / "raised"
+        eventually(lambda: raised.exists() and raised.read_text(), lambda: f"one raises: {launcher.stderr[-4000:]}", LONG)
+        failed = int(raised.read_text())
+        again = replicas.together(3, launcher)
+        replicas.end()
+        assert launcher.wait(LONG) == 0, launcher.stdout + launcher.stderr
+    assert "ZeroDivisionError: of the program, between quorum and commit" in launcher.stdout + launcher.stderr
+    steps = replicas.steps
+    assert failed in steps and failed not in again and len(steps) == 4
+    replicas.check()
+    assert not any(replicas.skipped(pid) for pid in steps), "a step of the others was lost"
+    last = steps[failed][-1]["step"]
+    sizes = {each["size"] for pid in again for each in steps[pid] if each["step"] == last + 1}
+    assert sizes == {2}, "the step in which it raised was committed by the two others"
+
+
 def test_a_spare_takes_the_place_of_one_that_is_killed(nursery: Nursery, tmp_path: Path) -> None:
     replicas = Replicas(tmp_path)
     with launched(nursery, tmp_path, "--spares") as launcher:

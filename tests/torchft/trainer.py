@@ -1,9 +1,12 @@
 """A program as torchft's users write it: trains until all replicas have made the steps that a file asks for.
 
-Run as ``python -m tests.torchft.trainer DIRECTORY [--diloco] [--spares] [--sync-quorum] [--faulty]``. Writes a JSON line for
-each step that was committed to DIRECTORY/PID.jsonl. DIRECTORY/until has the number of the last step, once the test wants the
-job to end. ``--faulty``: of each replica one process alone reports an error now and then; each writes which steps were skipped
-to DIRECTORY/PID.skipped.
+Run as ``python -m tests.torchft.trainer DIRECTORY [--diloco] [--spares] [--sync-quorum] [--faulty] [--raise WHERE]``. Writes a
+JSON line for each step that was committed to DIRECTORY/PID.jsonl. DIRECTORY/until has the number of the last step, once the
+test wants the job to end.
+
+``--faulty``: of each replica one process alone reports an error now and then. Each writes which steps were skipped to
+DIRECTORY/PID.skipped. ``--raise``: worker 1 raises in one of its steps, once others are there: before it has its tensors
+("forward") or after these were averaged ("backward"). Nothing catches that. DIRECTORY/raised has its process id then.
 """
 
 from __future__ import annotations
@@ -29,6 +32,8 @@ REST = 0.005
 SYNC_EVERY = 4
 FAULT_EVERY = 9
 """Steps between two errors of ``--faulty``."""
+RAISE_AFTER = 20
+"""Steps of all together before that of ``--raise``."""
 
 
 class Replica:
@@ -49,6 +54,8 @@ class Replica:
         )
         self.shard = int(os.environ.get("FTLIB_SHARD") or os.environ.get("RANK") or 0)
         self.faulty = bool(options.faulty)
+        self.raises = options.raises if os.environ.get("FTLIB_WORKER_INDEX") == "1" else None
+        self.together = 0
         self.log = (self.directory / f"{os.getpid()}.jsonl").open("w", buffering=1)
 
     def state(self) -> dict[str, Any]:
@@ -74,6 +81,14 @@ class Replica:
         inputs = torch.randn(4, 8)
         return (model(inputs) - inputs[:, :4]).square().mean()
 
+    def come_to(self, where: str) -> None:
+        """Raise, if it is to be here."""
+        raised = self.directory / "raised"
+        self.together += where == "forward" and self.manager.num_participants() > 1
+        if self.raises == where and self.together > RAISE_AFTER and not raised.exists():
+            raised.write_text(str(os.getpid()))
+            raise ZeroDivisionError("of the program, between quorum and commit")
+
     def train(self) -> None:
         model = DistributedDataParallel(self.manager, self.model)
         optimizer = Optimizer(self.manager, self.inner)
@@ -84,7 +99,9 @@ class Replica:
             if self.faulty and before != failed and self.shard and before % FAULT_EVERY == FAULT_EVERY - 1:
                 failed = before
                 self.manager.report_error(RuntimeError("an error of one process alone"))
+            self.come_to("forward")
             self.loss(model).backward()
+            self.come_to("backward")
             optimizer.step()
             if self.manager.current_step() == before:
                 with (self.directory / f"{os.getpid()}.skipped").open("a") as skipped:
@@ -108,6 +125,7 @@ def main() -> None:
     options.add_argument("directory")
     for name in ("diloco", "spares", "sync-quorum", "faulty"):
         options.add_argument(f"--{name}", action="store_true")
+    options.add_argument("--raise", dest="raises", choices=("forward", "backward"))
     given = options.parse_args()
     torch.set_num_threads(1)
     replica = Replica(given)

@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from ftlib import ConfigError, DistributedDataParallel, Excluded, FaultInjector, FTLib, InjectedFault, Status
+from ftlib import ConfigError, DiLoCo, DistributedDataParallel, Excluded, FaultInjector, FTLib, InjectedFault, Status
 from tests.ftlib.crew import Crew, by_all
 from tests.ftlib.trainees import Trainee, exclude
 from tests.harness.basics import TIMEOUT, eventually
 from tests.harness.company import at_once, company, in_thread
+from tests.train.local_sgd.test_course import Layers, inner_step
 
 
 @pytest.fixture
@@ -71,6 +72,100 @@ def test_faults_in_backward(ft: FTLib, i: int) -> None:
         else:
             assert model.status is Status.SUCCESS
     assert failed == (i == 0)
+
+
+@by_all("pair")
+def test_faults_of_a_barrier(ft: FTLib, i: int) -> None:
+    faults = FaultInjector(ft)
+    assert average(ft, i)[0]
+    if i == 1:
+        faults.fail_at(1)
+        with pytest.raises(InjectedFault, match="step 1"):
+            ft.barrier()
+    assert ft.barrier() is Status.SUCCESS
+    before = ft.epoch
+    if i == 1:
+        faults.fail_allreduce_at(1)
+    assert ft.barrier() is Status.SUCCESS
+    assert ft.epoch > before, "nothing broke"
+    if i == 1:
+        faults.wedge_at(1, seconds=0.3)
+    began = time.monotonic()
+    assert ft.barrier() is Status.SUCCESS
+    assert time.monotonic() - began >= 0.25
+    assert (ft.step, ft.size) == (1, 2)
+
+
+@by_all("pair")
+def test_faults_of_a_step_that_is_executed(ft: FTLib, i: int) -> None:
+    """The function has not begun where one is raised; where a group breaks, it runs once more from the state before."""
+    trainee, faults = Trainee(ft), FaultInjector(ft)
+    runs: list[float] = []
+
+    def step() -> Status:
+        runs.append(trainee.weight[0].item())
+        return trainee.step()
+
+    assert ft.execute(step)
+    if i == 1:
+        faults.fail_at(1)
+        with pytest.raises(InjectedFault, match="step 1"):
+            ft.execute(step)
+        assert runs == [0.0]
+    assert ft.execute(step)
+    before = ft.epoch
+    if i == 1:
+        faults.fail_allreduce_at(2)
+    assert ft.execute(step)
+    assert ft.epoch > before, "nothing broke"
+    if i == 1:
+        faults.wedge_at(3, seconds=0.3)
+    began = time.monotonic()
+    assert ft.execute(step)
+    assert time.monotonic() - began >= 0.25
+    assert trainee.weight.tolist() == [4.0] * 8
+    assert sorted(set(runs)) == [0.0, 1.0, 2.0, 3.0]
+    assert (ft.step, ft.size) == (4, 2)
+
+
+@pytest.mark.parametrize("delay", [0, 1, 2])
+@by_all("pair")
+def test_faults_of_a_sync(ft: FTLib, i: int, delay: int) -> None:
+    """One that is to go on beside inner steps does not begin before its end then, where the fault happens.
+
+    Who catches it syncs after the next inner step, in the same sync as the other, who waits.
+    """
+    model, faults = Layers(), FaultInjector(ft)
+    inner = torch.optim.SGD(model.parameters(), lr=0.5)
+    outer = torch.optim.SGD(model.parameters(), lr=1.0)
+    diloco = DiLoCo(ft, model, inner=inner, outer=outer, sync_every=3, delay=delay)
+    ft.register_state(model=diloco)
+    if i == 1:
+        faults.fail_at(1)
+        faults.fail_allreduce_at(2)
+        faults.wedge_at(3, seconds=0.3)
+    failed: list[tuple[int, int]] = []
+    epochs, course, took = [], [], 0.0
+    with diloco:
+        while diloco.syncs < 4:
+            began, syncs, since = diloco.inner_steps, diloco.syncs, time.monotonic()
+            try:
+                inner_step(model, inner)
+            except InjectedFault:
+                failed.append((began + 1, diloco.syncs))
+            if diloco.syncs > syncs:
+                assert diloco.status is Status.SUCCESS
+                epochs.append(ft.epoch)
+                course.append(next(diloco.global_model.parameters()).item())
+                took = time.monotonic() - since
+        assert model.now == (course[-1], course[-1])
+    assert failed == ([(6, 1)] if i == 1 else [])
+    assert diloco.inner_steps == 12 + i
+    assert took >= 0.25 or i == 0, "the last sync of the one with the faults hangs"
+    assert epochs[0] == epochs[1] < epochs[2] == epochs[3], "the third sync broke, and no other"
+    assert (ft.step, ft.size) == (4, 2)
+    told = torch.tensor(course)
+    assert ft.broadcast(told, 0) and told.tolist() == course, "the same at both"
 
 
 def test_a_wedged_member_is_given_up() -> None:

@@ -7,6 +7,8 @@ import os
 from benchmarks.peers.job import Job
 from ftlib import FTLib
 
+EVERY = 25
+"""Steps between two checkpoints."""
 job = Job(int(os.environ["FTLIB_WORKER_INDEX"]))
 with FTLib.init() as ft:
     ft.register_state(model=job.model, optimizer=job.optimizer)
@@ -16,6 +18,8 @@ with FTLib.init() as ft:
         if ft.allreduce_average(job.model):
             job.optimizer.step()
             job.committed(ft.step, ft.size)
+            if ft.step % EVERY == 0:
+                ft.save(os.environ["PEERS_CHECKPOINT"])
         job.optimizer.zero_grad()
         if ft.epoch != epoch:  # whom one more may ask
             epoch = ft.epoch

@@ -15,14 +15,17 @@ _PLACE = click.argument("place", shell_complete=completes("dir"))
 
 @click.group(short_help="List, verify and export checkpoints.")
 def checkpoints() -> None:
-    """List, verify and export the checkpoints at PLACE: a directory, a URL (s3://bucket/run1), or one checkpoint there."""
+    """List, verify and export the checkpoints at PLACE: a directory, a URL (s3://bucket/run1), or one checkpoint there.
+
+    Where replicas have several processes, PLACE has a folder a shard.
+    """
 
 
 @checkpoints.command("list", short_help="Show the checkpoints, the newest first.")
 @_PLACE
 @AS_JSON
 def listed(*, place: str, as_json: bool) -> int:
-    """Show the checkpoints at PLACE, the newest first, and what is not complete."""
+    """Show the checkpoints at PLACE, the newest first, and what is not complete; then which steps all shards have."""
     return _asked("list", place, *(["--json"] if as_json else []))
 
 
@@ -30,7 +33,10 @@ def listed(*, place: str, as_json: bool) -> int:
 @_PLACE
 @AS_JSON
 def verified(*, place: str, as_json: bool) -> int:
-    """Read every file of every checkpoint at PLACE, and compare it with what was written. Exit code 1 if one is torn."""
+    """Read every file of every checkpoint at PLACE, and compare it with what was written.
+
+    Exit code 1 if one is torn, or there is none to begin from.
+    """
     return _asked("verify", place, *(["--json"] if as_json else []))
 
 
@@ -38,7 +44,10 @@ def verified(*, place: str, as_json: bool) -> int:
 @_PLACE
 @click.argument("file", type=click.Path(dir_okay=False))
 def exported(*, place: str, file: str) -> int:
-    """Write the tensors of the newest intact checkpoint at PLACE to FILE, as safetensors."""
+    """Write the tensors of the newest intact checkpoint at PLACE to FILE, as safetensors.
+
+    Of shards, each into a file of its own: all.safetensors becomes all-shard-0-of-2.safetensors and so on.
+    """
     return _asked("export", place, file)
 
 

@@ -187,7 +187,7 @@ class Waiting:
     def _stepped(self) -> float:
         """When one of the others has last done a step by itself, as far as their pings show: a round of such may take hours."""
         with self._plane.changed:
-            return max((when for _, when in self._plane.peers.inner.values()), default=-math.inf)
+            return self._plane.peers.stepped
 
     def _patience(self, call: Call) -> Patience:
         """The call's own patience if it has one, else ``step_timeout`` since the call was entered."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -38,6 +39,11 @@ class Peers:
     def changed(self, lost: int, joined: int, now: float) -> None:
         """So many members were lost, without having wished to leave, and so many joined."""
         self._lost = (*self._lost[joined:], *(now,) * lost)[-_REMEMBERED:]
+
+    @property
+    def stepped(self) -> float:
+        """When one of them has last done a step by itself; -inf if none ever has. Seconds on the plane's clock."""
+        return max((when for _, when in self.inner.values()), default=-math.inf)
 
     def lost_since(self, moment: float) -> bool:
         """True if a member was lost after ``moment``, and nobody has come in its place."""

@@ -141,10 +141,11 @@ class StartPlan:
 
     def _check_resume(self) -> None:
         if isinstance(self.resume, str):
-            if self.resume_required and self.shards > 1:
-                raise ConfigError("--resume-required with --shards looks into a directory: ask ftlib checkpoints list before")
-            if self.resume_required and not _complete_at(self.resume):
-                raise ConfigError(f"--resume-required: there is no complete checkpoint at {self.resume}: give another --resume")
+            if self.resume_required and not _complete_at(self.resume, self.shards):
+                raise ConfigError(
+                    f"--resume-required: there is no complete checkpoint at {self.resume}"
+                    f"{'' if self.shards == 1 else f' of all {self.shards} shards'}: give another --resume"
+                )
         elif self.resume is not None and self.resume.exists() and not self.resume.is_dir():
             raise ConfigError(f"--resume {self.resume}: that is a file; give a directory of checkpoints")
         if self.resume_required and isinstance(self.resume, Path) and not self._can_resume(self.resume):
@@ -160,8 +161,8 @@ class StartPlan:
             raise ConfigError(f"--resume {path}: {error.strerror}: give a directory that can be read") from None
 
 
-def _complete_at(url: str) -> bool:
-    """Whether there is a complete checkpoint. Asks in a process of its own, as this one does not import torch."""
+def _complete_at(url: str, shards: int) -> bool:
+    """Whether there is a complete checkpoint, of all shards. A process of its own asks, as this one does not import torch."""
     command = [sys.executable, "-m", "ftlib.checkpoints.command", "list", url, "--json"]
     try:
         said = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_ASKING)  # noqa: S603
@@ -173,7 +174,9 @@ def _complete_at(url: str) -> bool:
         reason = (said.stderr.strip().splitlines() or [f"exit code {said.returncode}"])[-1]
         raise ConfigError(f"--resume-required: {reason}")
     rows = [json.loads(line) for line in said.stdout.splitlines()]
-    return any(row.get("complete", True) and "torn" not in row for row in rows)
+    if shards > 1:
+        return any(row.get("whole") and row["shards"] == shards for row in rows)
+    return any("shards" not in row and row.get("complete", True) and "torn" not in row for row in rows)
 
 
 def python_command(target: str, args: tuple[str, ...], *, module: bool) -> tuple[str, ...]:

@@ -11,47 +11,69 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...errors import ConfigError
 from .fragments import Named
 from .outer import Contribution
 from .room import Room
 
-__all__ = ["Fragment", "GlobalModel", "Remainder"]
+__all__ = ["Fragment", "GlobalModel", "Remainder", "Weights"]
 
 
-class GlobalModel(nn.Module):
-    """A copy of a model's trained parameters under their names, without its code: what is registered as the job's state."""
+class GlobalModel:
+    """A copy of a model's trained parameters, by fragment, and as a module that is registered as the job's state."""
 
     def __init__(self, fragments: Sequence[Named], device: torch.device | str, contribution: Contribution) -> None:
-        """``device``: where the copies are. ``contribution``: what a worker gives to an average."""
-        super().__init__()
+        """``device``: where the copies are. ``contribution``: what a worker gives to an average. ConfigError if there is no
+        such device.
+        """
+        self.weights = Weights()
+        """All copies under the names that they have in the model."""
         self.replaced: dict[int, nn.Parameter] = {}
         """The copies by the ``id`` of the model's parameters."""
-        room = Room()
-        self.parts = tuple(self._fragment(named, torch.device(device), contribution, room) for named in fragments)
-
-    def forward(self, *_: Any) -> Any:
-        """It has weights only."""
-        raise NotImplementedError("these are the weights that the workers share: call the model itself")
+        room, place = Room(), _usable(device)
+        self.parts = tuple(self._fragment(named, place, contribution, room) for named in fragments)
 
     def _fragment(self, named: Named, device: torch.device, contribution: Contribution, room: Room) -> Fragment:
-        module, local, copies = nn.Module(), [], []
+        module, local, copies = Weights(), [], []
         for name, parameter in named:
             copy = nn.Parameter(local_part(parameter).to(device, copy=True, memory_format=torch.contiguous_format))
             self.replaced[id(parameter)] = copy
-            _put(self, name, copy)
+            _put(self.weights, name, copy)
             _put(module, name, copy)
             local.append(parameter)
             copies.append(copy)
         return Fragment(module, local, copies, contribution, room)
 
 
+class Weights(nn.Module):
+    """Parameters under the names of a model's, which may be any: so this has nothing of its own that they could hide."""
+
+    def forward(self, *_: Any) -> Any:
+        """It has weights only."""
+        raise NotImplementedError("these are the weights that the workers share: call the model itself")
+
+
+def _usable(device: torch.device | str) -> torch.device:
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, TypeError, AssertionError) as error:  # torch without CUDA asserts
+        why = str(error).partition("\n")[0]
+        raise ConfigError(
+            f"backup_device={device!r} cannot be used: give 'cpu', or a device that this process has ({why})"
+        ) from None
+    return found
+
+
 def _put(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
     """Register ``parameter`` in ``module`` under the dotted ``name``."""
     *path, last = name.split(".")
     for each in path:
-        if each not in module._modules:  # noqa: SLF001 - get_submodule knows no default
-            module.add_module(each, nn.Module())
-        module = module.get_submodule(each)
+        inside = module._modules.get(each)  # noqa: SLF001 - an attribute of this name would be taken for a submodule
+        if inside is None:
+            inside = nn.Module()
+            setattr(module, each, inside)  # as models do it: add_module refuses names that nn.Module has as well
+        module = inside
     module.register_parameter(last, parameter)
 
 

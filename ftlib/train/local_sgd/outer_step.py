@@ -1,7 +1,7 @@
 """One step of an outer optimizer, which is taken back where it would leave inf or nan.
 
 An average may be finite, and the step with it may not: a large rate, or a momentum that grows. Weights and optimizer are equal
-at all members, and so is the average: so all find the same, and none asks the others.
+at all members with one shard, and so is the average: so these find the same. Those with another shard may not.
 """
 
 from __future__ import annotations
@@ -28,22 +28,34 @@ class OuterStep:
     def __init__(self) -> None:
         """It keeps memory for copies of one fragment's weights, and of its optimizer's state."""
         self._room = Room()
+        self._before: _Before | None = None
+        """What the newest step has changed; None if that cannot go wrong."""
+
+    @property
+    def may_fail(self) -> bool:
+        """Whether the newest step could have left inf or nan."""
+        return self._before is not None
 
     def make(self, optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> bool:
-        """Step the ``parameters``, which have gradients, while no others of the optimizer have. False if weights or state would
-        hold an inf or a nan that they did not hold before: then all is as it was.
+        """Step the ``parameters``, which have gradients, while no others of the optimizer have. False if weights or state hold
+        an inf or a nan now that they did not hold before: then ``undo`` it.
         """
+        self._before = None
         if isinstance(optimizer, Assign):  # the new weights are the average, which was found to be finite
             optimizer.step()
             return True
         with torch.no_grad():
-            before = _Before(optimizer, parameters, self._room)
+            self._before = before = _Before(optimizer, parameters, self._room)
         optimizer.step()
         with torch.no_grad():
-            if before.stays_sound():
-                return True
-            before.restore()
-        return False
+            return before.stays_sound()
+
+    def undo(self) -> None:
+        """All is as it was before the newest step."""
+        before, self._before = self._before, None
+        if before is not None:
+            with torch.no_grad():
+                before.restore()
 
 
 class _Before:

@@ -127,15 +127,8 @@ class Rounds:
             return None
         try:
             status = average.finish()
-            if status and not self._outer_step.make(self._outer[self._fragment], part.parameters):
-                status = Status.FAIL
-                logger.warning(
-                    "the outer step of fragment %d of %d would hold inf or nan, though the average is finite: undone at all "
-                    "workers, and the round counts on; lower the outer rate",
-                    self._fragment + 1,
-                    len(self._model.parts),
-                    extra={"ftlib_event": "outer_step_undone", "fragment": self._fragment},
-                )
+            if status:
+                status = self._step(status)
             self.status = status
         finally:
             self._average = None
@@ -147,6 +140,29 @@ class Rounds:
                 with torch.no_grad():
                     part.merge(self._alpha)
         self.enter()
+        return status
+
+    def _step(self, status: Status) -> Status:
+        """The outer step with the average that has come, which ended with ``status``; FAIL if no member keeps it.
+
+        Members with one shard find the same, and none asks the others. A replica of several processes has to ask: only one part
+        of the model may overflow, and then no process of any replica may keep its part.
+        """
+        step, ft = self._outer_step, self._ft
+        sound = step.make(self._outer[self._fragment], self._model.parts[self._fragment].parameters)
+        if ft.settings.shards > 1 and step.may_fail:
+            status, _ = ft.vote(0, against=not sound)
+        elif not sound:
+            status = Status.FAIL
+        if status is Status.FAIL:
+            step.undo()
+            logger.warning(
+                "the outer step of fragment %d of %d would hold inf or nan, though the average is finite: undone at all "
+                "workers, and the round counts on; lower the outer rate",
+                self._fragment + 1,
+                len(self._model.parts),
+                extra={"ftlib_event": "outer_step_undone", "fragment": self._fragment},
+            )
         return status
 
     def abandon(self) -> None:

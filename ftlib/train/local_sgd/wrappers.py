@@ -80,19 +80,23 @@ class LocalTraining:
 
     @property
     def syncs(self) -> int:
-        """How many syncs the job has made; ``ft.step`` counts those of them that were applied."""
+        """How many syncs the job has made; ``ft.step`` counts those whose average was good, also where the outer step on it
+        was undone (``status`` is FAIL then).
+        """
         return self._rounds.syncs
 
     @property
     def global_model(self) -> nn.Module:
         """The weights that all workers share, under the names that they have in the model. Read them, and change nothing."""
-        return self._global
+        return self._global.weights
 
     def step(self) -> Status | None:
         """An inner step was done: for loops without ``inner=``. The status of the sync that ended with it, None if none did."""
         if not self._inside:
             raise ConfigError(f"{self._name}.step was called outside of its context: use `with` around the loop of inner steps")
-        return self._rounds.stepped()
+        status = self._rounds.stepped()
+        self._ft.at_border()  # no hook of an optimizer tells
+        return status
 
     def load_global(self) -> None:
         """Replace this worker's weights by the global ones, at the end of training, say, or to evaluate these.
@@ -133,16 +137,16 @@ class LocalTraining:
         private: dict[str, Stateful] = {"place": self._place, "remainder": self._remainder}
         if self._inner is not None:
             private["inner"] = self._inner
-        return Parts(self._global, {"optimizer": self._optimizers}, private=private)
+        return Parts(self._global.weights, {"optimizer": self._optimizers}, private=private)
 
     def state_dict(self) -> dict[str, Any]:
         """The global weights, and the state of what steps them. Tensors are not copied."""
-        return {"model": self._global.state_dict(), "optimizer": [each.state_dict() for each in self._optimizers]}
+        return {"model": self._global.weights.state_dict(), "optimizer": [each.state_dict() for each in self._optimizers]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over such a state; this worker's weights become the global ones. ConfigError while a sync is under way."""
         self._check_no_sync("load_state_dict")
-        self._global.load_state_dict(state["model"])
+        self._global.weights.load_state_dict(state["model"])
         for optimizer, each in zip(self._optimizers, state["optimizer"], strict=True):
             optimizer.load_state_dict(each)
         self.load_global()
@@ -183,7 +187,7 @@ class LocalTraining:
     def _compare_registered(self) -> None:
         """ConfigError if a worker that joins would not get the global weights, or would get another worker's own."""
         registered, remedy = self._ft.registered, "ft.register_state(model=...) with this object in place of the model"
-        if registered is None or not any(each is self._global for each in registered.of(nn.Module).values()):
+        if registered is None or not any(each is self._global.weights for each in registered.of(nn.Module).values()):
             raise ConfigError(f"{self._name}: the weights that all workers share are not registered: call {remedy}")
         own = {id(parameter) for parameter in self._local.parameters() if parameter.requires_grad}
         if any(id(parameter) in own for module in registered.of(nn.Module).values() for parameter in module.parameters()):
@@ -206,7 +210,7 @@ class LocalSGD(LocalTraining):
                 optimizer.step()
 
     Weights count by the inner steps behind them, so ``sync_every`` may differ between workers. Without ``inner`` the loop calls
-    ``step()`` after each inner step. ``ft.step`` counts syncs. See docs/local_sgd.md.
+    ``step()`` after each inner step. ``ft.step`` counts syncs whose average was good. See docs/local_sgd.md.
     """
 
     def __init__(self, ft: FTLib, model: nn.Module, *, sync_every: int, inner: torch.optim.Optimizer | None = None) -> None:
@@ -242,7 +246,7 @@ class DiLoCo(LocalTraining):
                 inner.step()
 
     Algorithms: DiLoCo (https://arxiv.org/abs/2311.08105), Streaming DiLoCo (https://arxiv.org/abs/2501.18512). ``ft.step``
-    counts syncs. See docs/local_sgd.md.
+    counts syncs whose average was good. See docs/local_sgd.md.
     """
 
     def __init__(

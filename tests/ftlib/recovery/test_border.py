@@ -405,6 +405,31 @@ def test_it_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
         assert time.monotonic() - began < TIMEOUT / 2
 
 
+def test_its_deadline_counts_from_the_others_last_step_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are in a round that takes longer than ``step_timeout``, and give the state only in the call at its end."""
+    monkeypatch.setattr(borders, "POLL", 0.2)
+    with company(2) as crew:
+        plain = at_once(*[functools.partial(Plain, ft, seed) for seed, ft in enumerate(crew.members)])
+        over = threading.Event()
+
+        def takes_long(one: Plain) -> None:
+            steps = 0
+            while not over.is_set():
+                steps += 1
+                one.ft.stepped(steps)
+                time.sleep(0.05)
+            one.ft.allreduce_average(torch.ones(1))
+
+        threads = [in_thread(functools.partial(takes_long, one)) for one in plain]
+        timer = threading.Timer(8.0, over.set)
+        timer.start()
+        joiner = Plain(crew.init(step_timeout=3.0), 2)
+        assert joiner.came and over.is_set()
+        joiner.ft.allreduce_average(torch.ones(1))
+        for thread in threads:
+            thread.join(TIMEOUT)
+
+
 @pytest.mark.soak
 def test_it_ends_when_this_worker_leaves() -> None:
     with company(2) as crew:

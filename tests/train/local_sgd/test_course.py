@@ -46,6 +46,22 @@ class Layers(nn.Module):
         return self.first.item(), self.second.item()
 
 
+class Modules(nn.Module):
+    """The same with a module for each weight, under names that objects of ftlib's have as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ParameterList([nn.Parameter(torch.ones(1))])
+        self.replaced = nn.ParameterList([nn.Parameter(torch.ones(1))])
+
+    def forward(self) -> torch.Tensor:
+        return 2.0 * (self.parts[0] + self.replaced[0])
+
+    @property
+    def now(self) -> tuple[float, float]:
+        return self.parts[0].item(), self.replaced[0].item()
+
+
 def inner_step(model: nn.Module, inner: torch.optim.Optimizer) -> None:
     """Each weight becomes 2 less."""
     inner.zero_grad()
@@ -85,6 +101,32 @@ def follow(ft: FTLib, delay: int, alpha: float, outer: str = "function", hooks: 
     assert [(float(a), float(b)) for a, b in zip(first.split(), second.split(), strict=True)] == found
     assert tuple(weight.item() for weight in diloco.global_model.parameters()) == GLOBAL[delay, alpha]
     assert ft.step - before == diloco.syncs == 3 and diloco.inner_steps == 9
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize(("delay", "alpha"), COURSES)
+@workers(1)
+def test_fragments_that_are_modules(worker: Worker, delay: int, alpha: float, backwards: bool) -> None:
+    """They take turns in the order in which they are given."""
+    model = Modules()
+    inner = torch.optim.SGD(model.parameters(), lr=1.0)
+    outer = torch.optim.SGD(model.parameters(), lr=2.0)
+    order: list[nn.Module] = [model.parts, model.replaced]
+    if backwards:
+        order.reverse()
+    diloco = DiLoCo(worker.ft, model, inner=inner, outer=outer, sync_every=6, fragments=order, delay=delay, alpha=alpha)
+    worker.ft.register_state(model=diloco)
+    found = []
+    with diloco:
+        for step in range(10):
+            found.append(model.now)
+            if step < 9:
+                inner_step(model, inner)
+    courses = [[float(weight) for weight in course.split()] for course in COURSES[delay, alpha]]
+    assert [list(course) for course in zip(*found, strict=True)] == (courses[::-1] if backwards else courses)
+    kept = diloco.global_model.state_dict()
+    assert list(kept) == (["replaced.0", "parts.0"] if backwards else ["parts.0", "replaced.0"])
+    assert tuple(weight.item() for weight in kept.values()) == GLOBAL[delay, alpha]
 
 
 @pytest.mark.parametrize(("delay", "alpha"), COURSES)

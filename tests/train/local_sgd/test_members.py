@@ -34,6 +34,7 @@ from tests.ftlib.recovery.pupils import model_of
 from tests.ftlib.workers import Worker, workers
 from tests.harness.basics import TIMEOUT
 from tests.harness.company import Company, at_once, company
+from tests.launch.test_status import shown
 from tests.train.local_sgd.test_course import Layers, inner_step
 
 
@@ -199,6 +200,7 @@ def test_what_was_inf_before_may_stay() -> None:
     assert [weight.tolist() for weight in weights] == [[0.0, math.inf], [1.0]]
     weights[1].grad = torch.tensor([-math.inf])
     assert not step.make(optimizer, weights)
+    step.undo()
     assert [weight.tolist() for weight in weights] == [[0.0, math.inf], [1.0]]
 
 
@@ -215,6 +217,9 @@ def test_any_optimizer_is_as_it_was(algorithm: Any) -> None:
             assert made
             other.grad = torch.tensor(gradient)
             twins.step()
+        else:
+            assert not made
+            step.undo()
     assert torch.equal(weight, other), "as if the step between had never been"
     assert repr(ones.state_dict()) == repr(twins.state_dict())
 
@@ -328,6 +333,63 @@ def test_its_state_is_the_global_weights(worker: Worker) -> None:
         "local weights are the global ones"
     )
     assert again.state_dict()["optimizer"][0]["state"], "the momentum, too"
+
+
+@workers(1)
+def test_a_model_may_name_its_parts_as_it_likes(worker: Worker) -> None:
+    """Also as attributes of ftlib's own, and of modules, are called."""
+    model = nn.Module()
+    for name in ("parts", "replaced", "weights", "local", "module", "type", "buffers"):
+        setattr(model, name, nn.Linear(2, 2))
+    model.parts.replaced = nn.Linear(2, 2)
+    model.parameters_ = nn.Parameter(torch.ones(2))
+    other = nn.Module()
+    other.parts, other.replaced = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    for each in (model, other):
+        inner = torch.optim.SGD(each.parameters(), lr=0.5)
+        diloco = DiLoCo(worker.ft, each, inner=inner, outer=outer, sync_every=1)
+        worker.ft.register_state(model=diloco)
+        with diloco:
+            for parameter in each.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            inner.step()
+        assert diloco.syncs == 1
+        kept, mine = diloco.global_model.state_dict(), each.state_dict()
+        assert list(kept) == [name for name, _ in each.named_parameters()] and kept.keys() == mine.keys()
+        assert all(torch.equal(value, mine[name]) for name, value in kept.items())
+
+
+@workers(1)
+def test_the_global_weights_are_where_they_are_asked_to_be(worker: Worker) -> None:
+    """So is what the outer optimizer keeps of them; a device without memory will do to see that."""
+    model = nn.Linear(2, 2)
+    momentum: Callable[..., Any] = lambda weights: torch.optim.SGD(weights, lr=1.0, momentum=0.9)  # noqa: E731
+    for device in ("cpu", "meta", torch.device("meta")):
+        diloco = DiLoCo(worker.ft, model, inner=None, outer=momentum, sync_every=1, backup_device=device)
+        assert {weight.device for weight in diloco.global_model.parameters()} == {torch.device(device)}
+        assert {weight.device for weight in model.parameters()} == {torch.device("cpu")}
+    for missing in ("nowhere", "cuda:99", 1.5, None):
+        with pytest.raises(ConfigError, match=f"backup_device={missing!r} cannot be used: give 'cpu'"):
+            DiLoCo(worker.ft, model, inner=None, outer=momentum, sync_every=1, backup_device=missing)  # type: ignore[arg-type]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backup", ["cpu", "cuda"])
+@workers(1)
+def test_a_model_on_a_gpu(worker: Worker, backup: str) -> None:
+    model = Layers().cuda()
+    inner = torch.optim.SGD(model.parameters(), lr=0.5)
+    momentum: Callable[..., Any] = lambda weights: torch.optim.SGD(weights, lr=1.0, momentum=0.5)  # noqa: E731
+    diloco = DiLoCo(worker.ft, model, inner=inner, outer=momentum, sync_every=2, backup_device=backup, alpha=0.5)
+    worker.ft.register_state(model=diloco)
+    with diloco:
+        for _ in range(4):
+            inner_step(model, inner)
+    assert {weight.device.type for weight in diloco.global_model.parameters()} == {backup}
+    assert {value.device.type for state in diloco._outer[0].state.values() for value in state.values()} == {backup}
+    # Global: 1, then 1 - 2 = -1. Local: -1, then -3, which is 2 below: momentum makes 2 + 1 of it. Local: (-3 - 4) / 2.
+    assert [weight.item() for weight in diloco.global_model.parameters()] == [-4.0, -4.0]
+    assert model.now == (-3.5, -3.5)
 
 
 @workers(1)
@@ -485,14 +547,45 @@ def test_a_round_may_take_longer_than_any_timeout() -> None:
                 for _ in range(10):
                     time.sleep(0.9 * slow)  # a round takes 9 s, half as long again as both timeouts; each step is well within
                     inner_step(model, inner)
-            inner_steps = facts(ft._plane, ft._framework)["inner_steps"]
-            told = facts(ft._plane, ft._framework)["peers"].values()
-            assert inner_steps == 10 and (slow or next(iter(told))["inner_steps"] > 5)
+            found = facts(ft._plane, ft._framework)
+            told = next(iter(found["peers"].values()))["inner_steps"]
+            assert found["inner_steps"] == 10 and (slow or told > 5)
+            mine = ft._plane.member_id
+            members = [{"id": mine}, {"id": next(iter(found["peers"]))}]
+            lines = shown({"member": mine, "members": members, "ftlib": found})
+            rows = {line.split()[1]: line for line in lines if line.startswith("-")}
+            assert ", 10 inner steps" in rows[mine[:6]]
+            assert f", {told} inner steps" in rows[members[1]["id"][:6]]
             return model.now[0]
 
         works = [functools.partial(work, crew, ft, delay) for delay, crew in crews.items() for ft in crew.members]
         assert at_once(*works) == [1.0 - 10, 1.0 - 10, 1.0 - 6, 1.0 - 6]
         assert all(crew.members[0].size == 2 for crew in crews.values())
+
+
+def test_a_joiner_comes_in_mid_round_where_the_loop_counts_its_steps_itself() -> None:
+    """There is no optimizer whose steps tell where the loop is; and there is no sync in which the others would wait."""
+    with company(2) as crew:
+        over = threading.Event()
+
+        def work(ft: FTLib) -> int:
+            model = Layers()
+            diloco = DiLoCo(ft, model, inner=None, outer=outer, sync_every=1_000_000)
+            ft.register_state(model=diloco)
+            with diloco:
+                if ft not in founders:
+                    over.set()
+                while not over.is_set():
+                    with torch.no_grad():
+                        model.first -= 1.0
+                    diloco.step()
+                    time.sleep(0.002)
+            return diloco._place.steps
+
+        founders = tuple(crew.members)
+        steps = at_once(*[functools.partial(work, ft) for ft in founders], lambda: work(crew.init()))
+        assert steps[0] > 0 and steps[1] > 0
+        assert 0 < steps[2] <= max(steps[:2]), "it goes on from one donor's place in the round"
 
 
 def test_who_does_no_inner_step_any_more_hangs() -> None:

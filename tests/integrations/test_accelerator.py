@@ -1,0 +1,80 @@
+"""``FTAccelerator`` in one process: what it refuses, and that a joiner's repetition of a step is the step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from ftlib import ConfigError, ElasticSampler, FTLib
+from ftlib.state.replay import replay
+
+pytest.importorskip("accelerate", reason="not installed: pip install 'ftlib[hf]'")
+
+CLIP = 0.01
+"""Below the gradients."""
+
+
+@pytest.fixture
+def ft() -> Iterator[FTLib]:
+    with FTLib.init(config={}) as ft:
+        yield ft
+
+
+def made(ft: FTLib, **more: Any) -> Any:
+    from ftlib.accelerate import FTAccelerator
+
+    return FTAccelerator(ft, cpu=True, **more)
+
+
+@pytest.mark.parametrize("how", ["norm", "value"])
+def test_a_joiner_repeats_what_the_loop_does(ft: FTLib, how: str) -> None:
+    accelerator = made(ft, **{f"clip_{how}": CLIP})
+    model = nn.Linear(3, 2)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    clip = getattr(accelerator, f"clip_grad_{how}_")
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    accelerator.backward(model(torch.ones(4, 3)).square().sum())
+    averages = [parameter.grad.clone() for parameter in model.parameters()]
+    clip(model.parameters(), CLIP)
+    optimizer.step()
+    after = [parameter.detach().clone() for parameter in model.parameters()]
+    with torch.no_grad():
+        for parameter, old, average in zip(model.parameters(), before, averages, strict=True):
+            parameter.copy_(old)
+            parameter.grad = average
+    assert ft.registered is not None
+    replay(ft.registered)
+    assert all(torch.equal(parameter, new) for parameter, new in zip(model.parameters(), after, strict=True))
+    assert all((new - old).abs().max() <= CLIP * 1.001 for new, old in zip(after, before, strict=True)), "it was clipped"
+
+
+def test_what_a_joiner_would_not_know_of_is_refused(ft: FTLib) -> None:
+    weight = nn.Parameter(torch.ones(3))
+    weight.grad = torch.ones(3)
+    for accelerator, announced in ((made(ft), None), (made(ft, clip_value=0.5), 0.5), (made(ft, clip_norm=CLIP), None)):
+        with pytest.raises(ConfigError, match=f"clips values by {CLIP}: give FTAccelerator clip_value={CLIP},"):
+            accelerator.clip_grad_value_([weight], CLIP)
+        assert torch.equal(weight.grad, torch.ones(3))
+        accelerator.clip_grad_value_([weight], float("inf"))
+        if announced is not None:
+            accelerator.clip_grad_value_([weight], announced)
+            assert torch.equal(weight.grad, torch.full((3,), announced))
+            weight.grad = torch.ones(3)
+    with pytest.raises(ConfigError, match="clip by one of them"):
+        made(ft, clip_norm=CLIP, clip_value=CLIP)
+
+
+def test_a_second_elastic_sampler_is_refused(ft: FTLib) -> None:
+    data = TensorDataset(torch.ones(8, 3))
+    accelerator, sampler = made(ft), ElasticSampler(data, batch_size=2)
+    prepared = accelerator.prepare(DataLoader(data, batch_sampler=sampler))
+    assert accelerator.prepare(prepared) is prepared
+    accelerator.prepare(DataLoader(data, batch_sampler=sampler))
+    accelerator.prepare(DataLoader(data, batch_size=2))
+    with pytest.raises(ConfigError, match="two elastic samplers were prepared: train on one of a ConcatDataset"):
+        accelerator.prepare(DataLoader(data, batch_sampler=ElasticSampler(data, batch_size=2)))
