@@ -99,7 +99,7 @@ def exported(depot: Depot, file: str) -> int:
     try:
         from safetensors.torch import save_file  # noqa: PLC0415 - an extra
     except ImportError:
-        raise ConfigError("export needs safetensors: pip install safetensors") from None
+        raise ConfigError("export needs safetensors: pip install 'ftlib[export]'") from None
     counts = {1} if depot.single is not None else depot.shards()
     shards = 1 if 1 in counts or not counts else min(counts)
     if shards > 1 and len(counts) > 1:

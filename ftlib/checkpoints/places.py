@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from ..common.urls import to_install
+from ..errors import ConfigError
 from .depot import Depot, DirectoryDepot, is_url
 
 
@@ -12,6 +14,11 @@ def depot_of(path: str | os.PathLike[str]) -> Depot:
     """The place that ``path`` names: a URL, or a directory (relative to the current one as it is now). ConfigError."""
     if not is_url(path):
         return DirectoryDepot(Path(os.fspath(path)).absolute())
-    from .remote import RemoteDepot  # noqa: PLC0415 - fsspec, which few need
-
-    return RemoteDepot.of(os.fspath(path))
+    url = os.fspath(path)
+    try:
+        from .remote import RemoteDepot  # noqa: PLC0415 - fsspec, which few need
+    except ModuleNotFoundError as error:
+        if error.name != "fsspec":
+            raise
+        raise ConfigError(f"{url}: checkpoints at a URL need fsspec: {to_install(url)}, or give a directory") from None
+    return RemoteDepot.of(url)

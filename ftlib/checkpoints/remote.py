@@ -22,16 +22,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
+import fsspec
+
+from ..common.urls import to_install
 from ..errors import ConfigError
 from .checkpoint import Found, Taken, read
 from .depot import Depot, damage
 from .manifest import FILE, CheckpointManifest, TornError
 from .names import Name, Part, shard_number
-
-try:
-    import fsspec
-except ImportError:
-    raise ConfigError("checkpoints at a URL need fsspec: pip install 'ftlib[s3]', or give a directory") from None
 
 logger = logging.getLogger("ftlib")
 
@@ -61,7 +59,7 @@ class RemoteDepot(Depot):
         try:
             system, root = fsspec.core.url_to_fs(url, **(options if scheme not in ("memory", "file", "local") else {}))
         except (ValueError, ImportError) as error:
-            raise ConfigError(f"{url}: {error}: install what fsspec needs for {scheme}://, or give another place") from None
+            raise ConfigError(f"{url}: {error}: {to_install(url)}, or give another place") from None
         if scheme not in CREATING and scheme not in _warned:
             _warned.add(scheme)
             logger.warning(

@@ -476,7 +476,7 @@ def test_writers_are_killed_and_the_newest_intact_one_loads(place: str) -> None:
     print(f"50 of 50; {partial} left something that is not complete; step {step}")
 
 
-@pytest.mark.parametrize(("url", "says"), [("nosuch://x/y", "install what fsspec needs for nosuch://")])
+@pytest.mark.parametrize(("url", "says"), [("nosuch://x/y", "install fsspec, and what it needs for nosuch://")])
 def test_a_url_that_nobody_knows_is_refused(url: str, says: str) -> None:
     pytest.importorskip("fsspec")
     with pytest.raises(ConfigError, match=says):

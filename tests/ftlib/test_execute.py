@@ -32,6 +32,7 @@ def test_without_failures_every_step_is_carried_out_once() -> None:
         for history in job.run(dict.fromkeys(("w0", "w1", "w2"), learn(learners))).values():
             the_same(history)
         assert job.cluster.epoch == 1
+        assert all(worker.ft.metrics()["level"] for worker in job.workers.values())
     assert all(learner.attempts == STEPS for learner in learners.values())
 
 

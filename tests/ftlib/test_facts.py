@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,26 @@ def test_the_numbers() -> None:
     assert calls["buckets"][-1][1] == 3
     assert found["pauses"]["count"] == 0, "founding is no pause"
     assert found["in_call"] is None
+    assert found["level"], "though nothing is registered: then there is nothing to get"
+
+
+def test_a_joiner_is_level_once_it_has_come_in() -> None:
+    """Also where nothing is registered, so that there is no state to get."""
+    over = threading.Event()
+    found: list[bool] = []
+
+    def body(worker: Worker) -> None:
+        if worker.name == "j":
+            found.append(worker.ft.metrics()["level"])
+        while not over.is_set() and worker.ft.allreduce_average(torch.ones(3)):
+            if worker.name == "j" and worker.ft.size == 3 and worker.ft.metrics()["level"]:
+                over.set()
+        worker.ft.leave()
+
+    with Job(2) as job:
+        job.run(dict.fromkeys(("w0", "w1", "j"), body))
+    assert found == [False]
+    assert over.is_set()
 
 
 def test_calls_are_counted_by_what_carries_them() -> None:

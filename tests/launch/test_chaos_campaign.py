@@ -23,7 +23,9 @@ class MadeUp:
     def __init__(self, *orders: FTLibError | None) -> None:
         self.orders = list(orders)
         self.told: list[tuple[str, str]] = []
-        self.sight = Sight({f"worker-{number}": Seen(f"first-{number}", f"here:{number}", 1) for number in range(3)}, 1)
+        self.sight = Sight(
+            {f"worker-{number}": Seen(f"first-{number}", f"here:{number}", 1, level=True) for number in range(3)}, 1
+        )
         self.also: tuple[str, ...] = ()
 
     def look(self) -> Sight:
@@ -103,6 +105,33 @@ def test_the_row_names_others_that_were_replaced() -> None:
     assert row.as_dict()["others"] == ["worker-0", "worker-2"]
 
 
+class Loading(MadeUp):
+    """Whoever comes back lacks the state until it was looked at ten times."""
+
+    looks = 0
+
+    def look(self) -> Sight:
+        self.looks += 1
+        if self.looks == self.due:
+            members = {name: dataclasses.replace(seen, level=True) for name, seen in self.sight.members.items()}
+            self.sight = dataclasses.replace(self.sight, members=members)
+        return super().look()
+
+    due = 0
+
+    def inject(self, seen: Seen, kind: str, seconds: float) -> None:
+        assert all(each.level for each in self.sight.members.values()), "who is hit may be the last with the state"
+        super().inject(seen, kind, seconds)
+        members = {**self.sight.members, "worker-1": dataclasses.replace(self.sight.members["worker-1"], level=False)}
+        self.sight, self.due = dataclasses.replace(self.sight, members=members), self.looks + 10
+
+
+def test_who_comes_back_has_the_state_before_the_next_fault() -> None:
+    job = Loading()
+    assert all(row.back.startswith("back") for row in Campaign(job, [KILL, KILL], patience=5.0, beyond=False).run())
+    assert job.told == [("first-1", "kill"), ("first-1-again", "kill")]
+
+
 class Sharded(MadeUp):
     """Replicas of two workers each, "0-1" and so on: who is hit goes with its mate. They come back under another name, as long
     as a launcher starts them (``supervised``).
@@ -112,7 +141,7 @@ class Sharded(MadeUp):
         super().__init__()
         members = {
             f"worker-{number}": Seen(
-                f"first-{number}", f"here:{number}", 1, supervised=supervised, replica=f"{number // 2}-1", shards=2
+                f"first-{number}", f"here:{number}", 1, supervised=supervised, replica=f"{number // 2}-1", shards=2, level=True
             )
             for number in range(2 * count)
         }

@@ -125,14 +125,20 @@ def status_of(address: str, *_: object) -> Mapping[str, Any]:
         }
         for each in range(5)
     ]
-    return {"member": f"m{number}", "members": members, "active_epoch": 3, "changing": False, "ftlib": {"step": 10 + number}}
+    return {
+        "member": f"m{number}",
+        "members": members,
+        "active_epoch": 3,
+        "changing": False,
+        "ftlib": {"step": 10 + number, "level": True},
+    }
 
 
 def test_a_status_tells_who_is_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asking, "fetch_status", status_of)
     sight = Job("127.0.0.1:7001", 1.0).look()
     assert sight.whole() == [{"worker-0", "worker-1"}, {"worker-2", "worker-3"}, {"worker-4"}]
-    assert sight.members["worker-3"] == Seen("m3", "127.0.0.1:7003", 13, replica="1-1", shards=2)
+    assert sight.members["worker-3"] == Seen("m3", "127.0.0.1:7003", 13, replica="1-1", shards=2, level=True)
     assert sight.replica_of("worker-4") == {"worker-4"}
 
 

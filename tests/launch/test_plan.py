@@ -53,9 +53,9 @@ def test_a_run_says_from_what_it_begins(tmp_path: Path) -> None:
 def test_checkpoints_may_be_at_a_url() -> None:
     plan = StartPlan(("x",), 1, resume="s3://bucket/run")
     assert plan.beginning == "the newest checkpoint at s3://bucket/run, if there is one"
-    with pytest.raises(ConfigError, match="ask ftlib checkpoints list before"):
-        StartPlan(("x",), 2, shards=2, resume="s3://bucket/run", resume_required=True)
-    with pytest.raises(ConfigError, match="install what fsspec needs for nosuch"):
+    with pytest.raises(ConfigError, match="no complete checkpoint at memory://bucket/run of all 2 shards: give another"):
+        StartPlan(("x",), 2, shards=2, resume="memory://bucket/run", resume_required=True)
+    with pytest.raises(ConfigError, match="install fsspec, and what it needs for nosuch"):
         StartPlan(("x",), 1, resume="nosuch://bucket/run", resume_required=True)
 
 

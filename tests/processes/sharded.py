@@ -230,9 +230,9 @@ def _until_lost(task: Task, lines: Lines, train: Callable[[FTLib, Task, Lines], 
 
 
 def number_of(replica: str) -> int:
-    """The number of a replica that ``ftlib run`` has started, one of two: another one each time."""
+    """The number of a replica that ``ftlib run`` has started, one of two: never the other's, and its own after six lives."""
     place, life = replica.split("-")
-    return int(place) + 2 * (int(life) - 1)
+    return (int(place) + 2 * (int(life) - 1)) % REPLICAS
 
 
 def _dies(ft: FTLib, moment: str) -> None:

@@ -146,6 +146,22 @@ def test_replicas_of_several_processes(nursery: Nursery, tmp_path: Path, capsys:
         run.close()
 
 
+def test_the_last_one_with_the_state_is_not_hit(nursery: Nursery, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """While the one that has come back loads it, the next fault waits, though both are in the view."""
+    task: dict[str, Any] = {"program": "tests.processes.slow_loader:train", "pause": 0.02, "given": {"seconds": 3.0}}
+    run = LaunchedRun(tmp_path / "job", 2, nursery=nursery, settings={"chaos": True}, **task)
+    try:
+        run.until("both train", lambda: sum(worker.last.get("size") == 2 for worker in run.alive()) == 2)
+        faults = planned(tmp_path / "plan.jsonl", ("kill", "worker-1", 1.0), ("kill", "worker-0", 1.0))
+        code, out, err = chaos(capsys, run.alive()[0].address, "--replay", faults, "--json")
+        assert code == 0, (out, err, run.said)
+        assert [row["back"].split()[0] for row in rows(out)] == ["back", "back"]
+        assert "nobody is left to join" not in run.said, "the job was not founded anew"
+        assert all(call["trained"] == call["step"] for worker in run.workers for call in worker.calls)
+    finally:
+        run.close()
+
+
 def test_the_only_replica_is_not_hit(nursery: Nursery, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Nor are two of which one would leave, for good; of three one is, with its mate, which ends, too."""
     settings = {"chaos": True}

@@ -111,13 +111,15 @@ class Campaign:
                 return before, at
 
     def _whole(self, expected: set[str], planned: Planned) -> Sight:
-        """Wait until all of them are in the view, and train, and another replica could go on without the one that is hit."""
+        """Wait until all of them are in the view, with the state, and a second replica could go on without the one to hit."""
         until = time.monotonic() + self._patience
         while True:
             sight = self._look()
-            missing = expected if sight is None else expected - set(sight.members)
-            if sight is not None and not missing and not sight.changing and (self._beyond or len(sight.whole()) > 1):
-                return sight
+            missing = expected if sight is None else expected - (set(sight.members) if self._beyond else sight.level())
+            if sight is not None and not missing and not sight.changing:
+                able = [replica for replica in sight.whole() if replica <= sight.level()]
+                if len(able) > 1 or self._beyond:
+                    return sight
             if time.monotonic() > until:
                 who = ", ".join(in_order(missing)) or "a second replica"
                 raise FTLibError(

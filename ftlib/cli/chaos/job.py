@@ -41,6 +41,8 @@ class Seen:
     """The name of the replica of several processes that it is one of; empty: it is a replica by itself."""
     shards: int = 1
     """Of how many processes its replica is."""
+    level: bool = False
+    """Whether it has come in with the others' state, and so could go on without them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,10 @@ class Sight:
         if not replica:
             return frozenset({name})
         return frozenset(each for each, seen in self.members.items() if seen.replica == replica)
+
+    def level(self) -> frozenset[str]:
+        """The names of those that have the state: a joiner that still gets it could not go on without the others."""
+        return frozenset(name for name, seen in self.members.items() if seen.level)
 
     def whole(self) -> list[frozenset[str]]:
         """The replicas that are whole, each by the names of its processes: what the job may lose one of, if it has two."""
@@ -118,7 +124,8 @@ class Job:
             return bare
         facts = status.get("ftlib") or {}
         step = None if facts.get("stale") or status.get("member") != own else facts.get("step")
-        return replace(bare, step=step, paused=float((facts.get("pauses") or {}).get("sum", 0.0)))
+        level = status.get("member") == own and bool(facts.get("level"))
+        return replace(bare, step=step, paused=float((facts.get("pauses") or {}).get("sum", 0.0)), level=level)
 
     def _order(self, seen: Seen, query: Mapping[str, str]) -> dict[str, Any]:
         return first_accepted(lambda ring: self._ask(seen, query, ring), rings_for("faults"))

@@ -49,6 +49,8 @@ def facts(plane: Plane, framework: Framework, more: Mapping[str, Callable[[], An
                 "late": member_id in late,
             }
         phase, recovery, missed = plane.phase, plane.recovery, plane.lag.calls
+        came_in = not plane.blank and not plane.newcomer
+        level = came_in and (plane.level or not plane.has_state)  # where nothing is registered there is nothing to get
         number = 0 if call is None else call.number
         behind = any(max(plane.peers.places.get(each, (0, 0))) < number for each in others)
         spent = plane.counters.time_use.shown(now, _guess(plane, behind=behind))
@@ -61,6 +63,7 @@ def facts(plane: Plane, framework: Framework, more: Mapping[str, Callable[[], An
         "size": 0 if session is None else session.size,
         "epoch": 0 if session is None else session.view.epoch,
         "step": plane.step,
+        "level": level,
         "finished_calls": plane.finished,
         "inner_steps": plane.borders.inner,
         "in_call": in_call,

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ...common.urls import to_install
 from ...errors import ConfigError
 
 
@@ -34,8 +35,8 @@ class HuggingFace:
         count = getattr(dataset, "num_shards", None)
         if not isinstance(count, int) or not hasattr(dataset, "skip"):
             raise ConfigError(
-                f"{type(dataset).__name__} is no datasets.IterableDataset: use load_dataset(..., streaming=True), or an "
-                "ElasticSampler"
+                f"{type(dataset).__name__} is no datasets.IterableDataset: use load_dataset(..., streaming=True) of the "
+                "package datasets (pip install 'ftlib[datasets]'), or an ElasticSampler"
             )
         if any(map(_unseeded, _generators(getattr(dataset, "_ex_iterable", None)))):
             raise ConfigError(
@@ -71,9 +72,11 @@ def _opened(path: str) -> Any:
         return Path(path).open("rb")
     try:
         import fsspec  # noqa: PLC0415 - an extra
-    except ImportError:
-        raise ConfigError(f"{path}: a URL needs fsspec: pip install 'ftlib[s3]'") from None
-    return fsspec.open(path, "rb").open()
+
+        file = fsspec.open(path, "rb")
+    except (ImportError, ValueError) as error:  # there is no fsspec; it lacks a package for that scheme, or knows none
+        raise ConfigError(f"{path}: {error}: {to_install(path)}, or give the path of a file") from None
+    return file.open()
 
 
 def _key(name: str) -> tuple[str, str]:

@@ -105,6 +105,7 @@ def test_a_joiner_is_watched(
         assert 0 < page["ftlib_catchup_received_bytes"] < nbytes
         assert 0 <= page["ftlib_catchup_bytes_per_second"] < 2 * BANDWIDTH
         assert page["ftlib_catchups_total"] == 0
+        assert not answer["ftlib"]["level"]
         recovery = answer["ftlib"]["recovery"]
         assert recovery["total"] == nbytes
         assert 0 < recovery["got"] < nbytes
@@ -117,6 +118,7 @@ def test_a_joiner_is_watched(
         eventually(lambda: len(joiner.hashes) > 3, "it has caught up")
         found = joiner.ft.metrics()
         assert found["recovery"] is None
+        assert found["level"]
         assert (found["recoveries"], found["recovery_fallbacks"], found["state_loads"]) == (1, 0, 1)
         assert found["state_bytes"] >= nbytes
         assert assert_equal(*pupils, joiner) > 2
