@@ -4,7 +4,7 @@
 
 PATH: a checkout of https://github.com/karpathy/nanoGPT, or its git directory. Its train.py is taken as of commit ``COMMIT``.
 Each line that the page removes has to be there, in that order; ``PLACES`` says where added lines go that stand beside none that
-is removed. Then ``ftlib run -n 3`` trains a small model on the characters of this project's pages, and two workers are killed by
+is removed. Then ``ftlib run -n 3`` trains a small model on the characters of this project's pages, and two workers get a
 SIGKILL. Bars: 20 lines beyond what DDP needed; the job ends with exit code 0; all iterations were made, and the loss falls.
 """
 
