@@ -58,8 +58,7 @@ def _train(ft: FTLib, task: Task, lines: Lines) -> None:
     ft.register_state(model=model, optimizer=optimizer)
     directory = task.given.get("checkpoints", "")
     lines.write(event="resumed", at=ft.step, hash=hash(tuple(body.detach().tolist())))
-    if task.given.get("die"):
-        _dies(ft, task.given["die"])
+    dying = _Dying(task)
     while True:
         time.sleep(chance.random() * task.pause)
         if task.given.get("hangs") == shard and ft.size > 1 and ft.step > 10:
@@ -79,6 +78,7 @@ def _train(ft: FTLib, task: Task, lines: Lines) -> None:
         digest = hash(tuple(body.detach().tolist()))
         told: dict[str, Any] = {"who": mask, "hash": digest, "shard": shard, "replica": who, "applied": applied}
         lines.write(**told, **place(ft))
+        dying.step(mask, ft)
 
 
 def fsdp(task: Task, lines: Lines) -> int:
@@ -194,8 +194,7 @@ def _train_diloco(ft: FTLib, task: Task, lines: Lines) -> None:
     ft.register_state(model=local)
     own = dict(local.global_model.named_parameters())
     [tells] = [parameter for name, parameter in own.items() if name.endswith("tells")]
-    if task.given.get("die"):
-        _dies(ft, task.given["die"])
+    dying = _Dying(task)
 
     def moves() -> torch.Tensor:
         found = outers[0].state[tells].get("momentum_buffer")
@@ -217,6 +216,7 @@ def _train_diloco(ft: FTLib, task: Task, lines: Lines) -> None:
             applied = local.syncs == syncs + 1 and bool(local.status)
             lines.write(who=mask, hash=digest, shard=shard, replica=who, applied=applied, **place(ft))
             syncs, before = local.syncs, after
+            dying.step(mask, ft)
 
 
 def _until_lost(task: Task, lines: Lines, train: Callable[[FTLib, Task, Lines], None]) -> int:
@@ -235,18 +235,24 @@ def number_of(replica: str) -> int:
     return (int(place) + 2 * (int(life) - 1)) % REPLICAS
 
 
-def _dies(ft: FTLib, moment: str) -> None:
-    """End this process at ``moment`` of a later call."""
-    name, _, when = moment.partition(":")
-    kind: type = ShardAgreement if name == "hold" else Plane
-    method = getattr(kind, name)
+class _Dying:
+    """Ends this process at the moment of a call that ``task`` names, if it names one."""
 
-    def watched(self: Any, *given: Any, **more: Any) -> Any:
-        if when != "after" and ft.size > 2 and ft.step > 10:
-            os.kill(os.getpid(), signal.SIGKILL)
-        result = method(self, *given, **more)
-        if when == "after" and ft.size > 2 and ft.step > 10:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return result
+    def __init__(self, task: Task) -> None:
+        self._moment: str | None = task.given.get("die")
 
-    setattr(kind, name, watched)
+    def step(self, who: int, ft: FTLib) -> None:
+        """A step was made by these replicas. The next call is the last one if they are three: so others have the state."""
+        if self._moment is None or who.bit_count() < 3 or ft.step <= 10:
+            return
+        name, _, when = self._moment.partition(":")
+        self._moment = None
+        kind: type = ShardAgreement if name == "hold" else Plane
+        method = getattr(kind, name)
+
+        def last(itself: Any, *given: Any, **more: Any) -> Any:
+            if when == "after":
+                method(itself, *given, **more)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        setattr(kind, name, last)
