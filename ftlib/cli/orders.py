@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -52,22 +53,38 @@ def order_seen(
 
 def consequence(kind: OrderKind, status: Mapping[str, Any]) -> str:
     """What the order means for the job, from the member's own status."""
-    left = len(status.get("members") or ()) - 1
+    mates, left = _replicas(status)
     supervised = bool((status.get("meta") or {}).get("supervisor"))
     then = {
         OrderKind.DRAIN: "it leaves after the call under way and is not started again",
         OrderKind.KILL: "its launcher starts it again if it has restarts left" if supervised else "nobody starts it again",
     }[kind]
     least = int((status.get("ftlib") or {}).get("min_size") or 1)
+    who = "member" if mates == 1 else "replica"
     if left < 1:
-        others = "no member is left, the job ends"
+        others = f"no {who} is left, the job ends"
     elif left < least:
-        others = f"{left} of at least {least} members (min_size) are left, and steps wait for more"
+        others = f"{left} of at least {least} {who}s (min_size) are left, and steps wait for more"
     else:
-        others = f"{left} member{'s' * (left != 1)} go{'es' * (left == 1)} on"
-    if left > 1 and status.get("policy") == "majority":
-        others += f", of whom {left // 2 + 1} are a quorum"
+        others = f"{left} {who}{'s' * (left != 1)} go{'es' * (left == 1)} on"
+    members = left * mates
+    if members > 1 and status.get("policy") == "majority":
+        others += f", of whom {members // 2 + 1} {'members ' * (mates > 1)}are a quorum"
+    if mates > 1:
+        then += f", and its whole replica of {mates} processes goes with it"
     return f"{kind.value} {_name_of(status)}: {then}; {others}"
+
+
+def _replicas(status: Mapping[str, Any]) -> tuple[int, int]:
+    """How many processes the member's replica has, and how many other replicas are whole: what a job counts."""
+    own, sizes = str(status.get("member")), Counter[tuple[str, int]]()
+    cohorts = {}
+    for member in status.get("members") or ():
+        cohort = member.get("cohort") or {}
+        each = cohorts[str(member.get("id"))] = str(cohort.get("name") or member.get("id")), int(cohort.get("size") or 1)
+        sizes[each] += 1
+    mine = cohorts.get(own, (own, 1))
+    return mine[1], sum(1 for each, there in sizes.items() if each != mine and there == each[1])
 
 
 def stack_of(address: str, timeout: float, rings: Sequence[KeyRing] | None = None) -> str:

@@ -76,10 +76,26 @@ class TestAddressOf:
 
 
 def test_what_an_order_means() -> None:
-    status = {"meta": {"name": "worker-1", "supervisor": "127.0.0.1:1"}, "members": [{}, {}], "member": "ab"}
+    status = {
+        "meta": {"name": "worker-1", "supervisor": "127.0.0.1:1"},
+        "members": [{"id": "ab"}, {"id": "cd"}],
+        "member": "ab",
+    }
     assert consequence(OrderKind.DRAIN, status).endswith("is not started again; 1 member goes on")
     assert "its launcher starts it again" in consequence(OrderKind.KILL, status)
-    assert consequence(OrderKind.KILL, {"member": "abcdefgh", "members": [{}]}).endswith("no member is left, the job ends")
+    assert consequence(OrderKind.KILL, {"member": "abcdefgh", "members": [{"id": "abcdefgh"}]}).endswith(
+        "no member is left, the job ends"
+    )
+
+
+def test_an_order_to_a_process_of_a_replica_concerns_all_of_that() -> None:
+    members = [{"id": f"{name}{shard}", "cohort": {"name": name, "size": 2}} for name in "abc" for shard in range(2)]
+    status = {"meta": {"name": "worker-1"}, "members": members, "member": "a1", "ftlib": {"min_size": 2}, "policy": "majority"}
+    drained = consequence(OrderKind.DRAIN, status)
+    assert "and its whole replica of 2 processes goes with it; 2 replicas go on, of whom 3 members are a quorum" in drained
+    broken = {**status, "members": members[:5]}  # one process of the last replica is gone
+    assert "1 of at least 2 replicas (min_size) are left, and steps wait for more" in consequence(OrderKind.KILL, broken)
+    assert consequence(OrderKind.KILL, {**status, "members": members[:2]}).endswith("no replica is left, the job ends")
 
 
 def test_a_record_that_is_none_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
