@@ -140,7 +140,8 @@ class GlooBuild(Build):
     def _build(self) -> GlooGroup:
         spec = self.spec
         address = split_address(spec.store["store"])
-        meeting = Meeting(address, spec.epoch, spec.view_id, spec.rank, spec.size, spec.timeout)
+        where = (spec.epoch, spec.view_id, spec.rank, spec.size)
+        meeting = Meeting(address, *where, spec.timeout, wanted=lambda: not self._given_up)
         owned: list[Inode | Address] = []
         try:
             with self._lock:

@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -26,6 +27,8 @@ from ftlib.frameworks.sockets import Address
 
 _START_TIMEOUT = timedelta(seconds=10)
 """Timeout for connecting to the server that this process has just started."""
+_ATTEMPT = timedelta(seconds=5)
+"""Timeout of one attempt to connect to another member's server."""
 _QUICKEST, _SLOWEST, _RARELY = 0.0005, 0.02, 0.25
 """Seconds between two checks for the other ranks: at first, after a moment, and once they seem not to come at all."""
 
@@ -125,8 +128,17 @@ class StoreServer:
 class Meeting:
     """One member's part in the meeting of one view."""
 
-    def __init__(self, address: Address, epoch: int, view_id: str, rank: int, size: int, timeout: float) -> None:
-        """Connect to the store at ``address``. GroupError if nobody answers there."""
+    def __init__(
+        self,
+        address: Address,
+        epoch: int,
+        view_id: str,
+        rank: int,
+        size: int,
+        timeout: float,
+        wanted: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Connect to the store at ``address``. GroupError if nobody answers there, or once it is not ``wanted`` any more."""
         self._where = f"the store of epoch {epoch} at {join_address(address)}"
         self._rank, self._size = rank, size
         self._deadline = time.monotonic() + timeout
@@ -139,8 +151,7 @@ class Meeting:
             # The store's client retries refused connections until its timeout; this one detects a dead host at once.
             socket.create_connection(address, timeout=timeout).close()
             before = sockets.snapshot()
-            with no_name_server():
-                self._store: Any = TCPStore(*address, None, False, self._left(), wait_for_workers=False)
+            self._store: Any = self._connected(address, wanted)
             self._links = sockets.connections((), {address}, before)
         except OSError as error:
             raise GroupError(f"{self._where} does not answer: {error}") from error
@@ -149,6 +160,19 @@ class Meeting:
         finally:
             connecting.release()
         sockets.track(link.inode for link in self._links)
+
+    def _connected(self, address: Address, wanted: Callable[[], bool]) -> Any:
+        """A client of the store. It cannot be interrupted while it connects, so each attempt is short."""
+        while True:
+            try:
+                with no_name_server():
+                    store = TCPStore(*address, None, False, min(self._left(), _ATTEMPT), wait_for_workers=False)
+            except RuntimeError:
+                if not wanted() or time.monotonic() > self._deadline:
+                    raise
+            else:
+                store.set_timeout(self._left())
+                return store
 
     def exchange(self, topic: str, mine: object, *, rest: float = 0.0) -> list[Any]:
         """Send ``mine`` (JSON) to all ranks; return every rank's value, in rank order. GroupError names the missing ranks.

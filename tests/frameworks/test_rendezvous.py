@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from ftlib.errors import GroupError
+from ftlib.frameworks import rendezvous
 from ftlib.frameworks.rendezvous import Meeting, StoreServer
 
 
@@ -54,3 +57,17 @@ def test_ranks_of_one_process_do_not_take_each_others_connections() -> None:
         for meeting in meetings:
             meeting.close()
         server.close()
+
+
+def test_who_connects_to_a_store_that_does_not_answer_gives_up_once_it_is_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long before its time is over: a dropped build leaves no thread behind."""
+    monkeypatch.setattr(rendezvous, "_ATTEMPT", timedelta(seconds=0.2))
+    asked: list[int] = []
+
+    def wanted() -> bool:
+        asked.append(1)
+        return len(asked) < 3
+
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(GroupError, match="failed"):
+        Meeting(silent.getsockname(), 1, "v1", 0, 2, 600.0, wanted)
+    assert len(asked) == 3

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ftlib import ConfigError, Excluded, RebuildTimeout
+from ftlib.core.calls.call import Kind
 from ftlib.core.plane.phase import Phase
 from tests.ftlib.steps import Learner, reference
 from tests.ftlib.trainees import exclude
@@ -180,3 +181,38 @@ def test_a_state_that_cannot_be_restored_ends_this_workers_part(worker: Worker, 
         learner.step()
     with pytest.raises(Excluded, match="could not be restored"):
         learner.step()
+
+
+class Absent(Exception):
+    """Of the program: at all workers, at one a moment later than at the other."""
+
+
+def test_a_function_that_raises_everywhere_leads_to_the_same_next_call() -> None:
+    """The one that raises first is in its next call before the other has raised: that is no other program, also if the view
+    changes meanwhile.
+    """
+    with company(3) as crew:
+        first, second, third = at_once(*[functools.partial(Learner, ft, seed) for seed, ft in enumerate(crew.members)])
+        ahead, goes = first.ft._plane, threading.Event()
+
+        def raises(learner: Learner) -> None:
+            if learner is second:
+                eventually(lambda: ahead.current is not None and ahead.current.kind is Kind.BARRIER, "the other one goes on")
+                goes.set()
+                eventually(lambda: second.ft._plane.phase is not Phase.ACTIVE or second.ft.size == 2, "the view changes")
+            raise Absent
+
+        def train(learner: Learner) -> None:
+            learner.step()
+            if learner is third:
+                assert goes.wait(TIMEOUT)
+                learner.ft.leave()
+                return
+            with pytest.raises(Absent):
+                learner.ft.execute(raises, learner)
+            assert learner.ft.barrier()
+            learner.step()
+
+        at_once(*[functools.partial(train, learner) for learner in (first, second, third)])
+        assert first.history == second.history
+        assert sorted(first.history) == [1, 2]

@@ -14,6 +14,7 @@ from consensus.runtime.net.metrics import METRICS
 from ftlib import Excluded
 from ftlib.frameworks import framework_by_name
 from tests.ftlib.workers import Job, Worker, workers
+from tests.harness.basics import eventually
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "observability.md"
 
@@ -61,7 +62,11 @@ def test_a_joiner_is_level_once_it_has_come_in() -> None:
         worker.ft.leave()
 
     with Job(2) as job:
-        job.run(dict.fromkeys(("w0", "w1", "j"), body))
+        founders = [job.start(name, body) for name in ("w0", "w1")]
+        eventually(lambda: all(each.ft.metrics()["level"] for each in founders), "they have founded the job")
+        job.start("j", body).join()
+        for each in founders:
+            each.join()
     assert found == [False]
     assert over.is_set()
 

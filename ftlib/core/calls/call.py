@@ -270,6 +270,13 @@ class Call:
         """``computing``: True while the program's code runs within the call. Under the plane's lock."""
         self.computing = computing
 
+    @property
+    def certain(self) -> bool:
+        """False while the program's code runs within the call: an exception may yet end it here, as at others a moment ago that
+        are in another call by now. If none does, the call's operations show that theirs is another one.
+        """
+        return not self.computing
+
     def show(self) -> None:
         """From now on the others may know that this member is in the call. Under the plane's lock."""
         self.present = True

@@ -77,6 +77,11 @@ class Unit(Call):
         """True if others may have finished the unit although it is not finished here."""
         return self.stage is UnitStage.PERFORMED
 
+    @property
+    def certain(self) -> bool:
+        """See ``Call``: once the function has ended."""
+        return self.in_doubt
+
     def entry(self, live: Callable[[], object]) -> Callable[[], object] | None:  # noqa: ARG002 - it changes
         """See ``Call``."""
         return None if self.kept is None else self.kept.tree

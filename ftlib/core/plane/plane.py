@@ -611,7 +611,8 @@ class Plane:
 
     def _report(self) -> Report:
         calls = (self.finished, self.current.number if self.current else 0, self.step)
-        entered = self.current.layout.signature if self.current and not self.newcomer else b""
+        current = self.current
+        entered = current.layout.signature if current and current.certain and not self.newcomer else b""
         is_founder, late, drawn = self.founder, self.lag.calls > 0, self.data.report()
         signatures = (self._last_signature, entered)
         state = (is_founder, self.blank, self.has_state, late)
