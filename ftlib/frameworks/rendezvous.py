@@ -170,6 +170,7 @@ class Meeting:
             except RuntimeError:
                 if not wanted() or time.monotonic() > self._deadline:
                     raise
+                self._left_early.wait(_SLOWEST)  # some errors come at once
             else:
                 store.set_timeout(self._left())
                 return store
