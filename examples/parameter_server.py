@@ -83,7 +83,7 @@ class Weights(ParameterServer):
             start += parameter.numel()
         self.optimizer.step()
         self.steps += 1
-        if self.steps % KEEP_EVERY == 0:
+        if self.steps % KEEP_EVERY == 0 or self.steps == STEPS:  # the last ones before a worker is told to end
             part = self.file.with_suffix(".part")
             torch.save({"steps": self.steps, "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}, part)
             part.replace(self.file)  # whole, or not at all
