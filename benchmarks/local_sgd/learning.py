@@ -43,7 +43,7 @@ def learn(task: Task, lines: Lines) -> int:
         ft.register_state(model=diloco)
         with diloco:
             while True:
-                time.sleep(task.given["rest"])
+                time.sleep(task.given["rest"])  # see ``loss.REST``
                 inputs, targets = batch(own)
                 inner.zero_grad()
                 cross_entropy(model(inputs).flatten(0, -2), targets.flatten()).backward()

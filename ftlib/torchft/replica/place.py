@@ -93,7 +93,7 @@ class _Naming:
     def _pause(self, why: str) -> None:
         if time.monotonic() > self._deadline:
             raise self._late(why)
-        time.sleep(_LOOK)
+        time.sleep(_LOOK)  # between two looks: the store tells nobody of a new key
 
     def _late(self, why: str) -> FTLibError:
         place, where = self._place, self._place.store.partition("/")[0]
