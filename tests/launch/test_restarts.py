@@ -182,5 +182,6 @@ wait("again-2"), wait("again-3")
     with running(tmp_path, "-n", 2, "--shards", 2, "--max-restarts", 1, script=script(body)) as run:
         assert {run.wait_file("again-2"), run.wait_file("again-3")} == {"1-2"}
         run.finish(0)
-    [killed] = [event for event in run.events("ended") if event["code"] and event["worker"] == 3]
-    assert killed["cause"] == "its replica has lost worker 2"
+    # Whoever has not ended by itself when the job is over gets SIGTERM, for no cause of its own.
+    [killed] = [event for event in run.events("ended") if event["cause"]]
+    assert (killed["worker"], killed["cause"]) == (3, "its replica has lost worker 2")
