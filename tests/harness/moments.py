@@ -156,7 +156,7 @@ class Tracer:
         marks, self.marks = self.marks, []
         return marks
 
-    def _note(self, label: str, *args: Any) -> None:
+    def _note(self, label: str, *args: Any, **_: Any) -> None:
         if label == "proof" and args[2] is not False:
             return
         if len(self.marks) < _LIMIT:
