@@ -127,7 +127,7 @@ class Receive(Sent):
 
     def finish(self, arrival: Arrival) -> Any:
         """What the program gets: a value, or the tensor that was given."""
-        if arrival.expected_by is self:
+        if arrival.expected:
             return self._into
         try:
             frame, message = arrival.complete()
@@ -156,10 +156,10 @@ class Arrival:
     def __init__(self, lane: Stream) -> None:
         self._lane = lane
         self._frame: Incoming | None = None
-        self.expected_by: Receive | None = None
-        """The receive that this is all that it expects of; its memory is filled."""
+        self.expected = False
+        """True if this is just what its receive expects, whose memory is filled."""
         self._whose: Receive | None = None
-        """The receive whose own memory is filled."""
+        """The receive whose own memory is filled, until all is here. It holds this then, and tensors are many: no circle."""
         self._error: CollectiveError | None = None
         self._after: list[Event] = []
         self._beside: Outcome | None = None
@@ -169,7 +169,7 @@ class Arrival:
         """The memory for a message with this header; None: it is thrown away."""
         receive = self._lane.begins(self)
         if receive is not None and header == receive.expected:
-            self.expected_by = self._whose = receive
+            self._whose, self.expected = receive, True
             return receive.views
         try:
             frame = self._frame = Incoming.of(header)
@@ -196,6 +196,7 @@ class Arrival:
         receive = self._lane.ends()
         if self._whose is not None and self._whose is not receive:
             self._leave()
+        self._whose = None
         cargo = [] if self._frame is None else self._frame.cargo()
         if cargo:
             self._beside = Outcome()
@@ -208,7 +209,7 @@ class Arrival:
         whose, self._whose = self._whose, None
         if whose is None:  # it has memory of its own already
             return None
-        expected, self.expected_by = self.expected_by is not None, None
+        expected, self.expected = self.expected, False
         frame = self._frame = Incoming.of(whose.expected) if expected or self._frame is None else self._frame
         before = whose.views if expected else memories(frame.leaves, frame.shapes)
         try:

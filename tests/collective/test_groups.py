@@ -131,6 +131,27 @@ def test_what_was_received_is_freed_with_its_last_name(kept: bool) -> None:
             gc.enable()
 
 
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("given", [1 << 10, 1 << 18])
+def test_the_tensors_that_were_given_are_freed_with_their_last_name(given: int, early: bool) -> None:
+    """Those of both ends, and whichever was there first: a GPU's memory would soon be used up."""
+    with two() as (a, b):
+        gc.disable()
+        try:
+            for _ in range(2):
+                row, into = torch.ones(given), torch.zeros(given)
+                got = b.recv_tensor(into, async_op=True) if early else None
+                sent = a.send_tensor(row, async_op=True)
+                got = got or b.recv_tensor(into, async_op=True)
+                got.wait(LIMIT)
+                sent.wait(LIMIT)
+                kept = [weakref.ref(row), weakref.ref(into)]
+                del row, into, got, sent
+                eventually(lambda kept=kept: not any(each() is not None for each in kept), "nobody else has them")
+        finally:
+            gc.enable()
+
+
 def test_what_a_member_sent_before_it_left_is_read_on_a_machine_that_is_too_busy() -> None:
     """The thread that should have read it does not come to run: what has arrived counts all the same."""
     with collectives(2) as (made, ids):

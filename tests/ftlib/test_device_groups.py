@@ -470,7 +470,7 @@ def test_an_abort_in_the_middle(device: LateDevice | RealDevice) -> None:
             futures = [work.future() for work in works]
             assert not works[0].wait(0.05)
             begun.wait(TIMEOUT)
-            if not i:
+            if not i or isinstance(device, RealDevice):  # by Gloo, worker 1 has no link that 0 cuts, but for the allreduce
                 group.abort()
             with pytest.raises(GroupError) as raised:
                 works[0].wait(TIMEOUT)

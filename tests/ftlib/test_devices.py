@@ -71,8 +71,12 @@ def test_averages(crews: dict[int, DeviceCrew], case: Case) -> None:
 @given(case=cases().filter(lambda case: len(case.weights) == 3), turns=st.lists(st.booleans(), min_size=6, max_size=6))
 @settings(max_examples=150)
 def test_the_same_bits_as_on_the_cpu_whatever_the_stream(crews: dict[int, DeviceCrew], case: Case, turns: list[bool]) -> None:
-    """Several calls in a row on the same buffers, some of them on another stream, against plain tensors of the CPU."""
-    crew = crews[3]
+    """Several calls in a row on the same buffers, some of them on another stream, against plain tensors of the CPU.
+
+    By Gloo with two workers: where it adds three rounded numbers, in which order depends on where they lie in a bucket.
+    """
+    size = 2 if isinstance(crews[3].device, RealDevice) else 3
+    crew = crews[size]
     with crew.device.taking(lambda _: False):
         crew.all(lambda ft, i: _average(crew, ft, case, i, 0))  # all that follow assume the same sum of weights
         plain = [crew.all(lambda ft, i, n=n: _average(crew, ft, case, i, n)) for n in range(3)]
@@ -88,7 +92,7 @@ def test_the_same_bits_as_on_the_cpu_whatever_the_stream(crews: dict[int, Device
         return found
 
     late = crew.all(body)
-    for i in range(3):
+    for i in range(size):
         for number in range(3):
             for one, other in zip(late[i][number], plain[number][i], strict=True):
                 assert torch.equal(one.cpu(), other), (number, i)

@@ -18,7 +18,7 @@ from ftlib.core.plane.failures import Failures
 from ftlib.state.codec import decode
 from ftlib.state.registry import Registered
 from ftlib.state.snapshot import Kept
-from tests.ftlib.steps import EXPECTED, OPERATIONS, STEPS, Learner, Whim, learn, once, the_same
+from tests.ftlib.steps import OPERATIONS, STEPS, Learner, Whim, learn, once, reference, the_same
 from tests.ftlib.workers import TIMEOUT, Job, Worker
 from tests.harness.basics import around, eventually
 
@@ -119,7 +119,7 @@ def test_joiners_come_in_at_the_border_and_compute_on_the_state_from_their_first
         learner.hooks["between"] = once(wait_for_the_knock, lambda: worker.ft.step == 3)
 
     def joiner(worker: Worker, learner: Learner) -> None:
-        learner.hooks["begin"] = once(arrived.set, lambda: learner.digest() == EXPECTED[worker.ft.step])
+        learner.hooks["begin"] = once(arrived.set, lambda: learner.digest() == reference(STEPS)[worker.ft.step])
 
     with Job(1 if alone else 2) as job:
         founders = [job.start(f"w{i}", learn(learners, founder)) for i in range(1 if alone else 2)]
@@ -173,7 +173,7 @@ def test_a_leave_waits_for_the_border() -> None:
         assert end.value.code == 0
         for worker in (workers[0], workers[2]):
             the_same(worker.join())
-    assert learners["w1"].digest() == EXPECTED[4], "the step was finished before it left"
+    assert learners["w1"].digest() == reference(STEPS)[4], "the step was finished before it left"
     assert all(learner.attempts == (STEPS if name != "w1" else 4) for name, learner in learners.items())
 
 
@@ -195,7 +195,7 @@ def test_an_exception_of_the_programs_passes_through_and_it_may_come_back(place:
             with pytest.raises(Whim) as caught:
                 learner.step()
             assert caught.value is whim
-            assert learner.digest() == EXPECTED[3]
+            assert learner.digest() == reference(STEPS)[3]
             assert worker.ft.step == 3
         return learner.train(STEPS)
 
@@ -245,13 +245,13 @@ def test_a_joiner_is_given_the_state_on_entry_though_the_step_has_changed_it() -
                 parameter.grad = torch.zeros_like(parameter)
             nobody.registered.load(tree)
             given.append(other.digest())
-            assert learner.digest() != EXPECTED[3]
+            assert learner.digest() != reference(STEPS)[3]
 
         learner.hooks["end"] = once(ask, lambda: worker.ft.step == 3)
 
     with Job(2) as job:
         job.run(dict.fromkeys(("w0", "w1"), learn(learners, setup)))
-    assert given == [EXPECTED[3]] * 2
+    assert given == [reference(STEPS)[3]] * 2
 
 
 class _Nobody:
@@ -326,7 +326,7 @@ def test_these_tests_find_planted_bugs(
 
         with Job(2) as job:
             histories = job.run(dict.fromkeys(("w0", "w1"), learn(learners, setup)))
-        found = any(history != EXPECTED for history in histories.values())
+        found = any(history != reference(STEPS) for history in histories.values())
         if found:
             break
     assert found

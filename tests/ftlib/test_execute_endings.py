@@ -19,7 +19,6 @@ from tests.harness.basics import eventually
 from tests.harness.company import at_once, company
 
 STEPS = 8
-EXPECTED = reference(STEPS)
 
 
 @pytest.mark.parametrize("place", ["begin", "between", "end"])
@@ -52,7 +51,7 @@ def test_a_worker_that_is_excluded_in_its_function_carries_the_step_out_as_a_joi
         assert len(shared) >= 4
         assert all(second.history[step] == first.history[step] for step in shared)
         assert sorted(first.history) == list(range(1, max(first.history) + 1))
-        assert {step: first.history[step] for step in (1, 2, 3)} == {step: EXPECTED[step] for step in (1, 2, 3)}
+        assert {step: first.history[step] for step in (1, 2, 3)} == {step: reference(STEPS)[step] for step in (1, 2, 3)}
 
 
 def test_whoever_hangs_in_its_function_is_given_up() -> None:
@@ -71,10 +70,10 @@ def test_whoever_hangs_in_its_function_is_given_up() -> None:
                 with pytest.raises(Excluded, match="stalled"):
                     learner.train(STEPS)
             else:
-                assert learner.train(STEPS) == EXPECTED
+                assert learner.train(STEPS) == reference(STEPS)
 
         at_once(*[functools.partial(train, learner) for learner in learners])
-        assert hung.digest() == EXPECTED[3]
+        assert hung.digest() == reference(STEPS)[3]
 
 
 @workers(2)
@@ -82,7 +81,7 @@ def test_an_interrupt_in_the_commit_ends_this_workers_part(worker: Worker, monke
     """It cannot know whether the others have committed."""
     learner = Learner(worker.ft, int(worker.name[1:]))
     if worker.name == "w0":
-        assert learner.train(STEPS) == EXPECTED
+        assert learner.train(STEPS) == reference(STEPS)
         return
     learner.train(3)
 
@@ -92,7 +91,7 @@ def test_an_interrupt_in_the_commit_ends_this_workers_part(worker: Worker, monke
     monkeypatch.setattr(worker.ft._plane, "finish", interrupted)
     with pytest.raises(KeyboardInterrupt):
         learner.step()
-    assert learner.digest() == EXPECTED[3]
+    assert learner.digest() == reference(STEPS)[3]
     with pytest.raises(Excluded, match="while it was being committed"):
         learner.step()
 
@@ -117,7 +116,7 @@ def test_too_few_members_are_an_error_and_the_state_is_that_of_the_last_commit()
         _limit(worker, 0.5)
         with pytest.raises(RebuildTimeout, match="only 1 of at least 2"):
             learner.step()
-        assert learner.digest() == EXPECTED[3]
+        assert learner.digest() == reference(STEPS)[3]
         assert worker.ft.step == 3
 
     with Job(2, min_size=2) as job:
@@ -136,7 +135,7 @@ def test_a_call_inside_has_a_deadline() -> None:
         _limit(worker, 0.5)
         with pytest.raises(RebuildTimeout, match=r"execute average.*not finished within 0.5 s"):
             learner.step()
-        assert learner.digest() == EXPECTED[3]
+        assert learner.digest() == reference(STEPS)[3]
         waited.set()
 
     with Job(2) as job:
@@ -161,14 +160,14 @@ def test_a_function_may_take_longer_than_a_call_may_wait(worker: Worker) -> None
             pause.wait(6.2)  # all of them: it stands for work
 
     learner.hooks["backward"] = think
-    assert learner.train(STEPS) == EXPECTED
+    assert learner.train(STEPS) == reference(STEPS)
 
 
 @workers(2)
 def test_a_state_that_cannot_be_restored_ends_this_workers_part(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     learner = Learner(worker.ft, int(worker.name[1:]))
     if worker.name == "w0":
-        assert learner.train(STEPS) == EXPECTED
+        assert learner.train(STEPS) == reference(STEPS)
         return
     learner.train(3)
 

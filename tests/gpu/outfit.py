@@ -1,6 +1,7 @@
-"""A Python for a bare machine: the one that is there, with its own torch, and wheels that were carried along.
+"""A Python for a bare machine: the one that is there, with its own torch, wheels that were carried along, and this project.
 
-Nothing of the machine's own is changed: a virtual environment leads to all its packages, and to those of the wheels.
+Nothing of the machine's own is changed: a virtual environment leads to all its packages, to those of the wheels, and to
+``ftlib`` as it stands here.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ OTHERS = {
     "xxhash": "xxhash",
 }
 """The others that ftlib and its tests need. Wheels of these are used as well."""
+ROOT = Path(__file__).resolve().parents[2]
 VARIABLE = "GPU_WHEELS"
 """The environment variable that names the folder of wheels."""
 
@@ -62,6 +64,7 @@ def outfitted(directory: Path, wheels: Sequence[Path]) -> Path:
     inside = Path(sysconfig.get_path("purelib", "venv", vars={"base": str(home), "platbase": str(home)}))
     own = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
     # Python reads such a file as it starts. A line that imports is carried out, so that the ``.pth`` files there count as well.
-    lines = [str(packages.resolve()), *(f"import site; site.addsitedir({path!r})" for path in own if Path(path).is_dir())]
+    there = [f"import site; site.addsitedir({path!r})" for path in own if Path(path).is_dir()]
+    lines = [str(packages.resolve()), str(ROOT), *there]
     (inside / "carried.pth").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return home / "bin" / Path(sys.executable).name

@@ -149,7 +149,8 @@ class Watched(ABC, Generic[P]):
             if found:
                 return found
             if time.monotonic() > deadline:
-                left = [process for process in self.everybody if process.code is None]
+                # Of those that have ended by themselves, too: their last words may be the reason.
+                left = [process for process in self.everybody if process.code != 0 and not process.killed]
                 said = (f"{process!r}: {process.output()[-_TOLD:] or 'it has not said anything'}" for process in left)
                 state = "\n  ".join(said)
                 self.dump()

@@ -24,6 +24,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ftlib.common.forking import opened_cuda
+
 __all__ = ["Forked", "prepare", "program"]
 
 _FLAGS = {"-P", "-S", "-u"}
@@ -42,7 +44,10 @@ def prepare() -> None:
 
 
 class Forked(subprocess.Popen):
-    """For this interpreter with ``-c``, ``-m`` or a file; whatever else is started is a program as always."""
+    """For this interpreter with ``-c``, ``-m`` or a file; whatever else is started is a program as always.
+
+    So is all that a process starts once it uses a GPU, which its forks could not.
+    """
 
     def __init__(
         self,
@@ -53,7 +58,7 @@ class Forked(subprocess.Popen):
         preexec_fn: Callable[[], Any] | None = None,
         **options: Any,
     ) -> None:
-        if isinstance(args, (list, tuple)) and args[0] == sys.executable:
+        if isinstance(args, (list, tuple)) and args[0] == sys.executable and not opened_cuda():
             # What runs between fork and exec never returns: there is no exec.
             preexec_fn = functools.partial(_begin, list(args[1:]), env, pass_fds, preexec_fn)
             sys.stdout.flush()

@@ -17,6 +17,7 @@ import torch
 
 from consensus import KeyRing
 from ftlib import ConfigError, FTLib, WorkerFailedError
+from ftlib.common.forking import opened_cuda
 from ftlib.lifecycle.supervisor_client import announce
 from tests.harness.basics import TIMEOUT
 from tests.launch.fake_driver import fake_smi, listed
@@ -166,6 +167,56 @@ def test_modules_are_imported_once_a_host_where_that_is_safe(tmp_path: Path, tex
     assert len(set(result.results["localhost"])) == 3, "each worker has random numbers of its own"
     said = kept.texts(local_rank=None)
     assert any("started 1 thread" in text for text in said) == (imports > 1), said
+
+
+class Driver:
+    """CUDA's, as far as it is asked."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+    def cuCtxGetCurrent(self, _: object) -> int:  # noqa: N802 - its name
+        return self.code
+
+
+CASES = [(False, 0, False), (True, 3, False), (True, 0, True), (True, 201, True)]
+
+
+@pytest.mark.parametrize(("mapped", "code", "opened"), CASES)
+def test_the_driver_is_asked_whether_cuda_is_open(tmp_path: Path, mapped: bool, code: int, opened: bool) -> None:
+    """A process that is forked after that cannot use a GPU; that a library is loaded means nothing yet."""
+    maps = tmp_path / "maps"
+    maps.write_text("7f00-7f01 r-xp 00000000 00:00 0 /lib/libc.so.6\n")
+    if mapped:
+        maps.write_text(maps.read_text() + "7f02-7f03 r-xp 00000000 00:00 0 /lib/libcuda.so.580.1\n")
+    asked: list[str] = []
+
+    def load(path: str) -> Driver:
+        asked.append(path)
+        return Driver(code)
+
+    assert opened_cuda(maps, load) == opened
+    assert asked == ["/lib/libcuda.so.580.1"] * mapped
+
+
+OPENS = PRELOADED + "import torch; torch.ones(1, requires_grad=True).sum().backward()\n"
+
+
+def on_the_gpu(name: str) -> float:
+    __import__(name)
+    return float(torch.ones(3, device="cuda").sum())
+
+
+@pytest.mark.gpu
+def test_a_module_that_opens_cuda_is_imported_by_each_worker(tmp_path: Path) -> None:
+    (tmp_path / "opens.py").write_text(OPENS)
+    count = tmp_path / "count"
+    kept = Kept()
+    started = launcher(workers=2, preload=("opens",), extra_env_vars={"PYTHONPATH": str(tmp_path), "V_COUNT": str(count)})
+    result = started.set_logging_handlers(lambda: [kept]).run(on_the_gpu, "opens")
+    assert result.results["localhost"] == [3.0, 3.0]
+    assert len(count.read_text().split()) == 3, "once in vain"
+    assert any("has opened CUDA" in text for text in kept.texts(local_rank=None))
 
 
 def plain() -> dict[str, Any]:

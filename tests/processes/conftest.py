@@ -45,7 +45,10 @@ def framework(request: pytest.FixtureRequest, nursery: Nursery) -> Iterator[str]
 @pytest.fixture
 def device(request: pytest.FixtureRequest) -> str:
     """Where models of the ``cluster`` are."""
-    return getattr(request, "param", "cpu")
+    found: str = getattr(request, "param", "cpu")
+    if found != "cpu" and "rehearsal" in request.getfixturevalue("framework"):
+        pytest.skip("the rehearsal takes tensors of the CPU for a GPU's")
+    return found
 
 
 @pytest.fixture

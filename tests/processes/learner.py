@@ -55,10 +55,10 @@ class Orders:
 
 
 def prepare() -> None:
-    """Import what optimizers import at their first step; start no thread."""
+    """Import what optimizers import at their first step; start no thread, and open no CUDA, as Adam's first step does."""
     parameter = nn.Parameter(torch.zeros(1))
     parameter.grad = torch.zeros(1)
-    optimizer = torch.optim.Adam([parameter])
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
     optimizer.step()
     torch.optim.lr_scheduler.StepLR(optimizer, 1)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import platform
-from importlib.metadata import PackageNotFoundError, version
 
 from consensus import PROTOCOL_VERSION
+
+from ...common.releases import release_of
 
 __all__ = ["versions"]
 
@@ -16,7 +17,4 @@ def versions() -> str:
 
 
 def _of(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
+    return release_of(package, "not installed")

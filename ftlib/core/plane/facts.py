@@ -6,12 +6,12 @@ import functools
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
 
 from ...common.counters import Counters, State
+from ...common.releases import release_of
 from ...frameworks import Framework
 from ..tensors.trailer import Flag
 from .phase import Phase
@@ -104,11 +104,7 @@ def facts(plane: Plane, framework: Framework, more: Mapping[str, Callable[[], An
 @functools.cache
 def _build() -> dict[str, str]:
     """What runs here."""
-    try:
-        own = version("ftlib")
-    except PackageNotFoundError:  # a source tree that nobody has installed
-        own = "unknown"
-    return {"version": own, "torch": str(torch.__version__), "python": platform.python_version()}
+    return {"version": release_of("ftlib", "unknown"), "torch": str(torch.__version__), "python": platform.python_version()}
 
 
 def _guess(plane: Plane, *, behind: bool) -> State:

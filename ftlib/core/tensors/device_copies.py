@@ -82,22 +82,22 @@ def bring(slot: Slot, targets: Sequence[torch.Tensor], divisor: float) -> None:
         send(slot)
     there, kept = slot.row, slot.drop_row()
     sums, kept = (slot.host, True) if there is None else (there, kept)
-    views = _views(bucket, sums)
     if bucket.op in EXTREMES:
-        for view, target in zip(views, targets, strict=True):
+        for view, target in zip(_views(bucket, sums), targets, strict=True):
             device.enqueue(functools.partial(load, target, view), target)
         return
     if divisor != 1.0:
         # By a tensor: dividing by a number, a GPU multiplies by the inverse, whose last bit may differ from the CPU's.
         by = device.empty(1, bucket.dtype).view(())
         device.enqueue(lambda: by.fill_(divisor), by)
-        if len(views) == 1 or device.unified:  # where a launch costs little, to go through the memory once is cheapest
-            device.enqueue(functools.partial(_divide, views, by, targets), *targets)
+        if len(bucket.pieces) == 1 or device.unified:  # where a launch costs little, to go through the memory once is cheapest
+            device.enqueue(functools.partial(_divide, _views(bucket, sums), by, targets), *targets)
             return
         # Sums that are nowhere else are left as they are: other members may need them.
         means = device.empty(bucket.count, bucket.dtype) if kept else sums
-        device.enqueue(lambda: torch.div(sums, by, out=means), *(() if means is sums else (means,)))
-        views = _views(bucket, means)
+        device.enqueue(functools.partial(torch.div, sums, by, out=means), *(() if means is sums else (means,)))
+        sums = means
+    views = _views(bucket, sums)
     device.enqueue(lambda: torch._foreach_copy_(list(targets), views), *targets)
 
 
@@ -176,8 +176,6 @@ def _divide(sums: Sequence[torch.Tensor], by: torch.Tensor, means: Sequence[torc
 
 
 def _views(bucket: Bucket, row: torch.Tensor) -> list[torch.Tensor]:
-    views = []
-    for piece in bucket.pieces:
-        part = row[piece.offset : piece.offset + piece.stop - piece.start]
-        views.append(part if piece.shape is None else part.view(piece.shape))
-    return views
+    """The pieces of ``row``. One operation of torch's for each: there are hundreds, and a GPU waits for this thread."""
+    begin = row.storage_offset()
+    return [row.as_strided(shape, strides, begin + offset) for shape, strides, offset in bucket.frames]

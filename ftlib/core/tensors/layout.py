@@ -59,11 +59,17 @@ class Bucket:
     """True if there are pieces, and all are whole tensors."""
     small: bool = field(init=False)
     """True if these are so many and so small that another pass over them takes less time than an operation for each."""
+    frames: tuple[tuple[tuple[int, ...], tuple[int, ...], int], ...] = field(init=False, compare=False, repr=False)
+    """Shape, strides and offset of each piece, in elements."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "indices", tuple(piece.index for piece in self.pieces))
         object.__setattr__(self, "whole", bool(self.pieces) and all(piece.shape is not None for piece in self.pieces))
         object.__setattr__(self, "small", len(self.pieces) > 2 and self.nbytes < _SMALL * len(self.pieces))
+        shapes = [(piece.stop - piece.start,) if piece.shape is None else piece.shape for piece in self.pieces]
+        offsets = [piece.offset for piece in self.pieces]
+        frames = tuple((shape, _strides(shape), offset) for shape, offset in zip(shapes, offsets, strict=True))
+        object.__setattr__(self, "frames", frames)
 
     @property
     def nbytes(self) -> int:
@@ -271,3 +277,8 @@ def _fill(
             close()
     close()
     return done
+
+
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Of a contiguous tensor, in elements."""
+    return tuple(math.prod(shape[place + 1 :]) for place in range(len(shape)))

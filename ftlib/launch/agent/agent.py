@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.metadata
-import importlib.util
 import os
 import platform
 import shutil
@@ -22,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ...common.apart import apart
+from ...common.releases import release_of
 from ..parcel import HEAD, written
 from ..processes import guard, places
 from ..processes.inherited import OTHERS, OURS
@@ -543,20 +542,13 @@ def _facts(reached: str, addresses: list[str], gpus: int) -> Here:
         hostname=socket.gethostname(),
         pid=os.getpid(),
         python=platform.python_version(),
-        cloudpickle=_version("cloudpickle"),
-        torch=_version("torch"),
+        cloudpickle=release_of("cloudpickle", ""),
+        torch=release_of("torch", ""),
         cpus=len(os.sched_getaffinity(0)),
         gpus=gpus,
         reached=reached,
         addresses=addresses,
     )
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 
 
 def _has_driver(environment: Mapping[str, str]) -> bool:

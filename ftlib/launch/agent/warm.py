@@ -21,10 +21,10 @@ import signal
 import socket
 import sys
 from pathlib import Path
-from typing import Any
 
 import msgpack
 
+from ...common.forking import opened_cuda
 from ...common.processes import call_process, die_with_parent
 from .child import Birth, live
 
@@ -92,13 +92,10 @@ def _keep() -> None:
 
 def _unsafe() -> str:
     """Why no worker should be forked from this process; empty if it may."""
-    threads = len(list(Path("/proc/self/task").iterdir()))
-    if threads > 1:
-        return f"started {threads - 1} threads"
-    torch: Any = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
+    if opened_cuda():  # which starts threads, too
         return "has opened CUDA"
-    return ""
+    threads = len(list(Path("/proc/self/task").iterdir()))
+    return f"started {threads - 1} threads" if threads > 1 else ""
 
 
 def _serve(agent: socket.socket, arguments: list[str]) -> tuple[Birth, int] | None:

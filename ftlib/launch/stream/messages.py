@@ -9,13 +9,14 @@ agents start on one machine. Two of different kinds may be equal as tuples: tell
 
 from __future__ import annotations
 
-import importlib.metadata
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import msgpack
+
+from ...common.releases import release_of
 
 PROTOCOL = 2
 MOST = 8 << 20
@@ -27,8 +28,8 @@ _LONGEST_GREETING = 96
 
 
 def release() -> str:
-    """The version of this ftlib."""
-    return importlib.metadata.version("ftlib")
+    """The version of this ftlib; "unknown" for a source tree that nobody has installed."""
+    return release_of("ftlib", "unknown")
 
 
 def greeting() -> bytes:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
 import threading
 
 import pytest
@@ -16,6 +19,8 @@ from ftlib.frameworks.accelerators.isolated import accelerator as module
 from ftlib.frameworks.accelerators.isolated.accelerator import IsolatedAccelerator
 from ftlib.frameworks.accelerators.isolated.communicator import IsolatedCommunicator, IsolatedTicket
 from ftlib.frameworks.accelerators.isolated.memory import HostMemory
+from ftlib.frameworks.accelerators.isolated.process import CommunicatorProcess
+from ftlib.frameworks.accelerators.isolated.records import Decided
 from ftlib.frameworks.accelerators.rehearsal.accelerator import PLACE, RehearsedAccelerator
 from ftlib.frameworks.accelerators.rehearsal.faults import Faults
 from ftlib.frameworks.base import Operation, OperationKind
@@ -73,6 +78,39 @@ def test_tensors_on_another_device_than_that_of_the_children(caplog: pytest.LogC
     assert len(caplog.records) == 1 and "call torch.cuda.set_device before FTLib.init" in caplog.text
     with pytest.raises(GroupError, match="tensors on rehearsal:0, but the accelerator was started on rehearsal:1"):
         accelerator.facts(GroupSpec("v", 1, 0, 2, {}, 1.0))
+
+
+class Decision:
+    """A ``Builder``."""
+
+    def __init__(self) -> None:
+        self.made = threading.Event()
+
+    def decide(self, trouble: str) -> None:
+        self.why = trouble
+        self.made.set()
+
+    def fail(self, error: str) -> None:
+        raise AssertionError(error)
+
+
+def test_a_child_is_not_given_up_while_it_builds_and_nobody_waits() -> None:
+    """A device that others keep busy may hold it up for seconds, and what it built counts. Once it is asked, it must answer."""
+    mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with subprocess.Popen(["sleep", "600"]) as silent:
+        try:
+            child = CommunicatorProcess(mine, silent.pid, os.pidfd_open(silent.pid))
+            decision = Decision()
+            child.build(SPEC, [{}, {}], decision)
+            assert not child.gone.wait(2.0)
+            its.send(Decided("").pack())
+            assert decision.made.wait(TIMEOUT) and not decision.why
+            with pytest.raises(NotYetError, match="has not answered"):
+                child.facts(SPEC, 0.1)
+            assert child.gone.wait(TIMEOUT)
+        finally:
+            silent.kill()
+            its.close()
 
 
 @pytest.mark.parametrize("failing", ["device", "memory"])

@@ -28,6 +28,7 @@ from ftlib import (
     Status,
 )
 from ftlib.core.plane.facts import facts
+from ftlib.frameworks.gloo import GlooFramework
 from ftlib.train.local_sgd.outer_step import OuterStep
 from tests.ftlib.crew import Crew, by_all
 from tests.ftlib.recovery.pupils import model_of
@@ -375,7 +376,7 @@ def test_the_global_weights_are_where_they_are_asked_to_be(worker: Worker) -> No
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("backup", ["cpu", "cuda"])
-@workers(1)
+@workers(1, framework=lambda _: GlooFramework())
 def test_a_model_on_a_gpu(worker: Worker, backup: str) -> None:
     model = Layers().cuda()
     inner = torch.optim.SGD(model.parameters(), lr=0.5)

@@ -41,8 +41,8 @@ from .records import (
 _MOST = 1024
 """Launches under way at a time."""
 _STARTING = 50
-"""As ``ChildProcess.SILENT``, while the accelerator starts: nobody waits for it, and a busy machine may not let a new process
-run for a second."""
+"""As ``ChildProcess.SILENT``, while the accelerator starts or a communicator is built: nobody waits for it, a busy machine may
+not let a new process run for a second, and a busy device may not let it load its first kernels, with Python's lock held."""
 _PATIENCE = 1.0
 """Seconds for the child to read what it is told at once, where that does not fit into the queue to it."""
 
@@ -190,7 +190,7 @@ class CommunicatorProcess(ChildProcess):
         return bool(self._pending) or self._starting or self._building or bool(self._asked_for)
 
     def _looks(self) -> int:
-        return _STARTING if self._starting else self.SILENT
+        return _STARTING if self._starting or self._building else self.SILENT
 
     def _told(self, record: Packed) -> None:
         match record:

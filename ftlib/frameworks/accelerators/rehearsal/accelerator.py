@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from ftlib.common.devices import HOST
+from ftlib.errors import ConfigError
 from ftlib.frameworks.base import GroupSpec
 from ftlib.frameworks.gloo_build import GlooBuild
 from ftlib.frameworks.rendezvous import StoreServer, interface_address, join_address, split_address
@@ -69,7 +70,10 @@ class RehearsedAccelerator(Accelerator):
         return communicator
 
     def place(self, tensor: torch.Tensor) -> str:
-        """Floating-point tensors are on the rehearsed device."""
+        """Floating-point tensors are on the rehearsed device. ConfigError for one that is not in CPU memory."""
+        if tensor.device.type != "cpu":
+            text = f"framework='rehearsal' takes tensors of the CPU for a GPU's, this one is on {tensor.device}"
+            raise ConfigError(f"{text}: give framework='nccl' or 'gloo' for CUDA tensors")
         return PLACE if tensor.dtype in _DTYPES else HOST
 
     def takes(self, tensor: torch.Tensor) -> bool:
