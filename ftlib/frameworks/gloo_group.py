@@ -31,7 +31,7 @@ from ftlib.errors import ConfigError, GroupError
 from ftlib.frameworks import sockets
 from ftlib.frameworks.background import start_task
 from ftlib.frameworks.base import Group, GroupSpec, Operation, OperationKind, Work, check_parts
-from ftlib.frameworks.gloo_work import FOREIGN, FailedWork, GlooTransfer, GlooWork, close_at_exit, rest_at_exit
+from ftlib.frameworks.gloo_work import FOREIGN, FailedWork, GlooExchange, GlooTransfer, GlooWork, close_at_exit, rest_at_exit
 from ftlib.frameworks.sockets import Address, Link
 
 OPERATIONS: dict[str, Any] = {
@@ -40,6 +40,17 @@ OPERATIONS: dict[str, Any] = {
     "MAX": ReduceOp.MAX,
     "PRODUCT": ReduceOp.PRODUCT,
 }
+_COMBINE: dict[str, Callable[..., Any]] = {
+    "SUM": torch.add,
+    "MIN": torch.minimum,
+    "MAX": torch.maximum,
+    "PRODUCT": torch.mul,
+}
+_EXCHANGED = 1 << 15
+"""Bytes up to which a rank sends all others what it has to reduce, instead of a ring: so much is sent as fast as it is told."""
+_EXCHANGED_DTYPES = frozenset({torch.uint8, torch.int32, torch.int64, torch.float32, torch.float64})
+_PAIR = 2
+"""Ranks among which a ring is as short."""
 _IN_PARTS = frozenset({OperationKind.ALL_TO_ALL, OperationKind.ALL_GATHER})
 _TRANSFERS = frozenset({OperationKind.SEND, OperationKind.RECV})
 _SLICE = 0.02
@@ -119,7 +130,9 @@ class GlooGroup(Group):
         return sockets.holders({link.inode for link in self._links}) <= mine
 
     def submit(self, operation: Operation) -> Work:
-        """Begin ``operation`` on Gloo's threads (a ring above a few KB). All but reductions send bytes, hence any dtype."""
+        """Begin ``operation`` on Gloo's threads: reductions of few bytes by an exchange, larger ones by a ring. All others send
+        bytes, hence any dtype.
+        """
         backend, kind = self._backend, operation.kind
         if self._state is not _State.OPEN or backend is None:
             rest_at_exit()
@@ -129,6 +142,8 @@ class GlooGroup(Group):
         try:
             if kind is OperationKind.SEND or kind is OperationKind.RECV:
                 work: Work = self._begin_transfer(backend, operation)
+            elif kind is OperationKind.ALLREDUCE and self._exchanges(operation.tensor):
+                work = self._begin_exchange(backend, operation)
             elif kind is OperationKind.ALLREDUCE:
                 work = GlooWork(self, backend.allreduce([operation.tensor], self._reductions[operation.op]))
             elif kind is OperationKind.BROADCAST:
@@ -202,6 +217,17 @@ class GlooGroup(Group):
     def name(self, peers: Mapping[Address, int]) -> None:
         """Add addresses by which error texts may identify a rank."""
         self._peers = {**self._peers, **peers}
+
+    def _exchanges(self, tensor: torch.Tensor) -> bool:
+        """Whether a reduction is an exchange; the same at all ranks, as their tensors are alike."""
+        size = self.size
+        return size > _PAIR and 0 < tensor.nbytes * (size - 1) <= _EXCHANGED and tensor.dtype in _EXCHANGED_DTYPES
+
+    def _begin_exchange(self, backend: Any, operation: Operation) -> GlooExchange:
+        combine, flat = _COMBINE[operation.op], operation.tensor.detach().view(-1)
+        sent = flat.view(torch.uint8).repeat(self.size)
+        came = torch.empty_like(sent)
+        return GlooExchange(self, backend.alltoall_base(came, sent, [], []), came, flat, combine)
 
     def _begin_transfer(self, backend: Any, operation: Operation) -> GlooTransfer:
         tensor = operation.tensor

@@ -175,6 +175,44 @@ class GlooWork(Work):
         self._raw = None
 
 
+class GlooExchange(GlooWork):
+    """A reduction of few bytes: Gloo brings the tensors of all ranks, and who waits reduces them, in the order of the ranks.
+
+    So each rank waits for one message of each other one. In Gloo's ring it waits for twice as many messages, one after the
+    other: among four ranks on two cores that took 6 ms instead of 3.
+    """
+
+    __slots__ = ("_came", "_combine", "_flat", "_turn")
+
+    def __init__(self, owner: _Owner, raw: Any, came: torch.Tensor, flat: torch.Tensor, combine: Callable[..., Any]) -> None:
+        """``came``: the tensors of all ranks, once the operation ``raw`` has ended. ``flat``: the tensor to reduce, as a row.
+        ``combine(a, b, out=)``: the reduction of two, element by element, so that all processors round alike.
+        """
+        super().__init__(owner, raw)
+        self._flat = flat
+        self._combine = combine
+        self._turn = threading.Lock()
+        self._came: torch.Tensor | None = came
+        """None once they are reduced. Guarded by ``_turn``."""
+
+    def wait(self, timeout: float) -> bool:
+        """As ``GlooWork``; until then the tensor is as it was."""
+        if not super().wait(timeout):
+            return False
+        with self._turn:
+            if self._came is not None:
+                self._reduce(self._came.view(self._flat.dtype).view(-1, self._flat.numel()))
+                self._came = None
+        return True
+
+    def _reduce(self, rows: torch.Tensor) -> None:
+        flat, combine = self._flat, self._combine
+        with torch.inference_mode():  # else a tensor that was made there could not be written to elsewhere
+            flat.copy_(rows[0])
+            for row in rows[1:]:
+                combine(flat, row, out=flat)
+
+
 class GlooTransfer(Work):
     """A send or receive. Gloo ends the whole group when a wait for one times out, so it is waited for to the end: by who waits
     as long as the group's own timeout anyway, else by a thread, which costs as much as a small transfer itself.

@@ -45,6 +45,41 @@ def operate(worker: Worker) -> dict[str, Any]:
     return results
 
 
+def reduce_few_bytes(worker: Worker) -> dict[str, Any]:
+    """Reductions below the size at which a ring begins, and around it, each in tensors of several kinds."""
+    group, rank = worker.group, worker.group.rank
+    found: dict[str, Any] = {}
+    share = (1e8, 1.0, -1e8)[rank]  # (1e8 + 1) - 1e8 is 0 in float32, and 1e8 - 1e8 + 1 is 1
+    ordered = torch.full((7,), share)
+    work = group.allreduce(ordered)
+    threads = [threading.Thread(target=work.wait, args=(TIMEOUT,)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    assert work.wait(TIMEOUT)
+    for thread in threads:
+        thread.join()
+    assert work.done()
+    assert work.wait(TIMEOUT)
+    found["in order"] = ordered.tolist()
+    with torch.inference_mode():
+        inferred = torch.full((2, 2), rank + 1)
+    leaf = torch.full((), float(rank + 1), requires_grad=True)
+    for name, tensor in (("inferred", inferred), ("leaf", leaf)):
+        assert group.allreduce(tensor, "PRODUCT").wait(TIMEOUT)
+        found[name] = tensor.tolist()
+    for dtype in (torch.uint8, torch.int32, torch.int64, torch.float32, torch.float64, torch.int8, torch.bfloat16):
+        for count in (1, 1000, 1 << 11, (1 << 14) // dtype.itemsize, (1 << 14) // dtype.itemsize + 1):
+            for op, expected in (("SUM", 6), ("MIN", 1), ("MAX", 3), ("PRODUCT", 6)):
+                tensor = torch.full((count,), rank + 1).to(dtype)
+                assert group.allreduce(tensor, op).wait(TIMEOUT)
+                assert bool((tensor == expected).all()), (dtype, count, op)
+    empty = torch.empty(0)
+    assert group.allreduce(empty).wait(TIMEOUT)
+    with pytest.raises(ConfigError):
+        group.allreduce(torch.zeros(1), "AVG")
+    return found
+
+
 def exchange(worker: Worker, elements: int) -> float:
     """Send to the right, receive from the left, during an allreduce."""
     group = worker.group

@@ -10,6 +10,7 @@ import pytest
 from ftlib.frameworks import sockets
 from tests.frameworks.crew import Crew, Hand
 from tests.frameworks.orders import (
+    FORGOTTEN,
     TIMEOUT,
     abandon,
     building_threads,
@@ -17,9 +18,11 @@ from tests.frameworks.orders import (
     close_under_way,
     epochs_kept,
     fail_in_the_middle,
+    know_peers,
     loop,
     rebuild_blindly,
     receive_from_the_dead,
+    reduce_few_bytes,
     reduce_one,
     send_ones,
     try_rebuild,
@@ -48,6 +51,31 @@ def test_close_gives_everything_back(crew: Crew) -> None:
     print(f"\nclose took {1e3 * max(took for took, _ in answers):.2f} ms")
     assert all(took < SOON for took, _ in answers)
     assert all(freed >= 4 for _, freed in answers), answers  # listener, two connections, store
+
+
+def test_few_bytes_are_exchanged_and_reduced_in_the_order_of_the_ranks(crew: Crew) -> None:
+    hands = crew.hire(3)
+    crew.build(hands)
+    for answer in crew.run(hands, reduce_few_bytes):
+        assert answer == {"in order": [0.0] * 7, "inferred": [[6, 6], [6, 6]], "leaf": 6.0}
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_kill_is_felt_in_exchanges(crew: Crew, victim: int) -> None:
+    hands = crew.hire(4)
+    crew.build(hands)
+    crew.run(hands, know_peers)
+    for hand in hands:
+        hand.tell(loop, 100)
+    time.sleep(0.2)
+    killed = hands[victim].kill()
+    survivors = [hand for hand in hands if hand is not hands[victim]]
+    answers = [hand.answer() for hand in survivors]
+    assert max(answer[0] for answer in answers) - killed < SOON
+    assert max(answer[1] for answer in answers) - min(answer[1] for answer in answers) <= 1
+    assert any(victim in answer[3] or answer[2] == FORGOTTEN for answer in answers)
+    crew.build(survivors)
+    assert crew.run(survivors, reduce_one, 100) == [3.0] * 3
 
 
 def test_cancel_while_gloo_connects(crew: Crew) -> None:
