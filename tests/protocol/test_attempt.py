@@ -63,3 +63,12 @@ def test_phases_ask_and_count_apart() -> None:
     one.reports = {"a": b"", "b": b""}
     assert one.waiting_for(frozenset("e")) == ("c", "d")
     assert one.decided(frozenset("cde"))
+
+
+@pytest.mark.parametrize("half", [promise((9, "a"), None), promise(None, value("c"))], ids=["no value", "no ballot"])
+def test_half_a_promise_names_no_value(half: Promise) -> None:
+    """Nobody sends such a thing; whoever does changes nothing by it."""
+    one = attempt()
+    one.promises = {"a": half, "b": promise((2, "c"), value("d")), "c": half}
+    one.propose(value("e"))
+    assert one.proposal == value("d")

@@ -440,3 +440,14 @@ def test_who_acks_from_no_view_yet_lives_and_has_contact_once_all_are_in() -> No
     assert peer.last_sign == 100.5 and peer.contact == before
     machine._core.table.all_in(1)
     assert peer.contact == 100.5
+
+
+@pytest.mark.parametrize("voted", [False, True])
+def test_whoever_voted_itself_out_follows_no_other_view_of_that_epoch(voted: bool) -> None:
+    """Both may be chosen once all who voted for one are dead, and the members of the one without it rely on being alone."""
+    machine, parent = machine_in("abc", "c"), view_of("abc")
+    if voted:
+        give(machine, "a", accept_without("abc", "c", Cause.LEFT, (0, "a")), 100.1)
+    other = Proposal(parent.view_id, 2, (Removal("b", Cause.PROOF),)).apply(parent)
+    give(machine, "a", Chosen(other, "a"), 100.2)
+    assert machine.view == (parent if voted else other)
