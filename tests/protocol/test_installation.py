@@ -182,3 +182,16 @@ def test_who_keeps_the_others_waiting_for_too_long_is_unready() -> None:
     accused.clear()
     one.tick(late + 0.01)
     assert accused == [("j", EvidenceKind.UNREADY, "did not build its group")]
+
+
+def test_a_call_that_a_gone_member_was_in_is_not_waited_for() -> None:
+    """Those asked for their reports would else stay in it."""
+    core = core_of("a")
+    core.follow(VIEW)
+    one = Installer(core, lambda *_: None)
+    one.begin(Installation(VIEW, PARENT, (0, "a"), {"a": b"A"}, 100.0, after_call=7), 100.0)
+    one.tick(101.0)
+    core.evidence.prove("j", "it is gone", 100.0, 101.1)
+    one.tick(102.0)
+    asked = [send.message.after_call for send in sends(core.outbox.drain(), FlushRequest)]  # type: ignore[attr-defined]
+    assert (asked[0], asked[-1]) == (7, None)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from consensus.border import Built, Flushed, Freeze, Hint, Installed, Leave, PeerProgress, Stopped
+from consensus.border import Boundary, Built, Flushed, Freeze, Hint, Installed, Leave, PeerProgress, Stopped
 from consensus.errors import ExcludedError, StoppedError
 from consensus.messages import (
     MAX_DETAIL,
@@ -451,3 +451,19 @@ def test_whoever_voted_itself_out_follows_no_other_view_of_that_epoch(voted: boo
     other = Proposal(parent.view_id, 2, (Removal("b", Cause.PROOF),)).apply(parent)
     give(machine, "a", Chosen(other, "a"), 100.2)
     assert machine.view == (parent if voted else other)
+
+
+def test_a_pause_before_the_next_proposal_ends_with_the_view_that_it_was_about() -> None:
+    machine, parent = machine_in("abc", "a"), view_of("abc")
+    machine._change.proposer.refused(100.1, 900.0)
+    machine._change.adopt(Proposal(parent.view_id, 2, (Removal("b", Cause.LEFT),)).apply(parent), "a", 100.2)
+    machine.handle(Checked("c", False, "refused"), 100.3)
+    machine.tick(100.3 + 2 * CONFIG.settle_max)
+    assert machine._change.proposer.attempt is not None
+
+
+def test_who_leaves_after_a_call_is_a_finding_of_the_change() -> None:
+    machine = machine_in("abc", "b")
+    machine.handle(Boundary(7, ("c", "x")), 100.1)
+    told = [(each["kind"], each["accused"], each["detail"]) for each in machine.status()["under_way"]["findings"]]
+    assert told == [("leave", "c", "leaves after call 7")], "x is a stranger"
