@@ -23,10 +23,14 @@ KNOWN = 5
 def early(monkeypatch: pytest.MonkeyPatch) -> dict[Engine, list[bool]]:
     """By engine: whether each open call was entered in the middle of backward."""
     found: dict[Engine, list[bool]] = defaultdict(list)
+    newest: dict[Engine, OpenCall] = {}
     opens = Engine.open
 
     def note(engine: Engine, call: OpenCall) -> bool:
         entered = opens(engine, call)
+        if newest.get(engine) is call:  # it was asked for at an earlier bucket
+            found[engine].pop()
+        newest[engine] = call
         found[engine].append(entered)
         return entered
 
@@ -112,6 +116,42 @@ def test_averages_begin_in_backward_again_once_a_joiner_has_the_state(early: dic
     assert len(early) == 3
     for entered in early.values():
         assert any(entered[-STEPS:])
+
+
+def test_averages_begin_in_backward_while_a_joiner_gets_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends, trainers = [1 << 30], dict[str, Trainer]()
+    beside: dict[OpenCall, bool] = {}
+    """Calls of members that a joiner asks for the state: whether they were entered in the middle of backward."""
+    opens = Engine.open
+
+    def note(engine: Engine, call: OpenCall) -> bool:
+        session, asked = engine._plane.session, engine._observers.present
+        entered = opens(engine, call)
+        if asked and session is not None and session.size == 3 and session.expected is not None:
+            beside[call] = entered
+        return entered
+
+    monkeypatch.setattr(Engine, "open", note)
+
+    def train(worker: Worker) -> None:
+        trainer = trainers[worker.name] = Trainer(worker.ft)
+        while worker.ft.step < ends[0]:
+            trainer.step()
+            if worker.name == "c" and len(ends) == 1:
+                ends[:] = [worker.ft.step + STEPS, 0]  # nobody is there yet
+            if worker.name == "a" and worker.ft.step == KNOWN:
+                job.start("c", train)
+
+    with Job(2) as job:
+        job.start("a", train)
+        job.start("b", train)
+        for name in "abc":
+            while name not in job.workers:
+                job.workers["a"].thread.join(0.01)
+            job.workers[name].join()
+    assert len({trainer.digest() for trainer in trainers.values()}) == 1
+    assert beside
+    assert all(beside.values())
 
 
 @pytest.mark.parametrize("begin", [6, 7])
