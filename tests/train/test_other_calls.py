@@ -9,8 +9,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from ftlib.core.calls.observer import Observer
 from ftlib.core.calls.open_call import OpenCall
 from ftlib.core.engine.engine import Engine
+from ftlib.core.plane.plane import Plane
 from tests.ftlib.workers import Job, Worker
 from tests.train.test_agreed_order import Trainer
 
@@ -152,6 +154,34 @@ def test_averages_begin_in_backward_while_a_joiner_gets_the_state(monkeypatch: p
     assert len({trainer.digest() for trainer in trainers.values()}) == 1
     assert beside
     assert all(beside.values())
+
+
+def test_observers_learn_of_the_entry_when_backward_has_ended(early: dict[Engine, list[bool]]) -> None:
+    """Until then it may change buffers."""
+
+    class Noting(Observer):
+        def __init__(self, plane: Plane) -> None:
+            self.plane, self.entered = plane, list[int]()
+
+        def entering(self, number: int) -> None:
+            assert self.plane.in_call(number)
+            assert self.plane.finished == number - 1
+            self.entered.append(number)
+
+    def train(worker: Worker) -> None:
+        trainer, engine = Trainer(worker.ft), worker.ft._engine
+        for _ in range(KNOWN):
+            trainer.step()
+        noting = Noting(worker.ft._plane)
+        engine._observers.attach(noting)
+        first = worker.ft._plane.finished + 1
+        for _ in range(STEPS):
+            trainer.step()
+        assert noting.entered == [*range(first, first + STEPS)]
+
+    with Job(2) as job:
+        job.run({"a": train, "b": train})
+    assert all(all(entered[-STEPS:]) for entered in early.values())
 
 
 @pytest.mark.parametrize("begin", [6, 7])
