@@ -201,6 +201,20 @@ def test_who_has_ended_a_call_is_not_awaited_in_it() -> None:
         assert stall.awaited is awaited, own
 
 
+def test_whoever_rests_after_a_call_waits_for_nobody_in_it() -> None:
+    """A deputy may have spoken for this member there, so that the others are ahead, and at work on their next batch."""
+    core = core_of("a")
+    core.view = core.active = view_of("abc")
+    core.progress = Progress(4, 0)
+    stall = Stall(core)
+    for name, progress in (("b", Progress(5, 5, 100.0)), ("c", Progress(5, 0, 100.0))):
+        stall.heard(name, progress)
+    assert not stall.awaited and stall.since() is None
+    stall.heard("b", Progress(4, 5, 100.0))
+    stall.heard("c", Progress(4, 5, 101.0))
+    assert stall.awaited and stall.since() == 101.0
+
+
 def test_who_has_sent_its_last_message_tells_itself_nothing_either() -> None:
     core = core_of("a")
     core.outbox.send(core.member, Nack(1))
