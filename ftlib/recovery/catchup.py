@@ -11,6 +11,7 @@ import contextlib
 import functools
 import logging
 import random
+import zlib
 from collections.abc import Callable, Sequence
 
 from consensus import Member
@@ -117,7 +118,7 @@ class Catchup:
         others = [member for member in self._known() if member.id != plane.member_id]
         if not others or registered is None or not self._may_follow(own, registered):
             return
-        transport, asked = self._new_transport(), others[hash(plane.member_id) % len(others)]
+        transport, asked = self._new_transport(), others[zlib.crc32(plane.member_id.encode()) % len(others)]
 
         def ask() -> None:
             try:
