@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import subprocess
 import sys
 
@@ -102,6 +103,8 @@ def main() -> int:
 
 def one(name: str) -> int:
     """The exit status of one."""
+    # An installed package has its bytecode; without it every agent of every worker would first compile what it imports.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.argv = [f"python -m benchmarks {name}", *sys.argv[2:]]
     module = importlib.import_module(f"benchmarks.{COMMANDS.get(name, name)}")
     return int(getattr(module, name if name in COMMANDS else "main")() or 0)

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import random
 import re
+import secrets
 import shutil
 import signal
 import statistics
@@ -195,6 +196,25 @@ def watched(cluster: Cluster, joiner: Worker, *, undisturbed: int, further: int)
         f"(step {first['step']}), counted {end - start:.3f} s (step {step}); {received / 1e6:.1f} MB"
     )
     return Join(slowest, usual, control, end - start, received, text)
+
+
+def beside(cluster: Cluster, *, undisturbed: int, given: dict[str, Any]) -> float:
+    """A worker of another job starts and trains alone: seconds that the longest step took meanwhile above the usual one.
+
+    That is what a joiner's process costs those with whom it shares the machine, whatever it does with them.
+    """
+    workers = cluster.alive()
+    [stranger] = cluster.found(1, given={**given, "hold": True}, settings={"job": f"alone-{secrets.token_hex(6)}"})
+    cluster.until(f"{stranger.task.name} is ready", lambda: event(stranger, "ready"), LIMIT)
+    quiet = max(worker.last["step"] for worker in workers)
+    last = quiet + undisturbed
+    cluster.until("undisturbed steps", lambda: all(worker.last["step"] >= last for worker in workers), LIMIT)
+    before = [value for worker in workers for value in durations(worker, quiet + 2, last).values()]
+    start = begun(cluster, stranger)
+    cluster.until(f"{stranger.task.name} trains", lambda: len(stranger.calls) >= AFTER, LIMIT)
+    slowest, _ = longest(workers, start, max(worker.last["step"] for worker in workers))
+    gone(cluster, stranger, len(workers))
+    return slowest - statistics.median(before)
 
 
 # Processes from outside

@@ -16,7 +16,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.scheduler import AcceleratedScheduler
-from accelerate.utils import send_to_device
+from accelerate.utils import DistributedType, is_lomo_available, send_to_device
 from torch.utils.data import DataLoader
 
 from .data.elastic import Elastic
@@ -75,11 +75,28 @@ class _Steps(AcceleratedOptimizer):
     def __init__(self, accelerator: FTAccelerator, optimizer: torch.optim.Optimizer, **more: Any) -> None:
         super().__init__(optimizer, **more)
         self._accelerator = accelerator
+        alone = self.accelerator_state.distributed_type == DistributedType.NO
+        known = isinstance(optimizer, torch.optim.Optimizer) and type(optimizer).zero_grad is torch.optim.Optimizer.zero_grad
+        self._plain = alone and known and self.scaler is None and not is_lomo_available()
+        """Whether ``step`` and ``zero_grad`` are the optimizer's and nothing else. accelerate finds that out anew in each step:
+        it looks twice for a package that is not there, in all of ``sys.path``, and reads a signature.
+        """
 
     def step(self, closure: Any = None) -> None:
         """Step, if the average may be applied."""
-        if replaying() or self._accelerator.granted or not self.gradient_state.sync_gradients:
+        synced = self.gradient_state.sync_gradients
+        if self._plain:
+            if synced and (replaying() or self._accelerator.granted):
+                self.optimizer.step(closure)
+        elif replaying() or self._accelerator.granted or not synced:
             super().step(closure)
+
+    def zero_grad(self, set_to_none: bool | None = None) -> None:
+        """Drop the gradients, if they were of the last batch of a step."""
+        if not self._plain:
+            super().zero_grad(set_to_none)
+        elif self.gradient_state.sync_gradients:
+            self.optimizer.zero_grad(True if set_to_none is None else set_to_none)
 
     @property
     def step_was_skipped(self) -> bool:

@@ -121,8 +121,9 @@ class FTCallback(Callback):
         self._schedulers, self._status = [], None
         loop = trainer.fit_loop.epoch_loop
         total = loop.automatic_optimization.optim_progress.optimizer.step.total
-        total.ready = total.completed = self._ft.step
-        loop._batches_that_stepped = max(0, self._ft.step - 1)  # noqa: SLF001 - what loggers take for the step; it rises next
+        step = self._ft.step
+        total.ready = total.completed = step
+        loop._batches_that_stepped = max(0, step - 1)  # noqa: SLF001 - what loggers take for the step; it rises next
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
         """Make ``trainer.current_epoch`` the job's: a worker that joined has begun in the middle."""

@@ -18,7 +18,8 @@ PYTHON: an interpreter that has ``torchft-nightly`` beside what ftlib and the be
 * flat: an average of one flat parameter beside ``all_reduce`` and ``div_``.
 * kills: SIGKILLs at random moments of forward, backward and step, 2 to 5 workers, 3 to 10 buckets, the modes in turns; the
   lines of all workers are compared with each other and with a replay without faults.
-* joins: workers join three others that train; bars as in ``joining``. messages: between the agents, beyond those of a rest.
+* joins: workers join three others that train; bars as in ``joining``. In turns a worker of another job starts beside them: what
+  that costs their steps is the machine's part. messages: between the agents, beyond those of a rest.
 * memory: the most resident memory of a worker, in fresh processes.
 
 ``--seconds``: of each row of steps, link and torchft. ``--runs``: each in fresh processes; their rounds are put together.
@@ -62,7 +63,7 @@ PARTS = {
     "flat": Part(flat, "workers modes", 20.0),
     "memory": Part(memory, "models modes", 0.0),
     "kills": Part(kills, "", 300.0),
-    "joins": Part(joins, "", 75.0),
+    "joins": Part(joins, "", 110.0),
     "messages": Part(messages, "", 0.0),
 }
 

@@ -17,7 +17,7 @@ from benchmarks.costs import PROBES
 from benchmarks.data_parallel.stand import quartiles
 from benchmarks.data_parallel.steps import MODES
 from benchmarks.faults import crew
-from benchmarks.joining import gone, ready, report_faults, watched
+from benchmarks.joining import beside, gone, ready, report_faults, watched
 from benchmarks.report import Report, spread
 from tests.harness.cluster import Cluster, Stuck, Worker
 from tests.harness.nursery import Nursery
@@ -166,13 +166,14 @@ def pauses(workers: Sequence[Worker]) -> list[float]:
 
 
 def joins(args: Namespace, report: Report) -> None:
-    """Three workers of 1 M parameters; one more joins and is killed, again and again."""
+    """Three workers of 1 M parameters; in turns one of another job is beside them, and one more joins; then it is killed."""
     sizes, mode = [PARAMETERS // LAYERS] * LAYERS, args.modes[0]
     given = {"views": MODES[mode], "forward": REST / LAYERS / 3, "backward": REST / LAYERS * 2 / 3}
-    found = []
+    found, alone = [], []
     with crew("parallel-joins", 3, program=PROGRAM, sizes=sizes, given=given, digest=False) as cluster:
         for number in range(args.joins):
             report.say(f"join {number + 1} of {args.joins}")
+            alone.append(beside(cluster, undisturbed=UNDISTURBED, given=given))
             joiner = ready(cluster, given)
             found.append(watched(cluster, joiner, undisturbed=UNDISTURBED, further=FURTHER))
             gone(cluster, joiner, 3)
@@ -181,6 +182,7 @@ def joins(args: Namespace, report: Report) -> None:
     what = f"{args.joins} joins, 1 M parameters, {mode}"
     report.bar(f"{what}: longest step above the usual", [join.above for join in found], JOIN_BAR, unit="ms")
     report.row(f"{what}: control, without a join", spread([join.control for join in found]))
+    report.row(f"{what}: control, a worker of another job starts and trains alone", spread(alone))
     report.row(f"{what}: the usual step, the joiner in it", spread([join.usual for join in found]))
     report.bar(f"{what}: init to first contribution", [join.contributed for join in found], COUNTS_BAR)
     report.row(f"{what}: passes repeated or for nothing", str(len(violations)), bar="0", good=not violations)

@@ -13,7 +13,8 @@ SIGTERM, one more joins, and the process with which all end or cannot go on (tor
 killed. A round plays ``--each`` of them with every system, so that two rounds play all, then kills at random moments (a mean of
 20 s) for ``--kills`` seconds. Faults, victims and moments are drawn beforehand, and are the same for all systems. Who is gone
 is started anew a second later: by ``ftlib run`` and by torchrun as they do it, for the others by this program. Where not all
-make steps again by themselves, the whole system is started again, and that is counted.
+make steps again by themselves, the whole system is started again, and that is counted: after 20 s, or at once where all of its
+workers are there, wait, and have done nothing since the fault.
 
 What is measured, for each fault: the longest time that any survivor goes without a step (``--patience`` at most; in the first
 round that plays it as long as the system's settings make it take); batches that were computed for nothing, steps made again,
@@ -29,6 +30,7 @@ import contextlib
 import dataclasses
 import os
 import resource
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -85,20 +87,25 @@ def _run(args: argparse.Namespace) -> bool:
         names, faults = " and ".join(kind.name for kind in kinds), ", ".join(args.schedule)
         comparison.remark(f"{args.rounds} rounds of {names} with {faults} were played after the others.")
     print(f"{args.rounds} rounds of {len(kinds)} systems; {load()}", flush=True)
-    lasted = {kind.name: FIRST for kind in kinds}
+    lasted: dict[str, list[float]] = {kind.name: [] for kind in kinds}
+
+    def expected(*some: Kind) -> float:
+        return sum(statistics.fmean(lasted[kind.name] or [FIRST]) for kind in some)
+
     for number, plan in enumerate(rounds(args.rounds, args.seed, args.schedule, args.each, args.kills, MEAN)):
-        if time.monotonic() + sum(lasted.values()) > end:
+        if time.monotonic() + expected(*kinds) > end:
             comparison.remark(f"{args.rounds - number} of {args.rounds} rounds did not fit into {args.minutes:g} minutes.")
             break
         for kind in kinds if number % 2 == 0 else reversed(kinds):
             began = time.monotonic()
-            if began + lasted[kind.name] > end:  # others took longer than in the round before
+            if began + expected(kind) > end:  # others took longer than in the rounds before
                 comparison.remark(f"Round {number + 1} of {kind.name} did not fit into {args.minutes:g} minutes.")
                 continue
             found = _play(kind, pythons[kind.package], plan, args)
-            lasted[kind.name] = time.monotonic() - began
+            lasted[kind.name].append(time.monotonic() - began)
             comparison.add(dataclasses.replace(found, apart=args.add and set(args.schedule) != set(FAULTS)))
-            print(f"round {number + 1}, {lasted[kind.name]:.0f} s: {comparison.line(found)}", flush=True)
+            print(f"round {number + 1}, {lasted[kind.name][-1]:.0f} s: {comparison.line(found)}", flush=True)
+        comparison.draw()
     print(comparison.table())
     return comparison.complete
 

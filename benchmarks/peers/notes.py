@@ -52,6 +52,10 @@ class Notes:
         """The newest process of this slot."""
         return self._pids[slot][1]
 
+    def heard(self, slot: int) -> float:
+        """When this slot wrote its newest line."""
+        return self._pids[slot][0]
+
     def addresses(self, since: float) -> list[str]:
         """Where ftlib's members listen, as far as they have noted it from that moment on."""
         self.refresh()

@@ -2,7 +2,7 @@
 
 A worker that a fault has hit is replaced with every system, also one that was told to leave; one that was stopped or hangs is
 killed once the others have gone on, as an operator would do it. The next fault comes once all make steps again. Where that
-takes longer than ``RETURN``, the whole system is started again, which counts.
+takes longer than ``RETURN``, or nothing is on its way to it, the whole system is started again, which counts.
 
 The injector is not ``ftlib chaos``: that asks ftlib's agents to hit their own worker, and other systems have none. All get
 signals from outside.
@@ -33,7 +33,7 @@ LONGEST = 20.0
 CALM, MOMENT = 3, 0.3
 """Steps, and seconds, that a survivor has to go on until it counts as going on: a step in flight at the fault may yet end."""
 RETURN = 20.0
-"""Seconds, once survivors have gone on or patience is over, until all make steps again."""
+"""Seconds, once survivors have gone on or patience is over, until all make steps again; none where all are ``_stuck``."""
 LIMIT = 100.0
 """Seconds of one run, beside those that a system is waited for by its settings, after which no more faults come."""
 
@@ -222,7 +222,7 @@ class Player:
             returned = fault.victim < 0 or any(step["pid"] != fault.pid for step in steps)
             return returned and all(self._steady(slot, fault.ended) for slot in self._present)
 
-        if self._until(back, RETURN):
+        if not self._stuck(fault) and self._until(back, RETURN):
             size = len(self._present)
         else:
             self.run.restarts += 1
@@ -232,6 +232,15 @@ class Player:
             size = WORKERS
         if size != self.run.sizes[-1][1]:
             self.run.sizes.append((time.monotonic(), size))
+
+    def _stuck(self, fault: Fault) -> bool:
+        """Whether all stand still for good, as far as anybody can see: patience is over, in which the master has come back,
+        nobody has ended, so that nobody is on the way, and nobody has written a line in its second half.
+        """
+        if fault.over or fault.victim >= 0:
+            return False
+        half = (fault.began + fault.ended) / 2
+        return all(alive(self._notes.pid(slot)) and self._notes.heard(slot) < half for slot in self._present)
 
     def _pause(self, seconds: float) -> None:
         self._until(lambda: False, seconds)

@@ -109,12 +109,12 @@ class Comparison:
         return not (self.failed or self._missing or self._remarks)
 
     def add(self, found: Figures) -> None:
-        """One run; all files are written."""
+        """One run; the figures and the table are written."""
         self._found[found.system].append(found)
         self._write()
 
     def remark(self, text: str) -> None:
-        """What else a reader has to know; all files are written."""
+        """What else a reader has to know; the figures and the table are written."""
         print(text, flush=True)
         self._remarks.append(text)
         self._write()
@@ -176,9 +176,9 @@ class Comparison:
         told = {"found": found, "missing": dict(self._missing), "remarks": self._remarks, "load": self._load}
         (self._folder / "figures.json").write_text(json.dumps(told))
         (self._folder / "table.md").write_text(self.table() + "\n")
-        self._draw()
 
-    def _draw(self) -> None:
+    def draw(self) -> None:
+        """The picture: once a round, as it takes a second for which nothing else runs."""
         import matplotlib as mpl
 
         mpl.use("agg")

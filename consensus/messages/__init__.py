@@ -29,11 +29,26 @@ from .agreement import (
     Ready,
 )
 from .contact import Claim, Introduction, Overtaken
-from .detection import Ack, Beliefs, Digest, Evidence, EvidenceKind, Gossip, Nack, Ping, PingRequest, Status, Stranger, Update
+from .detection import (
+    MAX_DETAIL,
+    Ack,
+    Beliefs,
+    Digest,
+    Evidence,
+    EvidenceKind,
+    Gossip,
+    Nack,
+    Ping,
+    PingRequest,
+    Status,
+    Stranger,
+    Update,
+)
 from .pieces import Piece
 from .storage import Lease, ViewRecord
 
 __all__ = [
+    "MAX_DETAIL",
     "MESSAGES",
     "Accept",
     "Accepted",

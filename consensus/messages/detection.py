@@ -7,6 +7,9 @@ from enum import Enum
 
 from ..member import Member
 
+MAX_DETAIL = 200
+"""The most characters of a statement about a member that are sent and kept, and that a reason of a view may have."""
+
 
 class Status(Enum):
     """What is believed of a member (transitions: ``protocol/state/member_table.py``). No rumour says DEAD; only proof does."""

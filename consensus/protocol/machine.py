@@ -19,7 +19,7 @@ from ..border import Boundary, Built, Flushed, Hint, Leave, SeekAdmission, Stall
 from ..config import Config
 from ..errors import ExcludedError, StoppedError
 from ..member import Address, Member, format_address
-from ..messages import Evidence, EvidenceKind, Message, Status
+from ..messages import MAX_DETAIL, Evidence, EvidenceKind, Message, Status
 from ..progress import Progress
 from ..view import Reason, View
 from .admission.admission import Admission
@@ -172,7 +172,7 @@ class Machine:
         if core.stopped is not None:
             return
         if core.view is not None:
-            farewell = Evidence(core.view.view_id, core.member.id, EvidenceKind.PROOF, detail[:200])
+            farewell = Evidence(core.view.view_id, core.member.id, EvidenceKind.PROOF, detail[:MAX_DETAIL])
             for member in core.view.members:
                 if member.id != core.member.id:
                     core.outbox.send(member, farewell)

@@ -27,7 +27,7 @@ import msgpack
 from ..config import MAX_JOB, PROTOCOL_VERSION
 from ..errors import CodecError, ForeignJobError, ForeignVersionError
 from ..member import Member
-from ..messages import MESSAGES, Envelope
+from ..messages import MAX_DETAIL, MESSAGES, Envelope
 from ..view import Reason, View
 
 MAX_BYTES = 16 * 1024 * 1024
@@ -42,7 +42,6 @@ _MAX_TEXT = 4096
 _MAX_ID = 64
 _MAX_HOST = 255
 _MAX_META = 64
-_MAX_DETAIL = 200
 _INT_LIMIT = 1 << 63
 
 _Encode = Callable[[Any], Any]
@@ -149,8 +148,8 @@ def _check_view(view: View) -> None:
 
 
 def _check_reason(reason: Reason) -> None:
-    if len(reason.detail) > _MAX_DETAIL or len(reason.source) > _MAX_ID:
-        raise CodecError(f"a reason of more than {_MAX_DETAIL} characters")
+    if len(reason.detail) > MAX_DETAIL or len(reason.source) > _MAX_ID:
+        raise CodecError(f"a reason of more than {MAX_DETAIL} characters")
 
 
 _CHECKS: dict[type, Callable[[Any], None]] = {Member: _check_member, View: _check_view, Reason: _check_reason}

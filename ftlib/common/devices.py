@@ -158,7 +158,7 @@ class _CudaStream(SideStream):
 
 
 class Cuda(Device):
-    """A GPU of NVIDIA's, as torch sees it. Not yet run on real hardware."""
+    """A GPU of NVIDIA's, as torch sees it."""
 
     def __init__(self, index: int) -> None:
         super().__init__()

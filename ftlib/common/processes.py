@@ -1,17 +1,23 @@
-"""What every part that starts processes needs: they have names, die with their parent, and their ends are told in words."""
+"""What every part that starts processes needs: when one may fork, their names, that they die with their parent, their ends in
+words.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 TWIN = 0.5
 """Seconds within which a second signal counts as the first one sent twice."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
+_NOT_INITIALIZED = 3
+"""CUDA_ERROR_NOT_INITIALIZED."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -46,3 +52,14 @@ def describe_exit(code: int) -> str:
         return f"killed by {signal.Signals(-code).name}"
     except ValueError:
         return f"killed by signal {-code}"
+
+
+def opened_cuda(maps: Path = Path("/proc/self/maps"), load: Callable[[str], Any] = ctypes.CDLL) -> bool:
+    """Whether anything here has begun to use CUDA's driver: then no process that is forked from now on can.
+
+    The driver is asked itself. Torch does not know of all that opens it: a backward pass on the CPU does so, too.
+    """
+    library = next((line.split()[-1] for line in maps.read_text().splitlines() if "/libcuda.so" in line), "")
+    if not library:
+        return False
+    return int(load(library).cuCtxGetCurrent(ctypes.byref(ctypes.c_void_p()))) != _NOT_INITIALIZED

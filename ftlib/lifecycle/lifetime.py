@@ -148,7 +148,7 @@ class Lifetime:
         self.resumption = Resumption(plane, self.transfer, config.join_timeout, observers, settings.shard, settings.shards)
         allocate = means.framework.allocate
         copies = allocate if settings.recovery_transport == "group" else room  # what goes by HTTP needs no special memory
-        self.donor = Donor(plane, registered, layouts.find, observers, allocate, copies)
+        self.donor = Donor(plane, registered, layouts, observers, allocate, copies)
         self._inquiry = Inquiry(plane, layouts, registered, means.ring)
         self._rebuilder = Rebuilder(
             plane,
@@ -168,7 +168,8 @@ class Lifetime:
         )
         self._introductions = Introductions()
         self.mates: Connections | None = None if part.shards == 1 else Connections(part.shard, self._mate_lost)
-        catchup = Catchup(plane, registered, self._transport, allowed, self._standby if spares else None, allocate)
+        standby = self._standby if spares else None
+        catchup = Catchup(plane, registered, self._transport, allowed, standby, allocate, self._known_members)
         self.engine = Engine(
             plane,
             consensus,

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import logging
 import random
+import zlib
 from collections.abc import Callable, Sequence
 
 from consensus import Member
@@ -61,8 +62,10 @@ class Catchup:
         allowed: RecoveryLimits,
         standby: Callable[[Registered, Call], WarmStandby] | None = None,
         allocate: Allocate = room,
+        known: Callable[[], Sequence[Member]] = lambda: (),
     ) -> None:
         """``registered``: returns what the program has registered so far. ``transport``: makes a new one for each round.
+        ``known``: returns the members of the job, as far as this one knows; it may be none itself yet.
 
         ``standby``: makes the warm standby of a spare that waits; None if there are no spares. ``allocate``: returns memory for
         operations (see ``Framework``).
@@ -72,6 +75,7 @@ class Catchup:
         self._new_transport = transport
         self._allowed = allowed
         self._new_standby = standby
+        self._known = known
         self._standby: WarmStandby | None = None
         self._own: Call | None = None
         """The program's first call, in which this member follows the others."""
@@ -85,6 +89,8 @@ class Catchup:
         """The chunk of the prefetched offer; None for the whole state."""
         self._ahead = 0
         """How many calls ahead requests name: a follower computes nothing, so it enters a call before the others."""
+        self._attempted = 0
+        """The call that was named in the first call of a view, if a request was: it may come too late for some."""
         self._last_session: Session | None = None
         self._hopes = 0
         """Number of verifications that may still begin before all shards are here, as a small state arrives soon."""
@@ -99,12 +105,32 @@ class Catchup:
     def stand_by(self, own: Call) -> None:
         """The program waits in its first call for admission, perhaps for long: keep the state level with the others'."""
         registered = self._registered()
-        if self._new_standby is None or self._standby is not None or self._refused or not self._allowed.live:
+        if self._new_standby is None or self._standby is not None:
             return
-        if registered is not None and own.kind is Kind.AVERAGE and not why_not(registered):
+        if registered is not None and self._may_follow(own, registered):
             self._settle(own)
             self._standby = self._new_standby(registered, own)
             self._standby.begin()
+
+    def look_ahead(self, own: Call, note: Callable[[Layout], None]) -> None:
+        """See ``Recovery``."""
+        plane, registered = self._plane, self._registered()
+        others = [member for member in self._known() if member.id != plane.member_id]
+        if not others or registered is None or not self._may_follow(own, registered):
+            return
+        transport, asked = self._new_transport(), others[zlib.crc32(plane.member_id.encode()) % len(others)]
+
+        def ask() -> None:
+            try:
+                note(transport.layout_like(asked, own.layout, lambda: not plane.leaving()))
+            except (FetchError, Later) as error:  # the call's first trailer will say what to ask for
+                logger.debug("no layout ahead: %s", error, extra=plane.about("no_layout"))
+
+        plane.threads.thread(ask, "ftlib-ahead").start()
+
+    def _may_follow(self, own: Call, registered: Registered) -> bool:
+        possible = self._allowed.live and not self._refused and own.kind is Kind.AVERAGE
+        return possible and not why_not(registered)
 
     @property
     def trouble(self) -> Exception | None:
@@ -221,9 +247,10 @@ class Catchup:
             logger.info("getting the state begins anew, as of call %d", number, extra=extra)
         if self._prefetch is not None and (self._prefetch.session is not session or self._prefetch.version < number):
             self._drop_prefetch()  # it is requested again
-        # In the first call of a view the others already wait for it to begin: a request would disturb them.
-        round_, version = self._round, number + max(self._ahead, int(fresh))
-        if self._prefetch is None and not (fresh and round_ is None):
+        # The others may be in the first call of a view already: what is under way goes on, and asks about the next one.
+        round_, version = self._round, number + max(self._ahead, int(fresh and self._round is not None))
+        if self._prefetch is None:
+            self._attempted = version if fresh else 0
             self._ask(session, round_, version)
         if round_ is None:
             return plane.acting_in(session)
@@ -265,7 +292,8 @@ class Catchup:
         begin = None
         if round_ is None:
             moment = session, plane.authority, turn, version, self._chunk or ChunkRequest()
-            begin = functools.partial(_open_round, plane, registered, self._first, transport, self._allowed, *moment)
+            allowed, attempt = self._allowed, self._attempted == version
+            begin = functools.partial(_open_round, plane, registered, self._first, transport, allowed, *moment, attempt)
         go_on = self._while_acting(session, version)
         self._prefetch = Prefetch(session, version, lambda go_on: ask(go_on=go_on), go_on, begin)
 
@@ -281,7 +309,8 @@ class Catchup:
                 shards = _shards_of(offer, session, self._turn(session), version, self._chunk or ChunkRequest())
                 self._round.add(offer, shards, version)
         except (FetchError, Later) as error:
-            self._unanswered(session, error)
+            if version != self._attempted:
+                self._unanswered(session, error)
 
     def _turn(self, session: Session) -> int:
         return session.view.index(self._plane.member_id) % len(session.plan.holders)
@@ -425,12 +454,15 @@ def _open_round(
     turn: int,
     version: int,
     chunk: ChunkRequest,
+    attempt: bool,
     offer: SnapshotOffer,
 ) -> Round:
     """Begin a round with the first chunk, pinned on entry to call ``version``, which may still be under way. Any thread.
 
-    FetchError as for ``_shards_of``.
+    FetchError as for ``_shards_of``; with ``attempt``, also if anybody has pinned nothing, as all may do so in the next call.
     """
+    if attempt and offer.failed:
+        raise next(iter(offer.failed.values()))
     shards = _shards_of(offer, session, turn, version, chunk)
     text = "getting %s of state from %s beside the training, as of call %d"
     extra = plane.about("recovery_begins", state_bytes=offer.nbytes, version=version)

@@ -1,4 +1,4 @@
-"""Tensors on real GPUs, between processes. Where there is none these leave themselves out: they have not run yet."""
+"""Tensors on real GPUs, between processes. Where there is none these leave themselves out."""
 
 from __future__ import annotations
 

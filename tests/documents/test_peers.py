@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
+import os
+import subprocess
+import time
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from benchmarks.peers import play
 from benchmarks.peers.figures import Figures, figures
 from benchmarks.peers.notes import Notes
-from benchmarks.peers.plan import FAULTS, rounds
+from benchmarks.peers.plan import FAULTS, Round, Strike, rounds
 from benchmarks.peers.play import Fault, Run
 from benchmarks.peers.systems import KINDS
 from benchmarks.peers.tables import PAGE, Comparison, into_docs, median
@@ -22,10 +28,10 @@ Line = dict[str, Any]
 def life(slot: int, pid: int, times: Iterable[float], first: int = 1, weights: int = 0, batches: int = 1) -> list[Line]:
     """One process that makes a step at each of these times, each from so many batches right before it."""
     lines = []
-    for step, time in enumerate(times, first):
+    for step, when in enumerate(times, first):
         about = {"slot": slot, "pid": pid}
-        lines += [{"t": time - 0.001, "kind": "batch", **about} for _ in range(batches)]
-        lines.append({"t": time, "kind": "step", "step": step, "weights": weights + step, "batches": batches, **about})
+        lines += [{"t": when - 0.001, "kind": "batch", **about} for _ in range(batches)]
+        lines.append({"t": when, "kind": "step", "step": step, "weights": weights + step, "batches": batches, **about})
     return lines
 
 
@@ -108,6 +114,61 @@ def test_two_rounds_play_all_and_are_the_same_whenever_drawn() -> None:
         assert sorted(strike.kind for strike in one.schedule + other.schedule) == sorted(FAULTS)
     assert drawn[0].first | drawn[1].first == set(FAULTS) and not any(each.first for each in drawn[2:])
     assert all(0 <= strike.fraction < 1 and strike.at < 60 for each in drawn for strike in each.schedule + each.kills)
+
+
+class Simulated:
+    """A system whose workers are in this process: they make a step at each look, until their master is killed."""
+
+    kind = SimpleNamespace(name="simulated", joins=False, master="the master", slow={})
+
+    def __init__(self, folder: Path, *, hangs: bool) -> None:
+        """``hangs``: the workers wait for their old master. Otherwise they die with it, and others come after a while."""
+        self.notes = Notes(folder)
+        self.restarted: float | None = None
+        self._file, self._hangs = folder / "0.jsonl", hangs
+        self._pid, self._step, self._stands = os.getpid(), 0, False
+        self._killed = math.inf
+
+    def tend(self) -> None:
+        if time.monotonic() > self._killed + 3 * PATIENCE:  # the others have come
+            self._pid, self._stands = os.getpid(), False
+        if not self._stands:
+            self._step += 1
+            self._write(self._pid)
+
+    def kill_master(self) -> None:
+        self._stands = True
+        if not self._hangs:
+            self._killed = time.monotonic()
+            with subprocess.Popen(["true"]) as dead:
+                pass
+            self._write(dead.pid)
+
+    def restart(self) -> None:
+        self.restarted, self._stands = time.monotonic(), False
+
+    def _write(self, pid: int) -> None:
+        lines = [line | {"slot": slot} for slot in range(4) for line in life(slot, pid, [time.monotonic()], self._step)]
+        with self._file.open("a") as file:
+            file.write("".join(json.dumps(line) + "\n" for line in lines))
+
+
+PATIENCE = 0.5
+
+
+@pytest.mark.parametrize("hangs", [True, False])
+def test_who_waits_for_what_does_not_come_is_started_again_at_once(
+    hangs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But not where workers have died: others may be on their way."""
+    monkeypatch.setattr(play, "QUIET", 0.5)
+    monkeypatch.setattr(play, "RETURN", 60.0)
+    system: Any = Simulated(tmp_path, hangs=hangs)
+    made = play.Player(system, PATIENCE).play(Round((Strike("master", 0.0),), (), frozenset()), 0.0)
+    [fault] = made.faults
+    assert not made.failed and not fault.over and made.restarts == int(hangs)
+    assert (system.restarted is not None) == hangs
+    assert made.ended < fault.ended + 30
 
 
 def test_the_table_says_what_failed_what_is_censored_and_who_is_better(tmp_path: Path) -> None:

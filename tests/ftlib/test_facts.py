@@ -7,11 +7,18 @@ import re
 import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import torch
 
+from consensus import Member, View
 from consensus.runtime.net.metrics import METRICS
 from ftlib import Excluded
+from ftlib.core.calls.salvage import SalvagePlan
+from ftlib.core.calls.session import Session
+from ftlib.core.plane.facts import facts
+from ftlib.core.plane.plane import Plane
+from ftlib.core.tensors.trailer import Flag
 from ftlib.frameworks import framework_by_name
 from tests.ftlib.workers import Job, Worker, workers
 from tests.harness.basics import eventually
@@ -118,3 +125,20 @@ def keys() -> set[str]:
 def test_the_table_of_metrics_names_keys_that_exist() -> None:
     named = {metric.key.split(".")[1] for metric in METRICS if metric.key.startswith("ftlib.")}
     assert named <= keys()
+
+
+def test_who_follows_and_who_is_late_is_told_apart() -> None:
+    """A deputy's call is late, and not one of a follower, though its rank record has both flags."""
+    plane, framework = Plane("a"), framework_by_name("memory")
+    nowhere = facts(plane, framework)
+    assert (nowhere["rank"], nowhere["size"], nowhere["epoch"], nowhere["peers"]) == (-1, 0, 0, {})
+    names = "abcde"
+    members = tuple(Member(name, "127.0.0.1", 1000 + number) for number, name in enumerate(names))
+    ranks = {name: number for number, name in enumerate(names)}
+    assert plane.activate(Session(View(3, "parent", members), SalvagePlan(7, 7), "a", ranks, None))
+    flags = (Flag(0), Flag.FOLLOWING, Flag.LATE, Flag.FOLLOWING | Flag.LATE, Flag.NONFINITE)
+    plane.trailer = Mock(slots=[Mock(flags=each) for each in flags])
+    found = facts(plane, framework)
+    assert (found["size"], found["epoch"]) == (5, 3)
+    told = {name: (each["following"], each["late"], each["inner_steps"]) for name, each in found["peers"].items()}
+    assert told == {"b": (True, False, 0), "c": (False, True, 0), "d": (False, True, 0), "e": (False, False, 0)}

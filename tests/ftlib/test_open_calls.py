@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from consensus import Member, View
-from ftlib.core.calls.observer import Observers
+from ftlib.core.calls.attempt import Disagreement
 from ftlib.core.calls.open_call import OpenCall
 from ftlib.core.calls.salvage import SalvagePlan
 from ftlib.core.calls.session import Session
@@ -93,6 +93,7 @@ def a_call(layout: Layout = LAYOUT, owners: list[torch.nn.Parameter] | None = No
 LATE = Lag()
 LATE.grow(1)
 BEHIND = SalvagePlan(8, 8, adoptions=(("a", "b"),), authority="b", holders=("b",))
+LIKE_THIS = SalvagePlan(7, 7, LAYOUT.signature, authority="b", holders=("b",))
 ELSEWHERE = replace(LAYOUT, buckets=tuple(replace(bucket, place="cuda:0") for bucket in LAYOUT.buckets))
 WHOLE = lay_out_in_order("average", SPECS, [3, 2, 1, 0], 1 << 20, 1 << 20)
 REORDERED = lay_out_in_order("average", SPECS, [0, 1, 2, 3], 4 * ROW, 4 * ROW)
@@ -102,6 +103,7 @@ def test_in_a_job_that_just_trains_it_may() -> None:
     assert why_not_early(place(), a_call(), 2) == ""
     adopted = replace(BEHIND, call=7)
     assert why_not_early(place(session=session(adopted)), a_call(), 2) == "", "it has what the others gave it"
+    assert why_not_early(place(session=session(LIKE_THIS, expected=None)), a_call(), 2) == "", "the last call was such a one"
 
 
 @pytest.mark.parametrize(
@@ -120,6 +122,7 @@ def test_in_a_job_that_just_trains_it_may() -> None:
         (place(session=session(BEHIND)), a_call(), 1, "have finished this call"),
         (place(session=session(expected=None)), a_call(), 1, "expect another"),
         (place(session=session(expected=REORDERED)), a_call(), 1, "expect another"),
+        (place(session=session(LIKE_THIS, expected=None)), a_call(REORDERED), 1, "expect another"),
         (place(session=session(expected=ELSEWHERE)), a_call(ELSEWHERE), 1, "on devices"),
     ],
 )
@@ -157,10 +160,12 @@ class Stand:
     works: list[Work] = field(default_factory=list)
     reported: list[str] = field(default_factory=list)
     over: bool = False
+    expected: Layout | None = LAYOUT
+    ends_at_once: bool = False
 
     def __post_init__(self) -> None:
         group: Any = SimpleNamespace(submit=self._submit)
-        self.session = session(group=group)
+        self.session = session(group=group, expected=self.expected)
         self.plane: Any = SimpleNamespace(
             begin=lambda _session: not self.over,
             current=None,
@@ -174,14 +179,24 @@ class Stand:
             abandon=lambda: self.reported.append("abandoned"),
         )
         waits: Any = SimpleNamespace(now=lambda: 0.0)
-        self.calls = OpenCalls(self.plane, failures, waits, Observers(), CallLock(1.0), 1)
+        self.calls = OpenCalls(self.plane, failures, waits, CallLock(1.0), 1)
         self.owners = [torch.nn.Parameter(torch.zeros(ROW)) for _ in SPECS]
         for number, owner in enumerate(self.owners):
             owner.grad = torch.full((ROW,), float(number))
 
     def _submit(self, operation: Operation) -> Work:
         self.works.append(Work(operation[1]))
+        if self.ends_at_once:
+            number = len(self.works) - 1
+            self.works[-1].ended = True
+            if number < 2:
+                self._agree(self.works[-1])
         return self.works[-1]
+
+    def _agree(self, work: Work) -> None:
+        """The other member says the same."""
+        half = self.session.codec.elements // 2
+        work.tensor[-half:] = work.tensor[-2 * half : -half]
 
     def enter(self, layout: Layout = LAYOUT, weight: float = 1.0) -> OpenCall:
         call = a_call(layout, self.owners, weight)
@@ -192,9 +207,14 @@ class Stand:
     def end(self, number: int, error: str = "") -> None:
         work = self.works[number]
         work.ended, work.error = True, GroupError(error) if error else None
-        if not number and not error:  # the other member says the same
-            half = self.session.codec.elements // 2
-            work.tensor[-half:] = work.tensor[-2 * half : -half]
+        if number <= (self.expected is None) and not error:  # a prelude, and the head
+            self._agree(work)
+
+    def differ(self, number: int) -> None:
+        """The operation ends; the other member has entered another call."""
+        self.end(number)
+        half = self.session.codec.elements // 2
+        self.works[number].tensor[-half:] = self.works[number].tensor[-half:].flip(0)
 
     def run(self, call: OpenCall) -> Any:
         attempt = self.calls.take(call)
@@ -220,6 +240,51 @@ def test_the_head_goes_first_and_the_others_follow_when_it_has_ended() -> None:
     stand.calls.advance(4)
     assert len(stand.works) == 3, "the last one waits for the end of backward"
     assert [work.tensor[0].item() for work in stand.works] == [3.0, 2.0, 1.0]
+
+
+def test_the_first_call_of_a_session_begins_with_a_prelude() -> None:
+    stand = Stand(expected=None)
+    call = stand.enter()
+    stand.calls.advance(1)
+    stand.calls.advance(3)
+    assert [work.tensor.dtype for work in stand.works] == [torch.uint8], "some may be in another call"
+    stand.end(0)
+    stand.calls.advance(3)
+    assert len(stand.works) == 2, "the head"
+    attempt = stand.calls.take(call)
+    assert attempt is not None
+    for number in range(1, 5):
+        stand.end(number)
+        attempt.poll()
+        if number < 4:
+            attempt.begin()
+    _, results = attempt.run(attempt.record, 2)
+    assert [slot.data[0].item() for slot in results.slots] == [3.0, 2.0, 1.0, 0.0]
+
+
+def test_what_backward_did_not_reach_before_its_end_begins_with_a_prelude_as_well() -> None:
+    stand = Stand(expected=None)
+    call = stand.enter()
+    attempt = stand.calls.take(call)
+    assert attempt is not None
+    stand.ends_at_once = True
+    _, results = attempt.run(attempt.record, 2)
+    assert len(stand.works) == 5
+    assert len(results.slots) == 4
+
+
+def test_a_prelude_shows_who_has_entered_another_call() -> None:
+    stand = Stand(expected=None)
+    call = stand.enter()
+    stand.calls.advance(2)
+    stand.differ(0)
+    stand.calls.advance(3)
+    assert len(stand.works) == 1
+    assert "members entered" in stand.reported[0]
+    attempt = stand.calls.take(call)
+    assert attempt is not None
+    with pytest.raises(Disagreement):
+        attempt.run(attempt.record, 2)
 
 
 def test_a_head_without_data_has_a_small_bucket_beside_it() -> None:
@@ -403,7 +468,18 @@ def test_it_is_entered_with_its_first_data_or_else_at_the_end(opens: bool) -> No
     average.restart()
     average.finish()
     average.abandon()
-    assert told.done == (["begin", 2, 3, "restart", "finish"] if opens else ["begin", "whole"])
+    assert told.done == (["begin", 2, 3, "restart", "finish"] if opens else ["begin", "begin", "whole"])
+
+
+def test_what_forbids_it_may_be_over_at_a_later_bucket() -> None:
+    told = Told(opens=False)
+    average = OpenAverage(a_call(), told)
+    average.push(0)
+    told.opens = True
+    average.push(1)
+    average.push(2)
+    average.finish()
+    assert told.done == ["begin", "begin", 2, 3, "finish"]
 
 
 def test_what_was_given_up_is_pushed_no_more() -> None:

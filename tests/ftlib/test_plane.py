@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from consensus import Member, View
+from consensus.border import Freeze
 from ftlib.core.calls.call import Call, Kind, Results
 from ftlib.core.calls.follow import Followed
 from ftlib.core.calls.salvage import Report, SalvagePlan, plan
 from ftlib.core.calls.session import Session
+from ftlib.core.plane.data_accounting import DataAccounting
 from ftlib.core.plane.orders import Order
 from ftlib.core.plane.plane import Plane
+from ftlib.core.plane.rebuild import Rebuilder
 from ftlib.core.tensors.layout import lay_out
 from ftlib.data.sampling import Share
 
@@ -193,3 +198,25 @@ def test_a_healed_member_goes_on_with_a_joiner_where_the_others_die() -> None:
     chosen = plan(View(5, "parent", MEMBERS[1:]), reports)
     assert chosen.fault is None
     assert (chosen.call, chosen.holders) == (20, ("b", "c"))
+
+
+def test_a_sampler_that_is_taken_over_is_bound_again_by_the_first_call() -> None:
+    """Its program registers it once: a new lifetime has another id, and no state yet."""
+    sampler, plane = Mock(), Mock(step=0, origin="", member_id="b", changed=threading.Condition())
+    first = DataAccounting(Mock(step=0, origin="", member_id="a", changed=threading.Condition()))
+    first.register(sampler)
+    sampler.reset_mock()
+    second = DataAccounting(plane, first, patience=7.0)
+    for _ in range(2):
+        second.entered(Call(Kind.AVERAGE, LAYOUT, [torch.ones(3)], weight=1.0, divide=True))
+    assert [call[0] for call in sampler.method_calls] == ["bind", "begin", "begin"]
+    sampler.bind.assert_called_once_with("b", patience=7.0)
+
+
+def test_a_view_is_wanted_until_a_freeze_for_a_later_one_or_the_end() -> None:
+    plane = Plane("a")
+    rebuilder = Rebuilder(plane, Mock(), Mock(), Mock())
+    rebuilder.handle(Freeze(4, None))
+    assert [rebuilder.wants(epoch) for epoch in (3, 4, 5)] == [False, True, True]
+    plane.stop(None)
+    assert [rebuilder.wants(epoch) for epoch in (3, 4, 5)] == [False] * 3

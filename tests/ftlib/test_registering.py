@@ -12,8 +12,10 @@ import torch
 from torch import nn
 
 from ftlib import ConfigError, ElasticSampler, FTLib, Status
+from ftlib.core.plane.plane import Plane
+from ftlib.recovery.whole_state import Transfer
 from ftlib.state.registry import Registered
-from tests.harness.basics import eventually
+from tests.harness.basics import TIMEOUT, eventually
 from tests.harness.company import Company, at_once, call_until, company, in_thread
 
 
@@ -237,3 +239,17 @@ def test_an_optimizer_of_another_version_or_with_a_scheduler_is_none_other() -> 
     group |= {"fused": None, "initial_lr": 0.3, "a_later_versions": 1}
     Registered({"optimizer": optimizer}).load(tree)
     assert optimizer.param_groups[0]["initial_lr"] == 0.3
+
+
+def test_who_asks_for_the_initial_state_gets_it_as_soon_as_it_is_registered() -> None:
+    """It waits at the donor, for a while: founders register at about the same time."""
+    plane = Plane("a" * 16)
+    transfer = Transfer(plane, TIMEOUT, TIMEOUT)
+    answers: list[bytes] = []
+    asking = in_thread(lambda: answers.append(b"".join(transfer.source({"founding": "1"}))))
+    eventually(lambda: plane.changed._waiters or not asking.is_alive(), "it waits there")  # type: ignore[attr-defined]
+    with plane.changed:
+        transfer._snapshot, transfer._sends = b"state", True
+        plane.changed.notify_all()
+    asking.join(TIMEOUT)
+    assert answers == [b"state"]

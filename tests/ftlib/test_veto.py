@@ -6,12 +6,18 @@ import logging
 import math
 import threading
 from collections.abc import Iterator, Sequence
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import nn
 
+from consensus import Member, View
 from ftlib import ConfigError, Status
+from ftlib.core.calls.salvage import SalvagePlan
+from ftlib.core.calls.session import Session
+from ftlib.core.plane.nonfinite_check import NonfiniteCheck
+from ftlib.core.plane.plane import Plane
 from ftlib.core.tensors.layout import lay_out
 from ftlib.frameworks.gloo import GlooFramework
 from ftlib.ftlib import FTLib
@@ -223,3 +229,21 @@ def test_whoever_adopts_a_vetoed_result_vetoes_it_too(spoilt: bool) -> None:
         assert job.buckets > 2  # type: ignore[attr-defined]
         results = job.run({f"w{i}": body for i in range(3)})
     assert set(results.values()) == {Status.FAIL if spoilt else Status.SUCCESS}
+
+
+def test_who_brought_inf_or_nan_says_so_in_the_next_call_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """Else it would be blamed for what others bring later."""
+    caplog.set_level(logging.WARNING, "ftlib")
+    members = tuple(Member(name, "127.0.0.1", 1000 + number) for number, name in enumerate("abc"))
+    plan = SalvagePlan(7, 7, authority="a", holders=("a",))
+    session = Session(View(3, "parent", members), plan, "b", {"a": 0, "b": 1, "c": 2}, None)
+    check, call, trailer = NonfiniteCheck(Plane("b")), Mock(number=8), Mock(tainted=(0, 2))
+    call.name.return_value = "tensor 0"
+    for spoilt in ([0], []):
+        call.spoilt.return_value = spoilt
+        check.explain(call, session)
+        assert (check.tainted, check.asks) == (bool(spoilt), True)
+        check.finished(session, trailer)
+        assert (check.tainted, check.asks) == (False, False)
+    told = [record.by for record in caplog.records if getattr(record, "ftlib_event", "") == "vetoed_elsewhere"]  # type: ignore[attr-defined]
+    assert told == [session.names(("a", "c"))]

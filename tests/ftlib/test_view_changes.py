@@ -9,7 +9,7 @@ import torch
 
 from consensus import View
 from ftlib import FTLib
-from ftlib.core.plane.plane import News
+from ftlib.core.plane.news import News
 from tests.ftlib.trainees import exclude
 from tests.harness.basics import eventually
 from tests.harness.company import company, in_thread

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ftlib.common.forking import opened_cuda
+from ftlib.common.processes import opened_cuda
 
 __all__ = ["Forked", "prepare", "program"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -78,3 +79,41 @@ def test_a_second_elastic_sampler_is_refused(ft: FTLib) -> None:
     accelerator.prepare(DataLoader(data, batch_size=2))
     with pytest.raises(ConfigError, match="two elastic samplers were prepared: train on one of a ConcatDataset"):
         accelerator.prepare(DataLoader(data, batch_sampler=ElasticSampler(data, batch_size=2)))
+
+
+def test_a_step_looks_for_nothing_that_was_known_before(ft: FTLib, monkeypatch: pytest.MonkeyPatch) -> None:
+    """accelerate looks for a package in all of ``sys.path`` twice a step, and reads the signature of ``zero_grad``."""
+    import accelerate.optimizer
+
+    accelerator = made(ft, gradient_accumulation_steps=2)
+    model = nn.Linear(3, 2)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    looked: list[str] = []
+    monkeypatch.setattr(accelerate.optimizer, "is_lomo_available", lambda: bool(looked.append("package")))
+    monkeypatch.setattr(accelerate.optimizer, "inspect", SimpleNamespace(signature=lambda _: looked.append("signature")))
+    steps = []
+    for _ in range(4):
+        before = model.weight.detach().clone()
+        with accelerator.accumulate(model):
+            accelerator.backward(model(torch.ones(4, 3)).square().sum())
+            optimizer.step()
+            optimizer.zero_grad()
+        steps.append((not torch.equal(model.weight, before), model.weight.grad is None))
+    assert steps == [(False, False), (True, True)] * 2, "with the second batch of each step"
+    assert not looked
+
+
+def test_an_optimizer_drops_gradients_in_its_own_way(ft: FTLib) -> None:
+    class Own(torch.optim.SGD):
+        def zero_grad(self) -> None:  # type: ignore[override]
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad.zero_()
+
+    accelerator = made(ft)
+    model = nn.Linear(3, 2)
+    model, optimizer = accelerator.prepare(model, Own(model.parameters(), lr=1.0))
+    accelerator.backward(model(torch.ones(4, 3)).square().sum())
+    optimizer.step()
+    optimizer.zero_grad()
+    assert torch.equal(model.weight.grad, torch.zeros(2, 3))

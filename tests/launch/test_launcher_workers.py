@@ -17,7 +17,7 @@ import torch
 
 from consensus import KeyRing
 from ftlib import ConfigError, FTLib, WorkerFailedError
-from ftlib.common.forking import opened_cuda
+from ftlib.common.processes import opened_cuda
 from ftlib.lifecycle.supervisor_client import announce
 from tests.harness.basics import TIMEOUT
 from tests.launch.fake_driver import fake_smi, listed

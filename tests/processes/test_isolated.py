@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ftlib import FTLib
+from ftlib.frameworks.accelerators.rehearsal.faults import VARIABLE
 from ftlib.frameworks.isolated.child import REST
 from ftlib.launch.processes.process import descendants
 from tests.harness.basics import TIMEOUT, eventually, lives
@@ -208,6 +209,18 @@ def test_the_process_of_a_group(cluster: Cluster, number: signal.Signals, isolat
     redone(cluster, workers, before)
     if isolated == "isolated:rehearsal":
         accelerated(cluster, 3, before)
+    cluster.drain()
+    assert judge(cluster) > 10
+
+
+@pytest.mark.parametrize("isolated", ["isolated:rehearsal"], indirect=True)
+def test_a_process_that_dies_as_it_builds_is_followed_by_another_one(cluster: Cluster) -> None:
+    """Nothing fails by that, so nothing asks for another view but the member that lost it. Till then all goes by Gloo."""
+    workers = cluster.found(2, environment={VARIABLE: "start_seconds=2.5"})
+    cluster.training(2)
+    for pid in named(workers[0].pid, CHILDREN["isolated:rehearsal"]):
+        os.kill(pid, signal.SIGKILL)
+    accelerated(cluster, 2, since=1)
     cluster.drain()
     assert judge(cluster) > 10
 

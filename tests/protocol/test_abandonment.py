@@ -51,3 +51,14 @@ def test_a_view_is_missed_once_whether_anybody_does_something_about_it_or_not() 
     assert missed.due(100.0 + ABANDONED_AFTER)
     assert not missed.due(100.1 + ABANDONED_AFTER)
     assert missed.deadline() == inf
+
+
+def test_nothing_is_missed_once_the_view_is_active_or_this_member_proposes_another() -> None:
+    for active, attempt in ((True, None), (False, object())):
+        machine = told("a")
+        missed = machine._change._abandonment
+        assert missed.deadline() == 100.0 + ABANDONED_AFTER
+        machine._core.active = machine._core.view if active else machine._core.active
+        machine._change.proposer.attempt = attempt  # type: ignore[assignment]
+        assert missed.deadline() == inf, (active, attempt)
+        assert not missed.due(100.0 + ABANDONED_AFTER)

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from consensus.config import Policy
 from consensus.messages import Accept, Ballot, Prepare, Promise
 from consensus.protocol.agreement.attempt import Attempt, Phase
 from consensus.view import Cause, Proposal, Removal
@@ -63,3 +64,18 @@ def test_phases_ask_and_count_apart() -> None:
     one.reports = {"a": b"", "b": b""}
     assert one.waiting_for(frozenset("e")) == ("c", "d")
     assert one.decided(frozenset("cde"))
+
+
+@pytest.mark.parametrize("half", [promise((9, "a"), None), promise(None, value("c"))], ids=["no value", "no ballot"])
+def test_half_a_promise_names_no_value(half: Promise) -> None:
+    """Nobody sends such a thing; whoever does changes nothing by it."""
+    one = attempt()
+    one.promises = {"a": half, "b": promise((2, "c"), value("d")), "c": half}
+    one.propose(value("e"))
+    assert one.proposal == value("d")
+
+
+def test_where_a_store_decides_nobodys_answer_is_missing() -> None:
+    one = Attempt(VIEW, BALLOT, 7, 100.0, Policy.STORAGE)
+    assert one.waiting_for(frozenset()) == ()
+    assert not one.decided(frozenset("abcde"))

@@ -288,3 +288,28 @@ def test_only_the_coordinator_calls_where_the_cluster_may_not_be_known(own: str)
         machine.tick(NOW + 0.1 * step)
         told += sum(send.address == ("10.0.0.1", 1) for send in sends(machine.drain(), JoinReply))
     assert (told > 0) is (own == "a")
+
+
+@pytest.mark.parametrize("names", ["bc", "ac"])
+def test_an_install_of_a_view_that_does_not_come_from_ours_is_not_followed(names: str) -> None:
+    """With this member in it its sender is told so, as that view can never be active; without this member it is out."""
+    machine = machine_in("abc", "b")
+    other = View(3, "an unknown parent", tuple(map(member, names)), FIRST.cluster)
+    install = Install(other, None, (9, "c"), Reports.of([b"1", b"2"]), trail=(other.parent_id, "another first view"))
+    machine.receive("c", member("c").address, install, NOW)
+    assert machine.view == FIRST
+    told = answers(machine, Introduction)
+    assert (told, machine.stopped is None) == (([("c", Introduction)], True) if "b" in names else ([], False))
+
+
+@pytest.mark.parametrize(("policy", "told"), [(Policy.MAJORITY, ["x"]), (Policy.ANY, [])])
+def test_who_follows_another_list_for_this_epoch_is_told_of_ours(policy: Policy, told: list[str]) -> None:
+    """Only one of the two can ever be active: each side may learn that it is not its own."""
+    machine = machine_in("abcd", "b", config=Config(policy=policy))
+    parent = view_of("abcd")
+    machine._change.adopt(view_of("abc", 2, parent.view_id, parent.cluster), "a", NOW)
+    machine.drain()
+    twin = view_of("cd", 2, parent.view_id, parent.cluster)
+    met = Introduction(twin, member("x"), Claim(0, 2, "c"), acts=False)
+    machine._change.contact.heard("d", met, NOW)
+    assert [name for name, _ in answers(machine, Introduction)] == told

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from consensus.messages import Accept, EvidenceKind, Gossip, Introduction, Nack, Ping, Status, Update
 from consensus.progress import Progress
 from consensus.protocol.agreement.contact import LOST
@@ -199,6 +201,43 @@ def test_who_has_ended_a_call_is_not_awaited_in_it() -> None:
     for own, awaited in ((Progress(5, 0), False), (Progress(4, 5), False), (Progress(4, 0), True)):
         core.progress = own
         assert stall.awaited is awaited, own
+
+
+def test_whoever_rests_after_a_call_waits_for_nobody_in_it() -> None:
+    """A deputy may have spoken for this member there, so that the others are ahead, and at work on their next batch."""
+    core = core_of("a")
+    core.view = core.active = view_of("abc")
+    core.progress = Progress(4, 0)
+    stall = Stall(core)
+    for name, progress in (("b", Progress(5, 5, 100.0)), ("c", Progress(5, 0, 100.0))):
+        stall.heard(name, progress)
+    assert not stall.awaited and stall.since() is None
+    stall.heard("b", Progress(4, 5, 100.0))
+    stall.heard("c", Progress(4, 5, 101.0))
+    assert stall.awaited and stall.since() == 101.0
+
+
+@pytest.mark.parametrize(
+    ("own", "active", "since"),
+    [
+        (Progress(4, 0), True, 101.0),
+        (Progress(4, 5), True, None),  # in that call, too
+        (Progress(4, 0), False, None),  # nobody can enter a call
+        (Progress(0, 0), True, None),  # before its first call it may take any time
+        (Progress(0, 1), True, None),
+    ],
+)
+def test_only_who_is_outside_of_a_call_of_an_active_view_keeps_the_others_waiting(
+    own: Progress, active: bool, since: float | None
+) -> None:
+    core = core_of("a")
+    core.view = view_of("abc")
+    core.active = core.view if active else None
+    core.progress = own
+    stall = Stall(core)
+    for number, name in enumerate("bc"):
+        stall.heard(name, Progress(own.finished, own.finished + 1, 100.0 + number))
+    assert stall.since() == since
 
 
 def test_who_has_sent_its_last_message_tells_itself_nothing_either() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from consensus.border import Hint, Leave
 from consensus.messages import EvidenceKind
-from consensus.protocol.state.change import FindingKind, Moment
+from consensus.protocol.state.change import Change, FindingKind, Moment
 from consensus.protocol.state.history import FINDINGS, LIMIT, History
 from consensus.protocol.state.inputs import Accusation
 from consensus.simulation import Host, World
@@ -270,3 +270,10 @@ def test_a_lie_of_length_is_cut() -> None:
     world.kill(members[2])
     agree(world, members[:2])
     assert len(record(members[0])["removed"][0]["detail"]) <= 96
+
+
+def test_who_told_the_driver_of_a_death_is_named_where_only_the_reasons_came() -> None:
+    parent = view_of("abc")
+    reasons = (Reason("c", Cause.PROOF, "refused", "b"),)
+    change = Change(parent, view_of("ab", 2, parent.view_id, parent.cluster), "a", reasons=reasons)
+    assert set(change.sketch()["names"]) == {"a", "b", "c"}

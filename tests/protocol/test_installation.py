@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from consensus.messages import Accepted, FlushReply, FlushRequest, Install, Message
+import pytest
+
+from consensus.messages import Accepted, EvidenceKind, FlushReply, FlushRequest, Install, Message, Ready
 from consensus.messages.reports import Reports
-from consensus.protocol.agreement.installation import Installation
+from consensus.protocol.agreement.installation import PAUSE, RESEND_AT_MOST, Installation
 from consensus.protocol.agreement.installer import LEAVERS_WAIT, Installer
 from consensus.protocol.state.core import Core
+from consensus.protocol.state.life import Turn
 from consensus.simulation import Host
 from consensus.view import Cause, Delta, Proposal, Removal, View
 
@@ -129,3 +132,66 @@ def test_a_leaver_in_its_last_call_has_a_moment_to_end_it() -> None:
     core, one = leaving()
     one.on_flush_reply("b", FlushReply(2, view.view_id, b"B"), 100.1)
     assert sends(core.outbox.drain(), Install), "it has ended"
+
+
+def test_a_leaving_driver_gives_up_only_once_nobody_of_its_view_lives() -> None:
+    core = core_of("b")
+    core.turn(Turn.ADMITTED)
+    core.follow(VIEW)
+    one = Installer(core, lambda *_: None)
+    one.begin(installation({"a": b"A", "c": b"C"}), 100.0)
+    for index, name in enumerate(VIEW.ids):
+        assert core.stopped is None, "somebody may still build the group"
+        core.evidence.prove(name, "it is gone", 100.0, 100.0)
+        one.tick(100.1 + 0.01 * index)
+    assert core.stopped is not None
+
+
+def test_a_joiner_that_pulls_gets_the_whole_view_once_there_is_an_install() -> None:
+    one = installing()
+    assert one.whole("j") is None, "reports are missing"
+    one.on_flush_reply("c", FlushReply(2, VIEW.view_id, b"C"), 100.1)
+    install = one.whole("j")
+    assert install is not None and install.view == VIEW and install.delta is None
+    assert one.whole("b") is None, "it is not in that view"
+
+
+def test_install_goes_out_again_more_and_more_rarely() -> None:
+    one, now, pauses = installation({"a": b"A", "c": b"C"}), 100.0, []
+    for _ in range(8):
+        one.sent_again(now)
+        pauses.append(one.next_send - now)
+        now = one.next_send
+    assert pauses == pytest.approx([min(2 ** (1 + index) * PAUSE, RESEND_AT_MOST) for index in range(8)])
+
+
+def test_who_keeps_the_others_waiting_for_too_long_is_unready() -> None:
+    """A member that does not report, and later one that does not build its group; never the driver itself."""
+    accused: list[tuple[str, EvidenceKind, str]] = []
+    core = core_of("a")
+    core.follow(VIEW)
+    one = Installer(core, lambda member_id, kind, detail, _: accused.append((member_id, kind, detail.split(" within")[0])))
+    one.begin(installation({"a": b"A"}), 100.0)
+    late = 100.0 + core.config.ready_timeout
+    one.tick(late - 0.01)
+    assert accused == []
+    one.tick(late)
+    assert accused == [("c", EvidenceKind.UNREADY, "did not report")]
+    one.on_flush_reply("c", FlushReply(2, VIEW.view_id, b"C"), late)
+    one.on_ready("c", member("c").address, Ready(2, VIEW.view_id), late)
+    accused.clear()
+    one.tick(late + 0.01)
+    assert accused == [("j", EvidenceKind.UNREADY, "did not build its group")]
+
+
+def test_a_call_that_a_gone_member_was_in_is_not_waited_for() -> None:
+    """Those asked for their reports would else stay in it."""
+    core = core_of("a")
+    core.follow(VIEW)
+    one = Installer(core, lambda *_: None)
+    one.begin(Installation(VIEW, PARENT, (0, "a"), {"a": b"A"}, 100.0, after_call=7), 100.0)
+    one.tick(101.0)
+    core.evidence.prove("j", "it is gone", 100.0, 101.1)
+    one.tick(102.0)
+    asked = [send.message.after_call for send in sends(core.outbox.drain(), FlushRequest)]  # type: ignore[attr-defined]
+    assert (asked[0], asked[-1]) == (7, None)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 
 import pytest
 
 from consensus.config import Config
 from consensus.errors import JoinError
 from consensus.member import Address
-from consensus.messages import JoinReply
+from consensus.messages import JoinReply, JoinRequest
+from consensus.protocol.machine import Machine
+from consensus.protocol.state.inputs import Resolved
 from consensus.protocol.state.join import FOUNDING_PATIENCE, FRESH, HASTY, MUTE_PATIENCE, RARELY, Applicants, Search
 from consensus.simulation import World, judged
 
-from .people import member, view_of
+from .people import member, sends, view_of
 
 ME = member("a")
 B: Address = ("10.0.0.1", 2)
@@ -215,3 +218,22 @@ def test_the_first_introducer_restarted_joins_instead_of_founding_again() -> Non
     again = world.start("m0", introducers=("m0", "m1", "m2"), port=m0.machine.member.port)
     world.run_until(lambda: bool(again.activated), 5.0)
     assert set(again.activated[0].ids) == {m1.id, m2.id, again.id}
+
+
+def test_an_applicant_is_fresh_for_all_of_its_time() -> None:
+    """As long as ``any_admissible`` counts it: else a coordinator would wish for a joiner that it does not see."""
+    applicants = Applicants(10)
+    applicant = applicants.heard(member("x"), True, 100.0)
+    assert applicant is not None
+    end = applicant.contact = 100.0 + FRESH
+    assert applicants.any_admissible(end) and applicants.admissible(end) == [member("x")]
+    assert applicants.fresh(end, wanting=False) == [applicant]
+    assert applicants.fresh(end + 0.01, wanting=False) == []
+
+
+def test_introducers_that_the_names_lead_to_now_are_asked_at_once() -> None:
+    machine = Machine(Config(introducers=("somewhere:1",)), member("x"), Random(1), founder=False, introducers=(B,))
+    machine.start(100.0)
+    assert {send.address for send in sends(machine.drain(), JoinRequest)} == {B}
+    machine.handle(Resolved((C,), founder=False, barred=""), 100.01)
+    assert {send.address for send in sends(machine.drain(), JoinRequest)} == {C}

@@ -13,7 +13,7 @@ from consensus.config import Config
 from consensus.errors import ExcludedError, LeftError
 from consensus.messages import Evidence, EvidenceKind, Gossip, Lease, Status, Update
 from consensus.progress import Progress
-from consensus.protocol.detection.leases import LATE, STILL
+from consensus.protocol.detection.leases import LATE, STEP, STILL
 from consensus.protocol.detection.leases import Leases as Book
 from consensus.protocol.detection.stall import Stall
 from consensus.protocol.machine import Machine
@@ -140,6 +140,14 @@ def test_a_renewed_lease_is_a_sign_of_life_and_no_contact() -> None:
     one.run(10.0)
     assert one.now - peer.last_sign < 1.1 * BEAT
     assert peer.contact == contact < one.now - 10.0, "nothing that discounting could rest on"
+
+
+def test_a_read_that_misses_a_rise_moves_the_next_ones_by_a_part_of_a_beat() -> None:
+    _, found = book()
+    for index, (counter, shift) in enumerate([(1, 0.0), (2, 0.0), (2, STEP * BEAT), (3, 0.0)]):
+        planned = found._next_read
+        found.answered(ReadLeases(("b",)), LeaseList((Lease(member("b"), counter),)), START + index * BEAT)
+        assert found._next_read - planned == pytest.approx(shift), index
 
 
 # The second opinion
@@ -349,6 +357,19 @@ def test_who_waits_in_a_call_learns_where_the_others_are() -> None:
     one.run(2.0 + BEAT + 6.0)
     told = {effect.member_id: effect for _, effect in one.effects if isinstance(effect, PeerProgress)}
     assert {name: told[name].current for name in "bcdefgh"} == {**dict.fromkeys("bcde", 7), **dict.fromkeys("fgh", 0)}
+
+
+@pytest.mark.parametrize(("patience", "pause"), [(2.0, 1.0), (12.0, 3.0), (60.0, 5.0)])
+def test_who_waits_in_a_call_reads_everybodys_lease_four_times_in_the_time_of_a_stall(patience: float, pause: float) -> None:
+    """So a stall is noticed in time, and the store is asked for all leases once a second at most."""
+    one = bench("abcd", "a", leased(stall_timeout=patience))
+    one.machine.set_progress(Progress(6, 7, one.now))
+    one.run(SETTLED)
+    since = one.now
+    one.run(5 * pause)
+    times = [time for time, ids in one.reads(since) if ids is None]
+    assert [later - time for time, later in itertools.pairwise(times)] == pytest.approx([pause] * (len(times) - 1), abs=0.02)
+    assert len(times) >= 4
 
 
 def test_who_moves_reads_only_its_successors() -> None:

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from consensus.border import Built, Flushed, Freeze, Hint, Installed, Leave, PeerProgress, Stopped
+from consensus.border import Boundary, Built, Flushed, Freeze, Hint, Installed, Leave, PeerProgress, Stopped
 from consensus.errors import ExcludedError, StoppedError
 from consensus.messages import (
+    MAX_DETAIL,
     Accept,
     Accepted,
     Ack,
@@ -402,3 +403,67 @@ def test_a_member_that_blames_itself_asks_for_a_new_epoch_at_once(suspects: tupl
     assert kinds == (set() if wait else {EvidenceKind.FROZEN})
     machine.tick(100.0 + wait + 0.001)
     assert bool(sends(machine.drain(), Evidence)) == bool(wait)
+
+
+def test_who_kept_its_deadline_is_not_late_before_it_has_said_the_next_one() -> None:
+    """Its driver may hand in several packets before it asks again when to come back."""
+    machine = machine_in("abc", "a")
+    deadline = machine.next_deadline()
+    assert deadline is not None
+    machine.tick(deadline)
+    effects = give(machine, "b", Ack(4711, "b", 1, machine._core.view_id), deadline + 10.0)
+    assert not any(isinstance(effect, Note) and effect.kind == "late" for effect in effects)
+
+
+def test_of_what_others_say_of_a_death_a_few_words_are_kept_and_passed_on() -> None:
+    machine = machine_in("abcd", "c")
+    view = view_of("abcd")
+    give(machine, "b", Evidence(view.view_id, "d", EvidenceKind.PROOF, "x" * 4000), 100.1)
+    told = machine._core.evidence.proofs["d"].detail
+    assert told == f"{'x' * MAX_DETAIL} (says b)"
+    machine._change.adopt(Proposal(view.view_id, 2, (Removal("b", Cause.SILENCE),)).apply(view), "a", 100.2)
+    words = [send.message.detail for send in sends(machine.drain(), Evidence)]  # type: ignore[attr-defined]
+    assert words and set(words) == {"x" * MAX_DETAIL}, "d is still in the next view"
+    give(machine, "a", Evidence(machine._core.view_id, "a", EvidenceKind.UNREADY, "y" * 4000), 100.3)
+    assert [len(each["detail"]) for each in machine.status()["under_way"]["findings"] if each["accused"] == "a"] == [MAX_DETAIL]
+
+
+def test_who_acks_from_no_view_yet_lives_and_has_contact_once_all_are_in() -> None:
+    """Its vote on the next view is bound by that ack only if it has followed this one."""
+    machine = machine_in("abc", "a")
+    machine.tick(100.5)
+    [ping] = [send.message for send in sends(machine.drain(), Ping) if send.message.target == "b"][:1]  # type: ignore[attr-defined]
+    peer = machine._core.table.get("b")
+    assert peer is not None
+    before = peer.contact
+    give(machine, "b", Ack(ping.seq, "b", 0, ""), 100.51)
+    assert peer.last_sign == 100.5 and peer.contact == before
+    machine._core.table.all_in(1)
+    assert peer.contact == 100.5
+
+
+@pytest.mark.parametrize("voted", [False, True])
+def test_whoever_voted_itself_out_follows_no_other_view_of_that_epoch(voted: bool) -> None:
+    """Both may be chosen once all who voted for one are dead, and the members of the one without it rely on being alone."""
+    machine, parent = machine_in("abc", "c"), view_of("abc")
+    if voted:
+        give(machine, "a", accept_without("abc", "c", Cause.LEFT, (0, "a")), 100.1)
+    other = Proposal(parent.view_id, 2, (Removal("b", Cause.PROOF),)).apply(parent)
+    give(machine, "a", Chosen(other, "a"), 100.2)
+    assert machine.view == (parent if voted else other)
+
+
+def test_a_pause_before_the_next_proposal_ends_with_the_view_that_it_was_about() -> None:
+    machine, parent = machine_in("abc", "a"), view_of("abc")
+    machine._change.proposer.refused(100.1, 900.0)
+    machine._change.adopt(Proposal(parent.view_id, 2, (Removal("b", Cause.LEFT),)).apply(parent), "a", 100.2)
+    machine.handle(Checked("c", False, "refused"), 100.3)
+    machine.tick(100.3 + 2 * CONFIG.settle_max)
+    assert machine._change.proposer.attempt is not None
+
+
+def test_who_leaves_after_a_call_is_a_finding_of_the_change() -> None:
+    machine = machine_in("abc", "b")
+    machine.handle(Boundary(7, ("c", "x")), 100.1)
+    told = [(each["kind"], each["accused"], each["detail"]) for each in machine.status()["under_way"]["findings"]]
+    assert told == [("leave", "c", "leaves after call 7")], "x is a stranger"

@@ -54,3 +54,12 @@ def test_somebody_is_asked_every_few_seconds() -> None:
         machine._reconciliation.tick(100.0 + 0.1 * step)
         sent += len(sends(machine.drain(), Digest))
     assert 0.5 * 100 / EVERY <= sent <= 1.5 * 100 / EVERY
+
+
+def test_of_those_who_suspect_a_member_the_first_by_id_is_named() -> None:
+    """By everybody the same, once there are two: a suspicion of one is a rumour, which has its own way."""
+    machine = machine_in("abcdef", "a")
+    machine.receive("d", member("d").address, Gossip((Update("f", Status.SUSPECT, 0, "d"),)), 100.1)
+    assert machine._reconciliation.beliefs() == []
+    machine.receive("c", member("c").address, Gossip((Update("f", Status.SUSPECT, 0, "c"),)), 100.2)
+    assert machine._reconciliation.beliefs() == [Update("f", Status.SUSPECT, 0, "c")]

@@ -353,3 +353,14 @@ def test_old_records_are_cleaned_once_a_view_is_active() -> None:
 def test_a_policy_without_a_store_is_refused() -> None:
     with pytest.raises(ConfigError, match="storage="):
         Config(policy=Policy.STORAGE)
+
+
+def test_a_store_that_answers_again_is_not_away() -> None:
+    """Whoever takes it for away leaves the next view to others."""
+    machine = machine_of("abc", "a")
+    machine._change.register.look()
+    [read] = asked(machine.drain(), ReadViews)
+    answer(machine, read, AWAY, 100.1)
+    assert machine._core.store_away
+    answer(machine, read, Recorded(ViewRecord(view_of("abc"), "a")), 100.2)
+    assert not machine._core.store_away

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import string
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 from consensus.config import Config, Liveness
 from consensus.errors import JoinError
 from consensus.messages import JoinReply, JoinRequest, Lease, ViewRecord
-from consensus.protocol.admission.survey import CHECK_EVERY, MUTE, Survey
+from consensus.protocol.admission.admission import HURRIED
+from consensus.protocol.admission.survey import CHECK_EVERY, MEMBERS, MUTE, Survey
 from consensus.protocol.machine import Machine
 from consensus.protocol.state.effects import Ask, Check, Effect
 from consensus.protocol.state.inputs import Answered, Checked
@@ -461,3 +463,52 @@ def test_nothing_is_looked_for_once_there_is_a_view() -> None:
     since = one.now
     one.run(5.0)
     assert not [request for time, request in one.asked if time > since and request in (ReadViews(), ReadLeases(None))]
+
+
+def test_a_first_counter_of_zero_is_a_counter() -> None:
+    """Its next rise is seen, so its member lives: nobody has to check that."""
+    desk = Desk()
+    desk.counters, desk.alive = {"b": -1}, {"b"}
+    desk.run(2.0)
+    assert desk.counters["b"] > 1 and desk.checks == []
+
+
+def test_a_crowd_of_lessees_is_checked_a_part_at_a_time() -> None:
+    desk = Desk()
+    names = string.ascii_letters[:44].replace("m", "")
+    desk.lease(names, alive=False)
+    desk.run(1.2)
+    first, *later = [[name for _, name in each] for _, each in itertools.groupby(desk.checks, lambda check: check[0])]
+    assert first == sorted(names)[:4], "those that were asked"
+    assert [len(each) for each in later] == [2 * MEMBERS, len(names) - 4 - 2 * MEMBERS]
+    assert set(names) == {name for _, name in desk.checks}
+
+
+def test_whoever_speaks_lives_though_a_check_has_called_it_dead() -> None:
+    """A firewall may refuse connections. Its cluster goes on, and nobody founds another beside it."""
+    one = founder(record=ViewRecord(view_of("xyz", 41, "parent"), "x"))
+    one.run(1.0)
+    one.machine.handle(Checked("x", False, "refused"), one.now)
+    one.machine.receive("x", member("x").address, JoinReply(None, None), one.now)
+    for name in "yz":
+        one.machine.handle(Checked(name, False, "refused"), one.now)
+    one.run(1.0)
+    assert created(one) == []
+    one.machine.handle(Checked("x", False, "refused"), one.now)
+    one.run(1.0)
+    assert created(one), "nobody is left"
+
+
+def test_a_cluster_that_is_found_lost_and_found_again_is_asked_at_once_only_the_first_time() -> None:
+    """Else members that tell of a cluster that has just died would make this one ask without a pause."""
+    one = founder(record=ViewRecord(view_of("xyz", 41, "parent"), "x"))
+    one.run(1.0)
+    machine, search = one.machine, one.machine._admission.search
+    asks = []
+    for moment in (0.0, HURRIED / 2, HURRIED + 0.001):
+        search.lost(one.now)
+        search.ask_at(one.now + 10.0)
+        machine.drain()
+        machine.receive("x", member("x").address, JoinReply(view_of("xyz", 41, "parent"), member("x")), one.now + moment)
+        asks.append(bool(sends(machine.drain(), JoinRequest)))
+    assert asks == [True, False, True]

@@ -7,6 +7,7 @@ from random import Random
 import pytest
 
 from consensus.member import Member
+from consensus.protocol.detection import watch
 from consensus.protocol.detection.watch import RINGS, SLACK, Watch, watchers
 from consensus.view import NO_VIEW_ID, Cause, Proposal, Removal, View
 
@@ -76,3 +77,22 @@ def test_small_views_and_views_without_us_have_no_neighbours() -> None:
     stranger = Watch("stranger")
     stranger.adopt(view, SLOT, 100.0)
     assert stranger.slots == ()
+
+
+def test_each_ring_begins_at_another_quarter_of_the_ids() -> None:
+    """All members have to compute the same rings, and short ids should not make two of them one."""
+    assert [watch._place(ring, "abcdefgh") for ring in range(RINGS)] == ["abcdefgh", "cdefghab", "efghabcd", "ghabcdef"]
+    assert [watch._place(ring, "abcd") for ring in range(RINGS)] == ["abcd", "bcda", "cdab", "dabc"]
+
+
+def test_a_ring_is_sorted_only_if_a_neighbour_in_it_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    view = large(100)
+    own = view.ids[0]
+    one = Watch(own)
+    one.adopt(view, SLOT, 100.0)
+    far = next(key for key in view.ids if key != own and key not in one.slots)
+    monkeypatch.setattr(View, "find", lambda *_: pytest.fail("a whole ring was looked at"))
+    without = Proposal(view.view_id, 2, (Removal(far, Cause.PROOF),), (Member("f" * 16, "10.0.0.2", 1),)).apply(view)
+    one.adopt(without, SLOT, 101.0)
+    monkeypatch.undo()
+    assert one.slots == watchers(own, without)

@@ -85,4 +85,4 @@ def test_the_histories_have_everything() -> None:
 def test_survivors_get_the_state_because_results_were_changed_in_place() -> None:
     """Drawn faults hardly ever do that: someone has to die while one member lacks what all others have."""
     jobs = [opened(seed) for seed in range(30)]
-    assert sum(job.trainers.promises.counts["replaced"] for job in jobs) > 2
+    assert sum(job.trainers.promises.counts["replaced"] for job in jobs) > 1

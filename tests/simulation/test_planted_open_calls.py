@@ -13,11 +13,9 @@ from ftlib.core.calls import call as calls
 from ftlib.core.calls.attempt import Attempt
 from ftlib.core.calls.call import Call, Results
 from ftlib.core.calls.open_attempt import OpenAttempt
-from ftlib.core.calls.open_call import OpenCall
 from ftlib.core.engine import open_calls
-from ftlib.core.engine.open_calls import Move, OpenCalls, OpenFacts, next_move, why_not_early
+from ftlib.core.engine.open_calls import Move, OpenCalls, OpenFacts, next_move
 from ftlib.core.plane.failures import Failures
-from ftlib.core.plane.plane import Plane
 from ftlib.core.tensors.staging import Slot, Staging
 from tests.harness.basics import around
 
@@ -40,14 +38,13 @@ def last_bucket_at_once(patch: Patch) -> None:
     patch.setattr(open_calls, "next_move", move)
 
 
-def enters_unexpectedly(patch: Patch) -> None:
-    """A session's first call is entered early, though others expect to agree on it, or to get the state first."""
+def begins_without_a_prelude(patch: Patch) -> None:
+    """A session's first call that is entered early begins with the head, though others first agree on the call."""
 
-    def why(plane: Plane, call: OpenCall, min_size: int) -> str:
-        reason = why_not_early(plane, call, min_size)
-        return "" if reason == "the members expect another call" else reason
-
-    patch.setattr(open_calls, "why_not_early", why)
+    @around(patch, OpenAttempt, "__init__")
+    def made(honest: Any, self: OpenAttempt, *arguments: Any) -> None:
+        honest(self, *arguments)
+        self._asked = True
 
 
 def gives_what_was_changed(patch: Patch) -> None:
@@ -119,7 +116,7 @@ class Bug:
 BUGS = [
     Bug(data_before_the_head, known=1),
     Bug(last_bucket_at_once, known=72, seeds=150),
-    Bug(enters_unexpectedly),
+    Bug(begins_without_a_prelude),
     Bug(gives_what_was_changed, known=12),
     Bug(looks_before_it_copies, known=100, seeds=200),
     Bug(keeps_what_was_void),

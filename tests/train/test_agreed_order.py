@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,10 @@ import torch
 from torch import nn
 
 from ftlib import ConfigError, DistributedDataParallel, StepMismatch
+from ftlib.core.tensors.layout import Layout
 from ftlib.ftlib import FTLib
+from ftlib.recovery.catchup import Catchup
+from ftlib.recovery.joiner.http_transport import HTTPTransport
 from ftlib.state.agreed import Agreed
 from ftlib.state.registry import Registered
 from tests.ftlib.trainees import exclude
@@ -123,6 +127,12 @@ def test_a_checkpoint_has_the_order(tmp_path: Path, through: bool) -> None:
 @pytest.mark.parametrize("begin", [1, 2, 3, 6])
 def test_a_joiner_comes_while_the_order_is_agreed(begin: int) -> None:
     """Or before, or after: all have the same parameters and the same order in the end."""
+    trainers = joined_at(begin)
+    assert all(ready(trainer.order) for trainer in trainers.values())
+
+
+def joined_at(begin: int) -> dict[str, Trainer]:
+    """Two train, and a third joins when one of them has come to that step; all have the same parameters in the end."""
     ends, trainers = [1 << 30], dict[str, Trainer]()
 
     def train(worker: Worker) -> None:
@@ -142,7 +152,7 @@ def test_a_joiner_comes_while_the_order_is_agreed(begin: int) -> None:
                 job.workers["a"].thread.join(0.01)
             job.workers[name].join()
     assert len({trainer.digest() for trainer in trainers.values()}) == 1
-    assert all(ready(trainer.order) for trainer in trainers.values())
+    return trainers
 
 
 def test_a_member_that_comes_back_has_the_order() -> None:
@@ -199,3 +209,25 @@ def test_members_that_differ_are_found(differ: Callable[[Trainer], Any]) -> None
         found = job.run({"a": train, "b": train})
     if differ is _frozen:
         assert "frozen parameters here: last.bias" in found["b"]
+
+
+def test_a_joiner_asks_for_the_order_while_it_waits_to_be_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the view's first call all would wait for that request."""
+    within = list[object]()
+    ahead, layout = Catchup.look_ahead, HTTPTransport.layout
+
+    def look_ahead(self: Catchup, *arguments: Any) -> None:
+        ahead(self, *arguments)
+        for thread in threading.enumerate():
+            if thread.name == "ftlib-ahead":
+                thread.join(TIMEOUT)
+
+    def asked(self: HTTPTransport, *arguments: Any) -> Layout:
+        within.append(arguments)
+        return layout(self, *arguments)
+
+    monkeypatch.setattr(Catchup, "look_ahead", look_ahead)
+    monkeypatch.setattr(HTTPTransport, "layout", asked)
+    trainers = joined_at(4)
+    assert all(ready(trainer.order) for trainer in trainers.values())
+    assert not within

@@ -9,8 +9,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from ftlib.core.calls.observer import Observer
 from ftlib.core.calls.open_call import OpenCall
 from ftlib.core.engine.engine import Engine
+from ftlib.core.plane.plane import Plane
 from tests.ftlib.workers import Job, Worker
 from tests.train.test_agreed_order import Trainer
 
@@ -23,10 +25,14 @@ KNOWN = 5
 def early(monkeypatch: pytest.MonkeyPatch) -> dict[Engine, list[bool]]:
     """By engine: whether each open call was entered in the middle of backward."""
     found: dict[Engine, list[bool]] = defaultdict(list)
+    newest: dict[Engine, OpenCall] = {}
     opens = Engine.open
 
     def note(engine: Engine, call: OpenCall) -> bool:
         entered = opens(engine, call)
+        if newest.get(engine) is call:  # it was asked for at an earlier bucket
+            found[engine].pop()
+        newest[engine] = call
         found[engine].append(entered)
         return entered
 
@@ -112,6 +118,70 @@ def test_averages_begin_in_backward_again_once_a_joiner_has_the_state(early: dic
     assert len(early) == 3
     for entered in early.values():
         assert any(entered[-STEPS:])
+
+
+def test_averages_begin_in_backward_while_a_joiner_gets_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends, trainers = [1 << 30], dict[str, Trainer]()
+    beside: dict[OpenCall, bool] = {}
+    """Calls of members that a joiner asks for the state: whether they were entered in the middle of backward."""
+    opens = Engine.open
+
+    def note(engine: Engine, call: OpenCall) -> bool:
+        session, asked = engine._plane.session, engine._observers.present
+        entered = opens(engine, call)
+        if asked and session is not None and session.size == 3 and session.expected is not None:
+            beside[call] = entered
+        return entered
+
+    monkeypatch.setattr(Engine, "open", note)
+
+    def train(worker: Worker) -> None:
+        trainer = trainers[worker.name] = Trainer(worker.ft)
+        while worker.ft.step < ends[0]:
+            trainer.step()
+            if worker.name == "c" and len(ends) == 1:
+                ends[:] = [worker.ft.step + STEPS, 0]  # nobody is there yet
+            if worker.name == "a" and worker.ft.step == KNOWN:
+                job.start("c", train)
+
+    with Job(2) as job:
+        job.start("a", train)
+        job.start("b", train)
+        for name in "abc":
+            while name not in job.workers:
+                job.workers["a"].thread.join(0.01)
+            job.workers[name].join()
+    assert len({trainer.digest() for trainer in trainers.values()}) == 1
+    assert beside
+    assert all(beside.values())
+
+
+def test_observers_learn_of_the_entry_when_backward_has_ended(early: dict[Engine, list[bool]]) -> None:
+    """Until then it may change buffers."""
+
+    class Noting(Observer):
+        def __init__(self, plane: Plane) -> None:
+            self.plane, self.entered = plane, list[int]()
+
+        def entering(self, number: int) -> None:
+            assert self.plane.in_call(number)
+            assert self.plane.finished == number - 1
+            self.entered.append(number)
+
+    def train(worker: Worker) -> None:
+        trainer, engine = Trainer(worker.ft), worker.ft._engine
+        for _ in range(KNOWN):
+            trainer.step()
+        noting = Noting(worker.ft._plane)
+        engine._observers.attach(noting)
+        first = worker.ft._plane.finished + 1
+        for _ in range(STEPS):
+            trainer.step()
+        assert noting.entered == [*range(first, first + STEPS)]
+
+    with Job(2) as job:
+        job.run({"a": train, "b": train})
+    assert all(all(entered[-STEPS:]) for entered in early.values())
 
 
 @pytest.mark.parametrize("begin", [6, 7])

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from ftlib.core.calls.observer import Observer
 from ftlib.ftlib import FTLib
 from tests.ftlib.crew import Crew
 
@@ -24,10 +23,13 @@ PAUSE = 0.003
 class Paced:
     """A program whose backward takes a while before each bucket."""
 
-    def __init__(self, ft: FTLib, slow: float = 1.0) -> None:
-        """``slow``: how many times as long all but the first bucket take here."""
+    def __init__(self, ft: FTLib, slow: float = 1.0, *, pushes: bool = True) -> None:
+        """``slow``: how many times as long all but the first bucket take here. ``pushes``: whether buckets are pushed before
+        the end.
+        """
         self._ft = ft
         self._slow = slow
+        self._pushes = pushes
         self._model = nn.Sequential(*(nn.Linear(20, 20, bias=False) for _ in range(BUCKETS)))
         self._parameters = list(self._model.parameters())
         sizes = {"bucket_bytes": 1600, "first_bytes": 1600}
@@ -41,21 +43,20 @@ class Paced:
             time.sleep(PAUSE * (self._slow if number > 1 else 1.0))
             for piece in bucket.pieces:
                 self._parameters[piece.index].grad = torch.ones(20, 20)
-            average.push(number)
+            if self._pushes:
+                average.push(number)
         self.early += average._opened
         assert average.finish()
 
 
 @pytest.mark.parametrize("slow", [1.0, 8.0])
 def test_who_is_slow_in_backward_is_found_and_nobody_else(slow: float) -> None:
-    """The second worker enters its calls at the end of backward, as it gives its state to a joiner; the third may be slow."""
+    """The second worker enters its calls at the end of backward, as where a view becomes active late; the third may be slow."""
     with Crew(SIZE) as crew:
         programs: list[Paced] = [None] * SIZE  # type: ignore[list-item]
 
         def begin(ft: FTLib, i: int) -> None:
-            programs[i] = Paced(ft, slow if i == 2 else 1.0)
-            if i == 1:
-                ft._engine._observers.attach(Observer())
+            programs[i] = Paced(ft, slow if i == 2 else 1.0, pushes=i != 1)
 
         crew.all(begin)
         ids = [crew.job.workers[name].ft._plane.member_id for name in crew.names]

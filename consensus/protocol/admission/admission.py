@@ -256,8 +256,7 @@ class Admission:
     def heed_introducers(self, addresses: tuple[Address, ...], founder: bool, barred: str, now: float) -> None:
         """The introducers' names resolve to other addresses than before."""
         self.search.heed(addresses, founder, barred)
-        if self._core.view is None:
-            self.search.ask_at(now)
+        self.search.ask_at(now)
 
     def attend(self, address: Address, listening: bool) -> None:
         """Whether a process listens at an introducer's address."""

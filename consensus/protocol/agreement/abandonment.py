@@ -21,25 +21,23 @@ class Abandonment:
     def __init__(self, core: Core, proposer: Proposer) -> None:
         self._core = core
         self._proposer = proposer
-        self._adopted_at = -inf
-        self._told = False
+        self._missed_at = inf
 
     def adopt(self, now: float) -> None:
         """Follow a newer view."""
-        self._adopted_at = now
-        self._told = False
+        self._missed_at = now + ABANDONED_AFTER
 
     def due(self, now: float) -> bool:
         """Whether to ask for another view now; True only once for each view."""
         if now < self.deadline():
             return False
-        self._told = True
+        self._missed_at = inf
         return True
 
     def deadline(self) -> float:
         """When another view is due; inf if the newest view needs none."""
         core = self._core
-        if core.view is None or core.active is core.view or self._told or self._proposer.attempt is not None:
+        if core.view is None or core.active is core.view or self._proposer.attempt is not None:
             return inf
         outside = core.driver not in core.view and core.member.id in core.view
-        return self._adopted_at + ABANDONED_AFTER if outside else inf
+        return self._missed_at if outside else inf

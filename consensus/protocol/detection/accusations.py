@@ -10,7 +10,7 @@ from collections.abc import Callable
 from itertools import islice
 
 from ...member import Member
-from ...messages import Evidence, EvidenceKind, Status
+from ...messages import MAX_DETAIL, Evidence, EvidenceKind, Status
 from ...view import View
 from ..state.change import FindingKind
 from ..state.core import SENIORS, Core
@@ -53,7 +53,7 @@ class Accusations:
         """Follow a new view; members that died while the change was under way are reported again."""
         self._due.clear()
         for member_id, proof in self._core.evidence.proofs.items():
-            self._owe(Evidence(view.view_id, member_id, EvidenceKind.PROOF, proof.detail[:200]), now)
+            self._owe(Evidence(view.view_id, member_id, EvidenceKind.PROOF, proof.detail[:MAX_DETAIL]), now)
         self.tick(now)
 
     # Own evidence
@@ -66,7 +66,7 @@ class Accusations:
         if kind is EvidenceKind.HINT:
             self._check(accused, now)
         elif self._record(accused, kind, detail, core.member.id, now, age=age):
-            self._report(Evidence(core.view.view_id, accused, kind, detail[:200]), now)
+            self._report(Evidence(core.view.view_id, accused, kind, detail[:MAX_DETAIL]), now)
         self._changed(now)
 
     def hint(self, suspects: tuple[str, ...], now: float) -> None:
@@ -156,7 +156,7 @@ class Accusations:
         """
         core = self._core
         held = core.successors()
-        fresh = self._record(message.accused, message.kind, message.detail[:200], sender, now)
+        fresh = self._record(message.accused, message.kind, message.detail[:MAX_DETAIL], sender, now)
         if fresh and any(member.id == message.accused for member in held):
             core.outbox.emit(Tether(tuple(member for member in held if member.id not in core.evidence.proofs)))
             self._owe(message, now + core.config.resend)
@@ -196,5 +196,5 @@ class Accusations:
         elif message.kind is EvidenceKind.PROOF:
             self._proven(sender, message, now)
         elif message.kind is not EvidenceKind.SILENCE or self._believes(message.accused, sender, now):
-            self._record(message.accused, message.kind, message.detail[:200], sender, now)
+            self._record(message.accused, message.kind, message.detail[:MAX_DETAIL], sender, now)
         self._changed(now)

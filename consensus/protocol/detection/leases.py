@@ -138,7 +138,6 @@ class Leases:
     def adopt(self, view: View, now: float) -> None:
         """Follow a new view, perhaps with other successors."""
         self._books = {key: book for key, book in self._books.items() if key in view}
-        self._next_read = min(self._next_read, now) if self._settled is None else self._next_read
         self._watch(now)
 
     def _due(self, kind: type[StoreOp], planned: float) -> float:

@@ -36,7 +36,7 @@ class Reconciliation:
         if now < self._next:
             return
         self._next = now + EVERY * (0.5 + core.rng.random())
-        if core.view is not None and len(core.view) > 1:
+        if core.view is not None:
             member = core.view.members[core.rng.randrange(len(core.view))]
             if member.id != core.member.id and core.table.trusted(member.id):
                 core.outbox.send(member, Digest(core.epoch, core.view_id, self.digest()))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from ...messages import Ballot
+from ...messages import MAX_DETAIL, Ballot
 from ...view import Reason, Removal, View
 from .change import LASTING, SHOWN, Change, Finding, FindingKind, Moment
 
@@ -19,9 +19,6 @@ LIMIT = 64
 
 FINDINGS = 64
 """The most findings of one change; further ones are dropped."""
-
-LONGEST = 200
-"""The most characters of a detail that are kept."""
 
 
 class History:
@@ -61,7 +58,7 @@ class History:
         """This member learned something that asks for a new view, or may lead to one; the first of its kind is kept."""
         findings = self._next.findings
         if len(findings) < FINDINGS:
-            findings.setdefault((accused, kind), Finding(kind, accused, detail[:LONGEST], source, now))
+            findings.setdefault((accused, kind), Finding(kind, accused, detail[:MAX_DETAIL], source, now))
 
     def cleared(self, member_id: str) -> None:
         """The member answers again."""

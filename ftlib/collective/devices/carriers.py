@@ -1,7 +1,8 @@
 """How tensors get from one GPU to another: by a process group of the two, or by memory of one that the other maps (CUDA IPC).
 
 A carrier serves one direction; one end sends, the other receives, in the same order. Each call returns once the memory is the
-caller's again, or full: so nobody else has to know of streams. Not yet run on GPUs; tests put Gloo in NCCL's place.
+caller's again, or full: so nobody else has to know of streams. NCCL has not run between two GPUs yet: tests put Gloo in its
+place.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Meanwhile its program is inside its first call. ``Recovery`` gets the state; the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ..tensors.layout import Layout
@@ -34,6 +34,11 @@ class Recovery(Protocol):
 
     def wanted(self, own: Call, session: Session) -> bool:
         """True if this member lacks the state in ``session``, and can follow until the state is here."""
+
+    def look_ahead(self, own: Call, note: Callable[[Layout], None]) -> None:
+        """The program waits in ``own`` for its first view. ``note`` gets, on any thread, the layout that the others probably
+        have: they would wait for it later.
+        """
 
     def enter(self, session: Session, number: int) -> bool:
         """Before taking part in call ``number``; may wait for donors to be inside it. False: ``session`` has ended.

@@ -16,13 +16,10 @@ from .call import Call, Results
 class Observer:
     """Notified of every call of this member, on the thread that carries it out. This base class does nothing."""
 
-    @property
-    def reads(self) -> bool:
-        """True if it may read the state on entry to the next call, and so has to be notified of that. Any thread."""
-        return True
-
     def entering(self, number: int) -> None:
-        """An attempt at call ``number`` begins; no operation of it is under way, and the state is as on entry to the call."""
+        """An attempt at call ``number`` begins, or is to be ended if it was begun in the middle of backward. No member can have
+        finished the call, the program computes no more, and the state is as on entry to the call.
+        """
 
     def ended(self, number: int) -> None:
         """The operations of call ``number`` have ended, but their result is not applied: the state is still as on entry."""
@@ -49,11 +46,6 @@ class Observers:
         """Stop notifying ``observer``. Idempotent."""
         with self._lock:
             self.present = tuple(each for each in self.present if each is not observer)
-
-    @property
-    def reading(self) -> bool:
-        """True if one of them ``reads``."""
-        return any(observer.reads for observer in self.present)
 
     def entering(self, number: int) -> None:
         """See ``Observer``."""

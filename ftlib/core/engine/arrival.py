@@ -202,6 +202,11 @@ class Arrival:
             raise NoFollowing(f"the others compress by {found.compression.name}, which this worker has not used yet")
         return dataclasses.replace(found, compression=compression)
 
+    def look_ahead(self, own: Call) -> None:
+        """The program waits in ``own`` for its first view."""
+        if self._recovery is not None:
+            self._recovery.look_ahead(own, self._layouts.note)
+
     def begin(self, own: Call) -> None:
         """Begin the arrival with ``own``: the program comes in with this call, if it can. Idempotent."""
         if self.call is not own:

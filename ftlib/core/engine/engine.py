@@ -170,7 +170,7 @@ class Engine:
         self._units = Executor(means)
         self._shards = None if mates is None else ShardAgreement(plane, self._waiting, mates, self._failures.withdraw)
         self._arrival = Arrival(plane, limits, self._failures, inquiry, recovery, self._layouts, self._waiting)
-        self._open = OpenCalls(plane, self._failures, self._waiting, self._observers, call_lock, limits.min_size)
+        self._open = OpenCalls(plane, self._failures, self._waiting, call_lock, limits.min_size)
         self.said_goodbye = False
         """True once a finished call announced that this member leaves: all members know."""
 
@@ -310,6 +310,13 @@ class Engine:
         plane.counters.time_use.carry(now - call.began)
         call.restart(now)  # the deadline of a call counts what it waits for, not what the program computes
         plane.computed(call)
+        if self._observers.present:
+            try:
+                self._observers.entering(call.number)  # not before, as backward may have changed buffers until now
+            except BaseException:
+                self._failures.abandon()
+                attempt.settle(SETTLE)
+                raise
         results = self.attempt(call, session, attempt)
         if results is not None:
             return results, session
@@ -564,6 +571,7 @@ class Engine:
         plane = self._plane
         self._pool.staging(call.layout).warm(kept(call.layout, self._limits.held))
         self._consensus.seek_admission()
+        self._arrival.look_ahead(call)
         if self._admission is not None:
             began = self._threads.now()
             self._admission(call)

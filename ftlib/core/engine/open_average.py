@@ -52,7 +52,8 @@ class OpenAverage:
         self._call = call
         self._calls = calls
         self._pushed = 0
-        self._asked = len(call.layout.buckets) == 1  # that one begins at the end in any case
+        self._late = len(call.layout.buckets) == 1  # that one begins at the end in any case
+        """True if the call will not be entered before the end any more."""
         self._opened = False
 
     @property
@@ -80,8 +81,8 @@ class OpenAverage:
             raise ValueError(f"bucket {number} was pushed, but bucket {self._pushed} comes next")
         self._pushed += 1
         try:
-            if not self._asked and self._call.layout.buckets[number].count:
-                self._asked = self._opened = True  # before it is: an interrupt may come as soon as it is
+            if not (self._opened or self._late) and self._call.layout.buckets[number].count:  # what forbids it may be over
+                self._opened = True  # before it is: an interrupt may come as soon as it is
                 self._opened = self._calls.begin_open(self._call)
             if self._opened:
                 self._calls.advance_open(self._pushed)
@@ -110,7 +111,7 @@ class OpenAverage:
         """Push what is left, wait for all members, and write the averages to the gradients. Statuses and errors: see
         ``FTLib.allreduce_average``.
         """
-        self._asked = True
+        self._late = True
         try:
             status = self._calls.finish_open(self._call, opened=self._opened)
         except BaseException:
@@ -126,6 +127,6 @@ class OpenAverage:
 
     def abandon(self) -> None:
         """There will be no gradients: let no member wait for this one. Idempotent, also after ``finish``."""
-        opened, self._asked, self._opened = self._opened, True, False
+        opened, self._late, self._opened = self._opened, True, False
         if opened:
             self._calls.abandon_open(self._call)

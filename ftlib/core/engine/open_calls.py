@@ -12,7 +12,6 @@ from enum import Enum
 
 from ...errors import GroupError
 from ..calls.attempt import SETTLE, Waits
-from ..calls.observer import Observers
 from ..calls.open_attempt import OpenAttempt
 from ..calls.open_call import OpenCall
 from ..calls.session import Session
@@ -78,7 +77,8 @@ def why_not_early(plane: Plane, call: OpenCall, min_size: int) -> str:
     session = plane.session
     if plane.phase is not Phase.ACTIVE or session is None:
         return "no view is active"
-    expected = session.expected
+    # In a new session all members begin with the same prelude, whatever they enter; so the call before is a good guess.
+    expected = session.plan.signature if session.expected is None else session.expected.signature
     reasons = (
         (session.group is None or session.size < min_size, "there are too few members"),
         (len(call.layout.buckets) < 2, "its only bucket begins at the end of backward"),
@@ -86,7 +86,7 @@ def why_not_early(plane: Plane, call: OpenCall, min_size: int) -> str:
         (plane.lag.calls > 0, "this member is late"),
         (plane.wished or plane.leaving(), "a member joins or leaves after this call"),
         (session.donor is not None and plane.finished < session.plan.call, "the others have finished this call"),
-        (expected is None or expected.signature != call.layout.signature, "the members expect another call"),
+        (expected != call.layout.signature, "the members expect another call"),
         (bool(call.layout.places), "tensors are on devices"),
     )
     return next((text for holds, text in reasons if holds), "")
@@ -95,13 +95,10 @@ def why_not_early(plane: Plane, call: OpenCall, min_size: int) -> str:
 class OpenCalls:
     """The open call of one lifetime, if there is one. Owned by the training thread."""
 
-    def __init__(
-        self, plane: Plane, failures: Failures, waits: Waits, observers: Observers, call_lock: CallLock, min_size: int
-    ) -> None:
+    def __init__(self, plane: Plane, failures: Failures, waits: Waits, call_lock: CallLock, min_size: int) -> None:
         self._plane = plane
         self._failures = failures
         self._waits = waits
-        self._observers = observers
         self._call_lock = call_lock
         self._min_size = min_size
         self._attempt: OpenAttempt | None = None
@@ -110,8 +107,7 @@ class OpenCalls:
     def may_enter(self, call: OpenCall) -> Session | None:
         """The session in which ``call`` may be entered now; None if it may not."""
         plane = self._plane
-        # An observer may read the state on entry to the call, which backward may change.
-        if self._call_lock.departed or self._observers.reading:
+        if self._call_lock.departed:
             return None
         with plane.changed:
             return None if why_not_early(plane, call, self._min_size) else plane.session

@@ -24,45 +24,13 @@ from ..tensors.staging import Slot
 from ..tensors.trailer import Trailer
 from .data_accounting import DataAccounting, shares_in
 from .lag import Borders, Lag
+from .news import News
 from .orders import FINISHED, Finish, Order
 from .phase import PLANE, Phase, Switch
 from .progress import Peers, Progress
 from .step_times import StepTimes
 
-__all__ = ["Finish", "News", "Order", "Plane"]
-
-
-class News:
-    """The views of which the program is still to be notified: after the first call finished in each, at the same point at
-    every member. Guarded by the plane's lock. It outlives a lifetime: the next one delivers what is still pending.
-    """
-
-    def __init__(self) -> None:
-        self.changes: list[View] = []
-        """Views activated since the last call that was finished here."""
-        self.due: list[View] = []
-        """Views in which a call was finished, and of which the program was not notified yet."""
-        self._before: int | None = None
-        """How many of ``changes`` were active when the others finished the call that is to be adopted."""
-
-    def activated(self, view: View, *, adopts: bool) -> None:
-        """``adopts``: True if this member lacks a call that others finished in an earlier view."""
-        if not adopts:
-            self._before = None
-        elif self._before is None:
-            self._before = len(self.changes)
-        self.changes.append(view)
-
-    def finished(self) -> None:
-        """A call was finished in the newest view."""
-        self.due += self.changes
-        self.changes.clear()
-
-    def adopted(self) -> None:
-        """This member adopted the result of a call that was finished in an earlier view."""
-        before, self._before = self._before or 0, None
-        self.due += self.changes[:before]
-        del self.changes[:before]
+__all__ = ["Finish", "Order", "Plane"]
 
 
 class Plane:

@@ -35,6 +35,11 @@ class LayoutBook:
             found = [layout for signature, layout in self._layouts.items() if signature.startswith(start)]
         return found[-1] if start and found else None
 
+    def like(self, signature: bytes) -> Layout | None:
+        """The newest layout of the same call as that of this signature, in whatever order; None if there is none."""
+        with self._lock:
+            return next((layout for layout in reversed(self._layouts.values()) if layout.same_call(signature)), None)
+
     def compression(self, name: str) -> Compression | None:
         """The compression of that name with which a call was made here lately; None if there is none."""
         with self._lock:

@@ -50,6 +50,11 @@ class Communicator(ABC):
         """Why it will never be ready, or has failed; empty if nothing is known against it."""
 
     @property
+    def passing(self) -> bool:
+        """True if another one, in another view, may well become ready: that was lost in which this one was built."""
+        return False
+
+    @property
     @abstractmethod
     def idle(self) -> bool:
         """True if nothing that was launched is still to run, or running, on the device. Never blocks, never raises."""

@@ -210,7 +210,7 @@ class HybridFramework(Framework):
 
     def _communicator(self, spec: GroupSpec, facts: Sequence[Mapping[str, str]]) -> ManagedCommunicator:
         begin = functools.partial(self._begin, spec, facts)
-        unavailable = functools.partial(self._warn, spec)
+        unavailable = functools.partial(self._go_without, spec)
         rest = self._rest_before(spec)
         communicator = ManagedCommunicator(spec, begin, self._figures, self._deadlines, self._wedged, unavailable, rest)
         self._newest = communicator
@@ -246,6 +246,12 @@ class HybridFramework(Framework):
         except Exception as error:  # noqa: BLE001 - as above
             decided()
             return UnavailableCommunicator(str(error) or repr(error))
+
+    def _go_without(self, spec: GroupSpec, reason: str, passing: bool) -> None:
+        """Say that everything goes by Gloo: until the next view, which is asked for where that may help."""
+        self._warn(spec, reason)
+        if passing:
+            start_task("accelerator-late", functools.partial(self._await_facts, spec.epoch))
 
     def _warn(self, spec: GroupSpec, reason: str) -> None:
         with self._lock:

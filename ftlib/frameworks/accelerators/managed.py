@@ -63,12 +63,13 @@ class ManagedCommunicator:
         figures: Figures,
         deadlines: Deadlines,
         fatal: Callable[[str], None],
-        unavailable: Callable[[str], None],
+        unavailable: Callable[[str, bool], None],
         rest: float = 0.0,
     ) -> None:
         """``begin``: ``Accelerator.begin``, still without its ``decided``.
 
-        ``fatal``: called with the reason if operations never end. ``unavailable``: the same if it will never be ready.
+        ``fatal``: called with the reason if operations never end. ``unavailable``: the same if it will never be ready;
+        and whether another one may be (``Communicator.passing``).
         ``rest``: seconds from now on in which it is not used, even if it is ready.
         """
         self.epoch, self.size = spec.epoch, spec.size
@@ -192,7 +193,7 @@ class ManagedCommunicator:
             self._given_up = f"it was not ready within {self._deadlines.start:g} s"
         if trouble := self.trouble:
             self._figures.count("troubles")
-            self._unavailable(trouble)
+            self._unavailable(trouble, self._communicator.passing)
         else:
             self._figures.ready_after(time.monotonic() - self._began)
         if not in_time:

@@ -24,8 +24,7 @@ from pathlib import Path
 
 import msgpack
 
-from ...common.forking import opened_cuda
-from ...common.processes import call_process, die_with_parent
+from ...common.processes import call_process, die_with_parent, opened_cuda
 from .child import Birth, live
 
 MOST_FDS = 16

@@ -22,7 +22,7 @@ from ...core.calls.observer import Observer, Observers
 from ...core.calls.session import Session
 from ...core.plane.phase import Phase
 from ...core.plane.plane import Plane
-from ...core.tensors.layout import Layout
+from ...core.tensors.layout_book import LayoutBook
 from ...core.tensors.staging import Allocate, Slot
 from ...errors import ConfigError
 from ...state.live import nbytes_of_parameters, stepping
@@ -30,7 +30,7 @@ from ...state.registry import Registered
 from ..layout import call_layouts
 from ..layout.flat_state import FlatState
 from ..layout.manifest import Manifest, split
-from ..layout.requests import PATH, PIECE, POLL, Body, noted, pieces
+from ..layout.requests import ANY, PATH, PIECE, POLL, Body, noted, pieces
 from ..layout.shards import LARGE, SMALLEST, ChunkRequest, Shard, blocks, chunks, cut, digest_of
 from .group_sender import GroupSender
 from .read_hold import ReadHold
@@ -54,20 +54,20 @@ class Donor(Observer):
         self,
         plane: Plane,
         registered: Callable[[], Registered | None],
-        layouts_of: Callable[[bytes], Layout | None],
+        layouts: LayoutBook,
         observers: Observers,
         allocate: Allocate = room,
         allocate_copies: Allocate = room,
     ) -> None:
         """``registered``: returns what the program has registered so far. ``observers``: of this member's calls.
 
-        ``layouts_of``: returns the layout with a given signature, if this member made such a call lately. ``allocate``: returns
-        memory for operations (see ``Framework``). ``allocate_copies``: returns memory for copies of the state.
+        ``layouts``: of the calls that this member made lately. ``allocate``: returns memory for operations (see ``Framework``).
+        ``allocate_copies``: returns memory for copies of the state.
         """
         self._observers = observers
         self._plane = plane
         self._registered = registered
-        self._layout_of = layouts_of
+        self._layouts = layouts
         self._snapshots = Snapshots(allocate=allocate_copies)
         self._group_sender = GroupSender(plane)
         self._read_hold = ReadHold(plane)
@@ -108,11 +108,6 @@ class Donor(Observer):
                 self._asking -= 1
 
     # --- the training thread, from the first question on ---------------------------------------------------------------
-
-    @property
-    def reads(self) -> bool:
-        """See ``Observer``. What is left of joiners that have the state are the averages that spares get at a call's end."""
-        return bool(self._asking or self._offers or self._snapshots.nbytes or self.sender.asked)
 
     def entering(self, number: int) -> None:
         """See ``Observer``."""
@@ -245,7 +240,7 @@ class Donor(Observer):
 
     def _layout(self, query: Query) -> Body:
         signature = _signature(query)
-        found = self._layout_of(signature)
+        found = self._layouts.like(signature) if query.get("order") == ANY else self._layouts.find(signature)
         if found is None:
             raise LookupError(f"no call with signature {signature.hex():.40} was made here lately")
         return iter((call_layouts.encode(found),))

@@ -28,7 +28,7 @@ from ...core.tensors.layout import Layout
 from ...errors import FTLibError
 from ..layout import call_layouts
 from ..layout.flat_state import FlatState
-from ..layout.requests import PATH
+from ..layout.requests import ANY, PATH
 from ..layout.shards import BLOCK, DIGEST, ChunkRequest, Shard, blocks, digest_of
 from .limits import RateLimit
 
@@ -278,6 +278,17 @@ class HTTPTransport:
         if not found.signature.startswith(signature):
             raise FetchError(f"{member} answers with another layout than it was asked for")
         return found
+
+    def layout_like(self, member: Member, own: Layout, go_on: GoOn) -> Layout:
+        """The layout with which the member made such a call as that of ``own`` last; the order may differ."""
+        query = {"ask": "layout", "signature": own.signature.hex(), "order": ANY}
+        try:
+            found = call_layouts.decode(self._whole(member, query, go_on))
+        except ValueError as error:
+            raise FetchError(f"{member}: {error}") from error
+        if not found.same_call(own.signature):
+            raise FetchError(f"{member} answers with the layout of another call than it was asked for")
+        return replace(found, compression=own.compression)
 
     def release(self, member: Member) -> None:
         """Ask ``member`` to drop everything that it has pinned. The member may be gone."""

@@ -11,6 +11,8 @@ from collections.abc import Callable, Generator, Iterator
 from ...common.traces import SendRecord, Traces
 
 PATH = "/recovery"
+ANY = "any"
+"""A layout is asked for of which only the order is not known."""
 POLL = 5.0
 """Seconds that a donor keeps a request waiting before it answers "ask again"."""
 FIRST_TAG = 1 << 30

@@ -156,11 +156,14 @@ class Rounds:
             status = Status.FAIL
         if status is Status.FAIL:
             step.undo()
+            why = "it would hold inf or nan, though the average is finite: lower the outer rate"
+            if sound:
+                why = "another part of it would hold inf or nan (lower the outer rate), or fewer than min_size are left"
             logger.warning(
-                "the outer step of fragment %d of %d would hold inf or nan, though the average is finite: undone at all "
-                "workers, and the round counts on; lower the outer rate",
+                "the outer step of fragment %d of %d is undone at all workers, and the round counts on: %s",
                 self._fragment + 1,
                 len(self._model.parts),
+                why,
                 extra={"ftlib_event": "outer_step_undone", "fragment": self._fragment},
             )
         return status

@@ -24,7 +24,8 @@ from ftlib.core.calls.observer import Observers
 from ftlib.core.calls.salvage import SalvagePlan
 from ftlib.core.calls.session import Session
 from ftlib.core.plane.plane import Plane
-from ftlib.core.tensors.layout import Layout, lay_out
+from ftlib.core.tensors.layout import lay_out
+from ftlib.core.tensors.layout_book import LayoutBook
 from ftlib.core.tensors.staging import Allocate
 from ftlib.frameworks.base import Framework, Group, GroupSpec
 from ftlib.frameworks.gloo import GlooFramework
@@ -66,8 +67,8 @@ class Holder:
         self.consensus = Gossip(Config(**{"agent": home, "job": "recovery", "initial_size": 1, **settings}))
         self.plane = Plane(self.consensus.id)
         self.transfer = Transfer(self.plane, TIMEOUT, TIMEOUT)
-        self.layouts: dict[bytes, Layout] = {}
-        self.donor = Donor(self.plane, lambda: self.transfer.registered, self.layouts.get, Observers(), allocate, allocate)
+        self.layouts = LayoutBook()
+        self.donor = Donor(self.plane, lambda: self.transfer.registered, self.layouts, Observers(), allocate, allocate)
         self.consensus.serve(Donor.PATH, self.donor.source)
         self.consensus.start(None)
         self.optimizer = optimizer_of(model)
@@ -88,7 +89,7 @@ class Holder:
     def enter(self) -> None:
         """The next call."""
         layout = lay_out("barrier", [], "SUM", 1 << 20)
-        self.layouts[layout.signature] = layout
+        self.layouts.note(layout)
         call = Call(Kind.BARRIER, layout, ())
         self.plane.enter(call)
         self.donor.entering(call.number)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,8 +17,9 @@ from torch import nn
 
 import ftlib.recovery.border as borders
 import ftlib.recovery.donor.private_copies as copying
-from consensus import LeftError
+from consensus import LeftError, RefusalError
 from ftlib import ConfigError, FTLibError, RebuildTimeout, StateLost, Status
+from ftlib.common.refusals import Refusal
 from ftlib.recovery.border import Border
 from ftlib.recovery.whole_state import Transfer
 from tests.ftlib.recovery.local import Local, Plain
@@ -536,3 +538,19 @@ def test_founders_begin_from_a_checkpoint_with_the_writers_private_state(tmp_pat
         again = at_once(*[functools.partial(Local, ft, 5 + seed) for seed, ft in enumerate(crew.members)])
         assert {(each.private_digest(), each.shared_digest()) for each in again} == {written}
         assert not any(each.came for each in again)
+
+
+@pytest.mark.parametrize(
+    ("called", "holds", "refusal"),
+    [(False, False, Refusal.LATER), (False, True, Refusal.LATER), (True, True, Refusal.LATER), (True, False, Refusal.NOTHING)],
+)
+def test_who_registered_nothing_says_so_once_it_calls(
+    monkeypatch: pytest.MonkeyPatch, *, called: bool, holds: bool, refusal: Refusal
+) -> None:
+    """Before that it may still register some, or may have done so a moment ago."""
+    monkeypatch.setattr(borders, "POLL", 0.0)
+    plane = Mock(changed=threading.Condition(), current=object() if called else None, has_state=holds)
+    border = Border(plane, Mock(registered=None), TIMEOUT)
+    with pytest.raises(RefusalError, match="no state is registered here") as refused:
+        border.source({"number": "1", "origin": "a", "member": "b"})
+    assert refused.value.status == refusal

@@ -12,7 +12,7 @@ from ftlib.core.plane.plane import Plane
 from ftlib.errors import GroupError
 from ftlib.recovery import catchup
 from ftlib.recovery.catchup import Catchup
-from ftlib.recovery.joiner.http_transport import Later
+from ftlib.recovery.joiner.http_transport import Later, Over, SnapshotOffer
 from ftlib.recovery.joiner.limits import RecoveryLimits
 
 
@@ -55,3 +55,25 @@ def test_what_kept_the_state_of_a_spare_level_ends_with_its_arrival(monkeypatch:
     recovery.stand_by(own)
     recovery.end()
     standby.end.assert_called_once_with()
+
+
+def test_what_comes_too_late_for_a_views_first_call_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are asked about the next call then, from which on a late answer counts."""
+    plane, source, session = Plane("a" * 16), Mock(), Mock()
+    monkeypatch.setattr(plane, "acting_in", lambda _session: True)
+    monkeypatch.setattr(catchup, "separable", lambda _registered: False)
+    session.plan.holders, session.view.index.return_value = ("b", "c"), 0
+    recovery = Catchup(plane, Mock(), lambda: source, RecoveryLimits(1.0, 1, live=True))
+    recovery._own = Mock()
+    late = Over("too late")
+    source.offer.side_effect = [SnapshotOffer(8, 1, b"", ((0, 8),), {"c": late}), late]
+    found = []
+    for number in (5, 6):
+        assert recovery._enter(session, number)
+        assert recovery._prefetch is not None
+        found.append(recovery._prefetch.version)
+        results = Mock(number=number)
+        recovery.finished(results)
+        assert recovery.kept(results) is None
+        found.append(recovery._ahead)
+    assert found == [5, 0, 6, 1]

@@ -14,6 +14,7 @@ import torch
 from consensus import RefusalError
 from ftlib.common.refusals import Refusal
 from ftlib.core.plane.orders import Order
+from ftlib.core.tensors.layout import lay_out
 from ftlib.recovery.donor import donor as donor_module
 from ftlib.recovery.donor import read_hold as hold
 from ftlib.recovery.donor.group_sender import FIRST_TAG, RUN
@@ -294,8 +295,8 @@ def test_what_is_inline_is_of_one_call_or_of_none(holder: Holder, monkeypatch: p
 
 
 def test_layouts_of_calls(holder: Holder) -> None:
-    [(signature, layout)] = holder.layouts.items()
-    assert layouts.decode(ask(holder, "layout", signature=signature.hex())) == layout
+    layout = lay_out("barrier", [], "SUM", 1 << 20)
+    assert layouts.decode(ask(holder, "layout", signature=layout.signature.hex())) == layout
     for text, match in (("", "expected signature="), ("xyz", "hexadecimal"), ("00" * 16, "no call with signature")):
         with pytest.raises(LookupError, match=match):
             ask(holder, "layout", signature=text)

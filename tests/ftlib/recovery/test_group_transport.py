@@ -280,3 +280,20 @@ def test_the_limit_holds_here_too() -> None:
     assert pair.whole
     assert clock.time == pytest.approx(pair.got // BLOCK * BLOCK / 1e6, abs=1.0), "all but the last block was waited for"
     pair.close()
+
+
+def test_who_drains_waits_for_the_operation_and_does_not_look_again_and_again() -> None:
+    class Waited(Work):
+        looks = 0
+
+        def wait(self, timeout: float) -> bool:
+            self.looks = 10
+            return True
+
+        def done(self) -> bool:
+            self.looks += 1
+            return self.looks > 10
+
+    work = Waited()
+    GroupTransport(None, Plane("a" * 16), patience=0.0)._drain(somebody(), work)
+    assert work.looks == 12, "once before the wait, and twice after it"

@@ -15,6 +15,7 @@ import torch
 
 from consensus import KeyRing, Member
 from ftlib.common.threads import Threads
+from ftlib.core.tensors.layout import lay_out, lay_out_in_order
 from ftlib.recovery.donor import donor as donor_module
 from ftlib.recovery.joiner import http_transport as fetch
 from ftlib.recovery.joiner.http_transport import FetchError, HTTPTransport, Later, Over, Refused, SnapshotOffer, pinned_shards
@@ -281,10 +282,19 @@ class TestTheRest:
         assert joiner.transport.inline(holder.member, VERSION, ORIGIN, always) == split(registered, holder.plane.step)[0].packed
 
     def test_layouts_of_calls(self, joiner: Joiner, holder: Holder) -> None:
-        [(signature, layout)] = holder.layouts.items()
-        assert joiner.transport.layout(holder.member, signature, always) == layout
+        layout = lay_out("barrier", [], "SUM", 1 << 20)
+        assert joiner.transport.layout(holder.member, layout.signature, always) == layout
         with pytest.raises(Refused, match="no call with signature"):
             joiner.transport.layout(holder.member, os.urandom(16), always)
+
+    def test_a_layout_of_which_only_the_order_is_not_known(self, joiner: Joiner, holder: Holder) -> None:
+        theirs, own = (lay_out_in_order("average", [(torch.float32, (4,))] * 2, order, 8, 8) for order in ([1, 0], [0, 1]))
+        with pytest.raises(Refused, match="no call with signature"):
+            joiner.transport.layout_like(holder.member, own, always)
+        holder.layouts.note(theirs)
+        found = joiner.transport.layout_like(holder.member, own, always)
+        assert found.signature == theirs.signature != own.signature
+        assert [bucket.indices for bucket in found.buckets] == [bucket.indices for bucket in theirs.buckets]
 
     def test_whoever_is_gone_need_not_hear_of_a_release(self, joiner: Joiner) -> None:
         joiner.transport.release(somebody())

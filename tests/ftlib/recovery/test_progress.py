@@ -115,6 +115,13 @@ def test_a_short_one_is_told_at_its_end_alone(clock: Clock, plane: Plane, caplog
     assert fields(record).items() >= {"ftlib_event": "caught_up", "call": 42, "replayed": 5, "seconds": 3.4}.items()
 
 
+@pytest.mark.parametrize(("seconds", "rate"), [(0.5, 2.4e9), (0.0, 0.0)])
+def test_the_pace_of_a_very_short_one(plane: Plane, caplog: pytest.LogCaptureFixture, seconds: float, rate: float) -> None:
+    caplog.set_level(logging.INFO, "ftlib")
+    ProgressLog(plane, lambda: replace(HALF, got=HALF.total, seconds=seconds)).caught_up(41)
+    assert fields(caplog.records[0])["bytes_per_second"] == rate
+
+
 def test_one_that_the_others_wait_for(clock: Clock, plane: Plane, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "ftlib")
     assert facts(plane, FRAMEWORK)["recovery"] is None

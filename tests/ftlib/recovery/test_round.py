@@ -13,7 +13,7 @@ from ftlib import ConfigError
 from ftlib.core.calls.follower import NoFollowing
 from ftlib.core.plane.plane import Plane
 from ftlib.recovery.joiner import round as rounds
-from ftlib.recovery.joiner.http_transport import SnapshotOffer
+from ftlib.recovery.joiner.http_transport import FetchError, SnapshotOffer
 from ftlib.recovery.joiner.limits import RecoveryLimits
 from ftlib.recovery.joiner.round import Round
 from ftlib.recovery.layout.shards import Shard
@@ -57,3 +57,21 @@ def test_a_shard_that_nobody_can_give_ends_it_after_a_while(monkeypatch: pytest.
     with pytest.raises(NoFollowing, match="nobody is left who could give stripe 0"):
         lonely._none_left(shard)
     made((Member("b", "10.0.0.1", 1),), "b", 7, (shard,), SnapshotOffer(1, 1, b"", ()), LIMITS)._none_left(shard)
+
+
+def test_each_donor_of_a_shard_is_asked_a_few_times_the_one_that_failed_least_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "_SPARE_PATIENCE", 0.0)
+    shard, transport = Shard(0, 0, 1, 7, ("b", "c")), Mock()
+    transport.shard.side_effect = FetchError("away")
+    donors = tuple(Member(name, "10.0.0.1", 1) for name in "bc")
+    offer = SnapshotOffer(1, 1, b"", ())
+    one = Round(Plane("a" * 16), Mock(), Mock(), transport, None, donors, "b", 7, (shard,), offer, LIMITS)
+    one.flat = Mock()
+
+    def fetch() -> None:
+        while (donor := one._donor_of(shard)) is not None and transport.shard.call_count < 100:
+            assert not one._fetch(shard, donor)
+
+    with pytest.raises(NoFollowing, match="nobody is left"):
+        fetch()
+    assert [call.args[0].id for call in transport.shard.call_args_list] == ["b", "c"] * rounds._TRIES

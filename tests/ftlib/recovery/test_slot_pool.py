@@ -57,11 +57,13 @@ def test_they_fit_the_staging() -> None:
     assert staging.slot(1, 0) in made
 
 
-def test_small_ones_are_not_worth_it() -> None:
-    stock, small = SlotPool(0), Layout(b"s", "average", "an average", LAYOUT.buckets[1:])
-    stock.kept(small, 5)
+@pytest.mark.parametrize(("width", "worth"), [(200_000, False), (524_287, False), (524_288, True)])
+def test_small_ones_are_not_worth_it(width: int, worth: bool) -> None:
+    """Less than 2 MiB."""
+    stock, small = SlotPool(0), Layout(b"s", "average", "an average", (Bucket(torch.float32, width, "SUM", ()),))
+    stock.kept(small, 1)
     ended()
-    assert stock.kept(small, 5) == []
+    assert bool(stock.kept(small, 1)) is worth
 
 
 def test_nothing_is_made_for_a_recovery_that_is_over(monkeypatch: pytest.MonkeyPatch) -> None:

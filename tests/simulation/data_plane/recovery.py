@@ -6,7 +6,7 @@ when the call has ended, the joiner has the state on entry to it, and the call c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ftlib.common.refusals import Refusal
@@ -94,6 +94,9 @@ class SimulatedRecovery:
         self._own = own
         plane.counters.time_use.unknown()
         return True
+
+    def look_ahead(self, own: Call, note: Callable[[Layout], None]) -> None:
+        """See ``Recovery``; here no answer takes long."""
 
     def enter(self, session: Session, number: int) -> bool:
         """See ``Recovery``."""

@@ -125,6 +125,11 @@ class IsolatedCommunicator(Communicator):
         return self._why or self._against()
 
     @property
+    def passing(self) -> bool:
+        """See ``Communicator``. The next child may live longer."""
+        return self._state is _State.TROUBLED and self._process.gone.is_set()
+
+    @property
     def idle(self) -> bool:
         """See ``Communicator``. Once it is stopped: whether the child is certainly gone, as it may write until then."""
         if self._state is _State.STOPPED:

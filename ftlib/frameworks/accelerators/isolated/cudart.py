@@ -1,7 +1,7 @@
 """The few functions of CUDA's runtime library that torch does not offer: memory that another process can open.
 
 torch has the library loaded already, and both see the same devices, errors and addresses. Signatures, codes and sizes are those
-of NVIDIA's headers cuda_runtime_api.h and driver_types.h. **Not yet run on real hardware.**
+of NVIDIA's headers cuda_runtime_api.h and driver_types.h.
 """
 
 from __future__ import annotations

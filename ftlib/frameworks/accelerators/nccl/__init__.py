@@ -1,4 +1,4 @@
-"""NCCL beside Gloo: ``framework="nccl"``. Not yet run on a GPU."""
+"""NCCL beside Gloo: ``framework="nccl"``. Not yet run with more than one GPU."""
 
 from __future__ import annotations
 

@@ -1,0 +1,119 @@
+"""Who may judge a suspect: whoever has pinged it in vain, and in a large view only once enough others have, too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from consensus.config import Config, Liveness, Policy
+from consensus.member import Member
+from consensus.messages import Ping
+from consensus.protocol.detection.leases import Leases
+from consensus.protocol.detection.stall import Stall
+from consensus.protocol.detection.verdict import Verdicts
+from consensus.protocol.detection.watch import Watch, watchers
+from consensus.protocol.machine import Machine
+from consensus.protocol.state.core import Core
+from consensus.protocol.state.lifeguard import Suspicion
+from consensus.view import NO_VIEW_ID, View
+
+from .bench import LEASED
+from .people import T_EXCL, core_of, machine_in, sends
+
+PINGED = replace(LEASED, liveness=Liveness.PINGS, mesh_limit=4)
+NOW = 100.0 + 2 * T_EXCL
+
+
+def verdicts(core: Core) -> Verdicts:
+    leases = Leases(core, Stall(core), 100.0) if core.config.liveness is Liveness.LEASES else None
+    return Verdicts(core, leases, lambda *_: None)
+
+
+def suspect(machine: Machine, name: str, *, confirmed: bool = False, unanswered: float | None = None) -> None:
+    """As ``a`` told it."""
+    peer = machine._core.table.get(name)
+    assert peer is not None
+    suspicion = Suspicion("a", 3, 1.0, 5.0, 100.0)
+    for by in "cd" if confirmed else "":
+        suspicion.confirm(by)
+    suspicion.unanswered = unanswered
+    machine._core.table.suspect(peer, suspicion)
+
+
+@pytest.mark.parametrize(
+    ("leases", "crowded", "confirmed", "unanswered", "judges"),
+    [
+        (False, False, False, False, True),  # all ping all: it will have missed an answer, too
+        (True, False, False, False, False),  # nobody pings without a reason
+        (True, False, False, True, True),
+        (False, True, True, False, False),
+        (False, True, False, True, False),
+        (False, True, True, True, True),
+        (True, True, True, False, False),
+        (True, True, False, True, False),
+        (True, True, True, True, True),
+    ],
+)
+def test_who_may_judge(leases: bool, crowded: bool, confirmed: bool, unanswered: bool, judges: bool) -> None:
+    liveness = Liveness.LEASES if leases else Liveness.PINGS
+    config = replace(LEASED, liveness=liveness, mesh_limit=4 if crowded else 32)
+    machine = machine_in("abcdefgh", "b", config=config)
+    assert machine._core.crowded is crowded
+    suspect(machine, "h", confirmed=confirmed, unanswered=100.5 if unanswered else None)
+    peer = machine._core.table.get("h")
+    assert peer is not None
+    assert verdicts(machine._core).judges(peer) is judges
+
+
+@pytest.mark.parametrize(
+    ("policy", "confirmed", "unanswered", "alone"),
+    [
+        (Policy.STORAGE, False, 100.0, True),
+        (Policy.STORAGE, True, 100.0, False),
+        (Policy.STORAGE, False, None, False),
+        (Policy.STORAGE, False, NOW - T_EXCL, False),  # not for long
+        (Policy.MAJORITY, False, 100.0, False),
+    ],
+)
+def test_whose_suspicion_nobody_confirms_may_be_alone(
+    policy: Policy, confirmed: bool, unanswered: float | None, alone: bool
+) -> None:
+    config = PINGED if policy is Policy.STORAGE else Config(mesh_limit=4)
+    machine = machine_in("abcdefgh", "b", config=config)
+    assert not verdicts(machine._core).alone(NOW)
+    suspect(machine, "h", confirmed=confirmed, unanswered=unanswered)
+    assert verdicts(machine._core).alone(NOW) is alone
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_who_may_be_alone_pings_others_than_its_neighbour_as_well(alone: bool) -> None:
+    machine = machine_in("abcdefghijkl", "b", config=PINGED)
+    suspect(machine, "h", unanswered=100.0 if alone else NOW)
+    machine.drain()
+    machine._detection._begin_round(NOW)
+    pinged = {send.message.target for send in sends(machine.drain(), Ping)}  # type: ignore[attr-defined]
+    assert "h" not in pinged - {machine._detection._watch.slots[machine._detection._watch._turn]}
+    assert (2 <= len(pinged) <= 4) if alone else (len(pinged) <= 1)
+
+
+def test_of_a_large_view_with_leases_a_suspects_neighbours_probe_it_at_once() -> None:
+    rng = Random(1)
+    view = View(1, NO_VIEW_ID, tuple(Member(f"{rng.getrandbits(64):016x}", "10.0.0.1", 1 + n) for n in range(60)))
+    suspected, beside = view.ids[30], set(watchers(view.ids[30], view))
+    for member in view.members:
+        if member.id == suspected:
+            continue
+        core = Core(replace(LEASED, mesh_limit=4), member, Random(1))
+        core.follow(view)
+        core.table.adopt(view, {}, 100.0)
+        core.judge_anew(view, 100.0)
+        senior = member.id in view.ids[:3]
+        assert verdicts(core).concerns(suspected, Watch(member.id)) is (senior or member.id in beside)
+
+
+def test_of_a_small_view_with_leases_everybody_probes_a_suspect() -> None:
+    machine = machine_in("abcdefgh", "f", config=LEASED)
+    assert verdicts(machine._core).concerns("h", Watch("f"))
+    assert not verdicts(core_of("f", PINGED)).concerns("h", Watch("f"))
