@@ -65,7 +65,7 @@ def test_digits_in_tar_files(nursery: Nursery, tmp_path: Path) -> None:
 def test_a_parameter_server(nursery: Nursery, tmp_path: Path) -> None:
     """A worker is killed, and the server, which goes on from its checkpoint."""
     program = ROOT / "examples" / "parameter_server.py"
-    with Program(nursery, tmp_path, program, env=clean(STEPS="300", **PATIENT)) as demonstration:
+    with Program(nursery, tmp_path, program, env=clean(STEPS="2000", **PATIENT)) as demonstration:
         assert demonstration.wait(PATIENCE) == 0, demonstration.stderr
         said = demonstration.stdout
     assert said.index("is killed\n") < said.index("the server is killed") < said.index("server: goes on from step ")

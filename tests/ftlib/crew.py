@@ -26,13 +26,19 @@ class Crew:
         }
 
     def each(self, told: Sequence[Told]) -> list[Any]:
-        """Worker i does ``told[i]``; what they return. The first exception is raised."""
+        """Worker i does ``told[i]``; what they return. The first exception is raised: for that one others may wait in vain."""
         for name, order in zip(self.names, told, strict=True):
             self._orders[name].put(order)
-        answers = [self._answers[name].get(timeout=TIMEOUT) for name in self.names]
+        answers, late = [], []
+        for name in self.names:
+            try:
+                answers.append(self._answers[name].get(timeout=TIMEOUT))
+            except queue.Empty:
+                late.append(name)
         for _, error in answers:
             if error is not None:
                 raise error
+        assert not late, f"{late} have not come back within {TIMEOUT:g} s"
         return [value for value, _ in answers]
 
     def all(self, told: Callable[[FTLib, int], Any]) -> list[Any]:

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import threading
 import warnings
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -90,6 +91,7 @@ def _forget(kept: Iterable[int]) -> None:
                 os.dup2(null, fd, inheritable=False)
     os.close(null)
     _unlock()
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined] # a parent's temporary directory is not this one's to remove
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)) and number != signal.SIGINT:

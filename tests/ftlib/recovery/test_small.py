@@ -46,14 +46,14 @@ class Polite(Pupil):
         expected = 3 if prefetch is not None and prefetch.version == number else 0
         expected += 2 if verification is not None and verification.number == number else 0
         ready = expected if round_ is None or round_.level_with(number) else -1
-        if sum(asked) == ready and (expected or number == session.plan.call + 1):
+        if expected and sum(asked) == ready:
             self.passed.add(number)
         return number in self.passed
 
 
 def test_a_small_state_takes_two_calls(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """In the first one it is pinned and fetched, as the others still compute when they are asked; in the second one it is
-    compared.
+    """In one it is pinned and fetched, in the next one it is compared. The first is the view's first, if the others still compute
+    when they are asked; else its second.
     """
     caplog.set_level(logging.INFO)
     rounds: list[Round] = []
@@ -68,5 +68,5 @@ def test_a_small_state_takes_two_calls(monkeypatch: pytest.MonkeyPatch, caplog: 
     [round_] = rounds
     session = round_.session
     assert session is not None
-    assert round_.begins == session.plan.call + 1
+    assert round_.begins in (session.plan.call + 1, session.plan.call + 2)
     assert joiner.ft.metrics()["averages_replayed"] == 1
