@@ -52,8 +52,8 @@ class Polite(Pupil):
 
 
 def test_a_small_state_takes_two_calls(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """In one it is pinned and fetched, in the next one it is compared. The first is the view's first, if the others still compute
-    when they are asked; else its second.
+    """In one it is pinned and fetched, in the next one it is compared. That one is the view's first, if the others still
+    compute when they are asked; else its second.
     """
     caplog.set_level(logging.INFO)
     rounds: list[Round] = []
