@@ -134,6 +134,8 @@ class Manager:
         self._ft: FTLib | None = None
         self._calls: Step | None = None
         """Those of the step that ``start_quorum`` began."""
+        self._stale = False
+        """Another replica's state was loaded since then: what this step has computed does not belong to it."""
         self._down = False
         if load_state_dict and state_dict:
             self.register_state_dict_fn("default", load_state_dict, state_dict)
@@ -187,6 +189,7 @@ class Manager:
         missing = sorted(self._loaders.keys() - tree["user"].keys())
         if missing:
             raise ConfigError(f"the other replicas have no state {', '.join(missing)}: register the same keys at all replicas")
+        self._stale = True
         self.load_state_dict(tree["torchft"])
         for key, load in self._loaders.items():
             load(tree["user"][key])
@@ -205,6 +208,7 @@ class Manager:
         self._errored = None
         ft = self._met()
         ft.catch_up()
+        self._stale = False
         self._calls = Step(ft, counts=self._counts(ft))
 
     def wait_quorum(self) -> None:
@@ -227,18 +231,25 @@ class Manager:
         if op is AVERAGE and not torch.is_floating_point(tensor):
             raise ValueError(f"AVG is for floating point tensors, not {tensor.dtype}: give reduce_op=ReduceOp.SUM")
         sending = calls.add(tensor, op, quantized=should_quantize and op is AVERAGE)
-        return _ManagedWork(self, _Sent(self, calls, sending), tensor)
+        return _ManagedWork(self, _Sent(self._sound, calls, sending), tensor)
 
     def should_commit(self, timeout: timedelta | None = None) -> bool:  # noqa: ARG002 - the deadlines of the calls count
         """End the step: True, at all replicas, if the optimizer may be stepped; call it once a step, after backward.
 
-        RuntimeError after more than ``max_retries`` steps in a row that were skipped; FTLibError if this worker has left.
+        RuntimeError after more than ``max_retries`` steps in a row that were skipped; FTLibError if this worker has left, or
+        was out for a while and came back in the very vote.
         """
         calls = self._begun("should_commit")
         failure = getattr(self._pg, "errored", lambda: None)()
         if isinstance(failure, Exception):
             self.report_error(failure)
-        count = calls.send(error=self._errored is not None)
+        count = calls.send(error=not self._sound())
+        if self._stale and count:
+            self.shutdown()
+            raise FTLibError(
+                "this replica was out for a while, and got the others' state amid a step that they commit: its part of that "
+                "step is lost, so its state is not theirs. Start the program again, and it joins them"
+            )
         if count >= self._min_replica_size:
             self._step += 1
             self._batches_committed += count
@@ -313,6 +324,10 @@ class Manager:
 
     # --- inside --------------------------------------------------------------------------------------------------------
 
+    def _sound(self) -> bool:
+        """False if the step cannot be applied here: an error was reported, or this replica came back amid the step."""
+        return self._errored is None and not self._stale
+
     def _met(self) -> FTLib:
         if self._down:
             raise FTLibError("start_quorum: this manager was shut down: make another one")
@@ -340,12 +355,12 @@ class Manager:
 class _Sent:
     """A tensor that was added to a step's calls; ``wait`` makes them, if they were not made."""
 
-    def __init__(self, manager: Manager, calls: Step, sending: int) -> None:
-        """``sending``: the one that the tensor goes with."""
-        self._manager = manager
+    def __init__(self, sound: Callable[[], bool], calls: Step, sending: int) -> None:
+        """``sound``: returns False if the step cannot be applied here. ``sending``: the one that the tensor goes with."""
+        self._sound = sound
         self._calls = calls
         self._sending = sending
 
     def wait(self) -> None:
         """See ``Waits``."""
-        self._calls.settle(self._sending, error=self._manager.errored() is not None)
+        self._calls.settle(self._sending, error=not self._sound())

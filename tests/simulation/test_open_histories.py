@@ -23,6 +23,8 @@ ODD = (
     13,  # a gradient turns out to be incomplete when all others have its bucket
     142,  # a survivor redoes an average whose input was in the buffer, behind the beginning of the gradient
 )
+REPLACING = (0, 4, 74, 76, 91, 176, 187, 207, 220, 251, 282, 314)
+"""One in twenty seeds of ``opened`` does that; these did, 20 times in all. Look for others should a change move them."""
 
 
 @functools.cache
@@ -84,5 +86,5 @@ def test_the_histories_have_everything() -> None:
 
 def test_survivors_get_the_state_because_results_were_changed_in_place() -> None:
     """Drawn faults hardly ever do that: someone has to die while one member lacks what all others have."""
-    jobs = [opened(seed) for seed in range(30)]
-    assert sum(job.trainers.promises.counts["replaced"] for job in jobs) > 1
+    jobs = [opened(seed) for seed in REPLACING]
+    assert sum(job.trainers.promises.counts["replaced"] for job in jobs) > 8

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.distributed import ReduceOp
 
-from ftlib import ConfigError
+from ftlib import ConfigError, FTLibError
 from ftlib.torchft.checkpointing import CheckpointTransport, HTTPTransport
 from ftlib.torchft.checkpointing.pg_transport import PGTransport
 from ftlib.torchft.ddp import DistributedDataParallel, PureDistributedDataParallel
@@ -116,6 +116,51 @@ def test_an_error_at_one_replica_makes_all_skip(when: str) -> None:
         assert [each.batches_committed() for each in managers] == [2, 2]
     finally:
         shut(*managers)
+
+
+@pytest.mark.usefixtures("meeting")
+def test_a_step_in_which_the_state_of_others_came_is_skipped_by_all() -> None:
+    """As at a replica that was excluded and comes back (``rejoin``): what it has averaged is of another step."""
+    replicas = [Replica(number, 2) for number in range(2)]
+
+    def run(number: int) -> list[int]:
+        each, found = replicas[number], []
+        for step in range(3):
+            each.optimizer.zero_grad()
+            each.wrapped(torch.full((1, 3), float(number))).sum().backward()
+            if number and step == 1:
+                each.manager._load_manager_state_dict(each.manager._manager_state_dict())
+            each.optimizer.step()
+            found.append(each.manager.current_step())
+        return found
+
+    try:
+        assert at_once(*[functools.partial(run, number) for number in range(2)]) == [[1, 1, 2]] * 2
+        assert replicas[0].weights() == replicas[1].weights()
+    finally:
+        shut(*[each.manager for each in replicas])
+
+
+@pytest.mark.usefixtures("meeting")
+def test_who_comes_back_in_the_vote_that_commits_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    replica = Replica(0, 1)
+    try:
+        replica.step(1.0)
+        replica.optimizer.zero_grad()
+        calls = replica.manager._calls
+        send = calls.send
+
+        def loading(*, error: bool) -> int:
+            count = send(error=error)
+            replica.manager._load_manager_state_dict(replica.manager._manager_state_dict())
+            return count
+
+        monkeypatch.setattr(calls, "send", loading)
+        with pytest.raises(FTLibError, match="Start the program again"):
+            replica.optimizer.step()
+        assert replica.manager.current_step() == 1
+    finally:
+        replica.manager.shutdown()
 
 
 @pytest.mark.usefixtures("meeting")
