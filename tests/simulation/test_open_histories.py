@@ -24,7 +24,10 @@ ODD = (
     142,  # a survivor redoes an average whose input was in the buffer, behind the beginning of the gradient
 )
 REPLACING = (0, 4, 74, 76, 91, 176, 187, 207, 220, 251, 282, 314)
-"""One in twenty seeds of ``opened`` does that; these did, 20 times in all. Look for others should a change move them."""
+"""One in twenty seeds of ``opened`` has survivors that get the state instead of results.
+
+These had 20 in all: look for other seeds should a change move them.
+"""
 
 
 @functools.cache
