@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import socket
+import struct
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
@@ -32,6 +34,9 @@ _THREADS = 2
 """Operations that one group carries out at the same time."""
 _REST = 0.05
 """Seconds that the ends of connections may be told late: whoever waits for the group has the processors first."""
+
+_KNOCKING = 1.0
+"""Seconds that a connection to one's own listener may take."""
 
 beginning_to_listen = threading.Lock()
 """Held while a device is made, so that the one new listening socket is its own; others that begin to listen hold it, too."""
@@ -107,6 +112,7 @@ class GlooBuild(Build):
             for link in self._links():
                 link.cut()
                 link.close()
+            self._knock()
 
     def _run(self) -> None:
         outcome: GlooGroup | GroupError
@@ -199,6 +205,19 @@ class GlooBuild(Build):
             if link not in mine:  # between two others; or there is no telling: better inexact than another's
                 link.close()
         return mine
+
+    def _knock(self) -> None:
+        """Connect to this rank's own listener in the place of every other rank, and hang up.
+
+        Gloo waits for the ranks that connect to this one, one after another, and there is no socket to cut while one has not:
+        who died or gave up after it met the others never will. Who connects says which pair it means by eight bytes,
+        and a device counts its pairs in the order of ranks (Gloo's ``transport/tcp``: ``Context::createAndConnectAllPairs``,
+        ``Listener::haveConnection``). A number that nobody waits for yet is kept until somebody does.
+        """
+        for listener in self._local:
+            for rank in range(self.spec.size):
+                with contextlib.suppress(OSError), socket.create_connection(listener, _KNOCKING) as handle:
+                    handle.sendall(struct.pack("=q", rank))  # or OSError: it is gone, the build has ended
 
     def _forget(self, owned: Iterable[Inode | Address]) -> None:
         sockets.untrack(owned)

@@ -19,7 +19,9 @@ from ftlib.frameworks import Group, GroupSpec, Work, gloo_build, sockets
 from ftlib.frameworks.accelerators.group import HybridGroup
 from ftlib.frameworks.gloo import GlooFramework
 from ftlib.frameworks.gloo_group import GlooGroup
+from ftlib.frameworks.rendezvous import Meeting, split_address
 from tests.frameworks.crew import TIMEOUT, Worker, rebuild
+from tests.harness.basics import eventually
 
 
 def operate(worker: Worker) -> dict[str, Any]:
@@ -359,6 +361,20 @@ def fail_in_the_middle(worker: Worker, spec: GroupSpec) -> str:
 
     with mock.patch.object(gloo_build, "ProcessGroupGloo", Broken):
         return try_rebuild(worker, spec, None)[1]
+
+
+def meet_and_never_connect(worker: Worker, spec: GroupSpec) -> None:
+    """As rank 0 of two: let Gloo at rank 1 wait for a connection from here that never comes.
+
+    Of two devices the one with the higher address connects, and at one and the same address the pair with the higher number. So
+    rank 1 is the one that waits if rank 0 describes itself by what rank 1 has said of itself.
+    """
+    meeting = Meeting(split_address(spec.store["store"]), spec.epoch, spec.view_id, spec.rank, spec.size, TIMEOUT)
+    meeting.exchange("listener", ["127.0.0.1:1", {}])
+    store = meeting.store()
+    eventually(lambda: bool(store.check(["0/1"])), "rank 1 has described itself")
+    store.set("0/0", store.get("0/1"))
+    meeting.close()
 
 
 def building_threads(worker: Worker) -> int:

@@ -20,6 +20,7 @@ from tests.frameworks.orders import (
     fail_in_the_middle,
     know_peers,
     loop,
+    meet_and_never_connect,
     rebuild_blindly,
     receive_from_the_dead,
     reduce_few_bytes,
@@ -92,6 +93,22 @@ def test_cancel_while_gloo_connects(crew: Crew) -> None:
     assert crew.run(hands, building_threads) == [0, 0, 0]
     crew.build(hands)
     assert crew.run(hands, reduce_one, 10) == [3.0] * 3
+
+
+def test_cancel_while_gloo_waits_for_a_connection_that_never_comes(crew: Crew) -> None:
+    """There is no socket to cut then: the build ends nevertheless, not after the deadline of the view."""
+    hands = crew.hire(2)
+    specs = crew.specs(hands)
+    hands[0].tell(meet_and_never_connect, specs[0])
+    hands[1].tell(try_rebuild, specs[1], 1.5)
+    hands[0].answer()
+    took, text = hands[1].answer()
+    assert "cancelled" in text
+    assert took < SOON
+    hands[1].tell(building_threads)
+    begin = time.monotonic()
+    assert hands[1].answer() == 0
+    assert time.monotonic() - begin < SOON
 
 
 def test_forked_children_hold_no_sockets(crew: Crew) -> None:
