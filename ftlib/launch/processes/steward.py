@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator
 
 from .process import Fate, kill_descendants
+from .remains import Remains
 from .worker import Worker
 
 REAP_TIMEOUT = 5.0
@@ -25,7 +27,7 @@ class Steward:
     """The workers that are not reaped yet. Use on the loop of the main thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ended: Callable[[Worker, int], None]) -> None:
-        """``ended``: called with each worker and its return code, once it was reaped."""
+        """``ended``: called with each worker and its return code, once it was reaped and nothing holds its port any more."""
         self._loop = loop
         self._ended = ended
         self._workers: dict[int, Worker] = {}  # by pid
@@ -96,4 +98,4 @@ class Steward:
                 continue
             code = worker.reap()
             self._past[worker.pid] = worker.gone_at
-            self._ended(worker, code)
+            Remains(self._loop, worker.pid, functools.partial(self._ended, worker, code), REAP_TIMEOUT)

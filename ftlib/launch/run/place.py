@@ -27,7 +27,8 @@ class MeetingPlace:
             raise ConfigError(f"--meet: {error}") from None
         self.host = self._places[0][0]
         """This host's address, numeric: workers and the endpoint listen there."""
-        self._port = 0
+        self.port = 0
+        """Where the first worker of this host is met, once it has been started."""
         names = [parse_address(each)[0] for each in meeting.introducers]
         far = [name for name in names if name != "localhost" and not _loopback(name)]
         if _loopback(self.host) and far and meeting.size > workers:
@@ -59,9 +60,9 @@ class MeetingPlace:
 
     def _bind(self) -> ControlSockets:
         """The first free place of this host; once worker 0 had one, that, or any port where somebody else has taken it."""
-        if self._port:
+        if self.port:
             try:
-                return bind_control(self._port, self.host)
+                return bind_control(self.port, self.host)
             except OSError:
                 return bind_control(0, self.host)
         for host, port in self._places:
@@ -69,7 +70,7 @@ class MeetingPlace:
                 sockets = bind_control(port, host)
             except OSError:
                 continue
-            self.host, self._port = host, sockets.port
+            self.host, self.port = host, sockets.port
             return sockets
         places = ", ".join(map(format_address, self._places))
         raise ConfigError(f"--meet: {places} is taken: one ftlib run a host and job, or another port on all hosts")

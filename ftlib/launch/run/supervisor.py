@@ -235,6 +235,10 @@ class Supervisor:
         self._start(index, start, sockets)
         if sockets is not None and self.policy.records[index].starts == 1:
             self._console.say(f"to look inside: ftlib status {start.bind}")
+        elif sockets is not None and start.port != place.port:
+            self._console.say(
+                f"port {place.port} is taken by another program: {start.name} is at {start.bind}, whoever comes meets others"
+            )
 
     def _start_at_its_address(self, index: int) -> None:
         try:
