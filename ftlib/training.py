@@ -14,6 +14,8 @@ import torch
 from consensus import View
 
 from .core.calls.call import Call, Kind
+from .core.calls.follow import Declined
+from .core.calls.follower import NoFollowing
 from .core.calls.open_call import OpenCall
 from .core.calls.presentation import Inputs
 from .core.engine.call_lock import CallLock
@@ -371,6 +373,22 @@ class Calls(ABC):
         call = Call(Kind.VOTE, self._layout(Kind.VOTE.value, targets, "SUM"), targets.sources, owners=targets.owners, veto=True)
         status = self._run(call)
         return status, int(ballot) if status else 0
+
+    def decline(self) -> Status:
+        """Take part in the others' next call with nothing, whatever it is, so that it returns FAIL at all members.
+
+        For a worker that cannot apply the step under way, and may have nothing to average in it. Where all decline, that is all
+        of the call. Returns FAIL, too; or ABORT if this worker has left; or SUCCESS if the others had finished the call, which
+        happens only to a worker that was in it and left it by an exception. Not while others call ``execute``.
+
+        FTLibError if this worker cannot take part in the others' call.
+        """
+        if self._execution is not None:
+            raise ConfigError("decline was called within execute: raise an exception there, and no member applies the step")
+        try:
+            return self._run(Declined(veto=self._veto))
+        except NoFollowing as reason:
+            raise FTLibError(f"decline: this worker cannot take part in the others' call: {reason}") from None
 
     def catch_up(self) -> bool:
         """Wait until the registered state is here, so that what follows is computed with it; True if it came just now.

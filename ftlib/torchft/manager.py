@@ -243,7 +243,7 @@ class Manager:
         failure = getattr(self._pg, "errored", lambda: None)()
         if isinstance(failure, Exception):
             self.report_error(failure)
-        count = calls.send(error=not self._sound())
+        count = calls.commit(error=not self._sound())
         if self._stale and count:
             self.shutdown()
             raise FTLibError(

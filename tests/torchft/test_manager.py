@@ -148,14 +148,14 @@ def test_who_comes_back_in_the_vote_that_commits_goes(monkeypatch: pytest.Monkey
         replica.step(1.0)
         replica.optimizer.zero_grad()
         calls = replica.manager._calls
-        send = calls.send
+        commit = calls.commit
 
         def loading(*, error: bool) -> int:
-            count = send(error=error)
+            count = commit(error=error)
             replica.manager._load_manager_state_dict(replica.manager._manager_state_dict())
             return count
 
-        monkeypatch.setattr(calls, "send", loading)
+        monkeypatch.setattr(calls, "commit", loading)
         with pytest.raises(FTLibError, match="Start the program again"):
             replica.optimizer.step()
         assert replica.manager.current_step() == 1

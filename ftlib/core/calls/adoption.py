@@ -19,8 +19,8 @@ from ...frameworks.base import Group, Work
 from ..tensors.staging import Slot, Staging, land
 from .call import Call, Results
 
-_HEADER = struct.Struct("<4sIQddI8s16s16s")
-_MAGIC = b"ftl4"
+_HEADER = struct.Struct("<4sIQdd?I8s16s16s")
+_MAGIC = b"ftl5"
 _SHARES_LIMIT = 1 << 20
 """Limit on the size of the members' shares, in bytes."""
 
@@ -33,7 +33,7 @@ def donate(group: Group, rank: int, results: Results) -> list[Work]:
     """Start sending ``results`` to ``rank``. ``Spoilt`` if the program has changed them by now."""
     shares = bytearray(packed_shares(results.shares))
     land(results.slots)
-    slots = [slot for slot in results.slots if slot.bucket.count]
+    slots = [] if results.declined else [slot for slot in results.slots if slot.bucket.count]
     rows = [slot.data for slot in slots]
     if results.shown:
         rows = [row.clone() for row in rows]  # the program may write there while they are sent
@@ -41,7 +41,7 @@ def donate(group: Group, rank: int, results: Results) -> list[Work]:
             raise Spoilt(f"the program has changed the result of call {results.number} in place")
     digest, signature = _digest(shares, rows), results.layout.signature
     view_id = bytes.fromhex(results.view_id)
-    weights = (results.weight, results.assumed)
+    weights = (results.weight, results.assumed, results.declined)
     header = _HEADER.pack(_MAGIC, len(results.slots), results.number, *weights, len(shares), view_id, signature, digest)
     tensors = [torch.frombuffer(data, dtype=torch.uint8) for data in (bytearray(header), shares)]
     tensors += rows
@@ -61,25 +61,27 @@ class Adoption:
         """The verified results; ``wait`` blocks until a work has ended. GroupError if they do not arrive intact."""
         call = self._call
         wait(self._group.recv(self._header, self._donor, _tag(call.number, 0)), None)
-        magic, count, number, weight, assumed, told, view_id, signature, digest = _HEADER.unpack(self._header.numpy().tobytes())
+        head = _HEADER.unpack(self._header.numpy().tobytes())
+        magic, count, number, weight, assumed, declined, told, view_id, signature, digest = head
         if magic != _MAGIC or number != call.number or told > _SHARES_LIMIT:
             raise GroupError(f"rank {self._donor} donated something else than {call}", (self._donor,))
-        if signature != call.layout.signature or count != len(self._slots):
+        if not declined and (signature != call.layout.signature or count != len(self._slots)):
             raise StepMismatch(
                 f"{call} was finished by the others with other tensors or another operation: call the same things in the same "
                 "order everywhere"
             )
         row = torch.zeros(told, dtype=torch.uint8, device="cpu")
         wait(self._group.recv(row, self._donor, _tag(call.number, 1)), None)
-        filled = [slot for slot in self._slots if slot.bucket.count]
+        filled = [] if declined else [slot for slot in self._slots if slot.bucket.count]
         for index, slot in enumerate(filled, start=2):
             slot.claim()
             wait(self._group.recv(slot.data, self._donor, _tag(call.number, index)), slot)
         shares = row.numpy().tobytes()
         if _digest(shares, [slot.data for slot in filled]) != digest:
             raise GroupError(f"the result of {call} arrived damaged from rank {self._donor}", (self._donor,))
-        intact = not call.veto or all(slot.check(norms=call.norms) for slot in self._slots)
-        results = Results(call.number, call.layout, self._slots, weight, intact, assumed=assumed, view_id=view_id.hex())
+        intact = declined or not call.veto or all(slot.check(norms=call.norms) for slot in self._slots)
+        given = (call.number, call.layout, self._slots, weight, intact)
+        results = Results(*given, assumed=assumed, view_id=view_id.hex(), declined=declined)
         try:
             results.share(unpacked_shares(shares))
         except ValueError as error:

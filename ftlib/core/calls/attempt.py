@@ -22,7 +22,7 @@ from ...frameworks.base import Group, Operation, OperationKind, Work
 from ..tensors.compression.pipeline import Pipeline
 from ..tensors.compression.reduction import Part
 from ..tensors.device_copies import copies_of, send
-from ..tensors.layout import Bucket
+from ..tensors.layout import Bucket, Layout
 from ..tensors.staging import Slot, Staging
 from ..tensors.trailer import Flag, RankRecord, Region, Trailer
 from .bulk import Bulk
@@ -40,6 +40,14 @@ WAIT_SLICE = 0.05
 
 BARE = Bucket(torch.uint8, 0, "SUM", ())
 """A head without data: the first call of a session starts with it."""
+
+
+UNKNOWN = Layout(b"", "", "a call of the others", (BARE,))
+"""That of a call of which only the head's records are known."""
+
+
+class CallDeclined(GroupError):
+    """A member declines the call, and of the others' call only the first records are known: with these it has ended."""
 
 
 class Disagreement(GroupError):
@@ -124,6 +132,20 @@ class Attempt:
             self._reap()
         return self._ended(slots)
 
+    def carry_out(self, record: RankRecord, in_flight: int) -> tuple[Trailer, Results]:
+        """As ``run``, also where a member declines the call."""
+        try:
+            return self.run(record, in_flight)
+        except CallDeclined:  # nothing else of it is under way
+            return self._declined()
+
+    def _declined(self) -> tuple[Trailer, Results]:
+        """What a call has ended with of which only the records are known."""
+        session, call, trailer = self._session, self._call, self._trailer
+        assert trailer is not None
+        session.ended(UNKNOWN)  # not all members know its layout
+        return trailer, Results(call.number, call.layout, (), trailer.weight, view_id=session.view.view_id, declined=True)
+
     def _ended(self, slots: Sequence[Slot]) -> tuple[Trailer, Results]:
         """All operations have ended, on these slots."""
         session, call, trailer = self._session, self._call, self._trailer
@@ -131,8 +153,9 @@ class Attempt:
         layout, weight = call.layout, trailer.weight if call.kind is Kind.AVERAGE else 0.0
         if session.repeated is not layout or weight != session.divisor:  # else all stays as it is
             session.ended(layout, weight, call.script)
-        intact, view_id = self._finite, session.view.view_id
-        return trailer, Results(call.number, layout, slots, trailer.weight, intact, assumed=self._assumed, view_id=view_id)
+        assumed, view_id, declined = self._assumed, session.view.view_id, trailer.declined
+        given = (call.number, layout, slots, trailer.weight, self._finite)
+        return trailer, Results(*given, assumed=assumed, view_id=view_id, declined=declined)
 
     def _filled(self, number: int) -> Slot:
         """The slot of bucket ``number``, staged; from a device as soon as that has done it."""
@@ -266,11 +289,15 @@ class Attempt:
         return said
 
     def _hear(self, said: Region) -> None:
-        """Wait for the prelude, the only operation under way, and check it."""
+        """Wait for the prelude, the only operation under way, and check it. CallDeclined if a member declines the call."""
         self._end_oldest()
-        self._check(self._session.codec.read(said))
+        trailer = self._session.codec.read(said)
+        self._check(trailer)
         if self._plane is not None:
             self._plane.entered()
+        if trailer.declined:
+            self._trailer = trailer
+            raise CallDeclined(f"{self._call} was declined")
 
     def _end_oldest(self) -> None:
         """Wait for the oldest operation, and remove it from the window."""

@@ -45,6 +45,7 @@ class Results:
         "_spoilt",
         "accelerated",
         "assumed",
+        "declined",
         "divisor",
         "finite",
         "kept",
@@ -67,8 +68,9 @@ class Results:
         *,
         assumed: float = 1.0,
         view_id: str = "",
+        declined: bool = False,
     ) -> None:
-        """``assumed``: what inputs were divided by as they were staged (see ``Attempt``). ``view_id``: see the attribute."""
+        """``assumed``: what inputs were divided by as they were staged (see ``Attempt``). The rest: see the attributes."""
         self.number = number
         self.layout = layout
         self.slots = tuple(slots)
@@ -79,6 +81,8 @@ class Results:
         """What the sums in an average have yet to be divided by: 1.0 if the weights have the sum that was assumed."""
         self.finite = intact
         """False if the call's result was checked for inf and nan, and holds some."""
+        self.declined = declined
+        """True if a member declined the call (see ``Declined``): it has no result."""
         self.shares: Mapping[str, Share] = {}
         """The data that every member used up, by member id; empty if no member draws samples."""
         self.accelerated = False
@@ -152,6 +156,8 @@ class Call:
 
     draws_beside = False
     """True if the program draws samples for later calls while this one is under way."""
+    declines = False
+    """True if this call makes the others' call fail, whatever that is (see ``Declined``)."""
     stand_in = False
     """True if a deputy is in the call while the program is outside of calls (see ``deputy``)."""
 
@@ -308,8 +314,8 @@ class Call:
         return self._outdated
 
     def void(self, results: Results) -> bool:
-        """True if this call has no result at any member, because of the sum of the weights or a veto."""
-        if not results.finite:
+        """True if this call has no result at any member, because of the sum of the weights, a veto, or who declined it."""
+        if results.declined or not results.finite:
             return True
         return (self.divide and results.weight == 0.0) or (self.root_rank is not None and results.weight != 1.0)
 

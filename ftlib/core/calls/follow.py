@@ -14,12 +14,10 @@ from ...errors import GroupError
 from ..tensors.layout import Layout
 from ..tensors.staging import Slot, StagingPool
 from ..tensors.trailer import Flag, RankRecord, Trailer
-from .attempt import BARE, Attempt, EnteredObserver, Waits
+from .attempt import UNKNOWN, Attempt, CallDeclined, EnteredObserver, Waits
 from .call import Call, Kind, Results
 from .follower import NoFollowing
 from .session import Session
-
-UNKNOWN = Layout(b"", "", "a call of the others", (BARE,))
 
 
 class NobodyThere(Exception):
@@ -60,6 +58,26 @@ class Followed(Call):
         slot.data.fill_(neutral(slot.bucket.op, slot.bucket.dtype))
 
 
+class Declined(Followed):
+    """The program's call in which it has nothing to give, and wants the others' call, whatever that is, to have no result.
+
+    It takes part as a follower does, so it need not know what the others are about to do. Its record says that it declines, so
+    the call fails at all who finish it. Where all decline there is nothing else to do: with their records the call has ended.
+    """
+
+    foreign = False
+    declines = True
+
+    def __init__(self, *, veto: bool) -> None:
+        super().__init__(0.0, veto=veto)
+
+    def __str__(self) -> str:
+        return f"call {self.number}, which this member declines"
+
+    def deliver(self, results: Results, *, views: bool = False) -> None:
+        """Nobody gets anything."""
+
+
 class FollowedAttempt(Attempt):
     """One attempt at a call of the others within one session."""
 
@@ -88,7 +106,11 @@ class FollowedAttempt(Attempt):
         first = self._first(record)
         assert self._trailer is not None
         said = self._said(self._trailer)
-        if self._expected is not UNKNOWN and said == self._expected.check:
+        expected = self._expected is not UNKNOWN and said == self._expected.check
+        if not expected and self._trailer.declined:  # the others end it here, too
+            self._followed.learn(UNKNOWN)
+            raise CallDeclined(f"{self._call} was declined")
+        if expected:
             layout, begun = self._expected, [first]
         else:  # that was a prelude
             layout, begun = self._layout_of(self._session, said), []
@@ -135,11 +157,14 @@ class FollowedAttempt(Attempt):
         return slot
 
     def _said(self, trailer: Trailer) -> bytes:
-        """The check of the members that do not follow. GroupError if theirs differ: they find out which of them has to stop.
+        """The check of the members that do not follow; empty if there are none, and some decline. GroupError if theirs differ:
+        they find out which of them has to stop.
 
         NobodyThere if all follow, but late members will come.
         """
         checks = {slot.check for slot in trailer.slots if not slot.flags & Flag.FOLLOWING}
+        if not checks and trailer.declined:
+            return b""
         if not checks and any(slot.flags & Flag.LATE for slot in trailer.slots):
             raise NobodyThere
         if len(checks) != 1:

@@ -105,6 +105,10 @@ class OpenAttempt(Attempt):
         self._window.append((self._begin_operations(number, slot), slot))
         self._slots.append(slot)
 
+    def carry_out(self, record: RankRecord, in_flight: int) -> tuple[Trailer, Results]:
+        """As ``run``. If a member declines the call, more of it may be under way, which others do not join: so it fails."""
+        return self.run(record, in_flight)
+
     def run(self, record: RankRecord, in_flight: int) -> tuple[Trailer, Results]:  # noqa: ARG002 - all of it is under way
         """All gradients are there: begin what is left, and wait for everything. GroupError if an operation failed."""
         if self.failure is not None:

@@ -43,7 +43,7 @@ class Report:
     step: int
     """Optimizer steps granted so far."""
     last_signature: bytes
-    """Signature of call ``finished``."""
+    """Signature of call ``finished``; empty if it was declined, so that it has no result."""
     current_signature: bytes
     """Signature of call ``current``; empty: none, or unknown, as at a newcomer."""
     origin: str
@@ -133,7 +133,7 @@ class SalvagePlan:
     step: int
     """Steps granted once call K is finished."""
     signature: bytes = b""
-    """The signature of call K; empty if no member knows it."""
+    """The signature of call K; empty if no member knows it, as where it was declined."""
     adoptions: tuple[tuple[str, str], ...] = ()
     """Pairs (adopter, donor): the adopter takes the result of call K from the donor."""
     blank: tuple[str, ...] = ()
@@ -285,8 +285,9 @@ def _mismatch(
     wrong = [m for m in finishers if acted[m].last_signature != result]
     if wrong:
         return Fault(FaultKind.MISMATCH, tuple(finishers), f"members finished call {call} with different tensors or operations")
-    # A newcomer may not know yet which call it is in: an empty signature is no mismatch.
-    wrong = [m for m in adopters if acted[m].current == call and acted[m].current_signature not in (result, b"")]
+    # A newcomer may not know yet which call it is in: an empty signature is no mismatch. A declined call fits any.
+    entered = {m: acted[m].current_signature for m in adopters if acted[m].current == call}
+    wrong = [m for m, signature in entered.items() if result and signature not in (result, b"")]
     if wrong:
         text = f"call {call}: {', '.join(wrong)} entered it with other tensors or another operation than those who finished it"
         return Fault(FaultKind.MISMATCH, tuple(wrong), text)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ...errors import GroupError, StepMismatch
+from ..calls.attempt import UNKNOWN
 from ..calls.call import Call, Results
 from ..calls.follow import Followed
 from ..calls.follower import NoFollowing, Recovery
@@ -181,6 +182,9 @@ class Arrival:
 
     def learnt(self, followed: Followed, session: Session) -> bool:
         """True if the layout of the call that the others finished is known; False if ``session`` has ended meanwhile."""
+        if not session.plan.signature:  # it was declined, and has no result
+            followed.learn(UNKNOWN)
+            return True
         try:
             followed.learn(self.layout(session, session.plan.signature))
         except GroupError as error:

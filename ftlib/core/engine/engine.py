@@ -330,10 +330,11 @@ class Engine:
         plane = self._plane
         # A session has a plan, equal at all members, which says who has finished which call.
         while (session := plane.ready(self._limits.min_size) or self._waiting.session(call)) is not None:
-            facts = LEVEL if plane.level and not plane.newcomer else self._facts(call, session)
+            facts = LEVEL if plane.level and (call.declines or not plane.newcomer) else self._facts(call, session)
             step = decide(call, session, facts)
             if step is Next.ADOPT or step is Next.KEEP:
-                results = self.adopt(call, session)
+                known = not isinstance(call, Followed) or session.keeps or self._arrival.learnt(call, session)
+                results = self.adopt(call, session) if known else None
             elif step is Next.ATTEMPT or step is Next.LOAD:
                 if self._observers.present:
                     self._observers.entering(call.number)
@@ -400,7 +401,7 @@ class Engine:
         else:
             attempt, record = begun, begun.record
         try:
-            trailer, results = attempt.run(record, self._in_flight)
+            trailer, results = attempt.carry_out(record, self._in_flight)
         except NobodyThere:
             self._failures.withdraw(session)
             return None
@@ -465,6 +466,8 @@ class Engine:
     def _facts(self, call: Call, session: Session) -> Facts:
         """The facts for the decision about ``call``, if this member lacks the state or is a newcomer."""
         arrival = self._arrival
+        if call.declines:  # wherever the program is: any call of the others will do
+            return Facts(self._plane.level)
         return Facts(self._plane.level, arrival.newcomer, arrival.follows(call, session), arrival.others(session))
 
     # --- its parts -----------------------------------------------------------------------------------------------------
@@ -473,9 +476,10 @@ class Engine:
         """This member's rank record for the attempt that begins; True if it says goodbye."""
         plane, call_lock = self._plane, self._call_lock
         flags, goodbye = 0, call_lock.noticed and call_lock.says_goodbye
-        if plane.wished or goodbye or self._nonfinite.tainted or call.foreign:
+        if plane.wished or goodbye or self._nonfinite.tainted or call.foreign or call.declines:
             flags = Flag.FREEZE * plane.wished | Flag.LEAVING * goodbye | Flag.NONFINITE * self._nonfinite.tainted
-            flags |= Flag.FOLLOWING * call.foreign | Flag.LATE * call.stand_in
+            flags |= Flag.FOLLOWING * (call.foreign or call.declines) | Flag.LATE * call.stand_in
+            flags |= Flag.DECLINES * call.declines
         busy = coded(plane.counters.time_use.outside)
         if plane.data.sampler is None:
             return RankRecord(call.weight, 0, flags, call.layout.check, busy=busy), goodbye
@@ -495,7 +499,8 @@ class Engine:
         """A single member needs no operation: its own input is the result."""
         intact = not (call.veto and call.spoilt())
         trailer = Trailer.of((record,))
-        results = Results(call.number, call.layout, (), trailer.weight, intact, view_id=session.view.view_id)
+        given = (call.number, call.layout, (), trailer.weight, intact)
+        results = Results(*given, view_id=session.view.view_id, declined=trailer.declined)
         return self._finish(call, session, trailer, results)
 
     def _finish(self, call: Call, session: Session, trailer: Trailer, results: Results) -> Results | None:
@@ -552,7 +557,7 @@ class Engine:
 
     def _delivered(self, call: Call, results: Results, session: Session) -> Status:
         if call.void(results):
-            if not results.finite and call.kind is not Kind.VOTE:
+            if call.veto and not results.finite and call.kind is not Kind.VOTE:
                 self._nonfinite.explain(call, session)
             return Status.FAIL
         plane = self._plane

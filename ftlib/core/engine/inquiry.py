@@ -138,8 +138,8 @@ class Inquiry:
         with plane.changed:
             plane.changed.wait_for(lambda: self._decided(number), POLL)
             call = plane.current
-            if call is None or call.number != number or call.foreign:
-                away = call is not None and call.number == number and call.stand_in
+            if call is None or call.number != number or call.foreign or call.declines:
+                away = call is not None and call.number == number and (call.stand_in or call.declines)
                 raise (Refusal.ABSENT if away else Refusal.LATER).error(f"not inside call {number}")
             if plane.newcomer and plane.origin != plane.authority:
                 raise Refusal.LATER.error("this worker is a newcomer itself")

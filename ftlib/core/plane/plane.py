@@ -558,7 +558,7 @@ class Plane:
         self.tell()
         self.blank = False
         self.results, self.held = results, None
-        self._last_signature = call.layout.signature
+        self._last_signature = _signature(results)
         counters = self.counters
         counters.calls += 1
         counters.accelerated += results.accelerated
@@ -586,5 +586,10 @@ class Plane:
         state = (is_founder, self.blank, self.has_state, late)
         spoilt = self.results is not None and self.results.changed
         found = ((), "") if self.session is None else (self.session.blamed[:NAMED], self.session.dispute)
-        held = (0, b"") if self.held is None else (self.held.number, self.held.layout.signature)
+        held = (0, b"") if self.held is None else (self.held.number, _signature(self.held))
         return Report(*calls, *signatures, self.origin, *state, drawn, self.newcomer, spoilt, *found, *held)
+
+
+def _signature(results: Results) -> bytes:
+    """What a flush report says of a finished call; empty if it was declined: then not all members know which one it was."""
+    return b"" if results.declined else results.layout.signature

@@ -103,7 +103,7 @@ class Backlog:
         last = max(0, self._regular - 1) // len(self._step) * len(self._step)
         entry = self._entries[last]
         call.overtaken(entry.results.number)
-        if call.layout.signature != entry.results.layout.signature:
+        if not call.declines and call.layout.signature != entry.results.layout.signature:
             raise StepMismatch(
                 f"{call}: the others did something else while this worker was late ({entry.results.layout.text}); derive what "
                 "is called from ft.step, or unset straggler_deadline"
@@ -159,9 +159,8 @@ class Backlog:
             results = entry.results
             if results.slots and not entry.granted:
                 self._nbytes -= results.layout.nbytes
-                entry.results = Results(
-                    results.number, results.layout, (), results.weight, results.finite, assumed=results.assumed
-                )
+                given = (results.number, results.layout, (), results.weight, results.finite)
+                entry.results = Results(*given, assumed=results.assumed, declined=results.declined)
 
 
 def _give_back(call: Call, own: Sequence[torch.Tensor | None]) -> None:

@@ -54,6 +54,8 @@ class Flag(IntFlag):
     """This rank follows because its program is late: it has the state, except for the calls it follows (see ``deputy``)."""
     READY = 32
     """This rank's accelerator works. If all ranks say so, the call's bulk goes by it."""
+    DECLINES = 64
+    """This rank follows, and wants the call to have no result at any member, whatever it is."""
 
 
 class RankRecord(NamedTuple):
@@ -108,6 +110,8 @@ class Trailer:
     """True if any rank draws samples."""
     accelerated: bool = False
     """True if the accelerators of all ranks work."""
+    declined: bool = False
+    """True if any rank declines: then the call has no result."""
 
     @property
     def divisor(self) -> float:
@@ -124,7 +128,9 @@ class Trailer:
         freeze = bool(leaving) or any(slot.flags & Flag.FREEZE for slot in slots)
         tainted = tuple(rank for rank, slot in enumerate(slots) if slot.flags & Flag.NONFINITE)
         ready = all(slot.flags & Flag.READY for slot in slots)
-        return cls(slots, total, freeze, leaving, tainted, any(slot.data_epoch for slot in slots), ready)
+        draws = any(slot.data_epoch for slot in slots)
+        declined = any(slot.flags & Flag.DECLINES for slot in slots)
+        return cls(slots, total, freeze, leaving, tainted, draws, ready, declined)
 
     @classmethod
     def unpack(cls, data: bytes) -> Trailer:

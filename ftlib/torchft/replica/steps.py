@@ -1,8 +1,8 @@
 """The calls of one step of a ``Manager``.
 
-Tensors are collected, and averaged together as soon as somebody waits for one of them. Before them goes a vote: whoever has an
-error may have nothing to send, and goes on to the end of the step at once, where it votes as well. So nobody waits for tensors
-that do not come: the first vote with an error ends the step at all replicas, which make no further call for it.
+Tensors are collected, and averaged together as soon as somebody waits for one of them. At its end all vote whether the step is
+applied. A replica with an error may have nothing to send: it declines whatever call the others make next, average or vote.
+With that the step has ended at all replicas: none applies it, and none makes a further call for it.
 """
 
 from __future__ import annotations
@@ -35,6 +35,9 @@ class Reduces(Protocol):
     def allreduce_average(
         self, target: Sequence[torch.Tensor], *, weight: float, batches: int, compression: str | None
     ) -> Status:
+        """See ``FTLib``."""
+
+    def decline(self) -> Status:
         """See ``FTLib``."""
 
 
@@ -77,36 +80,46 @@ class Step:
         if not self._counts:
             tensor.fill_(_neutral(tensor.dtype, op))
         if any(item.tensor.data_ptr() == tensor.data_ptr() for item in self._pending if tensor.numel()):
-            self.send(error=False)  # one after the other: the second is of the first's result
+            self._send()  # one after the other: the second is of the first's result
         self._pending.append(_Item(tensor, op, quantized))
         return self._sendings
 
     def settle(self, sending: int, *, error: bool) -> None:
-        """Reduce what goes with ``sending``, if that was not done yet."""
-        if sending == self._sendings:
-            self.send(error=error)
+        """Reduce what goes with ``sending``, if that was not done yet. ``error``: this replica cannot apply the step."""
+        if sending != self._sendings:
+            return
+        if error:
+            self._decline()
+        self._send()
 
-    def send(self, *, error: bool) -> int:
-        """Reduce all that was added. ``error``: this replica cannot apply the step.
+    def commit(self, *, error: bool) -> int:
+        """End the step: reduce all that was added, and vote. ``error``: this replica cannot apply the step.
 
         Returns how many replicas count; 0 if no replica applies the step. FTLibError if this worker has left the job.
         """
+        if error:
+            self._decline()
+        self._send()
+        if self._over:
+            return 0
+        status, count = self._ft.vote(int(self._counts), against=False)
+        self._note(status)
+        return count
+
+    def _send(self) -> None:
+        """Reduce all that was added, unless the step is over."""
         pending, self._pending = self._pending, []
         self._sendings += 1
-        count = self._vote(error)
         while pending and not self._over:
             first = pending[0]
             alike = [item.tensor for item in pending if (item.op, item.quantized) == (first.op, first.quantized)]
             pending = [item for item in pending if (item.op, item.quantized) != (first.op, first.quantized)]
             self._note(self._reduce(alike, first))
-        return 0 if self._over else count
 
-    def _vote(self, error: bool) -> int:
-        if self._over:
-            return 0
-        status, count = self._ft.vote(int(self._counts), against=error)
-        self._note(status)
-        return count
+    def _decline(self) -> None:
+        """End the step at all replicas."""
+        while not self._over:
+            self._note(self._ft.decline())
 
     def _reduce(self, tensors: Sequence[torch.Tensor], like: _Item) -> Status:
         if like.op != AVERAGE:

@@ -10,6 +10,7 @@ from .backward import Habits
 from .pace import Pace
 from .play import (
     accelerated,
+    declining,
     mixing,
     opening,
     play,
@@ -38,6 +39,7 @@ __all__ = [
     "Step",
     "Trainers",
     "accelerated",
+    "declining",
     "mixing",
     "opening",
     "play",

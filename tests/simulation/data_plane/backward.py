@@ -68,6 +68,8 @@ class Habits:
     """Averages go by ``Halving``."""
     follows: bool = False
     """Joiners follow the others' calls until they have the state."""
+    declines: float = 0.0
+    """Share of the calls that a member declines instead (see ``Declined``)."""
     catches_up: bool = False
     """Each turn of ``program`` begins with ``catch_up``."""
 

@@ -22,6 +22,7 @@ from .trainers import Trainers
 
 __all__ = [
     "accelerated",
+    "declining",
     "mixing",
     "opening",
     "play",
@@ -93,6 +94,23 @@ def mixing(seed: int) -> Trainers:
     )
     if late:  # a deputy knows the program's pattern after many calls that repeat it
         found |= {"compute": rng.choice([0.002, 0.01]), "long_steps": 0.03, "pace": Pace(transit=0.003, slow=0.02)}
+    return Trainers(seed, **found, habits=habits)
+
+
+def declining(seed: int) -> Trainers:
+    """Programs whose members decline calls, of any kind."""
+    rng, found = Random(f"{seed} declining programs"), settings(seed)
+    habits = Habits(
+        program=rng.choice(PROGRAMS),
+        extras=rng.choice([0, 0, 11]),
+        follows=rng.random() < 0.3,
+        catches_up=rng.random() < 0.5,
+        raises=0.0,  # who left a call by an exception does not know what it declines
+        reorder=rng.choice([0, 7, 13]),
+        compressed=rng.random() < 0.3,
+        late=rng.choice([0.15, 1.0]),
+        declines=rng.choice([0.02, 0.05, 0.2]),
+    )
     return Trainers(seed, **found, habits=habits)
 
 

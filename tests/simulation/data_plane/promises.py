@@ -59,6 +59,8 @@ class Outcome:
     """What each contribution was divided by (see ``Results``)."""
     layout: bytes = b""
     """The signature of a compressed call's layout; empty for others. Then contributions are as ``Halving`` has sent them."""
+    declined: bool = False
+    """Whether a member declined it; then it has no result."""
 
     @cached_property
     def given(self) -> Sums:
@@ -164,7 +166,7 @@ class Promises(Observer):
         self.counts |= {"failed in backward": 0, "followed": 0, "caught up": 0, "stood in": 0, "taken over": 0}
         self.counts |= {"at a border": 0, "begun alike": 0, "inner steps": 0, "fits": 0, "kept": 0}
         self.counts |= {"replicas lost": 0, "state lost": 0}
-        self.counts |= {"opened": 0, "not opened": 0, "abandoned": 0, "replaced": 0}
+        self.counts |= {"opened": 0, "not opened": 0, "abandoned": 0, "replaced": 0, "declined": 0}
         """What there was to check; ``orphans``: results that nobody went on with."""
 
     # What processes tell
@@ -213,7 +215,7 @@ class Promises(Observer):
         part = process.host.id, call.number
         self._place(process).foreign = call.foreign
         self._place(process).reloaded |= call.outdated  # also where a mate has loaded the state
-        if call.foreign or call.outdated:
+        if call.foreign or call.outdated or call.declines:
             self._void.add(part)
         elif not self._place(process).reloaded:
             self._void.discard(part)
@@ -286,6 +288,8 @@ class Promises(Observer):
         self._made.setdefault((process.part.shard, self._outcome(process, call, results)), _Made(session.view, void))
 
     def _outcome(self, process: Process, call: Call, results: Results) -> Outcome:
+        if results.declined:
+            return Outcome(call.number, (), 0.0, declined=True)
         sums = _sums(results) if results.slots else self._alone(process, len(call.sources))
         compressed = bool(results.slots) and results.layout.compression is not None
         layout = results.layout.signature if compressed else b""
@@ -299,6 +303,8 @@ class Promises(Observer):
         assert session is not None
         self.counts["finished"] += 1
         self.counts["accelerated"] += results.accelerated
+        self.counts["declined"] += results.declined
+        assert results.declined or not call.declines, self._say(process, f"declined call {call.number}, which has a result")
         adopted = session.plan.donor_of(process.host.id) is not None and call.number == session.plan.call
         self.counts["adopted"] += adopted
         self.counts["kept"] += session.keeps and call.number == session.plan.call

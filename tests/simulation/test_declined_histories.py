@@ -1,0 +1,133 @@
+"""Members that decline calls, of any kind, in random histories: nobody has a result of such a call, whoever dies meanwhile."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ftlib.core.calls import adoption
+from ftlib.core.calls.attempt import UNKNOWN, Attempt, CallDeclined
+from ftlib.core.calls.call import Results
+from ftlib.core.calls.session import Session
+from ftlib.core.plane import plane
+from ftlib.core.tensors.layout import Layout
+from ftlib.core.tensors.trailer import Trailer
+from tests.harness.basics import around
+from tests.simulation.data_plane import declining, play, play_plot, random_history
+
+SEEDS = 40
+SOAK = 2000
+CHUNK = 50
+
+
+@functools.cache
+def played(seed: int) -> tuple[str, Counter[str]]:
+    """What is wrong with the history of that seed, if anything; and what happened."""
+    return _play(seed)
+
+
+def _play(seed: int) -> tuple[str, Counter[str]]:
+    jobs = declining(seed)
+    result = play(random_history(seed), jobs=jobs)
+    return "" if result.good else f"{jobs.habits}\n{result.scenario}\n{result}", Counter(jobs.promises.counts)
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, 5))
+def test_promises_hold_whoever_declines(first: int) -> None:
+    for seed in range(first, first + 5):
+        wrong, _ = played(seed)
+        assert not wrong, f"seed {seed}: {wrong}"
+
+
+def test_promises_hold_whatever_is_plotted() -> None:
+    for seed in range(8):
+        result, plot = play_plot(seed, make=declining)
+        assert result.good, f"seed {seed}: {plot.script}\n{result.scenario}\n{result}"
+
+
+def test_the_histories_have_everything() -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        counts.update(played(seed)[1])
+    assert counts["declined"] > 500
+    assert counts["finished"] > 2 * counts["declined"]
+    assert counts["adopted"] > 5
+    assert counts["loaded"] > 5
+
+
+Patch = pytest.MonkeyPatch
+
+
+def one_does_not_heed(patch: Patch) -> None:
+    """A member applies what another one has declined."""
+
+    @around(patch, Attempt, "_ended")
+    def ended(honest: Any, self: Attempt, *arguments: Any) -> tuple[Trailer, Results]:
+        trailer, results = honest(self, *arguments)
+        results.declined = results.declined and self._session.rank != 1
+        return trailer, results
+
+
+def adopters_do_not_hear_of_it(patch: Patch) -> None:
+    """Who adopts a declined call takes it for one with a result."""
+
+    @around(patch, adoption.Adoption, "receive")
+    def receive(honest: Any, self: adoption.Adoption, *arguments: Any) -> Results:
+        results: Results = honest(self, *arguments)
+        results.declined = False
+        return results
+
+
+def only_who_declines_ends_it(patch: Patch) -> None:
+    """The others go on with a call of which who declines knows nothing but the records."""
+
+    @around(patch, Attempt, "_hear")
+    def hear(honest: Any, self: Attempt, *arguments: Any) -> None:
+        try:
+            honest(self, *arguments)
+        except CallDeclined:
+            self._trailer = None
+
+
+def expects_what_it_knows(patch: Patch) -> None:
+    """After a declined call each member expects what it has made of it itself."""
+
+    @around(patch, Session, "ended")
+    def ended(honest: Any, self: Session, layout: Layout, *arguments: Any, **more: Any) -> None:
+        if layout is not UNKNOWN or self.rank:
+            honest(self, layout, *arguments, **more)
+
+
+def tells_what_it_was(patch: Patch) -> None:
+    """A flush report has the signature of a declined call: not all members know it."""
+    patch.setattr(plane, "_signature", lambda results: results.layout.signature)
+
+
+BUGS = [one_does_not_heed, adopters_do_not_hear_of_it, only_who_declines_ends_it, expects_what_it_knows, tells_what_it_was]
+
+
+@pytest.mark.parametrize("plant", BUGS)
+def test_a_planted_bug_is_found(plant: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    plant(monkeypatch)
+    found = next((seed for seed in range(SEEDS) if _play(seed)[0]), None)
+    print(plant.__name__, found)
+    assert found is not None, f"{plant.__doc__} Nobody noticed within {SEEDS} histories."
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("first", range(0, SOAK, CHUNK))
+def test_promises_hold_in_many_more(first: int) -> None:
+    bad = []
+    for seed in range(first, first + CHUNK):
+        for policy in ("", "storage"):
+            result = play(random_history(seed, policy), jobs=declining(seed))
+            if not result.good:
+                bad.append(f"seed {seed} {policy}: {result}")
+        result, plot = play_plot(seed, make=declining)
+        if not result.good:
+            bad.append(f"seed {seed}, {plot.script}: {result}")
+    assert not bad, "\n".join(bad)
