@@ -6,8 +6,8 @@
 PYTHON: an interpreter that has ``torchft-nightly`` and ``numpy`` beside what the benchmarks need (the same torch, too).
 
 The program is that of torchft's train_ddp.py in small: a convolutional net with a layer that only costs communication
-(``--parameters``), DistributedDataParallel, AdamW, ProcessGroupGloo with a timeout of five seconds. Replicas train for a while,
-then one is killed by SIGKILL, at a random moment, and started anew; ``--kills`` times. The usual step is the median of those
+(``--parameters``), DistributedDataParallel, AdamW, ProcessGroupGloo with a timeout of five seconds. Replicas train for
+``--seconds``, then one is killed by SIGKILL, at a random moment, and started anew; ``--kills`` times. The usual step is the median of those
 between which nothing happened; the longest one after a kill is the survivors' longest time between two commits from the kill
 until two seconds later. Bars: usual step at most 0.9 of torchft's; longest at most the usual one + 150 ms.
 """
@@ -221,7 +221,7 @@ def measure(package: str, args: argparse.Namespace, chance: random.Random) -> tu
         for _ in range(args.replicas):
             replicas.start()
         replicas.until_together()
-        usual = replicas.usual(3.0)
+        usual = replicas.usual(args.seconds)
         longest = []
         for _ in range(args.kills):
             longest.append(replicas.kill(chance))
@@ -231,7 +231,7 @@ def measure(package: str, args: argparse.Namespace, chance: random.Random) -> tu
 
 
 def main() -> int:
-    options = parser(__doc__, agent=False, turns=2, replicas=3, kills=3, parameters=1_000_000, seed=1)
+    options = parser(__doc__, agent=False, turns=2, replicas=3, kills=3, parameters=1_000_000, seconds=15.0, seed=1)
     options.add_argument("--peer", help="the interpreter that has torchft")
     for hidden in ("program", "name", "lighthouse", "bind"):
         options.add_argument(f"--{hidden}", default="", help=argparse.SUPPRESS)
@@ -241,7 +241,7 @@ def main() -> int:
     elif args.program:
         program(args.program, args.name, args.parameters, args.bind)
     packages = ["ftlib.torchft", *(["torchft"] if args.peer else [])]
-    report = Report("A program of torchft's", len(packages) * args.turns * (20 + 12 * args.kills), packages)
+    report = Report("A program of torchft's", len(packages) * args.turns * (15 + args.seconds + 6 * args.kills), packages)
     usual: dict[str, list[float]] = {package: [] for package in packages}
     longest: dict[str, list[float]] = {package: [] for package in packages}
     chance = random.Random(args.seed)
