@@ -7,9 +7,9 @@ PYTHON: an interpreter that has ``torchft-nightly`` and ``numpy`` beside what th
 
 The program is that of torchft's train_ddp.py in small: a convolutional net with a layer that only costs communication
 (``--parameters``), DistributedDataParallel, AdamW, ProcessGroupGloo with a timeout of five seconds. Replicas train for
-``--seconds``, then one is killed by SIGKILL, at a random moment, and started anew; ``--kills`` times. The usual step is the median of those
-between which nothing happened; the longest one after a kill is the survivors' longest time between two commits from the kill
-until two seconds later. Bars: usual step at most 0.9 of torchft's; longest at most the usual one + 150 ms.
+``--seconds``, then one is killed by SIGKILL, at a random moment, and started anew; ``--kills`` times. The usual step is the
+median of those between which nothing happened; the longest one after a kill is the survivors' longest time between two commits
+from the kill until two seconds later. Bars: usual step at most 0.9 of torchft's; longest at most the usual one + 150 ms.
 """
 
 from __future__ import annotations
