@@ -17,9 +17,9 @@ from ftlib.core.plane import plane
 from ftlib.core.tensors.layout import Layout
 from ftlib.core.tensors.trailer import Trailer
 from tests.harness.basics import around
-from tests.simulation.data_plane import declining, play, play_plot, random_history
+from tests.simulation.data_plane import declining, declining_sharded, play, play_plot, random_history, sharded_history
 
-SEEDS = 40
+SEEDS, SHARDED = 40, 20
 SOAK = 2000
 CHUNK = 50
 
@@ -43,6 +43,22 @@ def test_promises_hold_whoever_declines(first: int) -> None:
         assert not wrong, f"seed {seed}: {wrong}"
 
 
+@functools.cache
+def played_by_shards(seed: int) -> tuple[str, Counter[str]]:
+    """As ``played``, with replicas of several processes."""
+    jobs = declining_sharded(seed)
+    scenario, shards = sharded_history(seed)
+    result = play(scenario, jobs=jobs, shards=shards)
+    return "" if result.good else f"{shards} shards, {jobs.habits}\n{result}", Counter(jobs.promises.counts)
+
+
+@pytest.mark.parametrize("first", range(0, SHARDED, 5))
+def test_all_shards_of_a_call_are_declined_or_none(first: int) -> None:
+    for seed in range(first, first + 5):
+        wrong, _ = played_by_shards(seed)
+        assert not wrong, f"seed {seed}: {wrong}"
+
+
 def test_promises_hold_whatever_is_plotted() -> None:
     for seed in range(8):
         result, plot = play_plot(seed, make=declining)
@@ -57,6 +73,11 @@ def test_the_histories_have_everything() -> None:
     assert counts["finished"] > 2 * counts["declined"]
     assert counts["adopted"] > 5
     assert counts["loaded"] > 5
+    counts = Counter()
+    for seed in range(SHARDED):
+        counts.update(played_by_shards(seed)[1])
+    assert counts["declined"] > 30
+    assert counts["fits"] > 200
 
 
 Patch = pytest.MonkeyPatch
@@ -127,6 +148,10 @@ def test_promises_hold_in_many_more(first: int) -> None:
             result = play(random_history(seed, policy), jobs=declining(seed))
             if not result.good:
                 bad.append(f"seed {seed} {policy}: {result}")
+        scenario, shards = sharded_history(seed)
+        result = play(scenario, jobs=declining_sharded(seed), shards=shards)
+        if not result.good:
+            bad.append(f"seed {seed}, sharded: {result}")
         result, plot = play_plot(seed, make=declining)
         if not result.good:
             bad.append(f"seed {seed}, {plot.script}: {result}")

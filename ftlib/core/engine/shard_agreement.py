@@ -142,7 +142,7 @@ def word_about(session: Session, call: Call, results: Results, trailer: Trailer 
     ranks = 0
     if trailer is not None:
         flags |= WordFlag.FREEZE if trailer.freeze else WordFlag(0)
-        if call.kind is Kind.AVERAGE:
+        if call.kind is Kind.AVERAGE and not results.declined:  # who declines has no weight in its shard alone
             ranks = zlib.crc32(bytes(slot.weight > 0.0 for slot in trailer.slots)) or 1
     return Word(session.view.epoch, call.number, flags, ranks)
 

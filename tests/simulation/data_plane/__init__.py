@@ -11,6 +11,7 @@ from .pace import Pace
 from .play import (
     accelerated,
     declining,
+    declining_sharded,
     mixing,
     opening,
     play,
@@ -40,6 +41,7 @@ __all__ = [
     "Trainers",
     "accelerated",
     "declining",
+    "declining_sharded",
     "mixing",
     "opening",
     "play",

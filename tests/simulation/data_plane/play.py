@@ -23,6 +23,7 @@ from .trainers import Trainers
 __all__ = [
     "accelerated",
     "declining",
+    "declining_sharded",
     "mixing",
     "opening",
     "play",
@@ -112,6 +113,13 @@ def declining(seed: int) -> Trainers:
         declines=rng.choice([0.02, 0.05, 0.2]),
     )
     return Trainers(seed, **found, habits=habits)
+
+
+def declining_sharded(seed: int) -> Trainers:
+    """Processes of replicas of several, each of which declines calls."""
+    rng = Random(f"{seed} declining processes")
+    habits = Habits(program="X", raises=0.0, late=rng.choice([0.15, 1.0]), declines=rng.choice([0.01, 0.03, 0.1]))
+    return Trainers(seed, **settings(seed), habits=habits)
 
 
 def sharded(seed: int) -> Trainers:

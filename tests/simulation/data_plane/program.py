@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ftlib.core.calls.call import Call, Kind
-from ftlib.core.calls.follow import Declined
 from ftlib.core.tensors.layout import lay_out
 from ftlib.status import Status
 
@@ -52,8 +51,6 @@ class MixedTrainer(OpenTrainer):
         self._of_losses, self._of_barriers = lay_out("allreduce SUM", specs, "SUM", row), lay_out("barrier", [], "SUM", row)
         self._replayed = False
         """Whether it has applied averages that it missed, since its last call."""
-        self._declines = False
-        """Whether it declines its next call."""
         self._began = 0
         """Which place its newest call had when it was begun."""
 
@@ -102,11 +99,10 @@ class MixedTrainer(OpenTrainer):
         return self._program[(place - (place // every if every else 0)) % len(self._program)]
 
     def _begins(self) -> bool:
-        self._declines = self._rng.random() < self._habits.declines
         return not self._habits.catches_up or int(self._place) % len(self._program) > 0 or self._catch_up()
 
     def _draws(self) -> bool:
-        return self._letter == MAIN and not self._declines
+        return self._letter == MAIN
 
     def _step(self, call: Call) -> None:
         self._clock += 1
@@ -122,11 +118,6 @@ class MixedTrainer(OpenTrainer):
 
     def _perform(self) -> tuple[Status, Call]:
         letter, self._began = self._letter, int(self._place)
-        if self._declines:
-            self._begin_pass()
-            declined = Declined(veto=self._process.jobs.veto)
-            self._process.jobs.promises.entered(self._process, declined)
-            return self._blocking(declined), declined
         if letter in (MAIN, OTHER):
             self._model = self._main if letter == MAIN else self._other
             return super()._perform()

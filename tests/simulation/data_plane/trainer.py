@@ -18,6 +18,7 @@ import torch
 
 from ftlib.common.devices import HOST
 from ftlib.core.calls.call import Call, Kind
+from ftlib.core.calls.follow import Declined
 from ftlib.core.engine.catching_up import CatchUp
 from ftlib.core.plane.phase import Phase
 from ftlib.core.tensors.layout import lay_out
@@ -93,6 +94,8 @@ class Trainer:
         self.ending = ""
         self.sampler = Counting(range(SAMPLES), batch_size=BATCH, seed=jobs.seed)
         self._depth = rng.choice([0, 1, 3])
+        self._declining = 0.0 if jobs.habits is None else jobs.habits.declines
+        """Share of the calls that it declines."""
         self._heavy = 0.25
         """Share of the passes that weigh more."""
 
@@ -133,13 +136,14 @@ class Trainer:
             return
         batches = self._batches()
         while self._begins():
-            batch = next(batches) if self._draws() else []
+            declines = self._declining > 0.0 and self._rng.random() < self._declining
+            batch = next(batches) if not declines and self._draws() else []
             if process.jobs.inner and not self._inner_steps():
                 return
             threads.sleep(self._rng.expovariate(1.0 / self._pace))
             if self._rng.random() < process.jobs.long_steps:
                 threads.sleep(self._rng.uniform(0.0, 1.0))
-            status, call = self._perform()
+            status, call = self._decline() if declines else self._perform()
             if status is Status.ABORT:
                 if process.call_lock.says_goodbye:
                     self._leave()
@@ -250,6 +254,14 @@ class Trainer:
         self._begin_pass()
         self._backward()
         call = self._call()
+        process.jobs.promises.entered(process, call)
+        return self._blocking(call), call
+
+    def _decline(self) -> tuple[Status, Call]:
+        """``FTLib.decline``."""
+        process = self._process
+        self._begin_pass()
+        call = Declined(veto=process.jobs.veto)
         process.jobs.promises.entered(process, call)
         return self._blocking(call), call
 
