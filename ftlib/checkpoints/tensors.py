@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Collection, Mapping
+from enum import EnumType
 from pathlib import Path
 from typing import Any
 
@@ -88,10 +89,19 @@ class _Unpickler(pickle.Unpickler):
         """Resolve only the classes that such metadata is made of."""
         if (module, name) in _KNOWN:
             return super().find_class(module, name)
+        if (module, name) == ("builtins", "getattr"):
+            return _member
         found = getattr(torch, name, None) if module == "torch" else None
         if not isinstance(found, torch.dtype):
             raise pickle.UnpicklingError(f"{module}.{name} is none of the classes that metadata is made of")
         return found
+
+
+def _member(kind: Any, name: str) -> Any:
+    """What Python before 3.11.4 pickles a member of an enum by; later ones call the class with its value."""
+    if not isinstance(kind, EnumType) or name not in kind.__members__:
+        raise pickle.UnpicklingError(f"builtins.getattr is for members of enums, not for {name} of {kind!r}")
+    return kind[name]
 
 
 def _load(file: Any) -> Metadata:

@@ -143,7 +143,7 @@ def test_a_falling_curve_in_blocks() -> None:
 
 def test_the_screen_shows_the_facts() -> None:
     out = io.StringIO()
-    console = Console(file=out, width=100, height=40, force_terminal=True)
+    console = Console(file=out, width=100, height=40, force_terminal=True, _environ={"TERM": "xterm-256color"})
     made = timeline(closed=False)
     with Screen(console, 36.0, "the title") as screen:
         screen.show(made, cast("FaultSchedule", SimpleNamespace(next="next: SIGSTOP")))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pickle
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 
 from ftlib import ConfigError
 from ftlib.checkpoints.checkpoint import Taken, newest, publish, read, remove
@@ -290,6 +293,34 @@ def test_metadata_that_leads_elsewhere_or_holds_no_tensor_is_refused(tmp_path: P
     forged(directory, ".metadata", pickle.dumps(metadata))
     with pytest.raises(TornError, match="has no tensor"):
         read(directory)
+
+
+class OldPickler(pickle.Pickler):
+    """As Python before 3.11.4 pickles enums."""
+
+    def reducer_override(self, value: Any) -> Any:
+        return (getattr, (type(value), value.name)) if isinstance(value, Enum) else NotImplemented
+
+
+def test_metadata_of_an_older_python_is_read_and_getattr_gets_nothing_else(tmp_path: Path) -> None:
+    directory = write(tmp_path, {"x": torch.arange(3.0)})
+    metadata, old = pickle.loads((directory / ".metadata").read_bytes()), io.BytesIO()
+    OldPickler(old).dump(metadata)
+    assert b"getattr" in old.getvalue()
+    forged(directory, ".metadata", old.getvalue())
+    assert torch.equal(read(directory)["x"], torch.arange(3.0))
+    for kind, name in ((torch.Size, "numel"), (_MEM_FORMAT_ENCODING, "__class__")):
+
+        class Foreign:
+            what = kind, name
+
+            def __reduce__(self) -> Any:
+                return getattr, self.what
+
+        metadata.storage_meta = Foreign()
+        forged(directory, ".metadata", pickle.dumps(metadata))
+        with pytest.raises(TornError, match="for members of enums"):
+            read(directory)
 
 
 def test_a_manifest_that_asks_for_more_than_there_is_allocates_nothing(tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from consensus.messages import Beliefs, Digest, Gossip, Message, Status, Update
 from consensus.protocol.detection.reconciliation import EVERY
 from consensus.protocol.machine import Machine
 
-from .people import machine_in, member, sends, view_of
+from .people import CONFIG, machine_in, member, sends, view_of
 
 VIEW = view_of("abc")
 REFUTED = Update("c", Status.ALIVE, 3, "c")
@@ -63,3 +65,24 @@ def test_of_those_who_suspect_a_member_the_first_by_id_is_named() -> None:
     assert machine._reconciliation.beliefs() == []
     machine.receive("c", member("c").address, Gossip((Update("f", Status.SUSPECT, 0, "c"),)), 100.2)
     assert machine._reconciliation.beliefs() == [Update("f", Status.SUSPECT, 0, "c")]
+
+
+def test_in_a_large_view_who_has_long_been_suspected_is_told_and_refutes() -> None:
+    """As where the refutation was lost: whoever heard it may have died, and this member pings others."""
+    config = replace(CONFIG, mesh_limit=3)
+    suspects, suspected = machine_in("abcdef", "a", config=config), machine_in("abcdef", "f", config=config)
+    suspects.receive("d", member("d").address, Gossip((Update("f", Status.SUSPECT, 0, "d"),)), 100.0)
+    suspects.drain()
+    table, reconciliation = suspects._core.table, suspects._reconciliation
+    told: list[Beliefs] = []
+    for step in range(300):
+        now = 100.0 + 0.1 * step
+        reconciliation.tick(now)
+        told += [send.message for send in sends(suspects.drain(), Beliefs) if send.address == member("f").address]
+        assert not told or now > 100.0 + EVERY, "a fresh suspicion is a rumour, which has its own way"
+    assert 2 <= len(told) <= 10
+    assert set(told) == {Beliefs(view_of("abcdef").view_id, (Update("f", Status.SUSPECT, 0, "a"),), wants_answer=True)}
+    [answer] = [each for each in give(suspected, "a", told[0]) if isinstance(each, Beliefs)]
+    assert not table.trusted("f")
+    give(suspects, "f", answer)
+    assert table.trusted("f")

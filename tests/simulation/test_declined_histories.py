@@ -20,6 +20,9 @@ from tests.harness.basics import around
 from tests.simulation.data_plane import declining, declining_sharded, play, play_plot, random_history, sharded_history
 
 SEEDS, SHARDED = 40, 20
+ODD = (
+    192,  # two suspect each other and do not watch each other, and who heard both dies: each waits for others to act
+)
 SOAK = 2000
 CHUNK = 50
 
@@ -57,6 +60,12 @@ def test_all_shards_of_a_call_are_declined_or_none(first: int) -> None:
     for seed in range(first, first + 5):
         wrong, _ = played_by_shards(seed)
         assert not wrong, f"seed {seed}: {wrong}"
+
+
+@pytest.mark.parametrize("seed", ODD)
+def test_what_went_wrong_once(seed: int) -> None:
+    wrong, _ = played_by_shards(seed)
+    assert not wrong
 
 
 def test_promises_hold_whatever_is_plotted() -> None:

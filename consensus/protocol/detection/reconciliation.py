@@ -1,4 +1,5 @@
-"""Anti-entropy: a member compares digests with a random other one every few seconds, to find what rumours have missed.
+"""Anti-entropy: a member compares digests with a random other one every few seconds, to find what rumours have missed. In a
+large view it then tells those that it has long suspected, too.
 
 A digest stands for the view and all unusual beliefs in it (suspected members, and members that had to refute that). Beliefs are
 sent only if two digests differ, at most ``MOST`` in a message: a quiet job of a thousand sends a few bytes.
@@ -18,6 +19,9 @@ EVERY = 5.0
 """Seconds between two digests of one member, on average."""
 
 MOST = 64
+
+REMINDED = 8
+"""Suspects that one member reminds at a time, at most."""
 
 Merge = Callable[[tuple[Update, ...], float], None]
 
@@ -40,6 +44,24 @@ class Reconciliation:
             member = core.view.members[core.rng.randrange(len(core.view))]
             if member.id != core.member.id and core.table.trusted(member.id):
                 core.outbox.send(member, Digest(core.epoch, core.view_id, self.digest()))
+            if core.crowded:
+                self._remind(now)
+
+    def _remind(self, now: float) -> None:
+        """Tell members that this one has long suspected of it: they answer with what refutes that.
+
+        The refutation may have been lost, and where this member does not watch them nothing else would bring it: who watches
+        may have heard it and died. A digest would not show it, as it has only suspicions that several members share.
+        """
+        core = self._core
+        old = [
+            peer
+            for peer in core.table.suspected()
+            if peer.suspicion is not None and now - peer.suspicion.start > EVERY and peer.member.id not in core.evidence.proofs
+        ]
+        for peer in core.rng.sample(old, min(REMINDED, len(old))):
+            belief = Update(peer.member.id, Status.SUSPECT, peer.incarnation, core.member.id)
+            core.outbox.send(peer.member, Beliefs(core.view_id, (belief,), wants_answer=True))
 
     def deadline(self) -> float:
         """When ``tick`` is needed next."""
