@@ -152,6 +152,8 @@ class Rotel(Server):
         super().__init__(directory)
         rotel = pytest.importorskip("rotel", reason="rotel is not installed: pip install rotel")
         self._agent = str(Path(rotel.__file__).parent / "rotel-agent")
+        if b"libpython" in subprocess.run([self._agent, "--version"], capture_output=True, check=False).stderr:
+            pytest.skip("libpython, which rotel loads, is not installed: apt-get install libpython3-dev")
         self._onwards = onwards
 
     def command(self) -> list[str]:
