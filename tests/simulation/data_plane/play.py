@@ -101,11 +101,12 @@ def mixing(seed: int) -> Trainers:
 def declining(seed: int) -> Trainers:
     """Programs whose members decline calls, of any kind."""
     rng, found = Random(f"{seed} declining programs"), settings(seed)
+    program, extras, follows, catches_up = rng.choice(PROGRAMS), rng.choice([0, 0, 11]), rng.random() < 0.3, rng.random() < 0.5
     habits = Habits(
-        program=rng.choice(PROGRAMS),
-        extras=rng.choice([0, 0, 11]),
-        follows=rng.random() < 0.3,
-        catches_up=rng.random() < 0.5,
+        program=program,
+        extras=0 if catches_up else extras,  # else the border where a joiner comes in would not be before an average
+        follows=follows,
+        catches_up=catches_up,
         raises=0.0,  # who left a call by an exception does not know what it declines
         reorder=rng.choice([0, 7, 13]),
         compressed=rng.random() < 0.3,
