@@ -36,7 +36,7 @@ _REST = 0.05
 """Seconds that the ends of connections may be told late: whoever waits for the group has the processors first."""
 
 _KNOCKING = 1.0
-"""Seconds that a connection to one's own listener may take."""
+"""Seconds that a connection to one's own listener may take; after one that fails no other is tried."""
 
 beginning_to_listen = threading.Lock()
 """Held while a device is made, so that the one new listening socket is its own; others that begin to listen hold it, too."""
@@ -215,9 +215,10 @@ class GlooBuild(Build):
         ``Listener::haveConnection``). A number that nobody waits for yet is kept until somebody does.
         """
         for listener in self._local:
-            for rank in range(self.spec.size):
-                with contextlib.suppress(OSError), socket.create_connection(listener, _KNOCKING) as handle:
-                    handle.sendall(struct.pack("=q", rank))  # or OSError: it is gone, the build has ended
+            with contextlib.suppress(OSError):  # it is gone, as the build has ended: for all ranks
+                for rank in range(self.spec.size):
+                    with socket.create_connection(listener, _KNOCKING) as handle:
+                        handle.sendall(struct.pack("=q", rank))
 
     def _forget(self, owned: Iterable[Inode | Address]) -> None:
         sockets.untrack(owned)

@@ -34,6 +34,7 @@ def played(seed: int) -> tuple[str, Counter[str]]:
 
 
 def _play(seed: int) -> tuple[str, Counter[str]]:
+    """As ``played``, played anew: with a bug it goes another way."""
     jobs = declining(seed)
     result = play(random_history(seed), jobs=jobs)
     return "" if result.good else f"{jobs.habits}\n{result.scenario}\n{result}", Counter(jobs.promises.counts)
