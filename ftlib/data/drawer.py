@@ -18,6 +18,7 @@ from typing import Any
 from ..errors import ConfigError
 from .drawn import Drawn
 from .ledger import Ledger
+from .mates import Ahead, agreed_ahead
 from .ranges import Ranges, length
 from .replica import FAR, DrawnReport, Replica, code_of
 from .sampling import Share
@@ -55,7 +56,7 @@ class Drawer:
         """
         self._fresh, self._measure, self._ends = fresh, measure, ends
         self._me = _ALONE
-        self._bound = False
+        self._bound = self._together = False
         self._loaded = False
         self._founding: tuple[str, ...] | None = None
         """The founding view, until a call has finished."""
@@ -68,6 +69,8 @@ class Drawer:
         self._report: DrawnReport | None = None
         """While frozen: what was reported."""
         self._queue = Drawn()
+        self._early = 0
+        """How many of the newest batches in the queue are there because a mate has drawn them; its own loader has yet to."""
         self._drawn = 0
         """Batches of the own sequence under the current deal that were drawn, used up or not."""
         self._loop: int | None = None
@@ -150,13 +153,15 @@ class Drawer:
 
     def start(self, epoch: int | None) -> None:
         """Begin a loop over ``epoch``; None: over the current one, or the next if that is complete. Raises ConfigError."""
+        self._early, self._halted = 0, None
         self._queue.discard(len(self._queue.items))
-        self._halted = None
         self._looping, self._asked = True, epoch
         now = self._now
         if now is None:
             self._loop, self._last = None, -1
             return
+        if self._together:  # how much goes back would depend on how far each process has drawn: it is drawn again
+            self._queue, self._drawn = Drawn(), now.done(self._me)
         if not self._bound:
             now, epoch = self._alone(now, epoch)
         if epoch is None:
@@ -173,6 +178,9 @@ class Drawer:
         """Return the next batch, ``FILLER``, or None at the loop's end; after None perhaps more, if other members have more."""
         self.attempts += 1
         self._settle()
+        if self._early:
+            self._early -= 1
+            return self._queue.items[-1 - self._early]
         batch = self._next()
         if batch is None and self._call is not None:  # the loop ends with the call: its program makes no other call before
             self._queue.items.append(FILLER)
@@ -267,13 +275,26 @@ class Drawer:
         if call is not None:
             self._usual = max(self._usual, call.batches)
             self._queue.pop(call.batches)
+            self._early = min(self._early, len(self._queue.items))
         if self._now is None:
             return
+        said = None if call is None else call.share
+        if self._together and said is not None and said.data_epoch and (own is None or not own.data_epoch):
+            self._queue.void()  # its mates were at another batch: none of them has used up one
+            self._drawn = self._now.done(self._me)
         self._join(self._now)
         before, self._now = self._now.deal, self._now.finish(shares, step)
         self._base, self._proposed, self._founding = self._now, False, None
         if self._now.deal is not before:
             self._moved(same=self._now.epoch == before.epoch)
+
+    def ahead(self) -> Ahead:
+        """See ``Sampling.ahead``."""
+        return self._queue.counting(self.using)
+
+    def level(self, ahead: Sequence[bool]) -> None:
+        """See ``Sampling.level``."""
+        self._level(ahead, self.using)
 
     def left_behind(self, shares: Mapping[str, Share], step: int, batches: int) -> bool:
         """See ``Sampling.left_behind``."""
@@ -293,12 +314,13 @@ class Drawer:
 
     # --- membership ----------------------------------------------------------------------------------------------------
 
-    def bind(self, member: str) -> None:
+    def bind(self, drawer: str, *, together: bool = False) -> None:
         """See ``Sampling.bind``."""
         if self._bound or not self._loaded:
             self._base = self._now = None
         self._last = self.looped
-        self._me, self._bound, self._founding, self._loop = member, True, None, None
+        self._me, self._bound, self._founding, self._loop = drawer, True, None, None
+        self._together = together
         self._call = self._report = None  # ``_halted`` stays: the call is repeated or its batches go back in this lifetime too
         self._proposed = self._over = False
         self._queue.void()
@@ -319,17 +341,21 @@ class Drawer:
         if base is None:
             return b""
         reserve = 2 * self._usual  # so that the loader need not stop during the view change
-        self._report = DrawnReport(base.epoch, base.deal.number, base.done(self._me) + self._queue.real + reserve)
+        taken = base.done(self._me) + self._queue.real + reserve
+        self._report = DrawnReport(base.epoch, base.deal.number, taken, self._queue.counting(0))
         return self._report.pack()
 
-    def activated(self, view: Sequence[str], reports: Mapping[str, bytes]) -> None:
+    def activated(self, view: Sequence[str], reports: Mapping[str, Sequence[bytes]]) -> None:
         """See ``Sampling.activated``."""
         self._report = None
         if self._base is None or self._now is None:
             return
+        read = {member: [DrawnReport.unpack(data) for data in told] for member, told in reports.items()}
+        told = {member: [report for report in each if report is not None] for member, each in read.items()}
+        if len(told.get(self._me, ())) > 1:
+            self._level(agreed_ahead([report.ahead for report in told[self._me]]), 0)
         before = self._now.epoch
         self._proposed = True
-        told = {member: report for member, data in reports.items() if (report := DrawnReport.unpack(data)) is not None}
         self._now = self._base.activate(view, told)
         self._moved(same=self._now.epoch == before)
 
@@ -406,6 +432,19 @@ class Drawer:
         else:
             self._queue.void()
             self._drawn = self._now.done(self._me)
+
+    def _level(self, ahead: Sequence[bool], used: int) -> None:
+        """Have in the queue, beyond the next ``used`` batches, what all processes of this replica have agreed on."""
+        queue, given = self._queue, len(self._queue.counting(used))
+        self._drawn -= queue.refuse(used, ahead)
+        for counts in ahead[given:]:
+            self._early += 1
+            now = self._now
+            if counts and now is not None and self._drawn < min(now.deal.length(self._me), self._limit(now)):
+                queue.items.append(now.deal.batch(self._me, self._drawn))
+                self._drawn += 1
+            else:
+                queue.items.append(FILLER)
 
     def _settle(self) -> None:
         """Settle a call that ended without being finished: it is repeated now, or its batches go back."""

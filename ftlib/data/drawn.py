@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from .ranges import Ranges
@@ -35,6 +36,22 @@ class Drawn:
     def next(self, batches: int) -> list[Ranges]:
         """The next ``batches``, or as many as there are."""
         return list(itertools.islice(self.items, self.stale, self.stale + batches))
+
+    def counting(self, batches: int) -> tuple[bool, ...]:
+        """Of each batch after the next ``batches``: whether it counts."""
+        return tuple(bool(batch) for batch in itertools.islice(self.items, self.stale + batches, None))
+
+    def refuse(self, batches: int, ahead: Sequence[bool]) -> int:
+        """After the next ``batches``, none counts from the first one on that does not according to ``ahead``. Returns how many
+        did.
+        """
+        first, refused = self.stale + batches, 0
+        for index in range(first, len(self.items)):
+            agreed = index - first >= len(ahead) or ahead[index - first]
+            if self.items[index] and (refused or not agreed):
+                self.items[index] = ()
+                refused += 1
+        return refused
 
     @property
     def dropped(self) -> int:

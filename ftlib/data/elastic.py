@@ -48,7 +48,7 @@ class LedgerRow:
     step: int
     """``ft.step`` after the call."""
     member: str
-    """The member's id, as in ``ft.view``."""
+    """The member's id, as in ``ft.view``; its replica's name where that has several processes."""
     indices: list[int]
     """Indices in the dataset, in the order of the batch."""
     granted: bool = True
@@ -142,18 +142,18 @@ class Elastic(torch.utils.data.Sampler[list[Any]]):
 
     # --- the calls: see ``Sampling`` -----------------------------------------------------------------------------------
 
-    def bind(self, member_id: str, *, patience: float = 600.0) -> None:
+    def bind(self, drawer: str, *, patience: float = 600.0, together: bool = False) -> None:
         """See ``Sampling``. ``patience``: seconds that a draw waits for a call's end."""
         with self._changed:
             self._patience, self._failure = patience, None
-            self._drawer.bind(member_id)
+            self._drawer.bind(drawer, together=together)
             unregistered.bound(self)
             self._changed.notify_all()
 
-    def found(self, view_ids: Sequence[str]) -> None:
+    def found(self, drawers: Sequence[str]) -> None:
         """See ``Sampling``."""
         with self._changed:
-            self._drawer.found(view_ids)
+            self._drawer.found(drawers)
 
     def begin(self, batches: int, *, beside: bool = False) -> Share:
         """See ``Sampling``."""
@@ -214,15 +214,25 @@ class Elastic(torch.utils.data.Sampler[list[Any]]):
             self._drawer.unfinished()
             self._changed.notify_all()
 
+    def ahead(self) -> Sequence[bool]:
+        """See ``Sampling``."""
+        with self._changed:
+            return self._drawer.ahead()
+
+    def level(self, ahead: Sequence[bool]) -> None:
+        """See ``Sampling``."""
+        with self._changed:
+            self._drawer.level(ahead)
+
     def report(self) -> bytes:
         """See ``Sampling``."""
         with self._changed:
             return self._drawer.report()
 
-    def activated(self, view_ids: Sequence[str], reports: Mapping[str, bytes]) -> None:
+    def activated(self, drawers: Sequence[str], reports: Mapping[str, Sequence[bytes]]) -> None:
         """See ``Sampling``."""
         with self._changed:
-            self._drawer.activated(view_ids, reports)
+            self._drawer.activated(drawers, reports)
 
     def thawed(self, error: Exception | None = None) -> None:
         """See ``Sampling``."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from .deal import AnyDeal
 from .ledger import Ledger
+from .mates import Ahead, pack_ahead, read_ahead
 from .ranges import Range, length
 from .sampling import Share
 
@@ -20,6 +21,8 @@ _RESIDUES = 255
 FAR = 100
 """How many epochs may be skipped at once: a share has its epoch modulo 255 only."""
 _REPORT = struct.Struct("<qII")
+_TOLD = 200
+"""Of how many batches a report says whether they count."""
 
 
 def code_of(epoch: int) -> int:
@@ -34,15 +37,21 @@ class DrawnReport:
     epoch: int
     number: int
     taken: int
+    ahead: Ahead = ()
+    """Of each batch that was drawn and not used: whether it counts. Of the first ones, if there are many."""
 
     def pack(self) -> bytes:
-        """Return 16 bytes."""
-        return _REPORT.pack(self.epoch, self.number, self.taken)
+        """Return 19 to 44 bytes."""
+        return _REPORT.pack(self.epoch, self.number, self.taken) + pack_ahead(self.ahead[:_TOLD])
 
     @classmethod
     def unpack(cls, data: bytes) -> DrawnReport | None:
         """Return None if ``data`` is empty or not readable."""
-        return cls(*_REPORT.unpack(data)) if len(data) == _REPORT.size else None
+        try:
+            epoch, number, taken = _REPORT.unpack(data[: _REPORT.size])
+            return cls(epoch, number, taken, read_ahead(data[_REPORT.size :]))
+        except (struct.error, ValueError):
+            return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +136,11 @@ class Replica:
             done = done.again(kept, returned, drawers, ends)
         return done.completed([share for member, share in shares.items() if share.late or member in drawing])
 
-    def activate(self, view: Sequence[str], reports: Mapping[str, DrawnReport]) -> Replica:
-        """Apply a view change. The newest reported epoch counts; a member that has not reached it has drawn nothing of it."""
-        newest = max((report.epoch for report in reports.values()), default=self.epoch)
+    def activate(self, view: Sequence[str], reports: Mapping[str, Sequence[DrawnReport]]) -> Replica:
+        """Apply a view change. The newest reported epoch counts; a member that has not reached it has drawn nothing of it. A
+        replica of several processes keeps what the farthest of them has taken.
+        """
+        newest = max((report.epoch for told in reports.values() for report in told), default=self.epoch)
         if self.epoch > newest:
             # Only this member has begun the epoch, after its report, with nothing drawn: the others will begin it with the
             # drawers of this view.
@@ -137,11 +148,12 @@ class Replica:
         base = self if newest == self.epoch else self.begin(newest)
         deal, kept = base.deal, {}
         for member, done in base.progress():
-            report = reports.get(member)
-            if report is not None and member in view:
-                exact = (report.epoch, report.number) == (deal.epoch, deal.number)
-                until = min(report.taken, deal.length(member)) if exact else len(deal.held[member])
-                kept[member] = max(0, until - done)
+            told = reports.get(member, ())
+            if told and member in view:
+                most = len(deal.held[member])
+                exact = [report.taken for report in told if (report.epoch, report.number) == (deal.epoch, deal.number)]
+                until = [min(taken, deal.length(member)) for taken in exact] + [most] * (len(exact) < len(told))
+                kept[member] = max(0, max(until) - done)
         return base.again(kept, (), [member for member in deal.drawers if member in view])
 
     def state(self) -> dict[str, Any]:

@@ -6,8 +6,8 @@ the reports of a view change. Nothing is requested over the network.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import msgpack
@@ -37,14 +37,16 @@ class Share:
 class Sampling(Protocol):
     """A sampler as the calls see it. Thread-safe: draws come from other threads."""
 
-    def bind(self, member_id: str, *, patience: float) -> None:
-        """Set this member's id; called again at the beginning of each new lifetime, which has no state until it loads one.
+    def bind(self, drawer: str, *, patience: float, together: bool = False) -> None:
+        """Set the name under which this member draws: its id, or its replica's name. Called again at the beginning of each new
+        lifetime, which has no state until it loads one.
 
-        ``patience``: seconds that a draw waits for a call's end.
+        ``patience``: seconds that a draw waits for a call's end. ``together``: several processes draw under that name, all the
+        same batches.
         """
 
-    def found(self, view_ids: Sequence[str]) -> None:
-        """Deal to the members of the founding view, or to one alone. Idempotent; not after the first call."""
+    def found(self, drawers: Sequence[str]) -> None:
+        """Deal to those in the founding view, or to one alone. Idempotent; not after the first call."""
 
     def begin(self, batches: int, *, beside: bool = False) -> Share:
         """Return the share of a call of the program's: the same for every attempt until the call ends. Draws wait meanwhile;
@@ -80,12 +82,18 @@ class Sampling(Protocol):
         ``batches``: what the call would use up here. The state loaded last is the state on entry to the call.
         """
 
-    def report(self) -> bytes:
-        """Return how much is drawn, at most 32 bytes for the flush report. Until ``activated``, no more is drawn than that."""
+    def ahead(self) -> Sequence[bool]:
+        """Return of each batch that is drawn beyond the call under way whether it counts, or is a filler."""
 
-    def activated(self, view_ids: Sequence[str], reports: Mapping[str, bytes]) -> None:
-        """Deal again, in a new view. ``reports``: of members that go on; a member without an entry had none. At a member that
-        adopts a result: called after ``finished``.
+    def level(self, ahead: Sequence[bool]) -> None:
+        """The call under way is about to finish: have drawn beyond it what all processes of the replica have agreed on."""
+
+    def report(self) -> bytes:
+        """Return how much is drawn, at most 64 bytes for the flush report. Until ``activated``, no more is drawn than that."""
+
+    def activated(self, drawers: Sequence[str], reports: Mapping[str, Sequence[bytes]]) -> None:
+        """Deal again, in a new view. ``reports``: of those that go on, one of each process of a replica; without an entry there
+        was none. At a member that adopts a result: called after ``finished``.
         """
 
     def thawed(self, error: Exception | None) -> None:
@@ -100,20 +108,32 @@ class Sampling(Protocol):
 
 def packed_shares(shares: Mapping[str, Share]) -> bytes:
     """Return the shares as bytes, for a member that adopts the call's result."""
-    rows = [(m, s.samples, s.ahead, s.dropped, s.data_epoch, s.deal, s.late, s.end) for m, s in shares.items()]
-    data: bytes = msgpack.packb(rows)
+    data: bytes = msgpack.packb((list(shares), rows_of(shares.values())))
     return data
 
 
 def unpacked_shares(data: bytes) -> Mapping[str, Share]:
     """The inverse of :func:`packed_shares`; ValueError for anything else."""
     try:
-        rows = msgpack.unpackb(data)
-        if all(
-            type(m) is str and type(late) is bool and all(type(n) is int and n >= 0 for n in (*numbers, end))
-            for m, *numbers, late, end in rows
-        ):
-            return {m: Share(*row) for m, *row in rows}
+        names, rows = msgpack.unpackb(data)
+        if all(type(name) is str for name in names):
+            return dict(zip(names, read_shares(rows), strict=True))
     except Exception as error:  # noqa: BLE001 - msgpack raises many kinds; all mean the same here
         raise ValueError(f"shares are not readable: {error}") from None
     raise ValueError("shares have the wrong shape")
+
+
+def rows_of(shares: Iterable[Share]) -> list[tuple[int | bool, ...]]:
+    """The shares as plain values, for :func:`read_shares`."""
+    return [astuple(share) for share in shares]
+
+
+def read_shares(rows: Iterable[Sequence[Any]]) -> list[Share]:
+    """The inverse of :func:`rows_of`; ValueError for anything else."""
+    shares = []
+    for samples, ahead, dropped, data_epoch, deal, late, end in rows:
+        numbers = (samples, ahead, dropped, data_epoch, deal, end)
+        if type(late) is not bool or any(type(number) is not int or number < 0 for number in numbers):
+            raise ValueError("shares have the wrong shape")
+        shares.append(Share(samples, ahead, dropped, data_epoch, deal, late, end))
+    return shares

@@ -129,6 +129,7 @@ class Lifetime:
             patience=settings.step_timeout,
             former=None if former is None else former.plane,
             traces=means.traces,
+            replica=settings.part.replica if settings.part.shards > 1 else "",
         )
         self.plane: Plane = plane
         if former is not None:

@@ -80,7 +80,7 @@ class Heard:
     def __init__(self) -> None:
         self.events: list[tuple[str, object]] = []
 
-    def bind(self, member_id: str, *, patience: float) -> None:
+    def bind(self, drawer: str, *, patience: float, together: bool) -> None:
         pass
 
     def begin(self, batches: int, *, beside: bool = False) -> Share:
@@ -98,8 +98,8 @@ class Heard:
     def finished(self, shares: Mapping[str, Share], step: int) -> None:
         self.events.append(("finished", step))
 
-    def activated(self, view_ids: Sequence[str], reports: Mapping[str, bytes]) -> None:
-        self.events.append(("activated", reports["a"]))
+    def activated(self, view_ids: Sequence[str], reports: Mapping[str, Sequence[bytes]]) -> None:
+        self.events.append(("activated", *reports["a"]))
 
 
 def test_a_view_in_which_no_call_finished_is_told_to_nobody_who_gets_the_state() -> None:
@@ -210,7 +210,7 @@ def test_a_sampler_that_is_taken_over_is_bound_again_by_the_first_call() -> None
     for _ in range(2):
         second.entered(Call(Kind.AVERAGE, LAYOUT, [torch.ones(3)], weight=1.0, divide=True))
     assert [call[0] for call in sampler.method_calls] == ["bind", "begin", "begin"]
-    sampler.bind.assert_called_once_with("b", patience=7.0)
+    sampler.bind.assert_called_once_with("b", patience=7.0, together=False)
 
 
 def test_a_view_is_wanted_until_a_freeze_for_a_later_one_or_the_end() -> None:

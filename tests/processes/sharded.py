@@ -13,13 +13,15 @@ import random
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.distributed.fsdp import fully_shard
+from torch.utils.data import DataLoader
 
-from ftlib import DiLoCo, DistributedDataParallel, FTLib, Optimizer, ReplicaLost
+from ftlib import DiLoCo, DistributedDataParallel, ElasticSampler, FTLib, Optimizer, ReplicaLost
 from ftlib.core.engine.shard_agreement import ShardAgreement
 from ftlib.core.plane.plane import Plane
 from tests.harness.worker import Lines, Task, joined, place
@@ -27,6 +29,7 @@ from tests.harness.worker import Lines, Task, joined, place
 from .replicas import REPLICAS
 
 WIDTH = 64
+SAMPLES = 240
 INNER = 4
 """Inner steps of ``diloco`` in a round."""
 SPOILT = 6
@@ -79,6 +82,42 @@ def _train(ft: FTLib, task: Task, lines: Lines) -> None:
         told: dict[str, Any] = {"who": mask, "hash": digest, "shard": shard, "replica": who, "applied": applied}
         lines.write(**told, **place(ft))
         dying.step(mask, ft)
+
+
+def samples(task: Task, lines: Lines) -> int:
+    """As ``train``, over samples, of which the process of shard 1 has workers that load ahead. Of each epoch that it saw from
+    the beginning it says which samples were used up other than once (the event ``epoch``).
+    """
+    with joined(task, lines) as ft:
+        try:
+            _train_samples(ft, task, lines)
+        except ReplicaLost as reason:
+            lines.write(event="lost", text=str(reason))
+            return 3
+    return 0
+
+
+def _train_samples(ft: FTLib, task: Task, lines: Lines) -> None:
+    shard, who = ft.settings.shard, task.given["who"]
+    tells = torch.nn.Parameter(torch.zeros(REPLICAS))
+    sampler = ElasticSampler(range(SAMPLES), batch_size=3, seed=1)
+    loader = DataLoader(range(SAMPLES), batch_sampler=sampler, num_workers=shard)  # type: ignore[arg-type]
+    ft.register_state(model=torch.nn.ParameterList([tells]), sampler=sampler)
+    chance = random.Random(os.getpid())
+    for epoch in sampler.epochs(1000):
+        for batch in loader:
+            time.sleep(chance.random() * task.pause)
+            counts = sampler.counts()
+            tells.grad = torch.zeros(REPLICAS)
+            tells.grad[who] = 1.0
+            applied = bool(ft.allreduce_average([tells]))
+            mask = sum(1 << int(number) for number in tells.grad.nonzero())
+            used = batch.tolist() if counts else []
+            told: dict[str, Any] = {"who": mask, "used": used, "shard": shard, "replica": who, "applied": applied}
+            lines.write(**told, **place(ft))
+        if sampler.epoch == epoch:  # else it came in the middle of it
+            found = Counter(index for row in sampler.ledger(epoch) for index in row.indices)
+            lines.write(event="epoch", number=epoch, wrong=[index for index in range(SAMPLES) if found[index] != 1])
 
 
 def fsdp(task: Task, lines: Lines) -> int:

@@ -13,14 +13,17 @@ from consensus.protocol.agreement import proposer
 from consensus.protocol.state import join
 from ftlib.core.calls import shard_salvage
 from ftlib.core.calls.call import Call, Results
+from ftlib.core.calls.salvage import Report
 from ftlib.core.calls.session import Session
 from ftlib.core.engine.catching_up import CatchUp
 from ftlib.core.engine.shard_agreement import ShardAgreement
 from ftlib.core.plane import rebuild
 from ftlib.core.plane.data_accounting import DataAccounting
 from ftlib.core.replicas.agreement import Holders, ShardPlan
-from ftlib.core.replicas.words import Verdict
+from ftlib.core.replicas.whole import whole_replicas
+from ftlib.core.replicas.words import Verdict, Word
 from ftlib.core.tensors.trailer import Trailer
+from ftlib.data.mates import Drawing
 from ftlib.recovery.border import Border
 
 from .training import Job, first_violation, local_shards, mixed_shards, torn_adoptions, torn_founders, torn_shards
@@ -36,7 +39,11 @@ SEEDS = 15
 
 def finishes_what_it_holds(patch: Patch) -> None:
     """A call is finished at once, though other processes of the replica may not have their results."""
-    patch.setattr(ShardAgreement, "_verdict", lambda *_: Verdict(freeze=False, void=False, alike=True))
+
+    def verdict(_self: ShardAgreement, _call: Call, _session: Session, word: Word, **_more: object) -> Verdict:
+        return Verdict(freeze=False, void=False, alike=True, drawn=(word.drawn,))
+
+    patch.setattr(ShardAgreement, "_verdict", verdict)
 
 
 def finishes_what_it_adopts(patch: Patch) -> None:
@@ -125,6 +132,29 @@ def of_any_donor(patch: Patch) -> None:
     patch.setattr(CatchUp, "given", lambda *_given, **_more: None)
 
 
+def deals_by_its_own_shard(patch: Patch) -> None:
+    """In a new view each shard deals by what its own processes have drawn."""
+    honest = rebuild.plan_across
+
+    def own(view: View, reports: dict[str, bytes], shard: int) -> object:
+        chosen = honest(view, reports, shard)
+        keys = {each.name: each.ids[shard] for each in whole_replicas(view.members)}
+        drawn = ((name, Report.decode(reports[keys[name]]).drawn) for name, _ in chosen.drawn)
+        return replace(chosen, drawn=tuple((name, data) for name, data in drawn if data))
+
+    patch.setattr(rebuild, "plan_across", own)
+
+
+def deals_by_its_own_records(patch: Patch) -> None:
+    """After a call each shard deals by its own rank records, whatever those of the others say."""
+    patch.setattr(DataAccounting, "agree", lambda self, results, _said: results.agree(self.drawing(results)))
+
+
+def counts_different_samples(patch: Patch) -> None:
+    """A call has its result, though the processes of a replica have computed it from different samples."""
+    patch.setattr(Drawing, "differ", lambda _said: False)
+
+
 BUGS: dict[Bug, tuple[Callable[[int], Job], int]] = {
     finishes_what_it_holds: (torn_shards, 0),
     finishes_what_it_adopts: (torn_adoptions, 0),
@@ -138,6 +168,8 @@ BUGS: dict[Bug, tuple[Callable[[int], Job], int]] = {
     counts_alone: (torn_founders, 0),
     gives_it_beside: (local_shards, 0),
     of_any_donor: (local_shards, 0),
+    deals_by_its_own_shard: (torn_shards, 0),
+    deals_by_its_own_records: (torn_shards, 0),
 }
 """With the kind of histories in which it shows, and the first one that showed it."""
 

@@ -39,6 +39,12 @@ def test_all_shards_of_a_step_are_over_the_same_replicas(seed: int, policy: str)
     assert not wrong
 
 
+def test_founders_of_which_one_shard_draws_before_the_other_deal_alike() -> None:
+    """Replicas die in the views before the first call, and in one shard nobody has registered a sampler until then."""
+    wrong, _ = played(2077, "")
+    assert not wrong
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_histories_have_everything(policy: str) -> None:
     happened: Counter[str] = Counter()

@@ -12,6 +12,7 @@ from enum import Enum
 import torch
 
 from ...common.device_waits import Fence
+from ...data.mates import Drawing
 from ...data.sampling import Share
 from ...errors import ConfigError
 from ..tensors.device_copies import bring, each_finite, fetch, flatten, fold
@@ -47,6 +48,7 @@ class Results:
         "assumed",
         "declined",
         "divisor",
+        "drawing",
         "finite",
         "kept",
         "layout",
@@ -84,7 +86,9 @@ class Results:
         self.declined = declined
         """True if a member declined the call (see ``Declined``): it has no result."""
         self.shares: Mapping[str, Share] = {}
-        """The data that every member used up, by member id; empty if no member draws samples."""
+        """The data that every member used up, by drawer (see ``Session.drawers``); empty if no member draws samples."""
+        self.drawing: Drawing | None = None
+        """What the processes of this replica have agreed on about ``shares``; None where there is one, or they have not yet."""
         self.accelerated = False
         """True if accelerators have carried the bulk of it."""
         self.view_id = view_id
@@ -146,6 +150,12 @@ class Results:
     def share(self, shares: Mapping[str, Share]) -> None:
         """Note the data that every member used up."""
         self.shares = shares
+
+    def agree(self, drawing: Drawing) -> None:
+        """The processes of this replica have agreed on what is used up."""
+        self.drawing = drawing
+        agreed = dict(zip(self.shares, drawing.shares, strict=False))
+        self.shares = agreed if any(share.data_epoch for share in agreed.values()) else {}
 
 
 class Call:

@@ -148,7 +148,8 @@ class SalvagePlan:
     holders: tuple[str, ...] = ()
     """Members with the valid state, in seniority order; late members only if there are no others."""
     drawn: tuple[tuple[str, bytes], ...] = ()
-    """Pairs (member, its sampler's report) of the members that go on drawing samples."""
+    """Pairs (drawer, a sampler's report) of the members that go on drawing samples. The drawer is the member, or its replica,
+    which then has a pair for each of its processes."""
     fault: Fault | None = None
 
     def donor_of(self, member_id: str) -> str | None:

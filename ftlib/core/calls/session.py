@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from consensus import View
 
 from ...frameworks.base import Group
+from ..replicas.whole import drawers_in
 from ..tensors.layout import Layout
 from ..tensors.trailer import TrailerCodec
 from .salvage import SalvagePlan
@@ -48,6 +49,8 @@ class Session:
         self.size = len(ranks)
         self.ranks = dict(ranks)
         self.by_rank = tuple(sorted(ranks, key=ranks.__getitem__))
+        self.drawers = drawers_in([view.member(key) for key in self.by_rank])
+        """By rank: the name under which that member draws samples."""
         self.codec = TrailerCodec(self.rank, self.size)
         self.donor = plan.donor_of(member_id)
         """The member that gives this one the result of the newest finished call; None if this member needs none."""

@@ -7,7 +7,7 @@ if each member had said it, and then each shard's plan follows from its own memb
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from consensus import View
@@ -28,11 +28,18 @@ def plan_across(view: View, reports: Mapping[str, bytes], shard: int) -> Salvage
     known = {member_id: Report.decode(data) for member_id, data in reports.items() if member_id in view}
     common = plan_shards([each.ids for each in replicas], {key: _seen(report) for key, report in known.items()})
     plans = [_plan(view, known, common, replicas, number) for number in range(len(replicas[0].members))]
+    chosen = replace(plans[shard], drawn=_drawn(replicas, plans))
     fault = next((each.fault for each in plans if each.fault is not None), None)
     if fault is None:
-        return plans[shard]
+        return chosen
     blamed = tuple(key for each in replicas if set(each.ids) & set(fault.blamed) for key in each.ids)
-    return replace(plans[shard], fault=replace(fault, blamed=blamed))
+    return replace(chosen, fault=replace(fault, blamed=blamed))
+
+
+def _drawn(replicas: Sequence[Replica], plans: Sequence[SalvagePlan]) -> tuple[tuple[str, bytes], ...]:
+    """What the processes of each replica have drawn, under its name: all shards deal the samples in the same way."""
+    reports = {key: data for each in plans for key, data in each.drawn}
+    return tuple((each.name, reports[key]) for each in replicas for key in each.ids if key in reports)
 
 
 def _seen(report: Report) -> ShardReport:

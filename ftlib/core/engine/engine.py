@@ -168,7 +168,7 @@ class Engine:
         self._waiting = Waiting(plane, limits, consensus.confirm)
         means = Means(plane, self._failures, self._waiting, self._nonfinite, self._layouts, registered, allocate)
         self._units = Executor(means)
-        self._shards = None if mates is None else ShardAgreement(plane, self._waiting, mates, self._failures.withdraw)
+        self._shards = None if mates is None else ShardAgreement(plane, self._waiting, mates, self._failures)
         self._arrival = Arrival(plane, limits, self._failures, inquiry, recovery, self._layouts, self._waiting)
         self._open = OpenCalls(plane, self._failures, self._waiting, call_lock, limits.min_size)
         self.said_goodbye = False

@@ -12,12 +12,14 @@ import contextlib
 import dataclasses
 import logging
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from ...errors import GroupError
+from ...data.mates import Drawing
+from ...errors import GroupError, StepMismatch
 from ..calls.attempt import WAIT_SLICE
 from ..calls.call import Call, Kind, Results
 from ..calls.session import Session
+from ..plane.failures import Failures
 from ..plane.phase import Phase
 from ..plane.plane import Plane
 from ..replicas.words import Mates, Verdict, Word, WordFlag
@@ -42,12 +44,12 @@ def _never() -> bool:
 class ShardAgreement:
     """Agrees with the other members of this replica. Used by the thread that carries out the calls."""
 
-    def __init__(self, plane: Plane, waiting: Waiting, mates: Mates, withdraw: Callable[[Session], None]) -> None:
-        """``withdraw``: ``Failures.withdraw``."""
+    def __init__(self, plane: Plane, waiting: Waiting, mates: Mates, failures: Failures) -> None:
+        """Starts nothing."""
         self._plane = plane
         self._waiting = waiting
         self._mates = mates
-        self._withdraw = withdraw
+        self._failures = failures
 
     def hold(self, call: Call, session: Session, results: Results, trailer: Trailer | None = None) -> Trailer | bool:
         """Hold ``results`` until all members of the replica do. False if the session ended before: then decide again.
@@ -61,11 +63,14 @@ class ShardAgreement:
         if not self._plane.hold(session, results, trailer):
             return False
         out = WordFlag.OUT * self._plane.data.stays_out(call, results)
-        verdict = self._verdict(call, session, word_about(session, call, results, trailer, out))
+        word = word_about(session, call, results, trailer, out)
+        drawing = self._plane.data.drawing(results)
+        verdict = self._verdict(call, session, word._replace(drawn=drawing.pack()))
         if verdict is None:
             return False
         results.come_in(verdict.out)
-        if verdict.void or not verdict.alike:
+        same = self._draw_together(call, results, [Drawing.unpack(drawn) for drawn in verdict.drawn])
+        if verdict.void or not verdict.alike or not same:
             if not verdict.alike:
                 logger.error(
                     "%s is applied by nobody: its shards are over different replicas",
@@ -76,6 +81,23 @@ class ShardAgreement:
         if trailer is None:
             return True
         return dataclasses.replace(trailer, freeze=True) if verdict.freeze and not trailer.freeze else trailer
+
+    def _draw_together(self, call: Call, results: Results, said: Sequence[Drawing]) -> bool:
+        """Note what the processes of this replica have agreed on about the samples. False if they, or those of another replica,
+        have computed the call from different ones, so that it has no result. StepMismatch if they will never agree.
+        """
+        if any(not said[0].alike(each) for each in said[1:]):
+            error = StepMismatch(
+                f"{call}: the processes of this replica deal the samples differently: give ElasticSampler the same dataset, "
+                "batch size and seed at all of them, and call set_epoch with the same epochs"
+            )
+            self._failures.stop(error)
+            raise error
+        if Drawing.differ(said):
+            text = "%s is applied by nobody: processes of one replica have drawn different samples, which go back"
+            logger.warning(text, call, extra=self._plane.about("drawn_apart"))
+        self._plane.data.agree(results, said)
+        return not Drawing.differ(said)
 
     def counts(self, call: Call, session: Session) -> bool | None:
         """True if what the processes of this replica have computed for ``call`` counts; None if the session has ended.
@@ -122,7 +144,7 @@ class ShardAgreement:
             if not self._plane.acting_in(session) or (ordered and now - ordered > _GRACE):
                 if self._plane.phase is Phase.STOPPED:
                     raise ended(self._plane)
-                self._withdraw(session)
+                self._failures.withdraw(session)
                 return None
             seconds = now - began
             if gives_up():
@@ -155,4 +177,5 @@ def word_of_the_finished(plane: Plane, session: Session) -> Word | None:
     plan, own_id = session.plan, plane.member_id
     if not plan.call or session.keeps or plan.donor_of(own_id) is not None or own_id in (*plan.blank, *plan.healed):
         return None
-    return Word(session.view.epoch, plan.call, WordFlag.VOID * plane.void | WordFlag.OUT * plane.newcomer)
+    drawn = b"" if plane.drawing is None else plane.drawing.pack()
+    return Word(session.view.epoch, plan.call, WordFlag.VOID * plane.void | WordFlag.OUT * plane.newcomer, drawn=drawn)

@@ -8,7 +8,11 @@ becomes active. So a flush report states what was drawn as of the finished call 
 entry to a call; the events since then are replayed to its sampler. Until then it takes part in calls with no share.
 
 *Which members the first deal is over* depends on the views before the first call, and a member may have missed one of them. So
-each founder's report names the members that it assumes. If the reports differ, all founders begin again with the newest view.
+each founder's report names the view that it assumes. If the reports differ, all founders begin again with the newest view. A
+founder deals as soon as it can: whoever gets its state gets the first deal with it.
+
+*A replica of several processes* draws under one name, and all shards deal alike: by the reports of all processes of a replica,
+and by what they have agreed on about each call (``ftlib.data.mates``).
 
 *Founders that register late* get all events since the founding view, which are few: what was drawn and given back before the
 first step. Events are kept for them until then; afterwards only those that a newly loaded state may lack.
@@ -22,10 +26,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from consensus import View
+
+from ...data.mates import Drawing
 from ...data.sampling import Sampling, Share
 from ...errors import ConfigError, Excluded, FTLibError, JobEnded
 from ..calls.call import Call, Kind, Results
 from ..calls.session import Session
+from ..replicas.whole import drawers_in
 from ..tensors.trailer import Flag, Trailer
 from .lag import Lag
 from .phase import Phase
@@ -44,14 +52,15 @@ _START = -1
 
 @dataclass(frozen=True, slots=True)
 class _Founded:
-    """The members among which the first deal distributes the samples."""
+    """Those among whom the first deal distributes the samples: the drawers in view ``view_id``."""
 
-    ids: tuple[str, ...]
+    drawers: tuple[str, ...]
+    view_id: str
 
     @property
     def code(self) -> bytes:
         """A checksum, never zero."""
-        return (zlib.crc32(repr(self.ids).encode()) | 1).to_bytes(_CODE, "little")
+        return (zlib.crc32(self.view_id.encode()) | 1).to_bytes(_CODE, "little")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +74,11 @@ class _Done:
 
 @dataclass(frozen=True, slots=True)
 class _Changed:
-    """A view that became active after call ``call`` had finished. ``drawn``: its members' reports."""
+    """A view that became active after call ``call`` had finished. ``drawn``: its members' reports, by drawer."""
 
     call: int
-    ids: tuple[str, ...]
-    drawn: Mapping[str, bytes]
+    drawers: tuple[str, ...]
+    drawn: Mapping[str, Sequence[bytes]]
 
 
 _Event = _Founded | _Done | _Changed
@@ -97,13 +106,20 @@ class DataAccounting:
     """The data accounting of one plane. Takes the plane's lock; within it the sampler's own lock, which is never waited for."""
 
     def __init__(
-        self, plane: Counts, former: DataAccounting | None = None, *, rejoins: bool = False, patience: float = 600.0
+        self,
+        plane: Counts,
+        former: DataAccounting | None = None,
+        *,
+        rejoins: bool = False,
+        patience: float = 600.0,
+        replica: str = "",
     ) -> None:
         """``former``: the accounting of the previous lifetime, whose sampler is taken over. ``rejoins``: True if an excluded
         worker goes on in another lifetime, so that its loader must not fail meanwhile. ``patience``: seconds that a call may
-        take.
+        take. ``replica``: see ``Plane``.
         """
         self._plane = plane
+        self._replica = replica
         self.sampler: Sampling | None = None if former is None else former.sampler
         """The registered sampler. None: this member draws no samples."""
         self._rejoins: bool = rejoins or (former is not None and former._rejoins)  # noqa: SLF001 - its like
@@ -132,6 +148,7 @@ class DataAccounting:
                 raise ConfigError("register_state: an ElasticSampler has to be registered before the first average")
             self.sampler = sampler
             self._bind()
+            self.start()
 
     @property
     def samples(self) -> bool:
@@ -154,7 +171,12 @@ class DataAccounting:
         with plane.changed:
             if self.sampler is not None and plane.founder and plane.step == 0:
                 plane.changed.wait_for(lambda: plane.phase in (Phase.ACTIVE, Phase.STOPPED), timeout)
-                self._start()
+
+    def start(self) -> None:
+        """Deal the samples, if this member is a founder whose own initial state is the job's. Idempotent."""
+        plane = self._plane
+        if not self._here and self._founding and plane.phase is Phase.ACTIVE and plane.origin == plane.authority:
+            self._replay(_START)
 
     # --- a call --------------------------------------------------------------------------------------------------------
 
@@ -188,7 +210,6 @@ class DataAccounting:
                 return NOTHING
             if call.foreign:
                 return sampler.late() if call.stand_in else sampler.follow()
-            self._start()
             share = sampler.begin(call.batches, beside=call.draws_beside)
             self.weigh(call)
             # A newcomer may still have to stay out after the call. Its loader then holds fillers, which no other member counts.
@@ -208,6 +229,8 @@ class DataAccounting:
         adopted = isinstance(last, _Changed) and last.call == call.number
         self._note(done, before_last=adopted)
         self._mixed |= call.foreign and call.kind is not Kind.AVERAGE
+        if self.sampler is not None and results.drawing is not None:
+            self.sampler.level(results.drawing.ahead)
         if out:
             self._here = False
             return False
@@ -218,6 +241,20 @@ class DataAccounting:
         elif self.sampler is not None and not call.foreign:
             self.sampler.unfinished()
         return True
+
+    def drawing(self, results: Results) -> Drawing:
+        """What this process says to those of its replica of a call that it holds."""
+        with self._plane.changed:
+            if results.drawing is not None:  # agreed on in the view before
+                return results.drawing
+            ahead = () if self.sampler is None else tuple(self.sampler.ahead())
+            return Drawing(ahead, tuple(results.shares.values()))
+
+    def agree(self, results: Results, said: Sequence[Drawing]) -> None:
+        """All processes of the replica have said so: the dealing goes by what follows."""
+        with self._plane.changed:
+            names = list(results.shares)
+            results.agree(Drawing.agreed(said, names.index(self._replica) if self._replica in names else None))
 
     def stays_out(self, call: Call, results: Results) -> bool:
         """True if a newcomer would not come in with ``call``, which is about to finish (see ``finished``)."""
@@ -271,9 +308,10 @@ class DataAccounting:
 
     # --- a view change -------------------------------------------------------------------------------------------------
 
-    def founded(self, ids: Sequence[str]) -> None:
-        """This member is in the founding view, which has the members ``ids``."""
-        self._events = [_Founded(tuple(ids))]
+    def founded(self, view: View, without: Sequence[str] = ()) -> None:
+        """This member is a founder, and the first deal is over the members of ``view``, ``without`` some."""
+        founders = [member for member in view.members if member.id not in without]
+        self._events = [_Founded(drawers_in(founders), view.view_id)]
 
     def report(self) -> bytes:
         """For the flush report: the members of this founder's first deal, and what it has drawn; empty if it draws nothing."""
@@ -293,15 +331,18 @@ class DataAccounting:
         if isinstance(last, _Changed) and last.call == plan.call:
             self._events.pop()  # no call has finished in that view, here or elsewhere: it does not count
         codes = {report[:_CODE] for _, report in plan.drawn} - {bytes(_CODE)}
-        drawn = {member_id: report[_CODE:] for member_id, report in plan.drawn if report[_CODE:]}
+        drawn: dict[str, list[bytes]] = {}
+        for drawer, report in plan.drawn:
+            if report[_CODE:]:
+                drawn.setdefault(drawer, []).append(report[_CODE:])
         differ = plan.call == 0 and len(codes) > 1
         if not drawn or differ:  # no remaining member has the sampler's state, or they differ
             if self._founding:
-                self.founded([member_id for member_id in session.view.ids if member_id not in plan.blank])
+                self.founded(session.view, without=plan.blank)
                 if self._here:
                     self._tell(self._events[0])
             return
-        changed = _Changed(plan.call, session.view.ids, drawn)
+        changed = _Changed(plan.call, drawers_in(session.view.members), drawn)
         self._note(changed)
         if self._here and plane.finished == plan.call:  # else the call's result is adopted first
             self._tell(changed)
@@ -352,13 +393,7 @@ class DataAccounting:
     def _bind(self) -> None:
         if self.sampler is not None and not self._bound:
             self._bound = True
-            self.sampler.bind(self._plane.member_id, patience=self._patience)
-
-    def _start(self) -> None:
-        """Deal the samples, if this member is a founder whose own initial state is the job's."""
-        plane = self._plane
-        if not self._here and self._founding and plane.phase is Phase.ACTIVE and plane.origin == plane.authority:
-            self._replay(_START)
+            self.sampler.bind(self._replica or self._plane.member_id, patience=self._patience, together=bool(self._replica))
 
     def _note(self, event: _Done | _Changed, *, before_last: bool = False) -> None:
         events, last = self._events, self._events[-1] if self._events else None
@@ -394,20 +429,20 @@ class DataAccounting:
     def _tell(self, event: _Event) -> None:
         assert self.sampler is not None
         if isinstance(event, _Founded):
-            self.sampler.found(event.ids)
+            self.sampler.found(event.drawers)
         elif isinstance(event, _Done):
             self.sampler.finished(event.shares, event.step)
         else:
-            self.sampler.activated(event.ids, event.drawn)
+            self.sampler.activated(event.drawers, event.drawn)
 
 
 def shares_in(by_rank: Sequence[str], trailer: Trailer) -> Mapping[str, Share]:
-    """Every member's share in a trailer, by member id; empty if no member draws samples."""
+    """Every member's share in a trailer, by drawer; empty if no member draws samples."""
     if not any(slot.data_epoch for slot in trailer.slots):
         return {}
     return {
-        member_id: Share(
+        drawer: Share(
             slot.samples, slot.ahead, slot.dropped, slot.data_epoch, slot.deal, bool(slot.flags & Flag.LATE), slot.end
         )
-        for member_id, slot in zip(by_rank, trailer.slots, strict=True)
+        for drawer, slot in zip(by_rank, trailer.slots, strict=True)
     }

@@ -16,6 +16,7 @@ from consensus import View
 from ...common.counters import Counters, TimeUse
 from ...common.threads import SYSTEM, Threads
 from ...common.traces import Traces, ViewRecord
+from ...data.mates import Drawing
 from ...frameworks.base import Group
 from ..calls.call import Call, Results
 from ..calls.salvage import NAMED, Report
@@ -49,19 +50,20 @@ class Plane:
         patience: float = 600.0,
         former: Plane | None = None,
         traces: Traces | None = None,
+        replica: str = "",
     ) -> None:
         """``tell``: gets this member's place (finished, current call) once another may wait for this member; must be quick.
 
         ``threads``: also used by the other threads that meet here. ``job``: for log records. ``leaving``: returns True if this
         worker has to leave; then nothing that takes long is begun for it. ``rejoins``, ``patience``: see ``DataAccounting``.
         ``former``: the plane of the previous lifetime, whose counts and pending notifications of views are taken over.
-        ``traces``: gets records of what happens; None if nobody wants any.
+        ``traces``: gets records of what happens; None if nobody wants any. ``replica``: the name of this member's replica, if
+        that has several processes.
         """
         self.member_id, self.traces = member_id, traces
         self._tell = tell
         self.threads = threads
-        self.leaving = leaving
-        self.job = job
+        self.leaving, self.job = leaving, job
         self.changed = threads.condition()
         self.phase = PLANE.start
         self.error: Exception | None = None
@@ -76,6 +78,9 @@ class Plane:
         """The session in which the training thread has operations under way."""
         self.results: Results | None = None
         self.held: Results | None = None  # of the call in progress, where mates in this replica may not have theirs yet
+        self.drawing: Drawing | None = None
+        """What this replica's processes have agreed on about the samples of the newest finished call: one of them may hold its
+        result yet, and go by this in the next view."""
         self.founder, self.wished, self.void = False, False, False  # void: the newest finished call had no result
         self.blank = True
         self.newcomer = False
@@ -98,17 +103,16 @@ class Plane:
         self.step_times = StepTimes() if step_times is None else step_times
         """The members' times outside of calls."""
         self.data: DataAccounting = DataAccounting(
-            self, None if former is None else former.data, rejoins=rejoins, patience=patience
+            self, None if former is None else former.data, rejoins=rejoins, patience=patience, replica=replica
         )
         """Accounting of the data that calls use up."""
         self.news: News = News() if former is None else former.news
         """Pending notifications of the program."""
         self._told = (0, 0, False, 0)
         """This member's place as last sent to the others: finished calls, the current call, and whether it is busy with it."""
-        self._last_signature = b""
         self._order: Order | None = None
         self._reported: tuple[int, bytes] | None = None
-        self._frozen_at, self._parting = 0.0, False
+        self._last_signature, self._frozen_at, self._parting = b"", 0.0, False
 
     def __repr__(self) -> str:
         now = f"in {self.current}" if self.current else "outside of calls"
@@ -260,7 +264,7 @@ class Plane:
                 self.tell()
                 return False
             if trailer is not None and trailer.draws:
-                results.share(shares_in(session.by_rank, trailer))
+                results.share(shares_in(session.drawers, trailer))
             self.held = results
             return True
 
@@ -280,7 +284,7 @@ class Plane:
                 self.tell()
                 return None
             if trailer.draws and self.held is None:
-                results.share(shares_in(session.by_rank, trailer))
+                results.share(shares_in(session.drawers, trailer))
             self._finished(call, results)
             self.trailer = trailer
             if self.news.changes:
@@ -423,7 +427,7 @@ class Plane:
                 return False
             if not view.parent_id:
                 self._found()
-                self.data.founded(view.ids)
+                self.data.founded(view)
             if self.phase is Phase.ACTIVE:
                 self._freeze()
             return True
@@ -457,6 +461,7 @@ class Plane:
             self.session, self.trailer = session, None
             self.data.activated(session)
             self.phase = PLANE.after(self.phase, Switch.ACTIVATE)
+            self.data.start()
             self.counters.views += 1
             if self._frozen_at:
                 now = self.threads.now()
@@ -557,7 +562,7 @@ class Plane:
         self.current = None
         self.tell()
         self.blank = False
-        self.results, self.held = results, None
+        self.results, self.held, self.drawing = results, None, results.drawing
         self._last_signature = _signature(results)
         counters = self.counters
         counters.calls += 1

@@ -9,7 +9,7 @@ from consensus import COHORT, COHORT_SIZE, Member, View
 
 from ...settings.replicas import Part
 
-__all__ = ["Replica", "facts_of", "part_in", "replica_of", "shard_view", "whole_replicas"]
+__all__ = ["Replica", "drawers_in", "facts_of", "part_in", "replica_of", "shard_view", "whole_replicas"]
 
 _REPLICA, _SHARD, _SHARDS = "_replica", "_shard", "_shards"
 
@@ -75,6 +75,11 @@ def shard_view(view: View, shard: int) -> View:
     """
     members = tuple(replica.members[shard] for replica in whole_replicas(view.members) if shard < len(replica.members))
     return View(view.epoch, view.parent_id, members, view.origin, view.view_id)
+
+
+def drawers_in(members: Sequence[Member]) -> tuple[str, ...]:
+    """The names under which these draw samples: their replicas', which in every shard's view are the same."""
+    return tuple(member.id if (part := part_in(member)) is None else part.replica for member in members)
 
 
 def replica_of(view: View, member_id: str) -> Replica | None:

@@ -15,10 +15,9 @@ from typing import NamedTuple, Protocol
 
 from .agreement import Holders
 
-__all__ = ["WORD_BYTES", "Heard", "Mates", "Verdict", "Word", "WordFlag"]
+__all__ = ["Heard", "Mates", "Verdict", "Word", "WordFlag", "read_words"]
 
-_WORD = struct.Struct("<QQII")
-WORD_BYTES = _WORD.size
+_WORD = struct.Struct("<QQIII")
 
 
 class WordFlag(IntFlag):
@@ -57,6 +56,8 @@ class Word(NamedTuple):
     ranks: int = 0
     """A checksum of which replicas' contributions are in the result; 0: not known, as after an adoption. At a border: of which
     replica has given the private state; 0: there is none."""
+    drawn: bytes = b""
+    """What its sampler says of the call (``Drawing``)."""
 
     @property
     def said(self) -> WordFlag:
@@ -74,13 +75,22 @@ class Word(NamedTuple):
         return cls(epoch, call, WordFlag.BORDER | said | turn << _TURN, donor)
 
     def pack(self) -> bytes:
-        """``WORD_BYTES`` bytes."""
-        return _WORD.pack(*self)
+        """28 bytes, and what is drawn: about 10 bytes for each replica."""
+        *head, drawn = self
+        return _WORD.pack(*head, len(drawn)) + drawn
 
-    @classmethod
-    def unpack(cls, data: bytes) -> Word:
-        """The inverse of :meth:`pack`."""
-        return cls(*_WORD.unpack(data))
+
+def read_words(data: bytes) -> tuple[list[Word], bytes]:
+    """The words in ``data``, as they were packed one after the other; and the rest, of which more has yet to come."""
+    words, at = [], 0
+    while at + _WORD.size <= len(data):
+        epoch, call, flags, ranks, length = _WORD.unpack_from(data, at)
+        if at + _WORD.size + length > len(data):
+            break
+        at += _WORD.size
+        words.append(Word(epoch, call, flags, ranks, data[at : at + length]))
+        at += length
+    return words, data[at:]
 
 
 class Verdict(NamedTuple):
@@ -99,6 +109,8 @@ class Verdict(NamedTuple):
     """The same of ``MIDWAY``."""
     stale: bool = False
     """The same of ``STALE``."""
+    drawn: tuple[bytes, ...] = ()
+    """What all of this replica have said of their samplers, by shard; nothing at a border."""
 
 
 class Heard:
@@ -144,8 +156,8 @@ class Heard:
         """The verdict on what was entered; None until all members have spoken."""
         entered, complete = self._entered, self._holders.complete
         if not entered.flags & WordFlag.BORDER:
-            found = (self._words.get((member, entered.call)) for member in self._members)
-            return _verdict(found) if complete else None
+            found = [self._words.get((member, entered.call)) for member in self._members]
+            return _verdict(found)._replace(drawn=tuple(word.drawn for word in found if word)) if complete else None
         if complete and (verdict := self._of_border(entered.epoch, entered.turn)) is not None:
             return verdict
         for epoch in sorted({epoch for _, epoch in self._at_border} - {entered.epoch}) if self._earlier else ():

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from consensus import Member, format_address, parse_address
 
 from ...core.replicas.whole import Replica
-from ...core.replicas.words import WORD_BYTES, Heard, Verdict, Word, WordFlag
+from ...core.replicas.words import Heard, Verdict, Word, WordFlag, read_words
 from ...errors import GroupError, JobEnded, ReplicaLost
 from ...frameworks import sockets
 
@@ -240,17 +240,13 @@ class Connections:
             self._poll.unregister(self._socks[shard])
             self._ended(shard)
             return
-        data = self._rest.pop(shard, b"") + data
-        whole = len(data) - len(data) % WORD_BYTES
-        for start in range(0, whole, WORD_BYTES):
-            word = Word.unpack(data[start : start + WORD_BYTES])
+        words, self._rest[shard] = read_words(self._rest.get(shard, b"") + data)
+        for word in words:
             if word.flags & WordFlag.BYE:
                 self._gone[shard] = bool(word.flags & WordFlag.ENDED)
                 continue
             with self._lock:
                 heard.hear(replica.ids[shard], word)
-        if whole < len(data):
-            self._rest[shard] = data[whole:]
 
     # --- the end -------------------------------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ class Job:
         self.calls = 0
         self.step = 0
         self.view = 0
-        self.reports: dict[str, bytes] = {}
+        self.reports: dict[str, list[bytes]] = {}
         """Of the newest view change."""
         self.settled = True
         """Whether a call has finished in the newest view."""
@@ -193,8 +193,8 @@ class Job:
         for person in members:
             report = person.sampler.report()
             if person.joined:
-                assert 0 < len(report) <= 32
-                reports[person.name] = report
+                assert 0 < len(report) <= 64
+                reports[person.name] = [report]
             self.jitter(2)
         if self.danger() and len(members) > 1:
             return False

@@ -280,7 +280,7 @@ def test_its_length_follows_the_members() -> None:
     _call(("a", a), ("b", b), step=1)
     assert len(a) == len(b) == 5
     a.report()
-    a.activated(["a"], {"a": a.report()})
+    a.activated(["a"], {"a": [a.report()]})
     assert len(a) == 1 + 8
     a.set_epoch(1)
     assert len(a) == 10
@@ -342,7 +342,7 @@ def test_a_state_that_is_loaded_after_a_freeze_is_dealt_on_at_once() -> None:
     senior, healed = _member("a", ("a", "b")), _member("b", ("a", "b"))
     next(iter(senior)), next(iter(healed))
     _call(("a", senior), ("b", healed), step=1)
-    reports = {"a": senior.report()}
+    reports = {"a": [senior.report()]}
     healed.report()
     senior.activated(("a", "b"), reports)
     healed.load_state_dict(senior.state_dict())
@@ -365,7 +365,7 @@ def test_a_founder_that_gets_the_state_before_its_first_call_has_ended_deals_as_
     view = ("a", "b", "c")
     a, b, c = (_member(name, view) for name in view)
     _call(("a", a), ("b", b), step=1)
-    reports = {"a": a.report(), "b": b.report()}
+    reports = {"a": [a.report()], "b": [b.report()]}
     for sampler in (a, b):
         sampler.activated(view, reports)
     _call(("a", a), ("b", b), step=2)

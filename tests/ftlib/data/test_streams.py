@@ -171,7 +171,7 @@ def test_a_member_goes_on_with_its_shard_after_another_one_died() -> None:
         seen += next(loader)
         stream.finished({"me": stream.begin(1), "other": stream.begin(0)}, step)
     before = list(opened)
-    stream.activated(["me"], {"me": stream.report()})
+    stream.activated(["me"], {"me": [stream.report()]})
     for step in range(4, 100):
         batch = next(loader, None)
         if batch is None:

@@ -55,3 +55,10 @@ def test_what_a_member_holds_and_its_mate_does_not_is_done_again() -> None:
     first, second = plans({"a0": held, "a1": replace(DONE, origin="a1"), "b0": held, "b1": replace(DONE, origin="a1")})
     assert first.call == second.call == 4
     assert first.adoptions == second.adoptions == ()
+
+
+def test_all_shards_deal_by_what_all_processes_have_drawn() -> None:
+    """Under the replicas' names, which are the same in each shard; who has drawn nothing has no report."""
+    drawn = {"a0": b"far", "a1": b"near", "b0": b"", "b1": b"some"}
+    first, second = plans({key: replace(DONE, origin=f"a{key[1]}", drawn=data) for key, data in drawn.items()})
+    assert first.drawn == second.drawn == (("a", b"far"), ("a", b"near"), ("b", b"some"))

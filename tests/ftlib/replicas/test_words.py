@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from ftlib.core.replicas.words import Heard, Verdict, Word, WordFlag
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ftlib.core.replicas.words import Heard, Verdict, Word, WordFlag, read_words
 
 HERE = WordFlag(0)
 
@@ -23,13 +26,27 @@ def heard(own: Word, *theirs: Word, earlier: bool = False) -> Verdict | None:
 
 def test_a_word_goes_over_the_wire() -> None:
     word = border(7, WordFlag.MIDWAY, epoch=3, turn=5, donor=9)
-    again = Word.unpack(word.pack())
-    assert again == word and again.turn == 5 and again.said == WordFlag.BORDER | WordFlag.MIDWAY
+    ((again,), rest) = read_words(word.pack())
+    assert again == word and again.turn == 5 and again.said == WordFlag.BORDER | WordFlag.MIDWAY and not rest
+
+
+@given(st.lists(st.binary(max_size=40), max_size=4), st.integers(0, 200))
+def test_words_arrive_in_pieces(drawn: list[bytes], cut: int) -> None:
+    words = [Word(1, number, drawn=each) for number, each in enumerate(drawn)]
+    data = b"".join(word.pack() for word in words)
+    first, rest = read_words(data[:cut])
+    second, nothing = read_words(rest + data[cut:])
+    assert first + second == words and not nothing
 
 
 def test_all_have_to_speak() -> None:
     assert heard(border(4)) is None
     assert heard(border(4), border(4)) == Verdict(freeze=False, void=False, alike=True)
+
+
+def test_what_all_have_drawn_is_heard_in_the_order_of_the_shards() -> None:
+    said = heard(Word(1, 4, drawn=b"a"), Word(1, 4, drawn=b"b"))
+    assert said is not None and said.drawn == (b"a", b"b")
 
 
 def test_words_about_results_and_borders_are_apart() -> None:

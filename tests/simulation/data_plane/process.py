@@ -244,7 +244,10 @@ class _Plane(Plane):
     """The real one; what it does is told."""
 
     def __init__(self, process: Process, threads: SimulatedThreads) -> None:
-        super().__init__(process.host.id, process.door.progress, threads, leaving=lambda: process.call_lock.leaving)
+        part = process.part
+        replica = part.replica if part.shards > 1 else ""
+        leaving = lambda: process.call_lock.leaving  # noqa: E731 - its value changes
+        super().__init__(process.host.id, process.door.progress, threads, leaving=leaving, replica=replica)
         self._process = process
 
     def enter(self, call: Call) -> None:

@@ -147,6 +147,8 @@ class Promises(Observer):
         self._parameters: dict[ShardCall, list[tuple[bytes, list[str]]]] = {}
         """By shard and ``Trainer.clock``, as ``_parameters_stand``."""
         self._parameters_stand: dict[ShardCall, bytes] = {}
+        self._drawn: dict[tuple[str, int], list[int]] = {}
+        """The batch that each replica used up in each call."""
         self._plans: dict[tuple[int, str], SalvagePlan] = {}
         """By shard and view."""
         self._over: dict[int, frozenset[str]] = {}
@@ -330,7 +332,7 @@ class Promises(Observer):
             place.counted = place.token
             if place.foreign:  # its deputy was in the call, and the program adopts the result
                 place.offers.pop(place.token)
-        share = results.shares.get(process.host.id)
+        share = results.shares.get(process.part.replica)
         place.samples = 0 if share is None else share.samples
         self.counts["drawn"] += place.samples
 
@@ -357,13 +359,25 @@ class Promises(Observer):
         if stands is not None and outcome == standing:
             assert stands == data, self._say(process, f"has other parameters after average {clock} than those who went on")
 
+    def skipped(self, process: Process, clock: int) -> None:
+        """The call that would have been the ``clock``-th average has no result, so that nobody applies it."""
+        place = self._place(process)
+        if place.applied is not None:
+            place.applied = max(clock, place.applied[0]), place.applied[1]
+
     def used_up(self, process: Process, batch: list[int]) -> None:
-        """The call that has just returned was made from ``batch``: the ledger has it, and no sample twice."""
+        """The call that has just returned was made from ``batch``: the ledger has it, and no sample twice. All processes of a
+        replica have used up the same.
+        """
         place, sampler, step = self._place(process), process.trainer.sampler, process.plane.step
         books = sampler._drawer.ledgers
         rows = {epoch: list(sampler.ledger(epoch)) for epoch in books}
+        drawn = batch if place.samples else []
+        theirs = self._drawn.setdefault((process.part.replica, process.plane.finished), drawn)
+        assert theirs == drawn, self._say(process, f"used up {drawn}, and another process of its replica {theirs}")
         if place.samples:
-            own = [row.indices for each in rows.values() for row in each if (row.member, row.step) == (process.host.id, step)]
+            which = process.part.replica, step
+            own = [row.indices for each in rows.values() for row in each if (row.member, row.step) == which]
             assert len(batch) == place.samples, self._say(process, f"used up {batch}, but said {place.samples} samples")
             assert set(batch) <= {index for indices in own for index in indices}, self._say(
                 process, f"used up {batch}, but its ledger says {own}"

@@ -154,6 +154,8 @@ class Trainer:
                     threads.sleep(self._rng.uniform(0.0, 0.02))  # clips, logs
                 self._step(call)
                 process.jobs.promises.applied(process, self.clock(call), call)
+            elif process.plane.void and call.counts_as_step:
+                process.jobs.promises.skipped(process, self.clock(call))
             self._returned(call)
             if process.engine.said_goodbye:
                 self._leave()
