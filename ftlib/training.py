@@ -233,6 +233,11 @@ class Calls(ABC):
         return self._plane.data.complete
 
     @property
+    def data_loops(self) -> int:
+        """How many loops over the registered sampler have begun here."""
+        return self._plane.data.loops
+
+    @property
     def in_unit(self) -> bool:
         """True within the function of ``execute``."""
         return self._execution is not None

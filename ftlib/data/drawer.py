@@ -88,6 +88,8 @@ class Drawer:
         """The most batches that a call has used up."""
         self._weight = 1.0
         self._book = self._before = fresh.ledger
+        self.loops = 0
+        """How many loops have begun."""
         self.attempts = 0
         """How often a loader asked for a batch: once for each batch it delivers, plus its look-ahead at the start."""
 
@@ -154,6 +156,7 @@ class Drawer:
     def start(self, epoch: int | None) -> None:
         """Begin a loop over ``epoch``; None: over the current one, or the next if that is complete. Raises ConfigError."""
         self._early, self._halted = 0, None
+        self.loops += 1
         self._queue.discard(len(self._queue.items))
         self._looping, self._asked = True, epoch
         now = self._now

@@ -177,6 +177,12 @@ class Elastic(torch.utils.data.Sampler[list[Any]]):
             return self._drawer.late()
 
     @property
+    def loops(self) -> int:
+        """See ``Sampling``."""
+        with self._changed:
+            return self._drawer.loops
+
+    @property
     def closing(self) -> bool:
         """See ``Sampling``."""
         with self._changed:

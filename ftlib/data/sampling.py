@@ -63,6 +63,10 @@ class Sampling(Protocol):
         """Return the share in a call that a deputy is in: nothing used up, and how much longer the program's loop will be."""
 
     @property
+    def loops(self) -> int:
+        """How many loops have begun. Of the loop before the newest one no batch can be used up any more."""
+
+    @property
     def closing(self) -> bool:
         """Whether the epoch is complete, and all members go on until their loops end together."""
 

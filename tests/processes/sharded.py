@@ -7,6 +7,8 @@ Lines as those of ``learner``, and ``shard``, ``replica``. The end by ``ReplicaL
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
 import os
 import random
@@ -21,9 +23,10 @@ import torch
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader
 
-from ftlib import DiLoCo, DistributedDataParallel, ElasticSampler, FTLib, Optimizer, ReplicaLost
+from ftlib import ConfigError, DiLoCo, DistributedDataParallel, ElasticSampler, FTLib, Optimizer, ReplicaLost
 from ftlib.core.engine.shard_agreement import ShardAgreement
 from ftlib.core.plane.plane import Plane
+from ftlib.data.elastic_sampler import LedgerRow
 from tests.harness.worker import Lines, Task, joined, place
 
 from .replicas import REPLICAS
@@ -85,39 +88,55 @@ def _train(ft: FTLib, task: Task, lines: Lines) -> None:
 
 
 def samples(task: Task, lines: Lines) -> int:
-    """As ``train``, over samples, of which the process of shard 1 has workers that load ahead. Of each epoch that it saw from
-    the beginning it says which samples were used up other than once (the event ``epoch``).
+    """As ``train``, over samples, of which the process of shard 1 has workers that load ahead; a line for each step. ``used``:
+    what its replica used up according to the ledger, ``who``: the replicas that used up anything, ``foreign``: what of its own
+    it has never got from its loader. ``given``: ``delay``, then by ``DiLoCo``.
+
+    Of each epoch that it saw from the beginning it says which samples were used up other than once (the event ``epoch``).
     """
-    with joined(task, lines) as ft:
-        try:
-            _train_samples(ft, task, lines)
-        except ReplicaLost as reason:
-            lines.write(event="lost", text=str(reason))
-            return 3
-    return 0
+    return _until_lost(task, lines, _train_samples)
 
 
 def _train_samples(ft: FTLib, task: Task, lines: Lines) -> None:
-    shard, who = ft.settings.shard, task.given["who"]
-    tells = torch.nn.Parameter(torch.zeros(REPLICAS))
+    replica, delay = ft.settings.replica, task.given.get("delay")
+    model = torch.nn.Linear(1, 1)
+    inner = torch.optim.SGD(model.parameters(), lr=1e-3)
     sampler = ElasticSampler(range(SAMPLES), batch_size=3, seed=1)
-    loader = DataLoader(range(SAMPLES), batch_sampler=sampler, num_workers=shard)  # type: ignore[arg-type]
-    ft.register_state(model=torch.nn.ParameterList([tells]), sampler=sampler)
-    chance = random.Random(os.getpid())
-    for epoch in sampler.epochs(1000):
-        for batch in loader:
-            time.sleep(chance.random() * task.pause)
-            counts = sampler.counts()
-            tells.grad = torch.zeros(REPLICAS)
-            tells.grad[who] = 1.0
-            applied = bool(ft.allreduce_average([tells]))
-            mask = sum(1 << int(number) for number in tells.grad.nonzero())
-            used = batch.tolist() if counts else []
-            told: dict[str, Any] = {"who": mask, "used": used, "shard": shard, "replica": who, "applied": applied}
-            lines.write(**told, **place(ft))
-        if sampler.epoch == epoch:  # else it came in the middle of it
-            found = Counter(index for row in sampler.ledger(epoch) for index in row.indices)
-            lines.write(event="epoch", number=epoch, wrong=[index for index in range(SAMPLES) if found[index] != 1])
+    loader = DataLoader(range(SAMPLES), batch_sampler=sampler, num_workers=ft.settings.shard)  # type: ignore[arg-type]
+    local = None
+    if delay is not None:
+        outer = functools.partial(torch.optim.SGD, lr=RATE)
+        local = DiLoCo(ft, model, inner=inner, outer=outer, sync_every=INNER, delay=delay, weight="samples")
+    ft.register_state(model=model if local is None else local, sampler=sampler)
+    handed: set[tuple[int, int]] = set()
+    chance, told = random.Random(os.getpid()), 0
+    with contextlib.nullcontext() if local is None else local:
+        for epoch in sampler.epochs(1000):
+            for batch in loader:
+                time.sleep(chance.random() * task.pause)
+                handed.update((sampler.epoch, index) for index in batch.tolist())
+                model(torch.ones(1, 1)).sum().backward()
+                if local is not None or ft.allreduce_average(model):
+                    inner.step()
+                if ft.step > told:
+                    told = ft.step
+                    rows = [row for row in _rows(sampler) if row.step == told]
+                    own = [(row.epoch, index) for row in rows if row.member == replica for index in row.indices]
+                    who = sum(1 << number for number in {int(row.member.removeprefix("replica-")) for row in rows})
+                    foreign = [each for each in own if each not in handed]
+                    found = {"who": who, "used": sorted(index for _, index in own), "foreign": foreign}
+                    lines.write(**found, replica=task.given["who"], **place(ft))
+            if sampler.epoch == epoch:  # else it came in the middle of it
+                times = Counter(index for row in sampler.ledger(epoch) for index in row.indices)
+                lines.write(event="epoch", number=epoch, wrong=[index for index in range(SAMPLES) if times[index] != 1])
+
+
+def _rows(sampler: ElasticSampler) -> list[LedgerRow]:
+    """Those of the current epoch, and of the one before if it is known."""
+    rows = list(sampler.ledger())
+    with contextlib.suppress(ConfigError):
+        rows += sampler.ledger(max((row.epoch for row in rows), default=0) - 1)
+    return rows
 
 
 def fsdp(task: Task, lines: Lines) -> int:

@@ -318,6 +318,10 @@ class Call:
         if not self._outdated and (self._by_samples or not samples):
             self.weight = samples
 
+    def uses(self, batches: int) -> None:
+        """Before it is entered: so many batches of the elastic sampler's are used up, and no others."""
+        self.batches = batches
+
     @property
     def outdated(self) -> bool:
         """True if registered state was loaded within this call (see ``reloaded``)."""

@@ -97,6 +97,13 @@ class OpenAverage:
         if self._opened:
             self._calls.stage_open(number, index)
 
+    def uses(self, batches: int) -> None:
+        """How many batches of the elastic sampler's the call uses up, if it has not been entered yet: they may be others than
+        when it was made.
+        """
+        if not self._opened:
+            self._call.uses(batches)
+
     def poll(self) -> None:
         """Begin what may begin by now, as ``push`` does: for programs that push all buckets at once."""
         if self._opened:

@@ -156,6 +156,11 @@ class DataAccounting:
         return self.sampler is not None
 
     @property
+    def loops(self) -> int:
+        """How many loops over the sampler have begun here."""
+        return 0 if self.sampler is None else self.sampler.loops
+
+    @property
     def closing(self) -> bool:
         """True while a data epoch is complete, and all members go on until their loops end together."""
         return self.sampler is not None and self.sampler.closing

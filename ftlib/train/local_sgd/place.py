@@ -26,7 +26,9 @@ class Place:
         self.steps = 0
         """Inner steps since the last sync."""
         self._unused = 0
-        """Inner steps whose batches no sync has used up."""
+        """Inner steps whose batches no sync has used up. Those of an earlier loop over the samples are gone with it."""
+        self._loop = 0
+        """The number of that loop."""
         self._using = 0
         """Of these, those whose batches the sync uses up that has begun."""
         self._behind = [0] * fragments
@@ -36,8 +38,10 @@ class Place:
         self._interval = 0.0
         """Samples that the sync uses up which has begun."""
 
-    def stepped(self) -> None:
-        """An inner step was done."""
+    def stepped(self, loop: int) -> None:
+        """An inner step was done, in the ``loop``-th loop over the samples."""
+        if loop != self._loop:
+            self._loop, self._unused, self._using = loop, 0, 0
         self.total += 1
         self.steps += 1
         self._unused += 1
@@ -58,7 +62,13 @@ class Place:
             weight = self._samples[fragment] + self._interval
         else:
             weight = float(self._behind[fragment]) if self._weight == "steps" else 1.0
-        return weight, self._using if samplers else 1
+        return weight, self.batches(ft)
+
+    def batches(self, ft: FTLib) -> int:
+        """How many of the sampler's batches the sync uses up that has begun. A loop that has begun since has none of them: what
+        was drawn in the one before, mostly the fillers at the end of an epoch, went back when it ended.
+        """
+        return self._using if ft.registered is not None and ft.registered.elastic() else 1
 
     def ended(self, fragment: int, *, applied: bool) -> None:
         """The sync of ``fragment`` has finished."""

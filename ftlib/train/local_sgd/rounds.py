@@ -96,7 +96,7 @@ class Rounds:
 
     def stepped(self) -> Status | None:
         """An inner step was done. The status of the sync that ended with it, if one did."""
-        self._place.stepped()
+        self._place.stepped(self._ft.data_loops)
         self._ft.stepped(self._place.total)
         move = self._schedule.move(self._place.steps, begun=self._average is not None)
         if move is Move.BEGIN or move is Move.WHOLE:
@@ -125,6 +125,7 @@ class Rounds:
         average, part = self._average, self._model.parts[self._fragment]
         if average is None:
             return None
+        average.uses(self._place.batches(self._ft))
         try:
             status = average.finish()
             if status:

@@ -320,7 +320,8 @@ class Promises(Observer):
         if compressed and not place.foreign:
             place.owed[layout] = finish.owed.get(process.host.id, place.owed.get(layout, 0.0))
         self._own(process, place, outcome)
-        finish.holders.append(process.host.id)
+        if not results.out:  # else its replica comes in later, with the state as the others have it then
+            finish.holders.append(process.host.id)
         for other in self._calls[process.part.shard, outcome.call]:
             if other is not finish:
                 self._apart(process, *sorted((finish, other), key=lambda each: each.view.epoch))

@@ -36,6 +36,8 @@ class Student:
         self.sampler = ElasticSampler(range(SAMPLES), batch_size=3, seed=1)
         self.loader = DataLoader(range(SAMPLES), batch_sampler=self.sampler, num_workers=workers)  # type: ignore[arg-type]
         ft.register_state(model=self.diloco, sampler=self.sampler)
+        self._handed: set[tuple[int, int]] = set()
+        """Epochs and indices of what the loader has handed out."""
         self.early = 0
         self.wrong: list[str] = []
 
@@ -49,9 +51,11 @@ class Student:
         """``pace``: called after each inner step."""
         with self.diloco:
             for _ in self.sampler.epochs(EPOCHS):
-                for _batch in self.loader:
+                for batch in self.loader:
                     self.early += self.under_way
+                    self._handed.update((self.sampler.epoch, index) for index in batch.tolist())
                     inner_step(self.model, self.inner)
+                    self._look()
                     pace()
                     if leaves_after and self.diloco.syncs >= leaves_after and (self.under_way or not self.delays):
                         raise ZeroDivisionError
@@ -61,6 +65,13 @@ class Student:
     @property
     def delays(self) -> int:
         return self.diloco._rounds._schedule.delay
+
+    def _look(self) -> None:
+        """What the newest sync has used up here was handed out before."""
+        rows = [row for row in self.sampler.ledger() if (row.member, row.step) == (self.ft._plane.member_id, self.ft.step)]
+        foreign = [index for row in rows for index in row.indices if (row.epoch, index) not in self._handed]
+        if foreign:
+            self.wrong.append(f"sync {self.diloco.syncs} has used up {foreign}, which no inner step has seen yet")
 
     def check(self, epoch: int) -> None:
         used = [index for row in self.sampler.ledger(epoch) for index in row.indices]
