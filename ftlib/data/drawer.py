@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import ConfigError
+from .dealing.ledger import Ledger
+from .dealing.ranges import Ranges, length
+from .dealing.replica import FAR, DrawnReport, Replica, code_of
 from .drawn import Drawn
-from .ledger import Ledger
 from .mates import Ahead, agreed_ahead
-from .ranges import Ranges, length
-from .replica import FAR, DrawnReport, Replica, code_of
 from .sampling import Share
 
 FILLER: Ranges = ()

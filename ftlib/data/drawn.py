@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from .ranges import Ranges
+from .dealing.ranges import Ranges
 
 
 @dataclass(slots=True)

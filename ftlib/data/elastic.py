@@ -19,11 +19,11 @@ import torch.utils.data
 
 from ..errors import ConfigError, RebuildTimeout
 from . import unregistered
+from .dealing.ledger import Entry
+from .dealing.ranges import Ranges, length
+from .dealing.replica import Replica
 from .drawer import FILLER, Drawer
 from .drift import Drift
-from .ledger import Entry
-from .ranges import Ranges, length
-from .replica import Replica
 from .sampling import Share
 
 logger = logging.getLogger("ftlib")

@@ -6,10 +6,10 @@ import zlib
 from typing import Any
 
 from ..errors import ConfigError
-from .deal import Rounds
+from .dealing.deal import Rounds
+from .dealing.permutation import Permutation
+from .dealing.replica import Replica
 from .elastic import Elastic, LedgerRow, integer
-from .permutation import Permutation
-from .replica import Replica
 
 __all__ = ["ElasticSampler", "LedgerRow"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 from dataclasses import dataclass
 
-from ..ranges import Range, Ranges
+from ..dealing.ranges import Range, Ranges
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..deal import packed_batches, read_batches
-from ..packing import packed, unpacked
-from ..permutation import Permutation
-from ..ranges import Range, Ranges, joined
+from ..dealing.deal import packed_batches, read_batches
+from ..dealing.packing import packed, unpacked
+from ..dealing.permutation import Permutation
+from ..dealing.ranges import Range, Ranges, joined
 from .schedule import Schedule
 
 SPAN = 1 << 40

@@ -9,9 +9,9 @@ from typing import Any
 import torch.utils.data
 
 from ...errors import ConfigError
+from ..dealing.ranges import Ranges
+from ..dealing.replica import Replica
 from ..elastic import Elastic, integer
-from ..ranges import Ranges
-from ..replica import Replica
 from . import sources
 from .reading import FILLER, Record, Records
 from .shards import MOST_SHARDS, SPAN, ShardDeal, Shards

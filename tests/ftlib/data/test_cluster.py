@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from ftlib import ElasticSampler
-from ftlib.data.deal import Deal
+from ftlib.data.dealing.deal import Deal
+from ftlib.data.dealing.replica import Replica
 from ftlib.data.drawer import FILLER, Drawer
-from ftlib.data.replica import Replica
 from ftlib.data.sampling import Share
 from tests.harness.basics import around
 

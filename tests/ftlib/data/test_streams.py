@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from ftlib import ElasticStream
-from ftlib.data.replica import Replica
+from ftlib.data.dealing.replica import Replica
 from ftlib.data.sampling import Sampling
 from ftlib.data.streams.schedule import Schedule
 from ftlib.data.streams.shards import ShardDeal

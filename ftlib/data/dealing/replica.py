@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..mates import Ahead, pack_ahead, read_ahead
+from ..sampling import Share
 from .deal import AnyDeal
 from .ledger import Ledger
-from .mates import Ahead, pack_ahead, read_ahead
 from .ranges import Range, length
-from .sampling import Share
 
 _RESIDUES = 255
 FAR = 100
