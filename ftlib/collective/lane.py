@@ -209,10 +209,13 @@ class Lane:
     def lost(self, later: Callable[[float, Callable[[], None]], Any], end: Callable[[], None]) -> None:
         """The peer is over: ``end`` is called, at once if the connection broke, else when all that it had sent has come.
 
-        What one had sent that closed its groups before it ended can still be received.
+        What one had sent that closed its groups before it ended can still be received. Where there is no link yet, the peer's
+        last word on its stream may have come, and messages after it: that is waited for, too.
         """
         link = self._link
-        if link is None or link.broken or self.over is not None:
+        if link is None and self._over is None:
+            later(_RUN_DRY, lambda: self._run_dry(end))
+        elif link is None or link.broken or self.over is not None:
             end()
         elif not link.closed:
             heard = link.heard
@@ -226,6 +229,12 @@ class Lane:
                     self.lost(later, end)
 
             later(_RUN_DRY, look)
+
+    def _run_dry(self, end: Callable[[], None]) -> None:
+        """Call ``end`` once all that a lost peer had sent has come, where its stream is here by now."""
+        if self._link is not None:
+            self._link.catch_up(_RUN_DRY)
+        end()
 
     def close(self, deadline: float) -> None:
         """Flush what was sent, tell the peer, and end with GroupClosed. In a forked child it does nothing."""

@@ -18,7 +18,10 @@ from typing import Any
 import pytest
 
 from consensus import Member, Stream
+from ftlib.collective.frames import Sort
 from ftlib.collective.lane import Lane, Terms
+from ftlib.collective.operations import Receive
+from ftlib.collective.values import Classes, encode
 from ftlib.links import incoming
 from ftlib.links.errors import CollectiveError, GroupClosed, LinkBroken, PeerLost
 from ftlib.links.link import Link
@@ -390,6 +393,25 @@ def test_a_dead_peers_last_bytes_are_waited_for_while_they_come(linked: Linked) 
             assert not ends, "bytes came since it was looked last"
         looks.pop()()
         assert ends == ["end"] and not looks
+
+
+def test_what_a_dead_peer_sent_is_received_though_its_stream_was_not_ready_here(linked: Linked) -> None:
+    """It has said its last word, sent, and died, before the thread that reads here has come to that word."""
+    looks = list[Callable[[], None]]()
+    error = PeerLost("it died", peer=B)
+    with linked() as (a, b):
+        lane, theirs = (Lane("group", peer, Terms(False, 1 << 20), lambda _: None, seal=False) for peer in (B, A))
+        assert theirs.attach(b, Terms(False, 1 << 20))
+        wanted = lane.receive(Receive(lane, "recv", Sort.OBJECT, Classes()))
+        sent = theirs.send(Sort.OBJECT, encode("the last", Classes()), "send")
+        eventually(sent.done, "it is on its way")
+        lane.lost(lambda _, look: looks.append(look), lambda: lane.end(error))
+        assert not lane.over
+        a.fail(error)
+        assert lane.attach(a, Terms(False, 1 << 20))
+        looks.pop()()
+        assert lane.over is error
+        assert wanted.finish(wanted.outcome.value) == "the last"
 
 
 @pytest.mark.parametrize("ring", [True, False], ids=["ring", "tcp"])
