@@ -103,7 +103,13 @@ def main(directory: Path, training: Training) -> None:
 
     with FTLib.init(consensus="gossip", framework=training.framework) as ft:
         notes.write("met")
-        ft.register_state(model=model, optimizer=optimizer)
+
+        def apply() -> None:
+            """What the averaged gradients are used for; a joiner does the same with the averages that it catches up on."""
+            task.set_rate(optimizer, ft.step)
+            optimizer.step()
+
+        ft.register_state(model=model, optimizer=optimizer, apply=apply)
         epoch, over = 0, False
         while not over:
             images, labels = task.global_batch(digits, seed, ft.step)
@@ -118,8 +124,7 @@ def main(directory: Path, training: Training) -> None:
                 epoch = view.epoch
                 pids = [int(member.fact("pid") or 0) for member in view.members]
                 notes.write("view", t=finished, epoch=epoch, pids=pids)
-            task.set_rate(optimizer, ft.step)
-            optimizer.step()
+            apply()
             optimizer.zero_grad()
             over = told[1].item() > 0
             notes.write(
