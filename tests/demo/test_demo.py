@@ -63,6 +63,7 @@ def test_every_promise_is_kept(nursery: Nursery, tmp_path: Path, framework: str)
     with Program(nursery, tmp_path, *arguments(out, "--framework", framework, *QUIET), env=environment()) as done:
         assert done.wait(590) == 0, done.stderr + done.stdout
         all_is_kept(out, done.stdout, done.stderr)
+    assert "what was replayed is not" not in (out / "launcher.log").read_text(), "joiners come in beside the others' steps"
 
 
 @pytest.mark.soak
