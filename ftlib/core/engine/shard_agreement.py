@@ -93,11 +93,12 @@ class ShardAgreement:
             )
             self._failures.stop(error)
             raise error
-        if Drawing.differ(said):
+        apart = Drawing.differ(said)
+        if apart:
             text = "%s is applied by nobody: processes of one replica have drawn different samples, which go back"
             logger.warning(text, call, extra=self._plane.about("drawn_apart"))
         self._plane.data.agree(results, said)
-        return not Drawing.differ(said)
+        return not apart
 
     def counts(self, call: Call, session: Session) -> bool | None:
         """True if what the processes of this replica have computed for ``call`` counts; None if the session has ended.

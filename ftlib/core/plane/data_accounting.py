@@ -45,7 +45,7 @@ NOTHING = Share()
 _PATIENT = 3
 """How often a newcomer waits for the next data epoch although it could come in."""
 _CODE = 4
-"""Bytes of a report that stand for the members of the first deal; zero: not a founder's, or a step has been granted."""
+"""Bytes of a report that stand for the view of the first deal; zero: not a founder's, or a step has been granted."""
 _START = -1
 """Used as a call's number: the state before the founding view."""
 
@@ -319,7 +319,7 @@ class DataAccounting:
         self._events = [_Founded(drawers_in(founders), view.view_id)]
 
     def report(self) -> bytes:
-        """For the flush report: the members of this founder's first deal, and what it has drawn; empty if it draws nothing."""
+        """For the flush report: the view of this founder's first deal, and what it has drawn; empty if it draws nothing."""
         drawn = self.sampler.report() if self.sampler is not None and self._here else b""
         first = self._events[0] if self._events else None
         return first.code + drawn if self._founding and isinstance(first, _Founded) else bytes(_CODE) + drawn if drawn else b""

@@ -27,10 +27,10 @@ class Place:
         """Inner steps since the last sync."""
         self._unused = 0
         """Inner steps whose batches no sync has used up. Those of an earlier loop over the samples are gone with it."""
-        self._loop = 0
-        """The number of that loop."""
         self._using = 0
         """Of these, those whose batches the sync uses up that has begun."""
+        self._loop = 0
+        """How many loops over the samples had begun by the last inner step."""
         self._behind = [0] * fragments
         """Inner steps since each fragment's last sync."""
         self._samples = [0.0] * fragments
