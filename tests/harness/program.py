@@ -94,7 +94,8 @@ class Program:
     def send_signal(self, number: int) -> None:
         """To the program, unless it has ended."""
         if self.returncode is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it was reaped, and this side has not heard of it yet
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """SIGKILL, and wait for its end."""
