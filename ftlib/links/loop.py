@@ -24,7 +24,7 @@ _EVENTS = 64
 
 
 class LinkLoop:
-    """Starts its thread with the first link. Thread-safe."""
+    """Starts its thread with the first link or timer. Thread-safe."""
 
     def __init__(
         self,
@@ -75,9 +75,7 @@ class LinkLoop:
                 stream.socket.close()
                 raise GroupClosed("this collective is closed", peer=stream.peer)
             self._links.add(link)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
+            self._start()
         link.begin()
         return link
 
@@ -120,6 +118,9 @@ class LinkLoop:
         """See ``parts.Loop``."""
         entry = (time.monotonic() + seconds, next(self._numbers), call)
         with self._lock:
+            if self._ending and self._thread is None:
+                return
+            self._start()
             heapq.heappush(self._timers, entry)
             first = self._timers[0] is entry
         if first and not self.here():
@@ -130,6 +131,12 @@ class LinkLoop:
             self._links.discard(link)
 
     # The thread
+
+    def _start(self) -> None:
+        """Under the lock."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
 
     def _wake(self) -> None:
         with self._lock:

@@ -414,6 +414,22 @@ def test_what_a_dead_peer_sent_is_received_though_its_stream_was_not_ready_here(
         assert wanted.finish(wanted.outcome.value) == "the last"
 
 
+def test_a_death_is_heard_of_where_no_stream_was_ever_made() -> None:
+    """Nor by any other lane: the first link is not what timers need."""
+    loop, ended = LinkLoop(), threading.Event()
+    lane = Lane("group", B, Terms(False, 1 << 20), lambda _: None, seal=False)
+    try:
+        lane.lost(loop.later, ended.set)
+        assert ended.wait(TIMEOUT)
+    finally:
+        loop.close()
+    loop.later(0.0, lambda: pytest.fail("it is closed"))
+    unused = LinkLoop()
+    unused.close()
+    unused.later(0.0, lambda: pytest.fail("it is closed"))
+    assert unused._thread is None
+
+
 @pytest.mark.parametrize("ring", [True, False], ids=["ring", "tcp"])
 def test_a_peer_that_says_nothing_for_long_is_no_broken_link(ring: bool) -> None:
     """From the first word on: its program may hold the interpreter, or the machine be busy. Its host answers."""
