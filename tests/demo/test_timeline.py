@@ -8,7 +8,7 @@ import pytest
 from ftlib.cli.demo.timeline import State
 from ftlib.cli.demo.trainer import Notes, Tail
 
-from .events import ADDED, AGAIN, START, STEPS, VICTIM, timeline
+from .events import ADDED, AGAIN, START, STEPS, VICTIM, note, timeline
 
 
 def test_states_follow_notes_and_exits() -> None:
@@ -35,6 +35,17 @@ def test_recovery_is_unknown_while_one_survivor_has_not_gone_on() -> None:
     made = timeline()
     made.lives[13].steps = [step for step in made.lives[13].steps if step.t < START + 2.03]
     assert made.recovery(made.deeds[0]) is None
+
+
+def test_who_falls_silent_meanwhile_is_no_survivor() -> None:
+    """Its launcher has killed it; one that ended in another way is one of whom an average was due."""
+    lost = [note("ended", 2.2, 13, worker=3, code=-9)]
+    for before, recovery in ([note("fenced", 2.2, 13)], 2.1 + 0.03 + 0.001 - 2.03), ([], None):
+        made = timeline(closed=False)
+        made.lives[13].steps = [step for step in made.lives[13].steps if step.t < START + 2.03]
+        made.launched([*before, *lost])
+        assert made.recovery(made.deeds[0]) == (recovery and pytest.approx(recovery))
+        assert {life.pid for life in made.survivors(made.deeds[0])} == {10, 11} | ({13} if recovery is None else set())
 
 
 def test_one_step_a_number_and_events_in_order() -> None:

@@ -180,7 +180,7 @@ def _pause(timeline: Timeline, deed: Deed, recovery: float | None) -> float | No
     return max(
         (
             b.t - a.t
-            for life in timeline.witnesses(deed)
+            for life in timeline.survivors(deed)
             for a, b in zip(life.steps, life.steps[1:], strict=False)
             if b.t > begin and a.t < end
         ),

@@ -110,7 +110,7 @@ class FaultSchedule:
                 continue
             self._told.add(number)
             if deed.fault is not Fault.ADD:
-                size = len(timeline.witnesses(deed))
+                size = len(timeline.survivors(deed))
                 text = f"all {size} survivors finished an average without it after {seconds * 1e3:.0f} ms"
                 timeline.say(deed.t + seconds, text)
 

@@ -250,14 +250,21 @@ class Timeline:
         if deed.fault is Fault.ADD:
             steps = self.lives[deed.pid].steps
             return steps[0].t - deed.t if steps else None
-        ends = []
-        for life in self.witnesses(deed):
-            later = (s.t for s in life.steps if s.t > deed.t and deed.pid not in self.views.get(s.epoch, {deed.pid}))
-            end = next(later, None)
-            if end is None:
-                return None
-            ends.append(end - deed.t)
-        return max(ends, default=None)
+        survivors = self.survivors(deed)
+        ends = [end for life in survivors if (end := self._next_average(life, deed)) is not None]
+        return max(ends) - deed.t if ends and len(ends) == len(survivors) else None
+
+    def survivors(self, deed: Deed) -> list[Lifetime]:
+        """Return the witnesses but those that were silent, too, before they finished an average without the victim, and were
+        killed by their launcher: on a machine that is busy enough any worker may be.
+        """
+        found = self.witnesses(deed)
+        return [life for life in found if life.state is not State.FENCED or self._next_average(life, deed) is not None]
+
+    def _next_average(self, life: Lifetime, deed: Deed) -> float | None:
+        """When ``life`` finished its first average after the deed in an epoch without the victim."""
+        later = (s.t for s in life.steps if s.t > deed.t and deed.pid not in self.views.get(s.epoch, {deed.pid}))
+        return next(later, None)
 
     def _life(self, pid: int, worker: int, t: float) -> Lifetime:
         life = self.lives.setdefault(pid, Lifetime(pid, worker, t))
