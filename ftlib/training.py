@@ -244,7 +244,7 @@ class Calls(ABC):
 
     def lay_out_average(
         self,
-        module: torch.nn.Module,
+        module: torch.nn.Module | None,
         parameters: Sequence[torch.nn.Parameter],
         order: Sequence[int],
         *,
@@ -253,8 +253,9 @@ class Calls(ABC):
         compression: str | Compression | None = None,
         purpose: str = "",
     ) -> Layout:
-        """The buckets of ``open_average``: ``parameters`` (all of ``module``'s that are trained) in the given order of indices.
+        """The buckets of ``open_average``: ``parameters`` in the given order of indices.
 
+        ``module``: the one of which these are all that are trained; None: they are of no module.
         ``bucket_bytes``, ``first_bytes``: see ``lay_out_in_order``. ``compression``: see ``allreduce_average``. ``purpose``:
         averages for different purposes are different calls, also of equal shapes. ConfigError names a parameter that cannot
         take part.
@@ -270,7 +271,7 @@ class Calls(ABC):
         layout: Layout,
         relaid: Callable[[], Layout],
         *,
-        module: torch.nn.Module,
+        module: torch.nn.Module | None,
         weight: float | None = None,
         batches: int = 1,
         views: bool = False,

@@ -20,7 +20,7 @@ __all__ = ["DistributedDataParallel", "PureDistributedDataParallel"]
 
 
 class DistributedDataParallel(parallel.DistributedDataParallel):
-    """torch's wrapper, whose buckets go through ``manager.allreduce``: at the end of backward, all of them in one call."""
+    """torch's wrapper, whose buckets go through ``manager.allreduce``: all those of a backward pass in one call, beside it."""
 
     def __init__(self, manager: Manager, module: nn.Module, **kwargs: Any) -> None:
         """``kwargs``: of torch's wrapper. States are equalized by the manager, not here."""
@@ -63,7 +63,7 @@ class _Buckets:
 
 
 class PureDistributedDataParallel(nn.Module):
-    """One ``manager.allreduce`` for each gradient, without torch's wrapper; the averages are there after ``should_commit``."""
+    """One ``manager.allreduce`` for each gradient, without torch's wrapper; the averages are there when backward returns."""
 
     def __init__(self, manager: Manager, module: nn.Module) -> None:
         super().__init__()

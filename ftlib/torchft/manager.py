@@ -18,6 +18,7 @@ from ..errors import ConfigError, FTLibError
 from ..ftlib import FTLib
 from .checkpointing.transport import check_transport
 from .futures import future_timeout
+from .replica.averages import Averages
 from .replica.managed_work import _ManagedWork
 from .replica.meeting import duration, settings_of
 from .replica.place import place_of
@@ -132,6 +133,8 @@ class Manager:
         self._barred_by: int | None = None
         """The thread that has disallowed reading the state."""
         self._ft: FTLib | None = None
+        self._averages: Averages | None = None
+        """Of all steps; there once the others were met."""
         self._calls: Step | None = None
         """Those of the step that ``start_quorum`` began."""
         self._stale = False
@@ -209,7 +212,8 @@ class Manager:
         ft = self._met()
         ft.catch_up()
         self._stale = False
-        self._calls = Step(ft, counts=self._counts(ft))
+        averages = self._averages = self._averages or Averages(ft, max(1, int(ft.settings.bucket_mb * 2**20)))
+        self._calls = Step(ft, averages, counts=self._counts(ft), sound=self._sound)
 
     def wait_quorum(self) -> None:
         """ConfigError if ``start_quorum`` was not called; otherwise it has met the others already."""
@@ -218,8 +222,9 @@ class Manager:
     def allreduce(
         self, tensor: torch.Tensor, should_quantize: bool = False, reduce_op: ReduceOp | ReduceOp.RedOpType = ReduceOp.AVG
     ) -> _ManagedWork:
-        """Reduce ``tensor`` in place over the replicas that count; the result is there after the returned work's ``wait``, or
-        after ``should_commit``. All that was added until then goes in one call.
+        """Reduce ``tensor`` in place over the replicas that count; the result is there after the returned work's ``wait``, when
+        the backward pass has ended that added it, or after ``should_commit``. All that was added until then goes in one call,
+        which is under way beside backward where the steps before were alike.
 
         ``reduce_op``: AVG (floating point), SUM, MIN, MAX or PRODUCT. ``should_quantize``: float32 is averaged as fp8. After
         an error the tensor may hold anything, and ``should_commit`` is False at all replicas.
@@ -231,7 +236,7 @@ class Manager:
         if op is AVERAGE and not torch.is_floating_point(tensor):
             raise ValueError(f"AVG is for floating point tensors, not {tensor.dtype}: give reduce_op=ReduceOp.SUM")
         sending = calls.add(tensor, op, quantized=should_quantize and op is AVERAGE)
-        return _ManagedWork(self, _Sent(self._sound, calls, sending), tensor)
+        return _ManagedWork(self, _Sent(calls, sending), tensor)
 
     def should_commit(self, timeout: timedelta | None = None) -> bool:  # noqa: ARG002 - the deadlines of the calls count
         """End the step: True, at all replicas, if the optimizer may be stepped; call it once a step, after backward.
@@ -243,7 +248,7 @@ class Manager:
         failure = getattr(self._pg, "errored", lambda: None)()
         if isinstance(failure, Exception):
             self.report_error(failure)
-        count = calls.commit(error=not self._sound())
+        count = calls.commit()
         if self._stale and count:
             self.shutdown()
             raise FTLibError(
@@ -355,12 +360,11 @@ class Manager:
 class _Sent:
     """A tensor that was added to a step's calls; ``wait`` makes them, if they were not made."""
 
-    def __init__(self, sound: Callable[[], bool], calls: Step, sending: int) -> None:
-        """``sound``: returns False if the step cannot be applied here. ``sending``: the one that the tensor goes with."""
-        self._sound = sound
+    def __init__(self, calls: Step, sending: int) -> None:
+        """``sending``: the one that the tensor goes with."""
         self._calls = calls
         self._sending = sending
 
     def wait(self) -> None:
         """See ``Waits``."""
-        self._calls.settle(self._sending, error=not self._sound())
+        self._calls.settle(self._sending)

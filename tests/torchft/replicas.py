@@ -25,6 +25,7 @@ def settle(monkeypatch: Any, **variables: str) -> None:
     told = {
         "FTLIB_INTRODUCERS": f"127.0.0.1:{free_ports(1)[0]}",
         "FTLIB_AGENT": "thread",
+        "FTLIB_BUCKET_MB": "0.00002",  # several buckets, some of which can be under way while backward runs
         "FTLIB_JOB": f"torchft-{threading.get_ident()}",
         **variables,
     }

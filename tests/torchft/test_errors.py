@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 import time
+from functools import partial
 from random import Random
 from typing import Any
 
 import pytest
 import torch
 
+from ftlib.torchft.replica.averages import Averages
 from ftlib.torchft.replica.steps import AVERAGE, Step
 from tests.ftlib.workers import TIMEOUT, Job, Worker
 from tests.harness.company import at_once
@@ -44,16 +47,20 @@ class Plan:
 def program(worker: Worker, number: int, plan: Plan) -> list[tuple[int, list[float]]]:
     """What each step returned, with the tensors where it was committed."""
     found = []
+    averages = Averages(worker.ft, 1 << 20)
     worker.ft.barrier()
     plan.met.set()
     for step, ops in enumerate(plan.sendings):
-        calls, fails = Step(worker.ft, counts=True), plan.fails[number][step]
-        tensors = []
+        fails, tensors, errors = plan.fails[number][step], list[torch.Tensor](), list[int]()
+        calls = Step(worker.ft, averages, counts=True, sound=partial(operator.not_, errors))
         time.sleep(plan.naps[number][step])
-        for place, op in enumerate(ops):
-            tensors.append(torch.full((3 + place,), float(number + step)))
-            calls.settle(calls.add(tensors[-1], op, quantized=False), error=fails is not None and fails <= place)
-        count = calls.commit(error=fails is not None)
+        for place, op in enumerate([*ops, ""]):
+            if fails == place:
+                errors.append(place)
+            if op:
+                tensors.append(torch.full((3 + place,), float(number + step)))
+                calls.settle(calls.add(tensors[-1], op, quantized=False))
+        count = calls.commit()
         found.append((count, [float(each[0]) for each in tensors] if count else []))
     return found
 

@@ -39,8 +39,7 @@ def test_replicas_average_and_commit(count: int, wrapper: Any) -> None:
     try:
         for step in range(3):
             seen = at_once(*[functools.partial(each.step, float(each.number + step)) for each in replicas])
-            if wrapper is DistributedDataParallel:  # the other's averages are there after the commit
-                assert seen == pytest.approx([(count - 1) / 2 + step] * count)
+            assert seen == pytest.approx([(count - 1) / 2 + step] * count)
         assert [each.manager.current_step() for each in replicas] == [3] * count
         assert [each.manager.batches_committed() for each in replicas] == [3 * count] * count
         assert {tuple(each.weights()) for each in replicas} == {tuple(replicas[0].weights())}
@@ -150,8 +149,8 @@ def test_who_comes_back_in_the_vote_that_commits_goes(monkeypatch: pytest.Monkey
         calls = replica.manager._calls
         commit = calls.commit
 
-        def loading(*, error: bool) -> int:
-            count = commit(error=error)
+        def loading() -> int:
+            count = commit()
             replica.manager._load_manager_state_dict(replica.manager._manager_state_dict())
             return count
 

@@ -89,10 +89,10 @@ class Replicas:
 def launched(nursery: Nursery, directory: Path, *options: str, size: int = 3) -> Program:
     command = ftlib_run("-n", size, "--max-restarts", 5, "--restart-delay", 0.2, *TRAINER, directory, *options)
     # silence is the sign of one that is stopped, and a busy machine lets nobody else be silent for so long
-    return Program(nursery, directory, *command, env=clean(FTLIB_EXCLUDE_AFTER="8"))
+    return Program(nursery, directory, *command, env=clean(FTLIB_EXCLUDE_AFTER="8", FTLIB_BUCKET_MB="0.0002"))
 
 
-@pytest.mark.parametrize("options", [(), ("--diloco", "--sync-quorum")], ids=["ddp", "diloco"])
+@pytest.mark.parametrize("options", [(), ("--pure",), ("--diloco", "--sync-quorum")], ids=["ddp", "pure", "diloco"])
 def test_a_replica_is_killed_and_comes_back_and_one_is_stopped(
     options: tuple[str, ...], nursery: Nursery, tmp_path: Path
 ) -> None:

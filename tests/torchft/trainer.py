@@ -1,12 +1,13 @@
 """A program as torchft's users write it: trains until all replicas have made the steps that a file asks for.
 
-Run as ``python -m tests.torchft.trainer DIRECTORY [--diloco] [--spares] [--sync-quorum] [--faulty] [--raise WHERE]``. Writes a
-JSON line for each step that was committed to DIRECTORY/PID.jsonl. DIRECTORY/until has the number of the last step, once the
-test wants the job to end.
+Run as ``python -m tests.torchft.trainer DIRECTORY [--diloco] [--spares] [--sync-quorum] [--faulty] [--pure] [--raise WHERE]``.
+Writes a JSON line for each step that was committed to DIRECTORY/PID.jsonl. DIRECTORY/until has the number of the last step,
+once the test wants the job to end.
 
-``--faulty``: of each replica one process alone reports an error now and then. Each writes which steps were skipped to
-DIRECTORY/PID.skipped. ``--raise``: worker 1 raises in one of its steps, once others are there: before it has its tensors
-("forward") or after these were averaged ("backward"). Nothing catches that. DIRECTORY/raised has its process id then.
+``--pure``: gradients are added one by one, without torch's wrapper. ``--faulty``: of each replica one process alone reports an
+error now and then. Each writes which steps were skipped to DIRECTORY/PID.skipped. ``--raise``: worker 1 raises in one of its
+steps, once others are there: before it has its tensors ("forward") or after these were averaged ("backward"). Nothing catches
+that. DIRECTORY/raised has its process id then.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import torch
 from torch import nn
 
 from ftlib.torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
+from ftlib.torchft.ddp import PureDistributedDataParallel
 from ftlib.torchft.local_sgd import DiLoCo
 from ftlib.torchft.manager import WorldSizeMode
 
@@ -53,7 +55,7 @@ class Replica:
             timeout=timedelta(seconds=60),
         )
         self.shard = int(os.environ.get("FTLIB_SHARD") or os.environ.get("RANK") or 0)
-        self.faulty = bool(options.faulty)
+        self.faulty, self.pure = bool(options.faulty), bool(options.pure)
         self.raises = options.raises if os.environ.get("FTLIB_WORKER_INDEX") == "1" else None
         self.together = 0
         self.log = (self.directory / f"{os.getpid()}.jsonl").open("w", buffering=1)
@@ -90,7 +92,7 @@ class Replica:
             raise ZeroDivisionError("of the program, between quorum and commit")
 
     def train(self) -> None:
-        model = DistributedDataParallel(self.manager, self.model)
+        model = (PureDistributedDataParallel if self.pure else DistributedDataParallel)(self.manager, self.model)
         optimizer = Optimizer(self.manager, self.inner)
         failed = -1
         while True:
@@ -123,7 +125,7 @@ class Replica:
 def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("directory")
-    for name in ("diloco", "spares", "sync-quorum", "faulty"):
+    for name in ("diloco", "spares", "sync-quorum", "faulty", "pure"):
         options.add_argument(f"--{name}", action="store_true")
     options.add_argument("--raise", dest="raises", choices=("forward", "backward"))
     given = options.parse_args()

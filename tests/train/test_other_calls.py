@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
 from collections.abc import Callable
 
 import pytest
@@ -14,6 +13,7 @@ from ftlib.core.calls.open_call import OpenCall
 from ftlib.core.engine.engine import Engine
 from ftlib.core.plane.plane import Plane
 from tests.ftlib.workers import Job, Worker
+from tests.harness.entries import note_entries
 from tests.train.test_agreed_order import Trainer
 
 STEPS = 12
@@ -24,20 +24,7 @@ KNOWN = 5
 @pytest.fixture
 def early(monkeypatch: pytest.MonkeyPatch) -> dict[Engine, list[bool]]:
     """By engine: whether each open call was entered in the middle of backward."""
-    found: dict[Engine, list[bool]] = defaultdict(list)
-    newest: dict[Engine, OpenCall] = {}
-    opens = Engine.open
-
-    def note(engine: Engine, call: OpenCall) -> bool:
-        entered = opens(engine, call)
-        if newest.get(engine) is call:  # it was asked for at an earlier bucket
-            found[engine].pop()
-        newest[engine] = call
-        found[engine].append(entered)
-        return entered
-
-    monkeypatch.setattr(Engine, "open", note)
-    return found
+    return note_entries(monkeypatch)
 
 
 def a_loss(trainer: Trainer, _: int) -> None:

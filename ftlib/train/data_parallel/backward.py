@@ -8,11 +8,9 @@ first gradient. Where backward fails, the engine drops the callback uncalled, be
 from __future__ import annotations
 
 import logging
-import sys
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 import torch
@@ -27,6 +25,7 @@ from ...core.tensors.norms import NO_NORMS, Norms
 from ...errors import ConfigError
 from ...ftlib import FTLib
 from ...status import Status
+from ..backward_end import at_end_of_backward, within_backward, within_checkpoint
 from ..wrapped import Outcomes
 from .countdown import Countdown
 from .outputs import reaches
@@ -104,7 +103,6 @@ class Backward:
         """True if the program has asked for the norms of the last average."""
         self._weight: float | None = None
         self._batches = 1
-        self._ends = (weakref.WeakMethod(self._end), weakref.WeakMethod(self.failed))
         self._views_told = not options.views
 
     # --- outside of backward -------------------------------------------------------------------------------------------
@@ -120,7 +118,7 @@ class Backward:
     @property
     def computes_again(self) -> bool:
         """True if forward runs within backward, as checkpoints do."""
-        return torch._C._current_graph_task_id() != -1  # noqa: SLF001 - the only way to ask
+        return within_backward()
 
     def disarm(self) -> None:
         """Forward begins, and backward will not average."""
@@ -229,7 +227,7 @@ class Backward:
                 if self._used is not None:
                     self._used.here[number] = True
                 return False
-            if _inside_checkpoint():
+            if within_checkpoint():
                 raise ConfigError(
                     "backward has reached parameters within a re-entrant checkpoint, but no tensor that forward returned: its "
                     "end cannot be seen there; use checkpoint(..., use_reentrant=False), or return the tensors from forward"
@@ -270,7 +268,7 @@ class Backward:
         self._roots.clear()
         self._phase[0] = _BEGUN
         self._queue.append(self)
-        _queue(_End(*self._ends, last=self._trained.sharded))
+        at_end_of_backward(self._end, self.failed, last=self._trained.sharded)
 
     def _keep_results(self) -> None:
         """Where gradients are still views of the last average, backward would add to it in place: let it add to copies, as
@@ -438,46 +436,3 @@ class Backward:
 
 _QUEUES: weakref.WeakKeyDictionary[FTLib, list[Backward]] = weakref.WeakKeyDictionary()
 """By worker: the models whose passes are under way, in the order in which they began, which is that of their ends."""
-
-
-class _End:
-    """The callback at the end of backward. Uncalled, it tells by its end that backward has failed."""
-
-    def __init__(
-        self, end: weakref.WeakMethod[Callable[[], None]], failed: weakref.WeakMethod[Callable[[], None]], *, last: bool = False
-    ) -> None:
-        """``last``: run after the callbacks that are queued by the end of backward. In FSDP's the parameters become shards
-        again: a joiner must not get its state before that.
-        """
-        self._end = end
-        self._failed: weakref.WeakMethod[Callable[[], None]] | None = failed
-        self._last = last
-
-    def __call__(self) -> None:
-        if self._last:
-            self._last = False
-            _queue(self)
-            return
-        self._failed = None
-        if (end := self._end()) is not None:
-            end()
-
-    def __del__(self) -> None:
-        if self._failed is not None and (failed := self._failed()) is not None:
-            failed()
-
-
-def _queue(end: _End) -> None:
-    torch.autograd.Variable._execution_engine.queue_callback(end)  # noqa: SLF001 - no public name
-
-
-def _inside_checkpoint() -> bool:
-    """True if this is called by the backward of a re-entrant checkpoint."""
-    module = sys.modules.get("torch.utils.checkpoint")
-    if module is None:
-        return False
-    code = module.CheckpointFunction.backward.__code__
-    frame: FrameType | None = sys._getframe()  # noqa: SLF001 - the engine's frames are on the same stack
-    while frame is not None and frame.f_code is not code:
-        frame = frame.f_back
-    return frame is not None
