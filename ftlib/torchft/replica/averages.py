@@ -20,8 +20,6 @@ __all__ = ["Averages", "Opens", "StepAverage"]
 
 _QUANTIZED = "fp8"
 _PURPOSE = "of a step"
-_FIRST_BYTES = 1 << 20
-"""Of the first bucket, which is small so that it is sent early; torch's wrapper does the same."""
 
 
 class Opens(Protocol):
@@ -178,7 +176,7 @@ class StepAverage:
             owners,
             range(len(owners)),
             bucket_bytes=self._bucket_bytes,
-            first_bytes=min(_FIRST_BYTES, self._bucket_bytes),
+            first_bytes=self._bucket_bytes,  # a small one more would be one operation more
             compression=_QUANTIZED if habit.quantized else None,
             purpose=_PURPOSE,
         )
