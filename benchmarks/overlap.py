@@ -12,6 +12,7 @@ the loops take turns:
     unit       the blocking step in execute: what keeping the state and the commit cost
     overlap    in execute; each layer's average begins in backward, when its gradients are there
     ddp        the model in DistributedDataParallel with buckets of a layer each, on Gloo, which also overlaps: for comparison
+    manager    a Manager of ftlib.torchft, to which hooks add each gradient, with buckets of a layer each
 
 With ``--compute timer`` each layer takes a fixed time instead, in which the processor rests, as if an accelerator computed it
 (10 ms forward, 20 ms backward; batches of one): for a machine with other work, where the time of real layers is anybody's.
@@ -41,6 +42,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.report import Report, parser, spread
 from ftlib import FTLib
+from ftlib.torchft.ddp import PureDistributedDataParallel
+from ftlib.torchft.manager import Manager
+from ftlib.torchft.optim import OptimizerWrapper
 from tests.harness.namespace import enter
 from tests.harness.network import Network
 
@@ -50,11 +54,15 @@ BAR = 0.85
 WIDTH, DEPTH = 512, 8
 FORWARD, BACKWARD = 0.010, 0.020
 """Seconds that a layer takes elsewhere."""
+UNKNOWN = 3
+"""Steps at the beginning of a block that do not count."""
 LIMIT = 900.0
 """Seconds for everything."""
-LOOPS = ("local", "blocking", "unit", "overlap", "ddp")
+LOOPS = ("local", "blocking", "unit", "overlap", "ddp", "manager")
 STORE = 7412
 """The port at which the groups of DistributedDataParallel meet."""
+MANAGERS = 7413
+"""The port of the manager's agent."""
 
 
 class Elsewhere(torch.autograd.Function):
@@ -81,13 +89,16 @@ class Timed(nn.Module):
 class Program:
     """A perceptron of ``DEPTH`` layers."""
 
-    def __init__(self, ft: FTLib, batch: int, *, timed: bool) -> None:
+    def __init__(self, ft: FTLib, manager: Manager, batch: int, *, timed: bool) -> None:
         self.ft = ft
         self.model = _perceptron(timed=timed)
         self.layers = [layer for layer in self.model if isinstance(layer, nn.Linear)]
         self.optimizer = _optimizer(self.model)
         self.wrapped = DistributedDataParallel(_perceptron(timed=timed), bucket_cap_mb=WIDTH * WIDTH * 4 / 1e6)
         self.other = _optimizer(self.wrapped)
+        self.managed = PureDistributedDataParallel(manager, _perceptron(timed=timed))
+        self.last = OptimizerWrapper(manager, _optimizer(self.managed))
+        manager.register_state_dict_fn("model", self.managed.load_state_dict, self.managed.state_dict)
         self.inputs = torch.randn(1 if timed else batch, WIDTH)
         self.pending: list[Any] = []
         self.overlapping = False
@@ -142,6 +153,11 @@ class Program:
         self.wrapped(self.inputs).square().mean().backward()
         self.other.step()
 
+    def manager(self) -> None:
+        self.last.zero_grad(set_to_none=False)
+        self.managed(self.inputs).square().mean().backward()
+        self.last.step()
+
 
 def _perceptron(*, timed: bool) -> nn.Sequential:
     layers = [(nn.Linear(WIDTH, WIDTH), Timed() if timed else nn.ReLU()) for _ in range(DEPTH)]
@@ -158,16 +174,20 @@ def work(address: str, introducer: str, secret: str, rounds: int, steps: int, ba
     store = f"tcp://{introducer.rpartition(':')[0]}:{STORE}"
     dist.init_process_group("gloo", init_method=store, world_size=2, rank=int(address != introducer))
     settings = {"introducers": [introducer], "initial_size": 2, "bind": address, "secret": secret, "job": "overlap"}
+    own = {"introducers": f"{introducer.rpartition(':')[0]}:{MANAGERS}", "bind": f"{address.rpartition(':')[0]}:{MANAGERS}"}
+    own |= {"secret": secret, "job": "managers", "bucket_mb": str(WIDTH * (WIDTH + 1) * 4 / 2**20)}
+    os.environ.update({f"FTLIB_{name.upper()}": value for name, value in own.items()})
+    manager = Manager(None, None, None, min_replica_size=2)
     with FTLib.init(config={}, **settings) as ft:
-        program = Program(ft, batch, timed=timed)
+        program = Program(ft, manager, batch, timed=timed)
         ft.barrier()
 
         def block(name: str) -> float:
             times = []
-            for number in range(steps + 2):  # the first two of a block do what nobody expects yet
+            for number in range(steps + UNKNOWN):  # the first ones of a block do what nobody expects yet
                 began = time.perf_counter()
                 getattr(program, name)()
-                if number > 1:
+                if number >= UNKNOWN:
                     times.append(time.perf_counter() - began)
             ft.barrier()
             return statistics.median(times)
@@ -177,6 +197,7 @@ def work(address: str, introducer: str, secret: str, rounds: int, steps: int, ba
         for _ in range(rounds):
             for name in LOOPS:
                 tell(name, block(name))
+    manager.shutdown()
     dist.destroy_process_group()
 
 
@@ -205,7 +226,8 @@ def main() -> int:
         work(address, introducer, secret, args.rounds, args.steps, args.batch, timed=args.compute == "timer")
         return 0
     report = Report(
-        f"Averages under way in backward, computed by {args.compute}", 20.0 + args.rounds * (args.steps + 2) * len(LOOPS) * 0.2
+        f"Averages under way in backward, computed by {args.compute}",
+        20.0 + args.rounds * (args.steps + UNKNOWN) * len(LOOPS) * 0.2,
     )
     nbytes = DEPTH * (WIDTH + 1) * WIDTH * torch.float32.itemsize
     times: dict[str, list[float]] = {name: [] for name in LOOPS}
@@ -257,6 +279,8 @@ def main() -> int:
     report.row("unit / blocking", spread(units, unit="x"))
     others = [one / both for one, both in zip(times["ddp"], blocking, strict=True)]
     report.row("ddp / blocking", spread(others, unit="x"))
+    managed = [one / both for one, both in zip(times["manager"], blocking, strict=True)]
+    report.row("manager / blocking", spread(managed, unit="x"))
     held = statistics.median(ratios) <= BAR
     report.row("overlap / blocking", spread(ratios, unit="x"), bar=f"<= {BAR} x", good=held)
     return report.finish()
