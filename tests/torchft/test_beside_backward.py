@@ -99,18 +99,21 @@ class Trainer:
         return [float(tensor[-1]) for _, tensor in self.added]
 
 
-def test_they_are_averaged_when_backward_returns(early: dict[Engine, list[bool]]) -> None:
-    """Nobody waits for them; and from the third step on they are under way before that."""
+@pytest.mark.parametrize("passes", [1, 2])
+def test_they_are_averaged_when_backward_returns(passes: int, early: dict[Engine, list[bool]]) -> None:
+    """Nobody waits for them; and from the third step on they are under way before that, in each pass of it."""
     sizes = [3, 40, 5, 7]
 
     def train(worker: Worker) -> list[int]:
         trainer, committed = Trainer(worker), []
         for step in range(STEPS):
             trainer.begin()
-            assert trainer.backward(sizes, worker.ft.rank + step) == [0.5 + step] * len(sizes)
-            for sending, tensor in trainer.added:
-                trainer.step.settle(sending)
-                assert torch.equal(tensor, torch.full_like(tensor, 0.5 + step))
+            for _ in range(passes):
+                trainer.added.clear()
+                assert trainer.backward(sizes, worker.ft.rank + step) == [0.5 + step] * len(sizes)
+                for sending, tensor in trainer.added:
+                    trainer.step.settle(sending)
+                    assert torch.equal(tensor, torch.full_like(tensor, 0.5 + step))
             committed.append(trainer.step.commit())
         return committed
 
@@ -118,7 +121,7 @@ def test_they_are_averaged_when_backward_returns(early: dict[Engine, list[bool]]
         assert job.run({"a": train, "b": train}) == {"a": [2] * STEPS, "b": [2] * STEPS}
     assert len(early) == 2
     for entered in early.values():
-        assert len(entered) == STEPS - (KNOWN - 1), "of those before it was not asked"
+        assert len(entered) == passes * (STEPS - (KNOWN - 1)), "of those before it was not asked"
         assert all(entered)
 
 

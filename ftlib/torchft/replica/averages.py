@@ -88,9 +88,10 @@ class Averages:
         """The average in that place of a step. ``quantized``: float32 is sent as fp8. ``counts``: False for a spare, whose
         tensors change no result. ``early``: it may be under way before all its tensors are there.
         """
-        del self._habits[place + 1 :]  # of a step that had more of them
-        if place == len(self._habits) or self._habits[place].quantized != quantized:
-            self._habits[place:] = [_Habit(quantized)]
+        if place == len(self._habits):
+            self._habits.append(_Habit(quantized))
+        elif self._habits[place].quantized != quantized:
+            self._habits[place] = _Habit(quantized)
         return StepAverage(self._ft, self._habits[place], self._bucket_bytes, counts=counts, early=early)
 
 
