@@ -160,6 +160,11 @@ class Greeter:
         self.met(link)
         link.close(_GOODBYE)
 
+    def bid_goodbye(self, link: Link) -> None:
+        """The peer may use its stream already, and the group that it is for is over here."""
+        self.met(link)
+        link.close(_GOODBYE)
+
     def drop(self, link: Link) -> None:
         """Nobody uses it, or waits for it."""
         self.met(link)

@@ -79,13 +79,16 @@ class Meeting:
 
     def closed(self, key: Key, lane: Lane) -> None:
         """A group has ended here, and this lane with it: a peer that has dialled for it hears so."""
+        unused = list[Caller]()
         with self._lock:
             seat = self._seats.get((key, lane.peer.id))
             if seat is not None and seat.lane is lane:
                 seat.lane = None
+                unused = self._take_until(seat.place.number, key, lane.peer.id)
             held = self._held.pop(lane, None)
         if held is not None:
             self._decline(held, Word.CLOSED)
+        self._bid_goodbye(unused)
 
     def lost(self, member_id: str, error: CollectiveError) -> None:
         """That member is over."""
@@ -113,17 +116,22 @@ class Meeting:
         with self._lock:
             seat = self._seats.pop((key, lane.peer.id), None) or self._seat(lane.peer.id)
             self._seats[key, lane.peer.id] = seat  # the last one used is the last one
-            seat.place.made(each.opening.number for each in self._waiting(key, lane.peer.id))
+            seat.place.made()
             seat.lane = lane
+            past = self._take_until(seat.place.number - 1, key, lane.peer.id)
             while len(self._seats) > _PLACES and (old := next((k for k, each in self._seats.items() if not each.open), None)):
                 del self._seats[old]
+        self._bid_goodbye(past)
 
     def connect(self, key: Key, lane: Lane, tries: int = 0) -> None:
         """Find the stream of ``lane``, if it needs one: one that waits here, or a new one. ``tries``: that have failed."""
         with self._lock:
             if not _wanted(lane) or lane in self._promised or lane in self._dialling:
                 return
-            waiting = next(iter(self._waiting(key, lane.peer.id)), None)
+            seat = self._seats.get((key, lane.peer.id))
+            number = seat.place.number if seat is not None and seat.lane is lane else None
+            kept = (each for each in self._waiting(key, lane.peer.id) if each.opening.number == number)
+            waiting = next(kept, None)
             if waiting is None:
                 self._dialling.add(lane)
             else:
@@ -139,6 +147,18 @@ class Meeting:
 
     def _waiting(self, key: Key, peer_id: str) -> list[Caller]:
         return [each for each in self._unclaimed if each.opening.key == key and each.link.peer.id == peer_id]
+
+    def _bid_goodbye(self, unused: list[Caller]) -> None:
+        """On threads of their own: who calls this may hold locks, for which the thread waits that writes."""
+        for come in unused:
+            CALLBACKS.submit(lambda link=come.link: self._greeter.bid_goodbye(link))  # type: ignore[misc]
+
+    def _take_until(self, number: int, key: Key, peer_id: str) -> list[Caller]:
+        """The streams that wait for a making up to that one, which is over here: nobody will claim them. Under the lock."""
+        over = [each for each in self._waiting(key, peer_id) if each.opening.number <= number]
+        for each in over:
+            self._unclaimed.remove(each)
+        return over
 
     def _find_stream(self, key: Key, lane: Lane, tries: int) -> None:
         """On a thread of its own. A stream that comes once this collective is closed is dropped: nobody waits for it."""

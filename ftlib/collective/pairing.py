@@ -9,7 +9,6 @@ that was closed and made again before, and takes over the higher number, so that
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -32,9 +31,9 @@ class Place:
     known: str = ""
     """The collective of the peer, drawn anew in each, whose numbers are like ours; "" before the first word."""
 
-    def made(self, waiting: Iterable[int]) -> None:
-        """The group is made (again). ``waiting``: the numbers of streams that wait for that."""
-        self.number = min(waiting, default=self.number + 1)
+    def made(self) -> None:
+        """The group is made (again)."""
+        self.number += 1
 
     def judge(self, number: int, whose: str, *, is_open: bool, free: bool) -> Fate:
         """A stream for the making ``number`` has come from the peer's collective ``whose``.

@@ -245,6 +245,32 @@ def test_a_second_stream_that_is_declined_does_not_end_the_first() -> None:
         assert [pending.wait(LIMIT), b.recv(timeout=LIMIT), b.recv(timeout=LIMIT)] == [0, 1, 2]
 
 
+def test_the_first_making_here_is_not_taken_for_the_second_there() -> None:
+    """A group that was closed there is found closed, though a stream for the next one waits already."""
+    with collectives(2) as (made, ids):
+        groups = [each.create_collective_group(ids) for each in made]
+        groups[0].send("they have met", timeout=LIMIT)
+        assert groups[1].recv(timeout=LIMIT)
+        made[0].create_collective_group(ids, "again").close()
+        made[0].create_collective_group(ids, "again").send("of the second", timeout=LIMIT)
+        eventually(lambda: made[1].meeting._unclaimed, "its stream waits")
+        with pytest.raises(GroupClosed):
+            made[1].create_collective_group(ids, "again").recv(timeout=LIMIT)
+        assert made[1].create_collective_group(ids, "again").recv(timeout=LIMIT) == "of the second"
+
+
+def test_a_stream_for_a_group_that_is_closed_unused_is_told_so() -> None:
+    with collectives(2) as (made, ids):
+        works = [made[0].create_collective_group(ids, f"{number}").recv(async_op=True) for number in range(3)]
+        eventually(lambda: len(made[1].meeting._unclaimed) == 3, "their streams wait")
+        for number in range(3):
+            made[1].create_collective_group(ids, f"{number}").close()
+        for work in works:
+            with pytest.raises(GroupClosed, match="has closed the link"):
+                work.wait(LIMIT)
+        assert not made[1].meeting._unclaimed
+
+
 def test_messages_wait_for_a_group_that_is_made_later() -> None:
     with collectives(2) as (made, ids):
         for round_ in range(3):
