@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ftlib.core.calls import adoption
 from ftlib.core.calls.adoption import Spoilt, donate
 from ftlib.core.calls.call import Call, Kind, Results
 from ftlib.core.calls.presentation import joined, present
@@ -74,7 +75,6 @@ def test_every_gradient_has_its_average() -> None:
 @pytest.mark.parametrize("index", range(3))
 def test_a_change_in_place_is_noticed(index: int) -> None:
     owners, results = shown()
-    assert results.shown
     assert not results.changed
     gradient = owners[index].grad
     assert gradient is not None
@@ -127,6 +127,33 @@ def test_a_donor_gives_what_it_had_and_nothing_that_was_changed() -> None:
     with pytest.raises(Spoilt, match="call 1"):
         donate(group, 1, results)
     assert len(group.sent) == len(rows)
+
+
+@pytest.mark.parametrize("moment", ["_digest", "same"])
+def test_a_result_that_is_first_seen_while_it_is_given_is_given_unchanged(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rebuild thread gives it; the training thread has just finished the call, and its program halves what it gets."""
+    owners, (slots, results) = parameters(), finished()
+    whole = [slot.data.clone() for slot in slots if slot.bucket.count]
+    call = Call(Kind.AVERAGE, LAYOUT, [owner.grad for owner in owners], owners=owners, divide=True, views=True)
+    owner = adoption if moment == "_digest" else Results
+    before = getattr(owner, moment)
+
+    def then(*given: Any) -> Any:
+        call.deliver(results, views=True)
+        for each in owners:
+            assert each.grad is not None
+            each.grad.mul_(0.5)
+        return before(*given)
+
+    monkeypatch.setattr(owner, moment, then)
+    group: Any = Group()
+    if moment == "same":
+        with pytest.raises(Spoilt):
+            donate(group, 1, results)
+        assert not group.sent
+        return
+    donate(group, 1, results)
+    assert all(torch.equal(row, sent) for row, sent in zip(whole, group.sent[2:], strict=True))
 
 
 @pytest.mark.parametrize("changes", [True, False])

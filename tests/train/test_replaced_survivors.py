@@ -6,6 +6,8 @@ Its program's loop has made fewer passes than the others', so programs count by 
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,6 +22,8 @@ LAST = 3
 """The last operation of a call, counted from 0: who loses that lacks the result, and the others have it."""
 CALM = 14
 """Steps at the end without a fault: a survivor that is replaced follows the others for some calls until it has their state."""
+PATIENCE = 0.2
+"""Seconds that the others get to change a result before another one says that it lacks it."""
 SIZES = {"bucket_mb": 0.002, "first_bucket_mb": 0.001}
 
 
@@ -32,12 +36,28 @@ def test_no_step_is_applied_twice_and_none_is_lost() -> None:
     models = {f"w{i}": model_of(WIDTHS) for i in range(3)}
     after: dict[str, dict[int, torch.Tensor]] = {name: {} for name in models}
     passes = dict.fromkeys(models, 0)
+    changed = {"w0": 0, "w2": 0}
+    """The last step whose result each has changed."""
+
+    def report_late(worker: Worker) -> None:
+        """It says that its group has failed once the others have changed what it lacks, or have been given a while to do so."""
+        report = worker.consensus.average_failure
+
+        def reported(call: int, suspects: Sequence[str]) -> None:
+            deadline = time.monotonic() + PATIENCE
+            while min(changed.values()) <= worker.ft.step and time.monotonic() < deadline:
+                time.sleep(0.001)
+            report(call, suspects)
+
+        worker.consensus.average_failure = reported  # type: ignore[method-assign]
 
     def body(worker: Worker) -> None:
         ft, model, i = worker.ft, models[worker.name], int(worker.name[1:])
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         wrapper = DistributedDataParallel(ft, model, **SIZES)
         ft.register_state(model=model, optimizer=optimizer)
+        if i == 1:
+            report_late(worker)
         while ft.step < STEPS:
             passes[worker.name] += 1
             if i == 1 and passes["w1"] % 4 == 0 and ft.step < STEPS - CALM:
@@ -48,6 +68,8 @@ def test_no_step_is_applied_twice_and_none_is_lost() -> None:
             for parameter in model.parameters():
                 assert parameter.grad is not None
                 parameter.grad.mul_(0.5)
+            if worker.name in changed:
+                changed[worker.name] = ft.step
             optimizer.step()
             assert ft.step not in after[worker.name], "applied twice"
             after[worker.name][ft.step] = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])

@@ -35,8 +35,8 @@ def donate(group: Group, rank: int, results: Results) -> list[Work]:
     land(results.slots)
     slots = [] if results.declined else [slot for slot in results.slots if slot.bucket.count]
     rows = [slot.data for slot in slots]
-    if results.shown:
-        rows = [row.clone() for row in rows]  # the program may write there while they are sent
+    if results.views:
+        rows = [row.clone() for row in rows]  # the program may write there from any moment on, seen yet or not
         if not results.same(dict(zip(slots, rows, strict=True))):
             raise Spoilt(f"the program has changed the result of call {results.number} in place")
     digest, signature = _digest(shares, rows), results.layout.signature
@@ -81,7 +81,7 @@ class Adoption:
             raise GroupError(f"the result of {call} arrived damaged from rank {self._donor}", (self._donor,))
         intact = declined or not call.veto or all(slot.check(norms=call.norms) for slot in self._slots)
         given = (call.number, call.layout, self._slots, weight, intact)
-        results = Results(*given, assumed=assumed, view_id=view_id.hex(), declined=declined)
+        results = Results(*given, assumed=assumed, view_id=view_id.hex(), declined=declined, views=call.views)
         try:
             results.share(unpacked_shares(shares))
         except ValueError as error:

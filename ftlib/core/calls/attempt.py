@@ -155,7 +155,7 @@ class Attempt:
             session.ended(layout, weight, call.script)
         assumed, view_id, declined = self._assumed, session.view.view_id, trailer.declined
         given = (call.number, layout, slots, trailer.weight, self._finite)
-        return trailer, Results(*given, assumed=assumed, view_id=view_id, declined=declined)
+        return trailer, Results(*given, assumed=assumed, view_id=view_id, declined=declined, views=call.views)
 
     def _filled(self, number: int) -> Slot:
         """The slot of bucket ``number``, staged; from a device as soon as that has done it."""

@@ -57,6 +57,7 @@ class Results:
         "shares",
         "slots",
         "view_id",
+        "views",
         "weight",
     )
 
@@ -71,6 +72,7 @@ class Results:
         assumed: float = 1.0,
         view_id: str = "",
         declined: bool = False,
+        views: bool = True,
     ) -> None:
         """``assumed``: what inputs were divided by as they were staged (see ``Attempt``). The rest: see the attributes."""
         self.number = number
@@ -89,6 +91,8 @@ class Results:
         """The data that every member used up, by drawer (see ``Session.drawers``); empty if no member draws samples."""
         self.drawing: Drawing | None = None
         """What the processes of this replica have agreed on about ``shares``; None where there is one, or they have not yet."""
+        self.views = views
+        """False if the program never sees the slots; else it may see and change them at any moment."""
         self.accelerated = False
         """True if accelerators have carried the bulk of it."""
         self.view_id = view_id
@@ -118,11 +122,6 @@ class Results:
     def show(self, slots: Sequence[Slot]) -> None:
         """The program is about to see these slots as its gradients, and may change them."""
         self._shown = tuple((slot, slot.buffer._version) for slot in slots)  # noqa: SLF001 - the only way to ask
-
-    @property
-    def shown(self) -> bool:
-        """True if the program sees a part of the results."""
-        return bool(self._shown)
 
     @property
     def changed(self) -> bool:
