@@ -18,6 +18,7 @@ from torch import nn
 import ftlib.recovery.border as borders
 import ftlib.recovery.donor.private_copies as copying
 from consensus import LeftError, RefusalError
+from consensus.protocol.state.member_table import NEVER
 from ftlib import ConfigError, FTLibError, RebuildTimeout, StateLost, Status
 from ftlib.common.refusals import Refusal
 from ftlib.recovery.border import Border
@@ -497,11 +498,14 @@ def test_it_ends_if_all_who_had_the_state_end() -> None:
         except (FTLibError, SystemExit) as error:
             found.append(error)
 
-    with company(2) as crew:
+    with company(2, exclude_after=12.0) as crew:
         founders = at_once(*[functools.partial(Plain, ft, seed) for seed, ft in enumerate(crew.members)])
         joiner = crew.init()
         thread = in_thread(functools.partial(waits, joiner))
-        eventually(lambda: founders[0].ft.size == 3, "it is let in")
+        eventually(lambda: founders[0].ft.size == 3 == joiner.size, "it is let in")
+        # Before it had an answer from each in this view, their deaths would not rule out that they had decided without it.
+        table = joiner._lives.life.consensus._host.child.agent.driver.core._core.table  # type: ignore[attr-defined]
+        eventually(lambda: all(peer.contact != NEVER for peer in table), "each has answered")
         at_once(*[functools.partial(Pupil.crash, one) for one in founders])
         thread.join(TIMEOUT)
         assert [type(error) for error in found] == [StateLost]
