@@ -55,10 +55,13 @@ class Learner:
             assert self.step() is Status.SUCCESS
 
 
+@pytest.mark.parametrize("nonfinite", ["veto", "pass"])
 @pytest.mark.parametrize("change", [through_data, through_numpy])
-def test_who_misses_the_result_gets_the_state(change: Callable[[torch.Tensor], None], caplog: pytest.LogCaptureFixture) -> None:
+def test_who_misses_the_result_gets_the_state(
+    change: Callable[[torch.Tensor], None], nonfinite: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """An operation ends at two members and fails at the third, which reports it once the others have changed what they got."""
-    with company(3) as crew, caplog.at_level(logging.INFO, logger="ftlib"):
+    with company(3, nonfinite=nonfinite) as crew, caplog.at_level(logging.INFO, logger="ftlib"):
         learners: list[Learner] = at_once(*[functools.partial(Learner, ft, change) for ft in crew.members])
         at_once(*[functools.partial(learner.learn, STEPS) for learner in learners])
         late = learners[1]

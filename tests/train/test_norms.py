@@ -94,8 +94,15 @@ def test_sums_and_norms_tell_of_a_change(index: int, norms: bool) -> None:
             if piece.index == index:
                 copy[piece.stop - piece.start - 1 + piece.offset].mul_(0.5)
                 assert slot.tells(copy)
+        earlier = slot.host.clone()
+        slot.host.mul_(2.0)
         slot.show([owner], (0, 0), checked=False)
-        assert not slot.tells(copy), "there is only what an earlier call has left"
+        assert not slot.tells(slot.host.clone())
+        if slot.bucket.count:
+            assert slot.tells(earlier), "what an earlier call has left does not count"
+            slot.host[0] = float("inf")
+            slot.show([owner], (0, 0), checked=False)
+            assert slot.tells(slot.host.clone()), "it cannot be known"
 
 
 def test_a_gradient_that_is_not_as_it_was_has_no_known_norm() -> None:

@@ -134,8 +134,8 @@ class Results:
     def same(self, rows: Mapping[Slot, torch.Tensor]) -> bool:
         """True if ``rows``, copies of the slots' data, are what the call has ended with; else ``changed`` from now on.
 
-        What no version shows is seen by the sums that were computed in the look for inf and nan; changes after which these are
-        the same to the bit are not, nor is any where nobody looked (``nonfinite="pass"``).
+        What no version shows is seen by the sums that were computed in the look for inf and nan, or when the program was shown
+        the slots; changes after which these are the same to the bit are not.
         """
         if not self.changed:
             self._spoilt = any(slot.tells(rows[slot]) for slot, _ in self._shown)

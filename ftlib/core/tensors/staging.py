@@ -77,7 +77,7 @@ class Slot:
         self.norms: Sequence[torch.Tensor] = ()
         """The norm of each piece, where ``check`` has computed them."""
         self.total: float | None = None
-        """The sum that ``check`` has found; None if it has computed none."""
+        """The sum that ``check`` or ``show`` has found; None if they have computed none."""
         self.numbers: Numbers = self.host.numpy()
         """``host`` as a numpy array."""
         self._row: torch.Tensor | None = None
@@ -158,9 +158,11 @@ class Slot:
         return math.isfinite(total) or bool(torch.isfinite(self.host).all())
 
     def tells(self, row: torch.Tensor) -> bool:
-        """True if ``row``, a copy of the data, shows that it is not what ``check`` saw. False where that has kept no sum."""
+        """True if ``row``, a copy of the data, is not known to be what was shown: the sums differ, or show nothing, as they are
+        not finite.
+        """
         if self.total is None or not math.isfinite(self.total):
-            return False
+            return True
         if self.norms:
             pieces = [row[piece.offset : piece.offset + piece.stop - piece.start] for piece in self.bucket.pieces]
             row = torch.stack(torch._foreach_norm(pieces))  # noqa: SLF001
@@ -197,12 +199,13 @@ class Slot:
     def show(self, owners: Sequence[torch.Tensor], span: tuple[int, int], *, checked: bool) -> None:
         """The gradients of ``owners`` are views of this slot now, or of a row of slots with it; ``span``: their addresses.
 
-        ``checked``: False if ``check`` was not called for this data.
+        ``checked``: False if ``check`` was not called for this data. Then its sum is computed here: torch counts a change after
+        it was made, so no version shows one that is being made while the data is copied for another member.
         """
         self.seen, self._span = tuple(map(weakref.ref, owners)), span
         if not checked:
             self.norms, self.total = (), None
-        elif self.total is None:  # few elements
+        if self.total is None:  # or few elements
             self.total = self.host.sum().item()
 
     @property
