@@ -7,6 +7,7 @@ says that its group was closed (see ``pairing``): so nobody waits for a group th
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -151,7 +152,7 @@ class Meeting:
     def _bid_goodbye(self, unused: list[Caller]) -> None:
         """On threads of their own: who calls this may hold locks, for which the thread waits that writes."""
         for come in unused:
-            CALLBACKS.submit(lambda link=come.link: self._greeter.bid_goodbye(link))  # type: ignore[misc]
+            CALLBACKS.submit(functools.partial(self._greeter.bid_goodbye, come.link))
 
     def _take_until(self, number: int, key: Key, peer_id: str) -> list[Caller]:
         """The streams that wait for a making up to that one, which is over here: nobody will claim them. Under the lock."""
