@@ -157,8 +157,7 @@ class Greeter:
     def decline(self, link: Link, word: Word, number: int, why: str = "") -> None:
         """The last word on a stream that is not used."""
         self.answer(link, word, number, why)
-        self.met(link)
-        link.close(_GOODBYE)
+        self.bid_goodbye(link)
 
     def bid_goodbye(self, link: Link) -> None:
         """The peer may use its stream already, and the group that it is for is over here."""

@@ -17,8 +17,10 @@ from ftlib import ConfigError
 from ftlib.core.engine.engine import Engine
 from ftlib.torchft.replica.averages import Averages
 from ftlib.torchft.replica.steps import AVERAGE, Step
-from tests.ftlib.workers import TIMEOUT, Job, Worker
+from tests.ftlib.workers import Job, Worker
 from tests.harness.entries import note_entries
+
+from .histories import survivors
 
 BUCKET = 64
 """Bytes."""
@@ -279,17 +281,7 @@ class _Breaks(torch.autograd.Function):
 @pytest.mark.parametrize("seed", range(60))
 def test_whatever_happens_all_commit_the_same_steps_with_the_same_results(seed: int) -> None:
     plan = Plan(seed)
-    victim = None if plan.victim is None else f"w{plan.victim}"
-    with Job(plan.size, min_size=1, nonfinite="pass") as job:
-        for i in range(plan.size):
-            job.start(f"w{i}", lambda worker, i=i: program(worker, i, plan))
-        if victim is not None:
-            assert plan.met.wait(TIMEOUT)
-            time.sleep(plan.killed_after)
-            job.kill(victim)
-        found = [job.workers[name].join() for name in list(job.workers) if name != victim]
-    assert all(each == found[0] for each in found)
-    for step, (count, tensors) in enumerate(found[0]):
+    for step, (count, tensors) in enumerate(survivors(plan, program)):
         erred = {number for number in range(plan.size) if plan.errors[number][step]}
         if erred - {plan.victim}:
             assert count == 0

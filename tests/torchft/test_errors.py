@@ -14,9 +14,10 @@ import torch
 
 from ftlib.torchft.replica.averages import Averages
 from ftlib.torchft.replica.steps import AVERAGE, Step
-from tests.ftlib.workers import TIMEOUT, Job, Worker
+from tests.ftlib.workers import Job, Worker
 from tests.harness.company import at_once
 
+from .histories import survivors
 from .replicas import Replica, settle
 
 STEPS = 12
@@ -82,17 +83,7 @@ def test_all_skip_the_same_steps_and_the_results_of_the_others_are_whole(seed: i
 @pytest.mark.parametrize("seed", range(100, 130))
 def test_one_is_killed_meanwhile_and_the_others_skip_the_same_steps(seed: int) -> None:
     plan = Plan(seed)
-    victim = None if plan.victim is None else f"w{plan.victim}"
-    with Job(plan.size, min_size=1, nonfinite="pass") as job:
-        for i in range(plan.size):
-            job.start(f"w{i}", lambda worker, i=i: program(worker, i, plan))
-        if victim is not None:
-            assert plan.met.wait(TIMEOUT)
-            time.sleep(plan.killed_after)
-            job.kill(victim)
-        found = [job.workers[name].join() for name in list(job.workers) if name != victim]
-    assert all(each == found[0] for each in found)
-    for step, (count, _) in enumerate(found[0]):
+    for step, (count, _) in enumerate(survivors(plan, program)):
         erred = {number for number, fails in enumerate(plan.fails) if fails[step] is not None}
         if erred - {plan.victim}:
             assert count == 0

@@ -73,6 +73,25 @@ class _Habit:
         owner = self.owners[index]
         return owner.dtype is tensor.dtype and owner.shape == tensor.shape and owner.device == tensor.device
 
+    @property
+    def expected(self) -> bool:
+        """Whether the next average is taken to be like the newest one, and a part of it can be sent early."""
+        return self.alike >= self.wanted and len(self.ends) > 1
+
+    def missed(self) -> None:
+        """An average was not what it was taken to be."""
+        self.wanted *= 2
+
+    def learn(self, tensors: Sequence[torch.Tensor], lay_out: Callable[[list[nn.Parameter]], Layout]) -> None:
+        """An average is made of these tensors. ``lay_out``: returns the layout for their owners, where it is another."""
+        if len(self.owners) == len(tensors) and all(self.has(index, tensor) for index, tensor in enumerate(tensors)):
+            self.alike += 1
+            return
+        owners = [nn.Parameter(torch.empty((), dtype=each.dtype, device=each.device).expand(each.shape)) for each in tensors]
+        self.layout = lay_out(owners)
+        self.owners, self.alike = owners, 1
+        self.ends = [max((piece.index for piece in bucket.pieces), default=-1) for bucket in self.layout.buckets]
+
 
 class Averages:
     """Of one ``Manager``, step after step. Used by the thread that trains."""
@@ -106,7 +125,7 @@ class StepAverage:
         self._tensors: list[torch.Tensor] = []
         self._average: OpenAverage | None = None
         self._pushed = 0
-        if early and habit.alike >= habit.wanted and len(habit.ends) > 1:
+        if early and habit.expected:
             self._open()
 
     def add(self, tensor: torch.Tensor) -> None:
@@ -128,7 +147,7 @@ class StepAverage:
         if self._average is not None and len(self._tensors) < len(self._habit.owners):
             self._miss()
         if self._average is None:
-            self._learn()
+            self._habit.learn(self._tensors, self._lay_out)
             self._open()
         assert self._average is not None
         for owner, tensor in zip(self._habit.owners, self._tensors, strict=True):
@@ -162,27 +181,19 @@ class StepAverage:
 
     def _miss(self) -> None:
         """It is not like the one before: what is under way is given up, and sent anew."""
-        self._habit.wanted *= 2
+        self._habit.missed()
         self.abandon()
 
-    def _learn(self) -> None:
-        """The next average in this place is expected to be like this one."""
-        habit, tensors = self._habit, self._tensors
-        if len(habit.owners) == len(tensors) and all(habit.has(index, tensor) for index, tensor in enumerate(tensors)):
-            habit.alike += 1
-            return
-        owners = [nn.Parameter(torch.empty((), dtype=each.dtype, device=each.device).expand(each.shape)) for each in tensors]
-        habit.layout = self._ft.lay_out_average(
+    def _lay_out(self, owners: list[nn.Parameter]) -> Layout:
+        return self._ft.lay_out_average(
             None,
             owners,
             range(len(owners)),
             bucket_bytes=self._bucket_bytes,
             first_bytes=self._bucket_bytes,  # a small one more would be one operation more
-            compression=_QUANTIZED if habit.quantized else None,
+            compression=_QUANTIZED if self._habit.quantized else None,
             purpose=_PURPOSE,
         )
-        habit.owners, habit.alike = owners, 1
-        habit.ends = [max((piece.index for piece in bucket.pieces), default=-1) for bucket in habit.layout.buckets]
 
     def _close(self) -> None:
         self._average = None
