@@ -373,7 +373,7 @@ class Calls(ABC):
 
         Otherwise SUCCESS or NO_NEED, with the sum of ``count`` over the members with this shard. ABORT if this worker has left.
         """
-        ballot = torch.tensor([math.inf if against else count], dtype=torch.float64)
+        ballot = torch.tensor([math.inf if against else count], dtype=torch.float64, device="cpu")
         targets = targets_of(ballot)
         # The same rule as that of an average which nobody applies: so it holds across shards, and for results that are adopted.
         call = Call(Kind.VOTE, self._layout(Kind.VOTE.value, targets, "SUM"), targets.sources, owners=targets.owners, veto=True)

@@ -146,7 +146,8 @@ def _views(piece: np.ndarray[Any, np.dtype[np.uint8]], at: int, shapes: list[Sha
             raise Mismatch("a tree that promises more than there is")
         at += size
         if isinstance(dtype, torch.dtype):
-            leaves.append(torch.from_numpy(data).view(dtype).reshape(dims) if size else torch.empty(dims, dtype=dtype))
+            given = torch.from_numpy(data).view(dtype) if size else torch.empty(0, dtype=dtype, device="cpu")
+            leaves.append(given.reshape(dims))
         else:
             leaves.append(data.view(dtype).reshape(dims) if size else np.empty(dims, dtype))
     return leaves

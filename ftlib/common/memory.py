@@ -29,7 +29,7 @@ def room(count: int, dtype: torch.dtype) -> torch.Tensor:
 def huge(nbytes: int) -> torch.Tensor:
     """``nbytes`` zeros (uint8), in huge pages where the system has them; the memory is freed with the tensor."""
     if not nbytes:
-        return torch.empty(0, dtype=torch.uint8)
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
     room = mmap.mmap(-1, nbytes + _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # without huge pages, small ones do

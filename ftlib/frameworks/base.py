@@ -181,7 +181,7 @@ class Group(ABC):
 
     def barrier(self) -> Work:
         """Done once every rank has entered."""
-        return self.submit(Operation(OperationKind.ALLREDUCE, torch.zeros(1, dtype=torch.uint8), "MAX"))
+        return self.submit(Operation(OperationKind.ALLREDUCE, torch.zeros(1, dtype=torch.uint8, device="cpu"), "MAX"))
 
     def send(self, tensor: torch.Tensor, to: int, tag: int) -> Work:
         """Send a contiguous tensor to one rank."""

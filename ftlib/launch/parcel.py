@@ -242,7 +242,7 @@ def _unpack_tensor(name: str, shape: list[int], raw: bytes) -> Any:
     torch: Any = importlib.import_module("torch")
     dtype = getattr(torch, name)
     if not raw:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     return torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(dtype).reshape(shape)
 
 

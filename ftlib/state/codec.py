@@ -238,7 +238,7 @@ def _unpack(packed: object, tensors: list[torch.Tensor], left: list[int], depth:
             left[0] -= math.prod(shape) * DTYPES[name].itemsize
             if left[0] < 0:
                 raise ValueError("state is larger than what was announced")
-            tensor = torch.empty(shape, dtype=DTYPES[name])
+            tensor = torch.empty(shape, dtype=DTYPES[name], device="cpu")
             tensors.append(tensor)
             return tensor
         case ["D", list(items)] if all(isinstance(item, list) and len(item) == 2 for item in items):

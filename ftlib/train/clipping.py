@@ -71,7 +71,7 @@ def total_norm(
     if of_torch is not None:
         norm: torch.Tensor = of_torch(gradients, norm_type, error_if_nonfinite=error_if_nonfinite)
     elif not gradients:
-        return torch.tensor(0.0)
+        return torch.tensor(0.0, dtype=torch.float32, device="cpu")
     else:
         norms = [torch.linalg.vector_norm(gradient, norm_type).to(gradients[0].device) for gradient in gradients]
         norm = torch.linalg.vector_norm(torch.stack(norms), norm_type)

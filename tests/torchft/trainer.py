@@ -1,6 +1,7 @@
 """A program as torchft's users write it: trains until all replicas have made the steps that a file asks for.
 
-Run as ``python -m tests.torchft.trainer DIRECTORY [--diloco] [--spares] [--sync-quorum] [--faulty] [--pure] [--raise WHERE]``.
+Run as ``python -m tests.torchft.trainer DIRECTORY [--diloco] [--spares] [--sync-quorum] [--faulty] [--pure] [--raise WHERE]
+[--device DEVICE]``.
 Writes a JSON line for each step that was committed to DIRECTORY/PID.jsonl. DIRECTORY/until has the number of the last step,
 once the test wants the job to end.
 
@@ -40,9 +41,9 @@ RAISE_AFTER = 20
 
 class Replica:
     def __init__(self, options: argparse.Namespace) -> None:
-        self.directory = Path(options.directory)
+        self.directory, self.device = Path(options.directory), options.device
         torch.manual_seed(os.getpid())  # each starts from weights of its own
-        self.model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+        self.model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)).to(self.device)
         self.inner = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.5)
         self.outer = torch.optim.SGD(self.model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
         self.manager = Manager(
@@ -71,7 +72,7 @@ class Replica:
         """Write the step that was committed; False if it is the last one."""
         manager, digest = self.manager, hashlib.blake2b(digest_size=8)
         for parameter in self.model.parameters():
-            digest.update(parameter.detach().numpy().tobytes())
+            digest.update(parameter.detach().cpu().numpy().tobytes())
         said = {"step": manager.current_step(), "size": manager.num_participants(), "rank": manager.participating_rank()}
         said["shard"] = self.shard
         self.log.write(json.dumps({**said, "batches": manager.batches_committed(), "hash": digest.hexdigest()}) + "\n")
@@ -80,7 +81,7 @@ class Replica:
 
     def loss(self, model: nn.Module) -> torch.Tensor:
         time.sleep(REST)
-        inputs = torch.randn(4, 8)
+        inputs = torch.randn(4, 8, device=self.device)
         return (model(inputs) - inputs[:, :4]).square().mean()
 
     def come_to(self, where: str) -> None:
@@ -128,6 +129,7 @@ def main() -> None:
     for name in ("diloco", "spares", "sync-quorum", "faulty", "pure"):
         options.add_argument(f"--{name}", action="store_true")
     options.add_argument("--raise", dest="raises", choices=("forward", "backward"))
+    options.add_argument("--device", default="cpu")
     given = options.parse_args()
     torch.set_num_threads(1)
     replica = Replica(given)

@@ -21,11 +21,11 @@ from tests.harness.worker import Lines, Task, _digest, _fill, _who, joined, plac
 class Model(nn.Module):
     """The parameters are used in the reverse of the order of registration, so that it is no good guess."""
 
-    def __init__(self, sizes: list[int], slot: int) -> None:
+    def __init__(self, task: Task) -> None:
         super().__init__()
-        self.weights = nn.ParameterList(torch.zeros(size) for size in sizes)
-        self.mine = [torch.zeros(size) for size in sizes]
-        _fill(self.mine, slot)
+        self.weights = nn.ParameterList(torch.zeros(size, device=task.device) for size in task.sizes)
+        self.mine = [torch.zeros(size, device=task.device) for size in task.sizes]
+        _fill(self.mine, task.slot)
 
     def forward(self, start: torch.Tensor) -> torch.Tensor:
         found = start
@@ -36,7 +36,7 @@ class Model(nn.Module):
 
 def learn(task: Task, lines: Lines) -> int:
     """Train until killed."""
-    model = Model(task.sizes, task.slot)
+    model = Model(task)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.5)
     with joined(task, lines) as ft:
         wrapped = DistributedDataParallel(ft, model, bucket_mb=0.002, first_bucket_mb=0.001)
@@ -52,7 +52,7 @@ def learn(task: Task, lines: Lines) -> int:
             model.weights[task.given["die"]].register_hook(die)
         while True:
             optimizer.zero_grad()
-            loss = wrapped(torch.zeros(()))
+            loss = wrapped(torch.zeros((), device=task.device))
             time.sleep(task.pause)
             loss.backward()
             end = time.monotonic()

@@ -1,7 +1,8 @@
 """Small training programs, each the same with torch's ``DistributedDataParallel`` and with ours: what gradients do they get?
 
 A case is given ``wrap(module, **arguments)`` (arguments that mean the same in both) and its rank; it returns the gradients of
-its parameters after one or more steps. Only these programs run at torch's wrapper: the oracle.
+its parameters after one or more steps. Only these programs run at torch's wrapper: the oracle. They are on the device that is
+torch's default then, and get the same numbers on each.
 """
 
 from __future__ import annotations
@@ -33,12 +34,13 @@ def built(module: nn.Module, seed: int = 1) -> nn.Module:
     drawn = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in module.parameters():
-            parameter.copy_(torch.rand(parameter.shape, generator=drawn, dtype=torch.float64) - 0.5)
+            parameter.copy_(torch.rand(parameter.shape, generator=drawn, dtype=torch.float64, device="cpu") - 0.5)
     return module
 
 
 def data(rank: int, *shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(100 * seed + rank))
+    drawn = torch.randn(shape, generator=torch.Generator().manual_seed(100 * seed + rank), device="cpu")
+    return drawn.to(torch.get_default_device())
 
 
 def gradients(module: nn.Module) -> Gradients:
@@ -222,7 +224,7 @@ def reentrant_checkpoints_that_share(wrap: Wrap, rank: int) -> Gradients:
 @case
 def autocast(wrap: Wrap, rank: int) -> Gradients:
     model = wrap(built(perceptron(4, 8, 3)))
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(torch.get_default_device().type, torch.bfloat16):
         loss = model(data(rank, 5, 4)).square().mean()
     loss.backward()
     return gradients(model)
@@ -329,11 +331,12 @@ def near(found: Iterable[torch.Tensor | None], wanted: Iterable[torch.Tensor | N
 
 
 def main() -> None:
-    """Be one process of the oracle: its rank, the number of processes, the rendezvous, the file to write."""
+    """Be one process of the oracle: its rank, the number of processes, the rendezvous, the file to write, the device."""
     import sys
 
     rank, size, meeting, path = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
     torch.set_num_threads(1)
+    torch.set_default_device(sys.argv[5])
     torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
     with contextlib.ExitStack() as stack:
         stack.callback(torch.distributed.destroy_process_group)

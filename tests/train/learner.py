@@ -18,8 +18,8 @@ OVERFLOW = 7
 class Scaler(torch.amp.GradScaler):
     """It lets ``look`` look at the averages before they are unscaled, and clipped perhaps to nothing."""
 
-    def __init__(self, look: Callable[[], None]) -> None:
-        super().__init__("cpu", init_scale=1024.0, growth_interval=4)
+    def __init__(self, device: str, look: Callable[[], None]) -> None:
+        super().__init__(device, init_scale=1024.0, growth_interval=4)
         self._look = look
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
@@ -32,7 +32,7 @@ class WrappingLearner(learner.Learner):
 
     def __init__(self, task: Task, lines: Lines) -> None:
         super().__init__(task, lines)
-        self.scaler = Scaler(self.look)
+        self.scaler = Scaler(torch.device(task.device).type, self.look)
         self.others.append(self.scaler)
         self.step = self.mask = 0
 
@@ -42,7 +42,7 @@ class WrappingLearner(learner.Learner):
 
     def compute(self, slot: int) -> None:
         super().compute(slot)
-        scale = self.scaler.scale(torch.ones(()))
+        scale = self.scaler.scale(torch.ones((), device=self.task.device))
         with torch.no_grad():
             for parameter in self.model.parameters():
                 assert parameter.grad is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,21 +20,24 @@ SIZE = 2
 LIMIT = 100.0
 
 
-@pytest.fixture(scope="module")
-def wanted(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Gradients]]:
-    """By rank."""
-    where = tmp_path_factory.mktemp("oracle")
+def consulted(nursery: Nursery, where: Path, device: str) -> list[dict[str, Gradients]]:
+    """What torch's wrapper gives, by rank."""
     places = [where / str(rank) for rank in range(SIZE)]
     for place in places:
         place.mkdir()
     programs = [
-        Program(nursery, place, "-m", "tests.train.cases", rank, SIZE, where / "meeting", place / "found")
+        Program(nursery, place, "-m", "tests.train.cases", rank, SIZE, where / "meeting", place / "found", device)
         for rank, place in enumerate(places)
     ]
     for program in programs:
         with program:
             assert program.wait(LIMIT) == 0, program.stderr
-    return [torch.load(place / "found") for place in places]
+    return [torch.load(place / "found", map_location="cpu") for place in places]
+
+
+@pytest.fixture(scope="module")
+def wanted(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Gradients]]:
+    return consulted(nursery, tmp_path_factory.mktemp("oracle"), "cpu")
 
 
 @pytest.fixture(scope="module", params=["copies", "views"])

@@ -116,7 +116,8 @@ def main(directory: Path, training: Training) -> None:
             mine = slice(max(ft.rank, 0), None, max(ft.size, 1))  # this worker's share of the batch
             loss = cross_entropy(model(images[mine]), labels[mine])
             loss.backward()  # type: ignore[no-untyped-call]
-            told = torch.tensor([loss.item(), float(stop.exists())])  # averaged along: the loss of all, and whether to stop
+            # Averaged along: the loss of all, and whether to stop.
+            told = torch.tensor([loss.item(), float(stop.exists())], dtype=torch.float32, device="cpu")
             if not ft.allreduce_average([*model.parameters(), told], weight=len(labels[mine])):
                 break
             finished, view = time.monotonic(), ft.view

@@ -260,7 +260,7 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
     if place == HOST:
         return tensor
     device = device_at(place)
-    row = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    row = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda, device="cpu")
     with device.beside():
         device.enqueue(lambda: row.copy_(tensor, non_blocking=True), row)
         event = device.waited()

@@ -153,7 +153,7 @@ def each_finite(place: str, tensors: Sequence[torch.Tensor]) -> list[bool]:
     if not asked:
         return answers
     device = device_at(place)
-    found = torch.empty(len(asked), dtype=torch.float64)
+    found = torch.empty(len(asked), dtype=torch.float64, device="cpu")
 
     def look() -> None:
         norms = torch._foreach_norm([tensors[index] for index in asked], math.inf)  # noqa: SLF001 - as optimizers do

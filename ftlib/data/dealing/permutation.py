@@ -23,7 +23,7 @@ class Permutation:
             digest = hashlib.blake2b(f"{seed} {epoch}".encode(), digest_size=8).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
             kind = torch.int32 if size < _INT32 else torch.int64
-            self._order = torch.randperm(size, generator=generator, dtype=kind)
+            self._order = torch.randperm(size, generator=generator, dtype=kind, device="cpu")
 
     def indices(self, positions: Ranges) -> list[int]:
         """Return the dataset indices of these positions."""

@@ -25,7 +25,7 @@ class Records(torch.utils.data.Dataset[Any]):
     def __init__(self, shards: Sequence[Any], opened: Callable[[Any, int], Iterator[Any]], most: int) -> None:
         """``opened``: yields a shard's records from a given one on. ``most``: shards kept open in one process."""
         self._shards, self._opened, self._most = shards, opened, most
-        self.ends = torch.full((len(shards),), -1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        self.ends = torch.full((len(shards),), -1, dtype=torch.int64, device="cpu").share_memory_()  # type: ignore[no-untyped-call]
         """The sizes of the shards that this process and its loader's workers have read to the end; -1: not yet."""
         self._readers: dict[Record, _Reader] = {}
         """By the record that comes next, the one used last at the end."""

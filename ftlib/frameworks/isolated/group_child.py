@@ -107,7 +107,7 @@ def _warm() -> None:
             stack.callback(build.give_up, "warmed up")
             build.start()
         groups = [build.wait() for build in builds]
-        for work in [group.allreduce(torch.zeros(1 << 14)) for group in groups]:
+        for work in [group.allreduce(torch.zeros(1 << 14, dtype=torch.float32, device="cpu")) for group in groups]:
             work.wait(_WARMED)
 
 

@@ -60,7 +60,7 @@ class Segments:
         """A row of ``count`` elements on the CPU, zero."""
         nbytes = count * dtype.itemsize
         if not nbytes:
-            return torch.empty(0, dtype=dtype)
+            return torch.empty(0, dtype=dtype, device="cpu")
         with self._lock:
             mapping, used = self._newest.pop(nbytes <= _SMALL, (None, 0))
             if mapping is None or used + nbytes > len(mapping):

@@ -41,7 +41,7 @@ class BufferPool:
     def take(self, nbytes: int) -> torch.Tensor:
         """A buffer of ``nbytes`` (uint8) with any content. It returns to the pool once nothing refers to its memory."""
         if not nbytes:
-            return torch.empty(0, dtype=torch.uint8)
+            return torch.empty(0, dtype=torch.uint8, device="cpu")
         with self._lock:
             self._gather()
             buffer = min((buffer for buffer in self._free if buffer.numel() >= nbytes), key=torch.numel, default=None)

@@ -138,7 +138,7 @@ class Hashing(Reading):
     def _read(self, start: int, stop: int) -> None:
         views = self._flat.views(start, stop)
         if views is None:
-            data = torch.empty(stop - start, dtype=torch.uint8)
+            data = torch.empty(stop - start, dtype=torch.uint8, device="cpu")
             self._flat.copy_out(start, stop, data)
             views = [data.numpy().data]
         for view in views:

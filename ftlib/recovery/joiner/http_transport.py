@@ -345,7 +345,7 @@ class HTTPTransport:
                 self._fill(member, answer, view, go_on)
             _verify(member, views, _exactly(member, answer, DIGEST))
             return
-        buffer = torch.empty(stop - start, dtype=torch.uint8)
+        buffer = torch.empty(stop - start, dtype=torch.uint8, device="cpu")
         view = buffer.numpy().data
         self._fill(member, answer, view, go_on)
         _verify(member, [view], _exactly(member, answer, DIGEST))

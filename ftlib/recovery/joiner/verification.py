@@ -103,7 +103,7 @@ def _shares(round_: Round, count: int) -> list[list[tuple[int, int]]]:
 
 def _digests(flat: FlatState, ranges: list[tuple[int, int]]) -> list[bytes]:
     found = []
-    buffer = torch.empty(min(_UNIT, flat.nbytes), dtype=torch.uint8)
+    buffer = torch.empty(min(_UNIT, flat.nbytes), dtype=torch.uint8, device="cpu")
     for start, stop in ranges:
         digest = xxhash.xxh3_128()
         for begin in range(start, stop, _UNIT):

@@ -326,7 +326,7 @@ def _state_tensor(optimizer: Optimizer, hole: _Hole, *, create: bool) -> torch.T
         return huge(nbytes).view(hole.dtype).view(hole.shape)
     if alike:
         return torch.zeros_like(parameter, dtype=hole.dtype, requires_grad=False)
-    return torch.zeros(hole.shape, dtype=hole.dtype)
+    return torch.zeros(hole.shape, dtype=hole.dtype, device="cpu")
 
 
 def _check_ties(flat: FlatState) -> None:

@@ -196,7 +196,7 @@ def _all_accelerated(group: Group, seconds: float) -> bool:
     start = group.accelerator_start(seconds)
     if start is not None:
         start.wait(seconds)
-    mine = torch.tensor([int(group.accelerated)], dtype=torch.uint8)
+    mine = torch.tensor([int(group.accelerated)], dtype=torch.uint8, device="cpu")
     if not group.allreduce(mine, "MIN").wait(seconds):
         raise GroupError("the ranks could not agree whether to use their accelerators in time")
     return bool(mine)

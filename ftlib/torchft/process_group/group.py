@@ -121,7 +121,7 @@ class FrameworkGroup(ProcessGroup):
             works = self._submit(OperationKind.ALL_TO_ALL, [given])
             return self._under_way(works, lambda: output_buffer.copy_(given.view(output_buffer.shape)), [output_buffer], opts)
         given = input_buffer.detach().cpu().contiguous()
-        got = torch.empty(output_buffer.shape, dtype=output_buffer.dtype)
+        got = torch.empty(output_buffer.shape, dtype=output_buffer.dtype, device="cpu")
         self._exchanges += 1
         works = list(self._exchange(_cut(given, input_split_sizes, self.size()), _cut(got, output_split_sizes, self.size())))
         return self._under_way(works, lambda: output_buffer.copy_(got), [output_buffer], opts)
@@ -200,7 +200,7 @@ class FrameworkGroup(ProcessGroup):
 
     def _rows(self, tensor: torch.Tensor) -> torch.Tensor:
         """A row for each rank, on the host, with this rank's."""
-        rows = torch.empty((self._group.size, tensor.numel()), dtype=tensor.dtype)
+        rows = torch.empty((self._group.size, tensor.numel()), dtype=tensor.dtype, device="cpu")
         rows[self._group.rank].copy_(tensor.detach().reshape(-1))
         return rows
 

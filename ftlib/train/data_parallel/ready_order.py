@@ -74,7 +74,7 @@ class ReadyOrder:
         if not self.due:
             return
         observed = self._observed or list(reversed(range(self._count)))
-        order = torch.tensor(observed, dtype=torch.int64)
+        order = torch.tensor(observed, dtype=torch.int64, device="cpu")
         if self._ft.broadcast(order, 0):  # else rank 0 is gone: all members try again before the next average
             self._put(order.tolist())
             self._observed = None

@@ -21,7 +21,7 @@ class Used:
         """``count``: the number of parameters, trained or not."""
         self.here = [False] * count
         """Set by hooks, outside of averages too."""
-        self._flags = nn.Parameter(torch.zeros(0))
+        self._flags = nn.Parameter(torch.zeros(0, dtype=torch.float32, device="cpu"))
         self._before: list[tuple[nn.Parameter, torch.Tensor | None]] = []
         """Gradients of parameters that were not used here, as they were."""
         self._places: list[int] = []
@@ -29,13 +29,13 @@ class Used:
     def flags(self, count: int) -> nn.Parameter:
         """The parameter whose gradient are the flags of that many trained parameters; the same until the count changes."""
         if self._flags.numel() != count:
-            self._flags = nn.Parameter(torch.zeros(count, dtype=torch.float64))  # never compressed
+            self._flags = nn.Parameter(torch.zeros(count, dtype=torch.float64, device="cpu"))  # never compressed
         return self._flags
 
     def enter(self, numbers: Sequence[int], owners: Sequence[nn.Parameter]) -> None:
         """Before an average of these parameters: set the flags, and keep what may have to stay."""
         used = [self.here[number] for number in numbers]
-        self._flags.grad = torch.tensor(used, dtype=torch.float64)
+        self._flags.grad = torch.tensor(used, dtype=torch.float64, device="cpu")
         self._places = [place for place, flag in enumerate(used) if not flag]
         idle = [owners[place] for place in self._places]
         self._before = [(owner, None if owner.grad is None else owner.grad.clone()) for owner in idle]

@@ -56,7 +56,7 @@ class Rounds:
         self._compression = compression
         self._counter = ft.agreed.name()
         self._layouts: dict[int, Layout] = {}
-        self._tail = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+        self._tail = nn.Parameter(torch.zeros(1, dtype=torch.float64, device="cpu"))
         """The bucket of the last operation."""
         self._outer_step = OuterStep()
         self._average: OpenAverage | None = None

@@ -119,7 +119,7 @@ class Float8(Blocks):
         np.take(_FLOAT8, codes.view(torch.uint8).numpy(), out=values.numpy(), mode="clip")
 
 
-_FLOAT8 = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().numpy()
+_FLOAT8 = torch.arange(256, dtype=torch.uint8, device="cpu").view(torch.float8_e4m3fn).float().numpy()
 
 
 class Coder:
@@ -142,7 +142,7 @@ class Coder:
             self._encode(data[span].view(-1, BLOCK), scales[start:stop], codes[start:stop], missing)
         rest = data.numel() - whole * BLOCK
         if rest:
-            last, missing = torch.zeros(1, BLOCK), torch.empty(1, BLOCK)
+            last, missing = torch.zeros(2, 1, BLOCK, dtype=torch.float32, device="cpu")
             last[0, :rest] = data[whole * BLOCK :]
             self._encode(last, scales[whole : whole + 1], codes[whole : whole + 1], missing)
             if lost is not None:

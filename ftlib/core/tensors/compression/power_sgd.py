@@ -31,7 +31,7 @@ class _Matrices:
     def __init__(self, rows: int, columns: int, starts: Sequence[int]) -> None:
         """``starts``: where each matrix begins in the bucket."""
         self.rows, self.columns, self.starts = rows, columns, starts
-        self._p = self._q = torch.empty(0)
+        self._p = self._q = torch.empty(0, dtype=torch.float32, device="cpu")
 
     def bind(self, p: torch.Tensor, q: torch.Tensor) -> None:
         """Where the factors are: rows of memory."""
@@ -152,4 +152,4 @@ def _divide(parts: Sequence[Part], rank: int) -> tuple[list[_Matrices], list[sli
 
 def _start(count: int) -> torch.Tensor:
     """The first Q, random, and equal at all members."""
-    return torch.rand(count, generator=torch.Generator().manual_seed(count)).sub_(0.5)
+    return torch.rand(count, generator=torch.Generator().manual_seed(count), dtype=torch.float32, device="cpu").sub_(0.5)

@@ -229,7 +229,7 @@ class RehearsedCommunicator(Communicator):
 
 
 def _warming() -> Operation:
-    return Operation(OperationKind.ALLREDUCE, torch.ones(_WARM), "SUM")
+    return Operation(OperationKind.ALLREDUCE, torch.ones(_WARM, dtype=torch.float32, device="cpu"), "SUM")
 
 
 def _hang() -> None:
