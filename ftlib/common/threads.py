@@ -66,6 +66,10 @@ class Threads:
         """A new reentrant lock."""
         return threading.RLock()
 
+    def turn(self) -> Any:
+        """A new lock that whoever takes it may have given back by another thread."""
+        return threading.Lock()
+
     def queue(self) -> queue.SimpleQueue[Any]:
         """A new, unbounded queue."""
         return queue.SimpleQueue()

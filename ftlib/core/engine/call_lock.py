@@ -34,9 +34,12 @@ class CallLock:
         self.timeout = timeout
         self._process = os.getpid()
         self._threads = threads
-        self._serial = threads.lock()
+        self._serial = threads.turn()
+        """A turn may be given back by another thread: hooks of a backward on a GPU run on torch's own, its end perhaps not."""
         self._waiting: deque[None] = deque()
         """One entry for each thread that waits for its turn. Not an integer: several threads count at the same time."""
+        self._within: set[Thread] = set()
+        """The threads that are in ``take``."""
         self._taken = 0
         """How often the program took its turn."""
         self._busy = ""
@@ -94,6 +97,28 @@ class CallLock:
         """
         if os.getpid() != self._process:
             raise ConfigError(f"{call}: this process was forked from a worker and is none: call FTLib.init in it")
+        thread = self._threads.current()
+        if thread in self._within or self.inside():
+            raise ConfigError((self._busy or _IN_CALL).format(call))
+        self._within.add(
+            thread
+        )  # before it waits, as a signal handler may come at any moment, and would wait for its own thread
+        try:
+            self._await_turn(call)
+            try:
+                self._holder, self._busy = thread, _IN_CALL
+                self._taken += 1
+                result = carry_out()
+                self._busy = _IN_CALLBACK
+                tell()
+                return result
+            finally:
+                self._busy, self._holder = "", None
+                self._serial.release()
+        finally:
+            self._within.discard(thread)
+
+    def _await_turn(self, call: str) -> None:
         self._waiting.append(None)
         try:
             acquired = self._serial.acquire(timeout=self.timeout)
@@ -102,30 +127,12 @@ class CallLock:
         if not acquired:
             holder = self._holder.name if self._holder is not None else "another"
             raise RebuildTimeout(f"{call}: thread {holder} was in a call for {self.timeout:g} s")
-        try:
-            if self._busy:
-                raise ConfigError(self._busy.format(call))
-            self._holder = self._threads.current()
-            self._taken += 1
-            try:
-                self._busy = _IN_CALL
-                result = carry_out()
-                self._busy = _IN_CALLBACK
-                tell()
-                return result
-            finally:
-                self._busy, self._holder = "", None
-        finally:
-            self._serial.release()
 
     def try_open(self, name: str, call: object) -> bool:
-        """Take this thread's turn for ``call``, an open call of that name, and keep it until ``end_open`` or ``finish_open``.
-        False if it would have to wait for another thread.
+        """Take this thread's turn for ``call``, an open call of that name, and keep it until ``end_open`` or ``finish_open``,
+        on whichever thread. False if it would have to wait for another thread, or is within another call of this one.
         """
         if self.awaited or os.getpid() != self._process or not self._serial.acquire(blocking=False):
-            return False
-        if self._busy:  # within another call of this thread
-            self._serial.release()
             return False
         self._holder, self._open, self._busy = self._threads.current(), call, _IN_OPEN.format("{}", name)
         self._taken += 1
@@ -134,7 +141,7 @@ class CallLock:
     def finish_open(self, carry_out: Callable[[], T], tell: Callable[[], None]) -> T:
         """As ``take``, in the turn that ``try_open`` took; then gives it back."""
         try:
-            self._busy = _IN_CALL
+            self._holder, self._busy = self._threads.current(), _IN_CALL
             result = carry_out()
             self._busy = _IN_CALLBACK
             tell()
@@ -167,11 +174,9 @@ class CallLock:
             return None
         try:
             self._holder, self._busy = self._threads.current(), _IN_CALL
-            try:
-                return carry_out()
-            finally:
-                self._busy, self._holder = "", None
+            return carry_out()
         finally:
+            self._busy, self._holder = "", None
             self._serial.release()
 
     def rest(self, seconds: float) -> None:

@@ -123,6 +123,10 @@ class SimulatedThreads(Threads):
         """See ``Threads``."""
         return _Lock(self)
 
+    def turn(self) -> Any:
+        """See ``Threads``."""
+        return _Turn(self)
+
     def queue(self) -> queue.SimpleQueue[Any]:
         """See ``Threads``."""
         return cast("queue.SimpleQueue[Any]", _Queue(self))
@@ -337,3 +341,13 @@ class _Lock:
         waiting, self._waiting = self._waiting, []
         for fibre in waiting:
             self._threads.wake(fibre)
+
+
+class _Turn(_Lock):
+    """Of ``threading.Lock`` the same."""
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        if self._depth and self._owner is self._threads.current() and not blocking:
+            return False
+        assert not (self._depth and self._owner is self._threads.current()), "a thread waits for itself"
+        return super().acquire(blocking, timeout)
