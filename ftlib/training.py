@@ -13,11 +13,11 @@ import torch
 
 from consensus import View
 
+from .common.devices import device_at
 from .core.calls.call import Call, Kind
 from .core.calls.follow import Declined
 from .core.calls.follower import NoFollowing
 from .core.calls.open_call import OpenCall
-from .core.calls.presentation import Inputs
 from .core.engine.call_lock import CallLock
 from .core.engine.callbacks import Listeners
 from .core.engine.catching_up import CatchUp
@@ -34,6 +34,7 @@ from .core.tensors.compression.names import compression_of
 from .core.tensors.device_copies import assign, duplicate
 from .core.tensors.layout import Layout
 from .core.tensors.norms import Norms
+from .core.tensors.presentation import Inputs
 from .core.tensors.targets import Layouts, Targets, check_writable, targets_of
 from .data.unregistered import READ
 from .errors import ConfigError, Excluded, FTLibError, JobEnded
@@ -289,6 +290,8 @@ class Calls(ABC):
             raise _not_a_count(batches)
         if layout.compression is not None and self._execution is not None:
             raise ConfigError(_UNCOMPRESSED)
+        for place in layout.places:
+            device_at(place).check_capture()
         targets = Targets([None] * len(parameters), list(parameters), module=module)
         call = OpenCall(
             layout,

@@ -94,6 +94,15 @@ class Device(ABC):
     def beside(self) -> AbstractContextManager[object]:
         """Until the end of the block, this thread enqueues on another stream than programs do, beside what they enqueue."""
 
+    @abstractmethod
+    def ahead(self) -> AbstractContextManager[object]:
+        """As ``beside``, on the stream of what is sent while a program computes: no copy of state is in its way."""
+
+    @property
+    def stream_id(self) -> object:
+        """What tells the stream that is current in this thread from others."""
+        return None
+
     def here(self) -> AbstractContextManager[object]:
         """A block in which another thread enqueues on the stream that is current in this one now. To be entered once."""
         return nullcontext()
@@ -165,6 +174,8 @@ class Cuda(Device):
         self._device = torch.device("cuda", index)
         self._side: torch.cuda.Stream | None = None
         """The stream for ``beside``, once it was needed."""
+        self._first: torch.cuda.Stream | None = None
+        """The stream for ``ahead``, once it was needed."""
         self._making = threading.Lock()
 
     def empty(self, count: int, dtype: torch.dtype) -> torch.Tensor:
@@ -193,6 +204,18 @@ class Cuda(Device):
             if self._side is None:
                 self._side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         return torch.cuda.stream(self._side)
+
+    def ahead(self) -> AbstractContextManager[object]:
+        """One stream for all threads, of high priority: what is enqueued there is short, and peers wait for it."""
+        with self._making:
+            if self._first is None:
+                self._first = torch.cuda.Stream(self._device, priority=-1)  # type: ignore[no-untyped-call]
+        return torch.cuda.stream(self._first)
+
+    @property
+    def stream_id(self) -> object:
+        """Its number."""
+        return torch.cuda.current_stream(self._device).cuda_stream
 
     def side_stream(self) -> SideStream:
         """Of high priority: torch keeps few streams, which it hands out again and again, and these are the rarer ones."""
@@ -251,6 +274,10 @@ class Rehearsed(Device):
 
     def beside(self) -> AbstractContextManager[object]:
         """Nothing is ever under way."""
+        return nullcontext()
+
+    def ahead(self) -> AbstractContextManager[object]:
+        """As ``beside``."""
         return nullcontext()
 
     def side_stream(self) -> SideStream:

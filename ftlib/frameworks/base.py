@@ -128,6 +128,11 @@ class Group(ABC):
         """True if this member's accelerator works, so that ``submit_bulk`` may be used once all members say so."""
         return False
 
+    @property
+    def launches_at_once(self) -> bool:
+        """True if ``submit_bulk`` does not wait for the device."""
+        return True
+
     def takes(self, tensor: torch.Tensor) -> bool:  # noqa: ARG002
         """Whether operations on such a tensor may go by ``submit_bulk``."""
         return False

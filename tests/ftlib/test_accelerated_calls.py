@@ -102,14 +102,15 @@ def test_members_disagree(crew: Crew, name: str, monkeypatch: pytest.MonkeyPatch
 def begins_bulk_and_head(patch: pytest.MonkeyPatch, groups: set[HybridGroup]) -> None:
     """In these groups the accelerator gets its buckets before the head has shown that all members are in the same call."""
     begin, launch = DeviceAttempt._begin_head, DeviceAttempt._launch
+    early: dict[DeviceAttempt, dict[int, Slot]] = {}
 
     def begin_bulk_and_head(self: DeviceAttempt, group: Group, record: RankRecord) -> Slot:
         if group in groups:
-            launch(self, group, accelerated=True)
+            early[self] = launch(self, group, accelerated=True)
         return begin(self, group, record)
 
     def begun(self: DeviceAttempt, group: Group, *, accelerated: bool) -> dict[int, Slot]:
-        return launch(self, group, accelerated=accelerated) if self._bulk is None else self._bulk.slots
+        return early.pop(self) if self in early else launch(self, group, accelerated=accelerated)
 
     patch.setattr(DeviceAttempt, "_begin_head", begin_bulk_and_head)
     patch.setattr(DeviceAttempt, "_launch", begun)

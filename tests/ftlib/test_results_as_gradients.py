@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from ftlib.core.calls import adoption
 from ftlib.core.calls.adoption import Spoilt, donate
 from ftlib.core.calls.call import Call, Kind, Results
-from ftlib.core.calls.presentation import joined, present
 from ftlib.core.calls.salvage import REPORT_LIMIT, FaultKind, Report
 from ftlib.core.plane.plane import Plane
 from ftlib.core.tensors.layout import lay_out_in_order
+from ftlib.core.tensors.presentation import joined, present
 from ftlib.core.tensors.staging import Slot, Staging
 from tests.ftlib.test_salvage import planned, report
 

@@ -142,6 +142,13 @@ class LateDevice(Device):
     def beside(self) -> AbstractContextManager[None]:
         return self.stream()
 
+    def ahead(self) -> AbstractContextManager[None]:
+        return self.stream()
+
+    @property
+    def stream_id(self) -> object:
+        return self._stream()
+
     def side_stream(self) -> LateStream:
         return LateStream(self, self._new())
 

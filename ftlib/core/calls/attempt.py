@@ -25,7 +25,7 @@ from ..tensors.device_copies import copies_of, send
 from ..tensors.layout import Bucket, Layout
 from ..tensors.staging import Slot, Staging
 from ..tensors.trailer import Flag, RankRecord, Region, Trailer
-from .bulk import Bulk
+from .bulk import Bulk, room_for
 from .call import Call, Kind, Results
 from .salvage import DISPUTES, blame
 from .session import Session
@@ -101,8 +101,10 @@ class Attempt:
         of the session assume the same, so where it holds again the sums are the averages."""
         self._staged: deque[tuple[Slot, Work]] = deque()
         """Slots to which devices may still be copying, and what these do."""
-        self._bulk: Bulk | None = None
-        """What accelerators carry."""
+        self._sends = True
+        """True if results go back to devices beside the next operations; else when they are delivered."""
+        self._bulks: list[Bulk] = []
+        """What accelerators carry, in the order of its launches."""
         self._pipeline: Pipeline | None = None
         """The buckets of a compressed call, once all members are in it."""
 
@@ -223,18 +225,25 @@ class Attempt:
 
     def _launch(self, group: Group, *, accelerated: bool) -> dict[int, Slot]:
         """Have the accelerators carry what they take, if all members' work; returns these slots, by the buckets' numbers."""
+        slots: dict[int, Slot] = {}
         if not accelerated:
-            return {}
-        self._bulk = Bulk(self._call, self._staging, group, self._assumed)
-        return self._bulk.slots
+            return slots
+        call, layout = self._call, self._call.layout
+        for number, bucket in enumerate(layout.buckets):
+            if (row := room_for(bucket, group)) is not None:
+                slots[number] = self._staging.slot(number, 0)
+                call.fill(slots[number], self._assumed, row=row)
+        # Others may launch them one by one: launched together they would be other operations, perhaps in another order.
+        launches = [[slot] for slot in slots.values()] if layout.one_by_one else [list(slots.values())] if slots else []
+        self._bulks += [Bulk(group, launch, asked=call.veto) for launch in launches]
+        return slots
 
-    def _end_bulk(self) -> bool:
+    def _end_bulks(self) -> bool:
         """Wait for what accelerators carry, and look for inf and nan in it. False if they carry nothing."""
-        if self._bulk is None or self._bulk.work is None:
-            return False
-        self.wait(self._bulk.work, None)
-        self._finite = self._bulk.end() and self._finite
-        return True
+        for bulk in self._bulks:
+            self.wait(bulk.work, None)
+            self._finite = bulk.end() and self._finite
+        return bool(self._bulks)
 
     def wait(self, work: Work, slot: Slot | None) -> None:
         """Wait for one operation outside of ``run``; ``slot``: the slot on which it works."""
@@ -256,8 +265,8 @@ class Attempt:
                 self._staging.abandon_prelude()
             else:
                 self._staging.abandon(slot)
-        if self._bulk is not None:
-            self._bulk.give_up(self._staging)
+        for bulk in self._bulks:
+            bulk.give_up(self._staging)
 
     def _begin_head(self, group: Group, record: RankRecord) -> Slot:
         """Begin the head's operation, after a prelude if not all members may expect this layout.
@@ -320,7 +329,7 @@ class Attempt:
             self._check(self._trailer)
             if self._plane is not None:
                 self._plane.entered()
-        if slot is not None and slot.bucket.place and not self._call.foreign:
+        if slot is not None and slot.bucket.place and self._sends and not self._call.foreign:
             send(slot)  # beside the next operations
         if self._call.veto and self._finite and slot is not None:
             # Check the result, not this member's input: its bits are equal everywhere, so all decide alike without a message.

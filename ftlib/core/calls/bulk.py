@@ -1,54 +1,59 @@
-"""The buckets of one attempt that go by the accelerator: launched together, and waited for once."""
+"""Buckets of one attempt that go by the accelerator: launched together, and waited for once."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
 
 from ...common.devices import device_at
 from ...frameworks.base import Group, Operation, OperationKind, Work
 from ..tensors.device_copies import look
+from ..tensors.layout import Bucket
 from ..tensors.staging import Slot, Staging
-from .call import Call
 
-__all__ = ["Bulk"]
+__all__ = ["Bulk", "room_for"]
+
+
+def room_for(bucket: Bucket, group: Group) -> torch.Tensor | None:
+    """A row for ``bucket`` on its device, where ``group`` takes it; None if it does not."""
+    if bucket.place and group.takes(device_at(bucket.place).empty(0, bucket.dtype)):
+        return group.allocate_at(bucket.place, bucket.count, bucket.dtype)
+    return None
 
 
 class Bulk:
-    """To be made only if all members' accelerators work; each member then launches the same operations."""
+    """To be made only if all members' accelerators work; each member then makes the same ones, in the same order."""
 
-    def __init__(self, call: Call, staging: Staging, group: Group, assumed: float) -> None:
-        """Stage the buckets on their devices, and launch the operations. ``work`` fails if that cannot be done.
+    def __init__(self, group: Group, slots: Sequence[Slot], *, asked: bool) -> None:
+        """Launch the operations on these slots, which are staged on their devices. ``work`` fails if that cannot be done.
 
-        ``assumed``: see ``Call.fill``.
+        ``asked``: True if inf and nan are to be looked for.
         """
-        self._places = call.layout.places
-        self.slots: dict[int, Slot] = {}
-        """The slots of the buckets that ``group`` takes, by the buckets' numbers."""
-        for number, bucket in enumerate(call.layout.buckets):
-            if bucket.place and group.takes(device_at(bucket.place).empty(0, bucket.dtype)):
-                slot = self.slots[number] = staging.slot(number, 0)
-                call.fill(slot, assumed, row=group.allocate_at(bucket.place, bucket.count, bucket.dtype))
+        self._slots = slots
+        self._places = tuple(dict.fromkeys(slot.bucket.place for slot in slots))
+        self._asked = asked
         operations = []
-        for slot in self.slots.values():
+        for slot in slots:
             assert slot.row is not None
             operations.append(Operation(OperationKind.ALLREDUCE, slot.row, slot.bucket.op))
-        self._asked = call.veto
-        """True if inf and nan are looked for."""
-        self.work: Work | None = group.submit_bulk(operations, self._look if call.veto else None) if operations else None
-        """Ends with the operations; None if there are none."""
+        self.work: Work = group.submit_bulk(operations, self._look if asked else None)
+        """Ends with the operations."""
 
     def end(self) -> bool:
         """After ``work`` has ended: note where the data is; False if it was looked for inf and nan, and there are some."""
-        for place in self._places if self.slots else ():
+        for place in self._places:
             device_at(place).awaited()
-        for slot in self.slots.values():
+        for slot in self._slots:
             slot.reduced()
-        return not self._asked or all(slot.finite for slot in self.slots.values())
+        return not self._asked or all(slot.finite for slot in self._slots)
 
     def give_up(self, staging: Staging) -> None:
         """After an abort: never use the slots again if operations may still be under way."""
-        if self.work is not None and not self.work.done():
-            for slot in self.slots.values():
+        if not self.work.done():
+            for slot in self._slots:
                 staging.abandon(slot)
 
     def _look(self) -> None:
         for place in self._places:
-            look(place, [slot for slot in self.slots.values() if slot.bucket.place == place])
+            look(place, [slot for slot in self._slots if slot.bucket.place == place])

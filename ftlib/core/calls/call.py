@@ -15,12 +15,12 @@ from ...common.device_waits import Fence
 from ...data.mates import Drawing
 from ...data.sampling import Share
 from ...errors import ConfigError
-from ..tensors.device_copies import bring, each_finite, fetch, flatten, fold
+from ..tensors.device_copies import bring, each_finite, fetch, flatten, fold, gather
 from ..tensors.dtypes import EXTREMES, load, store
 from ..tensors.layout import Bucket, Layout, Piece
 from ..tensors.norms import NO_NORMS, Norms
+from ..tensors.presentation import present
 from ..tensors.staging import Slot, finite
-from .presentation import present
 from .session import Session
 
 _NOTHING, _INFERENCE = -1, -2
@@ -428,6 +428,11 @@ class Call:
             else:
                 store(view, source, bucket.op, scale)
 
+    def gather(self, bucket: Bucket, row: torch.Tensor, assumed: float) -> None:
+        """As ``fill``, to a row on the bucket's device, which belongs to no slot yet."""
+        scale = self.weight / assumed if self.divide else 1.0
+        gather(bucket, self._parts(bucket), 0.0 if self.silent else scale, row)
+
     def deliver(self, results: Results, *, views: bool = False) -> None:
         """Copy the finished call's results to the caller's tensors; in an average divided by the sum of the weights.
 
@@ -435,7 +440,7 @@ class Call:
         """
         if views and results.divisor == 1.0 and not results.kept:
             present(results, self.owners, self._load, checked=self.veto)
-            self._fold()
+            self._write([slot for slot in results.slots if slot.bucket.place], 1.0)
             if self.norms and self.veto:
                 self.gradient_norms = Norms(results.slots, self.owners, guarded=True)
             return

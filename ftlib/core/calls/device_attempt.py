@@ -40,7 +40,7 @@ class DeviceAttempt(Attempt):
         slots |= self._carry(group, [number for number in range(1, len(layout.buckets)) if number not in bulk], in_flight)
         while window:
             self._reap()
-        accelerated = self._end_bulk()
+        accelerated = self._end_bulks()
         session.heard(accelerated=trailer.accelerated)
         trailer, results = self._ended([(slots | bulk)[number] for number in range(len(layout.buckets))])
         return trailer, results.carried(accelerated=accelerated or call.accelerated)

@@ -14,6 +14,7 @@ from ...errors import GroupError
 from ..calls.attempt import SETTLE, Waits
 from ..calls.open_attempt import OpenAttempt
 from ..calls.open_call import OpenCall
+from ..calls.open_device_attempt import OpenDeviceAttempt
 from ..calls.session import Session
 from ..plane.failures import Failures
 from ..plane.phase import Phase
@@ -87,7 +88,7 @@ def why_not_early(plane: Plane, call: OpenCall, min_size: int) -> str:
         (plane.wished or plane.leaving(), "a member joins or leaves after this call"),
         (session.donor is not None and plane.finished < session.plan.call, "the others have finished this call"),
         (expected != call.layout.signature, "the members expect another call"),
-        (bool(call.layout.places), "tensors are on devices"),
+        (call.on_devices and session.expected is None, "it may have to wait for accelerators that start"),
     )
     return next((text for holds, text in reasons if holds), "")
 
@@ -115,7 +116,8 @@ class OpenCalls:
     def enter(self, call: OpenCall, session: Session, staging: Staging, record: RankRecord) -> None:
         """The plane has entered ``call``: begin its operations in ``session``."""
         plane = self._plane
-        self._attempt = OpenAttempt(call, session, staging, self._waits, record, plane)
+        kind = OpenDeviceAttempt if call.on_devices else OpenAttempt
+        self._attempt = kind(call, session, staging, self._waits, record, plane)
         if not plane.begin(session):
             self._attempt.fail(GroupError("the session was over before the call began"))
 

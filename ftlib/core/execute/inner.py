@@ -49,7 +49,7 @@ class Inner(Attempt):
         while self._window:
             self._reap()
         assert self._trailer is not None
-        accelerated = self._end_bulk()
+        accelerated = self._end_bulks()
         results = Results(self._call.number, self._call.layout, self._slots, self._trailer.weight, self._finite)
         return results.carried(accelerated=accelerated)
 

@@ -12,14 +12,28 @@ from collections.abc import Sequence
 
 import torch
 
-from ...common.devices import device_at, place_of
+from ...common.devices import Event, device_at, place_of
 from ...frameworks.base import Work
 from .device_work import DeviceWork, NothingToDo
 from .dtypes import EXTREMES, load, store
 from .layout import Bucket
 from .staging import Slot
 
-__all__ = ["assign", "bring", "copies_of", "duplicate", "each_finite", "fetch", "flatten", "fold", "look", "send", "under_way"]
+__all__ = [
+    "assign",
+    "bring",
+    "copies_of",
+    "duplicate",
+    "each_finite",
+    "fetch",
+    "flatten",
+    "fold",
+    "gather",
+    "look",
+    "lower",
+    "send",
+    "under_way",
+]
 
 
 def copies_of(slot: Slot) -> Work:
@@ -44,6 +58,15 @@ def fetch(slot: Slot, sources: Sequence[torch.Tensor | None], scale: float, ther
     row = there
     if row is None:
         row = slot.host if device.unified else device.empty(bucket.count, bucket.dtype)
+    gather(bucket, sources, scale, row)
+    host = slot.stage(there)
+    if there is None and row is not host:
+        device.enqueue(lambda: host.copy_(row, non_blocking=True), host)
+
+
+def gather(bucket: Bucket, sources: Sequence[torch.Tensor | None], scale: float, row: torch.Tensor) -> None:
+    """Enqueue: write ``scale`` times the ``sources`` to ``row``, which is on their device. See ``fetch``."""
+    device = device_at(bucket.place)
     views = _views(bucket, row)
     found = [source for source in sources if source is not None]
     if len(found) < len(sources) or scale == 0.0:
@@ -58,9 +81,20 @@ def fetch(slot: Slot, sources: Sequence[torch.Tensor | None], scale: float, ther
         device.enqueue(lambda: torch._foreach_copy_(views, found), *views)
         if scale != 1.0:
             device.enqueue(lambda: row.mul_(scale))
-    host = slot.stage(there)
-    if there is None and row is not host:
+
+
+def lower(slot: Slot, row: torch.Tensor, gathered: Event) -> Work:
+    """Enqueue, beside what the program enqueues: copy ``row`` to CPU memory, the slot's, once it is ``gathered``. Returns the
+    copy, which keeps the row as long as it is needed; not counted as a wait.
+    """
+    device = device_at(slot.bucket.place)
+    with device.ahead():
+        device.follow(gathered)
+        if slot.reader is not None:
+            device.follow(slot.reader)
+        host = slot.stage(None)
         device.enqueue(lambda: host.copy_(row, non_blocking=True), host)
+        return DeviceWork(device.record(), row)
 
 
 def send(slot: Slot) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from ...common.device_waits import end, wait_for
 from ...common.devices import Event
 from ...frameworks.base import Work
@@ -12,8 +14,10 @@ __all__ = ["DeviceWork", "NothingToDo"]
 class DeviceWork(Work):
     """Everything that was enqueued on a stream before an event."""
 
-    def __init__(self, event: Event) -> None:
+    def __init__(self, event: Event, source: torch.Tensor | None = None) -> None:
+        """``source``: a tensor that has to live until then."""
         self._event = event
+        self._source = source
 
     def wait(self, timeout: float) -> bool:
         """Raises the device's error, if it has one."""

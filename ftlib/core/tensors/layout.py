@@ -112,6 +112,11 @@ class Layout:
         return 1 if self.compression is None else max(1, self.compression.stages)
 
     @property
+    def one_by_one(self) -> bool:
+        """True if the buckets may be sent before all of them are there (see ``lay_out_in_order``)."""
+        return self.spares is not None
+
+    @property
     def head(self) -> Bucket:
         """The bucket that carries the trailer."""
         return self.buckets[0]

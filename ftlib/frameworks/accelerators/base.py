@@ -86,6 +86,8 @@ class Accelerator(ABC):
 
     name: str
     """Short, as in ``metrics``: "nccl"."""
+    launches_at_once = True
+    """False if ``Communicator.launch`` waits until the device has done what was enqueued before."""
 
     @abstractmethod
     def start(self, host: str) -> None:

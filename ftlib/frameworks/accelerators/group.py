@@ -73,6 +73,11 @@ class HybridGroup(Group):
         """Have the next call ask for a new view of the same members, as this one has no accelerator, and the next one will."""
         self._renewal = why
 
+    @property
+    def launches_at_once(self) -> bool:
+        """See ``Group``."""
+        return self._accelerator.launches_at_once
+
     def takes(self, tensor: torch.Tensor) -> bool:
         """See ``Group``."""
         return self._accelerator.takes(tensor)

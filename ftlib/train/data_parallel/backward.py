@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.autograd import profiler
 
+from ...common.devices import Device, device_at
 from ...common.units import size
 from ...core.engine.open_average import OpenAverage
 from ...core.tensors.compression.compression import Compression
@@ -96,6 +97,12 @@ class Backward:
         """How many gradients may come before one looks at what is under way."""
         self._early = False
         """True while buckets may be pushed before the end."""
+        self._together = True
+        """True if all gradients of ``_layout`` are in one place."""
+        self._devices: list[Device] = []
+        """That place, if it is a device."""
+        self._stream: object = None
+        """The stream on which the first gradient of this pass came, there."""
         self._room = FormerGradients()
         self._viewing = False
         """True if gradients become views of the present average, or are of the last one."""
@@ -197,11 +204,13 @@ class Backward:
         phase, countdown = self._phase, self._countdown
         remaining, buckets, left, seen = countdown.remaining, countdown.buckets, countdown.left, countdown.seen.append
         opens, odd, complete, large, stage = self._opens, self._odd, self._complete, self._large, self._stage
-        unpolled, poll = self._unpolled, self._poll
+        unpolled, poll, devices, look_at_stream = self._unpolled, self._poll, self._devices, self._look_at_stream
 
         def hook(_parameter: torch.Tensor) -> None:
             if phase[0] != _OPEN and not opens(number):
                 return
+            if devices:
+                look_at_stream()
             count = remaining[number] - 1
             remaining[number] = count
             if count:
@@ -261,6 +270,18 @@ class Backward:
         if self._early and self._average is not None:
             self._average.stage(bucket, index)
 
+    def _look_at_stream(self) -> None:
+        """A bucket is gathered on the stream of its last gradient, which knows nothing of other streams: where there are some,
+        everything waits for the end of backward, when all are in order.
+        """
+        stream = self._devices[0].stream_id
+        if self._stream is None:
+            self._stream = stream
+        elif stream != self._stream and self._early:
+            self._early = False
+            if self._average is not None:
+                self._average.restart()
+
     def _begin(self) -> None:
         self._keep_results()
         self._average = None  # and with it the memory of the last gradients
@@ -287,8 +308,8 @@ class Backward:
 
     def _open(self) -> None:
         """The first gradient is there. Buckets may be on their way from now on, or the average waits for the end: where tensors
-        are on devices or sharded, where the order is to be agreed on before, and behind another model's average, as all members
-        must have the averages of one backward in the same order.
+        are sharded or in several places, where the order is to be agreed on before, and behind another model's average, as all
+        members must have the averages of one backward in the same order.
         """
         layout, trained = self._lay_out(), self._trained
         if not self._laid_out:
@@ -303,7 +324,8 @@ class Backward:
         self._countdown.begin()
         self._pushed = 0
         self._phase[0] = _OPEN
-        self._early = self._queue[0] is self and not (layout.places or trained.sharded or self._order.due)
+        self._stream = None
+        self._early = self._queue[0] is self and self._together and not (trained.sharded or self._order.due)
         if self._early:
             self._make()
             self._push()
@@ -347,7 +369,15 @@ class Backward:
                 purpose=self._order.model,
             )
             self._key, self._laid_out = key, False
+            self._locate(self._layout)
         return self._layout
+
+    def _locate(self, layout: Layout) -> None:
+        """Note where the gradients are."""
+        count = len(self._trained.owners)
+        places = {bucket.place for bucket in layout.buckets for index in bucket.indices if index < count}
+        self._together = len(places) <= 1
+        self._devices[:] = [device_at(place) for place in places if place] if self._together else []
 
     def _owners(self) -> list[nn.Parameter]:
         owners = self._trained.owners

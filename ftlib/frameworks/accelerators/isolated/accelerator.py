@@ -39,6 +39,8 @@ _END = 2.0
 class IsolatedAccelerator(Accelerator):
     """See ``Accelerator``. Everything of the accelerator's is done in a child, but to say which tensors it takes."""
 
+    launches_at_once = False
+
     def __init__(self, name: str, made_by: str, memory: Memory, current: Callable[[], str] = lambda: "") -> None:
         """``name``: of the accelerator that is made by ``made_by``, ``module:callable``, in each child.
 

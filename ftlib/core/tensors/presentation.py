@@ -13,8 +13,8 @@ from typing import Protocol
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from ..tensors.layout import Bucket, Piece
-from ..tensors.staging import Slot
+from .layout import Bucket, Piece
+from .staging import Slot
 
 __all__ = ["Inputs", "Shown", "present"]
 
@@ -52,7 +52,7 @@ class Shown(Protocol):
 def present(
     results: Shown, owners: Sequence[torch.Tensor], copy: Callable[[Piece, torch.Tensor], None], *, checked: bool = False
 ) -> None:
-    """Point the gradients of ``owners`` to the averages in ``results``.
+    """Point the gradients of ``owners`` to the averages in ``results``; those on devices are left to the caller.
 
     ``copy``: writes the average of a piece to the gradient that is there. It gets what cannot be a view: gradients of another
     dtype or memory format than the wire's, and parts of tensors whose slots are not side by side. ``checked``: True if the
@@ -82,7 +82,7 @@ def present(
         taken = {id(owner) for owner, _ in gradients}
         for slot in results.slots:
             for piece, view in zip(slot.bucket.pieces, slot.views, strict=True):
-                if id(owners[piece.index]) not in taken:
+                if id(owners[piece.index]) not in taken and not slot.bucket.place:
                     copy(piece, view)
 
 
