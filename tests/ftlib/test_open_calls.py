@@ -95,6 +95,7 @@ LATE.grow(1)
 BEHIND = SalvagePlan(8, 8, adoptions=(("a", "b"),), authority="b", holders=("b",))
 LIKE_THIS = SalvagePlan(7, 7, LAYOUT.signature, authority="b", holders=("b",))
 ELSEWHERE = replace(LAYOUT, buckets=tuple(replace(bucket, place="cuda:0") for bucket in LAYOUT.buckets))
+LIKE_THERE = SalvagePlan(7, 7, ELSEWHERE.signature, authority="b", holders=("b",))
 WHOLE = lay_out_in_order("average", SPECS, [3, 2, 1, 0], 1 << 20, 1 << 20)
 REORDERED = lay_out_in_order("average", SPECS, [0, 1, 2, 3], 4 * ROW, 4 * ROW)
 
@@ -104,6 +105,7 @@ def test_in_a_job_that_just_trains_it_may() -> None:
     adopted = replace(BEHIND, call=7)
     assert why_not_early(place(session=session(adopted)), a_call(), 2) == "", "it has what the others gave it"
     assert why_not_early(place(session=session(LIKE_THIS, expected=None)), a_call(), 2) == "", "the last call was such a one"
+    assert why_not_early(place(session=session(expected=ELSEWHERE)), a_call(ELSEWHERE), 2) == "", "on a device, not the first"
 
 
 @pytest.mark.parametrize(
@@ -123,7 +125,7 @@ def test_in_a_job_that_just_trains_it_may() -> None:
         (place(session=session(expected=None)), a_call(), 1, "expect another"),
         (place(session=session(expected=REORDERED)), a_call(), 1, "expect another"),
         (place(session=session(LIKE_THIS, expected=None)), a_call(REORDERED), 1, "expect another"),
-        (place(session=session(expected=ELSEWHERE)), a_call(ELSEWHERE), 1, "on devices"),
+        (place(session=session(LIKE_THERE, expected=None)), a_call(ELSEWHERE), 1, "wait for accelerators"),
     ],
 )
 def test_each_reason_against_it(plane: Plane, call: OpenCall, min_size: int, reason: str) -> None:

@@ -7,6 +7,7 @@ import threading
 import time
 from functools import partial
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from ftlib import ConfigError
 from ftlib.core.engine.engine import Engine
 from ftlib.torchft.replica.averages import Averages
 from ftlib.torchft.replica.steps import AVERAGE, Step
-from tests.ftlib.workers import Job, Worker
+from tests.ftlib.workers import TIMEOUT, Job, Worker
 from tests.harness.entries import note_entries
 
 from .histories import survivors
@@ -305,3 +306,36 @@ def test_a_tensor_without_room_for_a_result_is_refused() -> None:
 
     with Job(1, nonfinite="pass") as job:
         job.run({"a": train})
+
+
+class _Elsewhere(torch.autograd.Function):
+    """Its backward runs that of a net on another thread, as torch runs a GPU's part of a graph."""
+
+    @staticmethod
+    def forward(context: Any, trainer: Trainer, sizes: list[int], value: float, start: torch.Tensor) -> torch.Tensor:
+        context.inner = partial(trainer.backward, sizes, value)
+        return start.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+        thread = threading.Thread(target=context.inner)
+        thread.start()
+        thread.join(TIMEOUT)
+        return None, None, None, gradient
+
+
+def test_hooks_on_another_thread(early: dict[Engine, list[bool]]) -> None:
+    def train(worker: Worker) -> list[float]:
+        trainer, found, more = Trainer(worker), [], float(worker.name == "b")
+        for step in range(STEPS):
+            trainer.begin()
+            start = torch.zeros((), requires_grad=True)
+            _Elsewhere.apply(trainer, [3, 40, 5], step + more, start).backward()  # type: ignore[no-untyped-call]
+            found += [float(tensor[-1]) for _, tensor in trainer.added]
+            assert trainer.step.commit() == 2
+        return found
+
+    with Job(2) as job:
+        one, other = job.run({"a": train, "b": train}).values()
+    assert one == other == [step + 0.5 for step in range(STEPS) for _ in range(3)]
+    assert len(early) == 2 and all(sum(entered) >= STEPS - KNOWN for entered in early.values())

@@ -6,6 +6,7 @@ The device is one that does everything late, or one whose accelerator is rehears
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,7 @@ import pytest
 import torch
 from torch import nn
 
-from ftlib import ConfigError, DistributedDataParallel, FTLib, Optimizer, Status
+from ftlib import ConfigError, DiLoCo, DistributedDataParallel, FTLib, Optimizer, Status
 from ftlib.common.devices import Event
 from ftlib.core.calls import open_device_attempt
 from ftlib.core.calls.open_device_attempt import OpenDeviceAttempt
@@ -332,11 +333,12 @@ def test_a_planted_bug_is_found(monkeypatch: pytest.MonkeyPatch, plant: Callable
 
 
 @contextmanager
-def rehearsed(faults: Faults = Faults()) -> Iterator[Crew]:  # noqa: B008 - it is a value
+def rehearsed(faults: Faults = Faults(), *, registered: bool = True) -> Iterator[Crew]:  # noqa: B008 - it is a value
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gloo, "_FINISH", 0.1)  # each of them would wait for what the others have under way
         with Crew(2, lambda _: RehearsalFramework(faults)) as crew:
-            crew.all(lambda ft, _: ft.register_state(state_dict=dict, load_state_dict=lambda _: None))
+            if registered:
+                crew.all(lambda ft, _: ft.register_state(state_dict=dict, load_state_dict=lambda _: None))
             yield crew
 
 
@@ -480,6 +482,35 @@ def test_clipping_and_steps_by_the_optimizer() -> None:
         for mine, others, wanted in zip(one, other, alone.parameters(), strict=True):
             assert torch.equal(mine, others)
             torch.testing.assert_close(mine, wanted.detach(), rtol=1e-4, atol=1e-5)
+
+
+@needs_proc
+@pytest.mark.parametrize("delay", [0, 2])
+def test_syncs_by_accelerators(delay: int) -> None:
+    """Of inner steps that go on meanwhile: the global weights are those of a job without accelerators."""
+
+    def learn(ft: FTLib, i: int, steps: int) -> tuple[int, list[torch.Tensor]]:
+        """``steps``: so many inner ones; 0: until accelerators have carried some syncs."""
+        model, count = Model(), 0
+        inner = torch.optim.SGD(model.parameters(), lr=1e-5)
+        outer = functools.partial(torch.optim.SGD, lr=0.7, momentum=0.9)
+        local = DiLoCo(ft, model, inner=inner, outer=outer, sync_every=3, delay=delay)
+        ft.register_state(model=local)
+        with local:
+            while count < steps if steps else accelerated(ft) < 5:
+                inner.zero_grad()
+                model(data(count % 50, i)).square().sum().backward()
+                inner.step()
+                count += 1
+        return count, [weight.detach().clone() for weight in local.global_model.parameters()]
+
+    with rehearsed(registered=False) as crew:
+        (count, one), (_, other) = crew.all(lambda ft, i: learn(ft, i, 0))
+    with Crew(2) as crew:
+        _, plain = crew.all(lambda ft, i: learn(ft, i, count))[0]
+    for mine, others, wanted in zip(one, other, plain, strict=True):
+        assert torch.equal(mine, others)
+        torch.testing.assert_close(mine, wanted)
 
 
 @pytest.mark.process

@@ -9,7 +9,6 @@ step has ended at all replicas: none applies it, and none makes a further call f
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -83,7 +82,6 @@ class Step:
         self._averages = averages
         self._counts = counts
         self._sound = sound
-        self._thread = threading.get_ident()
         self._pending: dict[tuple[str, bool], StepAverage | _Reduction] = {}
         """What is collected, by operation and whether it is quantized, in the order in which the first of each came."""
         self._places: set[int] = set()
@@ -138,7 +136,7 @@ class Step:
         if found is not None:
             return found
         first = not self._pending
-        beside = first and self._thread == threading.get_ident() and within_backward() and not within_checkpoint()
+        beside = first and within_backward() and not within_checkpoint()
         if op != AVERAGE:
             found = _Reduction(self._ft, op)
         else:
