@@ -104,13 +104,14 @@ class OpenDeviceAttempt(OpenAttempt):
         """See ``OpenAttempt.run``."""
         if self.failure is not None:
             raise self.failure
+        if not self.void:
+            self._ending = self._sends = True
+            while self.begun < self.count:
+                self.begin()
         while self._trailer is None and self._window:
             self._reap_next()
         if self.void:
             raise GroupError("a gradient changed after it was sent")
-        self._ending = self._sends = True
-        while self.begun < self.count:
-            self.begin()
         self._forward()
         for place in dict.fromkeys(slot.bucket.place for slot, _ in self._staged if slot.bucket.place):
             device_at(place).awaited()

@@ -135,8 +135,8 @@ class Slot:
         return self._row is not None
 
     def reduced(self) -> None:
-        """The accelerator has reduced ``row``: the CPU memory is out of date."""
-        self._landed = False
+        """The accelerator has reduced ``row``: the CPU memory is out of date, and with it what was computed from that."""
+        self._landed, self.norms, self.total = False, (), None
 
     def check(self, *, norms: bool = False) -> bool:
         """False if inf or nan is in the data (in CPU memory). One reading pass: the sum shows it, unless the sum overflows.
