@@ -7,6 +7,7 @@
 ends            a process with a context and a kernel that spins is killed: when its death is told, when its sockets close
 stops           NCCL itself: revoke and abort with 1, 2 and 4 ranks; what an event says that is recorded too early
 gloo, nccl      averages beside the same tensors reduced by torch.distributed, pair by pair
+backward        a pass with DistributedDataParallel beside torch's, and beside an average after backward
 staging         fill, look for inf and nan, and deliver 25 MB, by CUDA events
 losses          a peer is killed while the kernels spin: to the next average, the stop, until NCCL is back; does anything grow?
 communicators   built, used, stopped and freed: does anything grow?
@@ -27,7 +28,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.gpu import average, children, communicators, ends, losses, staging, stops
+from benchmarks.gpu import average, backward, children, communicators, ends, losses, staging, stops
 from benchmarks.gpu.stand import REAL, REHEARSED, Bench
 from benchmarks.report import Report, parser
 from tests.harness.nursery import Nursery
@@ -51,6 +52,7 @@ PARTS = {
     "staging": Part(staging.measure, staging.ROWS, 20.0),
     "gloo": Part(average.by_gloo, average.GLOO_ROWS, 35.0),
     "nccl": Part(average.by_nccl, average.NCCL_ROWS, 40.0),
+    "backward": Part(backward.measure, backward.ROWS, 50.0),
     "losses": Part(losses.measure, losses.ROWS, 60.0),
     "children": Part(children.measure, children.ROWS, 40.0),
     "communicators": Part(communicators.measure, communicators.ROWS, 40.0),

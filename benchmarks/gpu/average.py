@@ -27,7 +27,7 @@ from benchmarks.report import spread
 from ftlib import FTLib
 from tests.harness.one_gpu import pose_as_a_host
 
-__all__ = ["GLOO_ROWS", "NCCL_ROWS", "by_gloo", "by_nccl", "main"]
+__all__ = ["GLOO_ROWS", "NCCL_ROWS", "accelerated", "by_gloo", "by_nccl", "main"]
 
 RANKS = 2
 CASES = {"25 MB in 60 tensors": (25 * 10**6, 60), "4 KB": (4 << 10, 1)}
@@ -142,7 +142,7 @@ def main() -> int:
         store = dist.TCPStore("127.0.0.1", args.port, RANKS, rank == 0)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=patience)
         beside = dist.new_group(backend=args.backend, timeout=patience)
-        why = "" if args.framework == "gloo" else _accelerated(ft, stand)
+        why = "" if args.framework == "gloo" else accelerated(ft, stand)
         for case in args.cases:
             nbytes, pieces = CASES[case]
             tensors = [part.clone().to(stand.device) for part in torch.ones(nbytes // 4).tensor_split(pieces)]
@@ -155,7 +155,7 @@ def main() -> int:
     return 0
 
 
-def _accelerated(ft: FTLib, stand: Stand) -> str:
+def accelerated(ft: FTLib, stand: Stand) -> str:
     """Average until calls go by accelerators, alike at all ranks; why they do not, or nothing."""
     until = time.monotonic() + LIMIT
     while time.monotonic() < until:

@@ -82,6 +82,7 @@ def test_who_joins_and_dies_in_backward_costs_no_step(nursery: Nursery, tmp_path
         judge(cluster)
         orders = [tuple(line["order"]) for worker in cluster.workers for line in worker.calls if line["step"] > 1]
         assert set(orders) == {(0, 1, 2, 3, 4, 5)}
+        assert all(worker.last["early"] for worker in cluster.workers if worker.code is None), "it was under way in backward"
 
 
 @pytest.mark.parametrize("stand", NCCL)
