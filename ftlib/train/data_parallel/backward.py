@@ -98,7 +98,7 @@ class Backward:
         self._early = False
         """True while buckets may be pushed before the end."""
         self._together = True
-        """True if all gradients of ``_layout`` are in one place."""
+        """True if all gradients of ``_layout`` are in one place, and as far as is known on one stream."""
         self._devices: list[Device] = []
         """That place, if it is a device."""
         self._stream: object = None
@@ -272,13 +272,14 @@ class Backward:
 
     def _look_at_stream(self) -> None:
         """A bucket is gathered on the stream of its last gradient, which knows nothing of other streams: where there are some,
-        everything waits for the end of backward, when all are in order.
+        everything waits for the end of backward, when all are in order, from now on.
         """
         stream = self._devices[0].stream_id
         if self._stream is None:
             self._stream = stream
         elif stream != self._stream and self._early:
-            self._early = False
+            self._early = self._together = False
+            logger.info("gradients come on several streams: they are averaged at the end of backward")
             if self._average is not None:
                 self._average.restart()
 
