@@ -1,6 +1,6 @@
-"""Programs may have a default device of their own (``torch.set_default_device``): what ftlib makes for itself is where it says.
+"""Programs may have a default device and dtype of their own: what ftlib makes for itself is where, and what, it says.
 
-Here it is ``meta``, whose tensors have no memory: whatever is made there by mistake cannot be used.
+Here the device is ``meta``, whose tensors have no memory: whatever is made there by mistake cannot be used.
 """
 
 from __future__ import annotations
@@ -52,12 +52,13 @@ def crew() -> Iterator[Crew]:
 def model_of(seed: int) -> nn.Sequential:
     torch.manual_seed(seed)
     with torch.device("cpu"):
-        return nn.Sequential(nn.Linear(7, 43), nn.Tanh(), nn.Linear(43, 3))
+        return nn.Sequential(nn.Linear(7, 43), nn.Tanh(), nn.Linear(43, 3)).float()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("compression", [None, "bf16", "int8", "fp8", PowerSGD(rank=2)], ids=str)
-def test_wrappers(crew: Crew, compression: str | PowerSGD | None) -> None:
-    """What they make of the same gradients is what they make of them without a default device."""
+def test_wrappers(crew: Crew, compression: str | PowerSGD | None, dtype: torch.dtype, request: pytest.FixtureRequest) -> None:
+    """What they make of the same gradients is what they make of them without a default device, and with another dtype."""
     models = [[model_of(0) for _ in range(2)] for _ in range(2)]
     data = torch.randn(5, 2, 8, 7)
 
@@ -72,8 +73,10 @@ def test_wrappers(crew: Crew, compression: str | PowerSGD | None) -> None:
                 wrapped(inputs[i]).square().mean().backward()
                 assert optimizer.step()
 
+    request.addfinalizer(lambda: torch.set_default_dtype(torch.float32))
     for elsewhere in (False, True):
         crew.all(functools.partial(train, elsewhere=elsewhere))
+        torch.set_default_dtype(dtype)
     for usual, here in zip(models[0][0].parameters(), models[1][0].parameters(), strict=True):
         assert torch.equal(usual, here)
 
