@@ -100,9 +100,8 @@ class CallLock:
         thread = self._threads.current()
         if thread in self._within or self.inside():
             raise ConfigError((self._busy or _IN_CALL).format(call))
-        self._within.add(
-            thread
-        )  # before it waits, as a signal handler may come at any moment, and would wait for its own thread
+        # Before it waits: a signal handler may come at any moment, and would wait for its own thread.
+        self._within.add(thread)
         try:
             self._await_turn(call)
             try:
