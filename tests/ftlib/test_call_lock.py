@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
+from ftlib.common.threads import Threads
 from ftlib.core.engine.call_lock import CallLock
 from ftlib.errors import ConfigError, RebuildTimeout
 from tests.harness.basics import TIMEOUT
@@ -85,6 +87,45 @@ def test_within_a_call_it_is_not_opened() -> None:
     lock = CallLock(1.0)
     assert not lock.take("barrier", lambda: lock.try_open("average", CALL), nothing)
     assert lock.take("barrier", lambda: 5, nothing) == 5
+
+
+class Interrupted(Threads):
+    """A signal handler runs whenever a thread takes its turn, and when it gives it back."""
+
+    def __init__(self, handler: Callable[[], None]) -> None:
+        self.handler = handler
+
+    def turn(self) -> Any:
+        turn, interrupt = threading.Lock(), self.handler
+
+        class Turn:
+            def acquire(self, timeout: float) -> bool:
+                interrupt()
+                taken = turn.acquire(timeout=timeout)
+                interrupt()
+                return taken
+
+            def release(self) -> None:
+                interrupt()
+                turn.release()
+                interrupt()
+
+        return Turn()
+
+
+def test_a_signal_handler_never_waits_for_its_own_thread() -> None:
+    refused: list[str] = []
+
+    def handler() -> None:
+        with pytest.raises(ConfigError, match="barrier was called within another call, from a signal handler") as error:
+            lock.take("barrier", nothing, nothing)
+        refused.append(str(error.value))
+
+    lock = CallLock(60.0, Interrupted(handler))
+    began = time.monotonic()
+    assert lock.take("average", lambda: 5, nothing) == 5
+    assert len(refused) == 4
+    assert time.monotonic() - began < 30.0
 
 
 @pytest.mark.parametrize("raises", [True, False])
