@@ -12,7 +12,8 @@ beyond a plain create:
 * *A member does not go on with a wiped store.* A store that lost its records lets an epoch be decided once more. After
   creating, a creator looks for the parent's record again: if that is missing and not below the floor either, the store was
   wiped in between, and the creator takes its own record back. The creator might die before that; so a reader takes the newest
-  record for a decision only if it also found the record before it (unless that is below the floor).
+  record for a decision only if it also found the record before it (unless that is below the floor). Where the listing has not
+  got that one, it is read: a listing of a directory may have the younger one alone of two that are created meanwhile.
 * *A record that cannot be read is unknown, and never absent.* It may be sealed with a secret, or made by a release, that its
   reader does not have; it may be a decision all the same, on which others act. So its name stays taken: nothing is created
   there or beside it, and nobody removes it. A reader gets the newest record that it can read; that is safe, as its next record
@@ -111,6 +112,12 @@ class ViewLog:
             if number < lowest and lowest in numbers:
                 self._record(lowest, listed[key_of(lowest)])
             if number >= floor:
+                before_it = key_of(number - 1)
+                if number > max(1, epoch, floor) and before_it not in listed:
+                    value = await self._store.read(before_it)
+                    if value is None and await self._store.floor(FLOOR) != floor:
+                        continue  # removed by now
+                    listed = {**listed, **({} if value is None else {before_it: value})}
                 return self._judge(record, listed, floor, epoch, view_id)
             if floor == before:  # the floor did not move, and yet no record stands at or above it
                 return Wiped(f"the store's records from {key_of(floor)} on are gone: it was wiped")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from consensus.errors import StoreAwayError
+from consensus.storage.store import Value
 from consensus.store_requests import Away, Clean, CreateView, Done, ReadViews, Recorded, Wiped
 
 from .chains import FIRST, FOURTH, RIVAL, SECOND, THIRD, ask, chain, raises
@@ -61,6 +63,41 @@ def test_a_rival_between_looking_and_creating(store: ScriptedStore) -> None:
     chain(store, FIRST)
     store.at("create", 1, lambda: ask(store, CreateView(RIVAL), 1))
     assert ask(store, CreateView(SECOND)) == Recorded(RIVAL)
+
+
+class Passing(ScriptedStore):
+    """A directory is listed while records are created: of two new ones the younger alone is seen."""
+
+    missed = ""
+
+    async def list(self, prefix: str) -> Mapping[str, Value]:
+        found = await super().list(prefix)
+        return {name: value for name, value in found.items() if name != self.missed}
+
+
+def test_a_listing_that_has_the_younger_of_two_new_records_alone() -> None:
+    store = Passing()
+    chain(store, FIRST, SECOND, THIRD, FOURTH)
+    store.missed = key(3)
+    assert ask(store, ReadViews(1, FIRST.view.view_id)) == Recorded(FOURTH)
+    assert ask(store, ReadViews()) == Recorded(FOURTH)
+    assert store.log[-3:] == ["list views/", "floor views", f"read {key(3)}"]
+
+
+def test_a_record_that_was_not_listed_is_removed_meanwhile() -> None:
+    store = Passing()
+    chain(store, FIRST, SECOND, THIRD, FOURTH)
+    store.missed = key(3)
+    store.at("read", 1, lambda: ask(store, Clean(4), 1))
+    assert ask(store, ReadViews(1, FIRST.view.view_id)) == Recorded(FOURTH)
+
+
+def test_a_record_without_the_one_before_it() -> None:
+    """That one is neither listed nor there: its creator died before it could take it back."""
+    store = Passing()
+    chain(store, FIRST, SECOND, THIRD, FOURTH)
+    del store.values[key(3)]
+    assert isinstance(ask(store, ReadViews(1, FIRST.view.view_id)), Wiped)
 
 
 # Cleaning up

@@ -186,7 +186,7 @@ class Process:
 
     def _load(self, call: Call, session: Session) -> bool:
         loaded = self.transfer.load(call, session)
-        if loaded:
+        if loaded and self.plane.level:  # else it has to leave, and does so without the state
             self.jobs.promises.loaded(self, call)
             self.jobs.tell(self.host, "loaded")
         return loaded

@@ -339,6 +339,8 @@ class Promises(Observer):
 
     def applied(self, process: Process, clock: int, call: Call | None) -> None:
         """The result of ``call`` was applied to the parameters, as the ``clock``-th; None: that of one that it missed."""
+        if not process.plane.level:
+            return  # it leaves without the state: what it makes of its own parameters concerns nobody
         place = self._place(process)
         if place.applied is not None:
             assert place.applied[0] + 1 == clock, self._say(process, f"applied average {clock} after {place.applied[0]}")
