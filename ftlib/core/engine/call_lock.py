@@ -98,12 +98,19 @@ class CallLock:
         if os.getpid() != self._process:
             raise ConfigError(f"{call}: this process was forked from a worker and is none: call FTLib.init in it")
         thread = self._threads.current()
-        if thread in self._within or self.inside():
+        if thread in self._within or (self._busy and self._holder is thread):
             raise ConfigError((self._busy or _IN_CALL).format(call))
         # Before it waits: a signal handler may come at any moment, and would wait for its own thread.
         self._within.add(thread)
         try:
-            self._await_turn(call)
+            self._waiting.append(None)
+            try:
+                acquired = self._serial.acquire(timeout=self.timeout)
+            finally:
+                self._waiting.pop()
+            if not acquired:
+                holder = self._holder.name if self._holder is not None else "another"
+                raise RebuildTimeout(f"{call}: thread {holder} was in a call for {self.timeout:g} s")
             try:
                 self._holder, self._busy = thread, _IN_CALL
                 self._taken += 1
@@ -116,16 +123,6 @@ class CallLock:
                 self._serial.release()
         finally:
             self._within.discard(thread)
-
-    def _await_turn(self, call: str) -> None:
-        self._waiting.append(None)
-        try:
-            acquired = self._serial.acquire(timeout=self.timeout)
-        finally:
-            self._waiting.pop()
-        if not acquired:
-            holder = self._holder.name if self._holder is not None else "another"
-            raise RebuildTimeout(f"{call}: thread {holder} was in a call for {self.timeout:g} s")
 
     def try_open(self, name: str, call: object) -> bool:
         """Take this thread's turn for ``call``, an open call of that name, and keep it until ``end_open`` or ``finish_open``,
