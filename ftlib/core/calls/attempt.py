@@ -101,8 +101,9 @@ class Attempt:
         of the session assume the same, so where it holds again the sums are the averages."""
         self._staged: deque[tuple[Slot, Work]] = deque()
         """Slots to which devices may still be copying, and what these do."""
-        self._sends = True
-        """True if results go back to devices beside the next operations; else when they are delivered."""
+        self._computed = True
+        """False while the program still computes what goes into the call: nothing may be in the way of that then, so results go
+        back to devices when they are delivered, and not beside the next operations."""
         self._bulks: list[Bulk] = []
         """What accelerators carry, in the order of its launches."""
         self._pipeline: Pipeline | None = None
@@ -329,7 +330,7 @@ class Attempt:
             self._check(self._trailer)
             if self._plane is not None:
                 self._plane.entered()
-        if slot is not None and slot.bucket.place and self._sends and not self._call.foreign:
+        if slot is not None and slot.bucket.place and self._computed and not self._call.foreign:
             send(slot)  # beside the next operations
         if self._call.veto and self._finite and slot is not None:
             # Check the result, not this member's input: its bits are equal everywhere, so all decide alike without a message.

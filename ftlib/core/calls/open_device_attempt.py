@@ -60,14 +60,12 @@ class OpenDeviceAttempt(OpenAttempt):
         if group.accelerated:
             record = record._replace(flags=record.flags | Flag.READY)
         super().__init__(call, session, staging, waits, record, plane)
-        self._sends = False  # in backward that would be in the way of what the program computes
+        self._computed = False
         self._group: Group = group
         self._gathered: deque[_Gathered | None] = deque()
         """The complete buckets that have not gone on, in order; None for one on the CPU."""
         self._succeeded = 0
         """The number of launches that have ended well."""
-        self._ending = False
-        """True once all gradients are there."""
 
     @property
     def begun(self) -> int:
@@ -105,7 +103,7 @@ class OpenDeviceAttempt(OpenAttempt):
         if self.failure is not None:
             raise self.failure
         if not self.void:
-            self._ending = self._sends = True
+            self._computed = True
             while self.begun < self.count:
                 self.begin()
         while self._trailer is None and self._window:
@@ -140,7 +138,7 @@ class OpenDeviceAttempt(OpenAttempt):
     def _forward(self) -> None:
         """Send on what was gathered, and what has come to CPU memory by now. Waits for nothing before the end of backward."""
         trailer, group = self._trailer, self._group
-        if trailer is None or (trailer.accelerated and not (self._ending or group.launches_at_once)):
+        if trailer is None or (trailer.accelerated and not (self._computed or group.launches_at_once)):
             return
         while self._gathered:
             slot, gathered = self._staging.slot(len(self._slots), 0), self._gathered.popleft()
