@@ -7,29 +7,25 @@ ends when the device has done everything, at the slowest rank.
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import json
 import socket
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from benchmarks.gpu.stand import STANDS, Bench, Stand
+from benchmarks.gpu.ranks import LIMIT, RANKS, beside, options
+from benchmarks.gpu.stand import Bench, Stand
 from benchmarks.job import Job
 from benchmarks.report import spread
 from ftlib import FTLib
-from tests.harness.one_gpu import pose_as_a_host
 
 __all__ = ["GLOO_ROWS", "NCCL_ROWS", "accelerated", "by_gloo", "by_nccl", "main"]
 
-RANKS = 2
 CASES = {"25 MB in 60 tensors": (25 * 10**6, 60), "4 KB": (4 << 10, 1)}
 RATIOS = {"gloo": 1.10, "nccl": 1.15}
 SMALL_MS, HOST_US = 0.5, 300.0
@@ -40,8 +36,6 @@ NCCL_ROWS = {
     "... 4 KB: paired difference": f"<= +{SMALL_MS:g} ms",
 }
 WARM = 5
-LIMIT = 60.0
-"""Seconds for anything."""
 
 
 def by_gloo(bench: Bench) -> None:
@@ -123,35 +117,18 @@ class Pair:
 
 def main() -> int:
     """One rank: a line of JSON for each case."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--stand", choices=STANDS, required=True)
-    options.add_argument("--framework", required=True)
-    options.add_argument("--backend", required=True)
-    options.add_argument("--port", type=int, required=True)
-    options.add_argument("--seconds", type=float, required=True, help="for each case")
-    options.add_argument("--cases", nargs="+", choices=CASES, required=True)
-    args = options.parse_args()
-    stand = STANDS[args.stand]
-    pose_as_a_host(stand.device)
-    torch.set_num_threads(1)
-    if stand.real:
-        torch.cuda.set_device(stand.device)
-    with contextlib.ExitStack() as stack:
-        ft = stack.enter_context(FTLib.init(framework=args.framework))
-        rank, patience = ft.rank, timedelta(seconds=LIMIT)
-        store = dist.TCPStore("127.0.0.1", args.port, RANKS, rank == 0)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=patience)
-        beside = dist.new_group(backend=args.backend, timeout=patience)
+    parser = options(__doc__)
+    parser.add_argument("--cases", nargs="+", choices=CASES, required=True)
+    args = parser.parse_args()
+    with beside(args) as (stand, ft, group):
         why = "" if args.framework == "gloo" else accelerated(ft, stand)
         for case in args.cases:
             nbytes, pieces = CASES[case]
             tensors = [part.clone().to(stand.device) for part in torch.ones(nbytes // 4).tensor_split(pieces)]
-            pair = Pair(stand, ft, beside, tensors, through_host=args.backend == "gloo")
+            pair = Pair(stand, ft, group, tensors, through_host=args.backend == "gloo")
             times, host = ([], []) if why else _measured(stand, pair, args.seconds)
-            if rank == 0:
+            if ft.rank == 0:
                 print(json.dumps({"case": case, "why": why, "times": times, "host": host}), flush=True)
-        dist.barrier()
-    dist.destroy_process_group()
     return 0
 
 

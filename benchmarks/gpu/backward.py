@@ -6,15 +6,12 @@ as members expect calls in the order in which they came before. Two ranks have t
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import json
 import socket
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -22,15 +19,14 @@ import torch.distributed as dist
 from torch import nn
 
 from benchmarks.gpu.average import accelerated
-from benchmarks.gpu.stand import STANDS, Bench, Stand
+from benchmarks.gpu.ranks import LIMIT, RANKS, beside, options
+from benchmarks.gpu.stand import Bench, Stand
 from benchmarks.job import Job
 from benchmarks.report import spread
 from ftlib import DistributedDataParallel, FTLib
-from tests.harness.one_gpu import pose_as_a_host
 
 __all__ = ["ROWS", "main", "measure"]
 
-RANKS = 2
 LAYERS, WIDTH, BATCH = 24, 512, 512
 BUCKET_MB = 5
 SIDES = ("torch's", "ours", "after backward")
@@ -39,8 +35,6 @@ ROWS = {
     for name in ("gloo", "nccl")
 }
 WARM = 5
-LIMIT = 60.0
-"""Seconds for anything."""
 
 
 def measure(bench: Bench) -> None:
@@ -108,31 +102,14 @@ def _model() -> nn.Sequential:
 
 def main() -> int:
     """One rank: a line of JSON."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--stand", choices=STANDS, required=True)
-    options.add_argument("--framework", required=True)
-    options.add_argument("--backend", required=True)
-    options.add_argument("--port", type=int, required=True)
-    options.add_argument("--seconds", type=float, required=True)
-    args = options.parse_args()
-    stand = STANDS[args.stand]
-    pose_as_a_host(stand.device)
-    torch.set_num_threads(1)
-    if stand.real:
-        torch.cuda.set_device(stand.device)
-    with contextlib.ExitStack() as stack:
-        ft = stack.enter_context(FTLib.init(framework=args.framework))
-        rank, patience = ft.rank, timedelta(seconds=LIMIT)
-        store = dist.TCPStore("127.0.0.1", args.port, RANKS, rank == 0)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=patience)
-        beside = dist.new_group(backend=args.backend, timeout=patience)
-        passes = Passes(stand, ft, beside)
+    parser = options(__doc__)
+    args = parser.parse_args()
+    with beside(args) as (stand, ft, group):
+        passes = Passes(stand, ft, group)
         why = "" if args.framework == "gloo" else accelerated(ft, stand)
         times = [] if why else _measured(stand, (passes.theirs, passes.ours, passes.after), args.seconds)
-        if rank == 0:
+        if ft.rank == 0:
             print(json.dumps({"why": why, "times": times}), flush=True)
-        dist.barrier()
-    dist.destroy_process_group()
     return 0
 
 

@@ -22,6 +22,7 @@ from tests.harness.nursery import Nursery
 from tests.harness.verdict import Verdict
 from tests.torchft.test_processes import LONG, Replicas, launched
 from tests.train.cases import CASES, near
+from tests.train.test_backward_processes import come_and_die
 from tests.train.test_oracle import SIZE, consulted
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
@@ -71,14 +72,8 @@ def test_who_joins_and_dies_in_backward_costs_no_step(nursery: Nursery, tmp_path
     with Cluster(tmp_path, nursery, program=program, settings={"framework": framework}, **task) as cluster:
         cluster.found(2)
         cluster.training(2)
-        for place in (0, 3, 5):
-            joiner = cluster.join(given={"die": place})
-            cluster.until("it has died", lambda joiner=joiner: joiner.code is not None)
-            joiner.killed = True
-            cluster.training(2)
-            cluster.advanced()
-            assert len(joiner.calls) == 3
-            assert "the others wait" not in joiner.output(), "it followed"
+        joiners = come_and_die(cluster, (0, 3, 5))
+        assert not any("the others wait" in joiner.output() for joiner in joiners), "they followed"
         judge(cluster)
         orders = [tuple(line["order"]) for worker in cluster.workers for line in worker.calls if line["step"] > 1]
         assert set(orders) == {(0, 1, 2, 3, 4, 5)}

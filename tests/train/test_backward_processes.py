@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.harness.cluster import Cluster
+from tests.harness.cluster import Cluster, Worker
 from tests.harness.nursery import Nursery
 from tests.harness.verdict import Verdict
 
@@ -31,6 +32,20 @@ def judge(cluster: Cluster) -> None:
     assert not [*verdict.violations, *cluster.faults()]
 
 
+def come_and_die(cluster: Cluster, places: Sequence[int], **task: Any) -> list[Worker]:
+    """For each of these parameters one joins two others, and dies at its gradient in its fourth average: they go on."""
+    joiners = []
+    for place in places:
+        joiner = cluster.join(**task, given={"die": place})
+        cluster.until("it has died", lambda joiner=joiner: joiner.code is not None)
+        joiner.killed = True
+        cluster.training(2)
+        cluster.advanced()
+        assert len(joiner.calls) == 3
+        joiners.append(joiner)
+    return joiners
+
+
 def test_a_spare_keeps_pace_in_the_order_of_the_others(cluster: Cluster) -> None:
     """It takes the place of who dies at once, as it has the state."""
     task = {"sizes": SIZES, "pause": 0.002, "settings": {"max_size": 2, "log_level": "info"}}
@@ -52,14 +67,8 @@ def test_who_joins_has_the_order_of_the_others(cluster: Cluster) -> None:
     task = {"sizes": SIZES, "pause": 0.002}
     cluster.found(2, **task)
     cluster.training(2)
-    for place in range(len(SIZES)):
-        joiner = cluster.join(**task, given={"die": place})
-        cluster.until("it has died", lambda joiner=joiner: joiner.code is not None)
-        joiner.killed = True
-        cluster.training(2)
-        cluster.advanced()
-        assert len(joiner.calls) == 3
-        assert "the others wait" not in joiner.output(), "it followed"
+    joiners = come_and_die(cluster, range(len(SIZES)), **task)
+    assert not any("the others wait" in joiner.output() for joiner in joiners), "they followed"
     judge(cluster)
     orders = [tuple(line["order"]) for worker in cluster.workers for line in worker.calls if line["step"] > 1]
     assert set(orders) == {(0, 1, 2, 3, 4, 5)}

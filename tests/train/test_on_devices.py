@@ -35,7 +35,7 @@ from tests.harness.basics import eventually
 from tests.harness.cluster import Cluster
 from tests.harness.late_device import LateDevice
 from tests.harness.nursery import Nursery
-from tests.train.test_backward_processes import SIZES, judge
+from tests.train.test_backward_processes import SIZES, come_and_die, judge
 
 STEPS = 6
 BUCKETS = {"bucket_mb": 0.002, "first_bucket_mb": 0.0005}
@@ -526,13 +526,7 @@ def test_whoever_dies_amid_buckets_costs_no_step(nursery: Nursery, tmp_path: Pat
         task = {"sizes": SIZES, "pause": 0.002}
         cluster.found(2, **task)
         cluster.training(2)
-        for place in range(len(SIZES)):
-            joiner = cluster.join(**task, given={"die": place})
-            cluster.until("it has died", lambda joiner=joiner: joiner.code is not None)
-            joiner.killed = True
-            cluster.training(2)
-            cluster.advanced()
-            assert len(joiner.calls) == 3
+        come_and_die(cluster, range(len(SIZES)), **task)
         judge(cluster)
         assert all(worker.last["early"] for worker in cluster.workers if worker.code is None)
         assert all(worker.last["accelerated"] for worker in cluster.workers if worker.code is None)
