@@ -6,7 +6,7 @@ import itertools
 import math
 
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ftlib.core.tensors.dtypes import wire_dtype
@@ -31,6 +31,7 @@ def arranged(case: tuple[list[Spec], list[int], int, int]) -> Layout:
 
 
 @given(cases())
+@example(([(torch.float32, ())] * 4 + [(torch.float32, (13,))], [0, 1, 2, 3, 4], 64, 1000))  # fill the first one, and more
 def test_every_element_has_one_place(case: tuple[list[Spec], list[int], int, int]) -> None:
     specs, _, bucket_bytes, first_bytes = case
     layout = arranged(case)

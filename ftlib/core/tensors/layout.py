@@ -170,8 +170,8 @@ def lay_out_in_order(
     """The layout of an average whose buckets are sent one by one, as soon as their tensors are there.
 
     ``order``: the indices of ``specs`` in the order in which the tensors are expected. The buckets are in the order in which
-    they become complete. ``first_bytes``: the size of the first bucket of each dtype. A tensor larger than a bucket has buckets
-    of its own. Layouts that differ in the order alone are of the ``same_call``.
+    they become complete. ``first_bytes``: the size of the first bucket of each dtype, at most that of the others. A tensor
+    larger than a bucket has buckets of its own. Layouts that differ in the order alone are of the ``same_call``.
     """
     where = places or [HOST] * len(specs)
     names = _names(specs, where)
@@ -246,10 +246,12 @@ def _headed(buckets: Sequence[Bucket], *, alone: bool) -> tuple[Bucket, ...]:
 def _fill(
     way: _Way, members: Sequence[tuple[int, tuple[int, ...]]], op: str, bucket_bytes: int, first_bytes: int | None = None
 ) -> list[Bucket]:
-    """``first_bytes``: the size of the first bucket; a larger tensor than that is alone in it. By default as the others."""
+    """``first_bytes``: the size of the first bucket, at most that of the others, which is the default. A tensor that is larger
+    than the first bucket is alone in it.
+    """
     dtype = way.dtype
     whole = max(1, bucket_bytes // dtype.itemsize)
-    room = whole if first_bytes is None else max(1, first_bytes // dtype.itemsize)
+    room = whole if first_bytes is None else min(whole, max(1, first_bytes // dtype.itemsize))
     done: list[Bucket] = []
     pieces: list[Piece] = []
     used = 0
