@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.distributed import ReduceOp
 from torch.distributed.distributed_c10d import AllreduceOptions, BroadcastOptions
@@ -41,10 +42,10 @@ OPERATIONS: dict[str, Any] = {
     "PRODUCT": ReduceOp.PRODUCT,
 }
 _COMBINE: dict[str, Callable[..., Any]] = {
-    "SUM": torch.add,
-    "MIN": torch.minimum,
-    "MAX": torch.maximum,
-    "PRODUCT": torch.mul,
+    "SUM": np.add,
+    "MIN": np.minimum,
+    "MAX": np.maximum,
+    "PRODUCT": np.multiply,
 }
 _EXCHANGED = 1 << 15
 """Bytes up to which a rank sends all others what it has to reduce, instead of a ring: so much is sent as fast as it is told."""
@@ -102,6 +103,8 @@ class GlooGroup(Group):
         self._state = _State.OPEN
         self._lock = threading.Lock()
         self._works: deque[Work] = deque()
+        self._exchanged = 0 if spec.size <= _PAIR else _EXCHANGED // (spec.size - 1)
+        """Bytes of a tensor up to which its reduction is an exchange."""
         self._reductions: dict[str, AllreduceOptions] = {}
         for name, operation in OPERATIONS.items():
             self._reductions[name] = AllreduceOptions()
@@ -142,16 +145,15 @@ class GlooGroup(Group):
         try:
             if kind is OperationKind.SEND or kind is OperationKind.RECV:
                 work: Work = self._begin_transfer(backend, operation)
-            elif kind is OperationKind.ALLREDUCE and self._exchanges(operation.tensor):
-                work = self._begin_exchange(backend, operation)
             elif kind is OperationKind.ALLREDUCE:
-                work = GlooWork(self, backend.allreduce([operation.tensor], self._reductions[operation.op]))
-            elif kind is OperationKind.BROADCAST:
-                options = BroadcastOptions()
-                options.rootRank = operation.peer
-                work = GlooWork(self, backend.broadcast([_bytes(operation.tensor)], options))
+                tensor, op = operation.tensor, operation.op
+                # All ranks choose alike, as their tensors are alike.
+                if 0 < tensor.nbytes <= self._exchanged and tensor.dtype in _EXCHANGED_DTYPES:
+                    work = GlooExchange(self, backend, self.size, tensor, _COMBINE[op])
+                else:
+                    work = GlooWork(self, backend.allreduce([tensor], self._reductions[op]))
             else:
-                work = GlooWork(self, self._begin_in_parts(kind, _bytes(operation.tensor)))
+                work = GlooWork(self, self._begin_with_bytes(backend, operation))
         except KeyError:
             raise ConfigError(f"unknown operation {operation.op!r}: choose one of {', '.join(OPERATIONS)}") from None
         except FOREIGN as error:
@@ -218,17 +220,6 @@ class GlooGroup(Group):
         """Add addresses by which error texts may identify a rank."""
         self._peers = {**self._peers, **peers}
 
-    def _exchanges(self, tensor: torch.Tensor) -> bool:
-        """Whether a reduction is an exchange; the same at all ranks, as their tensors are alike."""
-        size = self.size
-        return size > _PAIR and 0 < tensor.nbytes * (size - 1) <= _EXCHANGED and tensor.dtype in _EXCHANGED_DTYPES
-
-    def _begin_exchange(self, backend: Any, operation: Operation) -> GlooExchange:
-        combine, flat = _COMBINE[operation.op], operation.tensor.detach().view(-1)
-        sent = flat.view(torch.uint8).repeat(self.size)
-        came = torch.empty_like(sent)
-        return GlooExchange(self, backend.alltoall_base(came, sent, [], []), came, flat, combine)
-
     def _begin_transfer(self, backend: Any, operation: Operation) -> GlooTransfer:
         tensor = operation.tensor
         # The size is part of the tag: a message longer than expected would terminate the receiving process.
@@ -236,14 +227,19 @@ class GlooGroup(Group):
         begin = backend.send if operation.kind is OperationKind.SEND else backend.recv
         return GlooTransfer(self, begin([tensor], operation.peer, tag), tensor)
 
-    def _begin_in_parts(self, kind: OperationKind, flat: torch.Tensor) -> Any:
-        """Begin an ``all_to_all`` or ``all_gather`` of bytes; without any, an empty reduction, as Gloo refuses empty parts."""
+    def _begin_with_bytes(self, backend: Any, operation: Operation) -> Any:
+        """Begin what moves bytes and does not look into them. Parts without any are an empty reduction: Gloo refuses them."""
+        flat = _bytes(operation.tensor)
+        if operation.kind is OperationKind.BROADCAST:
+            options = BroadcastOptions()
+            options.rootRank = operation.peer
+            return backend.broadcast([flat], options)
         if not flat.numel():
-            return self._backend.allreduce([flat], self._reductions["SUM"])
-        if kind is OperationKind.ALL_TO_ALL:  # Gloo does not do so in place
-            return self._backend.alltoall_base(flat, flat.clone(), [], [])
+            return backend.allreduce([flat], self._reductions["SUM"])
+        if operation.kind is OperationKind.ALL_TO_ALL:  # Gloo does not do so in place
+            return backend.alltoall_base(flat, flat.clone(), [], [])
         part = flat.numel() // self.size
-        return self._backend._allgather_base(flat, flat[self.rank * part : (self.rank + 1) * part])  # noqa: SLF001
+        return backend._allgather_base(flat, flat[self.rank * part : (self.rank + 1) * part])  # noqa: SLF001
 
     def _destroy(self) -> None:
         """Drop the backend once no operation is under way: its destructor would wait for the operations."""

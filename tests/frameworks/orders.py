@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import threading
 import time
+import warnings
 from typing import Any
 from unittest import mock
 
@@ -69,12 +71,18 @@ def reduce_few_bytes(worker: Worker) -> dict[str, Any]:
     for name, tensor in (("inferred", inferred), ("leaf", leaf)):
         assert group.allreduce(tensor, "PRODUCT").wait(TIMEOUT)
         found[name] = tensor.tolist()
-    for dtype in (torch.uint8, torch.int32, torch.int64, torch.float32, torch.float64, torch.int8, torch.bfloat16):
-        for count in (1, 1000, 1 << 11, (1 << 14) // dtype.itemsize, (1 << 14) // dtype.itemsize + 1):
-            for op, expected in (("SUM", 6), ("MIN", 1), ("MAX", 3), ("PRODUCT", 6)):
-                tensor = torch.full((count,), rank + 1).to(dtype)
-                assert group.allreduce(tensor, op).wait(TIMEOUT)
-                assert bool((tensor == expected).all()), (dtype, count, op)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for dtype in (torch.uint8, torch.int32, torch.int64, torch.float32, torch.float64, torch.int8, torch.bfloat16):
+            for count in (1, 1000, 1 << 11, (1 << 14) // dtype.itemsize, (1 << 14) // dtype.itemsize + 1):
+                for op, expected in (("SUM", 6), ("MIN", 1), ("MAX", 3), ("PRODUCT", 6)):
+                    tensor = torch.full((count,), rank + 1).to(dtype)
+                    assert group.allreduce(tensor, op).wait(TIMEOUT)
+                    assert bool((tensor == expected).all()), (dtype, count, op)
+        apart = torch.tensor([math.inf if rank else -math.inf, 3e38, math.nan if rank == 1 else 1.0])
+        assert group.allreduce(apart).wait(TIMEOUT)
+    assert apart.isnan().tolist() == [True, False, True]
+    assert apart[1] == math.inf
     empty = torch.empty(0)
     assert group.allreduce(empty).wait(TIMEOUT)
     with pytest.raises(ConfigError):
