@@ -13,7 +13,6 @@ from ftlib.core.calls import adoption
 from ftlib.core.calls.attempt import UNKNOWN, Attempt, CallDeclined
 from ftlib.core.calls.call import Results
 from ftlib.core.calls.session import Session
-from ftlib.core.plane import plane
 from ftlib.core.tensors.layout import Layout
 from ftlib.core.tensors.trailer import Trailer
 from tests.harness.basics import around
@@ -135,7 +134,13 @@ def expects_what_it_knows(patch: Patch) -> None:
 
 def tells_what_it_was(patch: Patch) -> None:
     """A flush report has the signature of a declined call: not all members know it."""
-    patch.setattr(plane, "_signature", lambda results: results.layout.signature)
+    honest = Results.__init__
+
+    def made(self: Results, number: int, layout: Layout, *arguments: Any, **more: Any) -> None:
+        honest(self, number, layout, *arguments, **more)
+        self.signature = layout.signature
+
+    patch.setattr(Results, "__init__", made)
 
 
 BUGS = [one_does_not_heed, adopters_do_not_hear_of_it, only_who_declines_ends_it, expects_what_it_knows, tells_what_it_was]

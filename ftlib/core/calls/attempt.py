@@ -110,7 +110,9 @@ class Attempt:
         """The buckets of a compressed call, once all members are in it."""
 
     def run(self, record: RankRecord, in_flight: int) -> tuple[Trailer, Results]:
-        """Carry out all operations. GroupError if one failed: then abort the group and ``settle``."""
+        """Carry out all operations. GroupError if one failed: then abort the group and ``settle``. CallDeclined if a member
+        declines the call, and nothing of it is under way.
+        """
         session, call, layout, window = self._session, self._call, self._call.layout, self._window
         group, expected, said = session.group, session.expected, None
         assert group is not None
@@ -135,15 +137,8 @@ class Attempt:
             self._reap()
         return self._ended(slots)
 
-    def carry_out(self, record: RankRecord, in_flight: int) -> tuple[Trailer, Results]:
-        """As ``run``, also where a member declines the call."""
-        try:
-            return self.run(record, in_flight)
-        except CallDeclined:  # nothing else of it is under way
-            return self._declined()
-
-    def _declined(self) -> tuple[Trailer, Results]:
-        """What a call has ended with of which only the records are known."""
+    def declined(self) -> tuple[Trailer, Results]:
+        """What the call has ended with if ``run`` raised CallDeclined: only the records are known."""
         session, call, trailer = self._session, self._call, self._trailer
         assert trailer is not None
         session.ended(UNKNOWN)  # not all members know its layout

@@ -55,6 +55,7 @@ class Results:
         "number",
         "out",
         "shares",
+        "signature",
         "slots",
         "view_id",
         "views",
@@ -87,6 +88,8 @@ class Results:
         """False if the call's result was checked for inf and nan, and holds some."""
         self.declined = declined
         """True if a member declined the call (see ``Declined``): it has no result."""
+        self.signature = b"" if declined else layout.signature
+        """What a flush report says of the call; empty if it was declined: then not all members know which one it was."""
         self.shares: Mapping[str, Share] = {}
         """The data that every member used up, by drawer (see ``Session.drawers``); empty if no member draws samples."""
         self.drawing: Drawing | None = None

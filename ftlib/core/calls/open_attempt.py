@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...errors import GroupError
 from ..tensors.staging import Slot, Staging
 from ..tensors.trailer import RankRecord, Region, Trailer
-from .attempt import BARE, Attempt, EnteredObserver, Waits
+from .attempt import BARE, Attempt, CallDeclined, EnteredObserver, Waits
 from .call import Results
 from .open_call import OpenCall
 from .session import Session
@@ -105,10 +105,6 @@ class OpenAttempt(Attempt):
         self._window.append((self._begin_operations(number, slot), slot))
         self._slots.append(slot)
 
-    def carry_out(self, record: RankRecord, in_flight: int) -> tuple[Trailer, Results]:
-        """As ``run``. If a member declines the call, more of it may be under way, which others do not join: so it fails."""
-        return self.run(record, in_flight)
-
     def run(self, record: RankRecord, in_flight: int) -> tuple[Trailer, Results]:  # noqa: ARG002 - all of it is under way
         """All gradients are there: begin what is left, and wait for everything. GroupError if an operation failed."""
         if self.failure is not None:
@@ -133,4 +129,7 @@ class OpenAttempt(Attempt):
             self._reap()
         else:
             said, self._said = self._said, None
-            self._hear(said)
+            try:
+                self._hear(said)
+            except CallDeclined as reason:  # more of the call may be under way, which others do not join: so it fails
+                raise GroupError(str(reason)) from None

@@ -18,7 +18,7 @@ from ...errors import Excluded, GroupError, StateLost, StepMismatch
 from ...state.registry import Registered
 from ...status import Status
 from ..calls.adoption import Adoption
-from ..calls.attempt import SETTLE, Attempt, Disagreement
+from ..calls.attempt import SETTLE, Attempt, CallDeclined, Disagreement
 from ..calls.call import Call, Kind, Results
 from ..calls.compressed_attempt import CompressedAttempt
 from ..calls.device_attempt import DeviceAttempt
@@ -381,7 +381,9 @@ class Engine:
             self.reloaded(call)
         return counts is not None
 
-    def attempt(self, call: Call, session: Session, begun: OpenAttempt | None = None) -> Results | None:
+    def attempt(  # noqa: C901, PLR0912 - one case an outcome, on one screen
+        self, call: Call, session: Session, begun: OpenAttempt | None = None
+    ) -> Results | None:
         """Carry out all operations in ``session``; None if one failed, or there was a freeze meanwhile.
 
         ``begun``: the attempt at an open call, to be ended.
@@ -401,7 +403,9 @@ class Engine:
         else:
             attempt, record = begun, begun.record
         try:
-            trailer, results = attempt.carry_out(record, self._in_flight)
+            trailer, results = attempt.run(record, self._in_flight)
+        except CallDeclined:
+            trailer, results = attempt.declined()
         except NobodyThere:
             self._failures.withdraw(session)
             return None

@@ -154,7 +154,9 @@ class Waiting:
     def _go_on(self, call: Call, patience: Patience, blocking: Callable[[], str]) -> None:
         """Warn now and then; RebuildTimeout at the deadline."""
         plane, limits = self._plane, self._limits
-        if self.now() > max(patience.deadline, self._stepped() + limits.step_timeout):
+        with plane.changed:
+            stepped = plane.peers.stepped  # a round of such steps may take hours
+        if self.now() > max(patience.deadline, stepped + limits.step_timeout):
             raise RebuildTimeout(f"{call}: not finished within {limits.step_timeout:g} s; {blocking()}")
         long = patience.due()
         if long is not None:
@@ -183,11 +185,6 @@ class Waiting:
         if not absent:
             return f"the members of {session.view} have all entered the call"
         return f"waiting for {session.names(absent)}, not in this call yet"
-
-    def _stepped(self) -> float:
-        """When one of the others has last done a step by itself, as far as their pings show: a round of such may take hours."""
-        with self._plane.changed:
-            return self._plane.peers.stepped
 
     def _patience(self, call: Call) -> Patience:
         """The call's own patience if it has one, else ``step_timeout`` since the call was entered."""

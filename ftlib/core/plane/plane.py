@@ -563,7 +563,7 @@ class Plane:
         self.tell()
         self.blank = False
         self.results, self.held, self.drawing = results, None, results.drawing
-        self._last_signature = _signature(results)
+        self._last_signature = results.signature
         counters = self.counters
         counters.calls += 1
         counters.accelerated += results.accelerated
@@ -591,10 +591,5 @@ class Plane:
         state = (is_founder, self.blank, self.has_state, late)
         spoilt = self.results is not None and self.results.changed
         found = ((), "") if self.session is None else (self.session.blamed[:NAMED], self.session.dispute)
-        held = (0, b"") if self.held is None else (self.held.number, _signature(self.held))
+        held = (0, b"") if self.held is None else (self.held.number, self.held.signature)
         return Report(*calls, *signatures, self.origin, *state, drawn, self.newcomer, spoilt, *found, *held)
-
-
-def _signature(results: Results) -> bytes:
-    """What a flush report says of a finished call; empty if it was declined: then not all members know which one it was."""
-    return b"" if results.declined else results.layout.signature
