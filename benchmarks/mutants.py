@@ -52,25 +52,17 @@ TESTS = {
     "protocol": ("tests/protocol", "tests/transcripts"),
     "plane": (
         "tests/ftlib/recovery",
+        "tests/ftlib/plane",
+        "tests/ftlib/metrics",
         *(
-            f"tests/ftlib/test_{name}.py"
+            f"tests/ftlib/{name}.py"
             for name in (
-                "boundary",
-                "consumption",
-                "facts",
-                "hang",
-                "healing",
-                "job_ended",
-                "newcomers",
-                "plane",
-                "registering",
-                "results_as_gradients",
-                "salvage",
-                "spans",
-                "stall",
-                "step_times",
-                "veto",
-                "view_changes",
+                "calls/test_results_as_gradients",
+                "calls/test_salvage",
+                "calls/test_veto",
+                "data/test_consumption",
+                "lifecycle/test_job_ended",
+                "state/test_registering",
             )
         ),
     ),

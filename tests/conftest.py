@@ -38,7 +38,7 @@ LONGEST = (
     "tests/examples/",
     "tests/documents/test_snippets.py::test_the_tutorials_snippets_run",
     "tests/processes/test_kills.py",
-    "tests/ftlib/test_late_samples.py",
+    "tests/ftlib/stand_in/test_late_samples.py",
     "tests/ftlib/recovery/test_dying_donors.py",
     "tests/ftlib/recovery/test_call_layouts.py::test_layouts_survive",
     "tests/simulation/test_stateful.py",

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils._device import _device_constructors
 
 from ftlib import DiLoCo, DistributedDataParallel, ElasticSampler, FTLib, Optimizer, PowerSGD
-from tests.ftlib.crew import Crew
+from tests.ftlib.crews.crew import Crew
 from tests.harness.cluster import Cluster
 from tests.harness.nursery import Nursery
 

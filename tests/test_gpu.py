@@ -13,7 +13,7 @@ import pytest
 from tests.harness import gpu
 
 ROOT = Path(__file__).resolve().parents[1]
-SOME = ("tests/ftlib/test_targets.py::test_pinned_tensors", "tests/test_gpu.py")
+SOME = ("tests/ftlib/tensors/test_targets.py::test_pinned_tensors", "tests/test_gpu.py")
 
 
 @pytest.mark.gpu

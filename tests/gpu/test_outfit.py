@@ -63,5 +63,5 @@ def test_a_part_that_does_not_end_is_ended(capsys: pytest.CaptureFixture[str], m
 
 
 def test_only_files_with_tests_for_a_gpu_are_collected() -> None:
-    assert {"tests/gpu/test_jobs.py", "tests/test_gpu.py", "tests/ftlib/test_devices.py"} <= set(gpu.files())
+    assert {"tests/gpu/test_jobs.py", "tests/test_gpu.py", "tests/ftlib/devices/test_devices.py"} <= set(gpu.files())
     assert "tests/test_structure.py" not in gpu.files()

@@ -25,7 +25,7 @@ from tests.installed.environments import ROOT, TORCH, Environment, Failed
 UV = "uv>=0.9"
 SHOWN = ("torch", "aiohttp", "msgpack", "cryptography", "numpy", "click", "rich")
 WITHOUT_TORCH = ("tests/protocol", "tests/consensus", "tests/transcripts")
-MORE = ("tests/frameworks", "tests/ftlib/data", "tests/ftlib/test_open_calls.py", "tests/launch/test_run.py")
+MORE = ("tests/frameworks", "tests/ftlib/data", "tests/ftlib/calls/test_open_calls.py", "tests/launch/test_run.py")
 WITH_TORCH = (*WITHOUT_TORCH, *MORE)
 PROCESSES = ("tests/launch/test_run.py",)
 """Of these also the tests that start programs."""

@@ -19,7 +19,7 @@ from ftlib.launch.processes import endpoint
 from ftlib.launch.processes.process import Fate
 from ftlib.launch.processes.sockets import HOST, listen
 from ftlib.lifecycle.supervisor_client import announce, ask_again
-from tests.ftlib.workers import TIMEOUT, Job
+from tests.ftlib.crews.workers import TIMEOUT, Job
 
 OLD, NEW = "the secret of before", "the secret of now, another one"
 

@@ -17,7 +17,7 @@ import ftlib.checkpoints.depot as keeping
 from ftlib import FTLib
 from ftlib.checkpoints.checkpoint import Taken, newest
 from ftlib.checkpoints.names import complete, parts
-from tests.ftlib.test_checkpoints import write
+from tests.ftlib.state.test_checkpoints import write
 from tests.harness.cluster import Cluster
 from tests.harness.nursery import Nursery
 from tests.harness.worker import Lines, _digest

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
-from tests.ftlib.workers import TIMEOUT, Job, Worker
+from tests.ftlib.crews.workers import TIMEOUT, Job, Worker
 
 Found = list[tuple[int, list[float]]]
 """What each step returned, with the tensors where it was committed."""

@@ -18,7 +18,7 @@ from ftlib import ConfigError
 from ftlib.core.engine.engine import Engine
 from ftlib.torchft.replica.averages import Averages
 from ftlib.torchft.replica.steps import AVERAGE, Step
-from tests.ftlib.workers import TIMEOUT, Job, Worker
+from tests.ftlib.crews.workers import TIMEOUT, Job, Worker
 from tests.harness.entries import note_entries
 
 from .histories import survivors

@@ -14,7 +14,7 @@ import torch
 
 from ftlib.torchft.replica.averages import Averages
 from ftlib.torchft.replica.steps import AVERAGE, Step
-from tests.ftlib.workers import Job, Worker
+from tests.ftlib.crews.workers import Job, Worker
 from tests.harness.company import at_once
 
 from .histories import survivors

@@ -19,8 +19,8 @@ from ftlib.recovery.catchup import Catchup
 from ftlib.recovery.joiner.http_transport import HTTPTransport
 from ftlib.state.agreed import Agreed
 from ftlib.state.registry import Registered
-from tests.ftlib.trainees import exclude
-from tests.ftlib.workers import Job, Worker
+from tests.ftlib.crews.trainees import exclude
+from tests.ftlib.crews.workers import Job, Worker
 from tests.harness.basics import TIMEOUT
 from tests.harness.company import at_once, company, in_thread
 from tests.train.cases import built, data

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from ftlib import DistributedDataParallel, Status
-from tests.ftlib.workers import TIMEOUT, Job, Worker
+from tests.ftlib.crews.workers import TIMEOUT, Job, Worker
 from tests.train.cases import built
 from tests.train.test_programs import Model, Pass, bits, fail_once, losses, ways
 

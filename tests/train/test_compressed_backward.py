@@ -14,9 +14,9 @@ from torch import nn
 from ftlib import DistributedDataParallel, PowerSGD, Status
 from ftlib.frameworks.gloo import GlooFramework
 from ftlib.ftlib import FTLib
-from tests.ftlib.crew import Crew
-from tests.ftlib.test_compressed_calls import alike, gradients, model_of, owed_of
-from tests.ftlib.workers import Job, Worker
+from tests.ftlib.crews.crew import Crew
+from tests.ftlib.crews.workers import Job, Worker
+from tests.ftlib.tensors.test_compressed_calls import alike, gradients, model_of, owed_of
 
 KINDS = ["bf16", "int8", PowerSGD(2)]
 NAMED = pytest.mark.parametrize("compression", KINDS, ids=str)

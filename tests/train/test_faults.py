@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from ftlib import ConfigError, DiLoCo, DistributedDataParallel, Excluded, FaultInjector, FTLib, InjectedFault, Status
-from tests.ftlib.crew import Crew, by_all
-from tests.ftlib.trainees import Trainee, exclude
+from tests.ftlib.crews.crew import Crew, by_all
+from tests.ftlib.crews.trainees import Trainee, exclude
 from tests.harness.basics import TIMEOUT, eventually
 from tests.harness.company import at_once, company, in_thread
 from tests.train.local_sgd.test_course import Layers, inner_step

@@ -19,8 +19,8 @@ from ftlib.core.tensors.norms import Norms, together
 from ftlib.core.tensors.staging import Slot, Staging
 from ftlib.ftlib import FTLib
 from ftlib.train.clipping import clip, total_norm
-from tests.ftlib.crew import Crew
-from tests.ftlib.workers import Worker, workers
+from tests.ftlib.crews.crew import Crew
+from tests.ftlib.crews.workers import Worker, workers
 from tests.train.cases import built, data, perceptron
 
 SHAPES = st.lists(st.sampled_from([(1,), (3, 5), (700,), (7, 11, 13), (200, 300), (90_001,)]), min_size=1, max_size=6)

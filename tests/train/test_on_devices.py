@@ -29,8 +29,8 @@ from ftlib.frameworks import gloo, sockets
 from ftlib.frameworks.accelerators.group import HybridGroup
 from ftlib.frameworks.accelerators.rehearsal import Faults, RehearsalFramework
 from ftlib.frameworks.base import Operation, Work
-from tests.ftlib.crew import Crew
-from tests.ftlib.test_devices import FLOATS, DeviceCrew
+from tests.ftlib.crews.crew import Crew
+from tests.ftlib.devices.test_devices import FLOATS, DeviceCrew
 from tests.harness.basics import eventually
 from tests.harness.cluster import Cluster
 from tests.harness.late_device import LateDevice

@@ -19,8 +19,8 @@ from torch.optim import lr_scheduler
 import ftlib
 from ftlib import ConfigError, FTLib, Status
 from ftlib.train.optimizer import Optimizer
-from tests.ftlib.crew import Crew, by_all
-from tests.ftlib.workers import Worker, workers
+from tests.ftlib.crews.crew import Crew, by_all
+from tests.ftlib.crews.workers import Worker, workers
 
 MAKE: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True),

@@ -11,7 +11,7 @@ import torch
 
 from ftlib import DistributedDataParallel
 from ftlib.ftlib import FTLib
-from tests.ftlib.crew import Crew
+from tests.ftlib.crews.crew import Crew
 from tests.harness.nursery import Nursery
 from tests.harness.program import Program
 from tests.train.cases import CASES, Gradients, near

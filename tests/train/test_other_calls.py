@@ -12,7 +12,7 @@ from ftlib.core.calls.observer import Observer
 from ftlib.core.calls.open_call import OpenCall
 from ftlib.core.engine.engine import Engine
 from ftlib.core.plane.plane import Plane
-from tests.ftlib.workers import Job, Worker
+from tests.ftlib.crews.workers import Job, Worker
 from tests.harness.entries import note_entries
 from tests.train.test_agreed_order import Trainer
 

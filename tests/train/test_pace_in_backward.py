@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ftlib.ftlib import FTLib
-from tests.ftlib.crew import Crew
+from tests.ftlib.crews.crew import Crew
 
 SIZE = 3
 BUCKETS = 6

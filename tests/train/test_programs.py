@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ftlib import DistributedDataParallel, Status
 from ftlib.ftlib import FTLib
-from tests.ftlib.crew import Crew
+from tests.ftlib.crews.crew import Crew
 from tests.train.cases import built, data
 
 SIZE = 2

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from ftlib import DistributedDataParallel
-from tests.ftlib.test_compressed_calls import model_of
-from tests.ftlib.workers import Job, Worker
+from tests.ftlib.crews.workers import Job, Worker
+from tests.ftlib.tensors.test_compressed_calls import model_of
 
 WIDTHS = (20, 30, 10)
 STEPS = 40

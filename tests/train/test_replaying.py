@@ -18,9 +18,9 @@ from ftlib.core.stand_in.pattern import WINDOW
 from ftlib.state.live import separable
 from ftlib.state.registry import Registered
 from ftlib.state.replay import replay, replaying, why_not
-from tests.ftlib.latecomers import Latecomer, late, steps
+from tests.ftlib.crews.latecomers import Latecomer, late, steps
+from tests.ftlib.crews.workers import Worker, workers
 from tests.ftlib.recovery.pupils import Pupil, School, assert_equal
-from tests.ftlib.workers import Worker, workers
 from tests.harness.basics import eventually
 from tests.harness.cluster import Cluster
 from tests.harness.company import company

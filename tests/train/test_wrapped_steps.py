@@ -14,8 +14,8 @@ from torch import nn
 from ftlib import ConfigError, DistributedDataParallel, FTLib, Optimizer, Status
 from ftlib.core.stand_in.pattern import WINDOW
 from ftlib.train.wrapped import Outcomes
-from tests.ftlib.crew import Crew, by_all
-from tests.ftlib.latecomers import late, steps
+from tests.ftlib.crews.crew import Crew, by_all
+from tests.ftlib.crews.latecomers import late, steps
 from tests.ftlib.recovery.pupils import School, assert_equal
 from tests.harness.basics import eventually
 from tests.harness.company import company

@@ -25,8 +25,8 @@ from ftlib.ftlib import FTLib
 from ftlib.lifecycle.open_turns import OpenTurns
 from ftlib.state.registry import Registered
 from ftlib.state.replay import why_not
-from tests.ftlib.crew import Crew, by_all
-from tests.ftlib.workers import TIMEOUT, Job, Worker
+from tests.ftlib.crews.crew import Crew, by_all
+from tests.ftlib.crews.workers import TIMEOUT, Job, Worker
 from tests.train.cases import Branches, built, data, gradients, near, perceptron
 
 SIZE = 2

@@ -16,8 +16,8 @@ from ftlib.checkpoints.checkpoint import newest
 from ftlib.core.stand_in.pattern import WINDOW
 from tests.ftlib.combinations.student import EPOCHS, Student
 from tests.ftlib.combinations.table import CELLS, REFUSED, Cell
-from tests.ftlib.scholars import judge
-from tests.ftlib.workers import TIMEOUT, Job
+from tests.ftlib.crews.scholars import judge
+from tests.ftlib.crews.workers import TIMEOUT, Job
 
 __all__ = ["drive"]
 

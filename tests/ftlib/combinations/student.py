@@ -10,8 +10,8 @@ import torch
 
 from ftlib import FTLibError, Status
 from ftlib.ftlib import FTLib
-from tests.ftlib.scholars import Scholar
-from tests.ftlib.workers import Worker
+from tests.ftlib.crews.scholars import Scholar
+from tests.ftlib.crews.workers import Worker
 
 __all__ = ["Student"]
 

@@ -23,9 +23,9 @@ from ftlib import ConfigError, FTLibError, RebuildTimeout, StateLost, Status
 from ftlib.common.refusals import Refusal
 from ftlib.recovery.border import Border
 from ftlib.recovery.whole_state import Transfer
+from tests.ftlib.crews.trainees import exclude
 from tests.ftlib.recovery.local import Local, Plain
 from tests.ftlib.recovery.pupils import Pupil, School, assert_equal, steps
-from tests.ftlib.trainees import exclude
 from tests.harness.basics import TIMEOUT, eventually
 from tests.harness.company import Company, at_once, company, in_thread
 

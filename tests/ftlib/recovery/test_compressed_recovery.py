@@ -13,7 +13,7 @@ from ftlib import Compression, PowerSGD
 from ftlib.core.stand_in.pattern import WINDOW
 from ftlib.core.tensors.compression.reduction import Reduction
 from ftlib.frameworks.base import Operation
-from tests.ftlib.latecomers import Latecomer, late, steps
+from tests.ftlib.crews.latecomers import Latecomer, late, steps
 from tests.ftlib.recovery.pupils import Pupil, assert_equal
 from tests.ftlib.recovery.test_following import SLOW, followed, join, school
 from tests.ftlib.recovery.test_spares import Spare

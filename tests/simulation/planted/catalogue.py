@@ -16,7 +16,7 @@ ones, and 60 random ones with every fault (``draw``).
   follow it, so it never acts (``follows_any_newer_view`` breaks that one); what is lost is that it stops at once.
 * *A data plane makes a new report for each question of one epoch.* The second lock: ``FlushReports`` keeps the first report
   and asks no more (``new_report_each_time`` breaks that one, with a plane that never reports the same twice);
-  ``tests/ftlib/test_plane.py`` shows it at once.
+  ``tests/ftlib/plane/test_plane.py`` shows it at once.
 * *A ping for an earlier lifetime is acked.* The second lock: an ack fits the ping's number and target, a tether that closes and
   a request to join from the same address make the others check, and the check finds another lifetime.
 * *A member acts on ACTIVATE though its own group is not built.* The second lock: its driver has counted its READY

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from ftlib import DiLoCo, FTLib
-from tests.ftlib.crew import Crew, by_all
-from tests.ftlib.workers import Worker, workers
+from tests.ftlib.crews.crew import Crew, by_all
+from tests.ftlib.crews.workers import Worker, workers
 
 COURSES = {
     (0, 0.0): ("1 -1 -3 -11 -13 -15 -17 -19 -21 -35", "1 -1 -3 -5 -7 -9 -23 -25 -27 -29"),

@@ -30,9 +30,9 @@ from ftlib import (
 from ftlib.core.plane.facts import facts
 from ftlib.frameworks.gloo import GlooFramework
 from ftlib.train.local_sgd.outer_step import OuterStep
-from tests.ftlib.crew import Crew, by_all
+from tests.ftlib.crews.crew import Crew, by_all
+from tests.ftlib.crews.workers import Worker, workers
 from tests.ftlib.recovery.pupils import model_of
-from tests.ftlib.workers import Worker, workers
 from tests.harness.basics import TIMEOUT
 from tests.harness.company import Company, at_once, company
 from tests.launch.test_status import shown

@@ -1,0 +1,272 @@
+"""``FTLib.load``: a job that begins from a checkpoint. Workers as threads, with the real agents."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import random
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+import ftlib.checkpoints.resume as resuming
+from ftlib import ConfigError, FTLibError
+from ftlib.checkpoints.depot import DirectoryDepot
+from ftlib.checkpoints.names import Name
+from tests.ftlib.crews.saving import Trainee, all_of, crew, equal, steps
+from tests.ftlib.state.test_checkpoints import same
+from tests.harness.basics import TIMEOUT, eventually
+from tests.harness.company import Company, at_once, company
+
+
+def trained(path: Path, size: int, count: int) -> Any:
+    """The state after so many steps of so many workers, saved at its end."""
+    with crew(size) as trainees:
+        steps(count, trainees)
+        all_of(trainees, lambda trainee: trainee.ft.save(path))
+        kept = trainees[0].state()
+        all_of(trainees, lambda trainee: trainee.ft.close())
+    return kept
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_another_number_of_workers_goes_on_from_it(tmp_path: Path, size: int) -> None:
+    kept = trained(tmp_path, 2, 4)
+    with crew(size) as trainees:
+        loaded = all_of(trainees, lambda trainee: trainee.ft.load(tmp_path))
+        assert loaded == [resuming.Loaded(4, tmp_path / str(Name(4, 1)))] * size
+        for trainee in trainees:
+            assert trainee.ft.step == 4
+            assert same(trainee.state().copies, kept.copies)
+        assert all_of(trainees, lambda trainee: trainee.ft.load(tmp_path / "other")) == loaded, "once is enough"
+        steps(2, trainees)
+        assert {trainee.ft.step for trainee in trainees} == {6}
+        assert all(equal(trainee, trainees[0]) for trainee in trainees)
+        assert sum(trainee.ft.metrics()["state_loads"] for trainee in trainees) == 2 * size - 1
+        assert not any(any(trainee.ft._lives.life.resumption._decided) for trainee in trainees), "nobody needs it any more"
+
+
+def test_a_joiner_gets_the_state_from_the_job(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "ftlib")
+    trained(tmp_path, 1, 3)
+    with company(1) as made:
+        first = Trainee(made.members[0])
+        first.register()
+        assert first.ft.load(tmp_path) is not None
+        goals: list[int] = []
+
+        def until_the_goal() -> None:
+            while not goals or first.ft.step < goals[0]:
+                first.step()
+
+        def join() -> Trainee:
+            second = Trainee(made.init())
+            second.register()
+            assert second.ft.load(tmp_path) is None
+            second.step()
+            goals.append(second.ft.step + 3)
+            while second.ft.step < goals[0]:
+                second.step()
+            return second
+
+        _, second = at_once(until_the_goal, join)
+        assert equal(first, second)
+        assert "a joiner gets its state from the job" in caplog.text
+
+
+def test_without_a_checkpoint_it_starts_from_scratch_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with crew(2) as trainees:
+        assert all_of(trainees, lambda trainee: trainee.ft.load(tmp_path)) == [None, None]
+        assert "there is no complete checkpoint" in caplog.text
+        trained(tmp_path / "later", 1, 1)
+        loaded = all_of(trainees, lambda trainee: trainee.ft.load(tmp_path / "later"))
+        assert [each.step for each in loaded] == [1, 1], "another place may be tried"
+        steps(1, trainees)
+        assert equal(*trainees)
+
+
+def test_the_others_need_not_have_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each host has disks of its own; only the first one's has something."""
+    kept = trained(tmp_path / "first", 1, 3)
+    with crew(3) as trainees:
+        own = {trainee.ft: tmp_path / ("first" if not index else f"host-{index}") for index, trainee in enumerate(trainees)}
+        loaded = all_of(trainees, lambda trainee: trainee.ft.load(own[trainee.ft]))
+        assert [each.path for each in loaded] == [tmp_path / "first" / str(Name(3, 1))] * 3
+        assert all(same(trainee.state().copies, kept.copies) for trainee in trainees)
+
+
+def test_a_setting_loads_it_without_a_line_in_the_program(tmp_path: Path) -> None:
+    kept = trained(tmp_path, 1, 3)
+    with crew(2, resume=str(tmp_path)) as trainees:
+        assert [trainee.ft.step for trainee in trainees] == [3, 3]
+        assert all(same(trainee.state().copies, kept.copies) for trainee in trainees)
+        steps(1, trainees)
+        assert equal(*trainees)
+
+
+def test_a_damaged_one_is_warned_of_and_if_all_are_nothing_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with crew(1) as [trainee]:
+        for _ in range(2):
+            trainee.step()
+            trainee.ft.save(tmp_path, wait=True)
+    (tmp_path / str(Name(2, 1)) / "__0_0.distcp").unlink()
+    with crew(1) as [trainee]:
+        assert trainee.ft.load(tmp_path) == (1, tmp_path / str(Name(1, 1)))
+        assert "is damaged, and an older one is taken: step-000000000002" in caplog.text
+    (tmp_path / str(Name(1, 1)) / ".metadata").unlink()
+    with crew(1) as [trainee], pytest.raises(ConfigError, match=r"no checkpoint in .* is intact"):
+        trainee.ft.load(tmp_path)
+
+
+def test_one_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    trained(tmp_path, 1, 1)
+    with company(1) as made:
+        made.members[0].register_state(model=nn.Linear(2, 2))
+        with pytest.raises(ConfigError, match=r"load: .*step-.*register the same everywhere"):
+            made.members[0].load(tmp_path)
+
+
+def test_too_late_or_only_at_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resuming, "POLL", 0.1)
+    trained(tmp_path, 1, 1)
+
+    def hurried(trainees: list[Trainee]) -> list[Trainee]:
+        for trainee in trainees:  # not by the setting: they shall have the time to meet
+            trainee.ft._lives.life.resumption._patience = 0.7
+        return trainees
+
+    with crew(2) as trainees:
+        senior, junior = hurried(trainees)
+        with pytest.raises(ConfigError, match=r"load was called here, but within 0.7 s not by .*call it at every worker"):
+            senior.ft.load(tmp_path)
+    with crew(2) as trainees:
+        senior, junior = hurried(trainees)
+        with pytest.raises(ConfigError, match=r"has not called load within 0.7 s, but this worker has"):
+            junior.ft.load(tmp_path)
+        steps(1, trainees)
+        with pytest.raises(ConfigError, match="has finished 1 steps already"):
+            senior.ft.load(tmp_path)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_reader_ends_while_the_others_wait(tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next senior reads instead."""
+    trained(tmp_path, 1, 3)
+    with crew(size) as trainees:
+        senior, *rest = trainees
+        original = DirectoryDepot.newest
+
+        def leaving(depot: DirectoryDepot) -> Any:
+            if threading.current_thread() is thread:
+                senior.ft.leave()
+            return original(depot)
+
+        monkeypatch.setattr(DirectoryDepot, "newest", leaving)
+        errors: list[BaseException] = []
+
+        def load() -> None:
+            try:
+                senior.ft.load(tmp_path)
+            except BaseException as error:  # noqa: BLE001 - looked at below
+                errors.append(error)
+
+        thread = threading.Thread(target=load)
+        thread.start()
+        loaded = all_of(rest, lambda trainee: trainee.ft.load(tmp_path))
+        thread.join(TIMEOUT)
+        assert len(errors) == 1
+        assert {each.step for each in loaded} == {3}
+        steps(1, rest)
+        assert {trainee.ft.step for trainee in rest} == {4}
+        assert all(equal(trainee, rest[0]) for trainee in rest)
+
+
+def test_the_reader_ends_when_only_some_have_it(tmp_path: Path) -> None:
+    """Whoever has not gets it in its first call; nobody goes on from scratch."""
+    trained(tmp_path, 1, 3)
+    with crew(3) as trainees:
+        senior, second, third = trainees
+        errors: list[BaseException] = []
+
+        def load() -> None:
+            try:
+                senior.ft.load(tmp_path)
+            except BaseException as error:  # noqa: BLE001 - looked at below
+                errors.append(error)
+
+        thread = threading.Thread(target=load)
+        thread.start()
+        assert third.ft.load(tmp_path) == (3, tmp_path / str(Name(3, 1)))  # the junior one has it
+        assert thread.is_alive(), "the reader waits for the second"
+        senior.ft.leave()
+        thread.join(TIMEOUT)
+        assert len(errors) == 1
+        eventually(lambda: third.ft.size == 2 and second.ft.step == 3, "the plan says whose state it is")
+        loaded: list[Any] = []
+        at_once(lambda: (loaded.append(second.ft.load(tmp_path)), second.step()), third.step)
+        assert loaded[0].step == 3
+        at_once(second.step, third.step)
+        assert second.ft.step == third.ft.step == 5
+        assert equal(second, third)
+
+
+def test_no_founder_begins_without_what_the_others_have(tmp_path: Path) -> None:
+    """As before, but the second does not call ``load`` at all any more."""
+    trained(tmp_path, 1, 3)
+    with crew(2) as trainees:
+        second = trainees[1]
+        assert isinstance(second.ft._lives.life.resumption, resuming.Resumption)
+        session = second.ft._plane.session
+        assert session is not None
+        assert second.ft._plane.resumed(session, "other@3", 3)
+        assert not second.ft._lives.life.transfer.load(None, session)  # type: ignore[arg-type] - it needs nothing
+
+
+def a_founding_with_deaths(chance: random.Random, place: Path) -> None:
+    """Founders load ``place``, of step 3, at different moments; some end at any. The others go on from it, all alike."""
+    size = chance.choice([2, 3, 4])
+    made = Company(size)
+    trainees = [Trainee(ft) for ft in made.members]
+    ending = chance.sample(trainees, chance.randint(1, size - 1))
+    rest = [trainee for trainee in trainees if trainee not in ending]
+
+    def live(trainee: Trainee, before: float, between: float) -> None:
+        time.sleep(before)
+        with contextlib.suppress(*([FTLibError] if trainee in ending else [])):
+            trainee.register()
+            time.sleep(between)
+            trainee.ft.load(place)
+            if trainee not in ending:
+                trainee.step()
+                trainee.step()
+
+    def end(trainee: Trainee, after: float) -> None:
+        time.sleep(after)
+        trainee.ft.close()
+
+    lives = [functools.partial(live, trainee, chance.random() * 0.2, chance.random() * 0.1) for trainee in trainees]
+    try:
+        at_once(*lives, *[functools.partial(end, trainee, chance.random() * 0.6) for trainee in ending])
+        assert {trainee.ft.step for trainee in rest} == {5}
+        assert all(equal(trainee, rest[0]) for trainee in rest)
+    finally:
+        all_of(trainees, lambda trainee: trainee.ft.close())
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_founders_die_at_any_moment_of_a_load(tmp_path: Path, seed: int) -> None:
+    trained(tmp_path, 1, 3)
+    a_founding_with_deaths(random.Random(seed), tmp_path)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_founders_die_at_many_moments_of_a_load(tmp_path: Path) -> None:
+    trained(tmp_path, 1, 3)
+    for seed in range(300):
+        a_founding_with_deaths(random.Random(seed), tmp_path)

@@ -1,0 +1,189 @@
+"""``FTLib.save``: workers as threads, with the real agents."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import ftlib.checkpoints.keeper as keeping
+from ftlib import ConfigError, Excluded
+from ftlib.checkpoints.checkpoint import Taken, read
+from ftlib.checkpoints.depot import DirectoryDepot
+from ftlib.checkpoints.names import Name, Part, complete, parts
+from ftlib.state.registry import Registered
+from tests.ftlib.crews.saving import all_of, crew, steps
+from tests.ftlib.state.test_checkpoints import same, write
+from tests.harness.basics import TIMEOUT, eventually
+
+
+def test_it_is_complete_once_a_later_call_has_finished(tmp_path: Path) -> None:
+    with crew(3) as trainees:
+        steps(2, trainees)
+        kept = Taken.of(Registered({"model": trainees[0].model, "optimizer": trainees[0].optimizer}).tree(2), Name(0, 0), 1)
+        all_of(trainees, lambda trainee: trainee.ft.save(tmp_path))
+        eventually(lambda: trainees[0].ft._keeper._writing.stage is keeping._Stage.WAITING, "it is on the disk")  # type: ignore[union-attr]
+        time.sleep(2 * keeping.LOOK)
+        assert complete(tmp_path) == [], "nobody knows yet whether step 2 will stand"
+        assert [part.name.step for part in parts(tmp_path)] == [2]
+        steps(1, trainees)
+        eventually(lambda: complete(tmp_path) == [Name(2, 1)], "it is complete")
+        assert parts(tmp_path) == []
+        tree = read(tmp_path / str(Name(2, 1)))
+        assert tree["step"] == 2  # type: ignore[index]
+        found = Taken.of(tree, Name(0, 0), 1)
+        assert same(found.copies, kept.copies)
+        eventually(lambda: trainees[0].ft.metrics()["checkpoint_step"] == 2, "it was counted")
+        assert [trainee.ft.metrics()["checkpoints"] for trainee in trainees] == [1, 0, 0]
+
+
+def test_a_job_that_is_done_has_its_last_one(tmp_path: Path) -> None:
+    """All close at once, and no later call ever finishes."""
+    with crew(3) as trainees:
+        steps(2, trainees)
+        all_of(trainees, lambda trainee: trainee.ft.save(tmp_path))
+        all_of(trainees, lambda trainee: trainee.ft.close())
+        assert [name.step for name in complete(tmp_path)] == [2], "close waits for it"
+
+
+def test_an_excluded_writer_completes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "ftlib")
+    with crew(2) as trainees:
+        steps(2, trainees)
+        all_of(trainees, lambda trainee: trainee.ft.save(tmp_path))
+        trainees[0].ft._plane.stop(Excluded("told to"))
+        eventually(lambda: trainees[0].ft._keeper._writing.ended(0.0), "it was given up")  # type: ignore[union-attr]
+        assert (complete(tmp_path), parts(tmp_path)) == ([], [])
+        assert "the checkpoint of step 2 was given up: this worker is no member any more" in caplog.text
+
+
+def test_only_so_many_stay_and_leftovers_go(tmp_path: Path) -> None:
+    """Among them what a killed writer left, and what a run that is not continued would still write."""
+    for step in (1, 900):
+        Taken.of({}, Name(step, 7), 1).write(tmp_path / str(Part.of(Name(step, 7), "gone")))
+    (tmp_path / "notes.txt").touch()
+    with crew(1, keep=2) as [trainee]:
+        for _ in range(4):
+            trainee.step()
+            trainee.ft.save(tmp_path, wait=True)
+    assert [name.step for name in complete(tmp_path)] == [4, 3]
+    assert parts(tmp_path) == []
+    assert (tmp_path / "notes.txt").exists()
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is busy with other things leaves none out."""
+    monkeypatch.setattr(keeping, "NAMING", TIMEOUT)
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Writing ends once it is set."""
+    go = threading.Event()
+    original = Taken.write
+    monkeypatch.setattr(Taken, "write", lambda self, directory: go.wait(TIMEOUT) and original(self, directory))
+    return go
+
+
+def test_one_that_comes_too_early_is_left_out_or_waits(
+    tmp_path: Path, slow: threading.Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "ftlib")
+    with crew(1) as [trainee]:
+        trainee.step()
+        trainee.ft.save(tmp_path)
+        trainee.step()
+        trainee.ft.save(tmp_path)
+        assert "no checkpoint of step 2: the checkpoint of step 1 is still being written" in caplog.text
+        assert trainee.ft.metrics()["checkpoints_skipped"] == 1
+        threading.Timer(0.2, slow.set).start()
+        trainee.ft.save(tmp_path, wait=True)
+        trainee.ft.save(tmp_path)  # the same again: nothing to say about it
+        assert trainee.ft.metrics()["checkpoints_skipped"] == 1
+    assert [name.step for name in complete(tmp_path)] == [2, 1]
+
+
+def test_every_step_can_be_saved(tmp_path: Path) -> None:
+    with crew(1, keep=100) as [trainee]:
+        for _ in range(4):
+            trainee.step()
+            trainee.ft.save(tmp_path, wait=True)
+        assert trainee.ft.metrics()["checkpoints_skipped"] == 0
+    assert [name.step for name in complete(tmp_path)] == [4, 3, 2, 1]
+
+
+def test_the_next_writer_takes_over(tmp_path: Path, slow: threading.Event) -> None:
+    with crew(3) as trainees:
+        steps(1, trainees)
+        all_of(trainees, lambda trainee: trainee.ft.save(tmp_path))
+        slow.set()
+        trainees[0].ft.leave()
+        rest = trainees[1:]
+        steps(1, rest)
+        all_of(rest, lambda trainee: trainee.ft.save(tmp_path))
+        steps(1, rest)
+        assert [trainee.ft.rank for trainee in rest] == [0, 1]
+        eventually(lambda: complete(tmp_path)[:1] == [Name(2, rest[0].ft.epoch)], "the next one wrote")
+        assert complete(tmp_path)[1:] == [Name(1, 1)], "and who left completed its own"
+
+
+def test_another_jobs_later_one_is_never_written_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    foreign = write(tmp_path, {"x": 1}, step=500, epoch=7)
+    with crew(1) as [trainee]:
+        trainee.step()
+        trainee.ft.save(tmp_path)
+        eventually(lambda: trainee.ft.metrics()["checkpoint_failures"] == 1, "it was refused")
+        assert trainee.ft._keeper._writing.ended(TIMEOUT), "it is counted a moment before"  # type: ignore[union-attr]
+        assert "training goes on without it" in caplog.text
+        assert "of a later step, which this job does not continue" in caplog.text
+        (foreign / "manifest.json").unlink()  # what is torn is no obstacle
+        trainee.ft.save(tmp_path)
+        trainee.step()
+        eventually(lambda: complete(tmp_path) == [Name(500, 7), Name(1, 1)], "it was written")
+
+
+@pytest.mark.parametrize("state", ["file", "nothing"])
+def test_errors_say_what_to_do_and_training_goes_on(
+    tmp_path: Path, state: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "file" / "below"
+    if state == "file":
+        (tmp_path / "file").touch()
+    else:
+
+        def fail(self: Taken, directory: Path) -> int:
+            directory.mkdir()
+            raise RuntimeError("PytorchStreamWriter failed writing")
+
+        monkeypatch.setattr(Taken, "write", fail)
+        monkeypatch.setattr(DirectoryDepot, "full", True)
+    with crew(1) as [trainee]:
+        for count in (1, 2):
+            trainee.step()
+            trainee.ft.save(place, wait=True)
+            eventually(lambda count=count: trainee.ft.metrics()["checkpoint_failures"] == count, "it failed")
+    expected = "see to that file system" if state == "file" else "no space is left on the device; training goes on without it"
+    assert caplog.text.count(expected) == 2
+    assert state == "file" or not list(place.iterdir()), "what was begun is gone"
+
+
+def test_misuse_is_refused_at_every_worker(tmp_path: Path) -> None:
+    with crew(2, registered=False) as trainees:
+        for trainee in trainees:
+            with pytest.raises(ConfigError, match="save: no state is registered"):
+                trainee.ft.save(tmp_path)
+            with pytest.raises(ConfigError, match="load: no state is registered"):
+                trainee.ft.load(tmp_path)
+            with pytest.raises(ConfigError, match="the path is empty"):
+                trainee.ft.save("")
+        state: dict[str, object] = {}
+        steps(1, trainees)
+        all_of(trainees, lambda t: t.ft.register_state(state_dict=lambda: state, load_state_dict=lambda _: None))
+        state["x"] = object()
+        for trainee in trainees:
+            with pytest.raises(ConfigError, match=r"state\['custom'\]\['x'\]: a value of type object"):
+                trainee.ft.save(tmp_path)
