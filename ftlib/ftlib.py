@@ -83,7 +83,8 @@ class FTLib(Calls):
         lives = Succession(Lifetime(means, consensus), call_lock, rejoin=settings.rejoin)
         layouts = Layouts(framework, int(settings.bucket_mb * 2**20))
         super().__init__(lives, call_lock, layouts, means.listeners, veto=settings.nonfinite == VETO, faults=faults)
-        self._keeper = Keeper(settings.keep, settings.step_timeout)
+        # One shard may be one checkpoint ahead of another, and the job can begin again from those that all have.
+        self._keeper = Keeper(settings.keep if settings.shards == 1 else max(2, settings.keep), settings.step_timeout)
         self._kept = False
         """Whether the last checkpoint was begun, of a worker that leaves though nobody else has the state."""
         ask = functools.partial(self._ask_awaited, ring) if settings.supervisor else None

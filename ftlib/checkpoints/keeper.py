@@ -104,6 +104,7 @@ class Keeper:
                 return
             taken = Taken.of(tree, name, session.size)
             self._writing = _Writing(plane, session, number, depot, taken, self._keep)
+            plane.saves.begin()
             self._writing.start()
 
     def save_again(self, plane: Plane, registered: Registered) -> None:
@@ -123,20 +124,25 @@ class Keeper:
 
     def _free(self, plane: Plane, depot: Depot, directory: str, *, wait: bool) -> bool:
         """Return True if no checkpoint is under way any more, so that ``directory`` can be written; else logs why not."""
-        writing = self._writing
-        if writing is None or writing.ended(0.0):
-            return True
-        if writing.directory == directory:
+        writing = None if self._writing is None or self._writing.ended(0.0) else self._writing
+        if writing is not None and writing.directory == directory:
             return False
-        if writing.written(self._timeout if wait else 0.0) and writing.due():
-            with plane.changed:
-                plane.changed.notify_all()
-            if writing.ended(NAMING if depot.prompt else self._timeout if wait else 0.0):
+        # Then all processes of the replica leave this one out, though some could write it: else shard 0 might have every other
+        # step and shard 1 the steps between, so that the job could begin again from none of them.
+        together = plane.saves.replica and not wait
+        if not together:
+            if writing is None:
                 return True
+            if writing.written(self._timeout if wait else 0.0) and writing.due():
+                with plane.changed:
+                    plane.changed.notify_all()
+                if writing.ended(NAMING if depot.prompt else self._timeout if wait else 0.0):
+                    return True
         plane.counters.checkpoints_skipped += 1
-        extra = plane.about("checkpoint_skipped", stage=writing.stage.name)
-        text = "no checkpoint of step %d: %s %s; save less often, or with wait=True"
-        logger.info(text, plane.step - plane.lag.steps, writing, writing.stage.value, extra=extra)
+        stage = _Stage.WRITING if writing is None else writing.stage
+        what = f"that of another process of this replica {stage.value}" if writing is None else f"{writing} {stage.value}"
+        text, extra = "no checkpoint of step %d: %s; save less often, or with wait=True", plane.about("checkpoint_skipped")
+        logger.info(text, plane.step - plane.lag.steps, what, extra={**extra, "stage": stage.name})
         return False
 
 
@@ -192,8 +198,13 @@ class _Writing:
         finally:
             self._taken = None
             self.stage = _Stage.OVER
-            self._written.set()
+            self._set_written()
             self._over.set()
+
+    def _set_written(self) -> None:
+        if not self._written.is_set():
+            self._plane.saves.written()
+            self._written.set()
 
     def _write(self) -> None:
         plane, taken = self._plane, self._taken
@@ -206,7 +217,7 @@ class _Writing:
         took = written - self._began
         self._taken = taken = None
         self.stage = _Stage.WAITING
-        self._written.set()
+        self._set_written()
         self._await_later_call()
         for name in self._depot.complete():
             if name > self._name and name not in self._torn:

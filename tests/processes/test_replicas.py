@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
+from ftlib.checkpoints.names import of_shards, whole_steps
 from tests.harness.cluster import Worker
 from tests.harness.nursery import Nursery
 
 from .launched import LaunchedRun
 from .replicas import Replicas
-from .sharded import MOMENTS, SPOILT
+from .sharded import EVERY, MOMENTS, SPOILT
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
@@ -270,6 +271,7 @@ def test_a_job_that_died_whole_goes_on_from_a_step_of_all_shards(nursery: Nurser
     with Replicas(tmp_path / "first", nursery) as job:
         both = job.begin(2, given={"checkpoints": kept})
         job.together(*both, steps=40)
+        job.until("all shards have written one", lambda: any(whole_steps(of_shards(Path(kept), 2))))
         for worker in job.workers:
             worker.kill()
         job.until("all are gone", lambda: all(worker.code is not None for worker in job.workers))
@@ -284,3 +286,13 @@ def test_a_job_that_died_whole_goes_on_from_a_step_of_all_shards(nursery: Nurser
     assert min(steps) >= 10, came
     for worker, event in came.items():
         assert event["hash"] == hashes[event["at"], worker.task.settings["shard"]], (worker, event)
+
+
+def test_shards_leave_out_the_same_checkpoints(nursery: Nursery, tmp_path: Path) -> None:
+    """Where writing takes longer than it is to the next one: else each shard might have the steps that the other one lacks."""
+    kept = tmp_path / "kept"
+    with Replicas(tmp_path / "run", nursery) as job:
+        (replica,) = job.begin(1, given={"checkpoints": str(kept), "disk": "slow"})
+        job.together(replica, steps=12 * EVERY)
+        names = list(of_shards(kept, 2))
+    assert max(whole_steps(names), default=0) >= 8 * EVERY, names

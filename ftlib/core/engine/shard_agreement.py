@@ -62,13 +62,14 @@ class ShardAgreement:
         """
         if not self._plane.hold(session, results, trailer):
             return False
-        out = WordFlag.OUT * self._plane.data.stays_out(call, results)
-        word = word_about(session, call, results, trailer, out)
+        more = WordFlag.OUT * self._plane.data.stays_out(call, results) | WordFlag.SAVING * self._plane.saves.here
+        word = word_about(session, call, results, trailer, more)
         drawing = self._plane.data.drawing(results)
         verdict = self._verdict(call, session, word._replace(drawn=drawing.pack()))
         if verdict is None:
             return False
         results.come_in(verdict.out)
+        self._plane.saves.agree(writing=verdict.saving)
         same = self._draw_together(call, results, [Drawing.unpack(drawn) for drawn in verdict.drawn])
         if verdict.void or not verdict.alike or not same:
             if not verdict.alike:
@@ -159,9 +160,9 @@ class ShardAgreement:
         return f"waiting for the word of {self._mates.missing()}"
 
 
-def word_about(session: Session, call: Call, results: Results, trailer: Trailer | None, out: int = 0) -> Word:
-    """What this member says of the results that it holds. ``out``: ``WordFlag.OUT`` if it does not come in with them."""
-    flags = WordFlag(out) | WordFlag.VOID * call.void(results)
+def word_about(session: Session, call: Call, results: Results, trailer: Trailer | None, more: int = 0) -> Word:
+    """What this member says of the results that it holds. ``more``: flags that do not follow from them."""
+    flags = WordFlag(more) | WordFlag.VOID * call.void(results)
     ranks = 0
     if trailer is not None:
         flags |= WordFlag.FREEZE if trailer.freeze else WordFlag(0)

@@ -21,6 +21,7 @@ from ...frameworks.base import Group
 from ..calls.call import Call, Results
 from ..calls.salvage import NAMED, Report
 from ..calls.session import Session
+from ..replicas.saves import Saves
 from ..tensors.staging import Slot
 from ..tensors.trailer import Trailer
 from .data_accounting import DataAccounting, shares_in
@@ -81,11 +82,10 @@ class Plane:
         self.drawing: Drawing | None = None
         """What this replica's processes have agreed on about the samples of the newest finished call: one of them may hold its
         result yet, and go by this in the next view."""
-        self.founder, self.wished, self.void = False, False, False  # void: the newest finished call had no result
-        self.blank = True
-        self.newcomer = False
-        """True from the admission or healing of this member until its program finishes a call that the others make, too.
-        Until then the program may be at another place than the others' programs."""
+        self.founder, self.wished, self.blank = False, False, True
+        self.void, self.newcomer = False, False  # void: the newest finished call had no result
+        """``newcomer``: True from this member's admission or healing until its program finishes a call that the others make,
+        too; until then the program may be at another place than the others' programs."""
         self.origin, self.authority = "", ""
         """The valid origin in the active session: the plan's, until founders load a checkpoint in the session."""
         self.has_state: bool = former is not None and former.has_state
@@ -96,6 +96,7 @@ class Plane:
         self.peers = Peers()
         self.recovery: Callable[[], Progress] | None = None
         """Progress of this member's recovery; None if there is none. Must not be called under the lock."""
+        self.saves: Saves = Saves() if former is None else former.saves  # whether checkpoints are being written
         self.lag, self.borders = Lag(), Borders()
         """How far the program is behind its deputy; and the newest border between calls that it has come to."""
         self.trailer: Trailer | None = None

@@ -41,6 +41,8 @@ class WordFlag(IntFlag):
     """With BORDER: it has loaded the state within the call, so that what it has computed for that does not count."""
     INSIDE = 256
     """With BORDER: it is in the call already."""
+    SAVING = 512
+    """It still writes a checkpoint."""
 
 
 _TURN = 16
@@ -109,6 +111,8 @@ class Verdict(NamedTuple):
     """The same of ``MIDWAY``."""
     stale: bool = False
     """The same of ``STALE``."""
+    saving: bool = False
+    """The same of ``SAVING``."""
     drawn: tuple[bytes, ...] = ()
     """What all of this replica have said of their samplers, by shard; nothing at a border."""
 
@@ -199,6 +203,7 @@ def _verdict(words: Iterable[Word | None]) -> Verdict:
         out=WordFlag.OUT in flags,
         midway=WordFlag.MIDWAY in flags,
         stale=WordFlag.STALE in flags,
+        saving=WordFlag.SAVING in flags,
     )
 
 

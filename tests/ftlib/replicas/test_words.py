@@ -102,3 +102,8 @@ def test_words_of_an_earlier_view() -> None:
     assert later(border(4, donor=2)) is None, "nor after that"
     assert later(border(3, donor=1)) is None, "nor with this call"
     assert later(border(5, donor=1)) is None
+
+
+def test_one_that_still_writes_a_checkpoint_speaks_for_all() -> None:
+    said = heard(Word(1, 4), Word(1, 4, WordFlag.SAVING))
+    assert said == Verdict(freeze=False, void=False, alike=True, saving=True, drawn=(b"", b""))

@@ -1,0 +1,28 @@
+"""Whether a replica's processes still write a checkpoint: its shards leave out the same ones, or no step would be whole."""
+
+from __future__ import annotations
+
+__all__ = ["Saves"]
+
+
+class Saves:
+    """What is known here. ``begin`` and ``agree`` are for the training thread, ``written`` is for the one that writes."""
+
+    def __init__(self) -> None:
+        self.here = False
+        """True while this process writes one."""
+        self.replica = False
+        """True if any process of this replica was writing one when it held the newest call's result: known to all of them, and
+        the same at all. False where a replica has one process."""
+
+    def begin(self) -> None:
+        """This process begins to write."""
+        self.here = True
+
+    def written(self) -> None:
+        """What it wrote is on the disk, or given up."""
+        self.here = False
+
+    def agree(self, *, writing: bool) -> None:
+        """All of this replica have said whether they write."""
+        self.replica = writing
