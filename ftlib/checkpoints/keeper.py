@@ -198,13 +198,9 @@ class _Writing:
         finally:
             self._taken = None
             self.stage = _Stage.OVER
-            self._set_written()
-            self._over.set()
-
-    def _set_written(self) -> None:
-        if not self._written.is_set():
-            self._plane.saves.written()
+            plane.saves.written()
             self._written.set()
+            self._over.set()
 
     def _write(self) -> None:
         plane, taken = self._plane, self._taken
@@ -217,7 +213,9 @@ class _Writing:
         took = written - self._began
         self._taken = taken = None
         self.stage = _Stage.WAITING
-        self._set_written()
+        if self._depot.prompt:  # else the next one is left out until this one has its name
+            plane.saves.written()
+        self._written.set()
         self._await_later_call()
         for name in self._depot.complete():
             if name > self._name and name not in self._torn:

@@ -187,3 +187,33 @@ def test_misuse_is_refused_at_every_worker(tmp_path: Path) -> None:
         for trainee in trainees:
             with pytest.raises(ConfigError, match=r"state\['custom'\]\['x'\]: a value of type object"):
                 trainee.ft.save(tmp_path)
+
+
+@pytest.mark.parametrize("prompt", [True, False])
+def test_it_is_under_way_until_the_next_one_may_be_written(
+    prompt: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which the other processes of its replica are told. Where giving it its name takes long, that belongs to it."""
+    monkeypatch.setattr(DirectoryDepot, "prompt", property(lambda _depot: prompt))
+    with crew(2) as trainees:
+        steps(2, trainees)
+        saves = trainees[0].ft._plane.saves
+        all_of(trainees, lambda trainee: trainee.ft.save(tmp_path))
+        eventually(lambda: trainees[0].ft._keeper._writing.stage is keeping._Stage.WAITING, "it is on the disk")  # type: ignore[union-attr]
+        eventually(lambda: trainees[0].ft._keeper._writing.written(0.0), "it is on the disk")  # type: ignore[union-attr]
+        assert saves.here is not prompt
+        steps(1, trainees)
+        eventually(lambda: trainees[0].ft._keeper._writing.ended(0.0), "it is complete")  # type: ignore[union-attr]
+        assert not saves.here
+
+
+def test_one_is_left_out_while_another_process_of_the_replica_writes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "ftlib")
+    with crew(1) as [trainee]:
+        trainee.step()
+        trainee.ft._plane.saves.agree(writing=True)
+        trainee.ft.save(tmp_path)
+        assert "no checkpoint of step 1: that of another process of this replica is still being written" in caplog.text
+        assert trainee.ft.metrics()["checkpoints_skipped"] == 1
+        trainee.ft.save(tmp_path, wait=True)
+    assert [name.step for name in complete(tmp_path)] == [1]
