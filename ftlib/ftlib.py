@@ -83,8 +83,7 @@ class FTLib(Calls):
         lives = Succession(Lifetime(means, consensus), call_lock, rejoin=settings.rejoin)
         layouts = Layouts(framework, int(settings.bucket_mb * 2**20))
         super().__init__(lives, call_lock, layouts, means.listeners, veto=settings.nonfinite == VETO, faults=faults)
-        # One shard may be one checkpoint ahead of another, and the job can begin again from those that all have.
-        self._keeper = Keeper(settings.keep if settings.shards == 1 else max(2, settings.keep), settings.step_timeout)
+        self._keeper = Keeper(settings.keep, settings.step_timeout)
         self._kept = False
         """Whether the last checkpoint was begun, of a worker that leaves though nobody else has the state."""
         ask = functools.partial(self._ask_awaited, ring) if settings.supervisor else None
@@ -227,8 +226,10 @@ class FTLib(Calls):
         if registered is None:
             raise ConfigError("save: no state is registered: call register_state before it")
         if not self._call_lock.departed:
-            own = directory.of_shard(self.settings.shard, self.settings.shards)
-            self._keeper.save(own, self._plane, registered, wait=wait)
+            shards = self.settings.shards
+            own = directory.of_shard(self.settings.shard, shards)
+            whole = functools.partial(directory.whole_steps, shards) if shards > 1 else tuple
+            self._keeper.save(own, self._plane, registered, wait=wait, whole=whole)
 
     def load(self, path: str | os.PathLike[str]) -> Loaded | None:
         """Begin from the newest complete checkpoint in ``path`` (or from ``path``, if it is one); returns its step and path.

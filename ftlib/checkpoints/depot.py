@@ -97,6 +97,10 @@ class Depot(ABC):
         """Where the checkpoints of a shard are; this one if there is one shard."""
         return self.below(shard_folder(shard, shards))
 
+    def whole_steps(self, shards: int) -> set[int]:
+        """Steps of which all shards have a complete checkpoint here."""
+        return whole_steps(self.of_shard(number, shards).complete() for number in range(shards))
+
     def newest_of(self, shard: int, shards: int) -> Found | None:
         """What a shard begins from: the newest intact checkpoint; of several shards, that of the newest step that all have.
 
@@ -113,10 +117,9 @@ class Depot(ABC):
             )
         if shards == 1:
             return self.newest()
-        names = [self.of_shard(number, shards).complete() for number in range(shards)]
-        whole = whole_steps(names)
-        name = next((name for name in names[shard] if name.step in whole), None)
-        return None if name is None else self.of_shard(shard, shards).below(str(name)).newest()
+        own, whole = self.of_shard(shard, shards), self.whole_steps(shards)
+        name = next((name for name in own.complete() if name.step in whole), None)
+        return None if name is None else own.below(str(name)).newest()
 
 
 class DirectoryDepot(Depot):

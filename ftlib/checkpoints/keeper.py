@@ -19,6 +19,8 @@ from __future__ import annotations
 import errno
 import logging
 import threading
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from enum import Enum
 
 from consensus import LeftError
@@ -46,6 +48,28 @@ _ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _RIGHTS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
 
+Whole = Callable[[], Collection[int]]
+"""Returns the steps of which all shards have a complete checkpoint in the same place; nothing where there is one shard."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """Which complete checkpoints of a shard stay: the newest ones, and the newest of a step that all shards have.
+
+    For as long as a shard cannot write, or lags behind, the job can begin again from that step alone.
+    """
+
+    keep: int
+    whole: Whole = tuple
+
+    def others(self, names: Sequence[Name]) -> list[Name]:
+        """Those that may go. ``names``: the newest first."""
+        if len(names) <= self.keep:
+            return []
+        needed = max(self.whole(), default=None)
+        return [name for name in names[self.keep :] if name.step != needed]
+
+
 class _Stage(Enum):
     WRITING = "is still being written"
     WAITING = "waits until a later call has finished"
@@ -68,19 +92,19 @@ class Keeper:
         self._keep = keep
         self._timeout = timeout
         self._writing: _Writing | None = None
-        self._newest: Depot | None = None
+        self._newest: tuple[Depot, Whole] | None = None
         """Where the program saved last."""
         self._lock = threading.Lock()
         self._checked = False
         """Whether the state is known to be of a kind that can be kept; from then on only the writer flattens the state."""
 
-    def save(self, depot: Depot, plane: Plane, registered: Registered, *, wait: bool) -> None:
+    def save(self, depot: Depot, plane: Plane, registered: Registered, *, wait: bool, whole: Whole = tuple) -> None:
         """Begin to write if this member has rank 0; called on the training thread, outside of calls.
 
-        ``wait``: wait for a checkpoint under way instead of leaving this one out. Raises ConfigError if the state cannot be
-        kept.
+        ``wait``: wait for a checkpoint under way instead of leaving this one out. ``whole``: see ``Whole``. Raises ConfigError
+        if the state cannot be kept.
         """
-        self._newest = depot
+        self._newest = depot, whole
         if not self._checked:
             flatten(registered.tree(plane.step))
             self._checked = True
@@ -103,14 +127,15 @@ class Keeper:
                 logger.info(text, step, extra=plane.about("checkpoint_skipped", stage="LATE"))
                 return
             taken = Taken.of(tree, name, session.size)
-            self._writing = _Writing(plane, session, number, depot, taken, self._keep)
+            self._writing = _Writing(plane, session, number, depot, taken, Stay(self._keep, whole))
             plane.saves.begin()
             self._writing.start()
 
     def save_again(self, plane: Plane, registered: Registered) -> None:
         """As ``save``, where the program saved last; nothing if it never has. What is registered is as on entry to a call."""
         if self._newest is not None:
-            self.save(self._newest, plane, registered, wait=True)
+            depot, whole = self._newest
+            self.save(depot, plane, registered, wait=True, whole=whole)
 
     def close(self) -> None:
         """Wait until the checkpoint under way is complete or given up; at most ``timeout`` seconds. Idempotent."""
@@ -149,15 +174,15 @@ class Keeper:
 class _Writing:
     """One checkpoint on its way."""
 
-    def __init__(self, plane: Plane, session: Session, number: int, depot: Depot, taken: Taken, keep: int) -> None:
-        """``number``: of the last call that had finished."""
+    def __init__(self, plane: Plane, session: Session, number: int, depot: Depot, taken: Taken, stay: Stay) -> None:
+        """``number``: of the last call that had finished. ``stay``: which older ones stay."""
         self.stage = _Stage.WRITING
         self.directory = depot.at(taken.name)
         self._plane, self._number = plane, number
         self._depot, self._part = depot, Part.of(taken.name, session.member_id)
         self._name = taken.name
         self._taken: Taken | None = taken
-        self._keep = keep
+        self._stay = stay
         self._torn: list[Name] = []
         """Newer checkpoints that are damaged: they are ignored."""
         self._share_device = thread_device()  # torch asks for the current device where there is one, and would wake the first
@@ -265,7 +290,7 @@ class _Writing:
 
     def _tidy(self) -> None:
         """Remove older complete checkpoints beyond those to be kept, and older ones that never became complete."""
-        for name in [name for name in self._depot.complete() if name < self._name][self._keep - 1 :]:
+        for name in self._stay.others([name for name in self._depot.complete() if name <= self._name]):
             self._depot.remove(name)
         for part in self._depot.parts():
             if part.name <= self._name:

@@ -8,7 +8,9 @@ Lines as those of ``learner``, and ``shard``, ``replica``. The end by ``ReplicaL
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
+import itertools
 import math
 import os
 import random
@@ -38,6 +40,8 @@ WIDTH = 64
 SAMPLES = 240
 EVERY = 10
 """Steps from one checkpoint to the next."""
+ROOM = 3
+"""Checkpoints for which a full disk has room."""
 INNER = 4
 """Inner steps of ``diloco`` in a round."""
 SPOILT = 6
@@ -68,8 +72,8 @@ def _train(ft: FTLib, task: Task, lines: Lines) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     ft.register_state(model=model, optimizer=optimizer)
     directory = task.given.get("checkpoints", "")
-    if task.given.get("disk") == "slow":
-        _write_slowly(ft)
+    if disk := task.given.get("disk"):
+        _spoil(disk, ft)
     lines.write(event="resumed", at=ft.step, hash=hash(tuple(body.detach().tolist())))
     dying = _Dying(task)
     while True:
@@ -300,16 +304,21 @@ def number_of(replica: str) -> int:
     return (int(place) + 2 * (int(life) - 1)) % REPLICAS
 
 
-def _write_slowly(ft: FTLib) -> None:
-    """From now on a checkpoint takes longer to write than it is to the next one; but for the first one of shard 1."""
-    write, quick = DirectoryDepot.write, iter([ft.settings.shard == 1])
+def _spoil(disk: str, ft: FTLib) -> None:
+    """``slow``: from now on a checkpoint takes longer to write than it is to the next one; but for the first one of shard 1.
+    ``full``: shard 1 can write no more than ``ROOM`` of them.
+    """
+    write, written = DirectoryDepot.write, itertools.count()
 
-    def slowly(itself: DirectoryDepot, taken: Taken, part: Part) -> int:
-        while not next(quick, False) and ft.step < part.name.step + EVERY + EVERY // 2:
+    def badly(itself: DirectoryDepot, taken: Taken, part: Part) -> int:
+        number = next(written)
+        if disk == "full" and ft.settings.shard == 1 and number >= ROOM:
+            raise OSError(errno.ENOSPC, "spoilt")
+        while disk == "slow" and (number or ft.settings.shard == 0) and ft.step < part.name.step + EVERY + EVERY // 2:
             time.sleep(0.01)
         return write(itself, taken, part)
 
-    DirectoryDepot.write = slowly  # type: ignore[method-assign]
+    DirectoryDepot.write = badly  # type: ignore[method-assign]
 
 
 class _Dying:

@@ -16,7 +16,7 @@ from tests.harness.nursery import Nursery
 
 from .launched import LaunchedRun
 from .replicas import Replicas
-from .sharded import EVERY, MOMENTS, SPOILT
+from .sharded import EVERY, MOMENTS, ROOM, SPOILT
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
@@ -288,11 +288,14 @@ def test_a_job_that_died_whole_goes_on_from_a_step_of_all_shards(nursery: Nurser
         assert event["hash"] == hashes[event["at"], worker.task.settings["shard"]], (worker, event)
 
 
-def test_shards_leave_out_the_same_checkpoints(nursery: Nursery, tmp_path: Path) -> None:
-    """Where writing takes longer than it is to the next one: else each shard might have the steps that the other one lacks."""
+@pytest.mark.parametrize(("disk", "least"), [("slow", 8 * EVERY), ("full", ROOM * EVERY)])
+def test_there_is_always_a_step_of_all_shards(nursery: Nursery, tmp_path: Path, disk: str, least: int) -> None:
+    """Where writing takes longer than it is to the next one, each shard might have just the steps that the other one lacks. And
+    where one cannot write any more, the other one might remove all that both have.
+    """
     kept = tmp_path / "kept"
     with Replicas(tmp_path / "run", nursery) as job:
-        (replica,) = job.begin(1, given={"checkpoints": str(kept), "disk": "slow"})
+        (replica,) = job.begin(1, given={"checkpoints": str(kept), "disk": disk})
         job.together(replica, steps=12 * EVERY)
         names = list(of_shards(kept, 2))
-    assert max(whole_steps(names), default=0) >= 8 * EVERY, names
+    assert max(whole_steps(names), default=0) >= least, names

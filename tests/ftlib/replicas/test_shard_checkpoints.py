@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ftlib import ConfigError, FTLib
+from ftlib.checkpoints.keeper import Stay
 from ftlib.checkpoints.names import Name, of_shards, shard_folder, shards_in, whole_steps
 
 
@@ -25,6 +26,14 @@ def test_a_step_is_whole_once_all_shards_have_it(tmp_path: Path) -> None:
 def test_without_a_step_of_all_shards_there_is_none(tmp_path: Path) -> None:
     written(tmp_path, 0, 2, 10)
     assert whole_steps(of_shards(tmp_path, 2)) == set()
+
+
+def test_what_all_shards_have_stays() -> None:
+    names = [Name(step, 1) for step in (50, 40, 30, 20, 10)]
+    assert Stay(2).others(names) == names[2:]
+    assert Stay(2, lambda: {50, 40, 10}).others(names) == names[2:], "one that stays anyway"
+    assert Stay(1, lambda: {20, 10}).others(names) == [Name(40, 1), Name(30, 1), Name(10, 1)]
+    assert Stay(5, lambda: {10}).others(names) == []
 
 
 @pytest.mark.parametrize("shards", [2, 3])
