@@ -159,7 +159,7 @@ def test_a_hung_senior_is_killed_and_the_junior_goes_on_alone() -> None:
             eventually(lambda: ids(junior.view) == (junior.member.id,), "the junior goes on")
             assert senior.process.wait(TIMEOUT) == -signal.SIGKILL
             reason = str(junior.why(senior.member.id))
-            assert "fenced" in reason or "its training process ended" in reason, "its agent's last word may come first"
+            assert "fence_command" in reason or "its training process ended" in reason, "its agent's last word may come first"
         finally:
             junior.stop()
 

@@ -47,7 +47,7 @@ def shells(nursery: Nursery, where: Path, *environments: dict[str, str]) -> list
 
 
 def test_torchrun_works_unchanged() -> None:
-    facts = run("torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(ROOT / "tests" / "ftlib" / "shell.py"))
+    facts = run("torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(ROOT / "tests/ftlib/crews/shell.py"))
     assert [(each["size"], each["grad"]) for each in facts] == [(2, 1.5), (2, 1.5)]
     assert facts[0]["job"].startswith("torchrun-")
     assert all(each["said"].startswith("torchrun: worker ") for each in facts)
