@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from consensus.messages import Accept, EvidenceKind, Gossip, Introduction, Nack, Ping, Status, Update
+from consensus.border import Leave
+from consensus.member import COHORT, COHORT_SIZE
+from consensus.messages import Accept, EvidenceKind, Gossip, Introduction, JoinRequest, Nack, Ping, Refused, Status, Update
 from consensus.progress import Progress
 from consensus.protocol.agreement.contact import LOST
 from consensus.protocol.detection.stall import Stall
@@ -53,6 +55,26 @@ def test_an_unready_member_does_not_coordinate() -> None:
     assert machine.status()["coordinator"] == "a"
     machine.handle(Accusation("a", EvidenceKind.UNREADY, "did not build its group"), 100.5)
     assert machine.status()["coordinator"] == "b"
+
+
+@pytest.mark.parametrize(
+    ("cohorts", "dead", "coordinator"),
+    [
+        (("aef", "bg", "c", "d"), "", "a"),
+        (("aef", "bg", "c", "d"), "e", "b"),
+        (("aef", "bg", "c", "d"), "eg", "c"),
+        (("ae", "bf", "cg", "dh"), "efgh", "a"),
+    ],
+)
+def test_who_is_about_to_go_with_its_cohort_does_not_coordinate(cohorts: tuple[str, ...], dead: str, coordinator: str) -> None:
+    """One loss is enough for that. Where no cohort is whole any more all who are left stay."""
+    facts = {name: ((COHORT, each), (COHORT_SIZE, str(len(each)))) for each in cohorts for name in each}
+    members = tuple(replace(member(name), meta=facts[name]) for name in sorted(facts))
+    machine = machine_in("d", "d")
+    machine._change.adopt(View(2, machine._core.view_id, members, machine._core.view_id), "a", 100.0)
+    for name in dead:
+        machine.handle(Accusation(name, EvidenceKind.PROOF, "killed"), 100.1)
+    assert machine.status()["coordinator"] == coordinator
 
 
 def test_the_coordinator_and_the_next_two_stand_by() -> None:
@@ -245,3 +267,16 @@ def test_who_has_sent_its_last_message_tells_itself_nothing_either() -> None:
     core.outbox.send(core.member, Nack(1))
     core.outbox.close()
     assert core.outbox.take_own() is None
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_the_last_member_tells_who_waits_that_the_job_has_ended(ended: bool) -> None:
+    """If it only leaves the job has not come to its end: another one may found it anew."""
+    machine, joiner = machine_in("a", "a"), member("x")
+    machine.receive("x", joiner.address, JoinRequest(joiner, True, CONFIG.terms), 100.1)
+    machine.drain()
+    machine.handle(Leave(None, ended), 100.2)
+    effects = sends(machine.drain(), Refused)
+    told = [(effect.address, effect.message.ended) for effect in effects if isinstance(effect.message, Refused)]
+    assert told == [(joiner.address, True)] * ended
+    assert machine.stopped is not None

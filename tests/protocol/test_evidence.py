@@ -133,6 +133,17 @@ def test_checks_under_way_hold_back_at_most_settle_max() -> None:
     assert book.due() == pytest.approx(100.0 + CONFIG.settle_quiet)
 
 
+def test_what_comes_while_checks_run_does_not_prolong_the_wait_for_them() -> None:
+    """Members that fall silent one after another would put the change off for as long as they do."""
+    book = EvidenceBook(CONFIG)
+    book.silent["b"] = 100.0
+    book.checking["c"] = 100.0
+    for number in range(1, 10):
+        book.silent[str(number)] = 100.0 + 0.04 * number
+        book.unready[f"u{number}"] = 100.0 + 0.04 * number
+        assert book.due() == pytest.approx(100.0 + CONFIG.settle_max)
+
+
 def test_as_long_as_proofs_come_they_are_waited_for_but_not_for_long() -> None:
     book, step = EvidenceBook(CONFIG), 0.9 * CONFIG.settle_quiet
     now = 100.0

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from consensus.border import Hint, Leave
 from consensus.messages import EvidenceKind
-from consensus.protocol.state.change import Change, FindingKind, Moment
+from consensus.protocol.state.change import Change, Finding, FindingKind, Moment
 from consensus.protocol.state.history import FINDINGS, LIMIT, History
 from consensus.protocol.state.inputs import Accusation
 from consensus.simulation import Host, World
@@ -261,6 +263,48 @@ def test_marks_of_older_epochs_are_late_words() -> None:
     assert history.as_list()[1]["removed"] == [{"id": "b", "cause": None, "detail": "", "source": ""}]
 
 
+def test_a_suspicion_alone_begins_no_change_and_a_proof_does() -> None:
+    history, view = History(), view_of("abc")
+    history.adopt(view, "a", 100.0)
+    history.activated(100.1)
+    history.found(FindingKind.SUSPECT, "c", "does not answer", "b", 101.0)
+    assert history.under_way() is None
+    history.found(FindingKind.PROOF, "c", "refused", "a", 101.5)
+    told = history.under_way()
+    assert told is not None and (told["epoch"], told["at"]) == (2, 101.5)
+
+
+@pytest.mark.parametrize(("driver", "ballot"), [("b", [1, "b"]), ("a", None)])
+def test_a_ballot_is_of_the_change_that_it_decided(driver: str, ballot: list[object] | None) -> None:
+    """As long as no INSTALL tells which one did: none of this member's, if another member drives."""
+    history, view = History(), view_of("abc")
+    history.adopt(view, "a", 100.0)
+    history.proposed((1, "b"), 101.0)
+    history.adopt(view_of("ab", 2, view.view_id), driver, 102.0)
+    assert history.newest_as_dict()["ballot"] == ballot
+
+
+def test_older_changes_are_put_together_once_and_the_newest_as_it_grows() -> None:
+    """People may ask every second, and of dozens of changes only the newest can be another than before."""
+    history, view = History(), view_of("abc")
+    history.adopt(view, "a", 100.0)
+    history.adopt(view_of("ab", 2, view.view_id), "a", 101.0)
+    older, newest = history.as_list()
+    history.activated(102.0)
+    again = history.as_list()
+    assert again[0] == older and again[0]["moments"] is older["moments"]
+    assert "activated" in again[1]["moments"] and "activated" not in newest["moments"]
+    again[0]["more"] = True
+    assert "more" not in history.as_list()[0]
+
+
+def test_seconds_of_phases_are_told_to_the_microsecond() -> None:
+    parent = view_of("abc")
+    moments = {Moment.ASKED: 100.0, Moment.INSTALLED: 100.0 + 1 / 3, Moment.READY: 100.0 + 2 / 3}
+    phases = Change(parent, view_of("ab", 2, parent.view_id), "a", moments=moments).phases
+    assert phases == {"settle": 0.0, "freeze": 0.333333, "build": 0.333333, "total": 0.666667}
+
+
 def test_a_lie_of_length_is_cut() -> None:
     """Details come from other members: what is kept of them is bounded."""
     world, members = start_job(3)
@@ -277,3 +321,9 @@ def test_who_told_the_driver_of_a_death_is_named_where_only_the_reasons_came() -
     reasons = (Reason("c", Cause.PROOF, "refused", "b"),)
     change = Change(parent, view_of("ab", 2, parent.view_id, parent.cluster), "a", reasons=reasons)
     assert set(change.sketch()["names"]) == {"a", "b", "c"}
+
+
+def test_who_is_spoken_of_is_named_though_nothing_is_chosen_yet() -> None:
+    finding = Finding(FindingKind.SUSPECT, "c", "does not answer", "b", 101.0)
+    change = Change(view_of("abcd"), findings={("c", FindingKind.SUSPECT): finding})
+    assert set(change.sketch()["names"]) == {"b", "c"}

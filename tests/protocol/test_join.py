@@ -12,7 +12,7 @@ from consensus.errors import JoinError
 from consensus.member import Address
 from consensus.messages import JoinReply, JoinRequest
 from consensus.protocol.machine import Machine
-from consensus.protocol.state.inputs import Resolved
+from consensus.protocol.state.inputs import Input, Introduced, Resolved
 from consensus.protocol.state.join import FOUNDING_PATIENCE, FRESH, HASTY, MUTE_PATIENCE, RARELY, Applicants, Search
 from consensus.simulation import World, judged
 
@@ -62,7 +62,7 @@ def test_much_time_where_somebody_listens() -> None:
     one = search(ME.address, B, C, founder=True)
     one.attend(B, True)
     assert not one.may_found(0, 100.0 + MUTE_PATIENCE - 0.01)
-    assert one.may_found(0, 100.0 + MUTE_PATIENCE + 0.01)
+    assert one.may_found(0, 100.0 + MUTE_PATIENCE)
     one.replied(B, NOTHING, 101.0)
     assert one.may_found(0, 101.0)
     brief = search(ME.address, B, founder=True, patience=2.0)
@@ -129,6 +129,26 @@ def test_requests_grow_rare_as_they_are_repeated() -> None:
     assert not one.wants
     one.replied(B, JoinReply(view_of("bc"), member("b")), 100.1)
     assert one.interval(0.5) == pytest.approx(0.4), "who only looks has time"
+
+
+def test_requests_are_frequent_again_where_something_has_changed() -> None:
+    """As many as at the beginning. A coordinator that has not answered may be dead: the next one has to hear of us soon."""
+    one, leader = search(B), member("b")
+    one.wants = True
+    one.replied(leader.address, JoinReply(view_of("bc"), leader), 100.0)
+
+    def waits(count: int, *, answered: bool) -> list[float]:
+        found = []
+        for _ in range(count):
+            if answered:
+                one.replied(leader.address, JoinReply(view_of("bc"), leader), 100.0)
+            found.append(one.interval(0.5))
+        return found
+
+    for change in (lambda: waits(1, answered=False), lambda: one.hurry(101.0), one.impatient):
+        assert waits(HASTY + 4, answered=True)[-1] == pytest.approx(RARELY)
+        change()
+        assert waits(HASTY + 1, answered=True) == pytest.approx([*[0.1] * HASTY, 0.15])
 
 
 def test_failure_names_who_did_not_answer() -> None:
@@ -231,9 +251,14 @@ def test_an_applicant_is_fresh_for_all_of_its_time() -> None:
     assert applicants.fresh(end + 0.01, wanting=False) == []
 
 
-def test_introducers_that_the_names_lead_to_now_are_asked_at_once() -> None:
+@pytest.mark.parametrize(
+    ("news", "asked"),
+    [(Resolved((C,), founder=False, barred=""), {C}), (Introduced((C,)), {B, C})],
+    ids=["the names lead there now", "there as well"],
+)
+def test_whoever_turns_out_to_introduce_is_asked_at_once(news: Input, asked: set[Address]) -> None:
     machine = Machine(Config(introducers=("somewhere:1",)), member("x"), Random(1), founder=False, introducers=(B,))
     machine.start(100.0)
     assert {send.address for send in sends(machine.drain(), JoinRequest)} == {B}
-    machine.handle(Resolved((C,), founder=False, barred=""), 100.01)
-    assert {send.address for send in sends(machine.drain(), JoinRequest)} == {C}
+    machine.handle(news, 100.01)
+    assert {send.address for send in sends(machine.drain(), JoinRequest)} == asked

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from math import inf
 
 import pytest
 
@@ -114,6 +115,19 @@ def test_who_overslept_counts_from_its_waking() -> None:
     assert mine.silent_for("b", 105.0) == 2.0
 
 
+def test_pings_of_an_earlier_time_with_pings_break_no_link() -> None:
+    """Between two such times nobody was pinged, so nobody could answer."""
+    mine = links()
+    mine.asked(["b", "c"], 100.0)
+    mine.begin()
+    mine.asked(["b", "c"], 200.0)
+    assert mine.silent_for("b", 200.0) == mine.silent_for("c", 200.5) == 0.0
+    mine.asked(["b", "c"], 201.0)
+    assert mine.silent_for("b", 202.0) == 2.0, "that one was missed"
+    mine.begin()
+    assert mine.silent_for("b", 202.0) == 0.0
+
+
 def test_no_patience_is_endless_patience() -> None:
     never = Links("a", patience=0.0)
     never.missed("b", 100.0)
@@ -133,6 +147,18 @@ def test_a_word_of_others_is_forgotten_and_the_own_one_holds() -> None:
     mine.heard("d", 110.0)
     assert not mine.broken("d")
     assert mine.known(110.0) == {}
+
+
+def test_of_several_words_the_oldest_is_forgotten_first() -> None:
+    """In time: whoever goes only because of that link stays."""
+    mine = links()
+    mine.told("b", "c", 100.0)
+    mine.told("d", "e", 101.0)
+    for kept, due in (([("b", "c"), ("d", "e")], 100.0 + KEEP), ([("d", "e")], 101.0 + KEEP)):
+        assert sorted(mine.known(due - 0.01)) == kept
+        assert mine.deadline() == due
+        mine.known(due)
+    assert mine.deadline() == inf
 
 
 def test_a_new_view_asks_for_every_word_anew() -> None:

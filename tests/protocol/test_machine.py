@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 
 import pytest
 
-from consensus.border import Boundary, Built, Flushed, Freeze, Hint, Installed, Leave, PeerProgress, Stopped
+from consensus.border import Boundary, Built, Flushed, Freeze, Hint, Installed, Leave, PeerProgress, Stopped, Wish
 from consensus.errors import ExcludedError, StoppedError
 from consensus.messages import (
     MAX_DETAIL,
@@ -172,6 +173,17 @@ def test_applicants_wait_where_there_is_room(size: int) -> None:
     joiner = member("x", 77)
     machine.receive("x", joiner.address, JoinRequest(joiner, True, machine._core.config.terms), 100.1)
     assert machine.applicants_waiting is (size > 3)
+
+
+def test_an_applicant_is_wished_for_as_soon_as_it_has_acked() -> None:
+    """That ack was all that was missing: the boundary that its join waits for should not pass by meanwhile."""
+    machine, joiner = machine_in("abc", "a"), member("x", 77)
+    machine.receive("x", joiner.address, JoinRequest(joiner, True, CONFIG.terms), 100.1)
+    effects = machine.drain()
+    [ping] = [send.message for send in sends(effects, Ping) if send.address == joiner.address]
+    assert isinstance(ping, Ping) and Wish(True) not in effects
+    machine.receive("x", joiner.address, Ack(ping.seq, "x", 0, ""), 100.11)
+    assert Wish(True) in machine.drain()
 
 
 def test_what_is_suspected_is_passed_on() -> None:
@@ -369,6 +381,13 @@ def test_status_is_plain_values() -> None:
     assert [entry["id"] for entry in status["members"]] == list("abc")
     assert status["members"][0]["address"] == "10.0.0.1:1097"
     assert status["members"][0]["status"] == "alive"
+
+
+def test_who_has_no_view_says_that_it_is_in_no_epoch() -> None:
+    machine = Machine(CONFIG, member("x"), Random(1), founder=False, introducers=(("10.0.0.1", 1),))
+    machine.start(100.0)
+    status = machine.status()
+    assert (status["epoch"], status["active_epoch"], status["coordinator"], status["members"]) == (0, 0, None, [])
 
 
 def test_nonsense_changes_nothing() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from consensus.messages import Beliefs, Digest, Gossip, Message, Status, Update
+from consensus.messages import Beliefs, Chosen, Digest, Gossip, Message, Pull, Status, Update
 from consensus.protocol.detection.reconciliation import EVERY
 from consensus.protocol.machine import Machine
 
@@ -47,6 +47,22 @@ def test_different_ones_are_equal_after_one_exchange() -> None:
     assert last == Beliefs(VIEW.view_id, (REFUTED,), wants_answer=False)
     assert give(other, "a", last) == []
     assert digest(one) == digest(other)
+
+
+def test_a_digest_tells_which_of_two_members_has_missed_a_view() -> None:
+    """A quiet job in a large view may send nothing else between the two."""
+    ahead, behind = machine_in("abc", "a"), machine_in("abc", "b")
+    newer = view_of("abc", 2, VIEW.view_id)
+    ahead._change.adopt(newer, "a", 100.0)
+    ahead.drain()
+    ahead.receive("b", member("b").address, digest(behind), 100.1)
+    [told] = sends(ahead.drain(), Chosen)
+    assert told.address == member("b").address
+    assert isinstance(told.message, Chosen) and behind._core.resolve(told.message.view, told.message.delta) == newer
+    behind.receive("a", member("a").address, Digest(2, newer.view_id, b""), 100.1)
+    assert [(send.address, send.message) for send in sends(behind.drain(), Pull)] == [
+        (member("a").address, Pull(1, VIEW.view_id))
+    ]
 
 
 def test_somebody_is_asked_every_few_seconds() -> None:
