@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 from math import inf
 
 import pytest
 
 from consensus.config import Config, Policy
-from consensus.messages import Ack, Evidence, EvidenceKind, Prepare, Promise
+from consensus.messages import Ack, Evidence, EvidenceKind, Ping, Prepare, Promise
 from consensus.protocol.agreement.attempt import Phase
 from consensus.protocol.state.inputs import Accusation
 from consensus.protocol.state.links import KEEP, Links, Pair, cut_off, pair
 from consensus.protocol.state.quorum import is_quorum
 from consensus.view import View
 
-from .people import machine_in, sends, view_of
+from .people import CONFIG, machine_in, sends, view_of
 
 NOBODY: frozenset[str] = frozenset()
 VIEW = view_of("abcde")
@@ -110,9 +111,30 @@ def test_an_answer_to_a_later_ping_outweighs_an_earlier_one_that_is_missing() ->
 def test_who_overslept_counts_from_its_waking() -> None:
     mine = links()
     mine.missed("b", 100.0)
-    mine.overslept(3.0)
+    mine.overslept(3.0, 104.0)
     assert mine.silent_for("b", 104.9) == 0.0
     assert mine.silent_for("b", 105.0) == 2.0
+
+
+def test_answers_that_were_lost_in_its_sleep_do_not_count() -> None:
+    """Those to pings that were under way when it fell asleep; told only after it woke, and all the same not from before."""
+    mine = links()
+    mine.asked(["b"], 100.0)
+    mine.overslept(9.0, 110.0)
+    mine.asked(["b"], 110.0)
+    mine.missed("c", 99.9)
+    assert mine.silent_for("b", 111.9) == mine.silent_for("c", 111.9) == 0.0
+    assert mine.silent_for("b", 112.0) == mine.silent_for("c", 112.0) == 2.0
+
+
+def test_who_wakes_accuses_nobody_before_they_can_answer() -> None:
+    machine = machine_in("abcd", "d", config=replace(CONFIG, exclude_after=10.0))
+    machine.tick(100.0)
+    assert sends(machine.drain(), Ping), "these are under way in its sleep"
+    machine.next_deadline()
+    machine.tick(106.0)
+    told = [effect.message for effect in sends(machine.drain(), Evidence)]
+    assert not [each for each in told if isinstance(each, Evidence) and each.kind is EvidenceKind.SEVERED]
 
 
 def test_pings_of_an_earlier_time_with_pings_break_no_link() -> None:

@@ -8,6 +8,7 @@ from consensus.config import Config
 from consensus.errors import ExcludedError
 from consensus.progress import Progress
 from consensus.simulation import Host, World, judged
+from tests.transcripts.script import seniority
 
 CONFIG = Config(stall_timeout=3.0)
 
@@ -141,3 +142,27 @@ def test_who_was_asleep_alone_learns_that_the_others_went_on() -> None:
     world.resume(late)
     world.run_until(lambda: late.stopped is not None, 5.0)
     assert isinstance(late.stopped, ExcludedError)
+
+
+@pytest.mark.parametrize("seconds", [4.0, 6.0, 20.0])
+def test_hosts_that_were_suspended_together_exclude_nobody(seconds: float) -> None:
+    """Their pings were under way then, and the answers are lost: as they wake, they have heard nobody for so long."""
+    world = judged(World(1, Config()))
+    hosts = world.cluster(3)
+    world.run(2.0)
+    *asleep, awake = seniority(world)
+    probers = [host.machine._detection._prober for host in asleep]
+    world.run_until(lambda: not any(prober.probes for prober in probers), 5.0)
+    world.run_until(lambda: all(prober.probes for prober in probers), 5.0)
+    for host in asleep:
+        for other in hosts:
+            if other is not host:
+                world.faults.cut_both(host.id, other.id)
+        world.pause(host)
+    world.run(seconds)
+    world.faults.cut.clear()
+    for host in asleep:
+        world.resume(host)
+    world.run(20.0)
+    assert [size(host) for host in hosts] == [3, 3, 3]
+    assert awake.stopped is None

@@ -90,7 +90,7 @@ class Detection:
         """
         core = self._core
         core.awareness.worse()
-        core.links.overslept(late)
+        core.links.overslept(late, now)
         self.stall.overslept(now)
         self._prober.postpone(late)
         self._watch.postpone(late)

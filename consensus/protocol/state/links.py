@@ -65,6 +65,9 @@ class Links:
         """When each member was pinged in the last round that went to all."""
         self._missed: dict[str, float] = {}
         """The members whose direct answers are missing, and since when."""
+        self._woke = -inf
+        """Since when this member has received what it was sent: answers to earlier pings may have been lost without a broken
+        link, as those to a host that was suspended."""
         self._own: dict[str, float] = {}
         """The members to which our link is broken, and since when that is known."""
         self._told: dict[Pair, tuple[float, float]] = {}
@@ -82,7 +85,7 @@ class Links:
     def missed(self, member_id: str, sent: float) -> None:
         """A ping sent at ``sent`` is not answered yet (a later one may be)."""
         if sent > self._heard.get(member_id, sent - 1.0):
-            self._missed.setdefault(member_id, sent)
+            self._missed.setdefault(member_id, max(sent, self._woke))
 
     def heard(self, member_id: str, now: float) -> None:
         """A direct answer of a member of the view arrived."""
@@ -95,8 +98,9 @@ class Links:
         self._missed.clear()
         self._asked.clear()
 
-    def overslept(self, late: float) -> None:
-        """This member could receive nothing for ``late`` seconds."""
+    def overslept(self, late: float, now: float) -> None:
+        """This member could receive nothing for ``late`` seconds, until now."""
+        self._woke = now
         self._missed = {member_id: since + late for member_id, since in self._missed.items()}
 
     def silent_for(self, member_id: str, now: float) -> float:
