@@ -83,7 +83,7 @@ def test_ballots_and_removals_are_counted() -> None:
     after = view_of("ab", 2, view.view_id)
     history.adopt(after, "a", 102.0)
     removed = tuple(Reason(key, Cause.PROOF) for key in "cd")
-    history.installed(after, "a", (1, "a"), removed, 103.0)
+    history.installed("a", (1, "a"), removed, 103.0)
     history.activated(104.0)
     assert history.newest is not None and history.newest.attempts == 2
     assert history.removed == {"proof": 2}

@@ -338,7 +338,7 @@ class ViewChange:
                 self.contact.introduce(address, now)  # only one of the two can ever be active
             return
         core.install(message.removed)
-        core.history.installed(view, sender, message.ballot, message.removed, now)
+        core.history.installed(sender, message.ballot, message.removed, now)
         self._ready_to = (sender, address)
         self._is_ready = False
         ended = any(reason.ended for reason in core.reasons.values())

@@ -122,10 +122,10 @@ class History:
         told = [change.reason(removal) for removal in removed[:SHOWN]]
         return (*told, *(Reason(removal.member_id, removal.cause) for removal in removed[SHOWN:]))
 
-    def installed(self, view: View, driver: str, ballot: Ballot, reasons: tuple[Reason, ...], now: float) -> None:
-        """INSTALL arrived, with the driver's reasons."""
+    def installed(self, driver: str, ballot: Ballot, reasons: tuple[Reason, ...], now: float) -> None:
+        """INSTALL of the newest view arrived, with the driver's reasons."""
         change = self.newest
-        if change is None or change.view is None or change.view.view_id != view.view_id:
+        if change is None:
             return
         change.driver, change.ballot, change.reasons = driver, ballot, reasons
         change.moments.setdefault(Moment.INSTALLED, now)
