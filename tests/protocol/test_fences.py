@@ -11,9 +11,10 @@ from consensus.config import Config
 from consensus.protocol.detection.fences import FENCE_EVERY, Fences
 from consensus.protocol.state.effects import Fence
 from consensus.protocol.state.inputs import Checked
+from consensus.protocol.state.lifeguard import Suspicion
 from consensus.protocol.state.member_table import Peer
 
-from .people import CONFIG, T_EXCL, machine_in, member
+from .people import CONFIG, T_EXCL, machine_in, member, view_of
 
 
 def peer(*, supervised: bool) -> Peer:
@@ -59,3 +60,25 @@ def test_of_a_death_that_came_too_late_to_count_the_supervisor_is_asked_and_kill
     machine.handle(Checked("c", False, "refused"), 100.0 + 2 * T_EXCL)
     told = [effect for effect in machine.drain() if isinstance(effect, Fence)]
     assert [(each.member.id, each.command) for each in told] == ([("c", False)] if supervised else [])
+
+
+@pytest.mark.parametrize("senior", [True, False])
+def test_of_two_halves_that_with_the_most_senior_member_comes_first(senior: bool) -> None:
+    """It alone is a quorum, so the other one cannot go on in any case."""
+    core = machine_in("abcd", "b", config=Config(fence_command="true"))._core
+    for name in "cd" if senior else "ac":
+        suspected = core.table.get(name)
+        assert suspected is not None
+        core.table.suspect(suspected, Suspicion("b", 3, 1.0, 5.0, 100.0))
+    share = CONFIG.fence_after if senior else (CONFIG.fence_after + 1) / 2
+    assert Fences(core).due(peer(supervised=False), 100.0, 2) == pytest.approx(100.0 + share * T_EXCL)
+
+
+def test_what_was_asked_for_holds_in_the_next_view_for_its_members_alone() -> None:
+    fences, silent = Fences(machine_in("abc", "b")._core), peer(supervised=True)
+    due = fences.due(silent, 100.0, 1)
+    fences.fence(silent, 100.0, due)
+    fences.adopt(view_of("bc", 2))
+    assert fences.due(silent, 100.0, 1) == pytest.approx(due + FENCE_EVERY), "it has just been asked for"
+    fences.adopt(view_of("ab", 3))
+    assert fences.due(silent, 100.0, 1) == due, "nothing is kept of who has gone"

@@ -200,6 +200,18 @@ def test_a_store_that_is_away_costs_a_few_pings_and_nobody() -> None:
     assert not [ping for ping in one.pings if ping[0] > since]
 
 
+def test_who_was_held_up_gives_the_watched_as_much_more_time() -> None:
+    """They may have renewed their leases in time: it is this member that did not read them."""
+    one = bench("abcdefgh", "a")
+    one.run(SETTLED)
+    assert one.machine.next_deadline() is not None
+    one.now += 5.0
+    since = one.now
+    one.run(0.1)
+    assert one.reads(since)
+    assert not [ping for ping in one.pings if ping[0] >= since]
+
+
 def excluded_after(stop: float, phase: float) -> float:
     """Seconds from the stop of ``b`` to the evidence, as its only watcher and with nobody to confirm."""
     one = bench("abcd", "a", b=phase)
@@ -344,6 +356,21 @@ def test_a_single_fast_one_stalls_nobody(names: str) -> None:
     one.machine.set_progress(Progress(6, 0))
     one.run(SETTLED)
     waiting(one, "b")
+    one.run(30.0)
+    assert one.machine.stopped is None
+
+
+def test_who_has_gone_waits_no_more() -> None:
+    """Half of four waited for this member; of the two that are left the other one does not."""
+    one = bench("abcd", "a", leased(stall_timeout=4.0))
+    one.machine.set_progress(Progress(6, 0))
+    one.run(SETTLED)
+    waiting(one, "b", "c")
+    one.run(3.5)
+    assert one.machine._detection.stall.since() is not None
+    for name in "bc":
+        one.machine.handle(Accusation(name, EvidenceKind.PROOF, "reaped"), one.now)
+    next_view(one, "b", "c")
     one.run(30.0)
     assert one.machine.stopped is None
 

@@ -284,6 +284,17 @@ def test_a_hint_only_checks() -> None:
     assert machine.drain() == [], "one check at a time"
     machine.handle(Checked("c", True, ""), 100.2)
     assert machine.status()["members"][2]["evidence"] is None
+    machine.drain()
+    machine.handle(Accusation("c", EvidenceKind.HINT, "closed once more"), 100.3)
+    assert machine.drain() == [Check(member("c"))], "what it answered before says nothing about now"
+
+
+def test_nobody_is_told_of_the_death_of_a_stranger() -> None:
+    """As of a member of the last view, whose end this member's agent sees only now."""
+    machine = machine_in("abc", "b")
+    machine.handle(Accusation("x", EvidenceKind.PROOF, "its training process ended"), 100.1)
+    machine.tick(100.2)
+    assert not sends(machine.drain(), Evidence)
 
 
 def test_a_refused_check_is_proof_and_is_told_to_the_seniors() -> None:

@@ -105,3 +105,13 @@ def test_life_shown_by_other_means_ends_the_accusation_but_an_ack_is_still_conta
     one.answered_otherwise("b")
     assert one.overdue(20.0) == ([], []), "nor is it suspected"
     assert one.awareness.score == 0
+
+
+def test_who_could_receive_nothing_for_a_while_waits_that_much_longer_for_answers() -> None:
+    one = prober()
+    [probe] = one.begin_round([member("a")], ROUND, 10.0)
+    one.postpone(3.0)
+    assert one.overdue(13.0 + CONFIG.probe_timeout - 0.001) == ([], [])
+    assert one.overdue(13.0 + CONFIG.probe_timeout) == ([probe], [])
+    assert one.overdue(13.0 + ROUND - 0.001) == ([], [])
+    assert one.overdue(13.0 + ROUND) == ([], [probe])

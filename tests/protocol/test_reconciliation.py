@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from consensus.messages import Beliefs, Chosen, Digest, Gossip, Message, Pull, Status, Update
-from consensus.protocol.detection.reconciliation import EVERY
+import pytest
+
+from consensus.messages import Beliefs, Chosen, Digest, EvidenceKind, Gossip, Message, Pull, Status, Update
+from consensus.protocol.detection.reconciliation import EVERY, Reconciliation
 from consensus.protocol.machine import Machine
+from consensus.protocol.state.inputs import Accusation
 
 from .people import CONFIG, machine_in, member, sends, view_of
 
@@ -31,7 +34,7 @@ def test_equal_tables_send_nothing() -> None:
     for machine in (one, other):
         machine.receive("c", member("c").address, Gossip((REFUTED,)), 100.0)
         machine.drain()
-    assert digest(one).digest != b""
+    assert len(digest(one).digest) == 8, "a few bytes, however many beliefs differ"
     assert give(other, "a", digest(one)) == []
 
 
@@ -72,6 +75,25 @@ def test_somebody_is_asked_every_few_seconds() -> None:
         machine._reconciliation.tick(100.0 + 0.1 * step)
         sent += len(sends(machine.drain(), Digest))
     assert 0.5 * 100 / EVERY <= sent <= 1.5 * 100 / EVERY
+
+
+def test_somebody_is_asked_for_the_first_time_as_soon_as_later_and_not_by_all_members_at_once() -> None:
+    core = machine_in("abc", "a")._core
+    first = [Reconciliation(core, lambda *_: None, 100.0).deadline() - 100.0 for _ in range(100)]
+    assert 0.5 * EVERY <= min(first) < 0.6 * EVERY and 1.4 * EVERY < max(first) <= 1.5 * EVERY
+
+
+@pytest.mark.parametrize("dead", [True, False])
+def test_who_is_dead_is_not_asked(dead: bool) -> None:
+    machine = machine_in("ab", "a")
+    if dead:
+        machine.handle(Accusation("b", EvidenceKind.PROOF, "reaped"), 100.0)
+    machine.drain()
+    asked = 0
+    for step in range(20):
+        machine._reconciliation.tick(100.0 + 2 * EVERY * step)
+        asked += len(sends(machine.drain(), Digest))
+    assert bool(asked) is not dead
 
 
 def test_of_those_who_suspect_a_member_the_first_by_id_is_named() -> None:

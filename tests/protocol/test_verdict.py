@@ -9,13 +9,14 @@ import pytest
 
 from consensus.config import Config, Liveness, Policy
 from consensus.member import Member
-from consensus.messages import Ping
+from consensus.messages import Evidence, EvidenceKind, Ping, Status, Update
 from consensus.protocol.detection.leases import Leases
 from consensus.protocol.detection.stall import Stall
 from consensus.protocol.detection.verdict import Verdicts
 from consensus.protocol.detection.watch import Watch, watchers
 from consensus.protocol.machine import Machine
 from consensus.protocol.state.core import Core
+from consensus.protocol.state.inputs import Accusation
 from consensus.protocol.state.lifeguard import Suspicion
 from consensus.view import NO_VIEW_ID, View
 
@@ -68,6 +69,30 @@ def test_who_may_judge(leases: bool, crowded: bool, confirmed: bool, unanswered:
 
 
 @pytest.mark.parametrize(
+    ("policy", "left", "judges"), [(Policy.STORAGE, 2, True), (Policy.STORAGE, 3, False), (Policy.MAJORITY, 2, False)]
+)
+def test_the_last_of_a_large_view_judge_without_others_where_a_store_decides(policy: Policy, left: int, judges: bool) -> None:
+    """Nobody is left to confirm. Without a store they could not go on anyway."""
+    machine = machine_in("abcdefgh", "a", config=PINGED if policy is Policy.STORAGE else Config(mesh_limit=4))
+    for name in "abcdefgh"[left:]:
+        suspect(machine, name, unanswered=100.5)
+    peer = machine._core.table.get("h")
+    assert peer is not None
+    assert verdicts(machine._core).judges(peer) is judges
+
+
+def test_with_leases_who_is_proven_dead_is_not_called_silent_as_well() -> None:
+    """Others may say so for a while: they have not heard yet that it is dead."""
+    machine = machine_in("abcd", "a", config=LEASED)
+    machine.handle(Accusation("d", EvidenceKind.PROOF, "reaped"), NOW)
+    machine.drain()
+    word = Evidence(machine._core.view_id, "d", EvidenceKind.SILENCE, "no answer")
+    machine.receive("c", machine._core.view.member("c").address, word, NOW)  # type: ignore[union-attr]
+    told = [(each["kind"], each["accused"]) for each in machine.status()["under_way"]["findings"]]
+    assert told == [("proof", "d")]
+
+
+@pytest.mark.parametrize(
     ("policy", "confirmed", "unanswered", "alone"),
     [
         (Policy.STORAGE, False, 100.0, True),
@@ -98,19 +123,37 @@ def test_who_may_be_alone_pings_others_than_its_neighbour_as_well(alone: bool) -
     assert (2 <= len(pinged) <= 4) if alone else (len(pinged) <= 1)
 
 
-def test_of_a_large_view_with_leases_a_suspects_neighbours_probe_it_at_once() -> None:
+def large_view() -> View:
     rng = Random(1)
-    view = View(1, NO_VIEW_ID, tuple(Member(f"{rng.getrandbits(64):016x}", "10.0.0.1", 1 + n) for n in range(60)))
+    return View(1, NO_VIEW_ID, tuple(Member(f"{rng.getrandbits(64):016x}", "10.0.0.1", 1 + n) for n in range(60)))
+
+
+def core_in(view: View, member: Member) -> Core:
+    core = Core(replace(LEASED, mesh_limit=4), member, Random(1))
+    core.follow(view)
+    core.table.adopt(view, {}, 100.0)
+    core.judge_anew(view, 100.0)
+    return core
+
+
+def test_of_a_large_view_with_leases_a_suspects_neighbours_probe_it_at_once() -> None:
+    view = large_view()
     suspected, beside = view.ids[30], set(watchers(view.ids[30], view))
     for member in view.members:
         if member.id == suspected:
             continue
-        core = Core(replace(LEASED, mesh_limit=4), member, Random(1))
-        core.follow(view)
-        core.table.adopt(view, {}, 100.0)
-        core.judge_anew(view, 100.0)
         senior = member.id in view.ids[:3]
-        assert verdicts(core).concerns(suspected, Watch(member.id)) is (senior or member.id in beside)
+        assert verdicts(core_in(view, member)).concerns(suspected, Watch(member.id)) is (senior or member.id in beside)
+
+
+def test_of_a_suspicion_in_a_large_view_the_suspect_its_neighbours_its_accuser_and_the_seniors_are_told() -> None:
+    """The seniors as well: one of them has to lead a change without it."""
+    view = large_view()
+    suspected, accuser = view.ids[30], view.ids[40]
+    told = {suspected, accuser, *watchers(suspected, view), *view.ids[:3]}
+    for own in (view.members[20], view.members[40], view.members[1]):
+        word = Update(suspected, Status.SUSPECT, 0, accuser)
+        assert {each.id for each in verdicts(core_in(view, own)).concerned(word)} == told - {own.id}
 
 
 def test_of_a_small_view_with_leases_everybody_probes_a_suspect() -> None:

@@ -1,0 +1,105 @@
+"""Rounds of pings, what their helpers say of oneself, answers over TCP, and rumours: when they go out, and which."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from consensus.messages import Ack, Gossip, Message, Nack, Ping, PingRequest, Status, Update
+from consensus.protocol.machine import Machine
+from consensus.protocol.state.inputs import Checked
+
+from .people import CONFIG, T_EXCL, machine_in, member, sends
+
+START = 100.0
+HELP = START + CONFIG.ping_timeout
+"""When others are asked about whom does not answer the first pings."""
+OVER = START + CONFIG.contact_interval
+"""When these pings have failed."""
+
+
+def give(machine: Machine, sender: str, message: Message, now: float) -> None:
+    machine.receive(sender, member(sender).address, message, now)
+
+
+def ping_all(machine: Machine, *, answers: str = "") -> None:
+    """The first round, in which only ``answers`` answer."""
+    machine.tick(START)
+    for send in sends(machine.drain(), Ping):
+        ping = send.message
+        assert isinstance(ping, Ping)
+        if ping.target in answers:
+            give(machine, ping.target, Ack(ping.seq, ping.target, 1, machine._core.view_id), START + 0.01)
+    machine.drain()
+
+
+@pytest.mark.parametrize(("mesh_limit", "pause"), [(32, CONFIG.contact_interval), (4, CONFIG.watch_interval)])
+def test_the_next_round_comes_after_the_interval_of_a_view_of_that_size(mesh_limit: int, pause: float) -> None:
+    """In a small view the contact that discounting rests on has to be fresh; in a large one a suspicion has a longer way."""
+    machine = machine_in("abcdefgh", "a", config=replace(CONFIG, mesh_limit=mesh_limit))
+    rounds: list[float] = []
+    for step in range(100):
+        now = START + 0.01 * step
+        machine.tick(now)
+        rounds += [now] if sends(machine.drain(), Ping) else []
+    assert rounds[1] - rounds[0] == pytest.approx(pause, abs=0.011)
+
+
+@pytest.mark.parametrize("nacks", [0, 1, 3])
+def test_each_helper_of_whom_nothing_is_heard_speaks_against_oneself(nacks: int) -> None:
+    """They live, as they have just answered: so it is this member that hears too little."""
+    machine = machine_in("abcde", "a")
+    ping_all(machine, answers="cde")
+    machine.tick(HELP)
+    asked = sends(machine.drain(), PingRequest)
+    assert sorted(send.address for send in asked) == [member(name).address for name in "cde"]
+    for name, send in zip("cde"[:nacks], asked, strict=False):
+        assert isinstance(send.message, PingRequest)
+        give(machine, name, Nack(send.message.seq), HELP + 0.01)
+    machine.tick(OVER)
+    assert machine.status()["awareness"] == 3 - nacks
+
+
+def test_who_answers_over_tcp_is_not_suspected_for_the_ping_that_it_did_not_ack() -> None:
+    machine = machine_in("abc", "a")
+    ping_all(machine)
+    machine.tick(HELP)
+    machine.handle(Checked("b", True, ""), HELP + 0.01)
+    machine.tick(OVER)
+    assert (machine.belief("b"), machine.belief("c")) == (Status.ALIVE, Status.SUSPECT)
+
+
+def test_a_suspicion_that_nobody_confirms_lasts_for_the_whole_time_to_exclusion() -> None:
+    """Each further accuser shortens that, down to half of it."""
+    machine = machine_in("abc", "a")
+    since = START + T_EXCL / 2
+    give(machine, "c", Gossip((Update("b", Status.SUSPECT, 0, "c"),)), since)
+    machine.tick(since + T_EXCL - 0.01)
+    assert machine.status()["members"][1]["evidence"] is None
+    machine.tick(since + T_EXCL)
+    assert machine.status()["members"][1]["evidence"] == "silence"
+
+
+def test_rumours_go_out_once_an_interval_however_often_there_is_something_to_do() -> None:
+    """Each is sent a few times only, and not all of them at once: packets are lost in bursts."""
+    machine = machine_in("abcdefghij", "a")
+    ping_all(machine, answers="bcdefghij")
+    give(machine, "b", Gossip((Update("c", Status.SUSPECT, 0, "b"),)), START + 0.02)
+    told: list[int] = []
+    for share in (0.5, 0.9, 1.0, 1.1, 1.9, 2.01):
+        machine.tick(START + share * CONFIG.gossip_interval)
+        told.append(len(sends(machine.drain(), Gossip)))
+    assert told == [0, 0, CONFIG.gossip_fanout, 0, 0, CONFIG.gossip_fanout]
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_refutation_is_passed_on_unless_its_source_itself_sent_it(direct: bool) -> None:
+    """The source tells all that it concerns."""
+    machine = machine_in("abcd", "a")
+    ping_all(machine)
+    refutation = Update("c", Status.ALIVE, 3, "c")
+    give(machine, "c", Gossip((refutation,), direct=direct), START + 0.02)
+    machine.tick(START + CONFIG.gossip_interval)
+    told = {update for send in sends(machine.drain(), Gossip) for update in send.message.updates}  # type: ignore[attr-defined]
+    assert told == (set() if direct else {refutation})
