@@ -49,12 +49,10 @@ def _sorted(ring: int, ids: Iterable[str]) -> tuple[tuple[str, str], ...]:
 
 
 def _beside(ring: int, member_id: str, order: tuple[tuple[str, str], ...]) -> tuple[str, str]:
-    """Successor and predecessor of a member in a ring, given by its ``order``; the member itself if the ring is empty."""
+    """Successor and predecessor of a member in a ring, given by its ``order``, which has at least one member."""
     own = (_place(ring, member_id), member_id)
     place = bisect_left(order, own)
     after = place + 1 if place < len(order) and order[place] == own else place
-    if not order:
-        return member_id, member_id
     return order[after % len(order)][1], order[place - 1][1]
 
 
