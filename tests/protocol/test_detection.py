@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 
 import pytest
 
-from consensus.messages import Ack, Gossip, Message, Nack, Ping, PingRequest, Status, Update
+from consensus.messages import Ack, Evidence, EvidenceKind, Gossip, Message, Nack, Ping, PingRequest, Status, Update
 from consensus.protocol.machine import Machine
 from consensus.protocol.state.inputs import Checked
 
-from .people import CONFIG, T_EXCL, machine_in, member, sends
+from .people import CONFIG, T_EXCL, machine_in, member, sends, view_of
 
 START = 100.0
 HELP = START + CONFIG.ping_timeout
@@ -103,3 +104,83 @@ def test_a_refutation_is_passed_on_unless_its_source_itself_sent_it(direct: bool
     machine.tick(START + CONFIG.gossip_interval)
     told = {update for send in sends(machine.drain(), Gossip) for update in send.message.updates}  # type: ignore[attr-defined]
     assert told == (set() if direct else {refutation})
+
+
+def test_members_of_a_large_view_do_not_ping_in_step() -> None:
+    """Each begins at any time in the first interval after it has adopted the view."""
+    firsts: list[float] = []
+    for seed in range(40):
+        machine = Machine(
+            replace(CONFIG, mesh_limit=4), member("a"), Random(seed), founder=False, introducers=(("10.0.0.1", 1),)
+        )
+        machine.start(START)
+        machine._change.adopt(view_of("abcdefgh"), "a", START)
+        machine.drain()
+        now = START
+        while not sends(machine.drain(), Ping):
+            now += 0.01
+            machine.tick(now)
+        firsts.append(now - START)
+    assert min(firsts) < 0.1 * CONFIG.watch_interval
+    assert 0.9 * CONFIG.watch_interval < max(firsts) < CONFIG.watch_interval + 0.011
+
+
+@pytest.mark.parametrize(("mesh_limit", "told"), [(32, "bc"), (4, "b")])
+def test_a_further_accuser_is_told_to_all_of_a_small_view(mesh_limit: int, told: str) -> None:
+    """Each one shortens the suspicion. In a large view the accusers tell those whom it concerns, and all once it is enough."""
+    machine = machine_in("abcdefgh", "a", config=replace(CONFIG, mesh_limit=mesh_limit))
+    ping_all(machine, answers="bcdefgh")
+    for name in "bc":
+        give(machine, name, Gossip((Update("h", Status.SUSPECT, 0, name),)), START + 0.02)
+    machine.tick(START + CONFIG.gossip_interval)
+    updates = {update for send in sends(machine.drain(), Gossip) for update in send.message.updates}  # type: ignore[attr-defined]
+    assert updates == {Update("h", Status.SUSPECT, 0, name) for name in told}
+
+
+@pytest.mark.parametrize("by", ["b", "c"])
+def test_a_slow_link_is_not_broken_and_one_that_only_others_have_is(by: str) -> None:
+    """Late answers count if they come from the member itself; those that others pass on show only that it lives."""
+    machine = machine_in("abc", "a")
+    severed: set[str] = set()
+    for step in range(20):
+        now = START + step * CONFIG.contact_interval
+        machine.tick(now)
+        pings = {send.message.target: send.message.seq for send in sends(machine.drain(), Ping)}  # type: ignore[attr-defined]
+        give(machine, "c", Ack(pings["c"], "c", 1, machine._core.view_id), now + 0.01)
+        machine.tick(now + CONFIG.ping_timeout)
+        give(machine, by, Ack(pings["b"], "b", 1, machine._core.view_id), now + CONFIG.ping_timeout + 0.1)
+        told = [send.message for send in sends(machine.drain(), Evidence)]
+        severed |= {each.accused for each in told if isinstance(each, Evidence) and each.kind is EvidenceKind.SEVERED}
+        if machine.changing:
+            break
+    assert severed == (set() if by == "b" else {"b"})
+
+
+def test_a_ping_that_went_unanswered_in_a_large_view_breaks_no_link_in_a_small_one() -> None:
+    """Nobody has pinged that member since: its neighbours may be others."""
+    machine = machine_in("abcdefgh", "a", config=replace(CONFIG, mesh_limit=4))
+    now, pings = START, []
+    while not pings:
+        now += 0.01
+        machine.tick(now)
+        pings = sends(machine.drain(), Ping)
+    ping = pings[0].message
+    assert isinstance(ping, Ping)
+    machine.tick(now + CONFIG.ping_timeout)
+    helper = sends(machine.drain(), PingRequest)[0]
+    [by] = [name for name in "bcdefgh" if member(name).address == helper.address]
+    give(machine, by, Ack(ping.seq, ping.target, 1, machine._core.view_id), now + CONFIG.ping_timeout + 0.01)
+    later = now + CONFIG.link_timeout + 1.0
+    machine._change.adopt(view_of("".join(sorted({"a", "b", ping.target})), 2, machine._core.view_id), "a", later)
+    machine.tick(later)
+    told = [send.message for send in sends(machine.drain(), Evidence)]
+    assert not [each for each in told if isinstance(each, Evidence) and each.kind is EvidenceKind.SEVERED]
+
+
+def test_silence_says_since_when_and_who_else_suspects() -> None:
+    machine = machine_in("abc", "a")
+    since = START + T_EXCL / 2
+    give(machine, "c", Gossip((Update("b", Status.SUSPECT, 0, "c"),)), since)
+    machine.tick(since + T_EXCL)
+    told = [each["detail"] for each in machine.status()["under_way"]["findings"] if each["kind"] == "silence"]
+    assert told == [f"no answer for {1.5 * T_EXCL:.2f} s, suspected by 1"]

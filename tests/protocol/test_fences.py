@@ -8,6 +8,7 @@ from math import inf
 import pytest
 
 from consensus.config import Config
+from consensus.messages import Gossip, Status, Update
 from consensus.protocol.detection.fences import FENCE_EVERY, Fences
 from consensus.protocol.state.effects import Fence
 from consensus.protocol.state.inputs import Checked
@@ -82,3 +83,18 @@ def test_what_was_asked_for_holds_in_the_next_view_for_its_members_alone() -> No
     assert fences.due(silent, 100.0, 1) == pytest.approx(due + FENCE_EVERY), "it has just been asked for"
     fences.adopt(view_of("ab", 3))
     assert fences.due(silent, 100.0, 1) == due, "nothing is kept of who has gone"
+
+
+def test_a_suspect_is_killed_at_the_very_moment_for_which_its_member_asked_to_be_woken() -> None:
+    """It would be woken again and again until its clock has moved."""
+    machine = machine_in("abc", "b")
+    found = machine._core.table.get("c")
+    assert found is not None
+    found.member = peer(supervised=True).member
+    machine.receive("a", member("a").address, Gossip((Update("c", Status.SUSPECT, 0, "a"),)), 100.5)
+    due = 100.0 + CONFIG.fence_after * T_EXCL
+    machine.tick(due - 0.01)
+    assert not [effect for effect in machine.drain() if isinstance(effect, Fence)]
+    assert machine.next_deadline() <= due  # type: ignore[operator]
+    machine.tick(due)
+    assert [effect.member.id for effect in machine.drain() if isinstance(effect, Fence)] == ["c"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from math import inf
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from consensus.border import Hint, PeerProgress, Stalled, Stopped
 from consensus.config import Config
 from consensus.errors import ExcludedError, LeftError
-from consensus.messages import Evidence, EvidenceKind, Gossip, Lease, Status, Update
+from consensus.messages import Ack, Evidence, EvidenceKind, Gossip, Lease, Ping, Status, Update
 from consensus.progress import Progress
 from consensus.protocol.detection.leases import LATE, STEP, STILL
 from consensus.protocol.detection.leases import Leases as Book
@@ -19,13 +20,16 @@ from consensus.protocol.detection.stall import Stall
 from consensus.protocol.machine import Machine
 from consensus.protocol.state.core import Core
 from consensus.protocol.state.effects import Ask, Send
-from consensus.protocol.state.inputs import Accusation
+from consensus.protocol.state.inputs import Accusation, Answered
+from consensus.protocol.state.lifeguard import Suspicion
+from consensus.protocol.state.links import KEEP
+from consensus.protocol.state.member_table import Sign
 from consensus.protocol.state.standing import Standing
 from consensus.store_requests import Away, Beat, LeaseList, ReadLeases, Withdraw
 from consensus.view import Proposal, Removal, View
 
 from .bench import BEAT, LEASED, START, Bench, Other, leased
-from .people import core_of, machine_in, member, view_of
+from .people import core_of, machine_in, member, sends, view_of
 
 SETTLED = 15.0
 """Seconds after which nobody is pinged any more because of the first view."""
@@ -470,3 +474,159 @@ def test_the_coordinator_withdraws_the_leases_of_the_removed(own: str) -> None:
 def test_an_answer_that_says_nothing_is_no_sign() -> None:
     _, found = book()
     assert found.answered(ReadLeases(("b",)), Away("gone"), START) == []
+
+
+# What a view change, a slow store or a hold-up leaves behind
+
+
+def test_while_the_store_answers_nothing_the_watched_have_a_little_more_than_a_beat() -> None:
+    """Whoever waits for the deadline has to be woken then: there is no answer of the store that would do it."""
+    _, found = book()
+    found.tick(START)
+    due = START + LATE * BEAT
+    assert found.deadline() == pytest.approx(due)
+    assert found.overdue(START) == found.overdue(due - 0.01) == []
+    assert found.overdue(due + 1e-6) == ["b"]
+
+
+def test_a_lease_that_was_not_read_for_a_while_says_nothing_about_that_time() -> None:
+    """Silence counts from when it is read again: its member may have renewed it in between."""
+    core, found = book("abcd")
+    view, suspect = view_of("abcd"), core.table.get("b")
+    assert suspect is not None
+    assert (found.watched_since("b"), found.watched_since("c")) == (START, inf)
+    for since in (START + 1.0, START + 3.0):
+        core.table.suspect(suspect, Suspicion("d", 3, 1.0, 5.0, since))
+        found.adopt(view, since)
+        assert (found.watched_since("b"), found.watched_since("c")) == (START, since), "c stands in for b, which is read on"
+        suspect.learn(Sign.ANSWERED)
+        found.adopt(view, since + 1.0)
+        assert (found.watched_since("b"), found.watched_since("c")) == (START, inf)
+
+
+def test_nothing_is_kept_of_the_leases_of_who_has_gone() -> None:
+    _, found = book("abc")
+    found.answered(ReadLeases(("b",)), LeaseList((Lease(member("b"), 5),)), START)
+    found.adopt(view_of("ac", 2), START + 0.1)
+    assert found.answered(ReadLeases(("b",)), LeaseList((Lease(member("b"), 9),)), START + 0.2) == [], "a first value"
+
+
+def test_while_a_view_change_is_under_way_and_for_a_while_after_it_all_are_pinged() -> None:
+    """A change that does not end may be due to a broken link, which nothing else shows."""
+    one = bench("abcd", "a")
+    one.run(SETTLED)
+    since, core = one.now, one.machine._core
+    one.machine._change.adopt(view_of("abcd", 2, core.view_id), "b", since)
+    one.run(4 * LEASED.contact_interval)
+    for name in "bcd":
+        assert len([time for time, each in one.pings if each == name and time >= since]) >= 4
+    core.installed = core.active = core.view
+    core.standing = Standing.ACTIVE
+    one.run(LEASED.link_timeout)
+    assert {name for time, name in one.pings if time >= one.now - 1.0} == set("bcd")
+    one.run(KEEP + 1.0)
+    since = one.now
+    one.run(10.0)
+    assert not [ping for ping in one.pings if ping[0] > since]
+
+
+def test_a_withdrawal_that_the_store_refuses_is_tried_again_once_a_beat() -> None:
+    one = bench("abcd", "a")
+    one.run(SETTLED)
+    one.machine.handle(Accusation("d", EvidenceKind.PROOF, "reaped"), one.now)
+    one._found = one._no_answer  # type: ignore[method-assign]  # at once, unlike a store that does not answer at all
+    next_view(one, "d")
+    one.run(10 * BEAT)
+    assert 9 <= len([request for _, request in one.asked if isinstance(request, Withdraw)]) <= 11
+
+
+def test_whoever_renews_its_lease_and_acks_nothing_has_a_broken_link_though_no_ping_ever_fails() -> None:
+    """Its lease excuses each before others are asked to help: so it counts that none of the rounds was answered."""
+    machine = machine_in("abc", "a", START, LEASED)
+    machine.handle(Hint(()), START)
+    severed: set[str] = set()
+    for step in range(20):
+        now = START + step * LEASED.contact_interval
+        for written, time in ((2 * step, now - 0.01), (2 * step + 1, now + 0.01)):
+            lease = Lease(member("c"), written)
+            machine.handle(Answered(ReadLeases(("c",)), LeaseList((lease,))), time)
+            machine.tick(max(time, now))
+            effects = machine.drain()
+            for ping in [send.message for send in sends(effects, Ping)]:
+                assert isinstance(ping, Ping)
+                if ping.target == "b":
+                    machine.receive("b", member("b").address, Ack(ping.seq, "b", 1, machine._core.view_id), max(time, now))
+            told = [send.message for send in sends(effects, Evidence)]
+            severed |= {each.accused for each in told if isinstance(each, Evidence) and each.kind is EvidenceKind.SEVERED}
+    assert severed == {"c"}
+
+
+def test_whom_others_reach_lives_though_its_lease_is_not_renewed() -> None:
+    """So it is the link that is broken: with two that cannot reach each other, or the store, nobody could work."""
+    one = bench("abcd", "a")
+    one.run(SETTLED)
+    one.others["c"].answers_until = one.others["c"].renews_until = one.now
+    one.relays = True
+    one.machine.handle(Hint(()), one.now)
+    one.run(LEASED.link_timeout + 1.0)
+    told = [effect.message for _, effect in one.effects if isinstance(effect, Send) and isinstance(effect.message, Evidence)]
+    assert {each.accused for each in told if each.kind is EvidenceKind.SEVERED} == {"c"}
+
+
+def test_in_a_large_view_a_suspicion_is_told_again_until_enough_have_confirmed_it() -> None:
+    """Those who were told may just have seen the suspect's lease renewed, and have dropped it."""
+    one = bench("abcdefgh", "a", leased(mesh_limit=4))
+    one.run(SETTLED)
+    one.others["b"].renews_until = one.others["b"].answers_until = one.now
+
+    def told() -> set[float]:
+        """When suspicions of b were sent."""
+        word = Gossip((Update("b", Status.SUSPECT, 0, "a"),), direct=True)
+        return {time for time, effect in one.effects if isinstance(effect, Send) and effect.message == word}
+
+    one.run(4.0)
+    assert len(told()) >= 3
+    for name in "cd":
+        word = Gossip((Update("b", Status.SUSPECT, 0, name),), direct=True)
+        one.machine.receive(name, member(name).address, word, one.now)
+    one.take()
+    since = one.now
+    one.run(3.0)
+    assert max(told()) <= since
+
+
+def test_whoever_is_being_pinged_is_not_pinged_again_for_a_further_word_about_it() -> None:
+    machine = machine_in("abcdef", "a", START, LEASED)
+    for name in "cde":
+        machine.receive(name, member(name).address, Gossip((Update("f", Status.SUSPECT, 0, name),)), START + 0.1)
+    assert [send.address for send in sends(machine.drain(), Ping)] == [member("f").address]
+
+
+def test_who_has_given_up_its_call_waits_no_more() -> None:
+    """This member would call itself hung, and go."""
+    core = core_of("a", leased(stall_timeout=4.0))
+    core.view = core.active = view_of("abc")
+    core.progress = Progress(6, 0)
+    found = Stall(core)
+    for name in "bc":
+        found.heard(name, Progress(6, 7, START + 1.0))
+    assert found.since() == START + 1.0 and found.awaited
+    found.heard("b", Progress(6, 0))
+    assert found.since() is None and found.awaited
+    found.heard("c", Progress(6, 0))
+    assert not found.awaited
+
+
+def test_who_was_held_up_itself_has_the_whole_time_again() -> None:
+    """Its data plane was held up with it, as by a host that slept."""
+    one = bench("abcd", "a", leased(stall_timeout=4.0))
+    one.machine.set_progress(Progress(6, 0))
+    one.run(SETTLED)
+    waiting(one, "b", "c")
+    one.run(3.0)
+    assert one.machine.next_deadline() is not None
+    one.now += 10.0
+    one.run(3.9)
+    assert one.machine.stopped is None
+    one.run(0.2)
+    assert isinstance(one.machine.stopped, ExcludedError)

@@ -245,3 +245,18 @@ def test_under_any_nobody_waits_for_the_promise_of_whom_the_proposer_does_not_re
         machine.receive(voter, address, Promise(attempt.epoch, core.view_id, attempt.ballot), 100.6)
     assert attempt.phase is Phase.ACCEPT
     assert machine._change.proposer.discounted == frozenset(), "a value may have been proposed that keeps it: it has to vote"
+
+
+def test_whoever_had_to_go_because_of_a_link_stays_once_nobody_says_any_more_that_it_is_broken() -> None:
+    """It works again, or whoever said so has gone: a healthy member would be lost, and a wrong reason told."""
+    machine = machine_in("abcde", "c")
+    word = Evidence(machine._core.view_id, "e", EvidenceKind.SEVERED, "no answer")
+    machine.receive("d", view_of("abcde").member("d").address, word, 100.0)
+    assert machine.status()["members"][4]["evidence"] == "severed"
+    assert {(each["kind"], each["accused"]) for each in machine.status()["under_way"]["findings"]} == {
+        ("severed", "e"),
+        ("severed", "d"),
+    }
+    machine.tick(100.0 + KEEP)
+    assert machine.status()["members"][4]["evidence"] is None
+    assert not machine.status()["under_way"]["findings"]

@@ -497,3 +497,50 @@ def test_who_leaves_after_a_call_is_a_finding_of_the_change() -> None:
     machine.handle(Boundary(7, ("c", "x")), 100.1)
     told = [(each["kind"], each["accused"], each["detail"]) for each in machine.status()["under_way"]["findings"]]
     assert told == [("leave", "c", "leaves after call 7")], "x is a stranger"
+
+
+def test_a_silence_is_told_again_until_the_silent_one_answers() -> None:
+    machine = machine_in("abcd", "c")
+    machine.handle(Accusation("d", EvidenceKind.SILENCE, "no answer"), 100.1)
+    machine.drain()
+    machine.tick(100.2)
+    assert {send.address for send in sends(machine.drain(), Evidence)} == {member("a").address, member("b").address}
+    give(machine, "d", Gossip((Update("d", Status.ALIVE, 1, "d"),)), 100.21)
+    machine.tick(101.3)
+    assert not sends(machine.drain(), Evidence)
+
+
+def test_what_was_told_of_one_view_is_not_repeated_in_the_next() -> None:
+    """Nobody would heed it there."""
+    machine, parent = machine_in("abcd", "c"), view_of("abcd")
+    machine.handle(Accusation("d", EvidenceKind.UNREADY, "its group is not built"), 100.1)
+    assert sends(machine.drain(), Evidence)
+    machine._change.adopt(Proposal(parent.view_id, 2, (Removal("b", Cause.PROOF),)).apply(parent), "a", 100.2)
+    for step in range(20):
+        machine.tick(100.2 + 0.1 * step)
+        assert not [send for send in sends(machine.drain(), Evidence) if send.message.view_id == parent.view_id]  # type: ignore[union-attr]
+
+
+def test_who_is_in_no_view_or_out_of_it_accuses_nobody() -> None:
+    """Its agent may still find that a process has ended or a group is stuck."""
+    machine = machine_in("abc", "b")
+    give(machine, "a", Chosen(view_of("ac", 2, view_of("abc").view_id), "a"), 100.1)
+    assert machine.stopped is not None
+    machine.handle(Accusation("c", EvidenceKind.PROOF, "reaped"), 100.2)
+    assert machine.drain() == []
+    alone = Machine(CONFIG, member("x"), Random(1), founder=False, introducers=(("10.0.0.1", 1),))
+    alone.start(100.0)
+    alone.drain()
+    alone.handle(Accusation("x", EvidenceKind.FROZEN, "frozen"), 100.1)
+    assert not sends(alone.drain(), Evidence)
+
+
+@pytest.mark.parametrize("alive", [True, None])
+def test_a_change_that_waited_for_a_check_begins_as_soon_as_that_has_ended(alive: bool | None) -> None:
+    machine = machine_in("abcde", "a")
+    machine.handle(Accusation("c", EvidenceKind.HINT, "connection closed by peer"), 100.0)
+    machine.handle(Checked("e", False, "refused"), 100.0)
+    machine.tick(100.1)
+    assert not sends(machine.drain(), Accept), "c may be dead, too"
+    machine.handle(Checked("c", alive, ""), 100.11)
+    assert sends(machine.drain(), Accept)

@@ -115,3 +115,26 @@ def test_who_could_receive_nothing_for_a_while_waits_that_much_longer_for_answer
     assert one.overdue(13.0 + CONFIG.probe_timeout) == ([probe], [])
     assert one.overdue(13.0 + ROUND - 0.001) == ([], [])
     assert one.overdue(13.0 + ROUND) == ([], [probe])
+
+
+def test_no_number_comes_twice_wherever_they_begin() -> None:
+    """An answer belongs to one ping: taken for that to a later one it would be contact that there was not."""
+
+    class FromZero(Random):
+        def getrandbits(self, _k: int) -> int:
+            return 0
+
+    one = Prober(CONFIG, FromZero(), Awareness(CONFIG.awareness_max))
+    numbers = [one.next_seq() for _ in range(5)]
+    assert len(set(numbers)) == 5
+
+
+def test_a_stretched_probe_leaves_helpers_one_and_a_half_timeouts() -> None:
+    """The round alone would be over before they are asked."""
+    one = prober()
+    one.awareness.worse(8)
+    [probe] = one.begin_round([member("a")], ROUND, 10.0)
+    timeout = 9 * CONFIG.probe_timeout
+    assert one.overdue(10.0 + 1.01 * timeout) == ([probe], [])
+    assert one.overdue(10.0 + 2.49 * timeout) == ([], [])
+    assert one.overdue(10.0 + 2.51 * timeout) == ([], [probe])

@@ -124,3 +124,13 @@ def test_in_a_large_view_who_has_long_been_suspected_is_told_and_refutes() -> No
     assert not table.trusted("f")
     give(suspects, "f", answer)
     assert table.trusted("f")
+
+
+def test_digests_of_many_members_do_not_fall_into_step() -> None:
+    """The pauses between them are drawn anew each time, from half to one and a half of what they are on average."""
+    one, pauses = machine_in("abc", "a")._reconciliation, []
+    for _ in range(200):
+        now = one.deadline()
+        one.tick(now)
+        pauses.append(one.deadline() - now)
+    assert 0.5 * EVERY <= min(pauses) < 0.6 * EVERY and 1.4 * EVERY < max(pauses) <= 1.5 * EVERY

@@ -160,3 +160,34 @@ def test_of_a_small_view_with_leases_everybody_probes_a_suspect() -> None:
     machine = machine_in("abcdefgh", "f", config=LEASED)
     assert verdicts(machine._core).concerns("h", Watch("f"))
     assert not verdicts(core_of("f", PINGED)).concerns("h", Watch("f"))
+
+
+@pytest.mark.parametrize(("liveness", "share"), [(Liveness.PINGS, 2), (Liveness.LEASES, 4)])
+def test_the_shortest_suspicion_is_a_share_of_the_time_to_exclusion(liveness: Liveness, share: int) -> None:
+    """Less with leases: whoever is pinged because of its lease has been silent for a while."""
+    assert verdicts(core_of("a", replace(LEASED, liveness=liveness))).shortest() == T_EXCL / share
+
+
+@pytest.mark.parametrize(
+    ("liveness", "mesh_limit", "unanswered", "since"),
+    [
+        (Liveness.PINGS, 32, None, 100.0),
+        (Liveness.PINGS, 32, 107.0, 100.0),  # each round may bring an answer
+        (Liveness.PINGS, 4, None, 100.0),
+        (Liveness.PINGS, 4, 107.0, 107.0),
+        (Liveness.LEASES, 32, None, 100.0),
+        (Liveness.LEASES, 32, 107.0, 107.0),
+    ],
+)
+def test_who_pings_only_for_a_reason_has_seen_silence_only_since_that_ping(
+    liveness: Liveness, mesh_limit: int, unanswered: float | None, since: float
+) -> None:
+    """Its last sign of life may be hours old, as nobody asked it for one: it has T_excl from then on to answer."""
+    machine = machine_in("abcdefgh", "a", config=replace(LEASED, liveness=liveness, mesh_limit=mesh_limit))
+    suspect(machine, "h", confirmed=True, unanswered=unanswered)
+    peer = machine._core.table.get("h")
+    assert peer is not None
+    found = verdicts(machine._core)
+    assert found.silent_since(peer) == since
+    if unanswered is not None:
+        assert found.time(peer) >= since + T_EXCL

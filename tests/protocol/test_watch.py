@@ -96,3 +96,30 @@ def test_a_ring_is_sorted_only_if_a_neighbour_in_it_is_gone(monkeypatch: pytest.
     one.adopt(without, SLOT, 101.0)
     monkeypatch.undo()
     assert one.slots == watchers(own, without)
+
+
+def test_whoever_could_receive_nothing_gives_its_neighbours_as_much_more_time() -> None:
+    view = large(100)
+    one = Watch(view.ids[0])
+    one.adopt(view, SLOT, 100.0)
+    for key in one.slots:
+        one.heard(key, SLOT, 104.0)
+    one.postpone(30.0)
+    assert one.deadline() == pytest.approx(134.0 + LAP)
+    assert one.missed(SLOT, 133.9 + LAP) == []
+
+
+@pytest.mark.parametrize("place", range(2 * RINGS))
+def test_only_the_ring_is_sorted_in_which_a_neighbour_is_gone(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    view = large(100)
+    one = Watch(view.ids[0])
+    one.adopt(view, SLOT, 100.0)
+    gone, slots = one.slots[place], one.slots
+    without = Proposal(view.view_id, 2, (Removal(gone, Cause.PROOF),), (Member("f" * 16, "10.0.0.2", 1),)).apply(view)
+    sorted_rings: list[str] = []
+    find = View.find
+    monkeypatch.setattr(View, "find", lambda self, what, make: sorted_rings.append(what) or find(self, what, make))  # type: ignore[func-returns-value]
+    one.adopt(without, SLOT, 101.0)
+    monkeypatch.undo()
+    assert sorted_rings == [f"ring {ring}" for ring in range(RINGS) if gone in slots[2 * ring : 2 * ring + 2]]
+    assert one.slots == watchers(view.ids[0], without)
