@@ -260,3 +260,19 @@ def test_whoever_had_to_go_because_of_a_link_stays_once_nobody_says_any_more_tha
     machine.tick(100.0 + KEEP)
     assert machine.status()["members"][4]["evidence"] is None
     assert not machine.status()["under_way"]["findings"]
+
+
+def test_a_broken_link_is_no_longer_told_though_nobody_had_to_go_because_of_it() -> None:
+    """As nobody could have led the others; ``ftlib explain`` would call a change under way, maybe for ever."""
+    machine = machine_in("abc", "c")
+    view = view_of("abc")
+    for accused in "ab":
+        machine.handle(Accusation(accused, EvidenceKind.SEVERED, "no answer"), 100.0)
+    word = Evidence(machine._core.view_id, "b", EvidenceKind.SEVERED, "no answer")
+    machine.receive("a", view.member("a").address, word, 100.0)
+    assert machine.status()["under_way"]["findings"]
+    for answering in "ab":
+        machine._core.links.heard(answering, 101.0)
+    machine.tick(110.0)
+    assert not machine._core.links.known(110.0)
+    assert not (machine.status()["under_way"] or {}).get("findings")

@@ -140,13 +140,13 @@ class Accusations:
         """Decide which members have to go because of the broken links known here by now."""
         core = self._core
         known = core.links.known(now)
+        if not known:
+            core.history.mended()
         if core.view is None or (not known and not core.evidence.cut_off):
             return
         dead = core.evidence.proofs.keys()
         out = cut_off(core.view, known, dead, core.evidence.discounted)
         core.evidence.cut(out, min(known.values(), default=now))
-        if not known:
-            core.history.mended()
 
     def _proven(self, sender: str, message: Evidence, now: float) -> None:
         """Another member, perhaps the accused's own agent, reports a death: no check is needed.
