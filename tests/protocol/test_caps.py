@@ -7,6 +7,7 @@ import pytest
 from consensus.config import Config
 from consensus.errors import CodecError, ForeignJobError
 from consensus.messages import (
+    Ack,
     Envelope,
     Evidence,
     EvidenceKind,
@@ -24,6 +25,7 @@ from consensus.messages import (
 from consensus.protocol.detection.probe import RELAYS
 from consensus.protocol.machine import Machine
 from consensus.protocol.state.effects import Note
+from consensus.view import NO_VIEW_ID
 from consensus.wire.codec import Codec
 
 from .people import machine_in, member, sends, view_of
@@ -118,3 +120,17 @@ def test_the_name_of_a_foreign_job_is_short() -> None:
         with pytest.raises(CodecError) as error:
             Codec("j").decode(packet[:2] + len(name).to_bytes(2, "big") + name + packet[5:])
         assert type(error.value) is kind
+
+
+def test_strangers_that_were_acked_long_ago_leave_room_for_others() -> None:
+    """A new view forgets them after twice the time of the lease that the ack granted, and none before."""
+    config = Config(max_members=2, exclude_after=3.0)
+    machine = machine_in("ab", "a", config=config)
+    flood(machine, *(Ping(1, "a", 0, NO_VIEW_ID) for _ in range(10)))
+    view = view_of("ab")
+    for epoch, after, room in ((2, 5.9, False), (3, 6.1, True)):
+        view = view_of("ab", epoch, view.view_id, view.cluster)
+        machine._change.adopt(view, "a", 100.1 + after)
+        machine.drain()
+        machine.receive("y", member("y").address, Ping(2, "a", 0, NO_VIEW_ID), 100.1 + after)
+        assert bool(sends(machine.drain(), Ack)) is room

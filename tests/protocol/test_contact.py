@@ -24,6 +24,7 @@ from consensus.messages import (
     Ping,
     Pull,
     Status,
+    Stranger,
     Update,
 )
 from consensus.messages.reports import Reports
@@ -313,3 +314,18 @@ def test_who_follows_another_list_for_this_epoch_is_told_of_ours(policy: Policy,
     met = Introduction(twin, member("x"), Claim(0, 2, "c"), acts=False)
     machine._change.contact.heard("d", met, NOW)
     assert [name for name, _ in answers(machine, Introduction)] == told
+
+
+def test_who_was_left_behind_is_looked_for_no_more_once_another_lifetime_has_its_address() -> None:
+    machine = machine_in("abc", "a")
+    machine._change.adopt(NEXT, "a", NOW)
+    machine.drain()
+
+    def looks(now: float) -> list[Ping]:
+        machine.tick(now)
+        pings = [send.message for send in sends(machine.drain(), Ping)]
+        return [ping for ping in pings if isinstance(ping, Ping) and ping.target == "c"]
+
+    [ping] = looks(NOW + INTRODUCE_EVERY)
+    machine.receive("x", member("c").address, Stranger(ping.seq, "c"), NOW + INTRODUCE_EVERY + 0.01)
+    assert not [each for step in range(1, 40) for each in looks(NOW + INTRODUCE_EVERY + 0.5 * step)]

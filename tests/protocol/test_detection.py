@@ -184,3 +184,34 @@ def test_silence_says_since_when_and_who_else_suspects() -> None:
     machine.tick(since + T_EXCL)
     told = [each["detail"] for each in machine.status()["under_way"]["findings"] if each["kind"] == "silence"]
     assert told == [f"no answer for {1.5 * T_EXCL:.2f} s, suspected by 1"]
+
+
+def test_a_helper_pings_for_another_member_and_passes_the_answer_on_or_says_that_there_is_none() -> None:
+    machine = machine_in("abc", "b")
+    ping_all(machine, answers="ac")
+    for seq, answers in ((7, True), (8, False)):
+        give(machine, "a", PingRequest(seq, member("c")), HELP)
+        [sent] = sends(machine.drain(), Ping)
+        ping = sent.message
+        assert isinstance(ping, Ping) and (sent.address, ping.target) == (member("c").address, "c")
+        if answers:
+            give(machine, "c", Ack(ping.seq, "c", 1, machine._core.view_id), HELP + 0.01)
+            told = [(send.address, send.message) for send in sends(machine.drain(), Ack)]
+            assert told == [(member("a").address, Ack(seq, "c", 1, machine._core.view_id))]
+    machine.tick(HELP + CONFIG.nack_share * CONFIG.ping_timeout)
+    assert [(send.address, send.message) for send in sends(machine.drain(), Nack)] == [(member("a").address, Nack(8))]
+
+
+def test_a_suspicion_that_is_not_confirmed_lasts_as_long_whether_its_owner_sleeps_meanwhile_or_not() -> None:
+    """Time in which no answer could be heard is held against nobody."""
+    machine, asleep = machine_in("abc", "a"), 10.0
+    ping_all(machine, answers="c")
+    machine.tick(OVER)
+    assert machine.belief("b") is Status.SUSPECT
+    deadline = machine.next_deadline()
+    assert deadline is not None
+    machine.tick(deadline + asleep)
+    machine.tick(OVER + T_EXCL + asleep - 0.01)
+    assert machine.status()["members"][1]["evidence"] is None
+    machine.tick(OVER + T_EXCL + asleep + 0.01)
+    assert machine.status()["members"][1]["evidence"] == "silence"

@@ -327,3 +327,60 @@ def test_who_is_spoken_of_is_named_though_nothing_is_chosen_yet() -> None:
     finding = Finding(FindingKind.SUSPECT, "c", "does not answer", "b", 101.0)
     change = Change(view_of("abcd"), findings={("c", FindingKind.SUSPECT): finding})
     assert set(change.sketch()["names"]) == {"b", "c"}
+
+
+def test_what_led_to_a_change_goes_with_it_and_what_holds_of_those_who_stay_leads_to_the_next() -> None:
+    """Also where no INSTALL has told the reasons: then this member's own findings are shown, and who said so."""
+    history, view = History(), view_of("abcd")
+    history.adopt(view, "a", 100.0)
+    history.activated(100.1)
+    for accused in "cd":
+        history.found(FindingKind.PROOF, accused, "refused", "b", 101.0)
+    second = view_of("abc", 2, view.view_id, view.cluster)
+    history.adopt(second, "a", 102.0)
+    history.activated(102.1)
+    told = history.newest_as_dict()
+    assert told["removed"] == [{"id": "d", "cause": "proof", "detail": "refused", "source": "b"}]
+    assert [each["accused"] for each in told["findings"]] == ["d"], "c is still in"
+    under_way = history.under_way()
+    assert under_way is not None and under_way["epoch"] == 3
+    assert [(each["kind"], each["accused"]) for each in under_way["findings"]] == [("proof", "c")]
+
+
+def test_a_link_that_works_again_is_no_reason_for_a_change_and_other_findings_are() -> None:
+    history, view = History(), view_of("abcd")
+    history.adopt(view, "a", 100.0)
+    history.activated(100.1)
+    history.found(FindingKind.SEVERED, "b", "no direct answer", "c", 101.0)
+    assert history.under_way() is not None
+    history.mended()
+    assert history.under_way() is None
+    for kind, accused in ((FindingKind.SEVERED, "c"), (FindingKind.UNREADY, "d")):
+        history.found(kind, accused, "", "a", 102.0)
+    history.mended()
+    under_way = history.under_way()
+    assert under_way is not None and [each["kind"] for each in under_way["findings"]] == ["unready"]
+
+
+def test_a_wish_that_was_taken_back_is_no_step_of_a_later_change() -> None:
+    history, view = History(), view_of("abc")
+    history.adopt(view, "a", 100.0)
+    history.mark(Moment.WISHED, 2, 101.0)
+    history.unmark(Moment.WISHED)
+    history.adopt(view_of("ab", 2, view.view_id, view.cluster), "a", 200.0)
+    assert "wished" not in history.newest_as_dict()["moments"]
+
+
+def test_steps_before_the_first_view_belong_to_it() -> None:
+    history = History()
+    history.mark(Moment.FLUSHED, 1, 99.5)
+    history.adopt(view_of("abc"), "a", 100.0)
+    assert "flushed" in history.newest_as_dict()["moments"]
+
+
+def test_when_a_change_began_is_told_to_the_microsecond_and_who_is_named_by_its_address() -> None:
+    parent = view_of("abc")
+    change = Change(parent, view_of("ab", 2, parent.view_id), "a", moments={Moment.ASKED: 100.0 + 1 / 3})
+    told = change.sketch()
+    assert told["at"] == 100.333333
+    assert told["names"]["a"] == {"name": None, "address": "10.0.0.1:1097"}

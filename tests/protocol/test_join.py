@@ -262,3 +262,13 @@ def test_whoever_turns_out_to_introduce_is_asked_at_once(news: Input, asked: set
     assert {send.address for send in sends(machine.drain(), JoinRequest)} == {B}
     machine.handle(news, 100.01)
     assert {send.address for send in sends(machine.drain(), JoinRequest)} == asked
+
+
+def test_applicants_that_ask_no_more_are_looked_for_a_few_times_a_second() -> None:
+    waiting = Applicants(2)
+    waiting.expire(100.0)
+    waiting.heard(member("b"), True, 98.55)
+    waiting.expire(100.24)
+    assert len(waiting) == 1
+    waiting.expire(100.25)
+    assert len(waiting) == 0

@@ -276,3 +276,24 @@ def test_a_broken_link_is_no_longer_told_though_nobody_had_to_go_because_of_it()
     machine.tick(110.0)
     assert not machine._core.links.known(110.0)
     assert not (machine.status()["under_way"] or {}).get("findings")
+
+
+def test_a_link_to_whom_the_view_is_without_costs_nobody() -> None:
+    """A leaver may drive a view that it is not in, and be the one that reaches a member of it no more."""
+    assert gone("cx") == ""
+    assert gone("ex", "ax", "cd") == "d"
+
+
+def test_an_answer_that_came_before_a_new_view_still_outweighs_an_earlier_ping() -> None:
+    """Else a healthy link would count as broken since then."""
+    mine = links()
+    mine.heard("b", 100.2)
+    mine.adopt(VIEW)
+    mine.missed("b", 100.0)
+    assert mine.silent_for("b", 110.0) == 0.0
+
+
+def test_a_short_patience_is_no_endless_one() -> None:
+    hasty = Links("a", patience=0.5)
+    hasty.missed("b", 100.0)
+    assert (hasty.silent_for("b", 100.25), hasty.silent_for("b", 100.5)) == (0.0, 0.5)

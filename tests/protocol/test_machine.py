@@ -544,3 +544,18 @@ def test_a_change_that_waited_for_a_check_begins_as_soon_as_that_has_ended(alive
     assert not sends(machine.drain(), Accept), "c may be dead, too"
     machine.handle(Checked("c", alive, ""), 100.11)
     assert sends(machine.drain(), Accept)
+
+
+def test_a_sleep_counts_once_however_many_packets_waited_for_its_end() -> None:
+    """Else each of them would put off what is held against others, and count against this member itself."""
+    machine = machine_in("abc", "a")
+    machine.tick(100.0)
+    machine.drain()
+    deadline = machine.next_deadline()
+    assert deadline is not None
+    notes: list[Effect] = []
+    for number, sender in enumerate("bcb"):
+        effects = give(machine, sender, Gossip(()), deadline + 10.0 + 0.001 * number)
+        notes += [effect for effect in effects if isinstance(effect, Note) and effect.kind == "late"]
+    assert len(notes) == 1
+    assert machine.status()["awareness"] == 1

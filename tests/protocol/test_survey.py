@@ -17,7 +17,7 @@ from consensus.protocol.admission.admission import HURRIED
 from consensus.protocol.admission.survey import CHECK_EVERY, MEMBERS, MUTE, Survey
 from consensus.protocol.machine import Machine
 from consensus.protocol.state.effects import Ask, Check, Effect
-from consensus.protocol.state.inputs import Answered, Checked
+from consensus.protocol.state.inputs import Answered, Checked, Stirred
 from consensus.protocol.state.join import Search
 from consensus.store_requests import (
     Away,
@@ -512,3 +512,19 @@ def test_a_cluster_that_is_found_lost_and_found_again_is_asked_at_once_only_the_
         machine.receive("x", member("x").address, JoinReply(view_of("xyz", 41, "parent"), member("x")), one.now + moment)
         asks.append(bool(sends(machine.drain(), JoinRequest)))
     assert asks == [True, False, True]
+
+
+def test_whoever_hears_that_something_has_changed_in_the_store_looks_soon() -> None:
+    """Not at once: several words about one change may arrive."""
+    one = founder(size=3)
+    one.run(20.0)
+
+    def looks() -> list[float]:
+        return [time for time, request in one.asked if isinstance(request, ReadViews)]
+
+    while one.now - looks()[-1] > 0.1:  # the next regular look is far away
+        one.run(0.05)
+    stirred, before = one.now, len(looks())
+    one.machine.handle(Stirred(), stirred)
+    one.run(0.2)
+    assert [time - stirred for time in looks()[before:]] == pytest.approx([0.1])
