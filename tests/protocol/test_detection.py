@@ -215,3 +215,16 @@ def test_a_suspicion_that_is_not_confirmed_lasts_as_long_whether_its_owner_sleep
     assert machine.status()["members"][1]["evidence"] is None
     machine.tick(OVER + T_EXCL + asleep + 0.01)
     assert machine.status()["members"][1]["evidence"] == "silence"
+
+
+def test_who_was_silent_to_others_alone_and_answers_is_no_reason_for_a_change_any_more() -> None:
+    """``ftlib explain`` would call a change under way, though nobody wants one."""
+    machine, now = machine_in("abc", "a"), START + T_EXCL + 0.1
+    give(machine, "b", Evidence(machine._core.view_id, "c", EvidenceKind.SILENCE, "no answer"), now)
+    assert machine.status()["members"][2]["evidence"] == "silence" and machine.belief("c") is Status.ALIVE
+    machine.tick(now + 0.01)
+    [ping] = [send.message for send in sends(machine.drain(), Ping) if send.address == member("c").address]
+    assert isinstance(ping, Ping)
+    give(machine, "c", Ack(ping.seq, "c", 1, machine._core.view_id), now + 0.02)
+    assert machine.status()["members"][2]["evidence"] is None
+    assert not (machine.status()["under_way"] or {}).get("findings")

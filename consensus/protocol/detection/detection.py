@@ -281,10 +281,11 @@ class Detection:
             self.probe(member_id, now)
 
     def _clear(self, peer: Peer) -> None:
-        self._core.evidence.retract_silence(peer.member.id)  # a report of another may have set it without a suspicion here
+        silent = self._core.evidence.retract_silence(peer.member.id)  # others may have said so, without a suspicion here
+        if silent or peer.suspicion is not None:
+            self._core.history.cleared(peer.member.id)
         if peer.suspicion is not None:
             peer.learn(Sign.ANSWERED)
-            self._core.history.cleared(peer.member.id)
             self._core.outbox.note(logging.INFO, "refuted", f"{peer.member} answers again")
 
     # Rumours

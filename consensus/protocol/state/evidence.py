@@ -107,9 +107,9 @@ class EvidenceBook:
         """Exactly the members ``out`` have to go because of broken links; ``since``: when a broken link was first known."""
         self.cut_off = dict.fromkeys(out, since)
 
-    def retract_silence(self, member_id: str) -> None:
-        """The member answered after all."""
-        self.silent.pop(member_id, None)
+    def retract_silence(self, member_id: str) -> bool:
+        """The member answered after all; whether it had been called silent."""
+        return self.silent.pop(member_id, None) is not None
 
     @property
     def discounted(self) -> frozenset[str]:
