@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from ftlib import ConfigError
 from ftlib.core.engine.engine import Engine
@@ -20,6 +19,7 @@ from ftlib.torchft.replica.averages import Averages
 from ftlib.torchft.replica.steps import AVERAGE, Step
 from tests.ftlib.crews.workers import TIMEOUT, Job, Worker
 from tests.harness.entries import note_entries
+from tests.harness.recompute import recompute
 
 from .histories import survivors
 
@@ -51,7 +51,7 @@ class Net(nn.Module):
         total = torch.zeros((), requires_grad=True)
         for part in reversed(self.parts):  # what is computed last has the first gradient
             plus = partial(self.plus, part, value)
-            total = checkpoint(plus, total, use_reentrant=True) if again else plus(total)
+            total = recompute(plus, total, use_reentrant=True) if again else plus(total)
         return total
 
     @staticmethod

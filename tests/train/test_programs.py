@@ -16,11 +16,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from ftlib import DistributedDataParallel, Status
 from ftlib.ftlib import FTLib
 from tests.ftlib.crews.crew import Crew
+from tests.harness.recompute import recompute
 from tests.train.cases import built, data
 
 SIZE = 2
@@ -54,7 +54,7 @@ class Model(nn.Module):
 
     def _way(self, hidden: torch.Tensor, way: str) -> torch.Tensor:
         if way in ("checkpointed", "reentrant"):
-            again: torch.Tensor = checkpoint(lambda x: self.middle(x).tanh(), hidden, use_reentrant=way == "reentrant")
+            again: torch.Tensor = recompute(lambda x: self.middle(x).tanh(), hidden, use_reentrant=way == "reentrant")
             return again
         branch: nn.Module | None = getattr(self, way, None)
         return hidden if branch is None else branch(hidden)

@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.utils.checkpoint import checkpoint
 
 from ftlib import ConfigError, DistributedDataParallel, Status
 from ftlib.core.calls.open_call import OpenCall
@@ -27,6 +26,7 @@ from ftlib.state.registry import Registered
 from ftlib.state.replay import why_not
 from tests.ftlib.crews.crew import Crew, by_all
 from tests.ftlib.crews.workers import TIMEOUT, Job, Worker
+from tests.harness.recompute import recompute
 from tests.train.cases import Branches, built, data, gradients, near, perceptron
 
 SIZE = 2
@@ -476,7 +476,7 @@ def test_a_checkpoint_whose_end_cannot_be_seen_is_refused(ft: FTLib, index: int)
             self.inner = small()
 
         def forward(self, inputs: torch.Tensor) -> None:
-            self.loss = checkpoint(self.inner, inputs, use_reentrant=True).square().mean()
+            self.loss = recompute(self.inner, inputs, use_reentrant=True).square().mean()
 
     module = Aside()
     model = DistributedDataParallel(ft, module)
@@ -806,5 +806,5 @@ def test_the_wrapper_itself_may_be_computed_again(ft: FTLib, index: int, reentra
     for _ in range(3):
         model.zero_grad()
         inputs = data(ft.rank, 5, 4).requires_grad_()
-        checkpoint(model, inputs, use_reentrant=reentrant).square().mean().backward()
+        recompute(model, inputs, use_reentrant=reentrant).square().mean().backward()
         near(gradients(model), expected(make, loss))
