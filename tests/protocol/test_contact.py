@@ -9,16 +9,19 @@ from random import Random
 
 import pytest
 
+from consensus.border import Flushed
 from consensus.config import Config, Policy
 from consensus.errors import FoundedApartError, OvertakenError
 from consensus.member import Member
 from consensus.messages import (
+    Accepted,
     Chosen,
     Claim,
     Gossip,
     Install,
     Introduction,
     JoinReply,
+    LeaveRequest,
     Message,
     Overtaken,
     Ping,
@@ -28,9 +31,10 @@ from consensus.messages import (
     Update,
 )
 from consensus.messages.reports import Reports
-from consensus.protocol.agreement.contact import INTRODUCE_EVERY, LOOK_AT_MOST, LOOK_FOR
+from consensus.protocol.agreement.contact import INTRODUCE_EVERY, LOOK_AT_MOST, LOOK_FOR, TELLS
 from consensus.protocol.machine import Machine
 from consensus.protocol.state.effects import Ask, Note
+from consensus.protocol.state.inputs import Checked
 from consensus.store_requests import ReadViews
 from consensus.view import Delta, View
 
@@ -254,6 +258,18 @@ def test_a_view_whose_parent_is_not_here_is_pulled() -> None:
     assert answers(machine, Pull) == [], "it can tell that one itself"
 
 
+def test_of_another_list_for_its_own_epoch_nothing_is_pulled() -> None:
+    """Whoever sent it could tell of nothing newer."""
+    machine = machine_in("abc", "b")
+    machine._change.adopt(NEXT, "a", NOW)
+    machine.drain()
+    parent = view_of("abd")
+    delta = Delta.between(parent, view_of("ab", 2, parent.view_id, FIRST.cluster))
+    assert delta is not None
+    machine.receive("a", member("a").address, Chosen(None, "a", delta), NOW)
+    assert answers(machine, Pull) == []
+
+
 @pytest.mark.parametrize(
     ("policy", "other", "kind", "says"),
     [
@@ -289,6 +305,54 @@ def test_only_the_coordinator_calls_where_the_cluster_may_not_be_known(own: str)
         machine.tick(NOW + 0.1 * step)
         told += sum(send.address == ("10.0.0.1", 1) for send in sends(machine.drain(), JoinReply))
     assert (told > 0) is (own == "a")
+
+
+def test_the_coordinator_calls_at_the_addresses_of_the_dead() -> None:
+    """Perhaps the others went on without it: a new lifetime there asks it, and so tells it."""
+    machine, told = machine_in("abc", "a"), set()
+    machine.handle(Checked("c", False, "refused"), NOW)
+    for step in range(5):
+        machine.tick(NOW + 0.1 * step)
+        told |= {send.address for send in sends(machine.drain(), JoinReply)}
+    assert told == {("10.0.0.1", 1), member("c").address}
+
+
+def stranger_hears(machine: Machine, now: float) -> bool:
+    """Whether somebody who pings from another view is told of this member's."""
+    machine.drain()
+    machine.receive("z", member("z").address, Ping(1, machine.member.id, 1, "another"), now)
+    return answers(machine, Introduction) == [("z", Introduction)]
+
+
+def test_a_side_that_gives_way_says_so_a_few_times_before_it_ends_and_claims_nothing_meanwhile() -> None:
+    """Each time has its pause: words may be lost, and whoever heard the claim might stop for a side that is none."""
+    machine = machine_in("abc", "a", config=Config(policy=Policy.ANY))
+    resend, said = machine._core.config.resend, []
+    assert stranger_hears(machine, NOW - INTRODUCE_EVERY)
+    machine._change.contact.heard("x", Introduction(view_of("xyz"), member("x"), Claim(5, 3, "x"), True), NOW)
+    now = NOW
+    while machine.stopped is None:
+        said += [(send.address, now) for send in sends(machine.drain(), Overtaken)]
+        assert not stranger_hears(machine, now)
+        due = machine.next_deadline()
+        assert due is not None
+        machine.tick(now := due)
+    assert isinstance(machine.stopped, OvertakenError) and now == pytest.approx(NOW + TELLS * resend)
+    for name in "bc":
+        times = [time for address, time in said if address == member(name).address]
+        assert times == pytest.approx([NOW + turn * resend for turn in range(TELLS)])
+
+
+def test_a_view_that_lacks_reports_is_told_to_nobody() -> None:
+    """A leaver in its last call would hear of it, and end the group in which the others still are."""
+    machine = machine_in("abc", "a")
+    view_id = FIRST.view_id
+    machine.receive("c", member("c").address, LeaveRequest(view_id, "c"), NOW)
+    machine.handle(Flushed(2, b"A"), NOW)
+    machine.receive("c", member("c").address, Accepted(2, view_id, (0, "a"), b"C"), NOW)
+    assert machine.view == NEXT and not stranger_hears(machine, NOW)
+    machine.receive("b", member("b").address, Accepted(2, view_id, (0, "a"), b"B"), NOW)
+    assert stranger_hears(machine, NOW)
 
 
 @pytest.mark.parametrize("names", ["bc", "ac"])

@@ -102,6 +102,16 @@ def test_lost_members_are_bounded_and_forgotten_where_another_lives() -> None:
     assert lost[0] not in machine._contact.lost
 
 
+def test_of_lost_members_the_latest_are_looked_for() -> None:
+    """However many views removed them."""
+    names = "".join(chr(ord("a") + index) for index in range(LOST + 4))
+    machine = machine_in(names, "a")
+    for epoch, left in ((2, names[:4]), (3, names[:2])):
+        machine._change.adopt(view_of(left, epoch, machine._core.view_id), "a", 100.0 + epoch)
+    found = [each.id for each in machine._contact.lost]
+    assert found == [*names[6:], *names[2:4]]
+
+
 def chain(count: int) -> list[View]:
     views = [view_of("ab", origin="origin")]
     while len(views) < count:

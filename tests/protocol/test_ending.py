@@ -90,6 +90,14 @@ def test_askers_are_known_for_as_long_as_they_ask() -> None:
     assert askers.fresh(11.0) == [A, ("10.0.0.1", 3)], "the one that is silent for longest makes room"
 
 
+def test_who_asks_again_takes_nobody_elses_place() -> None:
+    """A leaver announces the end to all that asked lately, however often some of them asked."""
+    askers = Askers(2)
+    for address, now in ((A, 10.0), (B, 10.5), (B, 11.0), (B, 11.1)):
+        askers.heard(address, now)
+    assert askers.fresh(11.1) == [A, B]
+
+
 def met(size: int) -> tuple[World, list[Host], Host]:
     """A job, and an applicant that has just heard of it from one member."""
     world, members = start_job(size, config=Config(join_timeout=PATIENCE))

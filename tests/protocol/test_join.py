@@ -272,3 +272,11 @@ def test_applicants_that_ask_no_more_are_looked_for_a_few_times_a_second() -> No
     assert len(waiting) == 1
     waiting.expire(100.25)
     assert len(waiting) == 0
+
+
+def test_introducers_that_are_added_are_asked_at_once() -> None:
+    machine = Machine(Config(introducers=("somewhere:1",)), member("x"), Random(1), founder=False, introducers=(B,))
+    machine.start(100.0)
+    machine.drain()
+    machine.handle(Introduced((C,)), 100.01)
+    assert {send.address for send in sends(machine.drain(), JoinRequest)} == {B, C}

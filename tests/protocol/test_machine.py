@@ -39,7 +39,7 @@ from consensus.progress import Progress
 from consensus.protocol.machine import Machine
 from consensus.protocol.state.effects import Check, Effect, Note, Quit, Send, Tether
 from consensus.protocol.state.inputs import Accusation, Checked, Died
-from consensus.view import Cause, Proposal, Removal
+from consensus.view import Cause, Delta, Proposal, Removal
 
 from .people import CONFIG, T_EXCL, machine_in, member, sends, view_of
 
@@ -86,6 +86,18 @@ def test_a_vote_waits_for_the_lease_and_the_excluded_is_acked_no_more() -> None:
     assert machine.next_deadline() <= 100.5 + T_EXCL  # type: ignore[operator]
     machine.tick(100.5 + T_EXCL)
     assert Freeze(2, None) in machine.drain()
+
+
+def test_a_vote_comes_at_the_very_end_of_the_lease_though_nothing_else_happens_then() -> None:
+    machine = machine_in("abc", "b")
+    give(machine, "c", Ping(1, "b", 1, ""), 100.53)
+    effects, now = give(machine, "a", accept_without("abc", "c", Cause.SILENCE, (0, "a")), 101.0), 101.0
+    while Freeze(2, None) not in effects:
+        due = machine.next_deadline()
+        assert due is not None
+        machine.tick(now := due)
+        effects = machine.drain()
+    assert now == pytest.approx(100.53 + T_EXCL)
 
 
 @pytest.mark.parametrize("asleep", [0.0, 3600.0])
@@ -226,6 +238,23 @@ def test_laggards_pull_and_are_told() -> None:
     assert not sends(give(machine, "a", Pull(1), 100.1), Chosen)
 
 
+def test_who_asks_for_votes_on_a_view_that_is_decided_is_told_so() -> None:
+    """It would ask for ever else; only what comes after the view that it has, if that is known."""
+    machine, first = machine_in("abc", "b"), view_of("abc")
+    second = view_of("ab", 2, first.view_id, first.cluster)
+    give(machine, "a", Chosen(second, "a"), 100.1)
+    delta = Delta.between(first, second)
+    for parent_id, told in (
+        (first.view_id, Chosen(None, "a", delta)),
+        ("unknown", Chosen(second, "a", None, (first.view_id,))),
+    ):
+        for request in (
+            Prepare(2, parent_id, (1, "c")),
+            Accept(2, parent_id, (1, "c"), Proposal(parent_id, 2, (Removal("a", Cause.PROOF),))),
+        ):
+            assert sends(give(machine, "c", request, 100.2), Message) == [Send(member("c").address, told)]
+
+
 def test_whoever_is_not_in_a_chosen_view_is_out() -> None:
     machine = machine_in("abc", "b")
     newer = view_of("ac", 2, view_of("abc").view_id)
@@ -263,6 +292,16 @@ def test_install_ready_activate() -> None:
     assert machine.active_view == install.view
     assert not machine.changing
     assert not [e for e in give(machine, "a", install, 100.5) if isinstance(e, Installed)], "once"
+
+
+def test_a_group_of_another_view_is_no_group_of_this_one() -> None:
+    """It may have been built for a view that a newer one overtook."""
+    machine, install = about_to_install()
+    give(machine, "a", install, 100.2)
+    machine.handle(Built("another"), 100.3)
+    assert not sends(machine.drain(), Ready)
+    give(machine, "a", Activate(2, install.view.view_id), 100.4)
+    assert machine.active_view == view_of("abc")
 
 
 def test_an_install_with_another_report_of_ours_or_below_a_promise_is_ignored() -> None:
@@ -559,3 +598,15 @@ def test_a_sleep_counts_once_however_many_packets_waited_for_its_end() -> None:
         notes += [effect for effect in effects if isinstance(effect, Note) and effect.kind == "late"]
     assert len(notes) == 1
     assert machine.status()["awareness"] == 1
+
+
+@pytest.mark.parametrize(("ended", "says"), [(False, "asked to leave"), (True, "its program has ended")])
+@pytest.mark.parametrize("own", ["b", "c"])
+def test_why_a_member_leaves_is_said_by_itself_and_by_whom_it_asks(own: str, ended: bool, says: str) -> None:
+    machine = machine_in("abc", own)
+    if own == "c":
+        machine.handle(Leave(None, ended=ended), 100.1)
+    else:
+        give(machine, "c", LeaveRequest(view_of("abc").view_id, "c", None, ended), 100.1)
+    told = [(each["kind"], each["accused"], each["detail"]) for each in machine.status()["under_way"]["findings"]]
+    assert told == [("leave", "c", says)]

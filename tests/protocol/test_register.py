@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 
-from consensus.border import Built, Flushed, Freeze, Stopped
+from consensus.border import Built, Flushed, Freeze, Hint, Stopped
 from consensus.config import Config, Policy
-from consensus.errors import ConfigError, ExcludedError, StoreWipedError
+from consensus.errors import ConfigError, ExcludedError, QuorumLostError, StoreWipedError
 from consensus.messages import Accept, Activate, Chosen, FlushReply, FlushRequest, Install, Lease, Prepare, Ready, ViewRecord
 from consensus.protocol.agreement.proposer import SMALLER_WAITS
 from consensus.protocol.agreement.register import AGAIN_AT_MOST, SELDOM, WIPED_FOR
@@ -227,6 +228,16 @@ def test_what_is_gone_from_the_store_ends_this_lifetime() -> None:
     assert isinstance(machine.stopped, StoreWipedError) and "start it anew" in str(machine.stopped)
 
 
+def test_a_wiped_store_is_believed_after_exactly_its_time() -> None:
+    gone = Wiped("file:///nowhere was wiped")
+    for seconds, stops in ((WIPED_FOR - 0.01, False), (WIPED_FOR, True)):
+        machine = machine_of("ab", "a")
+        for now in (100.0, 100.0 + seconds):
+            assert machine.stopped is None
+            answer(machine, Beat(Lease(member("a"), 1)), gone, now)
+        assert (machine.stopped is not None) is stops, seconds
+
+
 def test_what_a_slow_file_system_did_not_show_for_a_moment_is_not_gone() -> None:
     machine = machine_of("a", "a")
     machine.handle(Stirred(), 100.1)
@@ -332,6 +343,34 @@ def test_which_of_two_clusters_goes_on_is_asked_of_the_store() -> None:
     drained(machine, 100.0)
     machine.receive("x", member("x").address, Chosen(foreign, "x"), 100.1)
     assert asked(machine.drain(), ReadViews) and machine._core.stopped is None
+
+
+def test_a_question_that_comes_up_while_another_is_open_is_asked_once_that_is_answered() -> None:
+    """The answer may be older than what gave rise to the second one."""
+    machine = machine_of("abc", "b")
+    machine.handle(Stirred(), 100.1)
+    [read] = asked(drained(machine, 100.15), ReadViews)
+    machine.receive("x", member("x").address, Chosen(view_of("xy", 3, "founded apart"), "x"), 100.16)
+    assert not asked(machine.drain(), ReadViews), "one at a time"
+    stands = Recorded(ViewRecord(view_of("abc"), "a"))
+    assert asked(answer(machine, read, stands, 100.2), ReadViews) == [read]
+    assert not asked(answer(machine, read, stands, 100.3), ReadViews), "both are answered"
+
+
+def test_who_has_given_up_asks_the_store_nothing_more() -> None:
+    """Not even what was due at that very moment."""
+    machine = machine_in("abc", "b", config=replace(CONFIG, quorum_timeout=3.0))
+    machine.handle(Hint(("b",)), 100.0)
+    effects, now = drained(machine, 100.0), 100.0
+    while machine.stopped is None:
+        for read in asked(effects, ReadViews):
+            machine.handle(Answered(read, Recorded(ViewRecord(view_of("abc"), "a"))), now)
+        machine.handle(Stirred(), now)
+        machine.drain()
+        machine.tick(now := now + 0.1)
+        effects = machine.drain()
+    assert isinstance(machine.stopped, QuorumLostError)
+    assert not asked(effects, ReadViews)
 
 
 def test_old_records_are_cleaned_once_a_view_is_active() -> None:

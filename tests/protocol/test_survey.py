@@ -144,6 +144,17 @@ def test_a_lease_that_nobody_renews_counts_for_as_long_as_it_might() -> None:
     assert desk.search.founder
 
 
+def test_a_withdrawn_lease_counts_no_more_even_if_it_was_never_renewed() -> None:
+    """Who leaves before its second beat keeps nobody from founding."""
+    desk = Desk()
+    desk.counters = {"a": 0}
+    desk.run(0.1)
+    assert not desk.search.founder
+    desk.counters.clear()
+    desk.run(LEASE / 4)
+    assert desk.search.founder
+
+
 def test_dead_lessees_are_found_out_by_a_check() -> None:
     desk = Desk()
     desk.lease("abcdef", alive=False)
@@ -195,6 +206,19 @@ def test_the_members_of_the_newest_record_are_asked(config: Config) -> None:
     desk.record = ViewRecord(view_of("bce", 8, "next"), "b")
     desk.run(1.0)
     assert set(addresses("bce")) <= set(desk.search.introducers)
+
+
+@pytest.mark.parametrize("config", [LEASED, PINGED, replace(LEASED, introducers=("10.0.0.1:1",))])
+def test_the_members_of_a_record_are_asked_as_soon_as_it_is_read(config: Config) -> None:
+    """Whatever the pause between requests has grown to, and again only with the next one."""
+    desk = Desk(config)
+    desk.record = ViewRecord(view_of("bcd", 7, "parent"), "b")
+    desk.search.ask_at(START + 60.0)
+    desk.run(0.1)
+    assert desk.search.next_send <= desk.now
+    desk.search.ask_at(START + 60.0)
+    desk.run(0.1)
+    assert desk.search.next_send == START + 60.0
 
 
 def test_all_proven_dead_is_orphaned() -> None:
