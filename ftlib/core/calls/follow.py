@@ -35,6 +35,13 @@ class Followed(Call):
         self._vetoes = veto
         self.began = began
 
+    @property
+    def certain(self) -> bool:
+        """False: what is learnt here is true of the others' call in which it was learnt, and they may have given that up since
+        and be in another one.
+        """
+        return False
+
     def learn(self, layout: Layout) -> None:
         """The call has this layout. NoFollowing if such a call cannot be followed."""
         self.layout, self.nbytes, self.on_devices = layout, layout.nbytes, bool(layout.places)

@@ -14,7 +14,7 @@ import torch
 from consensus import Member, View
 from consensus.border import Freeze
 from ftlib.core.calls.call import Call, Kind, Results
-from ftlib.core.calls.follow import Followed
+from ftlib.core.calls.follow import Declined, Followed
 from ftlib.core.calls.salvage import Report, SalvagePlan, plan
 from ftlib.core.calls.session import Session
 from ftlib.core.plane.data_accounting import DataAccounting
@@ -57,6 +57,21 @@ def test_a_call_that_failed_is_not_under_way() -> None:
     assert plane.begin(here) and told[-1]
     assert plane.failed(here) == (True, None)
     assert plane.running is None and not told[-1]
+
+
+def test_who_declines_reports_no_call_of_the_others_as_its_own() -> None:
+    """It has heard of one in which a member died; those who live may have given that up by an exception, and be in another one.
+    A member that said which one it was would be stopped because the two differ, and so would they.
+    """
+    plane = Plane("a")
+    assert plane.activate(session(3, SalvagePlan(7, 7, authority="a", holders=("a",)), "a"))
+    call = Declined(veto=False)
+    plane.enter(call)
+    call.learn(LAYOUT)
+    frozen = plane.freeze(Order(4, None))
+    assert frozen is not None
+    report = Report.decode(frozen[0])
+    assert (report.current, report.current_signature) == (8, b"")
 
 
 def test_a_founder_that_has_loaded_a_checkpoint_holds_its_state_unless_the_session_has_ended() -> None:
