@@ -7,6 +7,7 @@ nothing else of spares.
 from __future__ import annotations
 
 import logging
+import math
 
 from consensus import LeftError
 
@@ -45,7 +46,7 @@ class Spare:
 
     def _wait(self, call: Call) -> None:
         plane, now = self._plane, self._plane.threads.now
-        patience = Patience(now(), now)
+        patience = Patience(math.inf, now(), now)
         while True:
             with plane.changed:
                 if plane.phase is Phase.STOPPED:

@@ -52,9 +52,10 @@ def test_a_slow_worker_is_not_waited_for(nursery: Nursery, tmp_path: Path) -> No
                 found[line["step"]].add((line["hash"], line["who"]))
         assert all(len(values) == 1 for values in found.values()), "alike after every step, down to the bit"
         assert not list(cluster.faults())
-        without = {line["step"] for line in first.calls if not line["who"] >> slow.task.slot & 1}
+        others = [line for worker in (first, second, third) for line in worker.calls]  # any may be late once on a busy machine
+        without = {line["step"] for line in others if not line["who"] >> slow.task.slot & 1}
         made = {line["step"] for line in slow.calls}
         missed = set(range(min(made), max(made))) - made
         assert len(missed) > 7 and missed <= without, "steps that were taken without it"
-        steps = [line["step"] for line in first.calls]
+        steps = sorted({line["step"] for line in others})
         assert steps == list(range(steps[0], steps[-1] + 1)), "none was lost"

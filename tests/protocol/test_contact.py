@@ -31,7 +31,7 @@ from consensus.messages import (
     Update,
 )
 from consensus.messages.reports import Reports
-from consensus.protocol.agreement.contact import INTRODUCE_EVERY, LOOK_AT_MOST, LOOK_FOR, TELLS
+from consensus.protocol.agreement.contact import INTRODUCE_EVERY, LOOK_AT_MOST, LOOK_FOR, TELLS, TOLD
 from consensus.protocol.machine import Machine
 from consensus.protocol.state.effects import Ask, Note
 from consensus.protocol.state.inputs import Checked
@@ -393,3 +393,74 @@ def test_who_was_left_behind_is_looked_for_no_more_once_another_lifetime_has_its
     [ping] = looks(NOW + INTRODUCE_EVERY)
     machine.receive("x", member("c").address, Stranger(ping.seq, "c"), NOW + INTRODUCE_EVERY + 0.01)
     assert not [each for step in range(1, 40) for each in looks(NOW + INTRODUCE_EVERY + 0.5 * step)]
+
+
+def test_of_the_addresses_that_it_told_who_it_is_it_remembers_the_latest() -> None:
+    """So many strangers take no more memory; whoever is forgotten is only told once more."""
+    machine = machine_in("abc", "b")
+    machine.drain()
+    addresses = [("10.0.0.2", 1 + number) for number in range(TOLD + 1)]
+
+    def tells(number: int) -> bool:
+        machine._change.contact.introduce(addresses[number], NOW)
+        return [send.address for send in sends(machine.drain(), Introduction)] == [addresses[number]]
+
+    assert all(tells(number) for number in range(TOLD))
+    assert not tells(0), "there was room for all of them"
+    assert tells(TOLD)
+    assert tells(0)
+    assert not tells(2), "one is forgotten for each new one"
+
+
+def test_a_stranger_that_pulls_is_told_who_acts_here_and_gets_no_view() -> None:
+    machine = machine_in("abc", "b")
+    machine._change.adopt(NEXT, "a", NOW)
+    machine.drain()
+    for name, told in (("x", Introduction), ("c", Introduction), ("a", Chosen)):
+        machine.receive(name, member(name).address, Pull(1, FIRST.view_id), NOW)
+        assert answers(machine, Introduction, Chosen) == [(name, told)]
+
+
+def test_of_two_views_of_one_chain_the_older_one_is_caught_up() -> None:
+    """Whoever introduces itself with a newer view is asked for it, and told of ours if its own is the older one."""
+    machine = machine_in("abc", "b")
+    machine.drain()
+    machine.receive("a", member("a").address, Introduction(NEXT, member("a"), Claim(0, 2, "a"), True), NOW)
+    assert answers(machine, Pull, Introduction) == [("a", Pull)]
+    joiner = Machine(Config(), member("j"), Random(1), founder=False, introducers=(("10.0.0.1", 1),))
+    joiner.start(NOW)
+    joiner._change.adopt(view_of("abj", 2, FIRST.view_id, FIRST.cluster), "a", NOW, (FIRST.view_id,))
+    joiner.drain()
+    joiner.receive("c", member("c").address, Introduction(FIRST, member("b"), Claim(0, 3, "a"), True), NOW)
+    assert answers(joiner, Pull, Introduction) == [("b", Introduction)]
+
+
+def test_a_side_that_gives_way_ends_when_it_said_whomever_it_meets_meanwhile() -> None:
+    """Else it would go on beside the other side for as long as somebody of that calls; and its members know one reason."""
+    machine = machine_in("abc", "a", config=Config(policy=Policy.ANY))
+    contact, resend = machine._change.contact, machine._core.config.resend
+    winner, now = view_of("xyz"), NOW
+    contact.heard("x", Introduction(winner, member("x"), Claim(5, 3, "x"), True), NOW)
+    for _ in range(TELLS):
+        assert machine.stopped is None
+        for other in (winner, view_of("uvw")):
+            met = Introduction(other, other.members[0], Claim(9, 3, other.ids[0]), True)
+            contact.heard(other.ids[0], met, now)
+        now = contact.deadline()
+        machine.tick(now)
+    assert isinstance(machine.stopped, OvertakenError) and now == pytest.approx(NOW + TELLS * resend)
+    assert {send.message for send in sends(machine.drain(), Overtaken)} == {Overtaken(FIRST.view_id, winner)}
+
+
+@pytest.mark.parametrize("policy", [Policy.ANY, Policy.MAJORITY])
+def test_who_meets_another_side_sends_it_on_to_its_coordinator(policy: Policy) -> None:
+    """Only that one may say that the side stops. Again after a while, as words may be lost; never for each packet."""
+    machine = machine_in("abc", "b", config=Config(policy=policy))
+    met = Introduction(view_of("xyz"), member("x"), Claim(5, 3, "x"), True)
+    told = []
+    for step in range(4):
+        machine.drain()
+        machine._change.contact.heard("x", met, NOW + 0.4 * step * INTRODUCE_EVERY)
+        told.append([(send.address, send.message) for send in sends(machine.drain(), Introduction)])
+    assert told == [[(member("a").address, met)], [], [], [(member("a").address, met)]]
+    assert machine.stopped is None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from consensus.border import Freeze
+from consensus.border import Flushed, Freeze
 from consensus.member import Address
-from consensus.messages import Accepted, Message
+from consensus.messages import Accepted, Chosen, Message
 from consensus.protocol.agreement.flush import FlushReports
 from consensus.protocol.state.effects import Outbox
 
-from .people import member
+from .people import machine_in, member, view_of
 
 AT: Address = ("10.0.0.1", 7)
 
@@ -71,3 +71,14 @@ def test_the_own_epochs_report_is_kept_until_it_is_installed() -> None:
     flush.forget(3)
     assert flush.get(2) is None
     assert flush.get(3) == b"three"
+
+
+def test_a_member_keeps_its_report_until_the_next_view_is_chosen() -> None:
+    """INSTALL asks for the very same one; older ones would only take memory, view by view."""
+    machine, view = machine_in("abcd", "b"), view_of("abcd")
+    cluster, voter = view.cluster, machine._change.voter
+    for epoch, names in enumerate(("abc", "ab"), 2):
+        view = view_of(names, epoch, view.view_id, cluster)
+        machine.handle(Flushed(epoch, b"%d" % epoch), 100.0 + epoch)
+        machine.receive("a", member("a").address, Chosen(view, "a"), 100.1 + epoch)
+        assert [voter.report(each) for each in (epoch - 1, epoch)] == [None, b"%d" % epoch]

@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import pytest
 
-from consensus.messages import Accepted, EvidenceKind, FlushReply, FlushRequest, Install, Message, Ready
+from consensus.border import Flushed
+from consensus.messages import (
+    Accepted,
+    Chosen,
+    EvidenceKind,
+    FlushReply,
+    FlushRequest,
+    Install,
+    Introduction,
+    Message,
+    Pull,
+    Ready,
+)
 from consensus.messages.reports import Reports
 from consensus.protocol.agreement.installation import PAUSE, RESEND_AT_MOST, Installation
 from consensus.protocol.agreement.installer import LEAVERS_WAIT, Installer
 from consensus.protocol.state.core import Core
+from consensus.protocol.state.inputs import Checked
 from consensus.protocol.state.life import Turn
 from consensus.simulation import Host
 from consensus.view import Cause, Delta, Proposal, Removal, View
 
 from ..transcripts.script import agree, start_job
-from .people import core_of, member, sends, view_of
+from .people import core_of, machine_in, member, sends, view_of
 
 PARENT = view_of("abc")
 VIEW = Proposal(PARENT.view_id, 2, (Removal("b", Cause.PROOF),), (member("j"),)).apply(PARENT)
@@ -195,3 +208,23 @@ def test_a_call_that_a_gone_member_was_in_is_not_waited_for() -> None:
     one.tick(102.0)
     asked = [send.message.after_call for send in sends(core.outbox.drain(), FlushRequest)]  # type: ignore[attr-defined]
     assert (asked[0], asked[-1]) == (7, None)
+
+
+def test_who_drove_a_view_that_a_newer_one_overtook_asks_and_accuses_nobody_any_more() -> None:
+    """The others have left that view, and would be blamed for it."""
+    machine, parent = machine_in("abcd", "a"), view_of("abcd")
+    change, timeout = machine._change, machine._core.config.ready_timeout
+    machine.handle(Checked("d", False, "refused"), 100.0)
+    machine.tick(100.1)
+    machine.handle(Flushed(2, b"A"), 100.1)
+    machine.receive("b", member("b").address, Accepted(2, parent.view_id, (0, "a"), b"B"), 100.1)
+    view = machine.view
+    assert view is not None and view.ids == ("a", "b", "c")
+    machine.tick(100.2)
+    assert {send.address for send in sends(machine.drain(), FlushRequest)} == {member("c").address}
+    newer = Proposal(view.view_id, 3, (), (member("j"),)).apply(view)
+    machine.receive("b", member("b").address, Chosen(newer, "b"), 100.3)
+    change.installer.tick(100.0 + timeout + 1.0)
+    assert not sends(machine.drain(), FlushRequest) and not machine._core.evidence.unready
+    machine.receive("x", member("x").address, Pull(1, "another"), 100.3)
+    assert sends(machine.drain(), Introduction), "what it waited for keeps the newer view from nobody"

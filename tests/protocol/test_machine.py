@@ -238,6 +238,17 @@ def test_laggards_pull_and_are_told() -> None:
     assert not sends(give(machine, "a", Pull(1), 100.1), Chosen)
 
 
+def test_who_is_asked_to_decide_on_the_epoch_after_the_next_pulls() -> None:
+    """It has missed the view in between, and its vote may be needed."""
+    machine = machine_in("abc", "b")
+    for request in (
+        Prepare(3, "unknown", (1, "a")),
+        Accept(3, "unknown", (0, "a"), Proposal("unknown", 3, (Removal("c", Cause.PROOF),))),
+    ):
+        effects = give(machine, "a", request, 100.1)
+        assert [effect.message for effect in effects if isinstance(effect, Send)] == [Pull(1, view_of("abc").view_id)]
+
+
 def test_who_asks_for_votes_on_a_view_that_is_decided_is_told_so() -> None:
     """It would ask for ever else; only what comes after the view that it has, if that is known."""
     machine, first = machine_in("abc", "b"), view_of("abc")
@@ -292,6 +303,45 @@ def test_install_ready_activate() -> None:
     assert machine.active_view == install.view
     assert not machine.changing
     assert not [e for e in give(machine, "a", install, 100.5) if isinstance(e, Installed)], "once"
+
+
+def test_who_has_built_its_group_says_so_until_all_have() -> None:
+    """A word of it or of the answer may be lost, and all others wait for this member."""
+    machine, install = about_to_install()
+    assert install.view is not None
+    give(machine, "a", install, 100.2)
+    machine.handle(Built(install.view.view_id), 100.3)
+    assert sends(machine.drain(), Ready)
+    now, times = 100.3, list[float]()
+    while now < 100.3 + 4.5 * CONFIG.resend:
+        due = machine.next_deadline()
+        assert due is not None
+        machine.tick(now := due)
+        times += [now for _ in sends(machine.drain(), Ready)]
+    assert times[:4] == pytest.approx([100.3 + turn * CONFIG.resend for turn in range(1, 5)])
+    give(machine, "a", Activate(2, install.view.view_id), now)
+    machine.tick(now + 2 * CONFIG.resend)
+    assert not sends(machine.drain(), Ready)
+
+
+def test_who_asked_to_join_during_a_change_is_wished_for_as_soon_as_that_is_over() -> None:
+    """The calls go on from that moment, and the next boundary should not pass by."""
+    machine, view_id = machine_in("abc", "a"), view_of("abc").view_id
+    machine.handle(Checked("c", False, "refused"), 100.1)
+    machine.tick(100.2)
+    machine.handle(Flushed(2, b"A"), 100.2)
+    give(machine, "b", Accepted(2, view_id, (0, "a"), b"B"), 100.2)
+    view = machine.view
+    assert view is not None and view.ids == ("a", "b")
+    machine.handle(Built(view.view_id), 100.3)
+    joiner = member("x", 77)
+    machine.receive("x", joiner.address, JoinRequest(joiner, True, CONFIG.terms), 100.3)
+    [ping] = [send.message for send in sends(machine.drain(), Ping) if send.address == joiner.address]
+    assert isinstance(ping, Ping)
+    machine.receive("x", joiner.address, Ack(ping.seq, "x", 0, ""), 100.31)
+    assert Wish(True) not in machine.drain()
+    effects = give(machine, "b", Ready(2, view.view_id), 100.32)
+    assert machine.active_view == view and Wish(True) in effects
 
 
 def test_a_group_of_another_view_is_no_group_of_this_one() -> None:

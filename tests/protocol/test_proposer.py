@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from consensus.border import Flushed
-from consensus.messages import Accept, Accepted, Ack, Ballot, Message, Ping, Prepare, Promise
+from consensus.messages import Accept, Accepted, Ack, Ballot, Install, Message, Ping, Prepare, Promise
+from consensus.messages.reports import Reports
+from consensus.protocol.agreement.proposer import STANDS_IN
 from consensus.protocol.machine import Machine
 from consensus.protocol.state.effects import Effect
 from consensus.protocol.state.inputs import Checked
@@ -73,3 +75,28 @@ def test_a_newcomer_that_died_after_the_votes_were_asked_for_costs_another_ballo
     machine, effects = newcomer_dies(voting=True)
     assert {send.message.ballot[0] for send in sends(effects, Prepare)} == {2}  # type: ignore[attr-defined]
     assert machine.view is not None and machine.view.epoch == 2
+
+
+def test_votes_for_another_ballot_or_of_a_stranger_count_for_nothing() -> None:
+    """A late vote for a ballot that was given up says nothing about the value of this one."""
+    machine, view_id = machine_in("abc", "a"), view_of("abc").view_id
+    requests = [send.message for send in sends(asks(machine, "c", 100.1), Accept)]
+    [ballot] = {request.ballot for request in requests if isinstance(request, Accept)}
+    machine.handle(Flushed(2, b"A"), 100.7)
+    machine.drain()
+    for sender, other, parent_id in (("b", (7, "a"), view_id), ("b", ballot, "another"), ("x", ballot, view_id)):
+        effects = give(machine, sender, Accepted(2, parent_id, other, b"wrong"), 100.7)
+        assert not sends(effects, Install), (sender, other, parent_id)
+        assert machine.view == view_of("abc"), (sender, other, parent_id)
+    told = [send.message for send in sends(give(machine, "b", Accepted(2, view_id, ballot, b"B"), 100.8), Install)]
+    assert {install.reports for install in told if isinstance(install, Install)} == {Reports.of([b"A", b"B"])}
+    assert machine.last_change()["reports"].keys() == {"a", "b"}
+
+
+def test_where_members_vote_nobody_stands_in_for_a_coordinator_that_nothing_is_held_against() -> None:
+    """Two who propose would only outbid each other; if the coordinator is gone, the next one is it."""
+    machine = machine_in("abc", "b")
+    machine.handle(Checked("c", False, "refused"), 100.1)
+    for turn in range(4):
+        machine._change.proposer.consider(100.2 + turn * STANDS_IN)
+        assert not sends(machine.drain(), Prepare)

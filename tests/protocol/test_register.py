@@ -11,8 +11,8 @@ from consensus.border import Built, Flushed, Freeze, Hint, Stopped
 from consensus.config import Config, Policy
 from consensus.errors import ConfigError, ExcludedError, QuorumLostError, StoreWipedError
 from consensus.messages import Accept, Activate, Chosen, FlushReply, FlushRequest, Install, Lease, Prepare, Ready, ViewRecord
-from consensus.protocol.agreement.proposer import SMALLER_WAITS
-from consensus.protocol.agreement.register import AGAIN_AT_MOST, SELDOM, WIPED_FOR
+from consensus.protocol.agreement.proposer import SMALLER_WAITS, STANDS_IN
+from consensus.protocol.agreement.register import AGAIN_AT_MOST, SELDOM, SOON, WIPED_FOR
 from consensus.protocol.machine import Machine
 from consensus.protocol.state.effects import Ask, Effect, Note
 from consensus.protocol.state.inputs import Answered, Checked, Stirred
@@ -403,3 +403,87 @@ def test_a_store_that_answers_again_is_not_away() -> None:
     assert machine._core.store_away
     answer(machine, read, Recorded(ViewRecord(view_of("abc"), "a")), 100.2)
     assert not machine._core.store_away
+
+
+def considers(machine: Machine, now: float) -> list[StoreOp]:
+    """Which records it asks for when it looks at ``now`` whether it has to propose."""
+    machine.drain()
+    machine._change.proposer.consider(now)
+    return asked(machine.drain(), CreateView)
+
+
+@pytest.mark.parametrize(("own", "turns"), [("b", 1), ("c", 2)])
+def test_the_next_ones_stand_in_for_a_coordinator_that_records_nothing_one_after_the_other(own: str, turns: int) -> None:
+    """Perhaps only the coordinator cannot reach the store."""
+    machine = machine_of("abcd", own)
+    machine.handle(Checked("d", False, "refused"), 100.0)
+    assert not considers(machine, 100.0 + turns * STANDS_IN - 0.01)
+    [create] = considers(machine, 100.0 + turns * STANDS_IN)
+    assert isinstance(create, CreateView) and create.record.driver == own and create.record.view.ids == ("a", "b", "c")
+
+
+def test_whom_the_store_does_not_answer_stands_in_for_nobody() -> None:
+    """It knows no better than the coordinator; and the time of that does not count once the store is back."""
+    machine = machine_of("abc", "b")
+    machine._change.register.look()
+    [read] = asked(machine.drain(), ReadViews)
+    answer(machine, read, AWAY, 100.0)
+    machine.handle(Checked("c", False, "refused"), 100.0)
+    assert not considers(machine, 100.0) and not considers(machine, 100.0 + 2 * STANDS_IN)
+    back = 100.0 + 3 * STANDS_IN
+    answer(machine, read, Recorded(ViewRecord(view_of("abc"), "a")), back)
+    assert not considers(machine, back) and not considers(machine, back + STANDS_IN - 0.01)
+    assert considers(machine, back + STANDS_IN)
+
+
+def test_a_coordinator_has_its_time_in_each_view_anew() -> None:
+    """It has just shown that it reaches the store."""
+    machine = machine_of("abcd", "b")
+    machine.handle(Checked("c", False, "refused"), 100.0)
+    assert not considers(machine, 100.0)
+    chosen = 100.0 + 0.8 * STANDS_IN
+    machine.handle(Checked("d", False, "refused"), chosen)
+    machine.receive("a", member("a").address, Chosen(successor(view_of("abcd"), "abd", "a").view, "a"), chosen)
+    assert not considers(machine, chosen) and not considers(machine, chosen + STANDS_IN - 0.01)
+    [create] = considers(machine, chosen + STANDS_IN)
+    assert isinstance(create, CreateView) and create.record.view.ids == ("a", "b")
+
+
+def looks(machine: Machine, now: float, answered: ViewRecord) -> None:
+    """It reads, at ``now`` and not before, and is told what stands."""
+    register = machine._change.register
+    assert register.deadline() == pytest.approx(now)
+    machine.drain()
+    register.tick(register.deadline())
+    [read] = asked(machine.drain(), ReadViews)
+    machine.handle(Answered(read, Recorded(answered)), now)
+
+
+def test_a_view_that_is_needed_is_looked_for_soon_and_then_less_and_less_often_in_each_epoch_anew() -> None:
+    """Else a member that waited for one record for long would come late to the next one."""
+    machine, view = machine_of("abc", "b"), view_of("abc")
+    register, stands, now = machine._change.register, ViewRecord(view, "a"), 100.0
+    machine.handle(Stirred(), now)
+    looks(machine, now := register.deadline(), stands)
+    assert register.deadline() == pytest.approx(now + CONFIG.storage_poll), "nothing is awaited"
+    machine.handle(Checked("c", False, "refused"), now)
+    register.tick(now)
+    for pause in (SOON, SOON, 2 * SOON, 4 * SOON, 8 * SOON, SELDOM, SELDOM):
+        looks(machine, now := now + pause, stands)
+    record = successor(view, "ab", "a")
+    machine.receive("a", member("a").address, Chosen(record.view, "a"), now)
+    looks(machine, now + SOON, record)
+    looks(machine, now + 3 * SOON, record)
+
+
+def test_nothing_is_planned_while_a_read_is_under_way() -> None:
+    """It may take long, and whoever asked again meanwhile would ask twice for each answer."""
+    machine = machine_of("abc", "b")
+    register, stands = machine._change.register, Recorded(ViewRecord(view_of("abc"), "a"))
+    machine.handle(Checked("c", False, "refused"), 100.0)
+    register.look()
+    [read] = asked(machine.drain(), ReadViews)
+    for step in range(10):
+        register.tick(100.0 + step * SOON)
+    assert not asked(machine.drain(), ReadViews)
+    assert not asked(answer(machine, read, stands, 103.0), ReadViews)

@@ -124,7 +124,7 @@ BUGS = [
     Bug(looks_before_it_copies, known=100, seeds=200),
     Bug(keeps_what_was_void),
     Bug(divides_by_its_own),
-    Bug(slots_alternate, known=5),
+    Bug(slots_alternate, known=118),
     Bug(stages_onto_gradients, known=2),
     Bug(reports_at_the_end),
     Bug(raises_in_silence),

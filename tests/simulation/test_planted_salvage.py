@@ -16,7 +16,7 @@ from consensus.protocol.agreement.installation import Installation
 from consensus.protocol.agreement.view_change import ViewChange
 from consensus.simulation.invariants import Flush
 from ftlib.core.calls.call import Call, Results
-from ftlib.core.calls.salvage import SalvagePlan, plan
+from ftlib.core.calls.salvage import Report, SalvagePlan, plan
 from ftlib.core.calls.session import Session
 from ftlib.core.plane import plane as planes
 from ftlib.core.plane import rebuild
@@ -123,6 +123,22 @@ def state_of_any_moment(patch: Patch) -> None:
     patch.setattr(Transfer, "entry", lambda self, _call: self._now)
 
 
+def expects_what_it_was_in(patch: Patch) -> None:
+    """A member that was in a call expects that one in the next session, though others were in none."""
+    patch.setattr(Plane, "expected_in", lambda self, _plan: None if self._reported is None else self._reported.opening)
+
+
+def expects_what_some_were_in(patch: Patch) -> None:
+    """The same is read in the reports, where those who were in no call do not know it."""
+
+    def hasty(view: View, reports: Mapping[str, bytes]) -> SalvagePlan:
+        said = {key: Report.decode(data) for key, data in reports.items()}
+        named = [report.current_signature for key, report in sorted(said.items()) if report.current_signature]
+        return replace(plan(view, reports), entered=named[0] if named else b"")
+
+    patch.setattr(rebuild, "plan", hasty)
+
+
 def reports_of_a_quorum(patch: Patch) -> None:
     """INSTALL does not wait for every continuing member's report, and who finds its own missing does not mind."""
 
@@ -154,6 +170,8 @@ BUGS: list[tuple[Callable[[Patch], None], Callable[[int], Job], int, int]] = [
     (joiners_are_veterans, torn, 60, 2),
     (state_of_any_moment, torn, 120, 7),
     (reports_of_a_quorum, torn, 60, 0),
+    (expects_what_it_was_in, torn, 60, 0),
+    (expects_what_some_were_in, torn, 60, 0),
 ]
 """What is broken, in which histories, in how many, and in which it was found first: that one is tried first."""
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.simulation.data_plane import play, sharded, sharded_history
 
-SEEDS = 24
+SEEDS = 25
 """For each policy."""
 SOAK = 2500
 CHUNK = 50

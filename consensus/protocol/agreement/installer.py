@@ -32,9 +32,9 @@ class Installer:
         installation.send_at(now + (self._core.config.settle_proof if installation.reports else 0.0))
         self._push(now)
 
-    def adopt(self, view: View) -> None:
-        """Follow a new view: the installation of an older one is over."""
-        if self._installation is not None and self._installation.view.view_id != view.view_id:
+    def adopt(self) -> None:
+        """A new view is followed: the installation of an older one is over."""
+        if self._installation is not None:
             self._installation.advance(Gain.NEWER)
             self._installation = None
 

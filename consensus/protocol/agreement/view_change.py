@@ -400,7 +400,7 @@ class ViewChange:
         self._blockage.adopt()
         self.voter.adopt(view)
         self.proposer.adopt()
-        self.installer.adopt(view)
+        self.installer.adopt()
         self.detection.adopt(view, now)
         core.outbox.emit(Tether(core.successors()))
         self.register.adopt(now)

@@ -25,7 +25,7 @@ REPORT_LIMIT = 512
 NAMED = 8
 """How many members a report blames at most. If there are more, the next view's reports name the next ones."""
 
-_VERSION = 6
+_VERSION = 7
 _SHAPE: tuple[type, ...] = (
     *(int, int, int, bytes, bytes, str, bool, bool, bool, bool, bytes, bool, bool, tuple, str),
     *(int, bytes),
@@ -143,6 +143,8 @@ class SalvagePlan:
     healed: tuple[str, ...] = ()
     """Members that were more than one call behind, or behind with a call whose result nobody can give any more: their state is
     worthless, and they get the state like joiners."""
+    entered: bytes = b""
+    """The signature of call K + 1, if all members of the view have said that they are in that very call; else empty."""
     authority: str = ""
     """The origin of the valid state; empty if no member has it."""
     holders: tuple[str, ...] = ()
@@ -198,6 +200,7 @@ def planned(view: View, known: Mapping[str, Report]) -> SalvagePlan:
         blank=blank,
         newcomers=newcomers,
         healed=healed,
+        entered=_entered(view, call, known),
         authority=authority,
         holders=holders,
         drawn=tuple(drawing.items()),
@@ -252,6 +255,14 @@ def _authority(acted: Mapping[str, Report]) -> tuple[str, tuple[str, ...]]:
         return origin, tuple([member_id for member_id in holders if not acted[member_id].late] or holders)
     founder = next((member_id for member_id, report in acted.items() if report.founder), "")
     return (founder, (founder,)) if founder else ("", ())
+
+
+def _entered(view: View, call: int, known: Mapping[str, Report]) -> bytes:
+    """See ``SalvagePlan.entered``. Those who do not know the call, or may be at another place than the others, are in none."""
+    reports = [known[member_id] for member_id in view.ids if member_id in known]
+    there = [r for r in reports if r.finished == call and r.current == call + 1 and not (r.blank or r.newcomer)]
+    signatures = {report.current_signature for report in there}
+    return signatures.pop() if len(there) == len(view.ids) and len(signatures) == 1 else b""
 
 
 def _lost(view: View, acted: Mapping[str, Report], healed: Sequence[str], authority: str) -> Fault | None:

@@ -31,11 +31,12 @@ class Session:
         *,
         whole: View | None = None,
         keeps: bool = False,
+        expected: Layout | None = None,
     ) -> None:
         """``program_group``: the group as programs may use it; by default the same.
 
         ``whole``: the agreed view, where ``view`` has only those of its members that are in the group, one a replica.
-        ``keeps``: see the attribute.
+        ``keeps``: see the attribute. ``expected``: the layout with which all members expect the first call to begin.
         """
         self.view = view
         self.whole = view if whole is None else whole
@@ -54,10 +55,11 @@ class Session:
         self.codec = TrailerCodec(self.rank, self.size)
         self.donor = plan.donor_of(member_id)
         """The member that gives this one the result of the newest finished call; None if this member needs none."""
-        self.expected: Layout | None = None
-        """The layout with which all members expect the next call to begin; None before a session's first call (training thread
-        only). It is that of the call that came after two like the newest two the last time, or else the newest's own. All
-        members carry out every call of a session, so they expect the same."""
+        self.expected = expected
+        """The layout with which all members expect the next call to begin (training thread only). Before a session's first call
+        it is that of the call which all members were in as they froze, else None. Then it is that of the call that came after
+        two like the newest two the last time, or else the newest's own. All members carry out every call of a session, so they
+        expect the same."""
         self.repeated: Layout | None = None
         """The layout of the newest three calls, if they had the same one: another such call changes nothing here, unless the
         weights change (training thread only)."""

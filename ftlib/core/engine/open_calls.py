@@ -78,7 +78,7 @@ def why_not_early(plane: Plane, call: OpenCall, min_size: int) -> str:
     session = plane.session
     if plane.phase is not Phase.ACTIVE or session is None:
         return "no view is active"
-    # In a new session all members begin with the same prelude, whatever they enter; so the call before is a good guess.
+    # Where they expect none, all begin with the same prelude, whatever they enter: so the call before is a good guess.
     expected = session.plan.signature if session.expected is None else session.expected.signature
     reasons = (
         (session.group is None or session.size < min_size, "there are too few members"),

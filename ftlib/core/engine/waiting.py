@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from consensus import LeftError
@@ -41,15 +41,12 @@ class Limits:
 
 @dataclass(slots=True)
 class Patience:
-    """The patience of one call. ``deadline``: on the clock ``now``, in seconds."""
+    """The patience of one call. ``deadline``, ``began``: on the clock ``now``, in seconds."""
 
     deadline: float
+    began: float
     now: Callable[[], float]
-    began: float = field(init=False)
     warn_at: float = WARN_AFTER
-
-    def __post_init__(self) -> None:
-        self.began = self.now()
 
     def due(self) -> float | None:
         """Seconds waited if a warning is due now."""
@@ -148,16 +145,18 @@ class Waiting:
         """
         key = call.number, -math.inf, session.view.view_id
         if self._for_operations is None or self._for_operations[0] != key:
-            self._for_operations = key, Patience(self.now() + self._limits.step_timeout, self.now)
+            now = self.now()
+            self._for_operations = key, Patience(now + self._limits.step_timeout, now, self.now)
         self._go_on(call, self._for_operations[1], self.blocking)
 
     def _go_on(self, call: Call, patience: Patience, blocking: Callable[[], str]) -> None:
         """Warn now and then; RebuildTimeout at the deadline."""
         plane, limits = self._plane, self._limits
-        with plane.changed:
-            stepped = plane.peers.stepped  # a round of such steps may take hours
-        if self.now() > max(patience.deadline, stepped + limits.step_timeout):
-            raise RebuildTimeout(f"{call}: not finished within {limits.step_timeout:g} s; {blocking()}")
+        if (now := self.now()) > patience.deadline:
+            with plane.changed:
+                stepped = plane.peers.stepped  # a round of such steps may take hours
+            if now > stepped + limits.step_timeout:
+                raise RebuildTimeout(f"{call}: not finished within {limits.step_timeout:g} s; {blocking()}")
         long = patience.due()
         if long is not None:
             extra = plane.about("waiting", call=call.number, waited_seconds=long)
@@ -189,7 +188,9 @@ class Waiting:
     def _patience(self, call: Call) -> Patience:
         """The call's own patience if it has one, else ``step_timeout`` since the call was entered."""
         timeout = self._limits.step_timeout
-        return call.patience(timeout, self.now) if isinstance(call, Unhurried) else Patience(call.began + timeout, self.now)
+        if isinstance(call, Unhurried):
+            return call.patience(timeout, self.now)
+        return Patience(call.began + timeout, self.now(), self.now)
 
 
 def ended(plane: Plane) -> Exception:

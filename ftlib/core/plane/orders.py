@@ -1,4 +1,4 @@
-"""An order to a member's data plane, and the outcome of a finished call."""
+"""An order to a member's data plane, the answer to it, and the outcome of a finished call."""
 
 from __future__ import annotations
 
@@ -6,11 +6,24 @@ from dataclasses import dataclass
 
 from consensus.border import Freeze
 
-__all__ = ["FINISHED", "Finish", "Order"]
+from ..tensors.layout import Layout
+
+__all__ = ["FINISHED", "Finish", "Order", "Reported"]
 
 
 Order = Freeze
 """A freeze that the consensus orders for the change to ``epoch``, at once or when ``after_call`` has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """The newest answer to an order."""
+
+    epoch: int
+    data: bytes
+    """The flush report."""
+    opening: Layout | None
+    """The layout of the call that it names, if a session may begin with expecting that one."""
 
 
 @dataclass(frozen=True, slots=True)

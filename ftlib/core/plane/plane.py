@@ -19,15 +19,16 @@ from ...common.traces import Traces, ViewRecord
 from ...data.mates import Drawing
 from ...frameworks.base import Group
 from ..calls.call import Call, Results
-from ..calls.salvage import NAMED, Report
+from ..calls.salvage import NAMED, Report, SalvagePlan
 from ..calls.session import Session
 from ..replicas.saves import Saves
+from ..tensors.layout import Layout
 from ..tensors.staging import Slot
 from ..tensors.trailer import Trailer
 from .data_accounting import DataAccounting, shares_in
 from .lag import Borders, Lag
 from .news import News
-from .orders import FINISHED, Finish, Order
+from .orders import FINISHED, Finish, Order, Reported
 from .phase import PLANE, Phase, Switch
 from .progress import Peers, Progress
 from .step_times import StepTimes
@@ -112,7 +113,7 @@ class Plane:
         self._told = (0, 0, False, 0)
         """This member's place as last sent to the others: finished calls, the current call, and whether it is busy with it."""
         self._order: Order | None = None
-        self._reported: tuple[int, bytes] | None = None
+        self._reported: Reported | None = None
         self._last_signature, self._frozen_at, self._parting = b"", 0.0, False
 
     def __repr__(self) -> str:
@@ -402,8 +403,9 @@ class Plane:
         with self.changed:
             if self.phase is Phase.STOPPED:
                 return None
-            if self._reported is not None and order.epoch <= self._reported[0]:
-                return (self._reported[1], None) if order.epoch == self._reported[0] else None
+            reported = self._reported
+            if reported is not None and order.epoch <= reported.epoch:
+                return (reported.data, None) if order.epoch == reported.epoch else None
             if self.session is not None and order.epoch <= self.session.view.epoch:
                 return None
             if order.epoch == 2 and self.session is None:  # a member of the first view, whose install got lost
@@ -415,16 +417,19 @@ class Plane:
             self._order = None
             abort = self.session if order.after_call is None or self.running is not None else None
             self._freeze()
-            report = self._report().encode()
-            self._reported = (order.epoch, report)
-            return report, abort
+            current = self.current
+            entered = current.layout if current and current.certain and not self.newcomer else None
+            # With tensors on devices a session's first call waits for accelerators that start, unlike one that is expected.
+            opening = None if entered is None or entered.places else entered
+            self._reported = Reported(order.epoch, self._report(entered).encode(), opening)
+            return self._reported.data, abort
 
     def installing(self, view: View) -> bool:
         """True if a group is to be built for ``view``; the phase is not ACTIVE any more then."""
         with self.changed:
             if self.phase is Phase.STOPPED or (self.session is not None and view.epoch <= self.session.view.epoch):
                 return False
-            if self._reported is not None and self._reported[0] > view.epoch:
+            if self._reported is not None and self._reported.epoch > view.epoch:
                 return False
             if not view.parent_id:
                 self._found()
@@ -433,13 +438,22 @@ class Plane:
                 self._freeze()
             return True
 
+    def expected_in(self, plan: SalvagePlan) -> Layout | None:
+        """The layout with which all members of a session with this plan expect its first call to begin; None: they expect none.
+
+        What was reported last is what the plan is made of, or else the session is stale.
+        """
+        with self.changed:
+            opening = None if self._reported is None else self._reported.opening
+            return opening if opening is not None and opening.signature == plan.entered else None
+
     def activate(self, session: Session) -> bool:
         """Make ``session`` the active one; False if it is stale."""
         plan = session.plan
         with self.changed:
             if self.phase is Phase.STOPPED or self.phase is Phase.ACTIVE:
                 return False
-            if self._reported is not None and self._reported[0] > session.view.epoch:
+            if self._reported is not None and self._reported.epoch > session.view.epoch:
                 return False
             if self.member_id in plan.healed:
                 self.founder, self.blank, self.results, self.held = False, True, None, None
@@ -583,12 +597,11 @@ class Plane:
             if self.newcomer:
                 self.origin = ""  # the loaded state was the one on entry to that call
 
-    def _report(self) -> Report:
+    def _report(self, entered: Layout | None) -> Report:
+        """``entered``: the layout of the call in progress, if it is known and the others', too."""
         calls = (self.finished, self.current.number if self.current else 0, self.step)
-        current = self.current
-        entered = current.layout.signature if current and current.certain and not self.newcomer else b""
         is_founder, late, drawn = self.founder, self.lag.calls > 0, self.data.report()
-        signatures = (self._last_signature, entered)
+        signatures = (self._last_signature, b"" if entered is None else entered.signature)
         state = (is_founder, self.blank, self.has_state, late)
         spoilt = self.results is not None and self.results.changed
         found = ((), "") if self.session is None else (self.session.blamed[:NAMED], self.session.dispute)

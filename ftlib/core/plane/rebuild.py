@@ -268,7 +268,8 @@ class Rebuilder:
         own_id, held = self._plane.member_id, self._plane.held
         kept = held is not None and held.number == chosen.call and own_id not in (*chosen.blank, *chosen.healed)
         keeps = kept and chosen.donor_of(own_id) is None and self._plane.finished < chosen.call
-        return Session(acting, chosen, own_id, ranks, group, own, whole=view, keeps=keeps)
+        expected = self._plane.expected_in(chosen)
+        return Session(acting, chosen, own_id, ranks, group, own, whole=view, keeps=keeps, expected=expected)
 
     def _failed(self, view: View, error: Exception) -> None:
         """A failed rebuild is never a success: report it, so that a new epoch comes and the missing members are checked."""

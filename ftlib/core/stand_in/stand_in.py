@@ -38,7 +38,7 @@ class _Unhurried(Patience):
     def __init__(
         self, timeout: float, now: Callable[[], float], awaited: Callable[[], bool], present: Callable[[], None]
     ) -> None:
-        Patience.__init__(self, math.inf, now)
+        Patience.__init__(self, math.inf, now(), now)
         self._timeout, self._awaited, self._present = timeout, awaited, present
 
     def due(self) -> float | None:

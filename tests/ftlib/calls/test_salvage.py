@@ -383,3 +383,20 @@ def test_a_report_has_as_many_fields_as_it_should_and_each_of_its_kind() -> None
     for wrong in (values[:-1], [*values, 1], ["5", *values[1:]], [*values[:-1], 7]):
         with pytest.raises(ValueError, match="shape"):
             Report.decode(msgpack.packb((version, *wrong)))
+
+
+def test_a_call_that_all_were_in_is_expected_again() -> None:
+    """Then it can begin at once; else nobody knows what the others do first, or there are some who do not know that call."""
+    both = {"a": report(7, current=8), "b": report(7, current=8)}
+    assert planned(both).entered == b"x"
+    assert planned(both, ["a", "b", "new"]).entered == b""
+    for other in (
+        report(7),  # outside of calls
+        report(6, current=7, last=b"w"),  # it adopts a call first
+        report(7, current=8, now=b""),  # it does not know the call, as it declines it, or its program may yet give it up
+        report(7, current=8, newcomer=True),
+        report(7, current=8, blank=True),
+        report(4, current=5, last=b"w"),  # healed
+        report(7, current=8, now=b"y"),
+    ):
+        assert planned({**both, "c": other}).entered == b"", other

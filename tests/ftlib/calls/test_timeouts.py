@@ -278,5 +278,5 @@ def test_a_warning_names_who_is_waited_for_long_before(
     assert math.isfinite(WARN_AFTER)
 
 
-def _impatient(self: Patience, deadline: float, now: Callable[[], float]) -> None:
-    self.deadline, self.now, self.began, self.warn_at = deadline, now, now(), 0.1
+def _impatient(self: Patience, deadline: float, began: float, now: Callable[[], float]) -> None:
+    self.deadline, self.began, self.now, self.warn_at = deadline, began, now, 0.1

@@ -186,7 +186,7 @@ def test_what_it_is_behind_is_told_and_forgotten_when_it_is_healed(told: Told) -
     plane = told.plane
     plane.lag.grow(1)
     plane.lag.grow(0)
-    assert Report.decode(plane._report().encode()).late
+    assert Report.decode(plane._report(None).encode()).late
     plane.phase = Phase.FROZEN
     healed = SalvagePlan(20, 18, blank=("a",), healed=("a",), authority="b", holders=("b",))
     assert plane.activate(Session(View(4, "p", told.session.view.members), healed, "a", {"a": 0, "b": 1}, None))

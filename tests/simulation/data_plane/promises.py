@@ -208,7 +208,7 @@ class Promises(Observer):
         plane, group = process.plane, session.group
         assert not plane.acting_in(session), self._say(process, f"goes on in {session.view}, though its call has failed")
         assert group is None or group.broken() is not None, self._say(process, f"lets the others wait in {session.view}")
-        ordered = plane._reported is not None and plane._reported[0] > session.view.epoch
+        ordered = plane._reported is not None and plane._reported.epoch > session.view.epoch
         told = ordered or plane.phase is Phase.STOPPED or self._place(process).hinted >= session.view.epoch
         assert told, self._say(process, f"tells nobody that its call in {session.view} has failed")
 
