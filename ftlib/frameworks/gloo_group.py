@@ -69,6 +69,13 @@ class _State(enum.Enum):
     CLOSED = "closed"
 
 
+class _Destroyed:
+    """In place of a backend that is destroyed, for a thread that was about to use it."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(f"{name}: the group is closed")
+
+
 class GlooGroup(Group):
     """The group of one view. Collectives: one thread at a time, the same ones in the same order at all ranks.
 
@@ -96,13 +103,20 @@ class GlooGroup(Group):
         """True if all sockets of the group are known, so that ``abort`` interrupts operations."""
         self.timeout = spec.timeout
         """Seconds until Gloo itself gives an operation up."""
-        self._backend = backend
+        self.backend: Any = backend
+        """The object of torch, for operations that this interface does not have.
+
+        Its destructor waits for what is under way. So the thread that destroys this group has to be the last to let go of it,
+        and no frame here has it as a variable: an exception, Ctrl-C say, keeps its frames for as long as the program likes.
+        """
         self._links = tuple(links)
         self._peers = dict(peers)
         self._give_back = give_back
         self._state = _State.OPEN
         self._lock = threading.Lock()
         self._works: deque[Work] = deque()
+        self._moving: torch.Tensor | None = None
+        """That of the newest transfer: Gloo has only its address, and goes on if an exception comes before its work is here."""
         self._exchanged = 0 if spec.size <= _PAIR else _EXCHANGED // (spec.size - 1)
         """Bytes of a tensor up to which its reduction is an exchange."""
         self._reductions: dict[str, AllreduceOptions] = {}
@@ -113,11 +127,6 @@ class GlooGroup(Group):
 
     def __repr__(self) -> str:
         return f"<GlooGroup rank {self.rank} of {self.size} {self._state.value}{'' if self.exact else ' inexact'}>"
-
-    @property
-    def backend(self) -> Any:
-        """The object of torch, for operations that this interface does not have; None once it is destroyed."""
-        return self._backend
 
     @property
     def abandoned(self) -> bool:
@@ -136,24 +145,24 @@ class GlooGroup(Group):
         """Begin ``operation`` on Gloo's threads: reductions of few bytes by an exchange, larger ones by a ring. All others send
         bytes, hence any dtype.
         """
-        backend, kind = self._backend, operation.kind
-        if self._state is not _State.OPEN or backend is None:
+        kind = operation.kind
+        if self._state is not _State.OPEN:
             rest_at_exit()
             return FailedWork(GroupError(f"the group of rank {self.rank} is {self._state.value}"))
         if kind in _IN_PARTS:
             check_parts(operation, self.size)
         try:
             if kind is OperationKind.SEND or kind is OperationKind.RECV:
-                work: Work = self._begin_transfer(backend, operation)
+                work: Work = self._begin_transfer(operation)
             elif kind is OperationKind.ALLREDUCE:
                 tensor, op = operation.tensor, operation.op
                 # All ranks choose alike, as their tensors are alike.
                 if 0 < tensor.nbytes <= self._exchanged and tensor.dtype in _EXCHANGED_DTYPES:
-                    work = GlooExchange(self, backend, self.size, tensor, _COMBINE[op])
+                    work = GlooExchange(self, tensor, _COMBINE[op])
                 else:
-                    work = GlooWork(self, backend.allreduce([tensor], self._reductions[op]))
+                    work = GlooWork(self, self.backend.allreduce([tensor], self._reductions[op]))
             else:
-                work = GlooWork(self, self._begin_with_bytes(backend, operation))
+                work = GlooWork(self, self._begin_with_bytes(operation))
         except KeyError:
             raise ConfigError(f"unknown operation {operation.op!r}: choose one of {', '.join(OPERATIONS)}") from None
         except FOREIGN as error:
@@ -220,26 +229,28 @@ class GlooGroup(Group):
         """Add addresses by which error texts may identify a rank."""
         self._peers = {**self._peers, **peers}
 
-    def _begin_transfer(self, backend: Any, operation: Operation) -> GlooTransfer:
+    def _begin_transfer(self, operation: Operation) -> GlooTransfer:
         tensor = operation.tensor
         # The size is part of the tag: a message longer than expected would terminate the receiving process.
         tag = zlib.crc32(f"{operation.tag}/{tensor.nbytes}".encode()) & 0x7FFFFFFF
-        begin = backend.send if operation.kind is OperationKind.SEND else backend.recv
-        return GlooTransfer(self, begin([tensor], operation.peer, tag), tensor)
+        self._moving = tensor
+        if operation.kind is OperationKind.SEND:
+            return GlooTransfer(self, self.backend.send([tensor], operation.peer, tag), tensor)
+        return GlooTransfer(self, self.backend.recv([tensor], operation.peer, tag), tensor)
 
-    def _begin_with_bytes(self, backend: Any, operation: Operation) -> Any:
+    def _begin_with_bytes(self, operation: Operation) -> Any:
         """Begin what moves bytes and does not look into them. Parts without any are an empty reduction: Gloo refuses them."""
         flat = _bytes(operation.tensor)
         if operation.kind is OperationKind.BROADCAST:
             options = BroadcastOptions()
             options.rootRank = operation.peer
-            return backend.broadcast([flat], options)
+            return self.backend.broadcast([flat], options)
         if not flat.numel():
-            return backend.allreduce([flat], self._reductions["SUM"])
+            return self.backend.allreduce([flat], self._reductions["SUM"])
         if operation.kind is OperationKind.ALL_TO_ALL:  # Gloo does not do so in place
-            return backend.alltoall_base(flat, flat.clone(), [], [])
+            return self.backend.alltoall_base(flat, flat.clone(), [], [])
         part = flat.numel() // self.size
-        return backend._allgather_base(flat, flat[self.rank * part : (self.rank + 1) * part])  # noqa: SLF001
+        return self.backend._allgather_base(flat, flat[self.rank * part : (self.rank + 1) * part])  # noqa: SLF001
 
     def _destroy(self) -> None:
         """Drop the backend once no operation is under way: its destructor would wait for the operations."""
@@ -250,7 +261,7 @@ class GlooGroup(Group):
         for work in works:
             while not work.done() and time.monotonic() < deadline:
                 time.sleep(_SLICE)  # not in Gloo: at the interpreter's end a thread must not come back through C++
-        self._backend = None
+        self.backend = _Destroyed()
         for link in self._links:
             link.close()
         self._give_back()

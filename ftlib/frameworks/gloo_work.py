@@ -109,6 +109,8 @@ end_abroad = _border.end
 class _Owner(Protocol):
     """What a work needs of its group."""
 
+    backend: Any
+    size: int
     exact: bool
     timeout: float
 
@@ -185,16 +187,17 @@ class GlooExchange(Work):
 
     __slots__ = ("_combine", "_flat", "_moving", "_rows", "_turn")
 
-    def __init__(self, owner: _Owner, backend: Any, size: int, tensor: torch.Tensor, combine: Callable[..., Any]) -> None:
-        """Begin. ``tensor``: the one to reduce among the ``size`` ranks of ``backend``. ``combine(a, b, out=)``: reduces two
-        arrays, element by element, so that all processors round alike.
+    def __init__(self, owner: _Owner, tensor: torch.Tensor, combine: Callable[..., Any]) -> None:
+        """Begin. ``tensor``: the one to reduce among the ranks of ``owner``. ``combine(a, b, out=)``: reduces two arrays,
+        element by element, so that all processors round alike.
         """
+        size = owner.size
         # With numpy, which is done before torch begins.
         self._flat = flat = tensor.detach().view(-1).numpy()
         sent = np.empty((size, flat.size), flat.dtype)
         sent[:] = flat
         came = torch.empty(sent.size, dtype=tensor.dtype, device="cpu")
-        self._moving = GlooWork(owner, backend.alltoall_base(came, torch.from_numpy(sent).view(-1), [], []))
+        self._moving = GlooWork(owner, owner.backend.alltoall_base(came, torch.from_numpy(sent).view(-1), [], []))
         self._combine = combine
         self._turn = threading.Lock()
         self._rows: Any = came.numpy().reshape(size, -1)

@@ -1,0 +1,41 @@
+"""An exception in the middle of a group's own code: a signal handler's may come anywhere."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import pytest
+import torch
+
+from ftlib.frameworks.background import finish_tasks
+from ftlib.frameworks.base import GroupSpec, Operation, OperationKind
+from ftlib.frameworks.gloo_group import GlooGroup
+
+
+class Interrupting:
+    """In place of torch's object: Ctrl-C comes when it has begun an operation, before anybody knows of that."""
+
+    def __getattr__(self, name: str) -> Any:
+        def begin(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        return begin
+
+
+@pytest.mark.parametrize("numel", [3, 1 << 16])
+@pytest.mark.parametrize("kind", list(OperationKind))
+def test_an_exception_does_not_keep_the_backend(kind: OperationKind, numel: int) -> None:
+    """The destructor of Gloo's waits for the operation, which may take as long as Gloo's own timeout. The thread that handles
+    the exception must not be the one that waits there, at the end of its ``except``.
+    """
+    backend = Interrupting()
+    there = weakref.ref(backend)
+    group = GlooGroup(GroupSpec("v", 1, 0, 3, {}, timeout=1.0), backend, (), {}, give_back=lambda: None)
+    del backend
+    with pytest.raises(KeyboardInterrupt) as caught:
+        group.submit(Operation(kind, torch.zeros(3 * numel), "SUM", peer=1))
+    group.close()
+    assert finish_tasks(10.0)
+    assert there() is None
+    assert caught.value.__traceback__ is not None
