@@ -156,6 +156,18 @@ def test_only_the_coordinator_looks_for_whom_silence_left_behind() -> None:
     assert not sends(machine.drain(), Ping)
 
 
+def test_whoever_died_or_left_is_not_looked_for() -> None:
+    """It is on no other side."""
+    machine = machine_in("abcde", "a")
+    machine.handle(Checked("c", False, "refused"), NOW)
+    machine.receive("d", member("d").address, LeaveRequest(machine._core.view_id, "d"), NOW)
+    machine._change.adopt(view_of("ab", 2, FIRST.view_id, FIRST.cluster), "a", NOW)
+    machine.drain()
+    machine.tick(NOW + INTRODUCE_EVERY)
+    pinged = {send.address for send in sends(machine.drain(), Ping)}
+    assert pinged == {member(name).address for name in "be"}
+
+
 def test_the_dead_introduce_nobody() -> None:
     """A word that is underway for long: what they acted in has ended with them."""
     machine = machine_in("abc", "b")

@@ -8,7 +8,7 @@ import pytest
 
 from consensus.config import Config
 from consensus.errors import JoinError
-from consensus.member import Address
+from consensus.member import Address, Member
 from consensus.messages import JoinReply, JoinRequest, Vote
 from consensus.protocol.admission.founding import GRACE, Founding
 from consensus.protocol.machine import Machine
@@ -57,6 +57,15 @@ def test_for_a_second_a_candidate_waits_for_the_first_of_its_list() -> None:
     assert one.consider(A.address, False, met, 101.1) and one.candidate == C
 
 
+@pytest.mark.parametrize("order", [(A, B), (B, A)], ids=["a first", "b first"])
+def test_of_several_candidates_that_no_list_names_first_the_lowest_address_gets_the_vote(order: tuple[Member, ...]) -> None:
+    """In whatever order they were met: so the votes of many meet at one of them."""
+    one, met = Founding(C), Applicants(9)
+    for each in order:
+        met.heard(each, False, 1.0, Vote(each.id, 1, 1))
+    assert one.consider(None, False, met, 1.0) and one.candidate == A
+
+
 def test_a_vote_is_kept_until_its_candidate_gives_up() -> None:
     one, met = Founding(C), Applicants(9)
     met.heard(B, False, 0.0, Vote("b", 1, 1))
@@ -91,8 +100,8 @@ def test_a_dead_candidate_frees_its_voters_after_a_grace() -> None:
     one, met = Founding(C), Applicants(9)
     met.heard(A, False, 0.0, Vote("a", 1, 1))
     one.consider(A.address, False, met, 0.0)
-    assert one.to_check(met, 0.5) is None
-    assert one.to_check(met, 1.1) == A
+    assert one.to_check(met, 0.9) is None
+    assert one.to_check(met, 1.0) == A
     assert one.to_check(met, 1.2) is None, "asked a moment ago"
     one.died("a", 1.2)
     met.heard(B, False, 1.3, Vote("b", 1, 1))

@@ -12,7 +12,7 @@ from consensus.errors import JoinError
 from consensus.member import Address
 from consensus.messages import JoinReply, JoinRequest
 from consensus.protocol.machine import Machine
-from consensus.protocol.state.inputs import Input, Introduced, Resolved
+from consensus.protocol.state.inputs import Input, Introduced, Listening, Resolved
 from consensus.protocol.state.join import FOUNDING_PATIENCE, FRESH, HASTY, MUTE_PATIENCE, RARELY, Applicants, Search
 from consensus.simulation import World, judged
 
@@ -70,6 +70,18 @@ def test_much_time_where_somebody_listens() -> None:
     assert not brief.may_found(0, 100.9) and brief.may_found(0, 101.1), "an error that names nobody would help nobody"
     brief.attend(B, False)
     assert brief.may_found(0, 100.7)
+
+
+@pytest.mark.parametrize(("listening", "patience"), [(True, MUTE_PATIENCE), (False, FOUNDING_PATIENCE)])
+def test_a_founder_waits_for_whoever_is_found_to_listen(listening: bool, patience: float) -> None:
+    """It may be a member that is stopped, or has too much to do: its cluster goes on."""
+    machine = Machine(Config(introducers=("somewhere:1",)), ME, Random(1), founder=True, introducers=(B,))
+    machine.start(100.0)
+    machine.handle(Listening(B, listening), 100.1)
+    machine.tick(100.0 + patience - 0.01)
+    assert machine.view is None
+    machine.tick(100.0 + patience + 0.01)
+    assert machine.view == view_of("a")
 
 
 def test_never_where_a_cluster_exists() -> None:

@@ -660,3 +660,26 @@ def test_why_a_member_leaves_is_said_by_itself_and_by_whom_it_asks(own: str, end
         give(machine, "c", LeaveRequest(view_of("abc").view_id, "c", None, ended), 100.1)
     told = [(each["kind"], each["accused"], each["detail"]) for each in machine.status()["under_way"]["findings"]]
     assert told == [("leave", "c", says)]
+
+
+def test_who_leaves_asks_again_and_again_though_nothing_else_is_due() -> None:
+    """Words may be lost, and it waits for the answer."""
+    machine, resend = machine_in("abc", "c"), CONFIG.resend
+    asked, now = [], 100.0
+    machine.handle(Leave(None), now)
+    while now < 100.0 + 3.5 * resend:
+        asked += [(send.address, now) for send in sends(machine.drain(), LeaveRequest)]
+        due = machine.next_deadline()
+        assert due is not None
+        machine.tick(now := due)
+    assert {address for address, _ in asked} == {member("a").address}
+    assert [time for _, time in asked] == pytest.approx([100.0 + turn * resend for turn in range(4)])
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_coordinator_that_leaves_proposes_that_at_once(ended: bool) -> None:
+    machine = machine_in("abc", "a")
+    machine.handle(Leave(None, ended=ended), 100.1)
+    asked = {send.address: send.message for send in sends(machine.drain(), Accept)}
+    request = accept_without("abc", "a", Cause.LEFT, (0, "a"))
+    assert asked == {member(name).address: request for name in "bc"}

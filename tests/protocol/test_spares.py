@@ -133,6 +133,14 @@ def test_waiting_time_is_the_applicants_own_word_and_never_grows_shorter() -> No
     assert [each.member.id for each in waiting.fresh(100.3, wanting=True)] == ["c", "b", "d"]
 
 
+def test_waiting_time_is_told_in_milliseconds() -> None:
+    """Who asks later, and has waited longer by a millisecond, comes first."""
+    machine, terms = machine_in("abc", "a"), machine_in("abc", "a")._core.config.terms
+    for name, waited, now in (("x", 0, 100.0), ("y", 1401, 101.4), ("z", 1399, 101.4)):
+        machine.receive(name, member(name).address, JoinRequest(member(name), True, terms, waited=waited), now)
+    assert [spare["id"] for spare in machine.status()["spares"]] == ["y", "x", "z"]
+
+
 def test_only_whoever_may_coordinate_next_keeps_a_queue() -> None:
     for own, known in (("a", 1), ("b", 1), ("c", 1), ("d", 0)):
         machine = machine_in("abcd", own)

@@ -27,6 +27,7 @@ from consensus.store_requests import (
     ReadViews,
     Recorded,
     StoreOp,
+    StoreReply,
     Unread,
     UnreadLease,
     Wiped,
@@ -274,15 +275,29 @@ def test_who_answers_or_renews_its_lease_is_not_gone() -> None:
     assert vanished(Desk(PINGED)) is None, "without leases nothing tells"
 
 
-@pytest.mark.parametrize(("listens", "gone"), [(True, False), (False, True)])
-def test_a_host_that_takes_connections_has_not_vanished(listens: bool, gone: bool) -> None:
+@pytest.mark.parametrize(("alive", "listens", "gone"), [(None, True, False), (None, False, True), (True, False, False)])
+def test_a_host_that_takes_connections_or_a_member_that_answers_has_not_vanished(
+    alive: bool | None, listens: bool, gone: bool
+) -> None:
     desk = Desk()
     desk.record = ViewRecord(view_of("bc", 7, "parent"), "b")
     desk.lease("bc", alive=False)
     for _ in range(120):
         desk.run(0.1)
-        desk.survey.checked("c", None, desk.now, listens=listens)
+        desk.survey.checked("c", alive, desk.now, listens=listens)
     assert desk.survey.orphaned(desk.now) is gone
+
+
+def test_who_answered_a_moment_ago_is_not_checked_because_a_newer_record_names_it_too() -> None:
+    desk = Desk(PINGED)
+    desk.record = ViewRecord(view_of("bcd", 7, "parent"), "b")
+    desk.run(0.1)
+    desk.survey.heard("b", desk.now)
+    desk.record = ViewRecord(view_of("bce", 8, "next"), "b")
+    desk.run(CHECK_EVERY - 0.1)
+    assert [name for _, name in desk.checks] == list("ce")
+    desk.run(0.2)
+    assert [name for _, name in desk.checks] == list("ceb")
 
 
 def test_nobody_is_gone_itself() -> None:
@@ -365,6 +380,13 @@ def founder(names: str = "", *, size: int = 1, record: ViewRecord | None = None,
     return one
 
 
+def searching(config: Config) -> Machine:
+    """A founder whose questions to the store have no answers yet."""
+    machine = Machine(config, member("b"), core_of().rng, founder=True, introducers=())
+    machine.start(START)
+    return machine
+
+
 def created(bench: Bench) -> list[ViewRecord]:
     return [request.record for _, request in bench.asked if isinstance(request, CreateView)]
 
@@ -413,6 +435,34 @@ def test_not_before_the_store_answered() -> None:
     assert created(one)
 
 
+VIEWS: tuple[StoreOp, StoreReply] = ReadViews(), Recorded(None)
+LEASES: tuple[StoreOp, StoreReply] = ReadLeases(None), LeaseList(())
+
+
+@pytest.mark.parametrize(
+    ("config", "answers"),
+    [(LEASED, [VIEWS, LEASES]), (LEASED, [LEASES, VIEWS]), (replace(PINGED, introducers=()), [VIEWS])],
+    ids=["views first", "leases first", "no leases"],
+)
+def test_not_before_the_store_answered_all_that_was_asked(config: Config, answers: list[tuple[StoreOp, StoreReply]]) -> None:
+    """There may be a cluster, or another member that comes first."""
+    machine, founded = searching(config), [False]
+    for number, (request, answer) in enumerate(answers, 1):
+        machine.tick(START + number)
+        machine.handle(Answered(request, answer), START + number)
+        effects = machine.drain()
+        founded.append(any(isinstance(each, Ask) and isinstance(each.request, CreateView) for each in effects))
+    assert founded == [False] * len(answers) + [True]
+
+
+def test_nobody_has_vanished_before_the_leases_are_read() -> None:
+    """Whoever names the cluster of the record may be right."""
+    machine, record = searching(LEASED), ViewRecord(view_of("xyz", 41, "parent"), "x")
+    machine.handle(Answered(ReadViews(), Recorded(record)), START)
+    machine.receive("w", member("w").address, JoinReply(record.view, member("x")), START + 20 * LEASE)
+    assert machine.known_view == record.view
+
+
 def test_founding_is_tried_again_but_not_in_a_storm() -> None:
     one = founder()
     usual = one._answer
@@ -452,6 +502,19 @@ def test_a_cluster_that_was_found_may_be_orphaned_later() -> None:
     assert created(one)[0].view.epoch == 42
 
 
+@pytest.mark.parametrize(("leads", "lost"), [("y", True), ("z", False)])
+def test_a_cluster_led_by_another_than_the_record_names_is_not_lost_with_those(leads: str, lost: bool) -> None:
+    """It goes on from there, or is another one: the store has not told of it yet, and nobody may found beside it."""
+    one = founder(record=ViewRecord(view_of("xy", 41, "parent"), "x"))
+    one.run(0.5)
+    beacon = JoinReply(None, member(leads), None, "a newer view", 42)
+    one.machine.receive(leads, member(leads).address, beacon, one.now)
+    for name in "xy":
+        one.machine.handle(Checked(name, False, "refused"), one.now)
+    one.run(3.0)
+    assert bool(created(one)) is lost
+
+
 # Failure
 
 
@@ -470,6 +533,14 @@ def test_members_that_neither_answer_nor_are_dead_are_named() -> None:
     one = founder("xy", record=ViewRecord(view_of("xy", 41, "parent"), "x"))
     text = end(one)
     assert "view 41" in text and "10.0.0.1:1120, 10.0.0.1:1121" in text and "join_timeout" in text
+
+
+def test_of_many_members_that_do_not_answer_a_few_are_named() -> None:
+    desk = Desk(PINGED)
+    desk.record = ViewRecord(view_of("bcdefg", 41, "parent"), "b")
+    desk.run(1.0)
+    text = str(desk.survey.failure(60.0, desk.now))
+    assert "its members at 10.0.0.1:1098, 10.0.0.1:1099, 10.0.0.1:1100, 10.0.0.1:1101 neither" in text
 
 
 def test_too_few_is_said_as_ever() -> None:
