@@ -42,6 +42,16 @@ def test_deaths_alone_are_no_end() -> None:
     assert not one.over and not one.doubtful
 
 
+def test_who_answers_is_alive_whatever_a_check_has_found() -> None:
+    """A firewall refuses connections to it, say: the job goes on, and lets this one in."""
+    one = ending("axy")
+    one.told("a", ended=True)
+    one.died("x")
+    one.told("x", ended=False)
+    one.told("y", ended=True)
+    assert not one.over and [each.id for each in one.doubtful] == ["x"]
+
+
 def test_what_another_applicant_says_is_no_word_of_the_job() -> None:
     one = ending("a")
     one.told("y", ended=True)

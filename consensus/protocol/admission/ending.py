@@ -50,6 +50,7 @@ class Ending:
         """``sender`` answered; ``ended``: its program has ended. Replies of other applicants do not count."""
         if self._search.cluster is not None and sender in self._search.cluster:
             self._newest = ended
+            self._dead.discard(sender)  # a firewall may have refused the connection that proved its death
             if ended:
                 self._ended.add(sender)
 

@@ -77,7 +77,6 @@ class Attempt:
         self.epoch = parent.epoch + 1
         self.ballot = ballot
         self.after_call = after_call
-        self.started = now
         self.voting_since = now
         """When the acceptors were first asked to accept."""
         self.next_send = now
