@@ -179,7 +179,8 @@ def _take_time(ft: Any, small: Any, index: int) -> None:
     import torch
 
     gloo = ft._session.group  # noqa: SLF001 - as the next
-    backend, options = gloo._backend, gloo._reductions["SUM"]  # noqa: SLF001 - the group itself, with nothing of ours
+    backend = gloo.backend if hasattr(gloo, "backend") else gloo._backend  # noqa: SLF001 - in older checkouts
+    options = gloo._reductions["SUM"]  # noqa: SLF001 - the group itself, with nothing of ours
     bare = torch.ones(1024 + 100)
     seconds: dict[str, list[float]] = {"ours": [], "bare": []}
 
