@@ -19,8 +19,6 @@ from __future__ import annotations
 import errno
 import logging
 import threading
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from enum import Enum
 
 from consensus import LeftError
@@ -37,6 +35,7 @@ from .checkpoint import Taken
 from .depot import Depot
 from .manifest import TornError
 from .names import Name, Part
+from .retention import Stay, Whole
 
 logger = logging.getLogger("ftlib")
 
@@ -46,28 +45,6 @@ NAMING = 2.0
 """Seconds that ``save`` waits for the checkpoint before, if that is written and only has to get its name."""
 _ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _RIGHTS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
-
-
-Whole = Callable[[], Collection[int]]
-"""Returns the steps of which all shards have a complete checkpoint in the same place; nothing where there is one shard."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stay:
-    """Which complete checkpoints of a shard stay: the newest ones, and the newest of a step that all shards have.
-
-    For as long as a shard cannot write, or lags behind, the job can begin again from that step alone.
-    """
-
-    keep: int
-    whole: Whole = tuple
-
-    def others(self, names: Sequence[Name]) -> list[Name]:
-        """Those that may go. ``names``: the newest first."""
-        if len(names) <= self.keep:
-            return []
-        needed = max(self.whole(), default=None)
-        return [name for name in names[self.keep :] if name.step != needed]
 
 
 class _Stage(Enum):

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ftlib import ConfigError, FTLib
-from ftlib.checkpoints.keeper import Stay
 from ftlib.checkpoints.names import Name, of_shards, shard_folder, shards_in, whole_steps
+from ftlib.checkpoints.retention import Stay
 
 
 def written(path: Path, shard: int, shards: int, *steps: int) -> None:
