@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import torch
 
+from ftlib.core.calls.attempt import Attempt
 from ftlib.core.calls.salvage import SalvagePlan
 from ftlib.core.calls.session import Session
 from ftlib.core.tensors.layout import Layout, lay_out
 from tests.ftlib.calls.test_divisors import VIEW
+from tests.ftlib.crews.workers import Job, Worker
+from tests.harness.basics import around, eventually
 
 
 def kind(name: str) -> Layout:
@@ -92,3 +96,36 @@ def test_only_an_average_that_has_a_weight_sets_the_divisor() -> None:
     there.ended(KINDS["A"], 3.0)
     there.ended(KINDS["B"])
     assert there.divisor == 3.0
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["all are in it", "one is in none"])
+def test_the_call_that_all_were_in_begins_again_without_a_prelude(monkeypatch: pytest.MonkeyPatch, inside: bool) -> None:
+    """Else there is one, and as many members take part in it as there are: the one outside cannot know which call it is."""
+    preludes: list[tuple[int, str]] = []
+
+    @around(monkeypatch, Attempt, "_say")
+    def say(honest: Any, self: Attempt, *given: Any) -> Any:
+        preludes.append((self._session.view.epoch, self._session.member_id))
+        return honest(self, *given)
+
+    def in_the_second(worker: Worker) -> bool:
+        call = worker.ft._plane.current
+        return call is not None and call.number == 2
+
+    def body(worker: Worker) -> float:
+        worker.ft.barrier()
+        workers = worker.job.workers
+        if worker.name == "w2":
+            eventually(lambda: all(in_the_second(workers[name]) for name in ("w0", "w1")[: 1 + inside]), "they are in the call")
+            worker.job.kill("w2")
+            return 0.0
+        if worker.name == "w1" and not inside:
+            eventually(lambda: worker.ft.epoch == 2, "it is in the next view")
+        tensor = torch.full((3,), 4.0 if worker.name == "w0" else 2.0)
+        assert worker.ft.allreduce_average(tensor)
+        return float(tensor[0])
+
+    with Job(3) as job:
+        found = job.run({f"w{i}": body for i in range(3)})
+    assert found == {"w0": 3.0, "w1": 3.0, "w2": 0.0}
+    assert sorted(member for epoch, member in preludes if epoch == 2) == ([] if inside else ["w0", "w1"])
