@@ -317,5 +317,5 @@ class _Calls:
             self._process.abandon()
         finally:
             self._process.call_lock.end_open()
-        if attempt is not None:
+        if attempt is not None and not self._process.threads.over:  # else it has died in there
             self._process.jobs.promises.failed_in_backward(self._process, attempt.session)
