@@ -139,7 +139,7 @@ def test_an_error_of_one_process_makes_all_shards_of_all_replicas_skip(nursery: 
         assert len(set(first) & set(after)) == 2
         replicas.end()
         assert launcher.wait(LONG) == 0, launcher.stdout + launcher.stderr
-    replicas.check()
+    replicas.check(lost=set(first) - set(after))
     survivors = sorted(set(first) & set(after))
     assert replicas.skipped(survivors[0]) == replicas.skipped(survivors[1]) != []
 
@@ -165,6 +165,7 @@ def test_replicas_meet_in_a_directory_and_their_processes_in_the_store_that_torc
             for shard in range(2):
                 start(replica, shard)
         replicas.together(2, programs[0, 0], shards=2)
+        lost = [programs[1, shard].pid for shard in range(2)]
         programs[1, 0].send_signal(signal.SIGKILL)
         assert programs[1, 1].wait(LONG) != 0
         assert "ReplicaLost" in programs[1, 1].stderr
@@ -178,4 +179,4 @@ def test_replicas_meet_in_a_directory_and_their_processes_in_the_store_that_torc
     finally:
         for program in programs.values():
             program.kill()
-    replicas.check()
+    replicas.check(lost)
