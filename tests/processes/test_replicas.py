@@ -77,7 +77,7 @@ def test_a_process_is_stopped(job: Replicas, replica: int, shard: int) -> None:
     began = stopped.signal(signal.SIGSTOP)
     other = both[1 - replica]
     job.together(other)
-    lost(job, both[replica][1 - shard], began, 4 * SILENCE)
+    lost(job, both[replica][1 - shard], began, 2 * SILENCE)
     stopped.signal(signal.SIGCONT)
     job.until("the stopped one learns of it", lambda: stopped.code == 3)
     back = job.replica()
@@ -94,7 +94,7 @@ def test_a_program_hangs_though_its_process_lives(nursery: Nursery, tmp_path: Pa
         hung = lambda: next((event["t"] for event in second[1].events if event.get("event") == "hangs"), None)  # noqa: E731
         began = job.until("one hangs", hung)
         job.together(first)
-        lost(job, second[0], began, 4 * SILENCE)
+        lost(job, second[0], began, 2 * SILENCE)
         assert second[1].code is None, "nothing but its program stands still"
         second[1].kill()
         back = job.replica()

@@ -55,6 +55,23 @@ def test_who_does_inner_steps_does_not_hang() -> None:
     assert isinstance(alone.stopped, ExcludedError)
 
 
+@pytest.mark.parametrize(("held_up", "awake"), [(0.3, 0.7), (0.7, 0.3), (1.4, 0.7)])
+def test_who_hangs_is_found_though_its_agent_is_often_held_up(held_up: float, awake: float) -> None:
+    """A busy machine. Only the time in which the agent was held up does not count."""
+    world, [hung, *others] = job(4)
+    began = world.now
+    enter(world, *others)
+    while hung.stopped is None and world.now < began + 30.0:
+        world.pause(hung)
+        world.run(held_up)
+        world.resume(hung)
+        world.run_until(lambda: hung.stopped is not None, awake, expect=False)
+    took = world.now - began
+    assert isinstance(hung.stopped, ExcludedError)
+    assert "stalled" in str(hung.stopped)
+    assert 3.0 < took < 3.0 * (held_up + awake) / awake + 1.5
+
+
 def test_of_two_one_suffices() -> None:
     world, [hung, other] = job(2)
     enter(world, other)

@@ -91,7 +91,7 @@ class Detection:
         core = self._core
         core.awareness.worse()
         core.links.overslept(late, now)
-        self.stall.overslept(now)
+        self.stall.overslept(late, now)
         self._prober.postpone(late)
         self._watch.postpone(late)
         if self.leases is not None:
