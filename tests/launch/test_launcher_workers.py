@@ -6,6 +6,8 @@ import http.client
 import json
 import logging
 import os
+import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -74,6 +76,37 @@ def test_with_a_backend_the_group_is_ready() -> None:
     preload = ("torch",)  # once for both
     result = launcher("localhost:2", backend="gloo", preload=preload).run(sum_of_ranks)
     assert [result.rank(rank) for rank in range(2)] == [1.0] * 2
+
+
+MEETS = """
+import os, time, torch.distributed as distributed
+from ftlib.launch.agent.group import open_group
+connect, first = distributed.init_process_group, os.environ["RANK"] == "0"
+def connects_late(*given, **more):
+    connect(*given, **more)
+    time.sleep(1.0)
+    print(time.monotonic())
+if first:
+    distributed.init_process_group = connects_late
+group = open_group("gloo", int(os.environ["MASTER"]), 60.0)
+if not first:
+    print(time.monotonic())
+group.leave()
+"""
+
+
+def test_no_function_begins_before_all_ranks_have_connected() -> None:
+    """Else the end of a short one cuts off those that are still connecting."""
+    with socket.create_server(("127.0.0.1", 0)) as store:
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.getsockname()[1]), "WORLD_SIZE": "2"}
+        ranks = []
+        for rank in range(2):
+            environment = {**os.environ, **place, "RANK": str(rank), "MASTER": str(store.fileno() if rank == 0 else -1)}
+            command = [sys.executable, "-c", MEETS]
+            given: Any = {"env": environment, "pass_fds": [store.fileno()][rank:], "stdout": subprocess.PIPE, "text": True}
+            ranks.append(subprocess.Popen(command, **given))
+        first, second = (float(each.communicate(timeout=4 * TIMEOUT)[0]) for each in ranks)
+    assert second > first
 
 
 def ends_early(how: str) -> int:

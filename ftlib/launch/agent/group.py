@@ -10,7 +10,10 @@ from typing import Any
 
 
 def open_group(backend: str, master: int, seconds: float) -> Group:
-    """Make this process a rank of ``torch.distributed``. ``master``: the store's listening socket at rank 0, else -1."""
+    """Make this process a rank of ``torch.distributed``. ``master``: the store's listening socket at rank 0, else -1.
+
+    Returns once all ranks have done so: one whose function is over at once would cut off those that are still connecting.
+    """
     torch: Any = importlib.import_module("torch")
     distributed: Any = importlib.import_module("torch.distributed")
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -23,6 +26,12 @@ def open_group(backend: str, master: int, seconds: float) -> Group:
     distributed.init_process_group(
         backend, store=distributed.PrefixStore("default", store), rank=rank, world_size=size, timeout=timeout
     )
+    if store.add("ready", 1) == size:
+        store.set("all ready", "")
+    try:
+        store.wait(["all ready"], timeout)
+    except RuntimeError as error:
+        raise TimeoutError(f"not all of {size} ranks have connected to each other within {seconds:g} s") from error
     return Group(distributed, store, rank, size, timeout)
 
 
