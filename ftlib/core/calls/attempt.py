@@ -149,7 +149,7 @@ class Attempt:
         session, call, trailer = self._session, self._call, self._trailer
         assert trailer is not None
         layout, weight = call.layout, trailer.weight if call.kind is Kind.AVERAGE else 0.0
-        if session.repeated is not layout or weight != session.divisor:  # else all stays as it is
+        if session.repeated is not layout or weight != session.divisor or call.script:  # else all stays as it is
             session.ended(layout, weight, call.script)
         assumed, view_id, declined = self._assumed, session.view.view_id, trailer.declined
         given = (call.number, layout, slots, trailer.weight, self._finite)

@@ -60,12 +60,12 @@ class Session:
         it is that of the call which all members were in as they froze, else None. Then it is that of the call that came after
         two like the newest two the last time, or else the newest's own. All members carry out every call of a session, so they
         expect the same."""
-        self.repeated: Layout | None = None
+        self.repeated = expected
         """The layout of the newest three calls, if they had the same one: another such call changes nothing here, unless the
-        weights change (training thread only)."""
-        self._newest = (b"", b"")
+        weights change (training thread only). A session that expects a call begins as if three such calls had been finished."""
+        self._newest = (b"", b"") if expected is None else (expected.signature, expected.signature)
         """Signatures of the newest two calls that were finished in this session."""
-        self._after: dict[tuple[bytes, bytes], Layout] = {}
+        self._after: dict[tuple[bytes, bytes], Layout] = {} if expected is None else {self._newest: expected}
         """By the signatures of two calls: the layout of the call that came after them the last time in this session."""
         self.script: tuple[Layout, ...] = ()
         """Layouts of the calls of the newest unit finished in this session, its commit last (training thread only)."""
@@ -73,9 +73,9 @@ class Session:
         self.blamed: tuple[str, ...] = ()
         """Members that have to stop, as the trailer of an attempt shows (under the plane's lock); ``dispute`` says why."""
         self.dispute = ""
-        self.divisor = 1.0
-        """The sum of the weights in the newest average that was finished in this session (training thread only). Equal at all
-        members when they are in the same call."""
+        self.divisor = float(self.size)
+        """The sum of the weights in the newest average that was finished in this session; before one, the number of members, as
+        if each weighed one (training thread only). Equal at all members when they are in the same call."""
         self.accelerated = False
         """True if, in the newest call with tensors on devices that was finished in this session, all members said that their
         accelerators work (training thread only). Equal at all members when they are in the same call."""

@@ -114,7 +114,7 @@ def test_a_redo_assumes_what_its_own_session_had() -> None:
     own = call(1.0)
     assert attempt(former, own).assumed == 16.0
     results = attempt(newer, own)
-    assert (results.assumed, results.weight, results.divisor) == (1.0, 4.0, 4.0)
+    assert (results.assumed, results.weight, results.divisor) == (2.0, 4.0, 2.0)  # as if both weighed one
     assert delivered(own, results) == [6.0] * 4
     assert newer.session.divisor == 4.0
 
@@ -124,9 +124,16 @@ def test_where_the_weights_are_as_before_the_sums_are_the_averages() -> None:
     for number in range(3):
         own = call(1.0)
         results = attempt(echo, own)
-        assert results.divisor == (1.0 if number else 4.0)
-        assert results.slots[0].data.tolist() == [6.0 if number else 24.0] * 4
+        assert results.divisor == (1.0 if number else 2.0)
+        assert results.slots[0].data.tolist() == [6.0 if number else 12.0] * 4
         assert delivered(own, results) == [6.0] * 4
+
+
+def test_where_each_weighs_one_the_first_sums_of_a_view_are_the_averages() -> None:
+    echo = Echo(1.0)
+    results = attempt(echo, call(1.0))
+    assert (results.assumed, results.weight, results.divisor) == (2.0, 2.0, 1.0)
+    assert results.slots[0].data.tolist() == [6.0] * 4
 
 
 def test_a_follower_keeps_count_and_says_what_was_assumed() -> None:

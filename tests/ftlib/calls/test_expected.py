@@ -24,8 +24,8 @@ def kind(name: str) -> Layout:
 KINDS = {name: kind(name) for name in "ABCDEFGHIJKLMNOPQRSTUVWXYZ"}
 
 
-def session(rank: int = 0) -> Session:
-    return Session(VIEW, SalvagePlan(7, 7), "ab"[rank], {"a": 0, "b": 1}, None)
+def session(rank: int = 0, first: Layout | None = None) -> Session:
+    return Session(VIEW, SalvagePlan(7, 7), "ab"[rank], {"a": 0, "b": 1}, None, expected=first)
 
 
 def expected(calls: str) -> str:
@@ -62,6 +62,21 @@ def test_members_expect_the_same_whoever_made_the_layouts() -> None:
         assert here.expected is not None
         assert there.expected is not None
         assert here.expected.signature == there.expected.signature
+
+
+@pytest.mark.parametrize("calls", ["AAAB", "ABABAB", "BABA", "AAABAAAB"])
+def test_a_session_that_expects_a_call_begins_as_after_three_of_them(calls: str) -> None:
+    """So the first of them changes nothing, and whoever leaves that note out expects what the others do."""
+    here, there = session(first=kind("A")), session(1, kind("A"))
+    assert there.repeated is there.expected
+    for _ in range(3):
+        there.ended(KINDS["A"], 2.0)
+    for name in calls:
+        assert here.expected is not None
+        assert there.expected is not None
+        assert here.expected.signature == there.expected.signature
+        here.ended(KINDS[name])
+        there.ended(KINDS[name])
 
 
 def test_a_loop_that_repeats_itself_is_known_from_its_third_turn_on() -> None:

@@ -241,7 +241,7 @@ def test_the_head_goes_first_and_the_others_follow_when_it_has_ended() -> None:
     assert len(stand.works) == 3
     stand.calls.advance(4)
     assert len(stand.works) == 3, "the last one waits for the end of backward"
-    assert [work.tensor[0].item() for work in stand.works] == [3.0, 2.0, 1.0]
+    assert [work.tensor[0].item() for work in stand.works] == [1.5, 1.0, 0.5], "halves: two members, and each weighs one"
 
 
 def test_the_first_call_of_a_session_begins_with_a_prelude() -> None:
@@ -261,7 +261,7 @@ def test_the_first_call_of_a_session_begins_with_a_prelude() -> None:
         if number < 4:
             attempt.begin()
     _, results = attempt.run(attempt.record, 2)
-    assert [slot.data[0].item() for slot in results.slots] == [3.0, 2.0, 1.0, 0.0]
+    assert [slot.data[0].item() for slot in results.slots] == [1.5, 1.0, 0.5, 0.0]
 
 
 def test_what_backward_did_not_reach_before_its_end_begins_with_a_prelude_as_well() -> None:
@@ -359,7 +359,7 @@ def test_a_gradient_is_staged_at_once_where_nobody_needs_the_slot() -> None:
         stand.owners[0].grad = torch.full((ROW,), 7.0)
     _, results = stand.run(call)
     assert filled == [set(), {2}, set(), set()], "what has changed, or is another tensor, is staged again"
-    assert [slot.data[0].item() for slot in results.slots] == [6.0, 4.0, 10.0, 14.0]
+    assert [slot.data[0].item() for slot in results.slots] == [3.0, 2.0, 5.0, 7.0]
 
 
 def test_a_failure_is_reported_when_a_gradient_is_staged() -> None:
