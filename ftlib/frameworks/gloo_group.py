@@ -32,7 +32,16 @@ from ftlib.errors import ConfigError, GroupError
 from ftlib.frameworks import sockets
 from ftlib.frameworks.background import start_task
 from ftlib.frameworks.base import Group, GroupSpec, Operation, OperationKind, Work, check_parts
-from ftlib.frameworks.gloo_work import FOREIGN, FailedWork, GlooExchange, GlooTransfer, GlooWork, close_at_exit, rest_at_exit
+from ftlib.frameworks.gloo_work import (
+    FOREIGN,
+    ExchangePool,
+    FailedWork,
+    GlooExchange,
+    GlooTransfer,
+    GlooWork,
+    close_at_exit,
+    rest_at_exit,
+)
 from ftlib.frameworks.sockets import Address, Link
 
 OPERATIONS: dict[str, Any] = {
@@ -119,6 +128,7 @@ class GlooGroup(Group):
         """That of the newest transfer: Gloo has only its address, and goes on if an exception comes before its work is here."""
         self._exchanged = 0 if spec.size <= _PAIR else _EXCHANGED // (spec.size - 1)
         """Bytes of a tensor up to which its reduction is an exchange."""
+        self._pool = ExchangePool(spec.size)
         self._reductions: dict[str, AllreduceOptions] = {}
         for name, operation in OPERATIONS.items():
             self._reductions[name] = AllreduceOptions()
@@ -158,7 +168,7 @@ class GlooGroup(Group):
                 tensor, op = operation.tensor, operation.op
                 # All ranks choose alike, as their tensors are alike.
                 if 0 < tensor.nbytes <= self._exchanged and tensor.dtype in _EXCHANGED_DTYPES:
-                    work = GlooExchange(self, tensor, _COMBINE[op])
+                    work = GlooExchange(self, tensor, _COMBINE[op], self._pool)
                 else:
                     work = GlooWork(self, self.backend.allreduce([tensor], self._reductions[op]))
             else:

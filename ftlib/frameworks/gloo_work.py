@@ -9,10 +9,12 @@ printed, maybe in the middle of the interpreter's end.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
@@ -31,6 +33,8 @@ FOREIGN = (RuntimeError, ValueError, TypeError, IndexError)
 
 _NEAR = 0.05
 """Seconds by which a wait may be shorter than the group's timeout, and yet take as long as that."""
+_SPARE_ROWS = 8
+"""Memory of so many exchanges is kept: small calls of a step, and of each as many as are under way at once."""
 _ABANDONED_SLICE = 0.1
 """Seconds after which a wait checks whether its operation was abandoned; only if sockets cannot be cut."""
 
@@ -178,6 +182,45 @@ class GlooWork(Work):
         self._raw = None
 
 
+class ExchangeRows:
+    """Memory for one exchange: what every rank gets from this one, and what comes from every rank."""
+
+    __slots__ = ("came", "key", "outgoing", "rows", "sent")
+
+    def __init__(self, size: int, count: int, dtype: torch.dtype) -> None:
+        """``size`` ranks, ``count`` elements of ``dtype`` each."""
+        self.key = count, dtype
+        self.came = torch.empty(size * count, dtype=dtype, device="cpu")
+        self.rows: Any = self.came.numpy().reshape(size, count)
+        """``came``, by rank."""
+        self.sent: Any = np.empty_like(self.rows)
+        self.outgoing = torch.from_numpy(self.sent).view(-1)
+        """``sent``, as Gloo takes it."""
+
+
+class ExchangePool:
+    """The memory of a group's exchanges, used again once one has ended. Any thread."""
+
+    def __init__(self, size: int) -> None:
+        """``size``: the number of ranks."""
+        self._size = size
+        self._free: deque[ExchangeRows] = deque(maxlen=_SPARE_ROWS)
+        """Used last to the right, as a loop wants the same again."""
+
+    def take(self, count: int, dtype: torch.dtype) -> ExchangeRows:
+        """Memory for an exchange of ``count`` elements of ``dtype``."""
+        with contextlib.suppress(IndexError):  # another thread was quicker
+            for _ in range(len(self._free)):
+                if (rows := self._free.popleft()).key == (count, dtype):
+                    return rows
+                self._free.append(rows)
+        return ExchangeRows(self._size, count, dtype)
+
+    def give_back(self, rows: ExchangeRows) -> None:
+        """Nothing uses this memory any more."""
+        self._free.append(rows)
+
+
 class GlooExchange(Work):
     """A reduction of few bytes: Gloo brings the tensors of all ranks, and who waits reduces them, in the order of the ranks.
 
@@ -185,37 +228,37 @@ class GlooExchange(Work):
     other: among four ranks on two cores that took 6 ms instead of 3.
     """
 
-    __slots__ = ("_combine", "_flat", "_moving", "_rows", "_turn")
+    __slots__ = ("_combine", "_flat", "_moving", "_pool", "_rows", "_turn")
 
-    def __init__(self, owner: _Owner, tensor: torch.Tensor, combine: Callable[..., Any]) -> None:
+    def __init__(self, owner: _Owner, tensor: torch.Tensor, combine: Callable[..., Any], pool: ExchangePool) -> None:
         """Begin. ``tensor``: the one to reduce among the ranks of ``owner``. ``combine(a, b, out=)``: reduces two arrays,
-        element by element, so that all processors round alike.
+        element by element, so that all processors round alike. ``pool``: that of the group.
         """
-        size = owner.size
         # With numpy, which is done before torch begins.
         self._flat = flat = tensor.detach().view(-1).numpy()
-        sent = np.empty((size, flat.size), flat.dtype)
-        sent[:] = flat
-        came = torch.empty(sent.size, dtype=tensor.dtype, device="cpu")
-        self._moving = GlooWork(owner, owner.backend.alltoall_base(came, torch.from_numpy(sent).view(-1), [], []))
+        rows = pool.take(flat.size, tensor.dtype)
+        rows.sent[:] = flat
+        self._moving = GlooWork(owner, owner.backend.alltoall_base(rows.came, rows.outgoing, [], []))
         self._combine = combine
+        self._pool = pool
         self._turn = threading.Lock()
-        self._rows: Any = came.numpy().reshape(size, -1)
-        """The ranks' tensors, once they have come; None once they are reduced. Guarded by ``_turn``."""
+        self._rows: ExchangeRows | None = rows
+        """None once the ranks' tensors have come, and are reduced. Guarded by ``_turn``."""
 
     def wait(self, timeout: float) -> bool:
         """As ``GlooWork``; until then the tensor is as it was."""
         if not self._moving.wait(timeout):
             return False
         with self._turn:
-            if self._rows is not None:
+            if (rows := self._rows) is not None:
                 flat, combine = self._flat, self._combine
-                first, second, *rest = self._rows
+                first, second, *rest = rows.rows
                 with np.errstate(all="ignore"):  # inf and nan pass through, without a word, as in Gloo
                     combine(first, second, out=flat)
                     for row in rest:
                         combine(flat, row, out=flat)
                 self._rows = None
+                self._pool.give_back(rows)
         return True
 
     def done(self) -> bool:
