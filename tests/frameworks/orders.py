@@ -71,6 +71,12 @@ def reduce_few_bytes(worker: Worker) -> dict[str, Any]:
     for name, tensor in (("inferred", inferred), ("leaf", leaf)):
         assert group.allreduce(tensor, "PRODUCT").wait(TIMEOUT)
         found[name] = tensor.tolist()
+    for turn in range(3):  # several under way at once, of sizes that come again: they share memory one after the other
+        with torch.inference_mode(mode=turn == 0):
+            tensors = [torch.full((5 + index // 3,), (rank + 1.0) * 10**index + turn) for index in range(4)]
+            for work in [group.allreduce(tensor) for tensor in tensors][:: -1 if turn == 1 else 1]:
+                assert work.wait(TIMEOUT)
+        assert [tensor.unique().tolist() for tensor in tensors] == [[6.0 * 10**index + 3 * turn] for index in range(4)]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for dtype in (torch.uint8, torch.int32, torch.int64, torch.float32, torch.float64, torch.int8, torch.bfloat16):

@@ -267,7 +267,7 @@ def test_planted_bugs_are_found(monkeypatch: pytest.MonkeyPatch, plant: Callable
 
     with device.placed(), DeviceCrew(2, device) as crew:
         crew.all(body)
-    wrong, assumed = 0, 1.0
+    wrong, assumed = 0, 2.0  # as if each of the two weighed one
     for number, (one, other) in enumerate(zip(*inputs, strict=True)):
         weight = 2.0 + weights[number]
         expected = one * (2.0 / assumed) + (other * (weights[number] / assumed) if weights[number] else 0.0)
