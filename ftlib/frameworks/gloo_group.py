@@ -124,8 +124,9 @@ class GlooGroup(Group):
         self._state = _State.OPEN
         self._lock = threading.Lock()
         self._works: deque[Work] = deque()
-        self._moving: torch.Tensor | None = None
-        """That of the newest transfer: Gloo has only its address, and goes on if an exception comes before its work is here."""
+        self._moving: dict[int, torch.Tensor] = {}
+        """Of each thread's newest transfer: Gloo has only its address, and goes on if an exception came before its work.
+        """
         self._exchanged = 0 if spec.size <= _PAIR else _EXCHANGED // (spec.size - 1)
         """Bytes of a tensor up to which its reduction is an exchange."""
         self._pool = ExchangePool(spec.size)
@@ -243,7 +244,7 @@ class GlooGroup(Group):
         tensor = operation.tensor
         # The size is part of the tag: a message longer than expected would terminate the receiving process.
         tag = zlib.crc32(f"{operation.tag}/{tensor.nbytes}".encode()) & 0x7FFFFFFF
-        self._moving = tensor
+        self._moving[threading.get_ident()] = tensor
         if operation.kind is OperationKind.SEND:
             return GlooTransfer(self, self.backend.send([tensor], operation.peer, tag), tensor)
         return GlooTransfer(self, self.backend.recv([tensor], operation.peer, tag), tensor)
@@ -272,6 +273,7 @@ class GlooGroup(Group):
             while not work.done() and time.monotonic() < deadline:
                 time.sleep(_SLICE)  # not in Gloo: at the interpreter's end a thread must not come back through C++
         self.backend = _Destroyed()
+        self._moving.clear()
         for link in self._links:
             link.close()
         self._give_back()

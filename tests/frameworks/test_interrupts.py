@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import Any
 
@@ -39,3 +40,24 @@ def test_an_exception_does_not_keep_the_backend(kind: OperationKind, numel: int)
     assert finish_tasks(10.0)
     assert there() is None
     assert caught.value.__traceback__ is not None
+
+
+def test_what_moves_stays_in_memory_whatever_other_threads_send() -> None:
+    """Gloo has only the address of the tensor whose transfer was interrupted."""
+    group = GlooGroup(GroupSpec("v", 1, 0, 3, {}, timeout=1.0), Interrupting(), (), {}, give_back=lambda: None)
+
+    def send() -> weakref.ref[torch.Tensor]:
+        tensor = torch.zeros(3)
+        with pytest.raises(KeyboardInterrupt):
+            group.submit(Operation(OperationKind.SEND, tensor, peer=1))
+        return weakref.ref(tensor)
+
+    here = send()
+    other = threading.Thread(target=send)
+    other.start()
+    other.join()
+    assert here() is not None
+    assert send()() is not None
+    assert here() is None, "one a thread"
+    group.close()
+    assert finish_tasks(10.0)
