@@ -44,6 +44,12 @@ def test_what_went_wrong_once(seed: int) -> None:
     assert not wrong
 
 
+def test_a_follower_has_the_state_with_the_call_after_which_the_last_who_had_it_leaves() -> None:
+    """It is asked for its report between that call's end and the comparison of digests."""
+    result = play(random_history(22037, "any"), jobs=mixing(22037))
+    assert result.good, str(result)
+
+
 def test_promises_hold_whatever_is_plotted() -> None:
     scenes = 0
     for seed in range(8):

@@ -166,6 +166,9 @@ class Call:
     foreign = False
     """True if this is not the program's call; then it uses up none of the program's samples."""
 
+    may_give_state = False
+    """True if it is known only after the end of this call whether a newcomer has the others' state with it."""
+
     draws_beside = False
     """True if the program draws samples for later calls while this one is under way."""
     declines = False

@@ -29,10 +29,11 @@ class Followed(Call):
 
     foreign = True
 
-    def __init__(self, began: float, *, veto: bool) -> None:
-        """``veto``: True if nobody applies averages with inf or nan."""
+    def __init__(self, began: float, *, veto: bool, may_give_state: bool = False) -> None:
+        """``veto``: True if nobody applies averages with inf or nan. ``may_give_state``: see ``Call``."""
         super().__init__(Kind.BARRIER, UNKNOWN, (), weight=0.0, divide=True)
         self._vetoes = veto
+        self.may_give_state = may_give_state
         self.began = began
 
     @property

@@ -43,6 +43,9 @@ class TakesPart(Protocol):
     def follow(self, followed: Followed, enter: Callable[[Session, int], bool]) -> Results:
         """Finish one call of the others."""
 
+    def decided(self) -> None:
+        """It is known by now whether the call just followed has given this member the state."""
+
     def keep(self, results: Results, instead: Sequence[Slot]) -> None:
         """Leave the slots of ``results`` to the observer that keeps them, and use the slots ``instead`` from now on."""
 
@@ -123,12 +126,15 @@ class Arrival:
         self._layouts.note(own.layout)
         try:
             while True:
-                plane.turn_to(followed := Followed(self._threads.now(), veto=own.veto))
-                results = engine.follow(followed, recovery.enter)
-                own.become(followed)
-                if engine.said_goodbye:
-                    break
-                complete = recovery.finished(results)
+                plane.turn_to(followed := Followed(self._threads.now(), veto=own.veto, may_give_state=True))
+                try:
+                    results = engine.follow(followed, recovery.enter)
+                    own.become(followed)
+                    if engine.said_goodbye:
+                        break
+                    complete = recovery.finished(results)
+                finally:
+                    engine.decided()
                 if (instead := recovery.kept(results)) is not None:
                     engine.keep(results, instead)
                 if complete and own.layout.same_call(results.layout.signature):

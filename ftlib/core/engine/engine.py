@@ -645,6 +645,12 @@ class Engine:
                 self._failures.abandon()  # unnoticed by others if nothing is under way
         return results is not None
 
+    def decided(self) -> None:
+        """Whether the call just followed has given this member the state is known: carry out a freeze that waited for that."""
+        order = self._plane.decided()
+        if order is not None:
+            self._rebuilder.order(order)
+
     def keep(self, results: Results, instead: Sequence[Slot]) -> None:
         """Leave the slots of ``results`` to the observer that keeps them, and use the slots ``instead`` from now on."""
         results.keep()

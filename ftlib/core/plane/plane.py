@@ -114,7 +114,9 @@ class Plane:
         """This member's place as last sent to the others: finished calls, the current call, and whether it is busy with it."""
         self._order: Order | None = None
         self._reported: Reported | None = None
-        self._last_signature, self._frozen_at, self._parting = b"", 0.0, False
+        # Undecided: from the end of a call that may give this newcomer the state until it is known whether it has. No report
+        # is made meanwhile, as it would say that it has none.
+        self._last_signature, self._frozen_at, self._parting, self._undecided = b"", 0.0, False, False
 
     def __repr__(self) -> str:
         now = f"in {self.current}" if self.current else "outside of calls"
@@ -127,7 +129,7 @@ class Plane:
 
     @property
     def ordered(self) -> bool:
-        """True while a freeze waits for the end of the call in progress."""
+        """True while a freeze waits for the end of the call in progress, or until it is known what that call has given."""
         return self._order is not None
 
     @property
@@ -219,6 +221,15 @@ class Plane:
             self._has_loaded()
             return True
 
+    def decided(self) -> Order | None:
+        """It is known by now whether this newcomer has the state. Returns a freeze that has waited for that. Idempotent."""
+        with self.changed:
+            if not self._undecided:
+                return None
+            self._undecided = False
+            order, self._order = self._order, None
+            return order
+
     def abandon(self) -> tuple[Session | None, Order | None]:
         """The training thread leaves its call by an exception. Returns the session to abort if others may wait in it."""
         with self.changed:
@@ -293,6 +304,8 @@ class Plane:
                 self.news.finished()
             if trailer.freeze or order is not None:
                 self._freeze()
+            if self._undecided:
+                self._order, order = order, None
             return FINISHED if order is None and not trailer.freeze else Finish(trailer.freeze, order)
 
     def adopt(self, session: Session, call: Call, results: Results) -> bool:
@@ -398,7 +411,8 @@ class Plane:
     def freeze(self, order: Order) -> tuple[bytes, Session | None] | None:
         """Freeze as ordered. Returns the flush report, and the session whose group must be aborted before it is sent.
 
-        None if the order is stale, or if it waits for the end of the call in progress.
+        None if the order is stale, or if it waits: for the end of the call in progress, or until it is known whether a newcomer
+        has got the state with that call.
         """
         with self.changed:
             if self.phase is Phase.STOPPED:
@@ -413,6 +427,10 @@ class Plane:
             if self.phase is Phase.ACTIVE and self._ends_with(order.after_call):
                 self._order = order
                 self.changed.notify_all()
+                return None
+            if self._undecided:
+                self._order = order
+                self._freeze()
                 return None
             self._order = None
             abort = self.session if order.after_call is None or self.running is not None else None
@@ -575,6 +593,7 @@ class Plane:
     def _finished(self, call: Call, results: Results) -> None:
         self.finished, self.finished_in = call.number, results.view_id
         self.current = None
+        self._undecided = call.may_give_state
         self.tell()
         self.blank = False
         self.results, self.held, self.drawing = results, None, results.drawing

@@ -22,6 +22,7 @@ from ftlib.core.plane.orders import Order
 from ftlib.core.plane.plane import Plane
 from ftlib.core.plane.rebuild import Rebuilder
 from ftlib.core.tensors.layout import lay_out
+from ftlib.core.tensors.trailer import Trailer
 from ftlib.data.sampling import Share
 
 MEMBERS = tuple(Member(name, "127.0.0.1", 1000 + number) for number, name in enumerate("abc"))
@@ -72,6 +73,35 @@ def test_who_declines_reports_no_call_of_the_others_as_its_own() -> None:
     assert frozen is not None
     report = Report.decode(frozen[0])
     assert (report.current, report.current_signature) == (8, b"")
+
+
+@pytest.mark.parametrize("waited", [True, False])
+@pytest.mark.parametrize("has_it", [True, False])
+def test_a_newcomer_says_what_it_has_once_it_knows(waited: bool, has_it: bool) -> None:
+    """A call has ended with which it may have got the state, and the last who had it leaves after that call. The freeze was
+    ordered while the call was under way (``waited``), or comes now: either way its report tells what it has.
+    """
+    plane, order = Plane("b"), Order(3, 8)
+    here = session(2, SalvagePlan(7, 7, blank=("b",), authority="a", holders=("a",)), "b")
+    assert plane.activate(here)
+    plane.enter(call := Followed(0.0, veto=False, may_give_state=True))
+    call.learn(LAYOUT)
+    assert plane.begin(here)
+    if waited:
+        assert plane.freeze(order) is None
+    finish = plane.finish(here, call, Trailer.of(()), Results(8, LAYOUT, (), 1.0))
+    assert finish is not None and finish.order is None
+    if not waited:
+        assert plane.freeze(order) is None
+    assert plane.ordered and not plane.acting_in(here)
+    if has_it:
+        assert plane.caught_up("a", 8)
+    assert plane.decided() is order
+    assert plane.decided() is None
+    answer = plane.freeze(order)
+    assert answer is not None
+    report = Report.decode(answer[0])
+    assert (report.finished, report.origin) == (8, "a" if has_it else "")
 
 
 def test_a_founder_that_has_loaded_a_checkpoint_holds_its_state_unless_the_session_has_ended() -> None:
