@@ -16,7 +16,7 @@ from ..state.change import FindingKind
 from ..state.core import Core
 from ..state.effects import Check
 from ..state.lifeguard import Suspicion
-from ..state.member_table import Peer, Sign
+from ..state.member_table import NEVER, Peer, Sign
 from .leases import Leases
 from .probe import Probe, Prober
 from .stall import Stall
@@ -47,6 +47,7 @@ class Detection:
         indirect, failed = self._prober.overdue(now)
         for probe in indirect:
             self._ask_others(probe)
+            self._ask_again(probe, now)
         for probe in failed:
             self._failed(probe, now)
         for relay in self._prober.due_nacks(now):
@@ -194,6 +195,12 @@ class Detection:
             core.outbox.send(helper, PingRequest(probe.seq, probe.target, self._rumours()))
         if core.table.get(probe.target.id) is not None:
             core.outbox.emit(Check(probe.target))  # SWIM's TCP fallback; it also shows a crash at once
+
+    def _ask_again(self, probe: Probe, now: float) -> None:
+        """Repeat a ping of a member that has never acked one: see ``adopt``. Its ack counts from when it was sent first."""
+        peer = self._core.table.get(probe.target.id)
+        if peer is not None and peer.contact == peer.met == NEVER:
+            self._send_ping(probe, now)
 
     def _failed(self, probe: Probe, now: float) -> None:
         if (peer := self._core.table.get(probe.target.id)) is None:
