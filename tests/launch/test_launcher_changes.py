@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -329,6 +330,8 @@ def trains(path: Path) -> int:
 
     from ftlib import FTLib
 
+    log = path / f"log-{os.environ['FTLIB_WORKER_INDEX']}"
+    logging.basicConfig(filename=log, level=logging.DEBUG, format="%(asctime)s %(message)s")
     ft = FTLib.init(framework="gloo")
     model = torch.nn.Linear(2, 2)
     ft.register_state(model=model)
@@ -354,11 +357,15 @@ def test_workers_above_max_workers_are_spares_and_take_over(tmp_path: Path) -> N
             found = [path.name.split("-")[1:] for path in tmp_path.glob("member-*")]
             return {int(index): int(pid) for index, pid in found}
 
-        eventually(lambda: len(members()) == 2, lambda: f"two members: {members()} {launch.workers()}")
+        def story() -> str:
+            logs = "\n".join(f"{path.name}:\n{path.read_text()[-4000:]}" for path in sorted(tmp_path.glob("log-*")))
+            return f"{members()} {launch.workers()}\n{logs}"
+
+        eventually(lambda: len(members()) == 2, lambda: f"two members: {story()}")
         first = members()
         assert (tmp_path / "size").read_text() == "2"
         kill(min(first.values()))
-        eventually(lambda: len(members()) == 3, lambda: f"the spare takes over: {members()} {launch.workers()}")
+        eventually(lambda: len(members()) == 3, lambda: f"the spare takes over: {story()}")
         eventually(lambda: (tmp_path / "size").read_text() == "2", "they are two again")
         # A failure that comes to light after all others have ended is the launch's: this one shall be known before.
         eventually(lambda: "failed" in [each["phase"] for each in launch.workers()], launch.workers)

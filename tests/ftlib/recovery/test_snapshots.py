@@ -324,16 +324,17 @@ def test_threads_that_meet() -> None:
     kept: dict[int, bytes] = {}
     wrong: list[str] = []
     over = threading.Event()
-    changed, calls = threading.Lock(), [0]
+    changed, calls = threading.Condition(), [0]
     """The call that the training thread is in, if any: it leaves under the lock."""
     got = [0, 0]
 
     def join(number: int) -> None:
         joiner = f"j{number}"
         while not over.is_set():
-            with changed:
-                if not (version := calls[0]):
+            with changed:  # waits asleep: threads that only look again and again can keep the training thread from the lock
+                if not changed.wait_for(lambda: calls[0] or over.is_set(), LONG) or over.is_set():
                     continue
+                version = calls[0]
                 shards = trainer.arm(3, version, joiner)
             for shard in shards:
                 try:
@@ -359,12 +360,15 @@ def test_threads_that_meet() -> None:
         kept[version] = trainer.bytes()
         with changed:
             calls[0] = version
+            changed.notify_all()
         trainer.model(torch.randn(4, trainer.width)).pow(2).sum().backward()
         with changed:
             calls[0] = 0
         trainer.optimizer.step()
         trainer.optimizer.zero_grad()
-    over.set()
+    with changed:
+        over.set()
+        changed.notify_all()
     trainer.snapshots.forget()
     for thread in joiners:
         thread.join(LONG)
