@@ -21,7 +21,7 @@ MAX_JOB = 64
 MIN_SECRET = 16
 """The least bytes of a secret."""
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 """Raised whenever two versions could misunderstand each other; members of different versions refuse each other."""
 
 

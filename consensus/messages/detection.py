@@ -124,3 +124,6 @@ class Evidence:
     accused: str
     kind: EvidenceKind
     detail: str = ""
+    no_vote: bool = False
+    """With a PROOF: the accused's own agent, which has outlived its program, says that it has voted for no successor of the
+    view. It never will."""

@@ -168,11 +168,13 @@ class Machine:
         self._core.proceed(progress)
 
     def _die(self, detail: str, error: StoppedError) -> None:
+        """Say the last words. Whether it has voted is said, too: then those who have hardly met it can go on without it."""
         core = self._core
         if core.stopped is not None:
             return
         if core.view is not None:
-            farewell = Evidence(core.view.view_id, core.member.id, EvidenceKind.PROOF, detail[:MAX_DETAIL])
+            no_vote = not self._change.voter.voted
+            farewell = Evidence(core.view.view_id, core.member.id, EvidenceKind.PROOF, detail[:MAX_DETAIL], no_vote)
             for member in core.view.members:
                 if member.id != core.member.id:
                     core.outbox.send(member, farewell)

@@ -40,6 +40,17 @@ def test_judged_once_and_remembered() -> None:
     assert book.discounted == frozenset("c")
 
 
+def test_who_says_at_its_end_that_it_has_not_voted_needs_no_contact() -> None:
+    """Others may have told of its death before."""
+    book = EvidenceBook(CONFIG)
+    book.prove("b", "its training process ended", NEVER, 100.0, no_vote=True)
+    book.prove("c", "refused", NEVER, 100.0)
+    assert book.discounted == frozenset("b")
+    assert not book.prove("c", "its training process ended", NEVER, 100.1, no_vote=True)
+    assert book.discounted == frozenset("bc")
+    assert not book.late(0.0), "votes from before count beside them"
+
+
 def test_what_counts_is_when_it_died_and_not_when_that_is_known() -> None:
     """A supervisor says for how long it was gone by then; its clock may be fast, as far as clocks may."""
     book = EvidenceBook(CONFIG)

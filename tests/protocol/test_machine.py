@@ -143,6 +143,15 @@ def test_nothing_follows_the_word_of_ones_own_death() -> None:
     assert machine.drain() == []
 
 
+def test_the_last_words_say_whether_it_has_voted() -> None:
+    """Here it has not: no vote is due, however many questions came."""
+    machine = machine_in("abc", "b")
+    give(machine, "c", Prepare(2, view_of("abc").view_id, (4, "c")), 100.1)
+    machine.handle(Died("killed", StoppedError("killed")), 100.2)
+    said = [send.message for send in sends(machine.drain(), Evidence)]
+    assert said == [Evidence(view_of("abc").view_id, "b", EvidenceKind.PROOF, "killed", no_vote=True)] * 2
+
+
 def test_a_lower_ballot_is_told_the_higher() -> None:
     machine = machine_in("abc", "b")
     view_id = view_of("abc").view_id

@@ -27,6 +27,7 @@ def test_the_histories_have_every_size_and_every_fault() -> None:
     scenarios = [draw(seed) for seed in range(SEEDS)]
     assert {scenario.size for scenario in scenarios} == set(SIZES) == {1, 2, 3, 4, 5, 8, 16}
     commands = {event.command for scenario in scenarios for event in scenario.events}
-    assert commands == {command for command in COMMANDS if not command.startswith("store_")}, "each is played"
+    elsewhere = {"bereave"}  # see ``test_last_words``
+    assert commands == {command for command in COMMANDS if not command.startswith("store_")} - elsewhere, "each is played"
     assert sum(scenario.early for scenario in scenarios) > 20
     assert sum(not scenario.trust_refused for scenario in scenarios) > 20

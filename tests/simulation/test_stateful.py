@@ -86,6 +86,10 @@ class AnyHistory(RuleBasedStateMachine):
     def kill(self, victims: list[int]) -> None:
         self.diary.do("kill", *dict.fromkeys(self.pick(each) for each in victims))
 
+    @rule(victims=st.lists(INDEX, min_size=1, max_size=3))
+    def bereave(self, victims: list[int]) -> None:
+        self.diary.do("bereave", *dict.fromkeys(self.pick(each) for each in victims))
+
     @precondition(lambda self: self.room() and len(self.names()) > 1)
     @rule(index=INDEX)
     def restart(self, index: int) -> None:

@@ -91,8 +91,21 @@ class Accusations:
             self._core.evidence.checking[member_id] = now
             self._core.outbox.emit(Check(peer.member))
 
-    def _record(self, accused: str, kind: EvidenceKind, detail: str, source: str, now: float, *, age: float = 0.0) -> bool:
-        """Record evidence; returns whether it is new. ``source``: the member that found it."""
+    def _record(
+        self,
+        accused: str,
+        kind: EvidenceKind,
+        detail: str,
+        source: str,
+        now: float,
+        *,
+        age: float = 0.0,
+        no_vote: bool = False,
+    ) -> bool:
+        """Record evidence; returns whether it is new.
+
+        ``source``: the member that found it. ``age``, ``no_vote``: of a PROOF (see ``EvidenceBook``).
+        """
         core = self._core
         book = core.evidence
         if kind is EvidenceKind.FROZEN:
@@ -105,7 +118,7 @@ class Accusations:
             return False
         told = detail if source == core.member.id else f"{detail} (says {source[:6]})"
         if kind is EvidenceKind.PROOF:
-            if not book.prove(accused, told, peer.contact, now, age):
+            if not book.prove(accused, told, peer.contact, now, age, no_vote=no_vote):
                 return False
             if not book.proofs[accused].discounted and peer.member.fact("supervisor") is not None:
                 core.outbox.emit(Fence(peer.member, "proven dead: since when?", command=False))
@@ -156,7 +169,8 @@ class Accusations:
         """
         core = self._core
         held = core.successors()
-        fresh = self._record(message.accused, message.kind, message.detail[:MAX_DETAIL], sender, now)
+        detail, no_vote = message.detail[:MAX_DETAIL], message.no_vote
+        fresh = self._record(message.accused, message.kind, detail, sender, now, no_vote=no_vote)
         if fresh and any(member.id == message.accused for member in held):
             core.outbox.emit(Tether(tuple(member for member in held if member.id not in core.evidence.proofs)))
             self._owe(message, now + core.config.resend)

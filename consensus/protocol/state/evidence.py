@@ -12,6 +12,9 @@ The decision uses the contact at the arrival of the first proof, and is remember
 the member would ack us again: that is no contact.) A later proof may show an earlier death, so a member that was not discounted
 before may be then.
 
+A member whose agent outlives its program says with its last words whether it has voted for a successor of the view. One that
+has not needs no contact: it has voted nobody out, and never will.
+
 Members that the current view admitted need no contact: at most half of a view is new, and its most senior member is not, so no
 quorum without us consists of newcomers alone. Every other member of such a quorum has to be discounted by contact, or to
 answer. But such an answer must be younger than the newcomer's proof: otherwise the answering member may have voted for the
@@ -79,17 +82,20 @@ class EvidenceBook:
         self.cut_off = {}
         self.frozen_since = None
 
-    def prove(self, member_id: str, detail: str, contact: float, now: float, age: float = 0.0) -> bool:
+    def prove(
+        self, member_id: str, detail: str, contact: float, now: float, age: float = 0.0, *, no_vote: bool = False
+    ) -> bool:
         """Record a proof of death; returns False if the death is already known.
 
-        ``age``: seconds, by another clock, for which the member was gone by now.
+        ``age``: seconds, by another clock, for which the member was gone by now. ``no_vote``: it said that it had not voted.
         """
         self.checking.pop(member_id, None)
         known = self.proofs.get(member_id)
         if known is not None:
             contact = known.contact
         least = 1 - self._config.drift
-        discounted = contact != NEVER and now - age * least - contact < self._config.exclude_after * least
+        in_touch = contact != NEVER and now - age * least - contact < self._config.exclude_after * least
+        discounted = no_vote or in_touch
         if known is None:
             self.proofs[member_id] = Proof(now, detail, discounted, contact)
         elif discounted and not known.discounted:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...config import Policy
-from ...messages import Accepted, Ballot, EvidenceKind, FlushReply, Ready
+from ...messages import Accepted, Ballot, Evidence, EvidenceKind, FlushReply, Ready
 from ...protocol.state.effects import Note
 from ...view import NO_VIEW_ID, View
 from ..world.host import Host
@@ -22,8 +22,8 @@ class Activation(Invariant):
 
     The quorum of ``majority`` is (a) more than half of the parent, or half with its most senior member; or (b) everybody whom
     the owner may discount: dead, and in contact with the owner less than T_excl (less drift) before; or dead and admitted by
-    the parent itself. Under ``any`` whoever lives, is not removed by the value, is not accused and does not want to leave has
-    voted for it. Where a store decides ``Records`` looks.
+    the parent itself; or dead, and its last words were that it had not voted. Under ``any`` whoever lives, is not removed by
+    the value, is not accused and does not want to leave has voted for it. Where a store decides ``Records`` looks.
 
     Activated: every member, oneself included, installed the view and said READY.
     """
@@ -39,10 +39,21 @@ class Activation(Invariant):
         self._active: set[str] = set()
         self._accused: dict[str, set[str]] = {}
         """By whom it was accused, until that one followed a new view."""
+        self._no_vote: dict[str, int] = {}
+        """Who said with its last words that it had voted for no successor of its view, and that view's epoch."""
 
     def sees(self) -> Sees:
         """See ``Observer``."""
-        return {Ready: lambda host, _, message: self._say_ready(host, message)}
+        return {
+            Ready: lambda host, _, message: self._say_ready(host, message),
+            Evidence: lambda host, _, message: self._accuse(host, message),
+        }
+
+    def _accuse(self, host: Host, message: Evidence) -> None:
+        if message.no_vote and message.accused == host.id:
+            self._no_vote[host.id] = self.record.views[message.view_id].epoch
+            if any(parent == message.view_id and host.id in who for (parent, _), who in self.record.cast.items()):
+                self.fail(f"{self.log.name(host.id)} denies its vote with its last words")
 
     def thinks(self) -> Thinks:
         """See ``Observer``."""
@@ -121,13 +132,15 @@ class Activation(Invariant):
         if 2 * len(new) > len(parent):
             self.fail(f"{self.log.show(parent)} has more newcomers than members that stay")
         silent = [key for key in parent.ids if key not in votes]
-        return all(self._discountable(ballot[1], key) or (key in new and key in record.died) for key in silent)
+        return all(self._discountable(ballot[1], key, parent) or (key in new and key in record.died) for key in silent)
 
     def _leaves(self, member_id: str) -> bool:
         host = self.world.hosts[member_id]
         return host.leaving or leaving(host.machine)
 
-    def _discountable(self, owner: str, member_id: str) -> bool:
+    def _discountable(self, owner: str, member_id: str, parent: View) -> bool:
+        if self._no_vote.get(member_id, parent.epoch + 1) <= parent.epoch:
+            return True
         record, config = self.record, self.world.config
         died = record.died.get(member_id)
         if died is None:

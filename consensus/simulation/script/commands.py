@@ -211,6 +211,7 @@ COMMANDS: dict[str, Command] = {
         Command("start", "name names", _start, "a new process, which joins through the others that are named", ""),
         Command("restart", "name names", _restart, "killed, and started again at its address", ""),
         Command("kill", "names", _each(World.kill), "SIGKILL", "restart"),
+        Command("bereave", "names", _each(World.bereave), "its program is killed, and its agent tells the others", "restart"),
         Command("leave", "names", _each(lambda world, host: world.inside(host, host.leave)), "leaves on its own wish", ""),
         Command("pause", "names", _each(_pause), "SIGSTOP", "resume"),
         Command("resume", "names", _each(_resume), "SIGCONT", ""),

@@ -18,9 +18,10 @@ from random import Random
 
 from ...border import SeekAdmission
 from ...config import Config, Policy
+from ...errors import StoppedError
 from ...member import Address, Member
 from ...protocol.machine import Machine
-from ...protocol.state.inputs import Resolved
+from ...protocol.state.inputs import Died, Resolved
 from .connections import Connections
 from .driver import Driver
 from .faults import Faults
@@ -147,6 +148,11 @@ class World(State):
         if self.at_address.get(host.member.address) is host:
             del self.at_address[host.member.address]
         self.connections.closed(host)
+
+    def bereave(self, host: Host) -> None:
+        """Its program is killed; its agent outlives that, tells the others, and ends."""
+        error = StoppedError("its training process ended")
+        self.inside(host, lambda: host.machine.handle(Died(str(error), error), host.now))
 
     def pause(self, host: Host) -> None:
         """SIGSTOP."""
