@@ -194,10 +194,13 @@ def test_an_order_from_an_address_that_is_not_loopback(tmp_path: Path, browser: 
         shown = "return document.getElementById('show-text').textContent"
         eventually(lambda: "MainThread" in browser.execute_script(shown), "its stacks")
         browser.execute_script("document.getElementById('show-close').click()")
+        program.send_signal(signal.SIGSTOP)  # slow to say what a kill would do
         browser.execute_script("document.querySelector('[data-kind=kill]').click()")
         field = "return document.getElementById('ask').open && !document.getElementById('ask-name').hidden"
         eventually(lambda: browser.execute_script(field), "as steps would wait, the name is asked for")
         browser.find_element("id", "ask-input").send_keys(browser.execute_script("return Object.values(page.rows)[0].name"))
+        assert not browser.find_element("id", "ask-yes").is_enabled(), "nobody agrees to what is not shown yet"
+        program.send_signal(signal.SIGCONT)
         eventually(lambda: browser.find_element("id", "ask-yes").is_enabled(), "the dialog is ready")
         browser.find_element("id", "ask-yes").click()
         assert program.wait(TIMEOUT) == -signal.SIGKILL
