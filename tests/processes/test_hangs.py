@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
-from .stage import Stage
+from .stage import Player, Stage
 
 pytestmark = [pytest.mark.process]
 
@@ -52,13 +53,30 @@ def test_forked_children_hide_no_death(stage: Stage) -> None:
     stage.going(*players, size=2)
 
 
+def agent_of(player: Player) -> int:
+    """The process of its agent."""
+    children = Path(f"/proc/{player.pid}/task/{player.pid}/children").read_text().split()
+    [agent] = [int(pid) for pid in children if b"ftlib-agent" in Path(f"/proc/{pid}/comm").read_bytes()]
+    return agent
+
+
+def test_the_junior_of_two_goes_on_though_its_agent_stood_still(stage: Stage) -> None:
+    """It hears of the senior's death only after longer than an ack counts: but also that the senior had not voted."""
+    senior, junior = stage.found("train", "train", agent="process", exclude_after=3.0)
+    stage.going(senior, junior, size=2)
+    agent = agent_of(junior)
+    os.kill(agent, signal.SIGSTOP)
+    senior.signal(signal.SIGKILL)
+    time.sleep(4.0)  # that is the case
+    os.kill(agent, signal.SIGCONT)
+    stage.going(junior, size=1)
+
+
 def test_an_agent_that_is_killed_takes_its_worker_out(stage: Stage) -> None:
     players = stage.found("train", "train", "train", agent="process")
     stage.going(*players, size=3)
     victim = players.pop(1)
-    children = Path(f"/proc/{victim.pid}/task/{victim.pid}/children").read_text().split()
-    [agent] = [int(pid) for pid in children if b"ftlib-agent" in Path(f"/proc/{pid}/comm").read_bytes()]
-    os.kill(agent, signal.SIGKILL)
+    os.kill(agent_of(victim), signal.SIGKILL)
     assert stage.ended(victim) == [1]
     assert "agent process ended unexpectedly (killed by SIGKILL)" in victim.error
     stage.going(*players, size=2)
