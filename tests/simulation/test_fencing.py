@@ -90,9 +90,18 @@ class Ages:
         self.count = 0
         prove = EvidenceBook.prove
 
-        def counted(book: EvidenceBook, member_id: str, detail: str, contact: float, now: float, age: float = 0.0) -> bool:
+        def counted(
+            book: EvidenceBook,
+            member_id: str,
+            detail: str,
+            contact: float,
+            now: float,
+            age: float = 0.0,
+            *,
+            no_vote: bool = False,
+        ) -> bool:
             before = member_id in book.discounted
-            fresh = prove(book, member_id, detail, contact, now, trust * age)
+            fresh = prove(book, member_id, detail, contact, now, trust * age, no_vote=no_vote)
             late = now - contact >= book._config.exclude_after
             self.count += not before and member_id in book.discounted and contact != NEVER and late
             return fresh
