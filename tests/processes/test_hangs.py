@@ -67,7 +67,7 @@ def test_the_junior_of_two_goes_on_though_its_agent_stood_still(stage: Stage) ->
     agent = agent_of(junior)
     os.kill(agent, signal.SIGSTOP)
     senior.signal(signal.SIGKILL)
-    time.sleep(4.0)  # that is the case
+    time.sleep(4.0)  # longer than exclude_after: by then no ack counts any more
     os.kill(agent, signal.SIGCONT)
     stage.going(junior, size=1)
 

@@ -10,6 +10,8 @@ from dataclasses import replace
 import pytest
 
 from consensus.config import Config
+from consensus.messages import Evidence, EvidenceKind
+from consensus.protocol import machine
 from consensus.simulation import Host, World, draw, judged, play
 from consensus.simulation.script.scenario import Scenario
 from tests.simulation.data_plane import mixing, random_history
@@ -56,6 +58,17 @@ def test_without_such_words_it_cannot_know_that_it_was_not_voted_out() -> None:
 def test_survivors_agree_after_any_history(first: int) -> None:
     bad = [str(result) for seed in range(first, first + CHUNK) if not (result := play(told(draw(seed)))).good]
     assert not bad, "\n".join(bad)
+
+
+def test_planted_words_that_deny_a_vote(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkers compare what is said with the votes that were sent."""
+
+    def denies(view_id: str, accused: str, kind: EvidenceKind, detail: str, _no_vote: bool) -> Evidence:
+        return Evidence(view_id, accused, kind, detail, no_vote=True)
+
+    monkeypatch.setattr(machine, "Evidence", denies)
+    played = (play(told(draw(seed))) for seed in range(60))
+    assert any("denies its vote" in str(result) for result in played if not result.good)
 
 
 @pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.soak) for n in range(6, SOAK // 4, 6))])
