@@ -206,8 +206,14 @@ def test_gradients_of_several_streams_are_sent_at_the_end(monkeypatch: pytest.Mo
     with late(0, on_device=False) as crew:
         wanted = trained(crew, False)
     with late(4) as crew:
-        count = itertools.count()
-        monkeypatch.setattr(LateDevice, "stream_id", property(lambda _: next(count) % 23 > 17))
+        begin, own = itertools.count(0, 7), threading.local()
+
+        def stream_id(_: LateDevice) -> bool:
+            """Each worker counts for itself, as otherwise one of them may be shown the same stream every time."""
+            own.count = own.count + 1 if hasattr(own, "count") else next(begin)
+            return own.count % 23 > 17
+
+        monkeypatch.setattr(LateDevice, "stream_id", property(stream_id))
         found = trained(crew, False)
         check(found, [found[0]] * 3)
         for gradients, means in zip(found[0].gradients, wanted[0].gradients, strict=True):
