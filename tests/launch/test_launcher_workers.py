@@ -109,6 +109,49 @@ def test_no_function_begins_before_all_ranks_have_connected() -> None:
     assert second > first
 
 
+HANGS = """
+import os, time, torch.distributed as distributed
+from ftlib.launch.agent.group import open_group
+connect = distributed.init_process_group
+def connects(*given, **more):
+    connect(*given, **more)
+    if os.environ["RANK"] == "1":
+        time.sleep(60.0)
+distributed.init_process_group = connects
+print("begins", flush=True)
+input()
+try:
+    open_group("gloo", int(os.environ["MASTER"]), 5.0)
+except TimeoutError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("started", [1, 2], ids=["does not come", "does not connect"])
+def test_whoever_is_missing_is_named(started: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as store:
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.getsockname()[1]), "WORLD_SIZE": "2"}
+        ranks = []
+        for rank in range(started):
+            environment = {**os.environ, **place, "RANK": str(rank), "MASTER": str(store.fileno() if rank == 0 else -1)}
+            given: Any = {"env": environment, "pass_fds": [store.fileno()][rank:], "text": True}
+            given |= {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            ranks.append(subprocess.Popen([sys.executable, "-c", HANGS], **given))
+        for each in ranks:  # none of them waits while another one still starts
+            assert each.stdout is not None
+            assert each.stdout.readline() == "begins\n"
+        for each in reversed(ranks):
+            assert each.stdin is not None
+            each.stdin.write("\n")
+            each.stdin.flush()
+        told = ranks[0].communicate(timeout=4 * TIMEOUT)[0]
+        for each in ranks[1:]:
+            each.kill()
+            each.communicate()
+    what = "connected to all others" if started == 2 else "come to the store of rank 0"
+    assert told.startswith(f"of 2 ranks, these have not {what} within 5 s: 1; ")
+
+
 def ends_early(how: str) -> int:
     if int(os.environ["RANK"]) == 1:
         (sys.exit if how == "exit" else os._exit)(0)

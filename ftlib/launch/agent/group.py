@@ -13,6 +13,7 @@ def open_group(backend: str, master: int, seconds: float) -> Group:
     """Make this process a rank of ``torch.distributed``. ``master``: the store's listening socket at rank 0, else -1.
 
     Returns once all ranks have done so: one whose function is over at once would cut off those that are still connecting.
+    TimeoutError names the ranks that have not within ``seconds``.
     """
     torch: Any = importlib.import_module("torch")
     distributed: Any = importlib.import_module("torch.distributed")
@@ -23,15 +24,23 @@ def open_group(backend: str, master: int, seconds: float) -> Group:
     store = distributed.TCPStore(*place, size, rank == 0, timeout=timeout, wait_for_workers=False, **more)
     if backend == "nccl":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-    distributed.init_process_group(
-        backend, store=distributed.PrefixStore("default", store), rank=rank, world_size=size, timeout=timeout
-    )
-    if store.add("ready", 1) == size:
-        store.set("all ready", "")
+    connected = [f"connected/{each}" for each in range(size)]
     try:
-        store.wait(["all ready"], timeout)
+        store.set(f"came/{rank}", "")
+        distributed.init_process_group(
+            backend, store=distributed.PrefixStore("default", store), rank=rank, world_size=size, timeout=timeout
+        )
+        store.set(connected[rank], "")
+        store.wait(connected, timeout)
     except RuntimeError as error:
-        raise TimeoutError(f"not all of {size} ranks have connected to each other within {seconds:g} s") from error
+        here = store.check([connected[rank]])
+        missing = [each for each in range(size) if not store.check([connected[each] if here else f"came/{each}"])]
+        if not missing:  # then it is no rank's absence
+            raise
+        names = ", ".join(map(str, missing))
+        what = "connected to all others" if here else "come to the store of rank 0"
+        text = f"of {size} ranks, these have not {what} within {seconds:g} s: {names}; their logs, or their hosts, may say why"
+        raise TimeoutError(text) from error
     return Group(distributed, store, rank, size, timeout)
 
 
