@@ -17,17 +17,30 @@ import sys
 COMMANDS = {
     name: module
     for module, names in {
-        "costs": "quiet idle imports command keeping sampler",
-        "detection": "busy tight stall holds",
-        "kills": "kills shrink churn",
+        "failures.detection": "busy tight stall holds",
+        "failures.kills": "kills shrink churn",
+        "failures.recovery": "recovery fencing",
         "programs": "rest big leaver",
-        "recovery": "recovery fencing",
-        "samples": "epochs curves",
-        "soak": "simulator",
+        "scale.soak": "simulator",
+        "steps.costs": "quiet idle imports command keeping sampler",
+        "steps.samples": "epochs curves",
     }.items()
     for name in names.split()
 }
 """Functions by their names, of modules that have several; another name is that of a module with a ``main``."""
+ROOMS = {
+    name: room
+    for room, names in {
+        "channels": "collective links parameter_server",
+        "failures": "chaos deaths hostile hosts joining kill_soak leaving saves straggler",
+        "frameworks": "accelerator isolated pairs rebuilds transfer",
+        "others": "beside_torchft nanogpt torchft_programs torchft_steps",
+        "scale": "lodging scale sixty_four soak storage",
+        "steps": "average checkouts compression dashboard integrations overlap replicas tracing walk",
+    }.items()
+    for name in names.split()
+}
+"""Where such a module is, if it is not here."""
 ALL = (
     ("recovery", "", "--repetitions 5"),
     ("recovery --fault stop", "", None),
@@ -106,7 +119,8 @@ def one(name: str) -> int:
     # An installed package has its bytecode; without it every agent of every worker would first compile what it imports.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.argv = [f"python -m benchmarks {name}", *sys.argv[2:]]
-    module = importlib.import_module(f"benchmarks.{COMMANDS.get(name, name)}")
+    where = COMMANDS[name] if name in COMMANDS else f"{ROOMS[name]}.{name}" if name in ROOMS else name
+    module = importlib.import_module(f"benchmarks.{where}")
     return int(getattr(module, name if name in COMMANDS else "main")() or 0)
 
 

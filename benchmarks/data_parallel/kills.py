@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.costs import PROBES
 from benchmarks.data_parallel.stand import quartiles
 from benchmarks.data_parallel.steps import MODES
-from benchmarks.faults import crew
-from benchmarks.joining import beside, gone, ready, report_faults, watched
+from benchmarks.failures.faults import crew
+from benchmarks.failures.joining import beside, gone, ready, report_faults, watched
 from benchmarks.report import Report, spread
+from benchmarks.steps.costs import PROBES
 from tests.harness.cluster import Cluster, Stuck, Worker
 from tests.harness.nursery import Nursery
 from tests.processes.episode import Episode

@@ -10,10 +10,10 @@ import time
 from itertools import pairwise
 from typing import Any
 
-from benchmarks.faults import all_after, come_up, newest_epoch, pause
+from benchmarks.failures.faults import all_after, come_up, newest_epoch, pause
+from benchmarks.frameworks.isolated import child_in_use
 from benchmarks.gpu.losses import await_accelerators
 from benchmarks.gpu.stand import Bench
-from benchmarks.isolated import child_in_use
 from ftlib import FTLib
 from ftlib.frameworks.accelerators import backoff
 from tests.harness.cluster import Cluster

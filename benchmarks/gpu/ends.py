@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.faults import COMES_UP, all_after, come_up, newest_epoch, pause
+from benchmarks.failures.faults import COMES_UP, all_after, come_up, newest_epoch, pause
 from benchmarks.gpu.stand import Bench
 from benchmarks.report import spread
 from ftlib import FTLib

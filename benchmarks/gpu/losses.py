@@ -11,8 +11,8 @@ from typing import Any
 import psutil
 import torch
 
-from benchmarks.accelerator import Carried, all_on, newest, on
-from benchmarks.faults import come_up, lose, refill
+from benchmarks.failures.faults import come_up, lose, refill
+from benchmarks.frameworks.accelerator import Carried, all_on, newest, on
 from benchmarks.gpu.stand import Bench
 from benchmarks.report import spread
 from ftlib import FTLib

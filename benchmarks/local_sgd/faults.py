@@ -9,7 +9,7 @@ import time
 from argparse import Namespace
 from typing import Any
 
-from benchmarks.faults import crew
+from benchmarks.failures.faults import crew
 from benchmarks.report import Report
 from tests.harness.cluster import Cluster, Worker
 from tests.harness.verdict import Verdict

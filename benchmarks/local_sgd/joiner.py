@@ -9,7 +9,7 @@ from argparse import Namespace
 import torch
 from torch import nn
 
-from benchmarks.faults import crew
+from benchmarks.failures.faults import crew
 from benchmarks.report import Report
 from ftlib import DiLoCo
 from tests.harness.cluster import Cluster, Worker

@@ -1,4 +1,4 @@
-"""Views beyond ``mesh_limit``. Simulated times are exact; ``benchmarks/scale.py`` has them for a thousand members."""
+"""Views beyond ``mesh_limit``. Simulated times are exact; ``benchmarks/scale/scale.py`` has them for a thousand members."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.faults import after, crew, newest_epoch
+from benchmarks.failures.faults import after, crew, newest_epoch
 from benchmarks.job import busy_loops
 from benchmarks.report import Report, chosen, parser, spread
 from ftlib import ConfigError

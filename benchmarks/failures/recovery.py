@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.faults import after, crew, lose
+from benchmarks.failures.faults import after, crew, lose
 from benchmarks.report import Report, chosen, parser, spread
 from tests.harness.cluster import Cluster, Worker, load
 from tests.harness.verdict import Verdict

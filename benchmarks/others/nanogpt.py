@@ -27,7 +27,7 @@ import numpy as np
 from benchmarks.report import Report, parser
 
 COMMIT = "3adf61e"
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "integrations.md"
 PLACES = {
     "optimizer = Optimizer(": "# training loop",

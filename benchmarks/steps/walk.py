@@ -25,7 +25,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 WARM_UP = 30
 COUNTS = ("functions", "files", "calls", "hops", "callbacks", "notices")
 TRACED = 9

@@ -20,8 +20,8 @@ import sys
 import time
 from dataclasses import dataclass, field
 
-from benchmarks.faults import crew, lose, pause, refill
-from benchmarks.pairs import SIZES, paired
+from benchmarks.failures.faults import crew, lose, pause, refill
+from benchmarks.frameworks.pairs import SIZES, paired
 from benchmarks.report import Report, chosen, parser, spread
 from ftlib import FTLib
 from ftlib.core.engine.transport import Transport
@@ -138,7 +138,10 @@ def back(args: argparse.Namespace, report: Report) -> None:
         for faults, what in (("", "1 of {} killed"), (f", rank={RANK}, error_at={ERRING}", "an operation fails at 1 of {}")):
             settings, losses = chosen(args.agent, framework=REHEARSAL), Losses()
             task = {"sizes": [args.elements], "fill": False, "digest": False, "settings": settings}
-            task |= {"habit": ["benchmarks.accelerator:Carried"], "environment": {VARIABLE: f"start_seconds={start:g}{faults}"}}
+            task |= {
+                "habit": ["benchmarks.frameworks.accelerator:Carried"],
+                "environment": {VARIABLE: f"start_seconds={start:g}{faults}"},
+            }
             with crew("accelerator", args.workers, **task) as cluster:
                 for number in range(args.repetitions):
                     if faults:

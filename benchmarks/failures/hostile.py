@@ -40,7 +40,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from benchmarks.faults import crew, lose
+from benchmarks.failures.faults import crew, lose
 from benchmarks.report import parser
 from consensus import KeyRing, get, parse_address
 from consensus.wire.proofs import Exchange, decode, fresh_nonce, greeting

@@ -117,7 +117,7 @@ def steps_of(program: str, replicas: int, steps: int, width: int, nursery: Nurse
     for each in pair:
         each.close()
     given = {"steps": steps, "width": width, "replicas": replicas, "port": port}
-    with Replicas(place, nursery, program=f"benchmarks.replicas:{program}") as job:
+    with Replicas(place, nursery, program=f"benchmarks.steps.replicas:{program}") as job:
         job.begin(replicas, given=given)
         job.until("all have done their steps", lambda: all(worker.code is not None for worker in job.workers), 500.0)
         job.read()
@@ -205,7 +205,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run it."""
     options = parser(__doc__, agent=False, kills=50, replicas=2, steps=300, width=512, seed=1).parse_args(arguments)
     report = Report("replicas of two processes", 60.0 + 4.0 * options.kills + 0.2 * options.steps)
-    with tempfile.TemporaryDirectory() as directory, Nursery(Path(directory), "benchmarks.replicas") as nursery:
+    with tempfile.TemporaryDirectory() as directory, Nursery(Path(directory), "benchmarks.steps.replicas") as nursery:
         place = Path(directory)
         took = words(1500)
         report.row(

@@ -35,7 +35,7 @@ from benchmarks.report import Report, parser, spread
 from ftlib.common.processes import die_with_parent
 from tests.harness.basics import free_ports
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SHARE, EXTRA = 0.9, 0.15
 CALM = 2.0
 """Seconds after a kill in which the longest step is looked for."""
@@ -83,7 +83,7 @@ class Replicas:
         }
         with (self._directory / f"{name}.out").open("wb") as output:
             return subprocess.Popen(
-                [self._python, "-m", "benchmarks.torchft_steps", *arguments],
+                [self._python, "-m", "benchmarks.others.torchft_steps", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

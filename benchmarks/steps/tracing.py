@@ -32,11 +32,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from benchmarks.dashboard import VIEWERS, viewers
-from benchmarks.faults import crew
+from benchmarks.failures.faults import crew
+from benchmarks.failures.recovery import alternate
 from benchmarks.job import Job
-from benchmarks.recovery import alternate
 from benchmarks.report import Report, chosen, parser, spread
+from benchmarks.steps.dashboard import VIEWERS, viewers
 from consensus import KeyRing, Mount
 from tests.harness.cluster import Cluster
 from tests.harness.collector import Collector

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.faults import crew, refill
+from benchmarks.failures.faults import crew, refill
 from benchmarks.job import Footprint, footprint
 from benchmarks.report import Report, chosen, parser
 from tests.harness.cluster import Cluster, load

@@ -42,8 +42,8 @@ from typing import Any, NamedTuple, Self
 import psutil
 from aiohttp import web
 
-from benchmarks.costs import PROBES
 from benchmarks.report import Report, parser, spread
+from benchmarks.steps.costs import PROBES
 from consensus import KeyRing, Mount
 from ftlib.cli.status import fetch_status
 from ftlib.common.processes import die_with_parent
@@ -168,7 +168,7 @@ def enter(address: str, token: str = TOKEN) -> str:
 
 LOOKER = """
 import sys, time
-from benchmarks.dashboard import Viewer
+from benchmarks.steps.dashboard import Viewer
 viewers = [Viewer(sys.argv[1], token=sys.argv[3]) for _ in range(int(sys.argv[2]))]
 print("look", flush=True)
 time.sleep(3600)  # until it is killed

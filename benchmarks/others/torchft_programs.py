@@ -38,7 +38,7 @@ import torch
 
 from benchmarks.report import Report, parser, spread
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ("train_ddp", "train_diloco")
 WORKERS, LAST = 3, 15
 """Replicas; the outer step after which train_diloco.py ends."""

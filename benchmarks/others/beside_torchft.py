@@ -38,7 +38,7 @@ from typing import Any, Self
 import torch
 from torch._C._distributed_c10d import TCPStore
 
-from benchmarks.faults import all_after, crew, newest_epoch, pause
+from benchmarks.failures.faults import all_after, crew, newest_epoch, pause
 from benchmarks.report import Report, chosen, parser, spread
 from ftlib.common.processes import die_with_parent
 from tests.harness.cluster import ROOT, Cluster, Stuck, Worker
@@ -126,7 +126,7 @@ def ours(args: argparse.Namespace, chance: random.Random) -> list[tuple[str, flo
         "sizes": [args.elements],
         "fill": False,
         "digest": False,
-        "habit": ["benchmarks.beside_torchft:Doom"],
+        "habit": ["benchmarks.others.beside_torchft:Doom"],
     }
     with crew("beside", args.workers, **task, settings=chosen(args.agent)) as cluster:
         for kind in list(KINDS) * args.repetitions:

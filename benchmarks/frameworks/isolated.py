@@ -25,9 +25,9 @@ from typing import Any
 
 import psutil
 
-from benchmarks.faults import Loss, all_after, crew, newest_epoch, pause, refill, strike
-from benchmarks.pairs import SIZES, paired
-from benchmarks.rebuilds import rebuilt
+from benchmarks.failures.faults import Loss, all_after, crew, newest_epoch, pause, refill, strike
+from benchmarks.frameworks.pairs import SIZES, paired
+from benchmarks.frameworks.rebuilds import rebuilt
 from benchmarks.report import Report, chosen, parser, spread
 from ftlib.frameworks.accelerators.rehearsal.faults import VARIABLE
 from tests.harness.cluster import Cluster

@@ -14,9 +14,9 @@ from typing import Any
 
 import psutil
 
-from benchmarks.faults import Watch, all_after, crew, newest_epoch, pause, put_away, refill, strike
+from benchmarks.failures.faults import Watch, all_after, crew, newest_epoch, pause, put_away, refill, strike
+from benchmarks.failures.recovery import alternate
 from benchmarks.job import Job, busy_loops
-from benchmarks.recovery import alternate
 from benchmarks.report import AGENTS, Report, chosen, parser, spread
 from ftlib.cli.status import fetch_status
 from ftlib.errors import FTLibError

@@ -20,9 +20,10 @@ import statistics
 import sys
 from pathlib import Path
 
-from benchmarks import checkout_worker, deaths
+from benchmarks.failures import deaths
 from benchmarks.job import ROOT, Job
 from benchmarks.report import Report, chosen, parser, spread
+from benchmarks.steps import checkout_worker
 
 SIZES = {"4KB": 4 << 10, "25MB": 25 * 10**6}
 PIECES = {"4KB": (1,), "25MB": (1, 60)}

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from benchmarks.faults import crew, lose
+from benchmarks.failures.faults import crew, lose
 from benchmarks.report import Report, chosen, parser, spread
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tests.harness.cluster import Cluster, Worker
     from tests.harness.worker import Lines
 
-HERE = Path(__file__).resolve().parents[1]
+HERE = Path(__file__).resolve().parents[2]
 LARGE = 2_000
 """MB."""
 KINDS = ("junior", "senior", "large")
@@ -109,7 +109,7 @@ def _extra(worker: Worker, size: int, fault: float) -> float | None:
 def turn(args: argparse.Namespace) -> list[dict[str, Any]]:
     """So many deaths of each kind, in a cluster of their own."""
     found, chance = [], random.Random(args.seed)
-    habit = ["benchmarks.deaths:Gauge", LARGE]
+    habit = ["benchmarks.failures.deaths:Gauge", LARGE]
     task = {"sizes": [args.elements], "fill": False, "digest": False, "habit": habit, "settings": chosen(args.agent)}
     with crew("deaths", args.workers, **task) as cluster:
         for _ in range(args.repetitions):
@@ -123,7 +123,9 @@ def turn(args: argparse.Namespace) -> list[dict[str, Any]]:
 def run(checkout: Path, args: argparse.Namespace, seed: int) -> list[dict[str, Any]]:
     """A turn with the code of a checkout, in a process of its own."""
     python = checkout / ".venv/bin/python"
-    command = [str(python if python.exists() else sys.executable), "-m", "benchmarks.deaths", "--turn", f"--seed={seed}"]
+    older = not (checkout / "benchmarks" / "failures").is_dir()
+    module = "benchmarks.deaths" if older else "benchmarks.failures.deaths"
+    command = [str(python if python.exists() else sys.executable), "-m", module, "--turn", f"--seed={seed}"]
     command += [f"--{name}={getattr(args, name)}" for name in ("workers", "elements", "repetitions")]
     command += ["--kinds", *args.kinds, *(["--agent", args.agent] if args.agent else [])]
     output = subprocess.run(command, cwd=checkout, stdout=subprocess.PIPE, check=True).stdout

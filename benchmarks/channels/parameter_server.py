@@ -86,7 +86,7 @@ def deaths(count: int) -> list[float]:
     found = []
     with Visited(0) as server:
         for _ in range(count):
-            command = [sys.executable, "-m", "benchmarks.parameter_server", "--stay", server.address()]
+            command = [sys.executable, "-m", "benchmarks.channels.parameter_server", "--stay", server.address()]
             with subprocess.Popen(command, stdout=subprocess.PIPE) as client:
                 try:
                     assert client.stdout is not None
@@ -103,7 +103,7 @@ def deaths(count: int) -> list[float]:
 
 
 def stay(address: str) -> None:
-    """A client that pulls once, and stays: ``python -m benchmarks.parameter_server --stay ADDRESS``."""
+    """A client that pulls once, and stays: ``python -m benchmarks.channels.parameter_server --stay ADDRESS``."""
     pg = Visited.new_session(address)
     Asker(lambda tensor: pg.recv([tensor], 0, 0).wait(), lambda tensor: pg.send([tensor], 0, 0).wait()).ask(PULL)
     print("in", flush=True)
@@ -111,7 +111,7 @@ def stay(address: str) -> None:
 
 
 def visit() -> None:
-    """The server's process: ``python -m benchmarks.parameter_server FILE``."""
+    """The server's process: ``python -m benchmarks.channels.parameter_server FILE``."""
     if sys.argv[1] == "--stay":
         stay(sys.argv[2])
     file = Path(sys.argv[1])
@@ -132,7 +132,7 @@ def main() -> int:
     report = Report("parameter server", 40.0, ("session", "plain Gloo", "ratio"))
     with tempfile.TemporaryDirectory(prefix="ftlib-visit-") as directory:
         file = Path(directory) / "store"
-        server = subprocess.Popen([sys.executable, "-m", "benchmarks.parameter_server", str(file)])
+        server = subprocess.Popen([sys.executable, "-m", "benchmarks.channels.parameter_server", str(file)])
         try:
             deadline = time.monotonic() + 60.0
             while not (told := file.with_suffix(".address")).exists() or not told.read_text():

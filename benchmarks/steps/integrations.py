@@ -35,7 +35,7 @@ from torch.nn.functional import cross_entropy
 from benchmarks.report import Report, parser, spread
 from ftlib import FTLib
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 BAR = 1.02
 WARM = 10
 WAYS = ("plain", "lightning", "accelerate")
@@ -192,7 +192,7 @@ def main() -> int:
     report = Report(title, 18.0 * args.rounds, ("step", "processor time of a worker", "beside the plain loop"))
     given = [f"--{name}={getattr(args, name)}" for name in ("rounds", "steps", "width", "batch")]
     run = [sys.executable, "-m", "ftlib.launch", "-n", str(args.workers)]
-    command = [*run, "-m", "benchmarks.integrations", "--worker", *given]
+    command = [*run, "-m", "benchmarks.steps.integrations", "--worker", *given]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True, check=True, timeout=580)
     blocks: dict[Way, list[Block]] = {way: [] for way in BLOCKS}

@@ -25,12 +25,12 @@ from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.depot import KINDS, Depot, depot, missing
-from benchmarks.faults import Watch, all_after, crew, newest_epoch, pause, put_away, reason, refill
-from benchmarks.kills import rampage
-from benchmarks.recovery import alternate, block
+from benchmarks.failures.faults import Watch, all_after, crew, newest_epoch, pause, put_away, reason, refill
+from benchmarks.failures.kills import rampage
+from benchmarks.failures.recovery import alternate, block
 from benchmarks.report import Report, chosen, parser, spread
-from benchmarks.sixty_four import Town
+from benchmarks.scale.depot import KINDS, Depot, depot, missing
+from benchmarks.scale.sixty_four import Town
 from tests.harness.cluster import Cluster
 from tests.harness.verdict import Verdict
 
