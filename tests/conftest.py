@@ -37,19 +37,19 @@ LONGEST = (
     "tests/demo/test_demo.py::test_every_promise_is_kept",
     "tests/examples/",
     "tests/documents/test_snippets.py::test_the_tutorials_snippets_run",
-    "tests/processes/test_kills.py",
+    "tests/processes/faults/test_kills.py",
     "tests/ftlib/stand_in/test_late_samples.py",
     "tests/ftlib/recovery/test_dying_donors.py",
     "tests/ftlib/recovery/test_call_layouts.py::test_layouts_survive",
-    "tests/simulation/test_stateful.py",
+    "tests/simulation/histories/test_stateful.py",
     "tests/processes/",
 )
 """They begin first: whatever takes long and begins last is waited for by idle processors."""
 
 ON_A_LOOP = 180.0
 """Seconds that a test that is a coroutine may take."""
-_PROGRAMS = ("processes.learner", "processes.stepper", "processes.reader", "processes.actors")
-PREPARED = (*_PROGRAMS, "harness.forked", "harness.program", "collective.workers")
+_PROGRAMS = ("programs.learner", "programs.stepper", "programs.reader", "stage.actors")
+PREPARED = (*(f"processes.{name}" for name in _PROGRAMS), "harness.forked", "harness.program", "collective.workers")
 """Modules that the fork server has ready."""
 
 

@@ -21,12 +21,12 @@ from benchmarks.report import Report, spread
 from benchmarks.steps.costs import PROBES
 from tests.harness.cluster import Cluster, Stuck, Worker
 from tests.harness.nursery import Nursery
-from tests.processes.episode import Episode
-from tests.processes.wrapped import Phase, at, repeated, replayed
+from tests.processes.jobs.episode import Episode
+from tests.processes.programs.wrapped import Phase, at, repeated, replayed
 
 __all__ = ["joins", "kills", "messages"]
 
-PROGRAM = "tests.processes.wrapped:learn"
+PROGRAM = "tests.processes.programs.wrapped:learn"
 KILLS = 15
 """In one episode."""
 AIMED = 0.8

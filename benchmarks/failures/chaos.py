@@ -33,7 +33,7 @@ from ftlib.cli.chaos.plan import LASTING, NAMES, Planned, draw, in_order, kinds_
 from ftlib.cli.explain import fetch_story
 from ftlib.errors import FTLibError
 from tests.harness.nursery import Nursery
-from tests.processes.launched import LaunchedRun
+from tests.processes.jobs.launched import LaunchedRun
 
 SLACK = 0.05
 """Seconds between the moment at which a survivor's call stops and the first evidence that the driver knows of."""

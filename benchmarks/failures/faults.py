@@ -22,7 +22,7 @@ import psutil
 
 from benchmarks.report import Report
 from tests.harness.cluster import LIMIT, Cluster, Stuck, Worker
-from tests.processes.launched import LaunchedRun
+from tests.processes.jobs.launched import LaunchedRun
 
 COMES_UP = 60.0
 """Seconds for a cluster to come up or to be whole again, on a busy machine."""

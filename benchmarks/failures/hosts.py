@@ -22,7 +22,7 @@ from benchmarks.report import Report, chosen, parser, spread
 from tests.harness.cluster import Worker
 from tests.harness.network import Network
 from tests.harness.verdict import Verdict
-from tests.processes.fleet import Fleet
+from tests.processes.jobs.fleet import Fleet
 
 GOES_ON, IS_BACK = 3.5, 5.0
 """Seconds."""

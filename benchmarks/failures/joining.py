@@ -14,7 +14,8 @@
   again, and, in turns, without a spare, in a view of two.
 * churn: joins and kills at random moments, 2 to 5 workers, while other programs run; states are hashed after every step.
 
-Learners (``tests/processes/learner``) with Adam, or SGD with momentum for ``spare``; no forward and backward pass but a sleep.
+Learners (``tests/processes/programs/learner``) with Adam, or SGD with momentum for ``spare``; no forward and backward pass but
+a sleep.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ from benchmarks.report import Report, chosen, parser, spread
 from ftlib import ConfigError
 from ftlib.settings.config import resolve
 from tests.harness.cluster import Cluster, Worker
-from tests.processes.episode import Episode
-from tests.processes.learner import asked, state_bytes
+from tests.processes.jobs.episode import Episode
+from tests.processes.programs.learner import asked, state_bytes
 
 AFTER = 10
 """Steps after the first contribution that belong to a join."""
@@ -56,7 +57,7 @@ LIMIT = 120.0
 @contextmanager
 def learners(name: str, size: int, *, given: dict[str, Any] | None = None, **task: Any) -> Iterator[Cluster]:
     """So many that train; ``given``: of ``learner.Orders``."""
-    with crew(name, size, program="tests.processes.learner:learn", given=given or {}, **task) as cluster:
+    with crew(name, size, program="tests.processes.programs.learner:learn", given=given or {}, **task) as cluster:
         yield cluster
 
 
@@ -491,7 +492,11 @@ def churn(args: Namespace, report: Report) -> None:
             report.say(f"churn, {events} of {args.events}")
             place = Path(tempfile.mkdtemp(prefix="ftlib-churn-"))
             sizes = random.Random(args.seed + number).choice([[300], [30_000] * 4, [200_000, 7]])
-            task: dict[str, Any] = {"program": "tests.processes.learner:learn", "given": {"rest": 0.005}, "sizes": sizes}
+            task: dict[str, Any] = {
+                "program": "tests.processes.programs.learner:learn",
+                "given": {"rest": 0.005},
+                "sizes": sizes,
+            }
             left = max(1, (args.events - events) // 2)
             episode = Episode(place, args.seed + number, min(EPISODE, left), chosen(args.agent), **task)
             try:

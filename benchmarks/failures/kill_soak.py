@@ -37,8 +37,8 @@ from ftlib.frameworks.accelerators.rehearsal.faults import VARIABLE
 from tests.harness.cluster import Cluster, Stuck, Worker
 from tests.harness.nursery import Nursery
 from tests.harness.whereabouts import Part, whereabouts
-from tests.processes.episode import Episode
-from tests.processes.readers import ledger_violations
+from tests.processes.jobs.episode import Episode
+from tests.processes.jobs.readers import ledger_violations
 
 FRAMEWORKS = ("gloo", "isolated:gloo", "rehearsal")
 KILLS = 25

@@ -19,7 +19,7 @@ from benchmarks.job import Footprint, footprint
 from benchmarks.report import Report, chosen, parser
 from tests.harness.cluster import Cluster, load
 from tests.harness.verdict import Verdict
-from tests.processes.episode import Episode, shrink_and_grow
+from tests.processes.jobs.episode import Episode, shrink_and_grow
 
 EPISODE = 40
 """Kills per episode."""

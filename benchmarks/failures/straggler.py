@@ -3,11 +3,12 @@
     python -m benchmarks straggler                         # about 5 minutes
     python -m benchmarks straggler --rounds 1 --steps 60
 
-Learners (``tests/processes/learner``) with Adam; their forward and backward pass is a sleep, so that the slow one takes no
-processor from the others. In each round, in turns: all alike (*usual*), one slow without a deadline, one slow with one of 1.2
-usual steps. The others' step time is that of all their steps together, those that wait for the deadline and for what the slow
-one takes over included: seconds from the first to the last of them, by their number. It begins when the slow one's rhythm is
-known. Bar: with a deadline at most 1.3 times the usual one, median of the rounds. Parameters are hashed after every step.
+Learners (``tests/processes/programs/learner``) with Adam; their forward and backward pass is a sleep, so that the slow one
+takes no processor from the others. In each round, in turns: all alike (*usual*), one slow without a deadline, one slow with
+one of 1.2 usual steps. The others' step time is that of all their steps together, those that wait for the deadline and for
+what the slow one takes over included: seconds from the first to the last of them, by their number. It begins when the slow
+one's rhythm is known. Bar: with a deadline at most 1.3 times the usual one, median of the rounds. Parameters are hashed after
+every step.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def turn(elements: int, rest: float, slow: float, steps: int, settings: dict[str
     try:
         with Cluster(
             directory,
-            program="tests.processes.learner:learn",
+            program="tests.processes.programs.learner:learn",
             sizes=[elements // 10] * 10,
             given={"rest": rest},
             settings=settings,

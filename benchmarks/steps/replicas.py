@@ -35,8 +35,8 @@ from ftlib.settings.replicas import Part
 from tests.harness.basics import bind
 from tests.harness.nursery import Nursery
 from tests.harness.worker import Lines, Task, joined
-from tests.processes.learner import prepare
-from tests.processes.replicas import Replicas
+from tests.processes.jobs.replicas import Replicas
+from tests.processes.programs.learner import prepare
 
 __all__ = ["hsdp", "main", "plain", "prepare"]
 

@@ -16,8 +16,8 @@ from benchmarks.job import busy_loops
 from benchmarks.report import Report, chosen, parser
 from ftlib.cli.demo.digits import Digits
 from tests.harness.cluster import Cluster, Worker
-from tests.processes.reader import Orders
-from tests.processes.readers import ended, reading, violations
+from tests.processes.jobs.readers import ended, reading, violations
+from tests.processes.programs.reader import Orders
 
 LEAST, MOST = 2, 5
 """Workers."""
@@ -37,7 +37,7 @@ class Term:
         self._stopped: dict[Worker, float] = {}
         """Workers that hang, and when they go on."""
         settings = chosen(agent, rejoin=True)
-        self.cluster = Cluster(directory, program="tests.processes.reader:read", settings=settings)
+        self.cluster = Cluster(directory, program="tests.processes.programs.reader:read", settings=settings)
         self.steps = 0
 
     def run(self) -> list[str]:

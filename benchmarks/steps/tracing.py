@@ -195,7 +195,7 @@ def kill(args: argparse.Namespace, report: Report, collector: Collector) -> None
 def series(args: argparse.Namespace, report: Report, _collector: Collector) -> None:
     """What each member exports."""
     with tempfile.TemporaryDirectory() as kept:
-        habit = ["tests.processes.saver:Saver", str(Path(kept) / "checkpoints"), 20]
+        habit = ["tests.processes.programs.saver:Saver", str(Path(kept) / "checkpoints"), 20]
         with crew("series", args.workers, sizes=[20_000, 300], pause=0.02, habit=habit) as cluster:
             cluster.alive()[-1].kill()
             cluster.training(args.workers - 1, 60.0)

@@ -201,7 +201,7 @@ def test_the_worker_and_its_agent_are_told_apart() -> None:
 
 def test_sixty_four_members_have_no_more_than_nine_thousand_series() -> None:
     """Nothing grows with the number of members: each of 64 exports at most 140, with a store, and after as many
-    kinds of messages as a job with a joiner sees (see ``tests/processes/test_prometheus.py`` for a real one).
+    kinds of messages as a job with a joiner sees (see ``tests/processes/watching/test_prometheus.py`` for a real one).
     """
     traffic = {f"Kind{number}": {"messages": 1, "bytes": 10} for number in range(16)}
     everybody = {f"{number:012}": {"last": 0.1, "median": 0.1, "slow_for": 0, "straggler": False} for number in range(64)}

@@ -15,8 +15,8 @@ from tests.harness.gpu import PLACE, on_gpu
 from tests.harness.holding import held
 from tests.harness.nursery import Nursery
 from tests.harness.verdict import Verdict
+from tests.processes.faults.test_rehearsal import accelerated, all_is_well, epoch
 from tests.processes.test_isolated import judge, named, newest, redone
-from tests.processes.test_rehearsal import accelerated, all_is_well, epoch
 
 pytestmark = pytest.mark.process
 

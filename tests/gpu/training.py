@@ -11,8 +11,8 @@ import torch
 
 from ftlib import DistributedDataParallel, FTLib, Status
 from tests.harness.worker import Lines, Task, joined
-from tests.processes import learner
-from tests.processes.learner import prepare
+from tests.processes.programs import learner
+from tests.processes.programs.learner import prepare
 from tests.train.cases import CASES
 
 __all__ = ["SAVED", "gradients", "prepare", "save"]

@@ -10,8 +10,7 @@ import pytest
 
 from tests.harness.cluster import Cluster
 from tests.harness.nursery import Nursery
-
-from .stage import Stage
+from tests.processes.stage.stage import Stage
 
 FRAMED = ("kills", "hangs", "joining", "leaving", "stragglers", "execute", "checkpoints")
 """Modules whose tests hold for every framework."""

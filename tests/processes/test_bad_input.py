@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from consensus.config import PROTOCOL_VERSION
-
-from .stage import Player, Stage, healthy, one_line
+from tests.processes.stage.stage import Player, Stage, healthy, one_line
 
 pytestmark = [pytest.mark.process]
 

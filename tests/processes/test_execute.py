@@ -13,8 +13,7 @@ import pytest
 from tests.harness.cluster import Cluster, Worker
 from tests.harness.nursery import Nursery
 from tests.harness.verdict import Verdict
-
-from .stepper import PLACES
+from tests.processes.programs.stepper import PLACES
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
@@ -26,7 +25,7 @@ MOMENTS = ["operation:before@60", "operation:after@63", "finish:before@12", "fin
 @pytest.fixture
 def cluster(nursery: Nursery, tmp_path: Path) -> Iterator[Cluster]:
     """A cluster of steppers without workers yet."""
-    task = {"program": "tests.processes.stepper:step", "sizes": SIZES, "pause": 0.01}
+    task = {"program": "tests.processes.programs.stepper:step", "sizes": SIZES, "pause": 0.01}
     with Cluster(tmp_path, nursery, **task, settings={"agent": "thread", "bucket_mb": 0.08}) as cluster:
         yield cluster
 

@@ -20,7 +20,7 @@ from tests.harness.cluster import Cluster, Worker
 from tests.harness.nursery import Nursery
 from tests.harness.verdict import Verdict
 from tests.harness.worker import Lines
-from tests.processes.test_rehearsal import accelerated
+from tests.processes.faults.test_rehearsal import accelerated
 
 pytestmark = pytest.mark.process
 

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 def cluster(nursery: Nursery, tmp_path: Path) -> Iterator[Cluster]:
     """Without workers yet. Their state has 1.6 MB shared and 2.4 MB private."""
     given = {"every": 60, "width": 448, "pace": 0.005}
-    with Cluster(tmp_path, nursery, program="tests.processes.locally:train", given=given) as cluster:
+    with Cluster(tmp_path, nursery, program="tests.processes.programs.locally:train", given=given) as cluster:
         yield cluster
 
 

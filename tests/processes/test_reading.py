@@ -12,9 +12,8 @@ import pytest
 
 from tests.harness.cluster import Cluster, Worker
 from tests.harness.nursery import Nursery
-
-from .reader import Orders
-from .readers import judge, reading
+from tests.processes.jobs.readers import judge, reading
+from tests.processes.programs.reader import Orders
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
@@ -23,7 +22,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 def cluster(nursery: Nursery, tmp_path: Path) -> Iterator[Cluster]:
     """A cluster of readers without workers yet."""
     with Cluster(
-        tmp_path, nursery, program="tests.processes.reader:read", settings={"rejoin": True, "exclude_after": 6.0}
+        tmp_path, nursery, program="tests.processes.programs.reader:read", settings={"rejoin": True, "exclude_after": 6.0}
     ) as cluster:
         yield cluster
 

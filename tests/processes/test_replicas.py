@@ -13,10 +13,9 @@ import pytest
 from ftlib.checkpoints.names import Name, of_shards, whole_steps
 from tests.harness.cluster import Worker
 from tests.harness.nursery import Nursery
-
-from .launched import LaunchedRun
-from .replicas import Replicas
-from .sharded import EVERY, MOMENTS, ROOM, SPOILT
+from tests.processes.jobs.launched import LaunchedRun
+from tests.processes.jobs.replicas import Replicas
+from tests.processes.programs.sharded import EVERY, MOMENTS, ROOM, SPOILT
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
@@ -156,7 +155,7 @@ def test_a_process_dies_at_a_moment_of_a_call(job: Replicas, moment: str) -> Non
 
 
 def test_the_launcher_starts_whole_replicas_and_starts_them_again(nursery: Nursery, tmp_path: Path) -> None:
-    task = {"program": "tests.processes.sharded:train", "pause": 0.01}
+    task = {"program": "tests.processes.programs.sharded:train", "pause": 0.01}
     with LaunchedRun(tmp_path, 2, "--shards", "2", nursery=nursery, restarts=1, **task) as run:
 
         def together(whos: int, since: int = 0) -> list[Worker] | None:
@@ -182,17 +181,17 @@ def test_the_launcher_starts_whole_replicas_and_starts_them_again(nursery: Nurse
 
 @pytest.mark.parametrize(("replica", "shard"), QUICK)
 def test_fsdp_in_a_replica_loses_a_process(job: Replicas, replica: int, shard: int) -> None:
-    lose_one(job, replica, shard, program="tests.processes.sharded:fsdp")
+    lose_one(job, replica, shard, program="tests.processes.programs.sharded:fsdp")
 
 
 def test_the_wrapper_over_fsdp_loses_a_process(job: Replicas) -> None:
-    lose_one(job, 0, 1, program="tests.processes.sharded:wrapped")
+    lose_one(job, 0, 1, program="tests.processes.programs.sharded:wrapped")
 
 
 @pytest.mark.parametrize("given", [{}, {"delay": 0}, {"delay": 2}], ids=str)
 def test_the_processes_of_a_replica_draw_the_same(job: Replicas, given: dict[str, int]) -> None:
     """Also where one of them loads ahead and the other does not, after a replica is lost, and after one has come."""
-    task: dict[str, Any] = {"program": "tests.processes.sharded:samples", "given": given}
+    task: dict[str, Any] = {"program": "tests.processes.programs.sharded:samples", "given": given}
     steps = 10 if given else 40
     three = job.begin(3, **task)
     job.together(*three, steps=steps)
@@ -215,13 +214,13 @@ def test_the_processes_of_a_replica_draw_the_same(job: Replicas, given: dict[str
 @pytest.mark.parametrize("delay", [0, 1])
 def test_diloco_over_fsdp_loses_a_process(job: Replicas, delay: int) -> None:
     """Seldom averages between replicas that shard inside: equal global weights and outer momentum after each sync."""
-    lose_one(job, 0, 1, program="tests.processes.sharded:diloco", given={"delay": delay})
+    lose_one(job, 0, 1, program="tests.processes.programs.sharded:diloco", given={"delay": delay})
 
 
 @pytest.mark.parametrize("delay", [0, 1])
 def test_an_outer_step_that_overflows_in_one_shard_is_undone_in_all(job: Replicas, delay: int) -> None:
     """The average is finite in both, and the step with it in one of them alone: no process keeps its part of it."""
-    both = job.begin(2, program="tests.processes.sharded:diloco", given={"delay": delay, "spoils": 1})
+    both = job.begin(2, program="tests.processes.programs.sharded:diloco", given={"delay": delay, "spoils": 1})
     workers = [worker for row in both for worker in row]
     job.until("they go on", lambda: all(worker.calls and worker.last["step"] > SPOILT + 4 for worker in workers))
     job.read()
@@ -241,7 +240,7 @@ def test_an_outer_step_that_overflows_in_one_shard_is_undone_in_all(job: Replica
 @pytest.mark.parametrize(("replica", "shard"), PROCESSES)
 def test_a_process_dies_within_a_sync(job: Replicas, replica: int, shard: int, moment: str, delay: int) -> None:
     """Any one of a senior replica and of a junior one; the other two finish the sync over each other alone."""
-    task: dict[str, Any] = {"program": "tests.processes.sharded:diloco", "given": {"delay": delay}}
+    task: dict[str, Any] = {"program": "tests.processes.programs.sharded:diloco", "given": {"delay": delay}}
     whole = {False: task, True: {**task, "die": (shard, moment)}}
     first = job.begin(1, **whole[replica == 0])[0]
     job.until("it trains", lambda: all(worker.calls for worker in first))

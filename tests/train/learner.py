@@ -9,7 +9,7 @@ import torch
 
 from ftlib import FTLib, Optimizer, Status
 from tests.harness.worker import Lines, Task
-from tests.processes import learner
+from tests.processes.programs import learner
 
 OVERFLOW = 7
 """Every so many steps one gradient is inf: the scaler skips that step, at all workers."""

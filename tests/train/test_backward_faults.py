@@ -15,7 +15,7 @@ import pytest
 from tests.harness.cluster import Cluster, Worker
 from tests.harness.nursery import Nursery
 from tests.harness.verdict import Verdict
-from tests.processes.wrapped import repeated, replayed
+from tests.processes.programs.wrapped import repeated, replayed
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
@@ -26,7 +26,7 @@ PLACES = range(len(SIZES) + 1)
 
 @pytest.fixture
 def cluster(nursery: Nursery, tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(tmp_path, nursery, program="tests.processes.wrapped:learn", sizes=SIZES) as cluster:
+    with Cluster(tmp_path, nursery, program="tests.processes.programs.wrapped:learn", sizes=SIZES) as cluster:
         yield cluster
 
 

@@ -10,9 +10,9 @@ from consensus.config import Config
 from consensus.messages import Ack, Chosen, Gossip, Introduction, JoinReply
 from consensus.simulation import Scenario, World, judged
 from consensus.simulation.script.play import prepare, safety
+from tests.simulation.histories import test_found
 
 from ...transcripts import test_stale_votes
-from .. import test_found
 from ..judgement import begun, end, living
 
 NEWS = (Chosen, Introduction, JoinReply)
@@ -261,7 +261,7 @@ def late_news(seed: int) -> World:
 
 
 def strays(seed: int) -> World:
-    """See ``ASTRAY`` in ``tests/simulation/test_found.py``. What m4 says of its own view, so that m1 would stop, is lost."""
+    """See ``ASTRAY`` in ``test_found``. What m4 says of its own view, so that m1 would stop, is lost."""
     scenario = Scenario.parse(test_found.ASTRAY)
     world = prepare(scenario, config=test_found.AS_FOUND)
     world.watch = lambda host, message: not (host.name == "m4" and isinstance(message, Introduction))
