@@ -115,14 +115,18 @@ class GlooGroup(Group):
         self.backend: Any = backend
         """The object of torch, for operations that this interface does not have.
 
-        Its destructor waits for what is under way. So the thread that destroys this group has to be the last to let go of it,
-        and no frame here has it as a variable: an exception, Ctrl-C say, keeps its frames for as long as the program likes.
+        Its destructor waits for what is under way. So the thread that destroys this group has to be the last to let go of it:
+        it waits for threads that are beginning an operation, and no frame here has it as a variable: an exception, Ctrl-C say,
+        keeps its frames for as long as the program likes.
         """
         self._links = tuple(links)
         self._peers = dict(peers)
         self._give_back = give_back
         self._state = _State.OPEN
         self._lock = threading.Lock()
+        self._beginning: deque[None] = deque()
+        """One entry for each thread that is beginning an operation, and has ``backend`` meanwhile. Not an integer: several
+        threads count at the same time."""
         self._works: deque[Work] = deque()
         self._moving: dict[int, torch.Tensor] = {}
         """Of each thread's newest transfer: Gloo has only its address, and goes on if an exception came before its work.
@@ -152,42 +156,46 @@ class GlooGroup(Group):
         mine = sum(link.handle.fileno() >= 0 for link in self._links)
         return sockets.holders({link.inode for link in self._links}) <= mine
 
-    def submit(self, operation: Operation) -> Work:
+    def submit(self, operation: Operation) -> Work:  # noqa: PLR0912 - for every bucket: one function
         """Begin ``operation`` on Gloo's threads: reductions of few bytes by an exchange, larger ones by a ring. All others send
         bytes, hence any dtype.
         """
         kind = operation.kind
-        if self._state is not _State.OPEN:
-            rest_at_exit()
-            return FailedWork(GroupError(f"the group of rank {self.rank} is {self._state.value}"))
         if kind in _IN_PARTS:
             check_parts(operation, self.size)
+        self._beginning.append(None)  # before the look at the state: who destroys the group looks in the other order
         try:
-            if kind is OperationKind.SEND or kind is OperationKind.RECV:
-                work: Work = self._begin_transfer(operation)
-            elif kind is OperationKind.ALLREDUCE:
+            if self._state is not _State.OPEN:
+                raise GroupError(f"the group of rank {self.rank} is {self._state.value}")
+            if kind is OperationKind.ALLREDUCE:
                 tensor, op = operation.tensor, operation.op
                 # All ranks choose alike, as their tensors are alike.
                 if 0 < tensor.nbytes <= self._exchanged and tensor.dtype in _EXCHANGED_DTYPES:
-                    work = GlooExchange(self, tensor, _COMBINE[op], self._pool)
+                    work: Work = GlooExchange(self, tensor, _COMBINE[op], self._pool)
                 else:
                     work = GlooWork(self, self.backend.allreduce([tensor], self._reductions[op]))
             else:
-                work = GlooWork(self, self._begin_with_bytes(operation))
+                work = self._begin_transfer(operation) if kind in _TRANSFERS else self._begin_with_bytes(operation)
         except KeyError:
             raise ConfigError(f"unknown operation {operation.op!r}: choose one of {', '.join(OPERATIONS)}") from None
+        except GroupError as error:
+            failure = error.afresh()
         except FOREIGN as error:
-            rest_at_exit()
-            if kind not in _TRANSFERS:
-                self.abort()  # only this rank left it out: its next collectives would meet wrong ones elsewhere
-            return FailedWork(self.translate(error))
-        with self._lock:
-            works = self._works
-            works.append(work)
-            if len(works) > _LOOKED_THROUGH:
-                while len(works) > 1 and works[0].done():
-                    works.popleft()
-        return work
+            failure = self.translate(error)
+        else:
+            with self._lock:
+                works = self._works
+                works.append(work)
+                if len(works) > _LOOKED_THROUGH:
+                    while len(works) > 1 and works[0].done():
+                        works.popleft()
+            return work
+        finally:
+            self._beginning.pop()
+        rest_at_exit()
+        if kind not in _TRANSFERS:
+            self.abort()  # only this rank left it out: its next collectives would meet wrong ones elsewhere
+        return FailedWork(failure)
 
     def abort(self) -> None:
         """Cut all connections of the group."""
@@ -249,23 +257,26 @@ class GlooGroup(Group):
             return GlooTransfer(self, self.backend.send([tensor], operation.peer, tag), tensor)
         return GlooTransfer(self, self.backend.recv([tensor], operation.peer, tag), tensor)
 
-    def _begin_with_bytes(self, operation: Operation) -> Any:
+    def _begin_with_bytes(self, operation: Operation) -> GlooWork:
         """Begin what moves bytes and does not look into them. Parts without any are an empty reduction: Gloo refuses them."""
         flat = _bytes(operation.tensor)
         if operation.kind is OperationKind.BROADCAST:
             options = BroadcastOptions()
             options.rootRank = operation.peer
-            return self.backend.broadcast([flat], options)
+            return GlooWork(self, self.backend.broadcast([flat], options))
         if not flat.numel():
-            return self.backend.allreduce([flat], self._reductions["SUM"])
+            return GlooWork(self, self.backend.allreduce([flat], self._reductions["SUM"]))
         if operation.kind is OperationKind.ALL_TO_ALL:  # Gloo does not do so in place
-            return self.backend.alltoall_base(flat, flat.clone(), [], [])
+            return GlooWork(self, self.backend.alltoall_base(flat, flat.clone(), [], []))
         part = flat.numel() // self.size
-        return self.backend._allgather_base(flat, flat[self.rank * part : (self.rank + 1) * part])  # noqa: SLF001
+        own = flat[self.rank * part : (self.rank + 1) * part]
+        return GlooWork(self, self.backend._allgather_base(flat, own))  # noqa: SLF001
 
     def _destroy(self) -> None:
         """Drop the backend once no operation is under way: its destructor would wait for the operations."""
         deadline = time.monotonic() + 2 * self.timeout
+        while self._beginning and time.monotonic() < deadline:
+            time.sleep(_SLICE)
         with self._lock:
             works = list(self._works)
             self._works.clear()

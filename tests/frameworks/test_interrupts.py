@@ -1,4 +1,4 @@
-"""An exception in the middle of a group's own code: a signal handler's may come anywhere."""
+"""In the middle of a group's own code: an exception, as a signal handler may raise one anywhere; or the end of the group."""
 
 from __future__ import annotations
 
@@ -40,6 +40,60 @@ def test_an_exception_does_not_keep_the_backend(kind: OperationKind, numel: int)
     assert finish_tasks(10.0)
     assert there() is None
     assert caught.value.__traceback__ is not None
+
+
+class Begun:
+    """Torch's work, of an operation that has ended."""
+
+    def is_completed(self) -> bool:
+        return True
+
+    def wait(self, *_: object) -> bool:
+        return True
+
+
+class Beginning:
+    """In place of torch's object: an operation has begun, and the thread that began it is held up in there."""
+
+    def __init__(self) -> None:
+        self.there, self.returns = threading.Event(), threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def begin(*_: object) -> Begun:
+            self.there.set()
+            assert self.returns.wait(10.0)
+            return Begun()
+
+        return begin
+
+
+@pytest.mark.parametrize("numel", [3, 1 << 16])
+@pytest.mark.parametrize("kind", list(OperationKind))
+def test_a_thread_that_begins_is_never_the_last_to_have_the_backend(kind: OperationKind, numel: int) -> None:
+    """A freeze closes the group while the training thread is in there, and the thread comes back late: it must not be the one
+    that waits in the destructor.
+    """
+    backend, destroyed = Beginning(), list[int]()
+    there, returns = backend.there, backend.returns
+    weakref.finalize(backend, lambda: destroyed.append(threading.get_ident()))
+    given_back = threading.Event()
+    group = GlooGroup(GroupSpec("v", 1, 0, 3, {}, timeout=10.0), backend, (), {}, give_back=given_back.set)
+    del backend
+    operation = Operation(kind, torch.zeros(3 * numel), "SUM", peer=1)
+    trains = threading.Thread(target=group.submit, args=(operation,))
+    trains.start()
+    assert there.wait(10.0)
+    group.close()
+    assert not given_back.wait(0.1), "who destroys it waits for the thread that is in there"
+    returns.set()
+    trains.join()
+    assert finish_tasks(10.0)
+    assert given_back.is_set()
+    assert len(destroyed) == 1
+    assert destroyed != [trains.ident]
 
 
 def test_what_moves_stays_in_memory_whatever_other_threads_send() -> None:
