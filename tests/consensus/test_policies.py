@@ -2,50 +2,42 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-from typing import Any
+import time
 
 import pytest
 
-import consensus
-from consensus import FoundedApartError, Gossip, LeftError
-from tests.harness.basics import TIMEOUT, eventually
+from consensus import FoundedApartError, Gossip, Home, LeftError, OvertakenError, Policy
+from tests.harness.basics import eventually
 
-from .group import address, agree, begin, members, peers
-from .peer import Peer
-
-
-def status(peer: Peer) -> dict[str, Any]:
-    """What the agent of another process believes."""
-    with consensus.get(peer.member.address, "/status", timeout=TIMEOUT) as answer:
-        found: dict[str, Any] = json.loads(answer.read())
-    return found
-
-
-def inside(peer: Peer) -> list[str]:
-    return [member["id"] for member in status(peer)["members"]]
+from .group import address, agree, begin, members
 
 
 @pytest.mark.process
 def test_any_two_that_lost_each_other_go_on_and_one_of_them_stops_when_they_meet() -> None:
-    """They lose each other by being stopped in turns."""
-    settings: dict[str, Any] = {"job": "test", "initial_size": 2, "exclude_after": 4.0, "policy": "any"}
-    with peers(1, **settings) as [one], peers(1, introducers=(one.address,), **settings) as [two]:
-        eventually(lambda: len(inside(one)) == len(inside(two)) == 2, "they meet")
-        one.pause()
-        eventually(lambda: inside(two) == [two.member.id], "the second goes on alone")
-        two.tell("where 7,0")
-        two.pause()
-        os.kill(one.process.pid, signal.SIGCONT)
-        eventually(lambda: inside(one) == [one.member.id] and not status(one)["changing"], "the first goes on alone")
-        one.tell("where 5,0")
-        eventually(lambda: status(one)["active_epoch"] == 2, "it acts")
-        os.kill(two.process.pid, signal.SIGCONT)
-        eventually(lambda: status(one)["stopped"] is not None, "they meet, and the second has done more steps")
-        assert "OvertakenError: the job was cut in two (policy any)" in status(one)["stopped"]
-        assert status(two)["stopped"] is None and inside(two) == [two.member.id]
+    """A cut that nothing crosses: of a member that is stopped, the other one's words would lie in its sockets meanwhile."""
+    with members(2, agent=Home.PROCESS, exclude_after=4.0, policy=Policy.ANY) as group:
+        agree(group, 2)
+        one, two = group
+        cut = 0.0
+
+        def apart() -> bool:
+            """Nobody waits for the end of the cut, which begins anew each second until both have gone on."""
+            nonlocal cut
+            if time.monotonic() > cut + 1.0:
+                cut = time.monotonic()
+                assert one.cut_off(8.0)
+            return all(member.view is not None and member.view.ids == (member.id,) and member.confirm() for member in group)
+
+        eventually(apart, "both go on alone")
+        one.progress(5, 0)
+        two.progress(7, 0)
+        eventually(lambda: one.stopped is not None, "they meet, and the second has done more steps")
+        assert time.monotonic() - cut >= 8.0
+        assert isinstance(one.stopped, OvertakenError)
+        assert "the job was cut in two (policy any)" in str(one.stopped)
+        assert two.stopped is None
+        assert two.view is not None
+        assert two.view.ids == (two.id,)
 
 
 @pytest.mark.usefixtures("patient")

@@ -10,6 +10,7 @@ script has made it so; then it is healed, and has to be like the others from the
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -89,6 +90,16 @@ class _Made:
     """Members that had no part in it."""
 
 
+@dataclass(frozen=True)
+class _Due:
+    """What a member had to send in an attempt, if that was compressed; nothing if it took part in a call of the others."""
+
+    share: float
+    """Its contribution times its weight; 0 if it has no part."""
+    owed: Mapping[bytes, float]
+    """See ``_Place``."""
+
+
 @dataclass
 class _Place:
     """Where one process is, as far as it was seen."""
@@ -111,6 +122,9 @@ class _Place:
     """Of its own that the last call used up."""
     owed: dict[bytes, float] = field(default_factory=dict)
     """By compressed layout: see ``_Finish``."""
+    dues: dict[tuple[int, str], _Due] = field(default_factory=dict)
+    """By the number of a call and the id of the view in which it was attempted: whoever was stopped may find its result when
+    the others are far ahead."""
     hinted: int = 0
     """The epoch of the newest session whose failure it has told the others."""
     applied: tuple[int, bytes] | None = None
@@ -221,6 +235,10 @@ class Promises(Observer):
             self._void.add(part)
         elif not self._place(process).reloaded:
             self._void.discard(part)
+        place, session = self._place(process), process.plane.running
+        if session is not None and not call.foreign:
+            share = 0.0 if part in self._void else place.token * place.weight
+            place.dues[call.number, session.view.view_id] = _Due(share, dict(place.owed))
 
     def stands_in(self, process: Process) -> None:
         """A deputy enters the others' call: its program has begun none."""
@@ -488,7 +506,7 @@ class Promises(Observer):
         assert made or not adopted, self._say(process, f"adopted {self._text(outcome)}, which nobody has finished so")
         finish = _Finish(outcome, session.view if made is None else made.view)
         if outcome.layout:
-            finish.owed = self._sent(process, session, outcome)
+            finish.owed = self._sent(process, finish.view, outcome)
         else:
             void = frozenset(m for m, number in self._void if number == outcome.call) if made is None else made.void
             finish.contributors = self._contributors(process, finish.view, void, outcome)
@@ -551,16 +569,16 @@ class Promises(Observer):
         )
         return frozenset(found)
 
-    def _sent(self, process: Process, session: Session, outcome: Outcome) -> dict[str, float]:
+    def _sent(self, process: Process, view: View, outcome: Outcome) -> dict[str, float]:
         """What members owe after a compressed call, in which each has sent its part of what it had to send, and owed before."""
         owed = {}
         for lane, values in enumerate(zip(*outcome.sums, strict=True)):
             member = self._by_lane(lane) if lane < len(self._jobs.processes) else ""
             wanted = 0.0
             place = self._places.get(member)
-            if member in session.view and place is not None and not place.foreign:
-                part = 0.0 if (member, outcome.call) in self._void else place.token * place.weight / outcome.weight
-                due = part + place.owed.get(outcome.layout, 0.0)
+            given = None if place is None else place.dues.get((outcome.call, view.view_id))
+            if given is not None:
+                due = given.share / outcome.weight + given.owed.get(outcome.layout, 0.0)
                 wanted, owed[member] = due * SENT, due * (1.0 - SENT)
             for number, value in enumerate(values):
                 assert abs(value - wanted * (number + 1)) <= CLOSE * (1.0 + abs(value)), self._say(
