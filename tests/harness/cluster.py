@@ -236,13 +236,15 @@ class Cluster(Watched[Worker]):
         ]
 
     def join(self, **task: Any) -> Worker:
-        """Start a worker that joins through up to three members that are alive, the newest first.
+        """Start a worker that joins through up to three members that are alive, the newest first. Where one is left, through
+        those that are coming, too: it may be killed before it has named another one.
 
         At a port of its own: that of an introducer which has just died could make it the founder of another job.
         """
         members = [worker for worker in self.alive() if worker.calls]
-        addresses = [worker.address for worker in members[-3:]]
-        assert addresses, "nobody to join"
+        assert members, "nobody to join"
+        coming = [worker for worker in self.alive() if worker.address and not worker.calls] if len(members) == 1 else []
+        addresses = [worker.address for worker in (*coming, *members)[-3:]]
         return self._spawn({"introducers": addresses, "bind": "127.0.0.1:0"}, **task)
 
     def _spawn(self, settings: dict[str, Any], pair: tuple[socket.socket, ...] = (), /, **more: Any) -> Worker:
