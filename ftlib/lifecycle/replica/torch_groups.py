@@ -7,6 +7,7 @@ A backend of ``torch.distributed`` named ``ftlib``: each group is one of Gloo wh
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import itertools
 import threading
@@ -93,6 +94,7 @@ class TorchGroups:
             groups = list(self._groups)
         for group in groups:
             group.abort()
+            _keep(group)
 
     def close(self) -> None:
         """Release everything. Idempotent."""
@@ -100,6 +102,13 @@ class TorchGroups:
             groups, self._groups = self._groups, []
         for group in groups:
             group.close()
+
+
+def _keep(group: GlooGroup) -> None:
+    """Never destroy what Gloo has of an aborted group. The destructor waits for operations under way, and Gloo forgets one now
+    and then: that one ends at its timeout, and so long the program's thread would wait, as it lets go of its model or ends.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group.backend))
 
 
 class _TorchWork(dist.Work):
