@@ -125,12 +125,17 @@ def main() -> None:
         if kind == "hold":  # as a C extension that keeps the interpreter's lock
             print(line, end="", flush=True)
             ctypes.PyDLL(None).usleep(int(float(value) * 1e6))
+        elif kind == "where":
+            gossip.progress(*map(int, value.split(",")))
+            print(line, end="", flush=True)
         elif kind == "touch":  # so many MB
             memory.append(b"\1" * (int(value) << 20))
             print(line, end="", flush=True)
         elif kind == "execute":
             print(line, end="", flush=True)
             os.execlp(value, value, "60")
+        else:
+            raise SystemExit(f"no order of a peer: {kind}")
 
 
 if __name__ == "__main__":
