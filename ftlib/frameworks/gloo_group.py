@@ -34,7 +34,8 @@ from ftlib.frameworks.background import start_task
 from ftlib.frameworks.base import Group, GroupSpec, Operation, OperationKind, Work, check_parts
 from ftlib.frameworks.gloo_work import (
     FOREIGN,
-    ExchangePool,
+    SPARE_ROWS,
+    ExchangeRows,
     FailedWork,
     GlooExchange,
     GlooTransfer,
@@ -133,7 +134,8 @@ class GlooGroup(Group):
         """
         self._exchanged = 0 if spec.size <= _PAIR else _EXCHANGED // (spec.size - 1)
         """Bytes of a tensor up to which its reduction is an exchange."""
-        self._pool = ExchangePool(spec.size)
+        self._free: deque[ExchangeRows] = deque(maxlen=SPARE_ROWS)
+        """Memory of exchanges that have ended."""
         self._reductions: dict[str, AllreduceOptions] = {}
         for name, operation in OPERATIONS.items():
             self._reductions[name] = AllreduceOptions()
@@ -171,7 +173,7 @@ class GlooGroup(Group):
                 tensor, op = operation.tensor, operation.op
                 # All ranks choose alike, as their tensors are alike.
                 if 0 < tensor.nbytes <= self._exchanged and tensor.dtype in _EXCHANGED_DTYPES:
-                    work: Work = GlooExchange(self, tensor, _COMBINE[op], self._pool)
+                    work: Work = GlooExchange(self, tensor, _COMBINE[op], self._free)
                 else:
                     work = GlooWork(self, self.backend.allreduce([tensor], self._reductions[op]))
             else:

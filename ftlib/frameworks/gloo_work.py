@@ -33,7 +33,7 @@ FOREIGN = (RuntimeError, ValueError, TypeError, IndexError)
 
 _NEAR = 0.05
 """Seconds by which a wait may be shorter than the group's timeout, and yet take as long as that."""
-_SPARE_ROWS = 8
+SPARE_ROWS = 8
 """Memory of so many exchanges is kept: small calls of a step, and of each as many as are under way at once."""
 _ABANDONED_SLICE = 0.1
 """Seconds after which a wait checks whether its operation was abandoned; only if sockets cannot be cut."""
@@ -198,29 +198,6 @@ class ExchangeRows:
         """``sent``, as Gloo takes it."""
 
 
-class ExchangePool:
-    """The memory of a group's exchanges, used again once one has ended. Any thread."""
-
-    def __init__(self, size: int) -> None:
-        """``size``: the number of ranks."""
-        self._size = size
-        self._free: deque[ExchangeRows] = deque(maxlen=_SPARE_ROWS)
-        """Used last to the right, as a loop wants the same again."""
-
-    def take(self, count: int, dtype: torch.dtype) -> ExchangeRows:
-        """Memory for an exchange of ``count`` elements of ``dtype``."""
-        with contextlib.suppress(IndexError):  # another thread was quicker
-            for _ in range(len(self._free)):
-                if (rows := self._free.popleft()).key == (count, dtype):
-                    return rows
-                self._free.append(rows)
-        return ExchangeRows(self._size, count, dtype)
-
-    def give_back(self, rows: ExchangeRows) -> None:
-        """Nothing uses this memory any more."""
-        self._free.append(rows)
-
-
 class GlooExchange(Work):
     """A reduction of few bytes: Gloo brings the tensors of all ranks, and who waits reduces them, in the order of the ranks.
 
@@ -228,19 +205,28 @@ class GlooExchange(Work):
     other: among four ranks on two cores that took 6 ms instead of 3.
     """
 
-    __slots__ = ("_combine", "_flat", "_moving", "_pool", "_rows", "_turn")
+    __slots__ = ("_combine", "_flat", "_free", "_moving", "_rows", "_turn")
 
-    def __init__(self, owner: _Owner, tensor: torch.Tensor, combine: Callable[..., Any], pool: ExchangePool) -> None:
+    def __init__(self, owner: _Owner, tensor: torch.Tensor, combine: Callable[..., Any], free: deque[ExchangeRows]) -> None:
         """Begin. ``tensor``: the one to reduce among the ranks of ``owner``. ``combine(a, b, out=)``: reduces two arrays,
-        element by element, so that all processors round alike. ``pool``: that of the group.
+        element by element, so that all processors round alike. ``free``: the memory of the group's exchanges that have ended;
+        used last to the right, as a loop wants the same again.
         """
         # With numpy, which is done before torch begins.
         self._flat = flat = tensor.detach().view(-1).numpy()
-        rows = pool.take(flat.size, tensor.dtype)
+        key, rows = (flat.size, tensor.dtype), None
+        with contextlib.suppress(IndexError):  # another thread was quicker
+            for _ in range(len(free)):
+                if (oldest := free.popleft()).key == key:
+                    rows = oldest
+                    break
+                free.append(oldest)
+        if rows is None:
+            rows = ExchangeRows(owner.size, *key)
         rows.sent[:] = flat
         self._moving = GlooWork(owner, owner.backend.alltoall_base(rows.came, rows.outgoing, [], []))
         self._combine = combine
-        self._pool = pool
+        self._free = free
         self._turn = threading.Lock()
         self._rows: ExchangeRows | None = rows
         """None once the ranks' tensors have come, and are reduced. Guarded by ``_turn``."""
@@ -258,7 +244,7 @@ class GlooExchange(Work):
                     for row in rest:
                         combine(flat, row, out=flat)
                 self._rows = None
-                self._pool.give_back(rows)
+                self._free.append(rows)
         return True
 
     def done(self) -> bool:

@@ -32,11 +32,8 @@ _BOUNDS = (0.0, *(_FINEST * _RATIO ** (power + 0.5) for power in range(254)))
 
 coded: Callable[[float], int] = functools.partial(bisect, _BOUNDS)
 """The code of a duration in seconds, 1 to 255; 0 (unknown) if it is below 0."""
-
-
-def seconds(code: int) -> float:
-    """The seconds that a code stands for; 0.0 for code 0 (unknown)."""
-    return _SECONDS[code]
+seconds: Callable[[int], float] = _SECONDS.__getitem__
+"""The seconds that a code stands for; 0.0 for code 0 (unknown)."""
 
 
 @dataclass(frozen=True, slots=True)
