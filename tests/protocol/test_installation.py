@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
-from consensus.border import Flushed
+from consensus.border import Flushed, Freeze
+from consensus.member import Member
 from consensus.messages import (
     Accepted,
     Chosen,
@@ -20,6 +23,7 @@ from consensus.messages import (
 from consensus.messages.reports import Reports
 from consensus.protocol.agreement.installation import PAUSE, RESEND_AT_MOST, Installation
 from consensus.protocol.agreement.installer import LEAVERS_WAIT, Installer
+from consensus.protocol.machine import Machine
 from consensus.protocol.state.core import Core
 from consensus.protocol.state.inputs import Checked
 from consensus.protocol.state.life import Turn
@@ -27,7 +31,7 @@ from consensus.simulation import Host
 from consensus.view import Cause, Delta, Proposal, Removal, View
 
 from ..transcripts.script import agree, start_job
-from .people import core_of, machine_in, member, sends, view_of
+from .people import CONFIG, core_of, machine_in, member, sends, view_of
 
 PARENT = view_of("abc")
 VIEW = Proposal(PARENT.view_id, 2, (Removal("b", Cause.PROOF),), (member("j"),)).apply(PARENT)
@@ -228,3 +232,19 @@ def test_who_drove_a_view_that_a_newer_one_overtook_asks_and_accuses_nobody_any_
     assert not sends(machine.drain(), FlushRequest) and not machine._core.evidence.unready
     machine.receive("x", member("x").address, Pull(1, "another"), 100.3)
     assert sends(machine.drain(), Introduction), "what it waited for keeps the newer view from nobody"
+
+
+def test_a_joiner_is_never_asked_for_a_report() -> None:
+    """The request is for b, which has died: the joiner listens where that one did."""
+    parent = view_of("abc")
+    joiner = Member("d", *member("b").address)
+    chosen = Proposal(parent.view_id, 2, joined=(joiner,)).apply(parent)
+    delta = Delta.between(parent, chosen)
+    assert delta is not None
+    machine = Machine(CONFIG, joiner, Random(1), founder=False, introducers=(member("a").address,))
+    machine.start(100.0)
+    machine.receive("a", member("a").address, Chosen(chosen, "a"), 100.1)
+    assert machine.view == chosen
+    machine.drain()
+    machine.receive("a", member("a").address, FlushRequest(delta), 100.2)
+    assert not any(isinstance(effect, Freeze) for effect in machine.drain())

@@ -247,6 +247,8 @@ class ViewChange:
     def on_flush_request(self, sender: str, address: Address, request: FlushRequest, now: float) -> None:
         """The driver of a chosen view (which we may not know yet) needs our report."""
         core = self._core
+        if any(joiner.id == core.member.id for joiner in request.delta.joined):
+            return  # it was for a member that has died at this address: a joiner has nothing to report on the view before
         self._chosen_is(Chosen(None, sender, request.delta), sender, address, now)
         if core.view_id == request.delta.view_id and core.installed is not core.view:
             core.history.mark(Moment.ASKED, core.epoch, now)

@@ -29,3 +29,9 @@ STORED = (
 def test_promises_hold_with_a_store(seed: int) -> None:
     result = play(random_history(seed, policy="storage"))
     assert result.good, f"{result.scenario}\n{result}"
+
+
+def test_who_comes_where_somebody_died_is_no_founder() -> None:
+    """At the same address it is asked for the dead one's report, before any view is installed there."""
+    result = play(random_history(106444, policy="any"))
+    assert result.good, str(result)
