@@ -31,7 +31,8 @@ class Followed(Call):
 
     def __init__(self, began: float, *, veto: bool, may_give_state: bool = False) -> None:
         """``veto``: True if nobody applies averages with inf or nan. ``may_give_state``: see ``Call``."""
-        super().__init__(Kind.BARRIER, UNKNOWN, (), weight=0.0, divide=True)
+        # ``views``: it may turn out to be the program's own call, which then sees the result and may change it at any moment.
+        super().__init__(Kind.BARRIER, UNKNOWN, (), weight=0.0, divide=True, views=True)
         self._vetoes = veto
         self.may_give_state = may_give_state
         self.began = began

@@ -50,6 +50,12 @@ def test_a_follower_has_the_state_with_the_call_after_which_the_last_who_had_it_
     assert result.good, str(result)
 
 
+def test_a_followed_call_that_became_the_programs_own_is_not_given_once_it_was_changed() -> None:
+    """By ``.data``, which no version shows: the result had not been known to be one that a program sees."""
+    result = play(random_history(126523), jobs=mixing(126523))
+    assert result.good, str(result)
+
+
 def test_promises_hold_whatever_is_plotted() -> None:
     scenes = 0
     for seed in range(8):
