@@ -138,7 +138,7 @@ def main() -> int:
             while not (told := file.with_suffix(".address")).exists() or not told.read_text():
                 if server.poll() is not None or time.monotonic() > deadline:
                     raise SystemExit("the server did not start")
-                time.sleep(0.02)
+                time.sleep(0.02)  # between two looks
             dist.init_process_group("gloo", init_method=f"file://{file}", rank=1, world_size=2)
             pg = Visited.new_session(told.read_text())
             ours = Asker(lambda tensor: pg.recv([tensor], 0, 0).wait(), lambda tensor: pg.send([tensor], 0, 0).wait())

@@ -152,6 +152,28 @@ def test_whoever_is_missing_is_named(started: int) -> None:
     assert told.startswith(f"of 2 ranks, these have not {what} within 5 s: 1; ")
 
 
+FAILS = """
+import os, torch.distributed as distributed
+from ftlib.launch.agent.group import open_group
+def fails(*given, **more):
+    raise RuntimeError("no such backend here")
+distributed.init_process_group = fails
+try:
+    open_group("gloo", int(os.environ["MASTER"]), 60.0)
+except RuntimeError as error:
+    print(type(error).__name__, error)
+"""
+
+
+def test_what_fails_at_once_is_not_taken_for_the_absence_of_a_rank() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as store:
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.getsockname()[1]), "WORLD_SIZE": "2", "RANK": "0"}
+        environment = {**os.environ, **place, "MASTER": str(store.fileno())}
+        given: Any = {"env": environment, "pass_fds": [store.fileno()], "capture_output": True, "text": True}
+        done = subprocess.run([sys.executable, "-c", FAILS], timeout=4 * TIMEOUT, check=True, **given)
+    assert done.stdout == "RuntimeError no such backend here\n"
+
+
 def ends_early(how: str) -> int:
     if int(os.environ["RANK"]) == 1:
         (sys.exit if how == "exit" else os._exit)(0)

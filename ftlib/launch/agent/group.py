@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import time
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -13,7 +14,7 @@ def open_group(backend: str, master: int, seconds: float) -> Group:
     """Make this process a rank of ``torch.distributed``. ``master``: the store's listening socket at rank 0, else -1.
 
     Returns once all ranks have done so: one whose function is over at once would cut off those that are still connecting.
-    TimeoutError names the ranks that have not within ``seconds``.
+    TimeoutError names the ranks that have not within ``seconds``. What fails sooner is raised as it is.
     """
     torch: Any = importlib.import_module("torch")
     distributed: Any = importlib.import_module("torch.distributed")
@@ -24,7 +25,7 @@ def open_group(backend: str, master: int, seconds: float) -> Group:
     store = distributed.TCPStore(*place, size, rank == 0, timeout=timeout, wait_for_workers=False, **more)
     if backend == "nccl":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-    connected = [f"connected/{each}" for each in range(size)]
+    connected, began = [f"connected/{each}" for each in range(size)], time.monotonic()
     try:
         store.set(f"came/{rank}", "")
         distributed.init_process_group(
@@ -33,9 +34,15 @@ def open_group(backend: str, master: int, seconds: float) -> Group:
         store.set(connected[rank], "")
         store.wait(connected, timeout)
     except RuntimeError as error:
-        here = store.check([connected[rank]])
-        missing = [each for each in range(size) if not store.check([connected[each] if here else f"came/{each}"])]
-        if not missing:  # then it is no rank's absence
+        if time.monotonic() < began + seconds:  # it is no rank's absence
+            raise
+        try:
+            here = store.check([connected[rank]])
+            missing = [each for each in range(size) if not store.check([connected[each] if here else f"came/{each}"])]
+        except RuntimeError:
+            text = f"rank 0, which has the store, does not answer any more at {place[0]}:{place[1]}"
+            raise TimeoutError(f"{text}: its log, or its host, may say why") from error
+        if not missing:
             raise
         names = ", ".join(map(str, missing))
         what = "connected to all others" if here else "come to the store of rank 0"
