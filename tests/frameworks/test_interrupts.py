@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from ftlib.frameworks.background import finish_tasks
 from ftlib.frameworks.base import GroupSpec, Operation, OperationKind
 from ftlib.frameworks.gloo_group import GlooGroup
 
@@ -31,13 +30,13 @@ def test_an_exception_does_not_keep_the_backend(kind: OperationKind, numel: int)
     the exception must not be the one that waits there, at the end of its ``except``.
     """
     backend = Interrupting()
-    there = weakref.ref(backend)
-    group = GlooGroup(GroupSpec("v", 1, 0, 3, {}, timeout=1.0), backend, (), {}, give_back=lambda: None)
+    there, given_back = weakref.ref(backend), threading.Event()
+    group = GlooGroup(GroupSpec("v", 1, 0, 3, {}, timeout=1.0), backend, (), {}, give_back=given_back.set)
     del backend
     with pytest.raises(KeyboardInterrupt) as caught:
         group.submit(Operation(kind, torch.zeros(3 * numel), "SUM", peer=1))
     group.close()
-    assert finish_tasks(10.0)
+    assert given_back.wait(10.0)
     assert there() is None
     assert caught.value.__traceback__ is not None
 
@@ -90,8 +89,7 @@ def test_a_thread_that_begins_is_never_the_last_to_have_the_backend(kind: Operat
     assert not given_back.wait(0.1), "who destroys it waits for the thread that is in there"
     returns.set()
     trains.join()
-    assert finish_tasks(10.0)
-    assert given_back.is_set()
+    assert given_back.wait(10.0)
     assert len(destroyed) == 1
     assert destroyed != [trains.ident]
 
@@ -114,4 +112,3 @@ def test_what_moves_stays_in_memory_whatever_other_threads_send() -> None:
     assert send()() is not None
     assert here() is None, "one a thread"
     group.close()
-    assert finish_tasks(10.0)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 
 import pytest
 
 from ftlib.errors import ReplicaLost
-from ftlib.frameworks.background import finish_tasks
 from ftlib.frameworks.base import GroupSpec
 from ftlib.frameworks.gloo_group import GlooGroup
 from ftlib.lifecycle.replica.torch_groups import TorchGroups
@@ -23,12 +23,13 @@ def test_what_gloo_has_of_a_lost_replica_is_never_destroyed(lost: bool) -> None:
     operations may take. So it did in 2 of 100 whose operation was cut off.
     """
     backend = Backend()
-    there = weakref.ref(backend)
+    there, given_back = weakref.ref(backend), threading.Event()
     groups = TorchGroups(lambda _: None)
-    groups._groups.append(GlooGroup(GroupSpec("v", 1, 0, 3, {}, timeout=1.0), backend, (), {}, give_back=lambda: None))
+    spec = GroupSpec("v", 1, 0, 3, {}, timeout=1.0)
+    groups._groups.append(GlooGroup(spec, backend, (), {}, give_back=given_back.set))
     del backend
     if lost:
         groups.abort(ReplicaLost("shard 1 is lost"))
     groups.close()
-    assert finish_tasks(10.0)
+    assert given_back.wait(10.0)
     assert (there() is not None) == lost
