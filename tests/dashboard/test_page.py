@@ -177,6 +177,17 @@ def test_a_job_is_seen_and_ordered_about(tmp_path: Path, browser: Any) -> None:
         launched.finish()
 
 
+HELD_BACK = """
+const ask = window.fetch;
+const mayAsk = new Promise((resolve) => { window.letGo = resolve; });
+window.fetch = async (where, ...how) => {
+    if (String(where).includes("/consequence/")) await mayAsk;
+    return ask(where, ...how);
+};
+"""
+"""It takes until ``letGo()`` to learn what a kill would do."""
+
+
 def test_an_order_from_an_address_that_is_not_loopback(tmp_path: Path, browser: Any) -> None:
     """Over plain HTTP from another host a browser lacks what it gives to pages of its own host only."""
     script = tmp_path / "script.py"
@@ -194,13 +205,13 @@ def test_an_order_from_an_address_that_is_not_loopback(tmp_path: Path, browser: 
         shown = "return document.getElementById('show-text').textContent"
         eventually(lambda: "MainThread" in browser.execute_script(shown), "its stacks")
         browser.execute_script("document.getElementById('show-close').click()")
-        program.send_signal(signal.SIGSTOP)  # slow to say what a kill would do
+        browser.execute_script(HELD_BACK)
         browser.execute_script("document.querySelector('[data-kind=kill]').click()")
         field = "return document.getElementById('ask').open && !document.getElementById('ask-name').hidden"
         eventually(lambda: browser.execute_script(field), "as steps would wait, the name is asked for")
         browser.find_element("id", "ask-input").send_keys(browser.execute_script("return Object.values(page.rows)[0].name"))
         assert not browser.find_element("id", "ask-yes").is_enabled(), "nobody agrees to what is not shown yet"
-        program.send_signal(signal.SIGCONT)
+        browser.execute_script("window.letGo()")
         eventually(lambda: browser.find_element("id", "ask-yes").is_enabled(), "the dialog is ready")
         browser.find_element("id", "ask-yes").click()
         assert program.wait(TIMEOUT) == -signal.SIGKILL
