@@ -7,8 +7,10 @@ from random import Random
 import pytest
 
 from consensus.border import Flushed, Freeze
+from consensus.errors import ExcludedError
 from consensus.member import Member
 from consensus.messages import (
+    Accept,
     Accepted,
     Chosen,
     EvidenceKind,
@@ -34,6 +36,7 @@ from ..transcripts.script import agree, start_job
 from .people import CONFIG, core_of, machine_in, member, sends, view_of
 
 PARENT = view_of("abc")
+VIEW_WITH_B = Proposal(PARENT.view_id, 2, (Removal("a", Cause.PROOF),)).apply(PARENT)
 VIEW = Proposal(PARENT.view_id, 2, (Removal("b", Cause.PROOF),), (member("j"),)).apply(PARENT)
 
 
@@ -248,3 +251,14 @@ def test_a_joiner_is_never_asked_for_a_report() -> None:
     machine.drain()
     machine.receive("a", member("a").address, FlushRequest(delta), 100.2)
     assert not any(isinstance(effect, Freeze) for effect in machine.drain())
+
+
+def test_who_voted_itself_out_stops_when_another_list_is_chosen() -> None:
+    """It may not follow that one, and all others would wait for its report."""
+    machine = machine_in("abc", "b")
+    parent = machine.view
+    assert parent is not None
+    without_us = Proposal(parent.view_id, 2, (Removal("b", Cause.SILENCE),))
+    machine.receive("a", member("a").address, Accept(2, parent.view_id, (0, "a"), without_us), 200.0)
+    machine.receive("c", member("c").address, Chosen(VIEW_WITH_B, "c"), 200.1)
+    assert isinstance(machine.stopped, ExcludedError) and "voted for a list without itself" in str(machine.stopped)

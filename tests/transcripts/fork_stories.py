@@ -223,7 +223,7 @@ def fork_late_news(tale: Tale) -> None:
     page = tale.page(
         "The rule",
         """E and F have voted for {D}, which is without them, and so for all they know somebody acts in it. {D E F} is
-        another list of that epoch: they do not follow it, and block.""",
+        another list of that epoch: they do not follow it, and stop.""",
     )
     with pytest.MonkeyPatch.context() as patch:
         world, (d, e, f) = late_news(patch, page)

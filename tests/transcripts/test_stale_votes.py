@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from consensus.errors import ExcludedError
 from consensus.member import Address
 from consensus.messages import (
     Accept,
@@ -178,6 +179,7 @@ def test_who_voted_itself_out_follows_no_other_view_of_that_epoch(monkeypatch: p
     """Found by writing down why parents form a chain."""
     _, (d, e, f) = late_news(monkeypatch)
     assert [host.activated[-1].epoch for host in (d, e, f)] == [2, 1, 1]
+    assert isinstance(e.stopped, ExcludedError) and isinstance(f.stopped, ExcludedError), "nobody waits for them in vain"
 
 
 def test_following_it_forks(monkeypatch: pytest.MonkeyPatch) -> None:

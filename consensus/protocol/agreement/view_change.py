@@ -269,7 +269,9 @@ class ViewChange:
             self.register.told(view, now)  # others have read that our own record stands: we have to install it
         elif not self._follows(view, message.trail):
             self._left_out(view, sender, address, now)
-        elif not self._voted_out(view):
+        elif self._voted_out(view):
+            core.out(view)  # it never can take part in that: else all would wait for its report until they exclude it
+        else:
             self.adopt(view, message.driver, now, message.trail)
 
     def _pull_for(self, delta: Delta | None, sender: str, address: Address) -> None:

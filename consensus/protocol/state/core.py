@@ -301,11 +301,16 @@ class Core:
         self.stop(LeftError("left the job on its own wish"))
 
     def out(self, view: View) -> None:
-        """The others went on without this member in ``view``: it left or was excluded."""
+        """The others went on in ``view``, without this member: it left or was excluded. Or it is in that view, and may not
+        follow it, as it has voted for another one.
+        """
         if self.going:
             self.stop(LeftError("left the job on its own wish"))
-        else:
-            self.stop(ExcludedError(f"the other members went on without this one in {view}; start anew to join again", view))
+            return
+        text = f"the other members went on without this one in {view}"
+        if self.member.id in view:
+            text = f"this member had voted for a list without itself, and the others went on in another one, {view}"
+        self.stop(ExcludedError(f"{text}; start anew to join again", view))
 
     def reply(self, sender: str, address: Address, message: Message) -> None:
         """Answer the sender of a message, which may be this member itself."""

@@ -56,6 +56,12 @@ def test_a_followed_call_that_became_the_programs_own_is_not_given_once_it_was_c
     assert result.good, str(result)
 
 
+def test_who_voted_itself_out_makes_nobody_wait() -> None:
+    """Another list is chosen, which names it: it may not follow that, and was excluded 10 s later, well though it was."""
+    result = play(random_history(321257, "any"), jobs=mixing(321257))
+    assert result.good, str(result)
+
+
 def test_promises_hold_whatever_is_plotted() -> None:
     scenes = 0
     for seed in range(8):
