@@ -578,7 +578,8 @@ class Promises(Observer):
             place = self._places.get(member)
             given = None if place is None else place.dues.get((outcome.call, view.view_id))
             if given is not None:
-                due = given.share / outcome.weight + given.owed.get(outcome.layout, 0.0)
+                own = given.share / outcome.weight if outcome.weight else 0.0  # all may have just loaded the state
+                due = own + given.owed.get(outcome.layout, 0.0)
                 wanted, owed[member] = due * SENT, due * (1.0 - SENT)
             for number, value in enumerate(values):
                 assert abs(value - wanted * (number + 1)) <= CLOSE * (1.0 + abs(value)), self._say(

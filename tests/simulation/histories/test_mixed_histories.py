@@ -62,6 +62,12 @@ def test_who_voted_itself_out_makes_nobody_wait() -> None:
     assert result.good, str(result)
 
 
+def test_a_compressed_call_to_which_nobody_gives_any() -> None:
+    """All who are left have loaded the state as they entered it."""
+    result = play(random_history(400170), jobs=mixing(400170))
+    assert result.good, str(result)
+
+
 def test_promises_hold_whatever_is_plotted() -> None:
     scenes = 0
     for seed in range(8):
