@@ -206,11 +206,12 @@ def _going_on(result: Result, jobs: Trainers) -> Result:
     before = {host.id: jobs.processes[host.id].plane.finished for host in world.hosts.values()}
 
     def stuck() -> list[Host]:
-        """Whoever has not made its steps though its whole view lives."""
+        """Whoever has not made its steps though its whole view lives, and its program has not ended."""
         there = {host.id: host for host in living(world)}
         views = {key: host.machine.active_view for key, host in there.items()}
         whole = [host for key, host in there.items() if (view := views[key]) is not None and there.keys() >= set(view.ids)]
-        return [host for host in whole if jobs.processes[host.id].plane.finished < before[host.id] + FURTHER]
+        training = [host for host in whole if not jobs.processes[host.id].trainer.ending]
+        return [host for host in training if jobs.processes[host.id].plane.finished < before[host.id] + FURTHER]
 
     end = world.now + WITHIN
     try:
