@@ -40,8 +40,11 @@ def draw(
     """A history. ``size``: founders (None: drawn from ``SIZES``); ``faults``: how many to draw (None: 3 to 12).
 
     ``seconds``: the safety phase takes so long, with a fault every ``PACE`` seconds or so (None: faults soon after each other).
-    Events that would come later are left out. ``policy``: "storage" for a history with a shared store, its kind drawn, too.
+    Events that would come later are left out. ``policy``: "storage" for a history with a shared store, its kind drawn, too;
+    "" for ``majority``. ValueError for another one: no histories are drawn for it.
     """
+    if policy not in ("", Policy.STORAGE.value):
+        raise ValueError(f"no histories are drawn for policy {policy!r}: choose 'storage', or '' for majority")
     store = policy == Policy.STORAGE.value
     if seconds is None:
         return _draw(seed, profile, size, faults, None, store=store)

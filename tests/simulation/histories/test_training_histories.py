@@ -33,5 +33,5 @@ def test_promises_hold_with_a_store(seed: int) -> None:
 
 def test_who_comes_where_somebody_died_is_no_founder() -> None:
     """At the same address it is asked for the dead one's report, before any view is installed there."""
-    result = play(random_history(106444, policy="any"))
+    result = play(random_history(106444))
     assert result.good, str(result)
