@@ -25,6 +25,7 @@ from pathlib import Path
 
 from benchmarks.report import parser
 from consensus.simulation import FaultProfile, Result, Scenario, World, draw, judged, play
+from consensus.simulation.script.scenario import POLICIES
 from consensus.simulation.script.shrink import shrink
 
 CHUNK = 50
@@ -201,7 +202,7 @@ def main() -> int:
     options.add_argument("--seed", type=int, help="only this one")
     options.add_argument("--size", type=int, help="founders, instead of a random number")
     options.add_argument("--shrink", action="store_true")
-    options.add_argument("--policy", default="", choices=["", "storage"], help="storage: a shared store decides")
+    options.add_argument("--policy", default="", choices=POLICIES, help="storage: a shared store decides")
     options.add_argument("--train", action="store_true", help="with processes that train")
     options.add_argument("--large", type=int, default=0, help="so many histories of 1000 members instead")
     args = options.parse_args()

@@ -9,7 +9,7 @@ import pytest
 
 from consensus.config import Config, Liveness, Policy
 from consensus.member import Member
-from consensus.messages import Evidence, EvidenceKind, Ping, Status, Update
+from consensus.messages import Evidence, EvidenceKind, Gossip, Ping, Status, Update
 from consensus.protocol.detection.leases import Leases
 from consensus.protocol.detection.stall import Stall
 from consensus.protocol.detection.verdict import Verdicts
@@ -93,23 +93,22 @@ def test_with_leases_who_is_proven_dead_is_not_called_silent_as_well() -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "confirmed", "unanswered", "alone"),
+    ("policy", "confirmed", "unanswered", "waits"),
     [
         (Policy.STORAGE, False, 100.0, True),
         (Policy.STORAGE, True, 100.0, False),
         (Policy.STORAGE, False, None, False),
         (Policy.STORAGE, False, NOW - T_EXCL, False),  # not for long
+        (Policy.ANY, False, 100.0, True),
         (Policy.MAJORITY, False, 100.0, False),
     ],
 )
-def test_whose_suspicion_nobody_confirms_may_be_alone(
-    policy: Policy, confirmed: bool, unanswered: float | None, alone: bool
-) -> None:
-    config = PINGED if policy is Policy.STORAGE else Config(mesh_limit=4)
+def test_what_nobody_confirms_for_long(policy: Policy, confirmed: bool, unanswered: float | None, waits: bool) -> None:
+    config = PINGED if policy is Policy.STORAGE else Config(mesh_limit=4, policy=policy)
     machine = machine_in("abcdefgh", "b", config=config)
-    assert not verdicts(machine._core).alone(NOW)
+    assert not verdicts(machine._core).unconfirmed(NOW)
     suspect(machine, "h", confirmed=confirmed, unanswered=unanswered)
-    assert verdicts(machine._core).alone(NOW) is alone
+    assert [peer.member.id for peer in verdicts(machine._core).unconfirmed(NOW)] == ["h"] * waits
 
 
 @pytest.mark.parametrize("alone", [True, False])
@@ -121,6 +120,30 @@ def test_who_may_be_alone_pings_others_than_its_neighbour_as_well(alone: bool) -
     pinged = {send.message.target for send in sends(machine.drain(), Ping)}  # type: ignore[attr-defined]
     assert "h" not in pinged - {machine._detection._watch.slots[machine._detection._watch._turn]}
     assert (2 <= len(pinged) <= 4) if alone else (len(pinged) <= 1)
+
+
+@pytest.mark.parametrize("policy", [Policy.STORAGE, Policy.ANY, Policy.MAJORITY])
+def test_who_may_be_alone_asks_others_to_ping_its_suspect(policy: Policy) -> None:
+    machine = machine_in("abcdefghijkl", "b", config=replace(PINGED, policy=policy))
+    suspect(machine, "h", unanswered=100.0)
+    machine.drain()
+    machine._detection._begin_round(NOW)
+    asked = [send.message for send in sends(machine.drain(), Gossip)]
+    expected = Gossip((Update("h", Status.SUSPECT, 0, "b"),), direct=True)
+    assert asked == [expected] * (0 if policy is Policy.MAJORITY else len(asked))
+    assert policy is Policy.MAJORITY or 1 <= len(asked) <= 3
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_who_is_asked_pings_a_suspect_that_it_does_not_watch(direct: bool) -> None:
+    names = "abcdefghijklmnopqrstuvwxyz"
+    machine = machine_in(names, "h", config=PINGED)
+    detection = machine._detection
+    stranger = next(key for key in names if not detection._verdicts.concerns(key, detection._watch))
+    message = Gossip((Update(stranger, Status.SUSPECT, 0, "e"),), direct=direct)
+    machine.drain()
+    machine.receive("e", machine._core.view.member("e").address, message, NOW)  # type: ignore[union-attr]
+    assert (stranger in {send.message.target for send in sends(machine.drain(), Ping)}) is direct  # type: ignore[attr-defined]
 
 
 def large_view() -> View:

@@ -136,8 +136,10 @@ class Detection:
         if self._watch.slots:
             peer = core.table.get(self._watch.turn())
             targets = [] if peer is None or peer.status is Status.DEAD else [peer.member]
-            if self._verdicts.alone(now):
-                targets += [member for member in core.some(3) if member not in targets]
+            if unconfirmed := self._verdicts.unconfirmed(now):
+                others = core.some(3)
+                targets += [member for member in others if member not in targets]
+                self._ask_to_probe(unconfirmed, others)
             interval = core.awareness.stretch(interval)
         else:
             all_round = self.leases is None or self.leases.all_round(now)
@@ -152,6 +154,13 @@ class Detection:
             if waited and self._reached_by_others(peer, now):
                 detail = f"no direct answer to {core.member.id[:6]} for {waited:.2f} s, though others reach it"
                 self._accuse(peer.member.id, EvidenceKind.SEVERED, detail, now)
+
+    def _ask_to_probe(self, suspects: list[Peer], others: list[Member]) -> None:
+        """Let ``others`` ping members that nobody who lives may watch any more."""
+        own_id = self._core.member.id
+        updates = tuple(Update(peer.member.id, Status.SUSPECT, peer.incarnation, own_id) for peer in suspects[:PIGGYBACK])
+        for member in others:
+            self._core.outbox.send(member, Gossip(updates, direct=True))
 
     def _reached_by_others(self, peer: Peer, now: float) -> bool:
         """True if ``peer`` lives, though it does not answer this member.
@@ -403,6 +412,13 @@ class Detection:
         seq = self._prober.relay(address, request.seq, now)
         ping = Ping(seq, request.target.id, core.epoch, core.view_id, self._rumours(about=request.target.id))
         core.outbox.send(request.target, ping)
+
+    def on_gossip(self, message: Gossip, now: float) -> None:
+        """Rumours; or suspicions of somebody who asks that this member pings the suspects, whether it watches them or not."""
+        self.merge(message.updates, now, direct=message.direct)
+        for update in message.updates if message.direct else ():
+            if update.status is Status.SUSPECT and update.member_id != self._core.member.id:
+                self.probe(update.member_id, now)
 
     def on_nack(self, nack: Nack) -> None:
         """A helper is alive."""

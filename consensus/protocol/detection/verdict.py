@@ -15,7 +15,7 @@ from ...member import Member
 from ...messages import EvidenceKind, Update
 from ...view import View
 from ..state.core import Core
-from ..state.lifeguard import ENOUGH
+from ..state.lifeguard import ENOUGH, Suspicion
 from ..state.member_table import Peer
 from .fences import Fences
 from .leases import Leases
@@ -79,26 +79,29 @@ class Verdicts:
 
     @property
     def _few_are_left(self) -> bool:
-        """Whether too few members are left to confirm a suspicion: if a store decides, the last of many go on without that."""
+        """Whether too few members are left to confirm a suspicion: the last of many go on without that, unless the policy asks
+        for a quorum of them.
+        """
         core = self._core
-        if core.config.policy is not Policy.STORAGE:
+        if core.config.policy is Policy.MAJORITY:
             return False
         gone = {peer.member.id for peer in core.table.suspected()} | core.evidence.proofs.keys()
         return len(core.table) - len(gone) + 1 < ENOUGH
 
-    def alone(self, now: float) -> bool:
-        """Whether no other member has confirmed a suspicion of this one for long: members that it does not watch may be dead.
+    def unconfirmed(self, now: float) -> list[Peer]:
+        """The suspects of this member that for long too few others have suspected: who watches them may be dead, too, as may
+        members that this one does not watch.
 
-        False without a store: then this member could not go on without them anyway.
+        None under ``majority``: then this member could not go on without them anyway.
         """
-        if self._core.config.policy is not Policy.STORAGE:
+        if self._core.config.policy is Policy.MAJORITY:
+            return []
+        return [peer for peer in self._core.table.suspected() if self._waits(peer.suspicion, now)]
+
+    def _waits(self, suspicion: Suspicion | None, now: float) -> bool:
+        if suspicion is None or suspicion.unanswered is None or suspicion.confirmed:
             return False
-        patience = self._core.config.exclude_after
-        suspicions = (peer.suspicion for peer in self._core.table.suspected())
-        return any(
-            each is not None and each.unanswered is not None and not each.confirmed and now - each.unanswered > patience
-            for each in suspicions
-        )
+        return now - suspicion.unanswered > self._core.config.exclude_after
 
     def concerns(self, member_id: str, watch: Watch) -> bool:
         """Whether this member is one of those that probe a suspect at once. With leases there is no ``watch``."""

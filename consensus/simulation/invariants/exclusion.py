@@ -120,17 +120,22 @@ class Exclusion(Invariant):
                     self._false(removal, parent, first, f"both had been well for {first.well[out]:.3f} s")
             case Cause.UNREADY:
                 waited = first.time - self._met.get(parent.view_id, NEVER)
-                if config.policy is Policy.ANY and self._astray(out, parent):
+                if config.policy is Policy.ANY and self._astray(out, parent, first.by):
                     return
                 if waited < config.ready_timeout * (1 - config.drift) - SLACK:
                     self._false(removal, parent, first, f"that view had been chosen {waited:.3f} s before")
                 if first.well[out] > config.ready_timeout and self._did_its_part(out, parent, first.time):
                     self._false(removal, parent, first, f"both had been well for {first.well[out]:.3f} s")
 
-    def _astray(self, member_id: str, parent: View) -> bool:
-        """Under ``any``: whether it holds a view that is not ``parent`` (nor leads there): it never will be ready in it."""
+    def _astray(self, member_id: str, parent: View, proposer: str) -> bool:
+        """Under ``any``: whether it holds a view that is not ``parent`` (nor leads there): it never will be ready in it. Or
+        ``proposer`` has reason to think so, as others chose a later one with it, and without ``proposer``.
+        """
         held = self.world.hosts[member_id].machine.view
-        return held is not None and held.view_id not in (parent.view_id, parent.parent_id)
+        if held is not None and held.view_id not in (parent.view_id, parent.parent_id):
+            return True
+        later = (view for view in self.record.views.values() if view.epoch > parent.epoch)
+        return any(member_id in view and proposer not in view for view in later)
 
     def _did_its_part(self, member_id: str, parent: View, time: float) -> bool:
         if parent.view_id in self._installed:

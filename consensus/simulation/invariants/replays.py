@@ -150,6 +150,8 @@ class Replays(Invariant):
 
     def _replay(self, host: Host, letter: _Letter, when: str) -> None:
         machine = twin(host.machine)
+        machine.tick(host.now)  # what is due at this moment anyway is no effect of a replay
+        machine.drain()
         before = standing(machine)
         machine.receive(letter.sender.id, letter.sender.machine.member.address, letter.message, host.now)
         after = standing(machine)

@@ -13,7 +13,7 @@ from ...config import Policy
 from .draws import Draft
 from .fault_profile import ALL, FaultProfile
 from .faults import FAULTS, Part
-from .scenario import Scenario
+from .scenario import POLICIES, Scenario
 
 SIZES = (1, 2, 3, 3, 4, 4, 4, 5, 5, 5, 8, 8, 16)
 """Founders of a random history; small ones are the ones that fork."""
@@ -41,23 +41,21 @@ def draw(
 
     ``seconds``: the safety phase takes so long, with a fault every ``PACE`` seconds or so (None: faults soon after each other).
     Events that would come later are left out. ``policy``: "storage" for a history with a shared store, its kind drawn, too;
-    "" for ``majority``. ValueError for another one: no histories are drawn for it.
+    "any" for the history of "", whose sides go on apart. ValueError for another word.
     """
-    if policy not in ("", Policy.STORAGE.value):
-        raise ValueError(f"no histories are drawn for policy {policy!r}: choose 'storage', or '' for majority")
-    store = policy == Policy.STORAGE.value
+    if policy not in POLICIES:
+        raise ValueError(f"no histories are drawn for policy {policy!r}: choose from {', '.join(map(repr, POLICIES))}")
     if seconds is None:
-        return _draw(seed, profile, size, faults, None, store=store)
-    drawn = _draw(seed, profile, size, round(1.5 * seconds / PACE) + 3, PACE, store=store)
+        return _draw(seed, profile, size, faults, None, policy)
+    drawn = _draw(seed, profile, size, round(1.5 * seconds / PACE) + 3, PACE, policy)
     events = tuple(event for event in drawn.events if event.at <= seconds)
     return replace(drawn, events=events, rest=round(seconds - (events[-1].at if events else 0.0), 6))
 
 
-def _draw(
-    seed: int, profile: FaultProfile, size: int | None, faults: int | None, pace: float | None, *, store: bool
-) -> Scenario:
+def _draw(seed: int, profile: FaultProfile, size: int | None, faults: int | None, pace: float | None, policy: str) -> Scenario:
     """``pace``: mean seconds between two faults; None: drawn from ``GAPS``."""
     rng = Random(f"history {seed}")
+    store = policy == Policy.STORAGE.value
     refuses = profile.weights["refuse"] > 0 and rng.random() < 0.2
     size = size if size is not None else rng.choice(SIZES)
     early = rng.random() < 0.15
@@ -84,10 +82,11 @@ def _draw(
         rng.choice([0.0, 0.5, 0.9]) if profile.weights["drift"] else 0.0,
         early,
         rest=rng.choice([0.0, 0.02, 0.5]),
+        policy=policy,
         events=tuple(sorted(draft.events, key=lambda event: event.at)),  # stable: those of one moment stay in their order
     )
     if not store:
         return drawn
     leases, files, notices = (rng.random() < chance for chance in (0.5, 0.5, 0.7))
     alone = leases and rng.random() < 0.5  # only leases tell who else is there
-    return replace(drawn, policy=Policy.STORAGE.value, leases=leases, files=files, notices=notices, alone=alone)
+    return replace(drawn, leases=leases, files=files, notices=notices, alone=alone)

@@ -23,6 +23,10 @@ TIMEOUT = 1.0
 """Seconds that an operation of the simulated store may take: histories are short."""
 
 
+POLICIES = ("", Policy.ANY.value, Policy.STORAGE.value)
+"""What ``Scenario.policy`` may be."""
+
+
 class ScriptError(ValueError):
     """A history's text makes no sense; says what to write instead."""
 
@@ -70,7 +74,7 @@ class Scenario:
     """Whether events happen from the start of the processes on, and not only once all are in one view."""
 
     policy: str = ""
-    """"storage": a store that all share decides; "": whatever is played (see ``config``)."""
+    """"storage": a store that all share decides; "any": the sides of a cut go on apart; "": whatever is played (``config``)."""
 
     leases: bool = False
     """With a store: whether members find out who is alive by leases in it."""
@@ -92,7 +96,9 @@ class Scenario:
     def config(self, base: Config | None = None) -> Config:
         """``base`` with what this history asks for."""
         known = base or Config()
-        if self.policy == Policy.STORAGE.value:
+        if self.policy == Policy.ANY.value:
+            known = replace(known, policy=Policy.ANY)
+        elif self.policy == Policy.STORAGE.value:
             liveness = Liveness.LEASES if self.leases else Liveness.PINGS
             timeout = min(known.storage_timeout, TIMEOUT)
             known = replace(
@@ -109,7 +115,9 @@ class Scenario:
         words = []
         for item in fields(self):
             value = getattr(self, item.name)
-            if item.name != "events" and (item.name not in _STORES or self.policy):
+            if item.name == "events" or (item.name == "policy" and not value):
+                continue
+            if item.name not in _STORES or self.policy == Policy.STORAGE.value:
                 words.append(f"{item.name}={int(value) if isinstance(value, bool) else _shown(value)}")
         return " ".join(words)
 
@@ -127,10 +135,10 @@ class Scenario:
                 raise ScriptError(f"{word!r} in the first line is unknown: choose from {', '.join(kinds)}")
             try:
                 values[name] = bool(int(value)) if kinds[name] is bool else kinds[name](value)
-                if name == "policy" and value not in ("", Policy.STORAGE.value):
+                if name == "policy" and value not in POLICIES:
                     raise ValueError(value)
             except ValueError:
-                what = "storage" if name == "policy" else "a number"
+                what = "any or storage" if name == "policy" else "a number"
                 raise ScriptError(f"{word!r}: {name} takes {what}") from None
         if "seed" not in values or "size" not in values:
             raise ScriptError(f"{lines[0]!r} lacks seed= or size=")
@@ -142,5 +150,5 @@ def _shown(value: object) -> str:
 
 
 _KINDS: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
-_STORES = ("policy", "leases", "files", "notices", "alone")
+_STORES = ("leases", "files", "notices", "alone")
 """What makes a difference only where there is a store."""

@@ -41,7 +41,7 @@ class Order:
 
     def scenario(self) -> Scenario:
         """Return the history for these values, always the same one. Raises ConfigError if ``faults`` makes no sense."""
-        policy = self.policy if self.policy == Policy.STORAGE.value else ""
+        policy = "" if self.policy == Policy.MAJORITY.value else self.policy
         told = draw(self.seed, profile_of(self.faults), self.members, seconds=self.seconds, policy=policy)
         return replace(told, mesh_limit=Config().mesh_limit, early=False)
 

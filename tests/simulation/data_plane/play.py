@@ -7,6 +7,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
+from consensus.config import Policy
 from consensus.simulation import FaultProfile, Host, Observer, Outcome, Result, Scenario, World, draw, living
 from consensus.simulation import play as play_views
 from consensus.simulation.script.faults import Part
@@ -128,12 +129,16 @@ def sharded(seed: int) -> Trainers:
     return opening(seed) if seed % 3 == 1 else Trainers(seed, **settings(seed))
 
 
+def _gentle(policy: str) -> FaultProfile:
+    return GENTLE.with_usual(Part.STORE) if policy == Policy.STORAGE.value else GENTLE
+
+
 def random_history(seed: int, policy: str = "") -> Scenario:
     """Every third has all faults; the others let most jobs live, with those faults that training notices.
 
-    ``policy``: "storage" for a shared store, with faults of its own.
+    ``policy``: "any" for sides that go on apart; "storage" for a shared store, with faults of its own.
     """
-    gentle = GENTLE.with_usual(Part.STORE) if policy else GENTLE
+    gentle = _gentle(policy)
     return draw(seed, policy=policy) if seed % 3 == 0 else draw(seed, gentle, (2, 3, 3, 4, 5, 5, 8)[seed % 7], policy=policy)
 
 
@@ -144,7 +149,7 @@ def sharded_history(seed: int, policy: str = "") -> tuple[Scenario, int]:
     """
     rng = Random(f"{seed} replicas")
     shards, replicas = rng.choice((2, 2, 2, 3)), rng.choice((2, 2, 2, 3, 3, 4))
-    gentle = GENTLE.with_usual(Part.STORE) if policy else GENTLE
+    gentle = _gentle(policy)
     size = shards * replicas
     scenario = draw(seed, size=size, policy=policy) if seed % 3 == 0 else draw(seed, gentle, size, policy=policy)
     return in_replicas(scenario, shards), shards
@@ -152,7 +157,7 @@ def sharded_history(seed: int, policy: str = "") -> tuple[Scenario, int]:
 
 def plotted_history(seed: int, policy: str = "") -> Scenario:
     """A few faults at most: what happens is up to the plot of that seed (see ``play_plot``)."""
-    gentle = GENTLE.with_usual(Part.STORE) if policy else GENTLE
+    gentle = _gentle(policy)
     rng = Random(f"{seed} plotted")
     scenario = draw(seed, gentle, rng.choice([2, 3, 3, 3, 4, 5]), rng.choice([0, 0, 0, 1, 2]), policy=policy)
     return replace(scenario, early=False, rest=PLOT)

@@ -4,13 +4,14 @@ A call may have two results in one way only: all who finish it with the old view
 and the others, who cannot know, redo it without them. So a result *stands* as soon as anybody who has it finishes another call,
 for which everybody of the view must have it; no call has two that stand, and no view has members with different ones. Whoever
 is excluded may have one call, its last, that the others did otherwise. Nobody is ever more than one call behind, unless a
-script has made it so; then it is healed, and has to be like the others from there on.
+script has made it so; then it is healed, and has to be like the others from there on. Under policy ``any`` all this holds on
+each side of a partition (see ``lines``).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ from ftlib.core.plane.phase import Phase
 from ftlib.errors import ConfigError, RebuildTimeout, ReplicaLost, StateLost, StepMismatch
 
 from .compressing import SENT
+from .lines import Lines, OnLine
 from .trainer import SAMPLES, WEIGHTS
 
 if TYPE_CHECKING:
@@ -114,6 +116,8 @@ class _Place:
     """Whether its newest attempt is at a call of the others: it neither contributes, nor sends what it owes."""
     outcome: Outcome | None = None
     """Of the call that it finished last."""
+    view: View | None = None
+    """In which it did so."""
     counted: int = 0
     """The token of the last call that it finished, as that call's result has it or would have."""
     finished: int = 0
@@ -151,21 +155,22 @@ class Promises(Observer):
         self._jobs = jobs
         self._places: dict[str, _Place] = {}
         self._calls: dict[ShardCall, list[_Finish]] = {}
-        self._made: dict[tuple[int, Outcome], _Made] = {}
+        self._lines = Lines()
+        self._made: OnLine[tuple[int, Outcome], _Made] = OnLine(self._lines)
         """By shard."""
-        self._stands: dict[ShardCall, Outcome] = {}
+        self._stands: OnLine[ShardCall, Outcome] = OnLine(self._lines)
         self._used: dict[tuple[str, int], int] = {}
         """In which call each contribution was counted."""
         self._void: set[tuple[str, int]] = set()
         """(member, call): it loaded state within that call, so that it has no part in it."""
         self._parameters: dict[ShardCall, list[tuple[bytes, list[str]]]] = {}
         """By shard and ``Trainer.clock``, as ``_parameters_stand``."""
-        self._parameters_stand: dict[ShardCall, bytes] = {}
+        self._parameters_stand: OnLine[ShardCall, bytes] = OnLine(self._lines)
         self._drawn: dict[tuple[str, int], list[int]] = {}
         """The batch that each replica used up in each call."""
         self._plans: dict[tuple[int, str], SalvagePlan] = {}
         """By shard and view."""
-        self._over: dict[int, frozenset[str]] = {}
+        self._over: OnLine[int, frozenset[str]] = OnLine(self._lines)
         """Over which replicas each call is that anybody has gone on with."""
         self._given: dict[str, tuple[int, int, int]] = {}
         """Of each member that got the state at a border: before which call, how many steps its donor had done, which replica
@@ -181,9 +186,13 @@ class Promises(Observer):
         self.counts |= {"drawn": 0, "epochs": 0, "accelerated": 0, "freed": 0}
         self.counts |= {"failed in backward": 0, "followed": 0, "caught up": 0, "stood in": 0, "taken over": 0}
         self.counts |= {"at a border": 0, "begun alike": 0, "inner steps": 0, "fits": 0, "kept": 0}
-        self.counts |= {"replicas lost": 0, "state lost": 0}
+        self.counts |= {"replicas lost": 0, "state lost": 0, "apart": 0}
         self.counts |= {"opened": 0, "not opened": 0, "abandoned": 0, "replaced": 0, "declined": 0}
-        """What there was to check; ``orphans``: results that nobody went on with."""
+        """What there was to check; ``orphans``: results that nobody went on with; ``apart``: calls that two sides made."""
+
+    def parts(self) -> Sequence[Observer]:
+        """See ``Observer``."""
+        return (self._lines,)
 
     # What processes tell
 
@@ -305,7 +314,9 @@ class Promises(Observer):
         call = process.plane.current
         assert call is not None
         void = frozenset(member for member, number in self._void if number == call.number)
-        self._made.setdefault((process.part.shard, self._outcome(process, call, results)), _Made(session.view, void))
+        key = process.part.shard, self._outcome(process, call, results)
+        if self._made.find(key, session.view) is None:
+            self._made.settle(key, session.view, _Made(session.view, void))
 
     def _outcome(self, process: Process, call: Call, results: Results) -> Outcome:
         if results.declined:
@@ -333,7 +344,7 @@ class Promises(Observer):
             assert call.number == place.outcome.call + 1, self._say(
                 process, f"finished call {call.number} after call {place.outcome.call}"
             )
-            self._stand(process, place.outcome)
+            self._stand(process, place.outcome, session.view)
         finish = self._finish(process, session, outcome, adopted=adopted)
         if compressed and not place.foreign:
             place.owed[layout] = finish.owed.get(process.host.id, place.owed.get(layout, 0.0))
@@ -343,7 +354,7 @@ class Promises(Observer):
         for other in self._calls[process.part.shard, outcome.call]:
             if other is not finish:
                 self._apart(process, *sorted((finish, other), key=lambda each: each.view.epoch))
-        place.outcome, place.finished = outcome, place.finished + 1
+        place.outcome, place.view, place.finished = outcome, session.view, place.finished + 1
         self._fits(process, outcome)
         if call.foreign:
             self.counts["stood in" if call.stand_in else "followed"] += 1
@@ -375,8 +386,9 @@ class Promises(Observer):
         if call is None:
             return
         shard = process.part.shard
-        stands = self._parameters_stand.get((shard, clock))
-        outcome, standing = place.outcome, self._stands.get((shard, call.number))
+        assert place.view is not None
+        stands = self._parameters_stand.find((shard, clock), place.view)
+        outcome, standing = place.outcome, self._stands.find((shard, call.number), place.view)
         if stands is not None and outcome == standing:
             assert stands == data, self._say(process, f"has other parameters after average {clock} than those who went on")
 
@@ -500,9 +512,9 @@ class Promises(Observer):
         """The record of this outcome; a new one is looked through."""
         known = self._calls.setdefault((process.part.shard, outcome.call), [])
         for finish in known:
-            if finish.outcome == outcome:
+            if finish.outcome == outcome and self._lines.same(finish.view, session.view):
                 return finish
-        made = self._made.get((process.part.shard, outcome))
+        made = self._made.find((process.part.shard, outcome), session.view)
         assert made or not adopted, self._say(process, f"adopted {self._text(outcome)}, which nobody has finished so")
         finish = _Finish(outcome, session.view if made is None else made.view)
         if outcome.layout:
@@ -511,6 +523,9 @@ class Promises(Observer):
             void = frozenset(m for m, number in self._void if number == outcome.call) if made is None else made.void
             finish.contributors = self._contributors(process, finish.view, void, outcome)
         for other in known:
+            if not self._lines.same(other.view, finish.view):
+                self.counts["apart"] += 1
+                continue
             self.counts["orphans"] += 1
             assert other.view.epoch != finish.view.epoch, self._say(
                 process, f"finished {self._text(outcome)} in the view that also made {self._text(other.outcome)}"
@@ -606,31 +621,37 @@ class Promises(Observer):
         outcome = self._place(self._jobs.processes[member_id]).outcome
         return self._jobs.habits is not None and (0 if outcome is None else outcome.call) == plan.call - 1
 
-    def _stand(self, process: Process, outcome: Outcome) -> None:
-        """Somebody goes on with it."""
-        stands = self._stands.setdefault((process.part.shard, outcome.call), outcome)
+    def _stand(self, process: Process, outcome: Outcome, view: View) -> None:
+        """Somebody goes on with it in ``view``."""
+        stands = self._stands.settle((process.part.shard, outcome.call), view, outcome)
         assert stands == outcome, self._say(process, f"goes on after {self._text(outcome)}, others after {self._text(stands)}")
-        replicas = self._replicas(process, outcome)
-        over = self._over.setdefault(outcome.call, replicas) if replicas else replicas
+        replicas = self._replicas(process, outcome, view)
+        over = self._over.settle(outcome.call, view, replicas) if replicas else replicas
         assert over == replicas, self._say(
             process, f"goes on after call {outcome.call} over {sorted(replicas)}, another shard over {sorted(over)}"
         )
 
-    def _replicas(self, process: Process, outcome: Outcome) -> frozenset[str]:
-        """The replicas whose contributions are in it; empty if that cannot be seen, or if all replicas are single processes."""
+    def _replicas(self, process: Process, outcome: Outcome, view: View) -> frozenset[str]:
+        """The replicas whose contributions are in it; empty if that cannot be seen, or if all replicas are single processes.
+
+        ``view``: of the line on which it was finished.
+        """
         if process.part.shards == 1:
             return frozenset()
-        finish = next(each for each in self._calls[process.part.shard, outcome.call] if each.outcome == outcome)
+        known = self._calls[process.part.shard, outcome.call]
+        finish = next(each for each in known if each.outcome == outcome and self._lines.same(each.view, view))
         return frozenset(self._jobs.processes[key].part.replica for key in finish.contributors)
 
     def _fits(self, process: Process, outcome: Outcome) -> None:
         """What the other shards of its replica have finished as this call is over the same replicas."""
-        own = self._replicas(process, outcome)
+        view = self._place(process).view
+        assert view is not None
+        own = self._replicas(process, outcome, view)
         for mate in self._mates(process):
-            theirs = self._place(mate).outcome
-            if mate is process or theirs is None or theirs.call != outcome.call:
+            theirs, there = self._place(mate).outcome, self._place(mate).view
+            if mate is process or theirs is None or there is None or theirs.call != outcome.call:
                 continue
-            other = self._replicas(mate, theirs)
+            other = self._replicas(mate, theirs, there)
             self.counts["fits"] += 1
             assert own == other or not own or not other, self._say(
                 process, f"finished call {outcome.call} over {sorted(own)}, its mate {mate.host.name} over {sorted(other)}"
@@ -648,7 +669,9 @@ class Promises(Observer):
             assert there == size, self._say(process, f"acts in {view}, in which {there} of {size} processes of {name} are")
 
     def _parameters_of(self, process: Process, clock: int, data: bytes) -> None:
-        stands = self._parameters_stand.setdefault((process.part.shard, clock), data)
+        view = self._place(process).view
+        assert view is not None
+        stands = self._parameters_stand.settle((process.part.shard, clock), view, data)
         assert stands == data, self._say(process, f"goes on with other parameters after average {clock} than the others")
 
     # Words

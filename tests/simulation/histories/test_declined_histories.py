@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from consensus.simulation.script.scenario import POLICIES
 from ftlib.core.calls import adoption
 from ftlib.core.calls.attempt import UNKNOWN, Attempt, CallDeclined
 from ftlib.core.calls.call import Results
@@ -159,7 +160,7 @@ def test_a_planted_bug_is_found(plant: Callable[[Patch], None], monkeypatch: Pat
 def test_promises_hold_in_many_more(first: int) -> None:
     bad = []
     for seed in range(first, first + CHUNK):
-        for policy in ("", "storage"):
+        for policy in POLICIES:
             result = play(random_history(seed, policy), jobs=declining(seed))
             if not result.good:
                 bad.append(f"seed {seed} {policy}: {result}")

@@ -11,6 +11,7 @@ from collections import Counter
 
 import pytest
 
+from consensus.simulation.script.scenario import POLICIES
 from tests.simulation.data_plane import mixing, play, play_plot, random_history
 
 SEEDS = 40
@@ -62,7 +63,7 @@ def test_promises_hold_whatever_is_plotted() -> None:
 def test_promises_hold_in_many_more(first: int) -> None:
     bad = []
     for seed in range(first, first + CHUNK):
-        for policy in ("", "storage"):
+        for policy in POLICIES:
             result = play(random_history(seed, policy), jobs=mixing(seed))
             if not result.good:
                 bad.append(f"seed {seed} {policy}: {result}")

@@ -11,6 +11,7 @@ from collections import Counter
 
 import pytest
 
+from consensus.simulation.script.scenario import POLICIES
 from tests.simulation.data_plane import opening, play, play_plot, random_history
 from tests.simulation.training import opened
 
@@ -64,7 +65,7 @@ def test_a_worker_that_has_to_leave_before_it_has_the_state_stays_out(seed: int)
 def test_promises_hold_in_many_more(first: int) -> None:
     bad = []
     for seed in range(first, first + CHUNK):
-        for policy in ("", "storage"):
+        for policy in POLICIES:
             result = play(random_history(seed, policy), jobs=opening(seed))
             if not result.good:
                 bad.append(f"seed {seed} {policy}: {result}")

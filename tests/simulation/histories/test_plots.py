@@ -19,9 +19,10 @@ soak = pytest.mark.soak
     ("policy", "first"),
     [
         *(("", first) for first in (0, CHUNK)),
+        ("any", 0),
         ("storage", 0),
         *(pytest.param("", first, marks=soak) for first in range(2 * CHUNK, 3000, CHUNK)),
-        *(pytest.param("storage", first, marks=soak) for first in range(CHUNK, 1500, CHUNK)),
+        *(pytest.param(policy, first, marks=soak) for policy in ("any", "storage") for first in range(CHUNK, 1500, CHUNK)),
     ],
 )
 def test_promises_hold_whatever_is_plotted(policy: str, first: int) -> None:

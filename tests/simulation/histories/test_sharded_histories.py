@@ -11,13 +11,13 @@ from collections import Counter
 
 import pytest
 
+from consensus.simulation.script.scenario import POLICIES
 from tests.simulation.data_plane import play, sharded, sharded_history
 
 SEEDS = 25
 """For each policy."""
 SOAK = 2500
 CHUNK = 50
-POLICIES = ("", "storage")
 NEEDED = {"fits", "loaded", "replicas lost", "state lost"}
 """What has to have happened in so many histories, or they would show nothing."""
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
-from tests.simulation.data_plane import play, random_history
+from tests.simulation.data_plane import Trainers, play, random_history, settings
 
 SEEDS = 150
+APART = 60
+"""Histories whose sides go on apart."""
 ODD = (335,)
 """One of the founders misses a view before the first call: whose deal is over other members than the others'."""
 
@@ -29,6 +33,24 @@ STORED = (
 def test_promises_hold_with_a_store(seed: int) -> None:
     result = play(random_history(seed, policy="storage"))
     assert result.good, f"{result.scenario}\n{result}"
+
+
+@functools.cache
+def apart(seed: int) -> tuple[str, int]:
+    """What is wrong with the history of that seed, if anything; and how many calls two sides made."""
+    jobs = Trainers(seed, **settings(seed))
+    result = play(random_history(seed, policy="any"), jobs=jobs)
+    return "" if result.good else f"{result.scenario}\n{result}", jobs.promises.counts["apart"]
+
+
+@pytest.mark.parametrize("seed", range(APART))
+def test_promises_hold_on_each_side(seed: int) -> None:
+    wrong, _ = apart(seed)
+    assert not wrong
+
+
+def test_sides_make_the_same_call_apart() -> None:
+    assert sum(apart(seed)[1] for seed in range(APART)) > 10
 
 
 def test_who_comes_where_somebody_died_is_no_founder() -> None:

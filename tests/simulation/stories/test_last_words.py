@@ -13,7 +13,7 @@ from consensus.config import Config
 from consensus.messages import Evidence, EvidenceKind
 from consensus.protocol import machine
 from consensus.simulation import Host, World, draw, judged, play
-from consensus.simulation.script.scenario import Scenario
+from consensus.simulation.script.scenario import POLICIES, Scenario
 from tests.simulation.data_plane import mixing, random_history
 from tests.simulation.data_plane import play as train
 
@@ -74,6 +74,6 @@ def test_planted_words_that_deny_a_vote(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.soak) for n in range(6, SOAK // 4, 6))])
 def test_promises_hold_where_they_train(first: int) -> None:
     for seed in range(first, first + 6):
-        policy = ("", "", "storage")[seed % 3]
+        policy = POLICIES[seed % 3]
         result = train(told(random_history(seed, policy)), jobs=mixing(seed))
         assert result.good, f"seed {seed}: {result}"
