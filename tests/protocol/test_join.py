@@ -200,6 +200,22 @@ def test_applicants_in_order_of_arrival_fresh_and_limited() -> None:
     assert len(waiting) == 0
 
 
+def test_of_two_lifetimes_at_one_address_the_later_applies() -> None:
+    """The earlier one is dead, though its requests are fresh: admitted, it would be waited for."""
+    waiting = Applicants(2)
+    first = waiting.heard(member("c", port=7), True, 100.0)
+    waiting.heard(member("b", port=8), True, 100.0)
+    assert first is not None
+    first.contact = 100.0
+    assert waiting.admissible(100.1) == [member("c", port=7)]
+    assert waiting.heard(member("d", port=7), True, 100.1) is not None, "the earlier one has left room in the queue"
+    assert waiting.admissible(100.1) == []
+    assert {each.member.id for each in waiting} == {"b", "d"}
+    waiting.expire(100.1 + FRESH + 0.01)
+    assert len(waiting) == 0
+    assert waiting.heard(member("e", port=7), True, 103.0) is not None
+
+
 def test_admissible_is_who_acked_us_a_moment_ago() -> None:
     waiting = Applicants(9)
     applicant = waiting.heard(member("b"), True, 100.0)

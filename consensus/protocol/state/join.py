@@ -56,6 +56,8 @@ class Applicants:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._known: dict[str, Applicant] = {}
+        self._at: dict[Address, str] = {}
+        """Who of them was heard last at each address."""
         self._next_look = NEVER
 
     def __len__(self) -> int:
@@ -65,12 +67,17 @@ class Applicants:
         return iter(self._known.values())
 
     def heard(self, member: Member, wants: bool, now: float, vote: Vote | None = None, waited: float = 0.0) -> Applicant | None:
-        """A request arrived; returns None if the queue is full. A vote older than the known one is ignored."""
+        """A request arrived; returns None if the queue is full. A vote older than the known one is ignored.
+
+        An earlier lifetime at its address is gone: that is dropped.
+        """
         known = self._known.get(member.id)
         if known is None:
+            self.drop(self._at.get(member.address, ""))
             if len(self._known) >= self._limit:
                 return None
             known = self._known[member.id] = Applicant(member, False, now, now)
+            self._at[member.address] = member.id
         known.ready = min(known.ready, now - waited) if wants and known.wants else now - waited
         known.wants = wants
         known.heard = now
@@ -84,12 +91,14 @@ class Applicants:
 
     def drop(self, member_id: str) -> None:
         """The applicant was admitted, or is dead."""
-        self._known.pop(member_id, None)
+        known = self._known.pop(member_id, None)
+        if known is not None:
+            del self._at[known.member.address]
 
     def admitted(self, view: View) -> None:
         """Drop the applicants that are in ``view``."""
         for key in [key for key in self._known if key in view]:
-            del self._known[key]
+            self.drop(key)
 
     def expire(self, now: float) -> None:
         """Forget applicants that do not ask any more (checked a few times a second)."""
@@ -97,7 +106,7 @@ class Applicants:
             return
         self._next_look = now + FRESH / 6
         for key in [key for key, applicant in self._known.items() if now - applicant.heard > FRESH]:
-            del self._known[key]
+            self.drop(key)
 
     def fresh(self, now: float, *, wanting: bool) -> list[Applicant]:
         """Applicants that asked lately, by arrival; ``wanting``: only those ready to be admitted, longest wait first."""

@@ -44,7 +44,7 @@ LATEST = 2.5
 class Lifetimes(Invariant):
     """* Nobody joins who has followed a view before, under ``any`` of the same side (an applicant whose first admission it
       never heard of may join again), and no view contains a process that has not been started.
-    * A value proposes nobody who has been dead for longer than ``ADMISSIBLE``: old requests to join admit nobody.
+    * A value proposes nobody who has been dead for longer than ``ADMISSIBLE`` by any clock: old requests to join admit nobody.
     * A lifetime that is over (told to stop) acks, votes, proposes, installs and activates nothing.
     * Nobody but a member itself raises its incarnation, and a rumour about an older one than the receiver knows makes nobody
       suspect.
@@ -138,7 +138,8 @@ class Lifetimes(Invariant):
         record, log = self.record, self.log
         for member in message.proposal.joined:
             died = record.died.get(member.id)
-            if died is not None and record.proposed[message.proposal].time - died > ADMISSIBLE + SLACK:
+            longest = ADMISSIBLE * (1 + self.world.config.drift) + SLACK
+            if died is not None and record.proposed[message.proposal].time - died > longest:
                 self.fail(f"{log.name(host.id)} admits {log.name(member.id)}, dead since {died:.4f} s")
 
     def _rumours(self, host: Host, target: Host | None, message: Ping | Ack | Gossip | PingRequest) -> None:  # noqa: ARG002

@@ -26,7 +26,8 @@ from ...messages import (
     Stranger,
     ViewRecord,
 )
-from ...protocol.state.effects import Fence, Quit, Tether
+from ...protocol.machine import Machine
+from ...protocol.state.effects import Effect, Fence, Quit, Tether
 from ...view import View
 from ..world.host import Host
 from ..world.observer import Hears
@@ -150,13 +151,10 @@ class Replays(Invariant):
 
     def _replay(self, host: Host, letter: _Letter, when: str) -> None:
         machine = twin(host.machine)
-        machine.tick(host.now)  # what is due at this moment anyway is no effect of a replay
-        machine.drain()
         before = standing(machine)
-        machine.receive(letter.sender.id, letter.sender.machine.member.address, letter.message, host.now)
-        after = standing(machine)
-        done = [effect for effect in machine.drain() if isinstance(effect, DEEDS)]
-        if before == after and not done:
+        _hand(letter, machine, host.now)
+        after, done = standing(machine), _deeds(machine)
+        if (before == after and not done) or self._due_anyway(host, letter):
             return
         log = self.log
         changed = {key: (before[key], after[key]) for key in before if before[key] != after[key]}
@@ -164,6 +162,22 @@ class Replays(Invariant):
             f"{log.name(host.id)} got {letter.message} of {log.name(letter.sender.id)} {when}, and it had an effect: "
             f"{_told(changed)} {done or ''}"
         )
+
+    def _due_anyway(self, host: Host, letter: _Letter) -> bool:
+        """Whether the machine does the same at this moment without the replay."""
+        replayed, honest = twin(host.machine), twin(host.machine)
+        _hand(letter, replayed, host.now)
+        for machine in (replayed, honest):
+            machine.tick(host.now)
+        return standing(replayed) == standing(honest) and _deeds(replayed) == _deeds(honest)
+
+
+def _hand(letter: _Letter, machine: Machine, now: float) -> None:
+    machine.receive(letter.sender.id, letter.sender.machine.member.address, letter.message, now)
+
+
+def _deeds(machine: Machine) -> list[Effect]:
+    return [effect for effect in machine.drain() if isinstance(effect, DEEDS)]
 
 
 def _told(changed: dict[str, tuple[Any, Any]]) -> str:

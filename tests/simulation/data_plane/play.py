@@ -31,6 +31,7 @@ __all__ = [
     "play_plot",
     "plotted_history",
     "random_history",
+    "restarting_history",
     "settings",
     "sharded",
     "sharded_history",
@@ -41,6 +42,12 @@ GENTLE = FaultProfile.parse(
     "skew,drift,join=3,join_and_crash=2,leave=2,reset=0.5"
 )
 """Faults that leave most jobs something to go on with."""
+
+RESTARTING = FaultProfile.parse(
+    "restart=8,crash=0.5,pause=2,stall,trap=2,one_way,isolate=2,halves=0.5,loss=1,reordering=1,clog,slow=0.5,heal=4,"
+    "skew,drift,join=1,join_and_crash=1,leave=2,reset=0.5"
+)
+"""Most of whom die come back at the address at which they died."""
 
 PLOT = 6.0
 """Seconds that a history has for its plot: at least until ``plot.OVER``."""
@@ -129,8 +136,12 @@ def sharded(seed: int) -> Trainers:
     return opening(seed) if seed % 3 == 1 else Trainers(seed, **settings(seed))
 
 
+def _with_store(profile: FaultProfile, policy: str) -> FaultProfile:
+    return profile.with_usual(Part.STORE) if policy == Policy.STORAGE.value else profile
+
+
 def _gentle(policy: str) -> FaultProfile:
-    return GENTLE.with_usual(Part.STORE) if policy == Policy.STORAGE.value else GENTLE
+    return _with_store(GENTLE, policy)
 
 
 def random_history(seed: int, policy: str = "") -> Scenario:
@@ -140,6 +151,11 @@ def random_history(seed: int, policy: str = "") -> Scenario:
     """
     gentle = _gentle(policy)
     return draw(seed, policy=policy) if seed % 3 == 0 else draw(seed, gentle, (2, 3, 3, 4, 5, 5, 8)[seed % 7], policy=policy)
+
+
+def restarting_history(seed: int, policy: str = "") -> Scenario:
+    """One with many restarts, also of those who have just been restarted."""
+    return draw(seed, _with_store(RESTARTING, policy), (2, 3, 3, 4, 5, 5, 8)[seed % 7], policy=policy)
 
 
 def sharded_history(seed: int, policy: str = "") -> tuple[Scenario, int]:

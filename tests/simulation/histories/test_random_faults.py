@@ -15,6 +15,7 @@ SEEDS = 520
 APART = 120
 """Histories of policy ``any``."""
 ODD_APART = (
+    24,  # a request to leave is heard again in the moment in which its receiver is about to propose that anyway
     483,  # one of four is left, above ``mesh_limit``: nobody confirmed that the others are silent
     2601,  # three of seven are left, and must all suspect a dead one that two of them do not watch
     3900,
