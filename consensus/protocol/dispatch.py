@@ -84,7 +84,7 @@ class Dispatch:
                 detection.on_stranger(address, message, now)
                 contact.gone(message.target)
             case Gossip():
-                detection.on_gossip(message, now)
+                detection.on_gossip(sender, address, message, now)
             case Digest():
                 contact.compare(sender, address, message.epoch, message.view_id, now)
                 self._reconciliation.on_digest(address, message)

@@ -146,6 +146,20 @@ def test_who_is_asked_pings_a_suspect_that_it_does_not_watch(direct: bool) -> No
     assert (stranger in {send.message.target for send in sends(machine.drain(), Ping)}) is direct  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("policy", [Policy.STORAGE, Policy.ANY, Policy.MAJORITY])
+@pytest.mark.parametrize("unanswered", [None, 100.0])
+def test_who_is_asked_again_says_again_that_it_pinged_in_vain(policy: Policy, unanswered: float | None) -> None:
+    """The asker may not have heard it the first time, and wait for one accuser more."""
+    machine = machine_in("abcdefghijkl", "b", config=replace(PINGED, policy=policy))
+    suspect(machine, "h", confirmed=True, unanswered=unanswered)
+    machine.drain()
+    asker = machine._core.view.member("e")  # type: ignore[union-attr]
+    machine.receive("e", asker.address, Gossip((Update("h", Status.SUSPECT, 0, "e"),), direct=True), NOW)
+    told = [send.message for send in sends(machine.drain(), Gossip) if send.address == asker.address]
+    says = unanswered is not None and policy is not Policy.MAJORITY
+    assert told == [Gossip((Update("h", Status.SUSPECT, 0, "b"),))] * says
+
+
 def large_view() -> View:
     rng = Random(1)
     return View(1, NO_VIEW_ID, tuple(Member(f"{rng.getrandbits(64):016x}", "10.0.0.1", 1 + n) for n in range(60)))

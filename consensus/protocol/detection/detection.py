@@ -413,12 +413,18 @@ class Detection:
         ping = Ping(seq, request.target.id, core.epoch, core.view_id, self._rumours(about=request.target.id))
         core.outbox.send(request.target, ping)
 
-    def on_gossip(self, message: Gossip, now: float) -> None:
+    def on_gossip(self, sender: str, address: Address, message: Gossip, now: float) -> None:
         """Rumours; or suspicions of somebody who asks that this member pings the suspects, whether it watches them or not."""
         self.merge(message.updates, now, direct=message.direct)
-        for update in message.updates if message.direct else ():
-            if update.status is Status.SUSPECT and update.member_id != self._core.member.id:
-                self.probe(update.member_id, now)
+        if not message.direct:
+            return
+        asked = [update.member_id for update in message.updates if update.status is Status.SUSPECT]
+        for member_id in asked:
+            if member_id != self._core.member.id:
+                self.probe(member_id, now)
+        confirmed = self._verdicts.confirm(asked)
+        if confirmed:
+            self._core.reply(sender, address, Gossip(confirmed))
 
     def on_nack(self, nack: Nack) -> None:
         """A helper is alive."""

@@ -7,12 +7,12 @@ With leases each member judges by its own pings alone, which begin once a lease 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
 
 from ...config import Policy
 from ...member import Member
-from ...messages import EvidenceKind, Update
+from ...messages import EvidenceKind, Status, Update
 from ...view import View
 from ..state.core import Core
 from ..state.lifeguard import ENOUGH, Suspicion
@@ -97,6 +97,21 @@ class Verdicts:
         if self._core.config.policy is Policy.MAJORITY:
             return []
         return [peer for peer in self._core.table.suspected() if self._waits(peer.suspicion, now)]
+
+    def confirm(self, asked: Sequence[str]) -> tuple[Update, ...]:
+        """What to answer a member that suspects ``asked``: whom this one has pinged in vain, too. It may have said so before,
+        and not been heard.
+
+        Nothing under ``majority``, where nobody asks again.
+        """
+        if self._core.config.policy is Policy.MAJORITY:
+            return ()
+        own_id = self._core.member.id
+        return tuple(
+            Update(peer.member.id, Status.SUSPECT, peer.incarnation, own_id)
+            for peer in self._core.table.suspected()
+            if peer.member.id in asked and peer.suspicion is not None and peer.suspicion.unanswered is not None
+        )
 
     def _waits(self, suspicion: Suspicion | None, now: float) -> bool:
         if suspicion is None or suspicion.unanswered is None or suspicion.confirmed:
