@@ -612,14 +612,18 @@ class Engine:
         return None
 
     def follow(self, followed: Followed, enter: Callable[[Session, int], bool]) -> Results:
-        """As ``take_part``, for as long as it takes. NoFollowing if too few members are there."""
+        """As ``take_part``, for as long as it takes. NoFollowing if too few members are there, or none but this one."""
         plane = self._plane
 
         def sessions() -> Session | None:
             return plane.ready(self._limits.min_size) or self._waiting.session(followed)
 
-        call_lock = self._call_lock
-        results = self.take_part(followed, sessions, lambda session, number: call_lock.says_goodbye or enter(session, number))
+        def goes_in(session: Session, number: int) -> bool:
+            if session.group is None:  # its state would be void after a call that was not its program's, and nobody else has it
+                raise NoFollowing("nobody is left whose call this would be")
+            return self._call_lock.says_goodbye or enter(session, number)
+
+        results = self.take_part(followed, sessions, goes_in)
         if results is None:
             raise NoFollowing(f"fewer than {self._limits.min_size} members are there")
         return results

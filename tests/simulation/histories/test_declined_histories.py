@@ -22,6 +22,7 @@ from tests.simulation.data_plane import declining, declining_sharded, play, play
 SEEDS, SHARDED = 40, 20
 ODD = (
     192,  # two suspect each other and do not watch each other, and who heard both dies: each waits for others to act
+    709193,  # a newcomer is left alone with the state, in a call that it follows: it must not drop the state after that
 )
 SOAK = 2000
 CHUNK = 50
