@@ -189,6 +189,16 @@ def test_a_cluster_that_answers_is_waited_for_without_end_and_one_that_fell_sile
     assert text == "the cluster was found, but no member has answered for 5 s: are they running, and in reach?"
 
 
+@pytest.mark.parametrize(("later", "asked"), [(0.1, False), (FRESH + 0.1, True)])
+def test_whoever_acts_is_asked_once_nobody_answers_for_the_known_side(later: float, asked: bool) -> None:
+    """Under ``any`` another side may be at a lower epoch; all members of the one that was found may have died."""
+    one = search(B)
+    one.replied(B, JoinReply(view_of("bc", 6), member("b")), 100.0)
+    coordinator = member("d")
+    one.replied(coordinator.address, JoinReply(None, coordinator, view_id="other", epoch=5), 100.0 + later)
+    assert (coordinator.address in one.targets()) is asked
+
+
 def test_applicants_in_order_of_arrival_fresh_and_limited() -> None:
     waiting = Applicants(2)
     assert waiting.heard(member("c"), False, 100.0) is not None

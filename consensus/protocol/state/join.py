@@ -192,7 +192,7 @@ class Search:
                 self.cluster, self.coordinator, self.beacon, self._confirmed = told, reply.coordinator, None, now
         elif known is not None and reply.view_id == known.view_id:
             self.coordinator, self._confirmed = reply.coordinator, now
-        elif known is None or reply.epoch > known.epoch:
+        elif known is None or reply.epoch > known.epoch or now - self._confirmed > FRESH:
             self.beacon = reply.coordinator
 
     def rivals(self, view: View) -> bool:
