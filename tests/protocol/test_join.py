@@ -46,9 +46,9 @@ def test_not_before_initial_size_members_met() -> None:
 
 def test_not_before_the_other_introducers_said_that_there_is_no_cluster() -> None:
     one = search(ME.address, B, C, founder=True)
-    one.replied(B, NOTHING, 100.0)
+    one.replied("b", B, NOTHING, 100.0)
     assert not one.may_found(0, 100.1)
-    one.replied(C, NOTHING, 100.1)
+    one.replied("c", C, NOTHING, 100.1)
     assert one.may_found(0, 100.1)
 
 
@@ -63,7 +63,7 @@ def test_much_time_where_somebody_listens() -> None:
     one.attend(B, True)
     assert not one.may_found(0, 100.0 + MUTE_PATIENCE - 0.01)
     assert one.may_found(0, 100.0 + MUTE_PATIENCE)
-    one.replied(B, NOTHING, 101.0)
+    one.replied("b", B, NOTHING, 101.0)
     assert one.may_found(0, 101.0)
     brief = search(ME.address, B, founder=True, patience=2.0)
     brief.attend(B, True)
@@ -86,21 +86,21 @@ def test_a_founder_waits_for_whoever_is_found_to_listen(listening: bool, patienc
 
 def test_never_where_a_cluster_exists() -> None:
     one = search(ME.address, B, founder=True)
-    one.replied(B, JoinReply(view_of("bc"), member("b")), 100.1)
+    one.replied("b", B, JoinReply(view_of("bc"), member("b")), 100.1)
     assert not one.may_found(9, 1000.0)
 
 
 def test_asks_the_coordinator_and_the_members_once_they_are_known() -> None:
     one = search(B, C)
     assert one.targets() == [B, C]
-    one.replied(B, JoinReply(view_of("xy", 3), member("y")), 100.1)
+    one.replied("x", B, JoinReply(view_of("xy", 3), member("y")), 100.1)
     asked = []
     for _ in range(4):
         asked.append(one.targets())
         one.interval(0.5)
     x, y = member("x").address, member("y").address
     assert asked == [[y, x], [y], [y, B], [y, C]], "besides the coordinator one of the others, in turn"
-    one.replied(C, JoinReply(view_of("z", 2), member("z")), 100.1)
+    one.replied("z", C, JoinReply(view_of("z", 2), member("z")), 100.1)
     assert one.coordinator == member("y"), "an older view teaches nothing"
 
 
@@ -113,22 +113,22 @@ def test_added_addresses_are_asked_whatever_the_names_resolve_to() -> None:
 
 def test_who_answers_without_the_view_that_is_known_still_says_who_leads_it() -> None:
     one, view = search(B), view_of("bcd")
-    one.replied(B, JoinReply(view, member("b")), 100.0)
-    one.replied(B, JoinReply(None, member("c"), None, view.view_id, view.epoch), 100.1)
+    one.replied("b", B, JoinReply(view, member("b")), 100.0)
+    one.replied("b", B, JoinReply(None, member("c"), None, view.view_id, view.epoch), 100.1)
     assert one.coordinator == member("c")
-    one.replied(B, JoinReply(None, member("x"), None, "another", view.epoch), 100.2)
+    one.replied("b", B, JoinReply(None, member("x"), None, "another", view.epoch), 100.2)
     assert one.coordinator == member("c") and one.beacon is None, "no newer than what is known"
-    one.replied(B, JoinReply(None, member("x"), None, "another", view.epoch + 1), 100.2)
+    one.replied("b", B, JoinReply(None, member("x"), None, "another", view.epoch + 1), 100.2)
     assert one.coordinator == member("c") and one.beacon == member("x"), "it is asked, too"
 
 
 def test_the_first_side_that_was_met_is_kept_while_it_answers() -> None:
     one, first, other = search(B), view_of("bc"), view_of("xy")
     for now in (100.0, 100.0 + 0.9 * FRESH):
-        one.replied(B, JoinReply(first, member("b")), now)
-    one.replied(C, JoinReply(other, member("x")), 100.0 + 1.8 * FRESH)
+        one.replied("b", B, JoinReply(first, member("b")), now)
+    one.replied("x", C, JoinReply(other, member("x")), 100.0 + 1.8 * FRESH)
     assert one.cluster == first
-    one.replied(C, JoinReply(other, member("x")), 100.0 + 2.0 * FRESH)
+    one.replied("x", C, JoinReply(other, member("x")), 100.0 + 2.0 * FRESH)
     assert one.cluster == other
 
 
@@ -139,7 +139,7 @@ def test_requests_grow_rare_as_they_are_repeated() -> None:
     assert waits[HASTY:] == pytest.approx([0.15, 0.225, 0.3375, RARELY, RARELY])
     assert one.interval(0.0) == pytest.approx(0.75 * RARELY) and one.interval(1.0) == pytest.approx(1.25 * RARELY)
     assert not one.wants
-    one.replied(B, JoinReply(view_of("bc"), member("b")), 100.1)
+    one.replied("b", B, JoinReply(view_of("bc"), member("b")), 100.1)
     assert one.interval(0.5) == pytest.approx(0.4), "who only looks has time"
 
 
@@ -147,13 +147,13 @@ def test_requests_are_frequent_again_where_something_has_changed() -> None:
     """As many as at the beginning. A coordinator that has not answered may be dead: the next one has to hear of us soon."""
     one, leader = search(B), member("b")
     one.wants = True
-    one.replied(leader.address, JoinReply(view_of("bc"), leader), 100.0)
+    one.replied(leader.id, leader.address, JoinReply(view_of("bc"), leader), 100.0)
 
     def waits(count: int, *, answered: bool) -> list[float]:
         found = []
         for _ in range(count):
             if answered:
-                one.replied(leader.address, JoinReply(view_of("bc"), leader), 100.0)
+                one.replied(leader.id, leader.address, JoinReply(view_of("bc"), leader), 100.0)
             found.append(one.interval(0.5))
         return found
 
@@ -165,14 +165,14 @@ def test_requests_are_frequent_again_where_something_has_changed() -> None:
 
 def test_failure_names_who_did_not_answer() -> None:
     one = search(B, C, patience=5.0)
-    one.replied(B, NOTHING, 101.0)
+    one.replied("b", B, NOTHING, 101.0)
     assert one.failure(104.9) is None
     assert one.failure(105.0) == "not let in by introducers 10.0.0.1:3 within join_timeout=5 s"
 
 
 def test_failure_where_all_answered_but_nobody_founded() -> None:
     one = search(B, patience=5.0)
-    one.replied(B, NOTHING, 101.0)
+    one.replied("b", B, NOTHING, 101.0)
     assert "belong to no cluster" in str(one.failure(105.0))
 
 
@@ -183,7 +183,7 @@ def test_failure_of_a_founder() -> None:
 
 def test_a_cluster_that_answers_is_waited_for_without_end_and_one_that_fell_silent_is_not() -> None:
     one = search(B, patience=5.0)
-    one.replied(B, JoinReply(view_of("bc"), member("b")), 104.0)
+    one.replied("b", B, JoinReply(view_of("bc"), member("b")), 104.0)
     assert one.failure(108.9) is None
     text = one.failure(109.0)
     assert text == "the cluster was found, but no member has answered for 5 s: are they running, and in reach?"
@@ -193,10 +193,30 @@ def test_a_cluster_that_answers_is_waited_for_without_end_and_one_that_fell_sile
 def test_whoever_acts_is_asked_once_nobody_answers_for_the_known_side(later: float, asked: bool) -> None:
     """Under ``any`` another side may be at a lower epoch; all members of the one that was found may have died."""
     one = search(B)
-    one.replied(B, JoinReply(view_of("bc", 6), member("b")), 100.0)
+    one.replied("b", B, JoinReply(view_of("bc", 6), member("b")), 100.0)
     coordinator = member("d")
-    one.replied(coordinator.address, JoinReply(None, coordinator, view_id="other", epoch=5), 100.0 + later)
+    one.replied(coordinator.id, coordinator.address, JoinReply(None, coordinator, view_id="other", epoch=5), 100.0 + later)
     assert (coordinator.address in one.targets()) is asked
+
+
+@pytest.mark.parametrize(("sender", "confirmed"), [("c", True), ("j", False)])
+def test_another_joiner_does_not_confirm_what_it_knows_by_hearsay(sender: str, confirmed: bool) -> None:
+    """Two joiners that have found a side whose members have all died would hold each other to it without end."""
+    one, view, last = search(B, patience=5.0), view_of("bc", 6), 100.0 + 2 * FRESH
+    one.replied("b", B, JoinReply(view, member("b")), 100.0)
+    for now in (100.0 + FRESH, last):
+        one.replied(sender, C, JoinReply(None, member("c"), view_id=view.view_id, epoch=view.epoch), now)
+    assert one.coordinator == member("c" if confirmed else "b")
+    acting = member("d")
+    one.replied(acting.id, acting.address, JoinReply(None, acting, view_id="other", epoch=5), last)
+    assert (acting.address in one.targets()) is not confirmed
+
+
+def test_the_hearsay_of_joiners_does_not_keep_a_search_alive_whose_cluster_is_silent() -> None:
+    one, view = search(B, patience=5.0), view_of("bc")
+    for now in (100.0, 102.0, 104.0):
+        one.replied("j", B, JoinReply(view if now == 100.0 else None, member("b"), view_id=view.view_id, epoch=1), now)
+    assert "no member has answered for 5 s" in str(one.failure(105.0))
 
 
 def test_applicants_in_order_of_arrival_fresh_and_limited() -> None:

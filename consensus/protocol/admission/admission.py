@@ -215,7 +215,7 @@ class Admission:
             if self._of_the_dead(reply, now):
                 reply = JoinReply(None, None)  # the sender does not know yet that all are gone
             known, asked = search.found, (search.coordinator, search.beacon)
-            search.replied(address, reply, now)
+            search.replied(sender, address, reply, now)
             self._ending.told(sender, ended=reply.ended)
             if search.found and not known and now >= self._hurried + HURRIED:
                 self._hurried = now

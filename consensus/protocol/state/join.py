@@ -176,22 +176,30 @@ class Search:
         own = self._member.address
         self.introducers += [each for each in dict.fromkeys(addresses) if each != own and each not in self.introducers]
 
-    def replied(self, source: Address, reply: JoinReply, now: float) -> None:
-        """An introducer answered."""
+    def replied(self, sender: str, source: Address, reply: JoinReply, now: float) -> None:
+        """An introducer answered, or a coordinator's beacon arrived; ``sender``: its id.
+
+        Only a member's word confirms a view: two joiners could confirm each other one whose members are all dead.
+        """
         if reply.view is None and reply.delta is None and not reply.view_id:
             if source in self.introducers:
                 self._lonely.add(source)
             return
-        self.last_reply = now
         self._lonely.discard(source)
         self._answered_by_coordinator |= self.coordinator is not None and source == self.coordinator.address
         known = self.cluster
         told = reply.view if reply.delta is None or known is None else reply.delta.apply(known)
+        same = known if known is not None and reply.view_id == known.view_id else None
+        by_member = (reply.coordinator is not None and sender == reply.coordinator.id) or sender in (told or same or ())
+        if by_member or not self.found:
+            self.last_reply = now
         if told is not None:
             if self._better(told, now):
-                self.cluster, self.coordinator, self.beacon, self._confirmed = told, reply.coordinator, None, now
-        elif known is not None and reply.view_id == known.view_id:
-            self.coordinator, self._confirmed = reply.coordinator, now
+                self.cluster, self.coordinator, self.beacon = told, reply.coordinator, None
+                self._confirmed = now if by_member else self._confirmed
+        elif same is not None:
+            if by_member:
+                self.coordinator, self._confirmed = reply.coordinator, now
         elif known is None or reply.epoch > known.epoch or now - self._confirmed > FRESH:
             self.beacon = reply.coordinator
 
