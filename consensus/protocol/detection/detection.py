@@ -206,7 +206,10 @@ class Detection:
             core.outbox.emit(Check(probe.target))  # SWIM's TCP fallback; it also shows a crash at once
 
     def _ask_again(self, probe: Probe, now: float) -> None:
-        """Repeat a ping of a member that has never acked one: see ``adopt``. Its ack counts from when it was sent first."""
+        """Repeat a ping of a member that has never acked one: see ``adopt``.
+
+        Its ack counts from when it was sent first, as nobody can tell which of the two it answers: contact is never too late.
+        """
         peer = self._core.table.get(probe.target.id)
         if peer is not None and peer.contact == peer.met == NEVER:
             self._send_ping(probe, now)

@@ -148,7 +148,10 @@ class Record(Observer):
         self.acked: dict[tuple[str, str], dict[int, float]] = {}
         """(who, whom): when one last acked the other, by its own clock (leases run by it), for each epoch that acks told."""
         self.contact: dict[tuple[str, str], float] = {}
-        """(who, whom): when (true time) one sent the latest ping that the other acked to it."""
+        """(who, whom): when (true time) one sent the latest ping that the other acked to it.
+
+        A repeated ping counts from when it was sent first: an ack does not say which of the two it answers.
+        """
         self.heard: dict[tuple[str, str], float] = {}
         """The same, but only of acks that one still waited for when they came: what it goes by."""
         self.died: dict[str, float] = {}
@@ -218,7 +221,7 @@ class Record(Observer):
                 pings = self._pings[host.id] = {}
             elif len(pings) > PINGS:
                 del pings[next(iter(pings))]
-            pings[message.seq] = self.now
+            pings.setdefault(message.seq, self.now)
 
     def _ack(self, host: Host, target: Host | None, message: Ack) -> None:
         if target is not None and message.target == host.id and self.pinged(target.id, message.seq):

@@ -1,12 +1,19 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from math import inf
+
 import pytest
 
+from consensus.messages import Ack, Ping
 from consensus.protocol.agreement.installer import Installer
 from consensus.protocol.detection.verdict import Verdicts
 from consensus.protocol.state.evidence import EvidenceBook
 from consensus.protocol.state.links import Links
+from consensus.protocol.state.member_table import Peer
+from consensus.simulation import Result, Scenario, play
 from consensus.simulation.invariants import Exclusion, Violation
+from consensus.simulation.script.scenario import POLICIES
 from consensus.view import Cause
 
 from .stage import Stage
@@ -104,3 +111,51 @@ def test_a_driver_that_blames_who_was_ready(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(Installer, "on_ready", lambda *_: None)
     with pytest.raises(Violation, match=r"unready, proposed by .* but both had been well"):
         Stage(Exclusion)
+
+
+ACKED_LATE = """
+seed=1 size=5 early=1 rest=0
+0.01 pause m4
+1.01 resume m4
+1.01 pause m4
+{} kill m3
+3.5 heal
+"""
+"""m4 is stopped but for a moment. In that it acks the first ping of everybody in the view, and the repeat sent 0.15 s later. m3
+dies when m4's silence becomes evidence, so that nobody waits a while for more."""
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_silence_counts_from_the_first_of_two_pings_with_one_ack(policy: str) -> None:
+    result = played(2.646, policy)
+    assert result.good, str(result)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_an_impatient_detector_is_caught_though_the_ping_was_repeated(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: silence is held against a member 0.2 s too early."""
+
+    def early(self: Verdicts, peer: Peer) -> float:
+        known = peer.suspicion is None or peer.member.id in self._core.evidence.silent
+        return inf if known else peer.last_sign + 1.8
+
+    monkeypatch.setattr(Verdicts, "time", early)
+    result = played(2.446, policy)
+    assert "its ack had reached the proposer 1.8" in str(result.violation)
+
+
+def played(killed: float, policy: str) -> Result:
+    return play(replace(Scenario.parse(ACKED_LATE.format(killed)), policy=policy))
+
+
+def test_contact_is_when_the_first_of_two_pings_was_sent() -> None:
+    stage = Stage(Exclusion)
+    a, b, _ = stage.hosts
+    stage.world.pause(b)
+    stage.world.run(1.0)
+    first, ping = stage.world.now, Ping(7, b.id, stage.view.epoch, stage.view.view_id)
+    stage.observers.sent(a, b, ping)
+    stage.world.run(0.15)
+    stage.observers.sent(a, b, ping)
+    stage.observers.delivered(a, b, Ack(7, b.id, stage.view.epoch, stage.view.view_id))
+    assert stage.checkers.facts.record.contact[a.id, b.id] == first
