@@ -116,7 +116,8 @@ class Plane:
         self._reported: Reported | None = None
         # Undecided: from the end of a call that may give this newcomer the state until it is known whether it has. No report
         # is made meanwhile, as it would say that it has none.
-        self._last_signature, self._frozen_at, self._parting, self._undecided = b"", 0.0, False, False
+        # Broken: a call has failed in ``session``, or was left by an exception there: its group is aborted, or is about to be.
+        self._last_signature, self._frozen_at, self._parting, self._undecided, self._broken = b"", 0.0, False, False, False
 
     def __repr__(self) -> str:
         now = f"in {self.current}" if self.current else "outside of calls"
@@ -238,6 +239,7 @@ class Plane:
             self.tell()
             order, self._order = self._order, None
             if session is not None and session.group is not None and self._acting_in(session):
+                self._broken = True
                 self._freeze()
                 return session, order
             return None, order
@@ -330,6 +332,7 @@ class Plane:
             self.running = None
             self.tell()
             order, self._order = self._order, None
+            self._broken = self._broken or (begun and self.session is session)
             first = self.phase is Phase.ACTIVE and self.session is session
             if first and (begun or order is not None):
                 self._freeze()
@@ -433,7 +436,9 @@ class Plane:
                 self._freeze()
                 return None
             self._order = None
-            abort = self.session if order.after_call is None or self.running is not None else None
+            # Whoever has seen a failure runs no more, but what failed goes on until the group is aborted: wait for that, too.
+            aborts = order.after_call is None or self.running is not None or self._broken
+            abort = self.session if aborts else None
             self._freeze()
             current = self.current
             entered = current.layout if current and current.certain and not self.newcomer else None
@@ -491,7 +496,7 @@ class Plane:
             self.authority = plan.authority
             if plan.authority == self.member_id and self.member_id in plan.holders:
                 self.origin = self.member_id
-            self.session, self.trailer = session, None
+            self.session, self.trailer, self._broken = session, None, False
             self.data.activated(session)
             self.phase = PLANE.after(self.phase, Switch.ACTIVATE)
             self.data.start()

@@ -60,6 +60,28 @@ def test_a_call_that_failed_is_not_under_way() -> None:
     assert plane.running is None and not told[-1]
 
 
+@pytest.mark.parametrize("left", [False, True])
+def test_no_report_is_sent_before_what_failed_has_been_aborted(left: bool) -> None:
+    """The training thread aborts the group after it has noted the failure, and may wait there for a device. A change after the
+    last call comes meanwhile. That there is no call under way any more does not mean that nothing runs.
+    """
+    plane = Plane("a")
+    here = session(3, SalvagePlan(7, 7, authority="a", holders=("a",)), "a")
+    assert plane.activate(here)
+    plane.enter(Call(Kind.AVERAGE, LAYOUT, [torch.ones(3)], weight=1.0, divide=True))
+    assert plane.begin(here)
+    if left:
+        assert plane.abandon() == (here, None)
+    else:
+        assert plane.failed(here) == (True, None)
+    answer = plane.freeze(Order(4, 7))
+    assert answer is not None and answer[1] is here
+    there = session(4, SalvagePlan(7, 7, authority="a", holders=("a",)), "a")
+    assert plane.activate(there)
+    following = plane.freeze(Order(5, 7))
+    assert following is not None and following[1] is None, "nothing has failed in that one: who is slower may still end call 7"
+
+
 def test_who_declines_reports_no_call_of_the_others_as_its_own() -> None:
     """It has heard of one in which a member died; those who live may have given that up by an exception, and be in another one.
     A member that said which one it was would be stopped because the two differ, and so would they.

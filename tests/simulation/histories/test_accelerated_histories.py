@@ -49,6 +49,14 @@ def test_promises_hold_in_many_more(first: int) -> None:
     assert not bad, "\n".join(bad)
 
 
+def test_a_report_waits_for_a_device_that_another_thread_has_just_stopped() -> None:
+    """A call fails here as a member ends, and the thread that made it stops the device. While it waits for that, the change of
+    the view is ordered after the call before.
+    """
+    result = play(random_history(704554, "any"), jobs=accelerated(704554))
+    assert result.good, f"{result.scenario}\n{result}"
+
+
 def test_the_histories_have_every_fault_and_go_by_both_ways() -> None:
     counts: Counter[str] = Counter()
     seen: set[str] = set()
