@@ -282,7 +282,7 @@ class Drawer:
         if self._now is None:
             return
         said = None if call is None else call.share
-        if self._together and said is not None and said.data_epoch and (own is None or not own.data_epoch):
+        if self._together and said is not None and said.data_epoch and (own is None or own.use != said.use):
             self._queue.void()  # its mates were at another batch: none of them has used up one
             self._drawn = self._now.done(self._me)
         self._join(self._now)
@@ -291,9 +291,12 @@ class Drawer:
         if self._now.deal is not before:
             self._moved(same=self._now.epoch == before.epoch)
 
-    def ahead(self) -> Ahead:
+    def ahead(self, own: Share | None = None) -> Ahead:
         """See ``Sampling.ahead``."""
-        return self._queue.counting(self.using)
+        ahead = self._queue.counting(self.using)
+        said = None if self._call is None else self._call.share
+        apart = own is not None and said is not None and own.use != said.use
+        return (False,) * len(ahead) if apart else ahead
 
     def level(self, ahead: Sequence[bool]) -> None:
         """See ``Sampling.level``."""

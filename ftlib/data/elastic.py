@@ -220,10 +220,10 @@ class Elastic(torch.utils.data.Sampler[list[Any]]):
             self._drawer.unfinished()
             self._changed.notify_all()
 
-    def ahead(self) -> Sequence[bool]:
+    def ahead(self, own: Share | None = None) -> Sequence[bool]:
         """See ``Sampling``."""
         with self._changed:
-            return self._drawer.ahead()
+            return self._drawer.ahead(own)
 
     def level(self, ahead: Sequence[bool]) -> None:
         """See ``Sampling``."""

@@ -13,7 +13,7 @@ from itertools import zip_longest
 
 import msgpack
 
-from .sampling import Share, read_shares, rows_of
+from .sampling import RESIDUES, Share, read_shares, rows_of
 
 __all__ = ["Ahead", "Drawing", "agreed_ahead", "pack_ahead", "read_ahead"]
 
@@ -60,7 +60,7 @@ class Drawing:
         if len({len(each.shares) for each in said}) > 1:  # in one shard nobody draws
             return cls((False,) * length)
         shares = tuple(_together(column) for column in zip(*(each.shares for each in said), strict=True))
-        before = {_use(each.shares[own]) for each in said} if own is not None and shares else set()
+        before = {each.shares[own].use for each in said} if own is not None and shares else set()
         if len(before) > 1:  # they were not at the same batch
             return cls((False,) * length, shares)
         return cls(agreed_ahead([each.ahead for each in said]), shares)
@@ -71,7 +71,7 @@ class Drawing:
         if len({len(each.shares) for each in said}) > 1:
             return any(share.samples for each in said for share in each.shares)
         columns = zip(*(each.shares for each in said), strict=True)
-        return any(len({_use(share) for share in column}) > 1 and any(share.samples for share in column) for column in columns)
+        return any(len({share.use for share in column}) > 1 and any(share.samples for share in column) for column in columns)
 
     def alike(self, other: Drawing) -> bool:
         """False if a member draws in both, and they deal differently: their datasets, sizes or seeds are not the same."""
@@ -109,13 +109,16 @@ def read_ahead(data: bytes) -> Ahead:
     return tuple(bool(bits >> index & 1) for index in range(count))
 
 
-def _use(share: Share) -> tuple[int, int, int]:
-    return share.data_epoch, share.samples, share.dropped
-
-
 def _together(column: Sequence[Share]) -> Share:
-    """One replica's share. It uses up what all of its processes use up, or nothing."""
+    """One replica's share. It uses up what all of its processes use up, or nothing.
+
+    It is in the newest epoch that any of them has begun, as that one deals already: nobody may be further than the shares say.
+    """
     ahead, late = max(share.ahead for share in column), any(share.late for share in column)
-    if len({_use(share) for share in column}) > 1 or not column[0].data_epoch:
+    drawing = [share for share in column if share.data_epoch]
+    if not drawing:
         return Share(ahead=ahead, late=late)
-    return replace(column[0], ahead=ahead, late=late, end=max(share.end for share in column))
+    if len({share.use for share in column}) == 1:
+        return replace(column[0], ahead=ahead, late=late, end=max(share.end for share in column))
+    newest = max(drawing, key=lambda share: (share.data_epoch - drawing[0].data_epoch + RESIDUES // 2) % RESIDUES)
+    return Share(ahead=ahead, data_epoch=newest.data_epoch, deal=newest.deal, late=late)

@@ -12,6 +12,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import msgpack
 
+RESIDUES = 255
+"""A share has its data epoch modulo that."""
+
 
 @dataclass(frozen=True, slots=True)
 class Share:
@@ -31,6 +34,11 @@ class Share:
     """Whether the share is a deputy's: this member draws nothing, but no loop ends before this member's own."""
     end: int = 0
     """The position, plus 1, from which on a shard does not exist, as this member has read it to its end; 0: none to tell."""
+
+    @property
+    def use(self) -> tuple[int, int, int]:
+        """What is used up, and of which epoch: where the shares of two have the same, both were at the same batch."""
+        return self.data_epoch, self.samples, self.dropped
 
 
 @runtime_checkable
@@ -86,8 +94,12 @@ class Sampling(Protocol):
         ``batches``: what the call would use up here. The state loaded last is the state on entry to the call.
         """
 
-    def ahead(self) -> Sequence[bool]:
-        """Return of each batch that is drawn beyond the call under way whether it counts, or is a filler."""
+    def ahead(self, own: Share | None = None) -> Sequence[bool]:
+        """Return of each batch that is drawn beyond the call under way whether it counts, or is a filler.
+
+        ``own``: the share of this member, or of its replica, that the call has ended with. None counts if that is not what this
+        member has said, since the batches come after one that is not used up.
+        """
 
     def level(self, ahead: Sequence[bool]) -> None:
         """The call under way is about to finish: have drawn beyond it what all processes of the replica have agreed on."""

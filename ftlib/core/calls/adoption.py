@@ -19,8 +19,8 @@ from ...frameworks.base import Group, Work
 from ..tensors.staging import Slot, Staging, land
 from .call import Call, Results
 
-_HEADER = struct.Struct("<4sIQdd?I8s16s16s")
-_MAGIC = b"ftl5"
+_HEADER = struct.Struct("<4sIQdd??I8s16s16s")
+_MAGIC = b"ftl6"
 _SHARES_LIMIT = 1 << 20
 """Limit on the size of the members' shares, in bytes."""
 
@@ -41,8 +41,8 @@ def donate(group: Group, rank: int, results: Results) -> list[Work]:
             raise Spoilt(f"the program has changed the result of call {results.number} in place")
     digest, signature = _digest(shares, rows), results.layout.signature
     view_id = bytes.fromhex(results.view_id)
-    weights = (results.weight, results.assumed, results.declined)
-    header = _HEADER.pack(_MAGIC, len(results.slots), results.number, *weights, len(shares), view_id, signature, digest)
+    found = (results.weight, results.assumed, results.declined, results.finite)
+    header = _HEADER.pack(_MAGIC, len(results.slots), results.number, *found, len(shares), view_id, signature, digest)
     tensors = [torch.frombuffer(data, dtype=torch.uint8) for data in (bytearray(header), shares)]
     tensors += rows
     return [group.send(tensor, rank, _tag(results.number, number)) for number, tensor in enumerate(tensors)]
@@ -62,7 +62,7 @@ class Adoption:
         call = self._call
         wait(self._group.recv(self._header, self._donor, _tag(call.number, 0)), None)
         head = _HEADER.unpack(self._header.numpy().tobytes())
-        magic, count, number, weight, assumed, declined, told, view_id, signature, digest = head
+        magic, count, number, weight, assumed, declined, finite, told, view_id, signature, digest = head
         if magic != _MAGIC or number != call.number or told > _SHARES_LIMIT:
             raise GroupError(f"rank {self._donor} donated something else than {call}", (self._donor,))
         if not declined and (signature != call.layout.signature or count != len(self._slots)):
@@ -80,7 +80,8 @@ class Adoption:
         if _digest(shares, [slot.data for slot in filled]) != digest:
             raise GroupError(f"the result of {call} arrived damaged from rank {self._donor}", (self._donor,))
         intact = declined or not call.veto or all(slot.check(norms=call.norms) for slot in self._slots)
-        given = (call.number, call.layout, self._slots, weight, intact)
+        # The donor may know of a reason that is not in the sums: another shard has no result, or it was drawn apart.
+        given = (call.number, call.layout, self._slots, weight, intact and finite)
         results = Results(*given, assumed=assumed, view_id=view_id.hex(), declined=declined, views=call.views)
         try:
             results.share(unpacked_shares(shares))

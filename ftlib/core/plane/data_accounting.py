@@ -252,7 +252,8 @@ class DataAccounting:
         with self._plane.changed:
             if results.drawing is not None:  # agreed on in the view before
                 return results.drawing
-            ahead = () if self.sampler is None else tuple(self.sampler.ahead())
+            own = results.shares.get(self._replica)
+            ahead = () if self.sampler is None else tuple(self.sampler.ahead(own))
             return Drawing(ahead, tuple(results.shares.values()))
 
     def agree(self, results: Results, said: Sequence[Drawing]) -> None:

@@ -12,12 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..mates import Ahead, pack_ahead, read_ahead
-from ..sampling import Share
+from ..sampling import RESIDUES, Share
 from .deal import AnyDeal
 from .ledger import Ledger
 from .ranges import Range, length
 
-_RESIDUES = 255
 FAR = 100
 """How many epochs may be skipped at once: a share has its epoch modulo 255 only."""
 _REPORT = struct.Struct("<qII")
@@ -27,7 +26,7 @@ _TOLD = 200
 
 def code_of(epoch: int) -> int:
     """Return the code of an epoch in a share (``Share.data_epoch``)."""
-    return epoch % _RESIDUES + 1
+    return epoch % RESIDUES + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,8 +212,8 @@ class Replica:
 
     def _told(self, code: int) -> int:
         """Decode the epoch of a share: of all epochs with this residue, the nearest one."""
-        ahead = (code - 1 - self.epoch) % _RESIDUES
-        return self.epoch + (ahead if ahead <= _RESIDUES // 2 else ahead - _RESIDUES)
+        ahead = (code - 1 - self.epoch) % RESIDUES
+        return self.epoch + (ahead if ahead <= RESIDUES // 2 else ahead - RESIDUES)
 
     def _spent(self, member: str, at: int, share: Share) -> tuple[int, int, list[Range], list[Range]]:
         """Apply a share: returns where its sequence goes on, batches used up, ranges that go back, ranges committed."""

@@ -173,3 +173,15 @@ def test_who_adopts_gets_the_bits_and_what_was_assumed(divisor: float) -> None:
     adopted = Adoption(others, post, 0, Staging(LAYOUT, 2)).receive(lambda _work, _slot: None)
     assert (adopted.assumed, adopted.weight) == (results.assumed, results.weight) == (divisor, 4.0)
     assert delivered(others, adopted) == delivered(own, results) == [6.0] * 4
+
+
+def test_who_adopts_what_another_shard_has_no_result_of_has_none() -> None:
+    """Nothing in the sums shows it."""
+    own, others = call(1.0), call(1.0)
+    results = attempt(Echo(3.0), own)
+    results.refuse()
+    post: Any = Post()
+    donate(post, 1, results)
+    adopted = Adoption(others, post, 0, Staging(LAYOUT, 2)).receive(lambda _work, _slot: None)
+    assert own.void(results)
+    assert others.void(adopted)

@@ -44,7 +44,8 @@ def test_a_replica_uses_up_what_all_of_its_processes_do(said: list[Drawing]) -> 
     for place, share in enumerate(agreed.shares):
         uses = {(each.shares[place].samples, each.shares[place].dropped, each.shares[place].data_epoch) for each in said}
         if len(uses) > 1:
-            assert (share.samples, share.dropped, share.data_epoch) == (0, 0, 0)
+            assert (share.samples, share.dropped) == (0, 0)
+            assert share.data_epoch == max(each.shares[place].data_epoch for each in said)
         assert share.ahead == max(each.shares[place].ahead for each in said)
     theirs = [{share.samples for share in column} for column in zip(*(each.shares for each in said), strict=True)]
     assert not (Drawing.differ(said) and all(uses == {0} for uses in theirs))
@@ -109,6 +110,51 @@ def test_who_was_at_another_batch_gives_it_back() -> None:
     assert real.draw() == filler.draw() == ((0, 3),)
 
 
+def test_the_newest_epoch_that_one_of_them_has_begun_is_that_of_all() -> None:
+    """All but one decline the call, and have begun no epoch; afterwards all deal alike."""
+    first, second, other = (process(*names, began=False) for names in (("r", "s"), ("r", "s"), ("s", "r")))
+    first.start(0)
+    assert first.draw() == ((0, 3),)
+    shares = [first.begin(1), second.begin(0), other.begin(0)]
+    said = [Drawing(first.ahead(), (shares[0], shares[2])), Drawing(second.ahead(), (shares[1], shares[2]))]
+    agreed = Drawing.agreed(said, 0)
+    for each in (first, second, other):
+        each.level(agreed.ahead if each is not other else ())
+        each.finished(dict(zip("rs", agreed.shares, strict=True)), 0)
+    for each in (second, other):
+        each.start(0)
+    states = [each.state for each in (first, second, other)]
+    assert states[0] is not None
+    assert all(state is not None and state.same(states[0]) for state in states)
+    assert first.draw() == second.draw() == ((0, 3),)
+    assert other.draw() == ()  # it takes part in the dealing from its next call on, as any that were in the epoch before
+
+
+@pytest.mark.parametrize("codes", [(255, 1), (255, 2, 1), (0, 254, 1), (100, 101), (200, 45)])
+def test_the_newest_epoch_by_its_code(codes: tuple[int, ...]) -> None:
+    """Epoch -1 has the code 255, epoch 0 the code 1; 0 is none."""
+    said = [Drawing((), (Share(data_epoch=code, deal=code, samples=3 * (code > 0)),)) for code in codes]
+    newest = {(255, 1): 1, (255, 2, 1): 2, (0, 254, 1): 1, (100, 101): 101, (200, 45): 45}[codes]
+    assert Drawing.agreed(said, 0).shares == Drawing.agreed(said[::-1], 0).shares == (Share(data_epoch=newest, deal=newest),)
+
+
+def test_who_adopts_a_call_without_its_batch_has_drawn_nothing_beyond_it() -> None:
+    """The others know that this replica was not at one batch in the call, and its mate was at none: it does not know it yet."""
+    real, filler = process(), process()
+    assert [real.draw(), real.draw()] == [((0, 3),), ((3, 6),)]
+    filler._queue.items.extend([(), ()])
+    shares = [mate.begin(1) for mate in (real, filler)]
+    agreed = Drawing.agreed([Drawing(real.ahead(), (shares[0],)), Drawing(filler.ahead(), (shares[1],))], 0)
+    own = agreed.shares[0]
+    assert real.ahead(own) == (False,)
+    again = Drawing.agreed([Drawing(real.ahead(own), agreed.shares), Drawing(filler.ahead(), (shares[1],))], 0)
+    assert again == agreed
+    for mate in (real, filler):
+        mate.level(again.ahead)
+        mate.finished({"r": own}, 0)
+    assert [real.draw(), real.draw()] == [filler.draw(), filler.draw()] == [((0, 3),), ((3, 6),)]
+
+
 def test_a_loop_that_is_begun_again_draws_the_same_again() -> None:
     """However far each of them had drawn."""
     far, near = process(), process()
@@ -120,10 +166,11 @@ def test_a_loop_that_is_begun_again_draws_the_same_again() -> None:
     assert far.begin(1) == near.begin(1)
 
 
-def process() -> Drawer:
-    """One of several that draw for replica ``r``, the job's only one."""
+def process(name: str = "r", *others: str, began: bool = True) -> Drawer:
+    """One of several that draw for replica ``name``; ``others``: the job's other ones. ``began``: whether it is in a loop."""
     drawer = ElasticSampler(range(60), batch_size=3, shuffle=False)._drawer
-    drawer.bind("r", together=True)
-    drawer.found(["r"])
-    drawer.start(0)
+    drawer.bind(name, together=True)
+    drawer.found(sorted([name, *others]))
+    if began:
+        drawer.start(0)
     return drawer

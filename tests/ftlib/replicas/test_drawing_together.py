@@ -58,7 +58,7 @@ def test_a_replica_of_which_one_had_a_filler_counts_for_nobody() -> None:
     """Also where that is another replica than this member's: all members see it."""
     own = Held({"r": THIS, "s": OTHER}, (IDLE, OTHER))
     assert not own.hold()
-    assert own.results.shares == {"r": Share(), "s": OTHER}
+    assert own.results.shares == {"r": IDLE, "s": OTHER}
     assert not Held({"r": THIS, "s": OTHER}, (THIS, IDLE)).hold()
 
 
