@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from consensus import View
 from consensus.simulation import Host, Observer
@@ -118,6 +118,8 @@ class _Place:
     """Of the call that it finished last."""
     view: View | None = None
     """In which it did so."""
+    made: str = ""
+    """The id of the view in which its result was made: another one where it was adopted."""
     counted: int = 0
     """The token of the last call that it finished, as that call's result has it or would have."""
     finished: int = 0
@@ -171,6 +173,8 @@ class Promises(Observer):
         self._plans: dict[tuple[int, str], SalvagePlan] = {}
         """By shard and view."""
         self._over: OnLine[int, frozenset[str]] = OnLine(self._lines)
+        self._dealing: dict[tuple[int, str], dict[str, Any]] = {}
+        """How the samples are dealt after each call, by its number and the id of the view in which its result was made."""
         """Over which replicas each call is that anybody has gone on with."""
         self._given: dict[str, tuple[int, int, int]] = {}
         """Of each member that got the state at a border: before which call, how many steps its donor had done, which replica
@@ -183,7 +187,7 @@ class Promises(Observer):
         """The first one: threads of the data plane may swallow what is raised in them."""
         self.story: deque[str] = deque(maxlen=STORY)
         self.counts = {"finished": 0, "adopted": 0, "redone": 0, "loaded": 0, "views": 0, "orphans": 0, "healed": 0}
-        self.counts |= {"drawn": 0, "epochs": 0, "accelerated": 0, "freed": 0}
+        self.counts |= {"drawn": 0, "dealt alike": 0, "epochs": 0, "accelerated": 0, "freed": 0}
         self.counts |= {"failed in backward": 0, "followed": 0, "caught up": 0, "stood in": 0, "taken over": 0}
         self.counts |= {"at a border": 0, "begun alike": 0, "inner steps": 0, "fits": 0, "kept": 0}
         self.counts |= {"replicas lost": 0, "state lost": 0, "apart": 0}
@@ -355,6 +359,7 @@ class Promises(Observer):
             if other is not finish:
                 self._apart(process, *sorted((finish, other), key=lambda each: each.view.epoch))
         place.outcome, place.view, place.finished = outcome, session.view, place.finished + 1
+        place.made = results.view_id
         self._fits(process, outcome)
         if call.foreign:
             self.counts["stood in" if call.stand_in else "followed"] += 1
@@ -421,6 +426,17 @@ class Promises(Observer):
             if epoch < max(rows):
                 assert len(used) == SAMPLES, self._say(process, f"has {len(used)} of {SAMPLES} samples in epoch {epoch}")
                 self.counts["epochs"] += 1
+
+        self._deals_alike(process)
+
+    def _deals_alike(self, process: Process) -> None:
+        """After a call all members of the job deal the samples alike, in all shards."""
+        if process.plane.level:
+            which = process.plane.finished, self._place(process).made
+            dealing = process.trainer.sampler.state_dict()["state"]
+            known = self._dealing.setdefault(which, dealing)
+            assert known == dealing, self._say(process, f"deals {dealing} after call {which[0]}, others {known}")
+            self.counts["dealt alike"] += known is not dealing
 
     def acts(self, process: Process, session: Session) -> None:
         """A process acts in a view from now on."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +18,8 @@ from ftlib.core.calls.call import Results
 from ftlib.core.calls.session import Session
 from ftlib.core.tensors.layout import Layout
 from ftlib.core.tensors.trailer import Trailer
+from ftlib.data import mates
+from ftlib.data.sampling import Share
 from tests.harness.basics import around
 from tests.simulation.data_plane import declining, declining_sharded, play, play_plot, random_history, sharded_history
 
@@ -27,6 +31,7 @@ ODD = (
     (701226, "storage"),  # one process adopts a call of which the others know that its replica has drawn it apart
 )
 """Of replicas of several processes: seed, policy."""
+DEALT_APART = 600049
 SOAK = 2000
 CHUNK = 50
 
@@ -65,6 +70,22 @@ def test_all_shards_of_a_call_are_declined_or_none(first: int) -> None:
     for seed in range(first, first + 5):
         wrong, _ = played_by_shards(seed)
         assert not wrong, f"seed {seed}: {wrong}"
+
+
+def test_whoever_deals_the_samples_in_another_way_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: what the processes of a replica agree on names no epoch where they were at different batches."""
+    honest = mates._together
+
+    def together(column: Sequence[Share]) -> Share:
+        share = honest(column)
+        return share if len({each.use for each in column}) == 1 else replace(share, data_epoch=0)
+
+    monkeypatch.setattr(mates, "_together", together)
+    jobs = declining_sharded(DEALT_APART)
+    scenario, shards = sharded_history(DEALT_APART, "storage")
+    assert re.search("deals .* after call 1, others", str(play(scenario, jobs=jobs, shards=shards)))
+    monkeypatch.undo()
+    assert not played_by_shards(DEALT_APART, "storage")[0]
 
 
 @pytest.mark.parametrize(("seed", "policy"), ODD)
