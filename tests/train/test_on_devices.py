@@ -94,12 +94,13 @@ def trained(crew: DeviceCrew, views: bool, **arguments: Any) -> list[Trained]:
         crew.all(lambda ft, _: ft.register_state(state_dict=dict, load_state_dict=lambda _: None))
 
     def body(ft: FTLib, i: int) -> Trained:
-        found = Trained(ft, i, **arguments)
+        found, statuses = Trained(ft, i, **arguments), []
         for _ in range(STEPS):
-            assert found.step()
+            statuses.append(found.step())
             crew.device.synchronize()
             found.keep()
         found.redone = ft.metrics()["redone"]
+        assert all(statuses)  # not before: the others would wait for whoever has no result
         return found
 
     return crew.all(body)
