@@ -197,7 +197,7 @@ def resolve(
     own = {name: found.pop(name) for name in _OWN if name in found}
     own |= {"replica": part.replica, "shard": part.shard, "shards": part.shards}
     if part.shards > 1:
-        _check_together(own, part)
+        _check_together({**own, "policy=any": found.get("policy") is consensus.Policy.ANY}, part)
         own["recovery"] = "wait"  # all processes of a replica have to come in with the same call
     own.setdefault("rejoin", found.get("policy") is consensus.Policy.ANY)
     if backend is SharedStorage and found.get("policy", consensus.Policy.STORAGE) is not consensus.Policy.STORAGE:
@@ -242,16 +242,17 @@ def _of_replicas(inner: consensus.Config, part: Part) -> consensus.Config:
     return dataclasses.replace(inner, initial_size=inner.initial_size * part.shards, max_size=most, agreement=agreement)
 
 
-def _check_together(own: Mapping[str, Any], part: Part) -> None:
+def _check_together(given: Mapping[str, Any], part: Part) -> None:
     """Raise ConfigError for what a replica of several processes cannot do."""
     for name, why in _ALONE.items():
-        if own.get(name):
+        if given.get(name):
             raise ConfigError(f"{name} goes with replicas of one process, and these have {part.shards}: {why}")
 
 
 _ALONE = {
     "rejoin": "leave it out, and have the launcher start the whole replica again (ftlib run --shards)",
     "straggler_deadline": "leave it out: the processes of a replica could not be late together",
+    "policy=any": "give policy=majority, or storage: the processes of a replica could not come back from another side together",
 }
 
 

@@ -55,7 +55,7 @@ def test_contradictions_are_named(found: dict[str, Any], environment: dict[str, 
         part_of(found, environment)
 
 
-@pytest.mark.parametrize("setting", [{"rejoin": True}, {"straggler_deadline": 5.0}])
+@pytest.mark.parametrize("setting", [{"rejoin": True}, {"straggler_deadline": 5.0}, {"policy": "any"}])
 def test_what_replicas_of_several_processes_cannot_do_is_refused(setting: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="and these have 2"):
         resolve({"replica": "a", "shard": 0, "shards": 2, **setting}, None, {})
