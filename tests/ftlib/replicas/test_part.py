@@ -61,6 +61,11 @@ def test_what_replicas_of_several_processes_cannot_do_is_refused(setting: dict[s
         resolve({"replica": "a", "shard": 0, "shards": 2, **setting}, None, {})
 
 
+def test_joiners_get_the_state_while_the_others_wait() -> None:
+    """Else one process of a replica could come in with one call, and its mate with the next."""
+    assert resolve({"replica": "a", "shard": 0, "shards": 2, "recovery": "live"}, None, {}).recovery == "wait"
+
+
 def test_members_agree_how_many_shards_there_are() -> None:
     two, three = (resolve({"replica": "a", "shard": 0, "shards": count}, None, {}).consensus.agreement for count in (2, 3))
     assert two != three

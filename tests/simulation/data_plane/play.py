@@ -26,6 +26,7 @@ __all__ = [
     "declining",
     "declining_sharded",
     "mixing",
+    "mixing_sharded",
     "opening",
     "play",
     "play_plot",
@@ -87,8 +88,8 @@ def opening(seed: int) -> Trainers:
     return Trainers(seed, **settings(seed), habits=Habits())
 
 
-def mixing(seed: int) -> Trainers:
-    """Programs that make other calls, too: some with deputies, some with joiners that follow."""
+def mixing(seed: int, **more: Any) -> Trainers:
+    """Programs that make other calls, too: some with deputies, some with joiners that follow. ``more``: further ``Habits``."""
     rng, found = Random(f"{seed} programs"), settings(seed)
     program = rng.choice(PROGRAMS)
     late, compressed = rng.random() < 0.4, rng.random() < 0.3  # what is owed is so for a layout, order included
@@ -103,11 +104,11 @@ def mixing(seed: int) -> Trainers:
     )
     if late:  # a deputy knows the program's pattern after many calls that repeat it
         found |= {"compute": rng.choice([0.002, 0.01]), "long_steps": 0.03, "pace": Pace(transit=0.003, slow=0.02)}
-    return Trainers(seed, **found, habits=habits)
+    return Trainers(seed, **found, habits=replace(habits, **more))
 
 
-def declining(seed: int) -> Trainers:
-    """Programs whose members decline calls, of any kind."""
+def declining(seed: int, **more: Any) -> Trainers:
+    """Programs whose members decline calls, of any kind. ``more``: further ``Habits``."""
     rng, found = Random(f"{seed} declining programs"), settings(seed)
     program, extras, follows, catches_up = rng.choice(PROGRAMS), rng.choice([0, 0, 11]), rng.random() < 0.3, rng.random() < 0.5
     habits = Habits(
@@ -121,7 +122,7 @@ def declining(seed: int) -> Trainers:
         late=rng.choice([0.15, 1.0]),
         declines=rng.choice([0.02, 0.05, 0.2]),
     )
-    return Trainers(seed, **found, habits=habits)
+    return Trainers(seed, **found, habits=replace(habits, **more))
 
 
 def declining_sharded(seed: int) -> Trainers:
@@ -129,6 +130,15 @@ def declining_sharded(seed: int) -> Trainers:
     rng = Random(f"{seed} declining processes")
     habits = Habits(program="X", raises=0.0, late=rng.choice([0.15, 1.0]), declines=rng.choice([0.01, 0.03, 0.1]))
     return Trainers(seed, **settings(seed), habits=habits)
+
+
+def mixing_sharded(seed: int) -> Trainers:
+    """Processes of replicas of several whose programs make other calls, too; in every other job members decline some.
+
+    Nobody has a deputy, which the settings refuse; nothing is compressed.
+    """
+    make = mixing if seed % 2 else declining
+    return make(seed, deadline=None, compressed=False)
 
 
 def sharded(seed: int) -> Trainers:

@@ -88,6 +88,7 @@ class Process:
         self._inquiry = SimulatedInquiry(self, self._layouts) if habits.program else None
         self._border = Border(self.plane, self.transfer, limits.step_timeout, beside=self.mates is None)
         self.transfer.serves(Border.PATH, self._border.source)
+        follows = habits.follows and self.mates is None  # as the settings have it: all of a replica come in with the same call
         self.engine = Engine(
             self.plane,
             self.door,
@@ -98,7 +99,7 @@ class Process:
             load=self._load,
             obtain=self._obtain,
             inquiry=self._inquiry,
-            recovery=SimulatedRecovery(self, follows=habits.follows) if habits.program else None,
+            recovery=SimulatedRecovery(self, follows=follows) if habits.program else None,
             observers=self.observers,
             layouts=self._layouts,
             mates=self.mates,
@@ -106,6 +107,7 @@ class Process:
         self._framework.on_fatal(lambda reason: self.engine.fail(Excluded(reason)))
         self.deputy: Deputy | None = None
         if habits.deadline is not None:
+            assert self.mates is None, "the settings refuse straggler_deadline with replicas of several processes"
             terms = Terms(habits.deadline, STALL, 1, PENDING, veto=True)
             self.deputy = Deputy(self.plane, self.engine, self.call_lock, self.transfer.what, terms, lambda _view: None)
         acts = self.engine if self.deputy is None else self.deputy

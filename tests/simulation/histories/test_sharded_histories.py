@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
+from typing import Any
 
 import pytest
 
 from consensus.simulation.script.scenario import POLICIES
-from tests.simulation.data_plane import play, sharded, sharded_history
+from tests.harness.basics import around
+from tests.simulation.data_plane import mixing_sharded, play, sharded, sharded_history
+from tests.simulation.data_plane.recovery import SimulatedRecovery
 
 SEEDS = 25
 """For each policy."""
@@ -20,6 +23,16 @@ SOAK = 2500
 CHUNK = 50
 NEEDED = {"fits", "loaded", "replicas lost", "state lost"}
 """What has to have happened in so many histories, or they would show nothing."""
+MIXED, MIXED_SOAK, MIXED_POLICIES = 8, 1000, ("", "storage")
+"""Of programs that make calls of many kinds: seeds for each of these policies."""
+NEEDED_MIXED = NEEDED | {"declined", "followed", "opened"}
+FOLLOWING = (
+    (2018, ""),
+    (2030, "storage"),
+    pytest.param(2019, "", marks=pytest.mark.soak),
+    pytest.param(2033, "storage", marks=pytest.mark.soak),
+)
+"""Seeds and policies of such programs whose joiners come in shard by shard, if they follow: the settings do not allow it."""
 
 
 @functools.cache
@@ -62,6 +75,59 @@ def test_every_process_of_a_replica_starts() -> None:
                 name, *via = event.words
                 assert any(each.startswith("m") or each in there for each in via), (seed, name)
                 there.add(name)
+
+
+@functools.cache
+def played_mixed(seed: int, policy: str) -> tuple[str, Counter[str]]:
+    """As ``played``, with programs that make calls of many kinds."""
+    return _play_mixed(seed, policy)
+
+
+def _play_mixed(seed: int, policy: str) -> tuple[str, Counter[str]]:
+    """As ``played_mixed``, played anew: with a bug it goes another way."""
+    jobs = mixing_sharded(seed)
+    scenario, shards = sharded_history(seed, policy)
+    result = play(scenario, jobs=jobs, shards=shards)
+    wrong = "" if result.good else f"{shards} shards, {jobs.habits}\n{result.scenario}\n{result}"
+    return wrong, Counter({name: count for name, count in jobs.promises.counts.items() if count})
+
+
+@pytest.mark.parametrize("policy", MIXED_POLICIES)
+@pytest.mark.parametrize("seed", range(MIXED))
+def test_so_are_those_of_programs_of_many_kinds_of_calls(seed: int, policy: str) -> None:
+    wrong, _ = played_mixed(seed, policy)
+    assert not wrong
+
+
+@pytest.mark.parametrize(("seed", "policy"), FOLLOWING)
+def test_joiners_that_follow_come_in_shard_by_shard(seed: int, policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: why ``recovery`` is ``wait`` for replicas of several processes."""
+    with monkeypatch.context() as patch:
+
+        @around(patch, SimulatedRecovery, "__init__")
+        def follow(honest: Any, self: SimulatedRecovery, process: Any, **_more: Any) -> None:
+            honest(self, process, follows=process.jobs.habits.follows)
+
+        wrong, _ = _play_mixed(seed, policy)
+    assert " over [" in wrong and ", its mate " in wrong
+    wrong, _ = _play_mixed(seed, policy)
+    assert not wrong
+
+
+def test_the_histories_of_many_kinds_have_everything() -> None:
+    happened: Counter[str] = Counter()
+    for policy in MIXED_POLICIES:
+        for seed in range(MIXED):
+            happened += played_mixed(seed, policy)[1]
+    assert set(happened) >= NEEDED_MIXED, happened
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("policy", MIXED_POLICIES)
+@pytest.mark.parametrize("first", range(MIXED, MIXED + MIXED_SOAK, CHUNK))
+def test_more_histories_of_many_kinds(first: int, policy: str) -> None:
+    bad = [wrong for seed in range(first, first + CHUNK) if (wrong := played_mixed(seed, policy)[0])]
+    assert not bad, "\n".join(bad)
 
 
 @pytest.mark.soak
