@@ -10,6 +10,7 @@ from .backward import Habits
 from .pace import Pace
 from .play import (
     accelerated,
+    compressing_sharded,
     declining,
     declining_sharded,
     mixing,
@@ -42,6 +43,7 @@ __all__ = [
     "Step",
     "Trainers",
     "accelerated",
+    "compressing_sharded",
     "declining",
     "declining_sharded",
     "mixing",

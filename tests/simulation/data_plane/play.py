@@ -23,6 +23,7 @@ from .trainers import Trainers
 
 __all__ = [
     "accelerated",
+    "compressing_sharded",
     "declining",
     "declining_sharded",
     "mixing",
@@ -135,10 +136,25 @@ def declining_sharded(seed: int) -> Trainers:
 def mixing_sharded(seed: int) -> Trainers:
     """Processes of replicas of several whose programs make other calls, too; in every other job members decline some.
 
-    Nobody has a deputy, which the settings refuse; nothing is compressed.
+    Nobody has a deputy, which the settings refuse.
     """
     make = mixing if seed % 2 else declining
-    return make(seed, deadline=None, compressed=False)
+    return make(seed, deadline=None)
+
+
+def compressing_sharded(seed: int) -> Trainers:
+    """Processes of replicas of several whose averages are compressed; those of two in three jobs decline calls, too."""
+    rng = Random(f"{seed} compressing processes")
+    declines = rng.choice([0.0, 0.03, 0.1])
+    habits = Habits(
+        program=rng.choice(PROGRAMS),
+        raises=0.0 if declines else 0.03,  # who left a call by an exception does not know what it declines
+        reorder=rng.choice([0, 0, 7]),  # what is owed is so for a layout, order included
+        compressed=True,
+        declines=declines,
+        catches_up=rng.random() < 0.3,
+    )
+    return Trainers(seed, **settings(seed), habits=habits)
 
 
 def sharded(seed: int) -> Trainers:

@@ -350,7 +350,7 @@ class Promises(Observer):
             )
             self._stand(process, place.outcome, session.view)
         finish = self._finish(process, session, outcome, adopted=adopted)
-        if compressed and not place.foreign:
+        if compressed and not place.foreign and not call.void(results):  # nor where a mate's shard has no result
             place.owed[layout] = finish.owed.get(process.host.id, place.owed.get(layout, 0.0))
         self._own(process, place, outcome)
         if not results.out:  # else its replica comes in later, with the state as the others have it then
@@ -534,7 +534,7 @@ class Promises(Observer):
         assert made or not adopted, self._say(process, f"adopted {self._text(outcome)}, which nobody has finished so")
         finish = _Finish(outcome, session.view if made is None else made.view)
         if outcome.layout:
-            finish.owed = self._sent(process, finish.view, outcome)
+            finish.owed, finish.contributors = self._sent(process, finish.view, outcome)
         else:
             void = frozenset(m for m, number in self._void if number == outcome.call) if made is None else made.void
             finish.contributors = self._contributors(process, finish.view, void, outcome)
@@ -600,23 +600,27 @@ class Promises(Observer):
         )
         return frozenset(found)
 
-    def _sent(self, process: Process, view: View, outcome: Outcome) -> dict[str, float]:
-        """What members owe after a compressed call, in which each has sent its part of what it had to send, and owed before."""
-        owed = {}
+    def _sent(self, process: Process, view: View, outcome: Outcome) -> tuple[dict[str, float], frozenset[str]]:
+        """What members owe after a compressed call, in which each has sent its part of what it had to send, and owed before;
+        and who has given it a contribution.
+        """
+        owed, contributors = {}, set[str]()
         for lane, values in enumerate(zip(*outcome.sums, strict=True)):
             member = self._by_lane(lane) if lane < len(self._jobs.processes) else ""
             wanted = 0.0
             place = self._places.get(member)
             given = None if place is None else place.dues.get((outcome.call, view.view_id))
-            if given is not None:
+            if given is not None and member in view:  # a view of one shard, whose id the other shards' have, too
                 own = given.share / outcome.weight if outcome.weight else 0.0  # all may have just loaded the state
                 due = own + given.owed.get(outcome.layout, 0.0)
                 wanted, owed[member] = due * SENT, due * (1.0 - SENT)
+                if given.share:
+                    contributors.add(member)
             for number, value in enumerate(values):
                 assert abs(value - wanted * (number + 1)) <= CLOSE * (1.0 + abs(value)), self._say(
                     process, f"finds {value:g} of {member and self._names([member])} in call {outcome.call}, not {wanted:g}"
                 )
-        return owed
+        return owed, frozenset(contributors)
 
     def _fresh(self, member_id: str, token: int, outcome: Outcome) -> bool:
         """Whether no other call has counted it."""
