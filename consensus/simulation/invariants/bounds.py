@@ -61,7 +61,8 @@ n: members of its view; others: processes that are not in it, applicants and ear
 """
 
 PER_CHANGE = 9
-"""Messages of one proposer for one epoch are at most ``PER_CHANGE * n * (1 + t / resend)``, t: seconds since the first of them.
+"""Messages of one proposer for one epoch are at most ``PER_CHANGE * n * (1 + t / resend)``, t: seconds since the first of them,
+n: members of the largest view of anybody who has sent one of them.
 
 Without faults that is PREPARE, PROMISE, ACCEPT, ACCEPTED, INSTALL, READY, ACTIVATE, once for each member, and a FLUSH-REQUEST
 with its reply for who was late.
@@ -106,12 +107,13 @@ class Bounds(Invariant):
     def _add(self, host: Host, epoch: int) -> None:
         change = self._changes.get(epoch)
         if change is None:
-            change = self._changes[epoch] = [self.now, 0.0]
+            change = self._changes[epoch] = [self.now, 0.0, 1.0]
         change[1] += 1
         view = host.machine.view
-        size = 1 if view is None else 2 * len(view)  # a view may double
+        if view is not None:
+            change[2] = max(change[2], 2.0 * len(view))  # a view may double; who tells of it late may be in a smaller one
         proposers = len(self._proposers.get(epoch, ())) or 1
-        limit = PER_CHANGE * size * proposers * (1 + (self.now - change[0]) / self.world.config.resend)
+        limit = PER_CHANGE * change[2] * proposers * (1 + (self.now - change[0]) / self.world.config.resend)
         if change[1] > limit:
             self.fail(f"{change[1]:.0f} messages for epoch {epoch} in {self.now - change[0]:.3f} s; the bound is {limit:.0f}")
 

@@ -71,8 +71,8 @@ class Accelerators:
         """``draw``: by default all kinds of faults, at one process or at most of them."""
         self._rng = Random(f"{seed} accelerators")
         self._draw = draw or (_one if self._rng.random() < 0.3 else _most)
-        self._users: dict[str, list[_User]] = {}
-        """By the view's id."""
+        self._users: dict[tuple[int, str], list[_User]] = {}
+        """By shard and the view's id: the groups of one view have nothing in common."""
         self.equipment: list[Equipment] = []
         """By the processes' indices."""
 
@@ -83,12 +83,12 @@ class Accelerators:
 
     def use(self, process: Process, spec: GroupSpec, communicator: RehearsedCommunicator) -> None:
         """From now on a communicator uses memory of its peers."""
-        self._users.setdefault(spec.view_id, []).append(_User(process, communicator))
+        self._users.setdefault((process.part.shard, spec.view_id), []).append(_User(process, communicator))
 
     def free(self, process: Process, view_id: str) -> None:
         """A process frees what its peers in that view may use: none of those with which it goes on may use it now."""
         session = process.plane.session
-        for user in self._users[view_id]:
+        for user in self._users[process.part.shard, view_id]:
             other = user.process
             if other is process or not other.host.alive or other.threads.over:
                 continue
@@ -179,7 +179,7 @@ class _PrivateBuild:
     """Of ``GlooBuild`` what a rehearsed communicator uses."""
 
     def __init__(self, process: Process, spec: GroupSpec) -> None:
-        self._framework = SimulatedFramework(process.host, process.threads, process.jobs.rooms)
+        self._framework = SimulatedFramework(process.host, process.threads, process.rooms)
         self._spec = GroupSpec(f"{spec.view_id} device", spec.epoch, spec.rank, spec.size, {}, spec.timeout)
 
     def start(self) -> None:
@@ -215,13 +215,15 @@ class SimulatedHybrid(HybridFramework):
     def computes_on(self, view_id: str, *, calls: bool = False) -> bool:
         """Whether operations of that view's group run on the device, though no stop has waited in vain for their end.
 
-        ``calls``: those of a start, which everybody has ended that begins another one, do not count.
+        ``calls``: those of a start, which everybody has ended that begins another one, do not count, stopped or not. What is
+        being launched does.
         """
         for communicator in self._communicators:
             if communicator._spec.view_id == view_id and not communicator._communicator.idle:
-                if communicator.stopped:
-                    return self.threads.now() < communicator._stopped_at + communicator._deadlines.stop
-                return not calls or any(not ticket.query() for ticket, _ in communicator._kept)
+                if communicator.stopped and self.threads.now() >= communicator._stopped_at + communicator._deadlines.stop:
+                    return False
+                launched = (ticket is None or not ticket.query() for ticket, _ in communicator._kept)
+                return not calls or communicator._launching > 0 or any(launched)
         return False
 
     def rebuild(self, spec: GroupSpec) -> Group:

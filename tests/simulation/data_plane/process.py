@@ -73,8 +73,8 @@ class Process:
         self.threads = SimulatedThreads(host, rng, lambda: jobs.promises.violation)
         self.door = Door(host, rng, lambda: self.threads.over, lambda moment: jobs.tell(host, moment))
         self.plane = _Plane(self, self.threads)
-        rooms = jobs.rooms_of(part.shard)
-        self._framework = SimulatedFramework(host, self.threads, rooms) if jobs.accelerators is None else self._equip()
+        self.rooms = jobs.rooms_of(part.shard)
+        self._framework = SimulatedFramework(host, self.threads, self.rooms) if jobs.accelerators is None else self._equip()
         self.mates = SimulatedMates(self, rng, self._mate_lost) if part.shards > 1 else None
         self._ranks = RankAssignScheme()
         orders = self._build, self._prepare, self._activated
@@ -168,7 +168,7 @@ class Process:
         equipment = self.jobs.accelerators.equip()
         with self.threads.entered():
             accelerator = SimulatedAccelerator(self, equipment)
-            return SimulatedHybrid(self.host, self.threads, self.jobs.rooms, accelerator, equipment.deadlines)
+            return SimulatedHybrid(self.host, self.threads, self.rooms, accelerator, equipment.deadlines)
 
     def computes_on(self, view_id: str, *, calls: bool = False) -> bool:
         """See ``SimulatedHybrid``."""
@@ -183,8 +183,11 @@ class Process:
             self.mates.vouch(word)
 
     def _mate_lost(self, error: ReplicaLost) -> None:
-        """``Lifetime._mate_lost``."""
-        self.engine.fail(error)
+        """``Lifetime._mate_lost``. Where there is a device it waits until that has stopped, on a thread of its own."""
+        if self.jobs.accelerators is None:
+            self.engine.fail(error)
+        else:
+            self.threads.thread(lambda: self.engine.fail(error), "mates").start()
 
     def _load(self, call: Call, session: Session) -> bool:
         loaded = self.transfer.load(call, session)

@@ -13,14 +13,17 @@ from typing import Any
 import pytest
 
 from consensus.simulation.script.scenario import POLICIES
+from ftlib.frameworks import background
 from tests.harness.basics import around
-from tests.simulation.data_plane import mixing_sharded, play, sharded, sharded_history
+from tests.simulation.data_plane import accelerated, mixing_sharded, play, sharded, sharded_history
 from tests.simulation.data_plane.recovery import SimulatedRecovery
 
 SEEDS = 25
 """For each policy."""
 SOAK = 2500
 CHUNK = 50
+DEVICES = (1026, 2004, 2022, 2040)
+"""Seeds whose processes have accelerators: none went on under both policies while all shards had one group."""
 NEEDED = {"fits", "loaded", "replicas lost", "state lost"}
 """What has to have happened in so many histories, or they would show nothing."""
 MIXED, MIXED_SOAK, MIXED_POLICIES = 8, 1000, ("", "storage")
@@ -135,4 +138,54 @@ def test_more_histories_of_many_kinds(first: int, policy: str) -> None:
 @pytest.mark.parametrize("first", range(SEEDS, SEEDS + SOAK, CHUNK))
 def test_more_histories(first: int, policy: str) -> None:
     bad = [wrong for seed in range(first, first + CHUNK) if (wrong := played(seed, policy)[0])]
+    assert not bad, "\n".join(bad)
+
+
+@functools.cache
+def on_devices(seed: int, policy: str) -> tuple[str, Counter[str]]:
+    """As ``played``, where each shard's group has accelerators, most of them with faults."""
+    jobs = accelerated(seed)
+    scenario, shards = sharded_history(seed, policy)
+    result = play(scenario, jobs=jobs, shards=shards)
+    wrong = "" if result.good else f"{shards} shards: {result.scenario}\n{result}"
+    return wrong, Counter({name: count for name, count in jobs.promises.counts.items() if count})
+
+
+@pytest.mark.parametrize("policy", ["", "storage"])
+@pytest.mark.parametrize("seed", DEVICES)
+def test_each_shard_has_devices_of_its_own(seed: int, policy: str) -> None:
+    wrong, _ = on_devices(seed, policy)
+    assert not wrong
+
+
+def test_the_histories_with_devices_have_everything() -> None:
+    happened: Counter[str] = Counter()
+    for seed in DEVICES:
+        happened += on_devices(seed, "")[1] + on_devices(seed, "storage")[1]
+    assert set(happened) >= {"accelerated", "fits", "freed", "loaded"}, happened
+
+
+def test_all_leave_within_milliseconds_of_a_change() -> None:
+    """Whoever is left tells of that change, which had many members, in a view of its own."""
+    wrong, _ = on_devices(2224, "")
+    assert not wrong
+
+
+def test_a_change_is_ordered_while_the_group_before_is_dropped() -> None:
+    """What still starts on the device then is not of any call, whether it has been stopped or not."""
+    wrong, _ = on_devices(3000, "")
+    assert not wrong
+
+
+def test_who_has_lost_a_mate_stops_its_device_in_simulated_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "start_task", lambda name, _function: pytest.fail(f"{name} would run on a real thread"))
+    wrong, _ = on_devices(2271, "storage")
+    assert not wrong
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("policy", ["", "storage"])
+@pytest.mark.parametrize("first", range(1000, 1000 + SOAK, CHUNK))
+def test_more_histories_with_devices(first: int, policy: str) -> None:
+    bad = [wrong for seed in range(first, first + CHUNK) if (wrong := on_devices(seed, policy)[0])]
     assert not bad, "\n".join(bad)
