@@ -45,7 +45,7 @@ def _drawn(replicas: Sequence[Replica], plans: Sequence[SalvagePlan]) -> tuple[t
 def _seen(report: Report) -> ShardReport:
     has = (not report.blank or bool(report.origin)) and (bool(report.origin) or report.founder or not report.has_state)
     held = report.held or (0 if report.spoilt or report.blank else report.finished)
-    return ShardReport(report.finished, held, has)
+    return ShardReport(report.finished, held, has, initial=report.founder and report.has_state and not report.origin)
 
 
 def _plan(view: View, known: Mapping[str, Report], common: ShardPlan, replicas: tuple[Replica, ...], shard: int) -> SalvagePlan:

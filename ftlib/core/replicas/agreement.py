@@ -54,6 +54,8 @@ class ShardReport:
     """The newest call whose result for its shard is here, to be given or kept; 0: none. At most one above ``finished``."""
     state: bool = True
     """True if it has the state after call ``finished``, and knows that all of its replica do."""
+    initial: bool = False
+    """True if that is a founder's own initial state, and not the others': perhaps it has to leave, and did not wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,8 @@ def plan_shards(replicas: Sequence[tuple[str, ...]], reports: Mapping[str, Shard
     able = [ids for ids in replicas if all(m in reports and reports[m].state for m in ids)]
     if not able:
         return ShardPlan(0, blank=tuple(m for ids in replicas for m in ids))
+    if any(reports[m].finished for ids in able for m in ids):  # by now an initial state is worth nothing
+        able = [ids for ids in able if not any(reports[m].initial for m in ids)] or able
     call = max(reports[m].finished for ids in able for m in ids)
     donors = [[ids[shard] for ids in able if reports[ids[shard]].held == call] for shard in range(len(able[0]))]
     keepers: list[str] = []

@@ -62,3 +62,23 @@ def test_all_shards_deal_by_what_all_processes_have_drawn() -> None:
     drawn = {"a0": b"far", "a1": b"near", "b0": b"", "b1": b"some"}
     first, second = plans({key: replace(DONE, origin=f"a{key[1]}", drawn=data) for key, data in drawn.items()})
     assert first.drawn == second.drawn == (("a", b"far"), ("a", b"near"), ("b", b"some"))
+
+
+def test_a_founder_that_has_to_leave_without_the_initial_state_is_no_member_of_a_replica_that_has_it() -> None:
+    """Else it alone would take part in the next call with nothing of its own, and its mate with what it has computed."""
+    finished = replace(DONE, finished=1, step=1, current=0, current_signature=b"")
+    behind = replace(DONE, finished=0, step=0, current=1, last_signature=b"")
+    first, second = plans(
+        {"a0": finished, "a1": replace(finished, origin="a1"), "b0": behind, "b1": replace(behind, origin="")}
+    )
+    assert first.call == second.call == 1
+    assert first.blank == first.healed == ("b0",)
+    assert second.blank == second.healed == ("b1",)
+
+
+def test_before_the_first_call_founders_have_an_initial_state_of_their_own() -> None:
+    behind = replace(DONE, finished=0, step=0, current=1, last_signature=b"")
+    first, second = plans({"a0": behind, "a1": replace(behind, origin=""), "b0": behind, "b1": replace(behind, origin="b1")})
+    assert first.call == second.call == 0
+    assert first.blank == second.blank == ()
+    assert second.holders == ("b1",)
