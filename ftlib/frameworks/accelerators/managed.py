@@ -90,6 +90,8 @@ class ManagedCommunicator:
         self._given_up = ""
         self._began = time.monotonic()
         self._stopped_at = 0.0
+        self._noted = False
+        """Whether the figures have how long the start took. Guarded by ``_lock``."""
         self._decided = threading.Event()
         self._stop_returned = threading.Event()
         self._freed = threading.Event()
@@ -163,6 +165,7 @@ class ManagedCommunicator:
         with self._lock:
             first = self._state is _State.STARTED
             if first:
+                self._note_start()
                 self._state, self._stopped_at = _State.STOPPED, time.monotonic()
                 if self._communicator.ready and self._communicator.trouble:
                     self.failed_after = self._stopped_at - self._began
@@ -187,17 +190,26 @@ class ManagedCommunicator:
     def _await_start(self) -> None:
         """Note what came of the start, and give up one that hangs."""
         in_time = self._decided.wait(self._deadlines.start)
-        if self._state is not _State.STARTED:
-            return
-        if not in_time:
-            self._given_up = f"it was not ready within {self._deadlines.start:g} s"
+        with self._lock:
+            if self._state is not _State.STARTED:
+                return
+            if not in_time:
+                self._given_up = f"it was not ready within {self._deadlines.start:g} s"
+            self._note_start()
         if trouble := self.trouble:
             self._figures.count("troubles")
             self._unavailable(trouble, self._communicator.passing)
-        else:
-            self._figures.ready_after(time.monotonic() - self._began)
         if not in_time:
             self.stop()
+
+    def _note_start(self) -> None:
+        """Note how long the start took, if it is ready; under the lock.
+
+        Whoever stops it does so, too: the thread that waits for the start may run late, and the next one is measured by this.
+        """
+        if not self._noted and self._communicator.ready and not self.trouble:
+            self._noted = True
+            self._figures.ready_after(time.monotonic() - self._began)
 
     def _stop(self) -> None:
         try:
