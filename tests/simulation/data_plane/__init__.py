@@ -9,6 +9,7 @@ from .ambush import Ambush, Ambushes
 from .backward import Habits
 from .pace import Pace
 from .play import (
+    POLICIES_OF_REPLICAS,
     accelerated,
     compressing_sharded,
     declining,
@@ -31,6 +32,7 @@ from .trainers import Trainers
 
 __all__ = [
     "HEALTHY",
+    "POLICIES_OF_REPLICAS",
     "Accelerators",
     "Ambush",
     "Ambushes",

@@ -22,6 +22,7 @@ from .program import PROGRAMS
 from .trainers import Trainers
 
 __all__ = [
+    "POLICIES_OF_REPLICAS",
     "accelerated",
     "compressing_sharded",
     "declining",
@@ -62,6 +63,9 @@ WITHIN = 20.0
 
 LOOK = 0.05
 """Seconds between two looks."""
+
+POLICIES_OF_REPLICAS = ("", "storage")
+"""Of histories with replicas of several processes, with which ``any`` is refused."""
 
 
 def settings(seed: int) -> dict[str, Any]:

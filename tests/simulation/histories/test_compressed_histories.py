@@ -18,10 +18,17 @@ from ftlib.core.calls.call import Call, Results
 from ftlib.core.engine.engine import Engine
 from ftlib.core.tensors.compression.memory import CallMemory
 from tests.harness.basics import around
-from tests.simulation.data_plane import Trainers, compressing_sharded, declining, mixing, play, sharded_history
+from tests.simulation.data_plane import (
+    POLICIES_OF_REPLICAS,
+    Trainers,
+    compressing_sharded,
+    declining,
+    mixing,
+    play,
+    sharded_history,
+)
 from tests.simulation.planted.test_mixed_calls import owes_for_calls_that_failed, owes_what_was_sent
 
-POLICIES = ("", "storage")
 SEEDS = (1, 3, 5)
 """For each policy."""
 ODD: tuple[tuple[Callable[[int], Trainers], int, str], ...] = (
@@ -52,7 +59,7 @@ def played(seed: int, policy: str) -> tuple[str, Counter[str]]:
     return _play(compressing_sharded, seed, policy)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", POLICIES_OF_REPLICAS)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_what_is_owed_is_right_in_each_shard(seed: int, policy: str) -> None:
     wrong, _ = played(seed, policy)
@@ -68,7 +75,7 @@ def test_what_went_wrong_once(make: Callable[[int], Trainers], seed: int, policy
 def test_the_histories_have_everything() -> None:
     happened: Counter[str] = Counter()
     for seed in SEEDS:
-        for policy in POLICIES:
+        for policy in POLICIES_OF_REPLICAS:
             happened += played(seed, policy)[1]
     assert happened["finished"] > 150
     assert happened["declined"] > 20
@@ -122,7 +129,7 @@ def test_a_planted_bug_is_found(plant: Callable[[Patch], None], monkeypatch: Pat
 def test_more_histories(first: int) -> None:
     bad = []
     for seed in range(first, first + CHUNK):
-        for policy in POLICIES:
+        for policy in POLICIES_OF_REPLICAS:
             wrong, _ = _play(compressing_sharded, seed, policy)
             if wrong:
                 bad.append(f"seed {seed} {policy}: {wrong}")

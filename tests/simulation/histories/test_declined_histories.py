@@ -21,7 +21,15 @@ from ftlib.core.tensors.trailer import Trailer
 from ftlib.data import mates
 from ftlib.data.sampling import Share
 from tests.harness.basics import around
-from tests.simulation.data_plane import declining, declining_sharded, play, play_plot, random_history, sharded_history
+from tests.simulation.data_plane import (
+    POLICIES_OF_REPLICAS,
+    declining,
+    declining_sharded,
+    play,
+    play_plot,
+    random_history,
+    sharded_history,
+)
 
 SEEDS, SHARDED = 40, 20
 ODD = (
@@ -189,6 +197,7 @@ def test_promises_hold_in_many_more(first: int) -> None:
             result = play(random_history(seed, policy), jobs=declining(seed))
             if not result.good:
                 bad.append(f"seed {seed} {policy}: {result}")
+        for policy in POLICIES_OF_REPLICAS:
             scenario, shards = sharded_history(seed, policy)
             result = play(scenario, jobs=declining_sharded(seed), shards=shards)
             if not result.good:

@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from consensus.simulation.script.scenario import POLICIES
 from ftlib.frameworks import background
 from tests.harness.basics import around
-from tests.simulation.data_plane import accelerated, mixing_sharded, play, sharded, sharded_history
+from tests.simulation.data_plane import POLICIES_OF_REPLICAS, accelerated, mixing_sharded, play, sharded, sharded_history
 from tests.simulation.data_plane.recovery import SimulatedRecovery
 
 SEEDS = 25
@@ -26,8 +25,8 @@ DEVICES = (1026, 2004, 2022, 2040)
 """Seeds whose processes have accelerators: none went on under both policies while all shards had one group."""
 NEEDED = {"fits", "loaded", "replicas lost", "state lost"}
 """What has to have happened in so many histories, or they would show nothing."""
-MIXED, MIXED_SOAK, MIXED_POLICIES = 8, 1000, ("", "storage")
-"""Of programs that make calls of many kinds: seeds for each of these policies."""
+MIXED, MIXED_SOAK = 8, 1000
+"""Of programs that make calls of many kinds: seeds for each policy."""
 NEEDED_MIXED = NEEDED | {"declined", "followed", "opened"}
 FOLLOWING = (
     (2018, ""),
@@ -48,7 +47,7 @@ def played(seed: int, policy: str) -> tuple[str, Counter[str]]:
     return wrong, Counter({name: count for name, count in jobs.promises.counts.items() if count})
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", POLICIES_OF_REPLICAS)
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_all_shards_of_a_step_are_over_the_same_replicas(seed: int, policy: str) -> None:
     wrong, _ = played(seed, policy)
@@ -61,7 +60,7 @@ def test_founders_of_which_one_shard_draws_before_the_other_deal_alike() -> None
     assert not wrong
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", POLICIES_OF_REPLICAS)
 def test_the_histories_have_everything(policy: str) -> None:
     happened: Counter[str] = Counter()
     for seed in range(SEEDS):
@@ -95,7 +94,7 @@ def _play_mixed(seed: int, policy: str) -> tuple[str, Counter[str]]:
     return wrong, Counter({name: count for name, count in jobs.promises.counts.items() if count})
 
 
-@pytest.mark.parametrize("policy", MIXED_POLICIES)
+@pytest.mark.parametrize("policy", POLICIES_OF_REPLICAS)
 @pytest.mark.parametrize("seed", range(MIXED))
 def test_so_are_those_of_programs_of_many_kinds_of_calls(seed: int, policy: str) -> None:
     wrong, _ = played_mixed(seed, policy)
@@ -119,14 +118,14 @@ def test_joiners_that_follow_come_in_shard_by_shard(seed: int, policy: str, monk
 
 def test_the_histories_of_many_kinds_have_everything() -> None:
     happened: Counter[str] = Counter()
-    for policy in MIXED_POLICIES:
+    for policy in POLICIES_OF_REPLICAS:
         for seed in range(MIXED):
             happened += played_mixed(seed, policy)[1]
     assert set(happened) >= NEEDED_MIXED, happened
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("policy", MIXED_POLICIES)
+@pytest.mark.parametrize("policy", POLICIES_OF_REPLICAS)
 @pytest.mark.parametrize("first", range(MIXED, MIXED + MIXED_SOAK, CHUNK))
 def test_more_histories_of_many_kinds(first: int, policy: str) -> None:
     bad = [wrong for seed in range(first, first + CHUNK) if (wrong := played_mixed(seed, policy)[0])]
@@ -134,7 +133,7 @@ def test_more_histories_of_many_kinds(first: int, policy: str) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", POLICIES_OF_REPLICAS)
 @pytest.mark.parametrize("first", range(SEEDS, SEEDS + SOAK, CHUNK))
 def test_more_histories(first: int, policy: str) -> None:
     bad = [wrong for seed in range(first, first + CHUNK) if (wrong := played(seed, policy)[0])]
@@ -151,7 +150,7 @@ def on_devices(seed: int, policy: str) -> tuple[str, Counter[str]]:
     return wrong, Counter({name: count for name, count in jobs.promises.counts.items() if count})
 
 
-@pytest.mark.parametrize("policy", ["", "storage"])
+@pytest.mark.parametrize("policy", POLICIES_OF_REPLICAS)
 @pytest.mark.parametrize("seed", DEVICES)
 def test_each_shard_has_devices_of_its_own(seed: int, policy: str) -> None:
     wrong, _ = on_devices(seed, policy)
@@ -184,7 +183,7 @@ def test_who_has_lost_a_mate_stops_its_device_in_simulated_time(monkeypatch: pyt
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("policy", ["", "storage"])
+@pytest.mark.parametrize("policy", POLICIES_OF_REPLICAS)
 @pytest.mark.parametrize("first", range(1000, 1000 + SOAK, CHUNK))
 def test_more_histories_with_devices(first: int, policy: str) -> None:
     bad = [wrong for seed in range(first, first + CHUNK) if (wrong := on_devices(seed, policy)[0])]
