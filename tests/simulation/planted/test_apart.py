@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -74,7 +75,7 @@ BUGS: list[tuple[Callable[[Patch], None], Callable[[int], Result], int, str]] = 
     (salvage.one_slot_a_bucket, trains, 4, "which nobody has finished so"),
     (salvage.joiners_count_at_once, trains, 2, "computed on other weights"),
     (salvage.joiners_are_veterans, trains, 51, "ended: members finished call 50 with different tensors"),
-    (salvage.state_of_any_moment, trains, 4, "different ideas of who draws"),
+    (salvage.state_of_any_moment, trains, 4, "deals .* after call 12, others"),
     (salvage.reports_of_a_quorum, trains, 10, "every member that held the state ended"),
     (salvage.expects_what_it_was_in, trains, 1, "bytes at ranks of one group"),
     (salvage.expects_what_some_were_in, trains, 2, "bytes at ranks of one group"),
@@ -83,7 +84,7 @@ BUGS: list[tuple[Callable[[Patch], None], Callable[[int], Result], int, str]] = 
     (waits_for_accusers, crowded, 37, "invariant 8 "),
     (hearsay_confirms, trains, 755651, "stuck"),
 ]
-"""What is broken, in which histories, the first that showed it, and what must be said."""
+"""What is broken, in which histories, the first that showed it, and what must be said (a pattern)."""
 
 
 @pytest.mark.parametrize(("bug", "tell", "known", "says"), BUGS, ids=[bug.__name__ for bug, *_ in BUGS])
@@ -92,7 +93,7 @@ def test_a_planted_bug_is_found(
 ) -> None:
     bug(monkeypatch)
     told = ((seed, tell(seed)) for seed in (known, *range(SEEDS)))
-    found = next((seed for seed, result in told if not result.good and says in str(result)), None)
+    found = next((seed for seed, result in told if not result.good and re.search(says, str(result))), None)
     print(bug.__name__, found)
     assert found is not None, f"{bug.__doc__} Nobody noticed within {SEEDS} histories."
     monkeypatch.undo()
