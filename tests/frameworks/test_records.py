@@ -7,6 +7,7 @@ import json
 import os
 import random
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -281,6 +282,17 @@ def test_a_child_that_is_told_nonsense_ends(nursery: Nursery, garbage: Callable[
         with pytest.raises(GroupError):
             late.wait(SOON)
     assert not lives(pid)
+
+
+@pytest.mark.process
+def test_a_child_that_has_ended_since_it_was_taken_builds_nothing_and_says_so_at_once(nursery: Nursery) -> None:
+    """Else the view would wait for a group of which nothing is heard any more, until its members are called unready."""
+    child = GroupProcess(*nursery.fork(), Segments())
+    os.kill(child.pid, signal.SIGKILL)
+    assert child.gone.wait(SOON)
+    told: list[Ended] = []
+    child.build(GroupSpec("v", 1, 0, 2, {}, 30.0), "127.0.0.1", told.append)
+    assert [each.text.split(": ")[0] for each in told] == [f"the group's process {child.pid} is gone"]
 
 
 @pytest.mark.process

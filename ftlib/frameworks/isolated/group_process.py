@@ -96,11 +96,18 @@ class GroupProcess(ChildProcess):
             self._send(Warm())
 
     def build(self, spec: GroupSpec, host: str, built: Callable[[Ended], None]) -> None:
-        """Have it build a group. ``built`` is called once, on the thread that listens, with what came of it."""
+        """Have it build a group. ``built`` is called once, with what came of it: on the thread that listens.
+
+        Where the child is gone it is called at once: a spare one may have ended since it was taken.
+        """
         with self._lock:
-            self._building, self._rank = built, spec.rank
-            fine = self._send(Build(spec, host))
-        if not fine:
+            gone = self.gone.is_set()
+            if not gone:
+                self._building, self._rank = built, spec.rank
+            fine = not gone and self._send(Build(spec, host))
+        if gone:
+            built(Ended(0, f"{self.WORD} {self.pid} is gone: {self._why}", told=True))
+        elif not fine:
             self._give_up("the process for the group does not take orders")
 
     def run(self, operation: Operation) -> IsolatedWork:
