@@ -8,13 +8,22 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from ftlib.frameworks import background
 from tests.harness.basics import around
-from tests.simulation.data_plane import POLICIES_OF_REPLICAS, accelerated, mixing_sharded, play, sharded, sharded_history
+from tests.simulation.data_plane import (
+    POLICIES_OF_REPLICAS,
+    Trainers,
+    accelerated,
+    mixing_sharded,
+    play,
+    sharded,
+    sharded_history,
+)
 from tests.simulation.data_plane.recovery import SimulatedRecovery
 
 SEEDS = 25
@@ -37,14 +46,22 @@ FOLLOWING = (
 """Seeds and policies of such programs whose joiners come in shard by shard, if they follow: the settings do not allow it."""
 
 
-@functools.cache
-def played(seed: int, policy: str) -> tuple[str, Counter[str]]:
-    """What is wrong with the history of that seed, if anything; and what happened."""
-    jobs = sharded(seed)
+def _play(make: Callable[[int], Trainers], seed: int, policy: str) -> tuple[str, Counter[str]]:
+    """What is wrong with the history of that seed, if anything; and what happened.
+
+    Played anew: with a planted bug it goes another way.
+    """
+    jobs = make(seed)
     scenario, shards = sharded_history(seed, policy)
     result = play(scenario, jobs=jobs, shards=shards)
-    wrong = "" if result.good else f"{shards} shards: {result.scenario}\n{result}"
+    wrong = "" if result.good else f"{shards} shards, {jobs.habits}\n{result.scenario}\n{result}"
     return wrong, Counter({name: count for name, count in jobs.promises.counts.items() if count})
+
+
+@functools.cache
+def played(seed: int, policy: str) -> tuple[str, Counter[str]]:
+    """As ``_play``, with averages alone."""
+    return _play(sharded, seed, policy)
 
 
 @pytest.mark.parametrize("policy", POLICIES_OF_REPLICAS)
@@ -81,17 +98,8 @@ def test_every_process_of_a_replica_starts() -> None:
 
 @functools.cache
 def played_mixed(seed: int, policy: str) -> tuple[str, Counter[str]]:
-    """As ``played``, with programs that make calls of many kinds."""
-    return _play_mixed(seed, policy)
-
-
-def _play_mixed(seed: int, policy: str) -> tuple[str, Counter[str]]:
-    """As ``played_mixed``, played anew: with a bug it goes another way."""
-    jobs = mixing_sharded(seed)
-    scenario, shards = sharded_history(seed, policy)
-    result = play(scenario, jobs=jobs, shards=shards)
-    wrong = "" if result.good else f"{shards} shards, {jobs.habits}\n{result.scenario}\n{result}"
-    return wrong, Counter({name: count for name, count in jobs.promises.counts.items() if count})
+    """As ``_play``, with programs that make calls of many kinds."""
+    return _play(mixing_sharded, seed, policy)
 
 
 @pytest.mark.parametrize("policy", POLICIES_OF_REPLICAS)
@@ -110,9 +118,9 @@ def test_joiners_that_follow_come_in_shard_by_shard(seed: int, policy: str, monk
         def follow(honest: Any, self: SimulatedRecovery, process: Any, **_more: Any) -> None:
             honest(self, process, follows=process.jobs.habits.follows)
 
-        wrong, _ = _play_mixed(seed, policy)
+        wrong, _ = _play(mixing_sharded, seed, policy)
     assert " over [" in wrong and ", its mate " in wrong
-    wrong, _ = _play_mixed(seed, policy)
+    wrong, _ = _play(mixing_sharded, seed, policy)
     assert not wrong
 
 
@@ -142,12 +150,8 @@ def test_more_histories(first: int, policy: str) -> None:
 
 @functools.cache
 def on_devices(seed: int, policy: str) -> tuple[str, Counter[str]]:
-    """As ``played``, where each shard's group has accelerators, most of them with faults."""
-    jobs = accelerated(seed)
-    scenario, shards = sharded_history(seed, policy)
-    result = play(scenario, jobs=jobs, shards=shards)
-    wrong = "" if result.good else f"{shards} shards: {result.scenario}\n{result}"
-    return wrong, Counter({name: count for name, count in jobs.promises.counts.items() if count})
+    """As ``_play``, where each shard's group has accelerators, most of them with faults."""
+    return _play(accelerated, seed, policy)
 
 
 @pytest.mark.parametrize("policy", POLICIES_OF_REPLICAS)

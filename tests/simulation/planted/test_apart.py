@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from consensus.messages import JoinReply
-from consensus.protocol.detection.detection import Detection
 from consensus.protocol.detection.verdict import Verdicts
 from consensus.protocol.state.join import Search
 from consensus.protocol.state.member_table import Peer
@@ -22,6 +21,7 @@ from tests.simulation.data_plane import play, random_history
 
 from . import test_salvage as salvage
 from .bug import Patch
+from .test_members import answers_do_not_help
 
 SEEDS = 60
 """The most histories that are tried for one bug; the first seed that showed it is tried first."""
@@ -48,11 +48,6 @@ def waits_for_accusers(patch: Patch) -> None:
     """A silence counts once three accuse, though fewer than three are left."""
     patch.setattr(Verdicts, "_few_are_left", property(lambda _self: False))
     patch.setattr(Verdicts, "unconfirmed", lambda _self, _now: [])
-
-
-def answers_do_not_help(patch: Patch) -> None:
-    """Who was suspected once stays so, though it answers."""
-    patch.setattr(Detection, "_clear", lambda *_: None)
 
 
 def hearsay_confirms(patch: Patch) -> None:
