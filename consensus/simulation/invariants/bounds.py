@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from ...messages import (
@@ -69,6 +70,15 @@ with its reply for who was late.
 """
 
 
+@dataclass(slots=True)
+class _Change:
+    """The messages for one epoch so far: since when, how many, and what its largest sender's view may become."""
+
+    since: float
+    messages: int = 0
+    size: int = 1
+
+
 class Bounds(Invariant):
     """``TABLES`` and ``PER_CHANGE`` say how much; pings, acks and gossip carry at most ``PIGGYBACK`` rumours, so they fit a
     datagram.
@@ -82,7 +92,7 @@ class Bounds(Invariant):
     def __init__(self, facts: Facts) -> None:
         super().__init__(facts)
         self._events = 0
-        self._changes: dict[int, list[float]] = {}
+        self._changes: dict[int, _Change] = {}
         self._proposers: dict[int, set[str]] = {}
 
     def sees(self) -> Sees:
@@ -105,17 +115,16 @@ class Bounds(Invariant):
         self._add(host, epoch)
 
     def _add(self, host: Host, epoch: int) -> None:
-        change = self._changes.get(epoch)
-        if change is None:
-            change = self._changes[epoch] = [self.now, 0.0, 1.0]
-        change[1] += 1
+        change = self._changes.setdefault(epoch, _Change(self.now))
+        change.messages += 1
         view = host.machine.view
         if view is not None:
-            change[2] = max(change[2], 2.0 * len(view))  # a view may double; who tells of it late may be in a smaller one
+            change.size = max(change.size, 2 * len(view))  # a view may double; who tells of it late may be in a smaller one
         proposers = len(self._proposers.get(epoch, ())) or 1
-        limit = PER_CHANGE * change[2] * proposers * (1 + (self.now - change[0]) / self.world.config.resend)
-        if change[1] > limit:
-            self.fail(f"{change[1]:.0f} messages for epoch {epoch} in {self.now - change[0]:.3f} s; the bound is {limit:.0f}")
+        took = self.now - change.since
+        limit = PER_CHANGE * change.size * proposers * (1 + took / self.world.config.resend)
+        if change.messages > limit:
+            self.fail(f"{change.messages} messages for epoch {epoch} in {took:.3f} s; the bound is {limit:.0f}")
 
     def adopted(self, host: Host, view: View) -> None:  # noqa: ARG002
         """See ``Observer``."""
