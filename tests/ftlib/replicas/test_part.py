@@ -55,7 +55,7 @@ def test_contradictions_are_named(found: dict[str, Any], environment: dict[str, 
         part_of(found, environment)
 
 
-@pytest.mark.parametrize("setting", [{"rejoin": True}, {"straggler_deadline": 5.0}, {"policy": "any"}])
+@pytest.mark.parametrize("setting", [{"rejoin": True}, {"straggler_deadline": 5.0}, {"policy": "any"}, {"recovery": "live"}])
 def test_what_replicas_of_several_processes_cannot_do_is_refused(setting: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="and these have 2"):
         resolve({"replica": "a", "shard": 0, "shards": 2, **setting}, None, {})
@@ -63,7 +63,7 @@ def test_what_replicas_of_several_processes_cannot_do_is_refused(setting: dict[s
 
 def test_joiners_get_the_state_while_the_others_wait() -> None:
     """Else one process of a replica could come in with one call, and its mate with the next."""
-    assert resolve({"replica": "a", "shard": 0, "shards": 2, "recovery": "live"}, None, {}).recovery == "wait"
+    assert resolve({"replica": "a", "shard": 0, "shards": 2}, None, {}).recovery == "wait"
 
 
 def test_members_agree_how_many_shards_there_are() -> None:
