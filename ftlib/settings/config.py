@@ -197,8 +197,8 @@ def resolve(
     own = {name: found.pop(name) for name in _OWN if name in found}
     own |= {"replica": part.replica, "shard": part.shard, "shards": part.shards}
     if part.shards > 1:
-        values = {"policy=any": found.get("policy") is consensus.Policy.ANY, "recovery=live": own.get("recovery") == "live"}
-        _check_together({**own, **values}, part)
+        any_side, live = found.get("policy") is consensus.Policy.ANY, own.get("recovery") == "live"
+        _check_together({**own, "policy=any": any_side, "recovery=live": live}, part)
         own["recovery"] = "wait"
     own.setdefault("rejoin", found.get("policy") is consensus.Policy.ANY)
     if backend is SharedStorage and found.get("policy", consensus.Policy.STORAGE) is not consensus.Policy.STORAGE:
@@ -253,7 +253,7 @@ def _check_together(given: Mapping[str, Any], part: Part) -> None:
 _ALONE = {
     "rejoin": "leave it out, and have the launcher start the whole replica again (ftlib run --shards)",
     "straggler_deadline": "leave it out: the processes of a replica could not be late together",
-    "recovery=live": "leave it out, the others wait: all processes of a replica have to come in with the same call",
+    "recovery=live": "leave it out, or give wait, as all processes of a replica have to come in with the same call",
     "policy=any": "give policy=majority, or storage: the processes of a replica could not come back from another side together",
 }
 
