@@ -30,13 +30,16 @@ from .patience import SOON, impatient
 
 pytestmark = pytest.mark.process
 
+_PACKAGES = {"mkfs.exfat": "exfatprogs", "mount.exfat-fuse": "exfat-fuse"}
+"""By a command, where they have another name."""
+
 
 def _run(*command: object) -> str:
     """Skips where this cannot be done here."""
     try:
         done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=TIMEOUT, check=False)
     except FileNotFoundError:
-        package = {"mkfs.exfat": "exfatprogs"}.get(str(command[0]), str(command[0]))
+        package = _PACKAGES.get(str(command[0]), str(command[0]))
         pytest.skip(f"{command[0]} is not installed: apt-get install {package}")
     if done.returncode:
         pytest.skip(f"{command[0]}: {done.stderr.strip() or done.stdout.strip()}")

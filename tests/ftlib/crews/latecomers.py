@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -98,16 +99,26 @@ class Late(School):
 
     def halt(self) -> None:
         """Return once all compute the same step, and go no further."""
-        while True:
-            for pupil in self.pupils:
-                pupil.gate.clear()
-            eventually(lambda: all(pupil.outside.is_set() for pupil in self.pupils), "all compute")
-            if len({pupil.ft.step for pupil in self.pupils}) == 1:
-                return
-            for pupil in self.pupils:  # Some gates closed a step later than others, whose deputies stood in.
-                pupil.gate.set()
-            for pupil in self.pupils:
-                pupil.come()
+        eventually(self._halted, "all compute the same step")
+
+    def _halted(self) -> bool:
+        """One attempt to halt. Some gates close a step later than others, whose deputies stand in: then another is needed.
+
+        So it is when one of them is in a call and waits for the others: in the first call of a view, no deputy stands in for
+        whoever has the state that somebody may have to ask for.
+        """
+        for pupil in self.pupils:
+            pupil.gate.clear()
+        until = time.monotonic() + 10 * DEADLINE
+        while not (outside := all(pupil.outside.is_set() for pupil in self.pupils)) and time.monotonic() < until:
+            time.sleep(0.002)
+        if outside and len({pupil.ft.step for pupil in self.pupils}) == 1:
+            return True
+        for pupil in self.pupils:
+            pupil.gate.set()
+        for pupil in self.pupils:
+            pupil.come()
+        return False
 
     def end(self) -> None:
         """All stop."""

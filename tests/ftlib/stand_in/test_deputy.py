@@ -208,6 +208,29 @@ def test_a_rate_that_depends_on_the_view_is_set_for_what_was_missed_as_well() ->
     assert assert_equal(first, second, last) > WINDOW
 
 
+def test_nobody_stands_in_for_who_has_the_state_in_the_first_call_of_a_view() -> None:
+    """Who is late may have to ask any of them for it, and so it waits in its call until all of them are there."""
+    with late(4) as made:
+        victim, first, second, last = made.pupils
+        last.stay_away()
+        for pupil in (first, second):
+            pupil.gate.clear()
+        eventually(lambda: first.outside.is_set() and second.outside.is_set(), "they compute")
+        victim.crash()
+        made.pupils.remove(victim)
+        eventually(lambda: {pupil.ft.size for pupil in made.pupils} == {3}, "the others know")
+        finished = first.ft._plane.finished
+        last.gate.set()
+        time.sleep(8 * DEADLINE)  # it comes to its next call, or waits for its deputy, which is in that one
+        assert {pupil.ft._plane.finished for pupil in made.pupils} == {finished}
+        assert not last.outside.is_set()
+        for pupil in (first, second):
+            pupil.gate.set()
+        steps(last, 4)
+        made.end()
+    assert assert_equal(first, second, last) > WINDOW
+
+
 def test_two_that_are_late_and_one_of_them_dies() -> None:
     with late(4) as made:
         first, second, victim, last = made.pupils
