@@ -234,6 +234,22 @@ def test_a_signal_to_an_agent_is_named_by_a_launch_that_is_fixed(tmp_path: Path)
             launch.wait(TIMEOUT)
 
 
+def stays(path: Path) -> None:
+    """No SIGTERM ends it."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    mark(path, "deaf")
+    time.sleep(TIMEOUT)
+
+
+def test_an_agent_that_gets_a_signal_tells_the_ends_of_workers_that_it_has_to_kill(tmp_path: Path) -> None:
+    with no_child_is_left():
+        launch = launcher(workers=1, restart_delay=0.05, grace=0.2).start(stays, tmp_path)
+        wait_for(tmp_path / "deaf")
+        os.kill(agent_of(launch.workers()[0]["pid"]), signal.SIGTERM)
+        with pytest.raises(AgentFailedError, match="localhost: its agent got SIGTERM"):
+            launch.wait(TIMEOUT)
+
+
 SCRIPT = """
 import os, sys
 from pathlib import Path

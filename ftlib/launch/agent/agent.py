@@ -61,6 +61,8 @@ _LOOKUP = 20.0
 """Seconds that the lookup of this host's own name may take, and the count of its GPUs."""
 _LAST_WORDS = 2.0
 """Seconds that what was said at last may take to get out."""
+_GRACE, _ENDS = 10.0, 5.0
+"""Seconds that workers of an interrupted agent may take at most, and their ends once they are killed. Slurm waits for 30."""
 _SPAWN_FAILED = 71
 """EX_OSERR of sysexits.h: the code of a worker that could not be started."""
 LATER = ("+ftlib.ftlib", "+ftlib.frameworks.gloo", "+torch.optim", "+torch._dynamo")
@@ -201,8 +203,13 @@ class Agent:
             self._drop(index, f"its agent got {name}")
         for running in self._running.values():
             running.worker.send_away(f"its agent got {name}")
-        self._loop.call_later(min(grace, 10.0), self._lost, "")
+        self._loop.call_later(min(grace, _GRACE), self._grace_over)
         self._leave_if_alone()
+
+    def _grace_over(self) -> None:
+        """Kill what an interrupted agent still has. It ends once their ends are told, or after ``_ENDS`` seconds."""
+        self._steward.kill_all()
+        self._loop.call_later(_ENDS, self._lost, "")
 
     def _leave_if_alone(self) -> None:
         """End once an interrupted agent has no worker left: what they left is said before."""
@@ -453,7 +460,7 @@ class Agent:
 
     def _reaped(self, worker: Worker, code: int) -> None:
         if worker.index == WARM:
-            if not self._over.done() and code:
+            if not self._over.done() and not self._interrupted and code:
                 self._outbox.say(f"the warm process ended with {code}; the next worker starts another one")
             return
         self._fenced.discard(worker)
