@@ -41,6 +41,7 @@ def test_digits(nursery: Nursery, tmp_path: Path) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.soak
 def test_digits_with_whole_steps(nursery: Nursery, tmp_path: Path) -> None:
     said = run(nursery, tmp_path, 2, "digits_execute.py", "5")
     assert re.search(r"epoch 4 step 100: loss [0-9.]+, about [0-9]+ of 64 right, 2 workers", said)
@@ -48,6 +49,7 @@ def test_digits_with_whole_steps(nursery: Nursery, tmp_path: Path) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.soak
 def test_digits_of_workers_that_seldom_meet(nursery: Nursery, tmp_path: Path) -> None:
     said = run(nursery, tmp_path, 2, "digits_diloco.py", "6")
     assert re.search(r"epoch 3 sync 10: loss [0-9.]+, 2 workers in view 1", said)
@@ -55,6 +57,7 @@ def test_digits_of_workers_that_seldom_meet(nursery: Nursery, tmp_path: Path) ->
 
 
 @pytest.mark.process
+@pytest.mark.soak
 def test_digits_in_tar_files(nursery: Nursery, tmp_path: Path) -> None:
     said = run(nursery, tmp_path, 2, "integrations/digits_tar.py", "5", str(tmp_path / "digits"))
     assert re.search(r"epoch \d step 100: loss [0-9.]+, 2 workers", said)
@@ -74,7 +77,7 @@ def test_a_parameter_server(nursery: Nursery, tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("style", [[], ["--wrapped"]], ids=["plain", "wrapped"])
+@pytest.mark.parametrize("style", [[], pytest.param(["--wrapped"], marks=pytest.mark.soak)], ids=["plain", "wrapped"])
 def test_the_transformer(nursery: Nursery, tmp_path: Path, style: list[str]) -> None:
     said = run(nursery, tmp_path, 2, "transformer.py", "1", "130000", *style)
     bits = [float(found) for found in re.findall(r"([0-9.]+) bits a letter, 2 workers", said)]

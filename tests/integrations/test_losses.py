@@ -106,7 +106,7 @@ def test_a_worker_that_joins_has_what_the_others_have(way: str, nursery: Nursery
         assert len({steps[step]["digest"] for steps in found.values() if step in steps}) == 1, f"after step {step}"
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [each if each == "accelerate" else pytest.param(each, marks=pytest.mark.soak) for each in WAYS])
 def test_an_overflow_at_one_worker_is_skipped_by_all(way: str, nursery: Nursery, tmp_path: Path) -> None:
     """With a GradScaler: no parameter changes in that step, and all scales are halved; the steps after it are steps."""
     found = learnt(nursery, tmp_path / "run", way, 5, 0, "--overflow")

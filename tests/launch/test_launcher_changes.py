@@ -119,6 +119,7 @@ def has_what_training_needs(path: Path) -> bool:
     return found
 
 
+@pytest.mark.soak
 def test_a_worker_that_joins_finds_imported_what_training_needs(tmp_path: Path) -> None:
     """However soon it is asked for: the warm process imports once what each that comes would import for itself."""
     launch = launcher(workers=2, max_restarts=10, restart_delay=0.0, preload=("torch",)).start(
@@ -259,6 +260,7 @@ member(Path(sys.argv[1]))
 """
 
 
+@pytest.mark.soak
 def test_ftlib_run_follows_what_a_command_discovers(tmp_path: Path) -> None:
     """Hosts come, change their number of slots, go; a command that fails or says nothing changes nothing."""
     hosts, script = tmp_path / "hosts", tmp_path / "script.py"
@@ -422,6 +424,7 @@ def test_a_launch_that_is_cancelled_while_modules_are_imported_calls_no_function
     assert not list(tmp_path.glob("127.0.0.1-*"))
 
 
+@pytest.mark.soak
 def test_a_host_that_is_removed_while_it_imports_goes_and_may_come_back(tmp_path: Path) -> None:
     with no_child_is_left():
         launch = slowly(tmp_path, "localhost", "127.0.0.1", min_workers=1)

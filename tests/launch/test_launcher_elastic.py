@@ -85,6 +85,7 @@ def test_a_lost_host_rests_and_its_workers_come_back(tmp_path: Path) -> None:
         launch.wait(TIMEOUT)
 
 
+@pytest.mark.soak
 def test_hosts_of_a_file_come_and_drain(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("localhost:1\n")

@@ -79,6 +79,7 @@ def test_functions_of_a_notebook_run_and_what_they_print_is_shown(tmp_path: Path
     assert text(client, 1).endswith("42") and text(client, 2).endswith("42")
 
 
+@pytest.mark.soak
 def test_the_example_trains_and_a_worker_dies(tmp_path: Path) -> None:
     """``examples/notebook.ipynb``, as it is."""
     book = nbformat.read(ROOT / "examples" / "notebook.ipynb", as_version=4)

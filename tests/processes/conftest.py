@@ -16,7 +16,6 @@ FRAMED = ("kills", "hangs", "joining", "leaving", "stragglers", "execute", "chec
 """Modules whose tests hold for every framework."""
 QUICK = (
     "test_down_to_one_and_back",
-    "test_a_slow_worker_is_not_waited_for",
     "test_all_at_once",
     "test_joiner_has_what_the_others_have",
 )

@@ -132,7 +132,9 @@ ATTACKS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("calls", [0, 20], ids=["a joiner at its first call", "after good calls"])
+@pytest.mark.parametrize(
+    "calls", [0, pytest.param(20, marks=pytest.mark.soak)], ids=["a joiner at its first call", "after good calls"]
+)
 def test_mismatch_blames_the_one_and_spares_the_others(stage: Stage, calls: int) -> None:
     good = stage.found("train", "train", "train")
     stage.going(*good)

@@ -154,7 +154,7 @@ def test_processes_of_a_dead_worker_end_when_the_others_have_recovered(cluster: 
     [
         ("gloo", "isolated:gloo"),
         ("isolated:gloo", "gloo"),
-        ("rehearsal", "isolated:rehearsal"),
+        pytest.param("rehearsal", "isolated:rehearsal", marks=pytest.mark.soak),
         pytest.param("isolated:rehearsal", "rehearsal", marks=pytest.mark.soak),
     ],
 )

@@ -39,7 +39,7 @@ def test_undisturbed(cluster: Cluster) -> None:
     judge(cluster, orders)
 
 
-@pytest.mark.parametrize("loaders", [0, 2])
+@pytest.mark.parametrize("loaders", [0, pytest.param(2, marks=pytest.mark.soak)])
 def test_kill_join_hang_and_preemption(cluster: Cluster, tmp_path: Path, loaders: int) -> None:
     brake = tmp_path / "brake"
     orders = Orders(samples=800, batch_size=4, epochs=3, loaders=loaders, brake=str(brake))

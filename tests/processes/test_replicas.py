@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 MORE = [moment for moment in MOMENTS if not moment.startswith("hold")]
 PROCESSES = [(replica, shard) for replica in range(2) for shard in range(2)]
-QUICK = [PROCESSES[1], PROCESSES[2], *(pytest.param(*each, marks=pytest.mark.soak) for each in (PROCESSES[0], PROCESSES[3]))]
+QUICK = [PROCESSES[1], *(pytest.param(*each, marks=pytest.mark.soak) for each in PROCESSES if each != PROCESSES[1])]
 """All four; those that ``make test`` does not lose are left to ``make soak``."""
 
 
@@ -63,7 +63,7 @@ def lose_one(job: Replicas, replica: int, shard: int, **task: Any) -> None:
     assert job.judge() > 10
 
 
-@pytest.mark.parametrize(("replica", "shard"), PROCESSES)
+@pytest.mark.parametrize(("replica", "shard"), QUICK)
 def test_a_process_is_killed(job: Replicas, replica: int, shard: int) -> None:
     lose_one(job, replica, shard)
 
@@ -101,7 +101,7 @@ def test_a_program_hangs_though_its_process_lives(nursery: Nursery, tmp_path: Pa
         assert job.judge() > 10
 
 
-@pytest.mark.parametrize(("replica", "shard"), [PROCESSES[1], PROCESSES[2]])
+@pytest.mark.parametrize(("replica", "shard"), [PROCESSES[2], pytest.param(*PROCESSES[1], marks=pytest.mark.soak)])
 def test_a_notice_comes_to_one_process(job: Replicas, replica: int, shard: int) -> None:
     """It leaves after its call, and its mate, which nobody told, ends with it; the other replica trains on."""
     both = job.begin(2)
@@ -188,7 +188,9 @@ def test_the_wrapper_over_fsdp_loses_a_process(job: Replicas) -> None:
     lose_one(job, 0, 1, program="tests.processes.programs.sharded:wrapped")
 
 
-@pytest.mark.parametrize("given", [{}, {"delay": 0}, {"delay": 2}], ids=str)
+@pytest.mark.parametrize(
+    "given", [*(pytest.param(given, marks=pytest.mark.soak) for given in ({}, {"delay": 0})), {"delay": 2}], ids=str
+)
 def test_the_processes_of_a_replica_draw_the_same(job: Replicas, given: dict[str, int]) -> None:
     """Also where one of them loads ahead and the other does not, after a replica is lost, and after one has come."""
     task: dict[str, Any] = {"program": "tests.processes.programs.sharded:samples", "given": given}
@@ -211,13 +213,13 @@ def test_the_processes_of_a_replica_draw_the_same(job: Replicas, given: dict[str
     assert len(epochs) > 3 and not [each for each in epochs if each["wrong"]], epochs
 
 
-@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize("delay", [0, pytest.param(1, marks=pytest.mark.soak)])
 def test_diloco_over_fsdp_loses_a_process(job: Replicas, delay: int) -> None:
     """Seldom averages between replicas that shard inside: equal global weights and outer momentum after each sync."""
     lose_one(job, 0, 1, program="tests.processes.programs.sharded:diloco", given={"delay": delay})
 
 
-@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize("delay", [0, pytest.param(1, marks=pytest.mark.soak)])
 def test_an_outer_step_that_overflows_in_one_shard_is_undone_in_all(job: Replicas, delay: int) -> None:
     """The average is finite in both, and the step with it in one of them alone: no process keeps its part of it."""
     both = job.begin(2, program="tests.processes.programs.sharded:diloco", given={"delay": delay, "spoils": 1})

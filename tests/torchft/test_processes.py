@@ -97,7 +97,14 @@ def launched(nursery: Nursery, directory: Path, *options: str, size: int = 3) ->
     return Program(nursery, directory, *command, env=clean(FTLIB_EXCLUDE_AFTER="8", FTLIB_BUCKET_MB="0.0002"))
 
 
-@pytest.mark.parametrize("options", [(), ("--pure",), ("--diloco", "--sync-quorum")], ids=["ddp", "pure", "diloco"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param((), id="ddp"),
+        pytest.param(("--pure",), id="pure", marks=pytest.mark.soak),
+        pytest.param(("--diloco", "--sync-quorum"), id="diloco", marks=pytest.mark.soak),
+    ],
+)
 def test_a_replica_is_killed_and_comes_back_and_one_is_stopped(
     options: tuple[str, ...], nursery: Nursery, tmp_path: Path
 ) -> None:
@@ -114,7 +121,7 @@ def test_a_replica_is_killed_and_comes_back_and_one_is_stopped(
     assert {each["size"] for steps in replicas.steps.values() for each in steps} >= {2, 3}
 
 
-@pytest.mark.parametrize("where", ["forward", "backward"])
+@pytest.mark.parametrize("where", [pytest.param("forward", marks=pytest.mark.soak), "backward"])
 def test_a_program_raises_between_quorum_and_commit(where: str, nursery: Nursery, tmp_path: Path) -> None:
     """Nobody catches it, and nothing is shut down: the others commit that step and all others without it, and it comes back."""
     replicas = Replicas(tmp_path)
@@ -135,6 +142,7 @@ def test_a_program_raises_between_quorum_and_commit(where: str, nursery: Nursery
     assert sizes == {2}, "the step in which it raised was committed by the two others"
 
 
+@pytest.mark.soak
 def test_a_spare_takes_the_place_of_one_that_is_killed(nursery: Nursery, tmp_path: Path) -> None:
     replicas = Replicas(tmp_path)
     with launched(nursery, tmp_path, "--spares") as launcher:

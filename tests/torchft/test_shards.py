@@ -128,6 +128,7 @@ def test_a_process_that_waits_in_vain_says_for_whom() -> None:
 
 
 @pytest.mark.process
+@pytest.mark.soak
 def test_an_error_of_one_process_makes_all_shards_of_all_replicas_skip(nursery: Nursery, tmp_path: Path) -> None:
     replicas = Replicas(tmp_path)
     command = ftlib_run("-n", 2, "--shards", 2, "--max-restarts", 5, "--restart-delay", 0.2, *TRAINER, tmp_path, "--faulty")

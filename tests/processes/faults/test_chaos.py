@@ -81,6 +81,7 @@ def test_each_kind_and_again(job: LaunchedRun, tmp_path: Path, capsys: pytest.Ca
     assert (code, rows(out)) == (0, lines)
 
 
+@pytest.mark.soak
 def test_a_log_of_drawn_faults_gives_them_again(job: LaunchedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = []
     drawn: tuple[object, ...] = ("--count", 2, "--mtbf", 0.3, "--kinds", "slow,kill", "--seed", 7)
@@ -115,6 +116,7 @@ def test_who_leaves_without_a_launcher_stays_away(
         cluster.until("one has ended", lambda: len(cluster.alive()) == 2)
 
 
+@pytest.mark.soak
 def test_replicas_of_several_processes(nursery: Nursery, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Whoever is hit for good takes its mate along, and both come back: the mate is not taken for another one's loss."""
     faults = [

@@ -127,7 +127,14 @@ def test_killed_joined_and_left(cluster: Cluster, framework: str) -> None:
 
 
 @MOST
-@pytest.mark.parametrize("faults", ["", "error_at=40, rank=1, communicators=1", "start_seconds=0.5, kernel_seconds=0.002"])
+@pytest.mark.parametrize(
+    "faults",
+    [
+        "",
+        "error_at=40, rank=1, communicators=1",
+        pytest.param("start_seconds=0.5, kernel_seconds=0.002", marks=pytest.mark.soak),
+    ],
+)
 def test_whole_steps(nursery: Nursery, tmp_path: Path, framework: str, faults: str) -> None:
     """The calls within a unit go by what the commit of the unit before has agreed on."""
     task = {"program": "tests.processes.programs.stepper:step", "sizes": [40_000, 300, 20_000], "pause": 0.03}

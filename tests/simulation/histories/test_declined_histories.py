@@ -31,6 +31,8 @@ from tests.simulation.data_plane import (
     sharded_history,
 )
 
+from .volume import mostly_soak
+
 SEEDS, SHARDED = 40, 20
 ODD = (
     (192, ""),  # two suspect each other and do not watch each other, and who heard both dies: each waits for others to act
@@ -57,7 +59,7 @@ def _play(seed: int) -> tuple[str, Counter[str]]:
     return "" if result.good else f"{jobs.habits}\n{result.scenario}\n{result}", Counter(jobs.promises.counts)
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, 5))
+@pytest.mark.parametrize("first", mostly_soak(range(0, SEEDS, 5), 3))
 def test_promises_hold_whoever_declines(first: int) -> None:
     for seed in range(first, first + 5):
         wrong, _ = played(seed)
@@ -73,7 +75,7 @@ def played_by_shards(seed: int, policy: str = "") -> tuple[str, Counter[str]]:
     return "" if result.good else f"{shards} shards, {jobs.habits}\n{result}", Counter(jobs.promises.counts)
 
 
-@pytest.mark.parametrize("first", range(0, SHARDED, 5))
+@pytest.mark.parametrize("first", mostly_soak(range(0, SHARDED, 5), 2))
 def test_all_shards_of_a_call_are_declined_or_none(first: int) -> None:
     for seed in range(first, first + 5):
         wrong, _ = played_by_shards(seed)
@@ -108,6 +110,7 @@ def test_promises_hold_whatever_is_plotted() -> None:
         assert result.good, f"seed {seed}: {plot.script}\n{result.scenario}\n{result}"
 
 
+@pytest.mark.soak
 def test_the_histories_have_everything() -> None:
     counts: Counter[str] = Counter()
     for seed in range(SEEDS):

@@ -14,6 +14,8 @@ from ftlib.state.registry import Registered
 from tests.simulation.data_plane import Trainers, play, random_history
 from tests.simulation.training import local
 
+from .volume import mostly_soak
+
 SEEDS = 16
 SOAK = 1500
 CHUNK = 50
@@ -34,7 +36,7 @@ def test_promises_hold_for_joiners_in_the_middle_of_a_round() -> None:
     assert happened["adopted"]
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", mostly_soak(range(SEEDS), 8))
 def test_promises_hold_in_random_histories(seed: int) -> None:
     wrong, _ = at_random(seed)
     assert not wrong

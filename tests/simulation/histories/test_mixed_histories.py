@@ -14,6 +14,8 @@ import pytest
 from consensus.simulation.script.scenario import POLICIES
 from tests.simulation.data_plane import mixing, play, play_plot, random_history
 
+from .volume import mostly_soak
+
 SEEDS = 40
 SOAK = 2000
 CHUNK = 50
@@ -40,7 +42,7 @@ def played(seed: int, policy: str = "") -> tuple[str, Counter[str]]:
     return "" if result.good else f"{jobs.habits}\n{result.scenario}\n{result}", Counter(jobs.promises.counts)
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, 5))
+@pytest.mark.parametrize("first", mostly_soak(range(0, SEEDS, 5), 3))
 def test_promises_hold_whatever_comes_between_averages(first: int) -> None:
     for seed in range(first, first + 5):
         wrong, _ = played(seed)
@@ -83,6 +85,7 @@ def test_promises_hold_in_many_more(first: int) -> None:
     assert not bad, "\n".join(bad)
 
 
+@pytest.mark.soak
 def test_the_histories_have_everything() -> None:
     counts: Counter[str] = Counter()
     for seed in range(SEEDS):

@@ -15,6 +15,8 @@ from consensus.simulation.script.scenario import POLICIES
 from tests.simulation.data_plane import opening, play, play_plot, random_history
 from tests.simulation.training import opened
 
+from .volume import mostly_soak
+
 SEEDS = 30
 SOAK = 2000
 CHUNK = 50
@@ -38,7 +40,7 @@ def played(seed: int) -> tuple[str, Counter[str]]:
     return "" if result.good else f"{result.scenario}\n{result}", Counter(jobs.promises.counts)
 
 
-@pytest.mark.parametrize("seed", sorted({*range(SEEDS), *ODD}))
+@pytest.mark.parametrize("seed", mostly_soak(dict.fromkeys([*ODD, *range(SEEDS)]), 12))
 def test_promises_hold_whenever_members_enter(seed: int) -> None:
     wrong, _ = played(seed)
     assert not wrong
@@ -75,6 +77,7 @@ def test_promises_hold_in_many_more(first: int) -> None:
     assert not bad, "\n".join(bad)
 
 
+@pytest.mark.soak
 def test_the_histories_have_everything() -> None:
     counts: Counter[str] = Counter()
     for seed in range(SEEDS):

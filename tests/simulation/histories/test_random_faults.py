@@ -10,6 +10,8 @@ from consensus.simulation import draw, play
 from consensus.simulation.script.commands import COMMANDS
 from consensus.simulation.script.history import SIZES
 
+from .volume import mostly_soak
+
 CHUNK = 20
 SEEDS = 520
 APART = 120
@@ -22,7 +24,7 @@ ODD_APART = (
 )
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+@pytest.mark.parametrize("first", mostly_soak(range(0, SEEDS, CHUNK), 8))
 def test_survivors_agree_after_any_history(first: int) -> None:
     """Every invariant is checked at every event. A seed that fails is told with the command that plays it again."""
     bad = []
@@ -33,7 +35,9 @@ def test_survivors_agree_after_any_history(first: int) -> None:
     assert not bad, "\n".join(bad)
 
 
-@pytest.mark.parametrize("seeds", [*(range(first, first + CHUNK) for first in range(0, APART, CHUNK)), ODD_APART])
+@pytest.mark.parametrize(
+    "seeds", mostly_soak([ODD_APART, *(range(first, first + CHUNK) for first in range(0, APART, CHUNK))], 3)
+)
 def test_one_side_is_left_where_sides_go_on_apart(seeds: Iterable[int]) -> None:
     """Under ``any`` nobody is ever blocked: whoever was in a view goes on."""
     bad = []

@@ -10,6 +10,8 @@ from consensus.simulation.script.commands import COMMANDS
 from tests.simulation.data_plane import play as play_training
 from tests.simulation.data_plane import random_history
 
+from .volume import mostly_soak
+
 CHUNK = 20
 SEEDS = 500
 SMALL = (2, 3, 3, 4, 3, 5, 3, 4, 1, 3)
@@ -21,7 +23,7 @@ def history(seed: int) -> Scenario:
     return draw(seed, size=8 if seed % 25 == 0 else SMALL[seed % 10], policy="storage")
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+@pytest.mark.parametrize("first", mostly_soak(range(0, SEEDS, CHUNK), 8))
 def test_the_living_agree_after_any_history(first: int) -> None:
     """Every invariant is checked at every event, and nobody is ever blocked: any number of members may be lost."""
     bad = []
@@ -74,7 +76,7 @@ def test_a_wiped_store_is_noticed_and_nobody_forks(files: int, leases: int) -> N
     assert {type(host.stopped).__name__ for host in result.world.hosts.values() if host.alive} == {"StoreWipedError"}
 
 
-@pytest.mark.parametrize("seed", range(TRAINING))
+@pytest.mark.parametrize("seed", mostly_soak(range(TRAINING), 6))
 def test_no_step_is_lost_where_a_store_decides(seed: int) -> None:
     """Processes that train, whose promises are checked, too; in the end training goes on."""
     result = play_training(random_history(seed, policy="storage"))

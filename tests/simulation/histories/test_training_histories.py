@@ -8,6 +8,8 @@ import pytest
 
 from tests.simulation.data_plane import Trainers, play, random_history, settings
 
+from .volume import mostly_soak
+
 SEEDS = 150
 APART = 60
 """Histories whose sides go on apart."""
@@ -19,7 +21,7 @@ ODD = (335,)
 """One of the founders misses a view before the first call: whose deal is over other members than the others'."""
 
 
-@pytest.mark.parametrize("seed", [*range(SEEDS), *ODD])
+@pytest.mark.parametrize("seed", mostly_soak([*ODD, *range(SEEDS)], 50))
 def test_promises_hold_in_any_history(seed: int) -> None:
     result = play(random_history(seed))
     assert result.good, f"{result.scenario}\n{result}"
@@ -47,12 +49,13 @@ def apart(seed: int) -> tuple[str, int]:
     return "" if result.good else f"{result.scenario}\n{result}", jobs.promises.counts["apart"]
 
 
-@pytest.mark.parametrize("seed", [*range(APART), *ODD_APART])
+@pytest.mark.parametrize("seed", mostly_soak([*ODD_APART, *range(APART)], 22))
 def test_promises_hold_on_each_side(seed: int) -> None:
     wrong, _ = apart(seed)
     assert not wrong
 
 
+@pytest.mark.soak
 def test_sides_make_the_same_call_apart() -> None:
     assert sum(apart(seed)[1] for seed in range(APART)) > 10
 
