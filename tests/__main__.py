@@ -4,7 +4,8 @@
 
 What is *simulated* computes and watches no clock, so it runs all the time, at the lowest priority: it takes what the other
 parts leave over. Those use *threads*, and then *processes*, with time-outs of real seconds: more of them at once than there are
-processors, as they mostly wait for each other. The last lines say what failed, and what could not be tested here.
+processors, as they mostly wait for each other; but not many more, as workers train on while a test waits. The last lines say
+what failed, and what could not be tested here.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ PARTS = (
     Part("simulated", "not process and not soak", CORES, SIMULATED, ("--timeout=1200",), beside=True),
     Part("threads", "not process and not soak", 2 * CORES, options=OTHERS),
     # The longest begin first (see ``conftest``): what takes long must not be what begins last.
-    Part("processes", "process and not soak", 2 * CORES + 1, options=OTHERS),
+    Part("processes", "process and not soak", CORES + 1, options=OTHERS),
 )
 
 

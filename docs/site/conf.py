@@ -19,6 +19,7 @@ release = version = importlib.metadata.version("ftlib")
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.intersphinx"]
 root_doc = "docs/site/contents"
 include_patterns = ["README.md", "CHANGELOG.md", "docs/*.md", "docs/site/**", "tests/transcripts/golden/README.md"]
+exclude_patterns = [".*", "out"]  # or it looks at all files of the environment, twice
 myst_heading_anchors = 4
 autodoc_member_order = "bysource"
 

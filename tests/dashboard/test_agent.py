@@ -245,6 +245,7 @@ def test_without_a_secret_there_is_no_page() -> None:
     assert "nothing is served" in text
 
 
+@pytest.mark.soak
 def test_a_launcher_serves_a_page_beside_its_workers(tmp_path: Path) -> None:
     """Whoever dies: with ``--dashboard`` all workers may be others than at first."""
     with running(

@@ -348,6 +348,7 @@ def test_names_and_evidence_stay_text(browser: Any) -> None:
         assert EVIL in browser.execute_script("return document.getElementById('changes').textContent")
 
 
+@pytest.mark.soak
 def test_a_join_moves_and_only_a_page_of_many_members_is_shown(browser: Any) -> None:
     """The joiner's bytes grow with each sample, as those of a real one do: which may be over before it is looked at twice."""
     got = iter(range(0, 10**9, 1000))

@@ -78,6 +78,7 @@ def test_a_parameter_server(nursery: Nursery, tmp_path: Path) -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("style", [[], pytest.param(["--wrapped"], marks=pytest.mark.soak)], ids=["plain", "wrapped"])
+@pytest.mark.soak
 def test_the_transformer(nursery: Nursery, tmp_path: Path, style: list[str]) -> None:
     said = run(nursery, tmp_path, 2, "transformer.py", "1", "130000", *style)
     bits = [float(found) for found in re.findall(r"([0-9.]+) bits a letter, 2 workers", said)]

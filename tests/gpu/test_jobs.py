@@ -61,6 +61,7 @@ def test_killed_joined_and_left(cluster: Cluster) -> None:
 
 
 @stands
+@pytest.mark.soak
 def test_killed_while_the_kernels_of_the_others_spin(cluster: Cluster) -> None:
     workers = cluster.found(4)
     accelerated(cluster, 4)

@@ -52,7 +52,7 @@ def plain(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> dict[in
     return learnt(nursery, tmp_path_factory.mktemp("plain") / "run", "plain", STEPS, KILLED)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [pytest.param(each, marks=[pytest.mark.soak] * (each == "lightning")) for each in WAYS])
 def test_losses_are_those_of_the_plain_loop(
     way: str, plain: dict[int, dict[int, Any]], nursery: Nursery, tmp_path: Path
 ) -> None:
@@ -68,6 +68,7 @@ def test_losses_are_those_of_the_plain_loop(
         assert len({steps[step]["digest"] for steps in found.values() if step in steps}) == 1, f"after step {step}"
 
 
+@pytest.mark.soak
 def test_a_trainer_of_transformers_takes_a_stream(nursery: Nursery, tmp_path: Path) -> None:
     """It is dealt by itself: as a dataset with indices it would be read from its beginning to its end at every worker."""
     found = learnt(nursery, tmp_path / "run", "transformers", 4, 0, "--stream")

@@ -147,6 +147,7 @@ def test_facts_of_other_processes(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.soak
 def test_torch_says_what_it_is() -> None:
     """The real one, as it is installed here."""
     facts = HostProbe({}, GpuFinder({"PATH": ""}, NOWHERE)).facts()

@@ -311,6 +311,7 @@ def test_a_removed_host_drains_and_one_that_heeds_nothing_is_killed(tmp_path: Pa
         eventually(lambda: launch.done, launch.workers)
 
 
+@pytest.mark.soak
 def test_a_removed_host_that_is_added_while_it_drains_comes_back(tmp_path: Path) -> None:
     with no_child_is_left():
         launch = launcher("localhost", "127.0.0.1", workers=1, min_workers=1, grace=0.5).start(stubborn, tmp_path)
@@ -365,6 +366,7 @@ def trains(path: Path) -> int:
     return size
 
 
+@pytest.mark.soak
 def test_workers_above_max_workers_are_spares_and_take_over(tmp_path: Path) -> None:
     hosts = ("localhost", "127.0.0.1")
     with no_child_is_left():

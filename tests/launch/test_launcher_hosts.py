@@ -111,6 +111,7 @@ def test_noise_before_the_agent_and_lines_after_it(logins: Logins) -> None:
     assert kept.texts(hostname="h3", local_rank=0, stream="stderr") == ["native"]
 
 
+@pytest.mark.soak
 def test_commands_to_run_first_see_no_stdin_and_their_words_are_lines(logins: Logins) -> None:
     kept = Kept()
     setup = "echo from the setup; read -r nothing; export FROM_SETUP=1"
@@ -394,6 +395,7 @@ def test_a_caller_that_ends_leaves_nothing_on_any_host(logins: Logins, tmp_path:
         eventually(lambda: not any(map(lives, workers)), "workers end, and all that they started")
 
 
+@pytest.mark.soak
 def test_a_caller_that_is_stopped_for_long_is_given_up(logins: Logins, tmp_path: Path) -> None:
     with calling(logins, tmp_path) as (caller, workers):
         caller.send_signal(signal.SIGSTOP)

@@ -95,6 +95,7 @@ group.leave()
 """
 
 
+@pytest.mark.soak
 def test_no_function_begins_before_all_ranks_have_connected() -> None:
     """Else the end of a short one cuts off those that are still connecting."""
     with socket.create_server(("127.0.0.1", 0)) as store:
@@ -127,7 +128,7 @@ except TimeoutError as error:
 """
 
 
-@pytest.mark.parametrize("started", [1, 2], ids=["does not come", "does not connect"])
+@pytest.mark.parametrize("started", [1, pytest.param(2, marks=pytest.mark.soak)], ids=["does not come", "does not connect"])
 def test_whoever_is_missing_is_named(started: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as store:
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.getsockname()[1]), "WORLD_SIZE": "2"}
@@ -165,6 +166,7 @@ except RuntimeError as error:
 """
 
 
+@pytest.mark.soak
 def test_what_fails_at_once_is_not_taken_for_the_absence_of_a_rank() -> None:
     with socket.create_server(("127.0.0.1", 0)) as store:
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.getsockname()[1]), "WORLD_SIZE": "2", "RANK": "0"}
@@ -187,6 +189,7 @@ def test_who_exits_with_0_leaves_the_group() -> None:
     assert time.monotonic() - began < 4 * TIMEOUT
 
 
+@pytest.mark.soak
 def test_who_leaves_a_group_without_a_word_has_failed() -> None:
     with pytest.raises(WorkerFailedError, match=r"rank 1 on localhost.*before its function had returned"):
         launcher("localhost:2", backend="gloo", worker_timeout=4 * TIMEOUT, preload=("torch",)).run(ends_early, "_exit")
@@ -235,6 +238,7 @@ def draw() -> float:
     return float(torch.rand(1, dtype=torch.float64))
 
 
+@pytest.mark.soak
 def test_torchs_generator_is_each_workers_own() -> None:
     found = launcher(workers=2, preload=("torch",)).run(draw)
     assert found.rank(0) != found.rank(1)

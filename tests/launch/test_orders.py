@@ -210,6 +210,7 @@ def other_processes_may_be_looked_at() -> bool:
 
 @pytest.mark.skipif(not other_processes_may_be_looked_at(), reason="the kernel lets only root look into another process here")
 @pytest.mark.process
+@pytest.mark.soak
 def test_the_stacks_of_a_program_whose_python_does_not_answer(tmp_path: Path) -> None:
     with running(tmp_path, "-n", 1, script=script(HANGS)) as launched:
         [announced] = launched.wait_events("announced", 1)

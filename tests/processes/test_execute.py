@@ -60,6 +60,7 @@ def test_killed_in_a_step(cluster: Cluster) -> None:
     judge(cluster)
 
 
+@pytest.mark.soak
 def test_killed_at_random_moments(cluster: Cluster) -> None:
     chance = random.Random(7)
     cluster.found(3)

@@ -184,6 +184,7 @@ def test_fsdp_in_a_replica_loses_a_process(job: Replicas, replica: int, shard: i
     lose_one(job, replica, shard, program="tests.processes.programs.sharded:fsdp")
 
 
+@pytest.mark.soak
 def test_the_wrapper_over_fsdp_loses_a_process(job: Replicas) -> None:
     lose_one(job, 0, 1, program="tests.processes.programs.sharded:wrapped")
 

@@ -191,6 +191,7 @@ def in_storage(nursery: Nursery, directory: Path, where: str, **settings: str) -
     replicas.check()
 
 
+@pytest.mark.soak
 def test_replicas_meet_in_a_directory(nursery: Nursery, tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     in_storage(nursery, tmp_path, f"file://{tmp_path}/store")

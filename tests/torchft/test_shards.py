@@ -146,6 +146,7 @@ def test_an_error_of_one_process_makes_all_shards_of_all_replicas_skip(nursery: 
 
 
 @pytest.mark.process
+@pytest.mark.soak
 def test_replicas_meet_in_a_directory_and_their_processes_in_the_store_that_torchrun_tells(
     nursery: Nursery, tmp_path: Path
 ) -> None:

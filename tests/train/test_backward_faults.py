@@ -69,7 +69,7 @@ def test_a_worker_is_killed_between_any_two_buckets(cluster: Cluster, views: boo
 
 
 @pytest.mark.parametrize("place", [2, *(pytest.param(place, marks=pytest.mark.soak) for place in (0, 1, 3, 4))])
-@pytest.mark.parametrize("what", ["stop", "hang"])
+@pytest.mark.parametrize("what", [pytest.param("stop", marks=pytest.mark.soak), "hang"])
 def test_a_worker_stands_still_between_two_buckets(cluster: Cluster, what: str, place: int) -> None:
     fault = {"what": what, "after": place, "number": 8}
     settings = {"exclude_after": 8.0, "stall_timeout": 8.0}

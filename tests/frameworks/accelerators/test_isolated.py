@@ -240,6 +240,7 @@ def worked(crew: Crew) -> list[Hand]:
     return hands
 
 
+@pytest.mark.soak
 def test_one_in_a_child_and_one_that_is_not(crew: Crew) -> None:
     """They connect to each other; and rows are used again."""
     hands = worked(crew)

@@ -22,7 +22,7 @@ CASES = 2000
 PARTS = 4
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.soak) for part in range(1, PARTS))])
 def test_every_sample_is_committed_once_whoever_comes_and_goes(part: int) -> None:
     _play_all(range(part, CASES, PARTS))
 

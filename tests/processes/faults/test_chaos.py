@@ -197,6 +197,7 @@ def test_the_only_replica_is_not_hit(nursery: Nursery, tmp_path: Path, capsys: p
         assert cluster.judge() > 5
 
 
+@pytest.mark.soak
 def test_who_is_cut_off_for_long_is_given_up(job: LaunchedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The others find it silent, and have it killed; its launcher starts it again."""
     plan = planned(tmp_path / "plan.jsonl", ("cut", "worker-2", 20.0))

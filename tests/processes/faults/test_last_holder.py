@@ -50,6 +50,7 @@ def test_a_lone_worker_does_not_wait(nursery: Nursery, tmp_path: Path) -> None:
         run.close()
 
 
+@pytest.mark.soak
 def test_nobody_comes_without_a_launcher(nursery: Nursery, tmp_path: Path) -> None:
     """The other one was lost a moment ago, so it may be back: at the deadline this one leaves, with a checkpoint."""
     settings = {"bucket_mb": 0.08, "exclude_after": 15.0, "handover": 15.0}

@@ -42,6 +42,7 @@ def test_a_stopped_worker_joins_again_and_again(nursery: Nursery, tmp_path: Path
         assert len({worker.last["epoch"] for worker in cluster.workers}) == 1
 
 
+@pytest.mark.soak
 def test_under_the_launcher_it_stays_the_same_process(nursery: Nursery, tmp_path: Path) -> None:
     """A worker that hung gives itself up and joins again: the launcher restarts nothing, and can still fence it."""
     settings = {"exclude_after": 8.0, "stall_timeout": 6.0, "rejoin": True}
