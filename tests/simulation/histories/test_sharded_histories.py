@@ -26,6 +26,8 @@ from tests.simulation.data_plane import (
 )
 from tests.simulation.data_plane.recovery import SimulatedRecovery
 
+from .volume import mostly_soak
+
 SEEDS = 25
 """For each policy."""
 SOAK = 2500
@@ -65,7 +67,7 @@ def played(seed: int, policy: str) -> tuple[str, Counter[str]]:
 
 
 @pytest.mark.parametrize("policy", POLICIES_OF_REPLICAS)
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", mostly_soak(range(SEEDS), 10))
 def test_all_shards_of_a_step_are_over_the_same_replicas(seed: int, policy: str) -> None:
     wrong, _ = played(seed, policy)
     assert not wrong
@@ -77,6 +79,7 @@ def test_founders_of_which_one_shard_draws_before_the_other_deal_alike() -> None
     assert not wrong
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("policy", POLICIES_OF_REPLICAS)
 def test_the_histories_have_everything(policy: str) -> None:
     happened: Counter[str] = Counter()

@@ -164,19 +164,19 @@ def counts_different_samples(patch: Patch) -> None:
 
 BUGS: dict[Bug, tuple[Callable[[int], Job], int]] = {
     finishes_what_it_holds: (torn_shards, 0),
-    finishes_what_it_adopts: (torn_adoptions, 0),
-    words_of_any_view: (torn_shards, 5),
-    plans_alone: (torn_adoptions, 0),
-    keeps_nothing: (torn_adoptions, 0),
+    finishes_what_it_adopts: (torn_adoptions, 2),
+    words_of_any_view: (torn_shards, 12),
+    plans_alone: (torn_adoptions, 2),
+    keeps_nothing: (torn_adoptions, 2),
     leaves_the_rest_in: (torn_shards, 0),
-    lets_them_in_one_by_one: (torn_shards, 0),
+    lets_them_in_one_by_one: (torn_shards, 1),
     comes_in_alone: (torn_shards, 1),
-    returns_at_once: (local_shards, 0),
-    counts_alone: (torn_founders, 0),
+    returns_at_once: (local_shards, 7),
+    counts_alone: (torn_founders, 1),
     gives_it_beside: (local_shards, 0),
-    of_any_donor: (local_shards, 0),
-    deals_by_its_own_shard: (torn_shards, 0),
-    deals_by_its_own_records: (torn_shards, 0),
+    of_any_donor: (local_shards, 7),
+    deals_by_its_own_shard: (torn_shards, 7),
+    deals_by_its_own_records: (torn_shards, 1),
 }
 """With the kind of histories in which it shows, and the first one that showed it."""
 
