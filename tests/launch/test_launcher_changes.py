@@ -246,6 +246,7 @@ def test_an_agent_that_gets_a_signal_tells_the_ends_of_workers_that_it_has_to_ki
     with no_child_is_left():
         launch = launcher(workers=1, restart_delay=0.05, grace=0.2).start(stays, tmp_path)
         wait_for(tmp_path / "deaf")
+        eventually(lambda: launch.workers()[0]["pid"], launch.workers)  # its agent tells that beside what it does
         os.kill(agent_of(launch.workers()[0]["pid"]), signal.SIGTERM)
         with pytest.raises(AgentFailedError, match="localhost: its agent got SIGTERM"):
             launch.wait(TIMEOUT)

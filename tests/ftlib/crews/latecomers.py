@@ -111,7 +111,7 @@ class Late(School):
             pupil.gate.clear()
         until = time.monotonic() + 10 * DEADLINE
         while not (outside := all(pupil.outside.is_set() for pupil in self.pupils)) and time.monotonic() < until:
-            time.sleep(0.002)
+            time.sleep(0.002)  # between two looks
         if outside and len({pupil.ft.step for pupil in self.pupils}) == 1:
             return True
         for pupil in self.pupils:
