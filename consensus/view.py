@@ -140,6 +140,18 @@ class View:
                 self._addresses[member.address] = (*self._addresses.get(member.address, ()), member.id)
         return self._addresses.get(address, ())
 
+    def cohort(self, member_id: str) -> tuple[Member, ...]:
+        """The members of that member's cohort (see ``Member.cohort``), in seniority order; none if it is one by itself."""
+        return self.find("cohorts", self._cohorts).get(member_id, ())
+
+    def _cohorts(self) -> dict[str, tuple[Member, ...]]:
+        """By the id of each of their members."""
+        gathered: dict[tuple[str, int], list[Member]] = {}
+        for member in self.members:
+            gathered.setdefault(member.cohort, []).append(member)
+        cohorts = [tuple(members) for (_, size), members in gathered.items() if size > 1]
+        return {member.id: cohort for cohort in cohorts for member in cohort}
+
     def with_cohorts(self, removed: Sequence[Removal]) -> tuple[Removal, ...]:
         """``removed``, and all others of the cohorts that lose a member by that, in seniority order.
 

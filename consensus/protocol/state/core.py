@@ -212,9 +212,7 @@ class Core:
 
     def _bereft(self, member: Member, view: View) -> bool:
         """Whether another member of its cohort is about to be removed."""
-        if member.cohort[1] == 1:
-            return False
-        others = [each for each in view.members if each.id != member.id and each.cohort == member.cohort]
+        others = [each for each in view.cohort(member.id) if each.id != member.id]
         return any(self.evidence.cause(each.id) is not None or not self._able(each) for each in others)
 
     def seniors(self, without: str = "", many: int = SENIORS) -> list[Member]:
