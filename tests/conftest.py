@@ -49,7 +49,7 @@ LONGEST = (
 ON_A_LOOP = 180.0
 """Seconds that a test that is a coroutine may take."""
 _PROGRAMS = ("programs.learner", "programs.stepper", "programs.reader", "stage.actors")
-PREPARED = (*(f"processes.{name}" for name in _PROGRAMS), "harness.forked", "harness.program", "collective.workers")
+PREPARED = (*(f"processes.{name}" for name in _PROGRAMS), "harness.forked", "harness.program", "collective.parts")
 """Modules that the fork server has ready."""
 
 

@@ -10,9 +10,15 @@ import torch
 from ftlib import Channel, CollectiveError
 from tests.harness.basics import eventually
 
+from . import workers
 from .workers import Here
 
 LIMIT = 100.0
+
+
+def prepare() -> None:
+    """What every worker needs, before any fork; this module is here already."""
+    workers.prepare()
 
 
 def send(here: Here, names: list[str], *values: Any) -> None:

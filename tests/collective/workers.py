@@ -158,9 +158,8 @@ def prepare() -> None:
     """Import what every worker needs, before any fork."""
     import ftlib.collective.channel
     import ftlib.collective.collective
-    import tests.collective.parts
 
-    del ftlib, tests
+    del ftlib
 
 
 def run(task: dict[str, Any]) -> int:

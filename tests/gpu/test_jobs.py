@@ -15,6 +15,7 @@ from tests.harness.gpu import PLACE, on_gpu
 from tests.harness.holding import held
 from tests.harness.nursery import Nursery
 from tests.harness.verdict import Verdict
+from tests.harness.worker import PAUSE
 from tests.processes.faults.test_rehearsal import accelerated, all_is_well, epoch
 from tests.processes.test_isolated import judge, named, newest, redone
 
@@ -39,7 +40,7 @@ def cluster(nursery: Nursery, tmp_path: Path, stand: tuple[str, str]) -> Iterato
     framework, device = stand
     habit = ["tests.harness.holding:Holding", str(tmp_path), framework]
     settings = {"bucket_mb": 0.08, "framework": framework}
-    task = {"sizes": [20_000, 300], "pause": 0.03, "device": device, "habit": habit}
+    task = {"sizes": [20_000, 300], "pause": PAUSE, "device": device, "habit": habit}
     with Cluster(tmp_path, nursery, settings=settings, **task) as cluster:
         yield cluster
 
@@ -119,7 +120,7 @@ def test_the_same_bits_at_all_ranks(cluster: Cluster, size: int) -> None:
 def test_models_on_a_gpu(nursery: Nursery, tmp_path: Path, stand: tuple[str, str], program: str) -> None:
     """Whole steps as units, and plain ones; a joiner gets parameters and the optimizer's state from one GPU to another."""
     framework, device = stand
-    task = {"program": f"tests.processes.{program}", "sizes": [40_000, 300, 20_000], "pause": 0.03, "device": device}
+    task = {"program": f"tests.processes.{program}", "sizes": [40_000, 300, 20_000], "pause": PAUSE, "device": device}
     with Cluster(tmp_path, nursery, settings={"bucket_mb": 0.08, "framework": framework}, **task) as cluster:
         workers = cluster.found(3)
         cluster.training(3)

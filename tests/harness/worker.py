@@ -40,6 +40,10 @@ from tests.harness.one_gpu import pose_as_a_host
 SLOTS = 20
 """``2 ** slot`` and sums of them are exact in float32. A tensor needs twice as many elements to tell who is in it."""
 
+PAUSE = 0.1
+"""For ``Task.pause``, unless a test needs many steps. One costs each worker three milliseconds of a processor: without pauses
+they would keep it from those that start, and from other tests."""
+
 
 @dataclass
 class Task:

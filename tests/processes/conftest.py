@@ -10,6 +10,7 @@ import pytest
 
 from tests.harness.cluster import Cluster
 from tests.harness.nursery import Nursery
+from tests.harness.worker import PAUSE
 from tests.processes.stage.stage import Stage
 
 FRAMED = ("kills", "hangs", "joining", "leaving", "stragglers", "execute", "checkpoints")
@@ -52,8 +53,7 @@ def device(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def cluster(nursery: Nursery, tmp_path: Path, device: str) -> Iterator[Cluster]:
     """A cluster of small models without workers yet."""
-    # The pause leaves the processor to those that start, and to other tests: a step costs each worker two milliseconds of it.
-    task = {"sizes": [20_000, 300], "pause": 0.03, "device": device}
+    task = {"sizes": [20_000, 300], "pause": PAUSE, "device": device}
     with Cluster(tmp_path, nursery, settings={"bucket_mb": 0.08}, **task) as cluster:
         yield cluster
 

@@ -19,7 +19,7 @@ from tests.harness.basics import TIMEOUT, eventually, lives
 from tests.harness.cluster import Cluster, Worker
 from tests.harness.nursery import Nursery
 from tests.harness.verdict import Verdict
-from tests.harness.worker import Lines
+from tests.harness.worker import PAUSE, Lines
 from tests.processes.faults.test_rehearsal import accelerated
 
 pytestmark = pytest.mark.process
@@ -43,7 +43,7 @@ for_both = pytest.mark.parametrize(
 @pytest.fixture
 def cluster(nursery: Nursery, tmp_path: Path, isolated: str) -> Iterator[Cluster]:
     settings = {"bucket_mb": 0.08, "framework": isolated}
-    with Cluster(tmp_path, nursery, sizes=[20_000, 300], pause=0.03, settings=settings) as cluster:
+    with Cluster(tmp_path, nursery, sizes=[20_000, 300], pause=PAUSE, settings=settings) as cluster:
         yield cluster
 
 

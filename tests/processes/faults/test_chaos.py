@@ -12,6 +12,7 @@ import pytest
 from ftlib.cli.main import main
 from tests.harness.cluster import Cluster
 from tests.harness.nursery import Nursery
+from tests.harness.worker import PAUSE
 from tests.processes.jobs.launched import LaunchedRun
 from tests.processes.jobs.replicas import Replicas
 
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.process
 @pytest.fixture
 def job(nursery: Nursery, tmp_path: Path) -> Iterator[LaunchedRun]:
     settings = {"bucket_mb": 0.08, "chaos": True, "exclude_after": 6.0}
-    run = LaunchedRun(tmp_path / "job", 3, nursery=nursery, sizes=[20_000, 300], pause=0.03, settings=settings)
+    run = LaunchedRun(tmp_path / "job", 3, nursery=nursery, sizes=[20_000, 300], pause=PAUSE, settings=settings)
     try:
         run.training(3)
         yield run
@@ -103,7 +104,7 @@ def test_who_leaves_without_a_launcher_stays_away(
     nursery: Nursery, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {"bucket_mb": 0.08, "chaos": True}
-    with Cluster(tmp_path, nursery, sizes=[20_000, 300], pause=0.03, settings=settings) as cluster:
+    with Cluster(tmp_path, nursery, sizes=[20_000, 300], pause=PAUSE, settings=settings) as cluster:
         monkeypatch.setenv("FTLIB_SECRET", cluster.secret)
         workers = cluster.found(3)
         cluster.training(3)
@@ -210,7 +211,7 @@ def test_who_is_cut_off_for_long_is_given_up(job: LaunchedRun, tmp_path: Path, c
 
 
 def test_off_unless_the_workers_allow_it(nursery: Nursery, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = LaunchedRun(tmp_path, 2, nursery=nursery, sizes=[2_000], pause=0.03)
+    run = LaunchedRun(tmp_path, 2, nursery=nursery, sizes=[2_000], pause=PAUSE)
     try:
         run.training(2)
         code, _, err = chaos(capsys, run.alive()[0].address, "--mtbf", 0.1)

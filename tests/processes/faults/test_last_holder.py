@@ -10,6 +10,7 @@ import pytest
 from ftlib.checkpoints.names import complete
 from tests.harness.cluster import Cluster
 from tests.harness.nursery import Nursery
+from tests.harness.worker import PAUSE
 from tests.processes.jobs.launched import LaunchedRun
 
 pytestmark = pytest.mark.process
@@ -20,7 +21,7 @@ PATIENT = {"bucket_mb": 0.08, "exclude_after": 15.0, "handover": 400.0, "join_ti
 
 def test_it_waits_for_those_that_the_launcher_starts(nursery: Nursery, tmp_path: Path) -> None:
     """Two of three are killed, and the third is told to leave before any of them is back."""
-    run = LaunchedRun(tmp_path / "job", 3, nursery=nursery, sizes=[20_000, 300], pause=0.03, settings=PATIENT)
+    run = LaunchedRun(tmp_path / "job", 3, nursery=nursery, sizes=[20_000, 300], pause=PAUSE, settings=PATIENT)
     try:
         run.training(3)
         last, *others = run.alive()
@@ -39,7 +40,7 @@ def test_it_waits_for_those_that_the_launcher_starts(nursery: Nursery, tmp_path:
 
 def test_a_lone_worker_does_not_wait(nursery: Nursery, tmp_path: Path) -> None:
     """Nobody else is started by its launcher: a wait would be as long as this test's."""
-    run = LaunchedRun(tmp_path / "job", 1, nursery=nursery, sizes=[2_000], pause=0.03, settings=PATIENT)
+    run = LaunchedRun(tmp_path / "job", 1, nursery=nursery, sizes=[2_000], pause=PAUSE, settings=PATIENT)
     try:
         run.training(1)
         (only,) = run.alive()
@@ -56,7 +57,7 @@ def test_nobody_comes_without_a_launcher(nursery: Nursery, tmp_path: Path) -> No
     settings = {"bucket_mb": 0.08, "exclude_after": 15.0, "handover": 15.0}
     kept = tmp_path / "checkpoints"
     habit = ["tests.processes.programs.saver:FirstOnly", str(kept), 5]
-    with Cluster(tmp_path, nursery, sizes=[2_000], pause=0.03, settings=settings, habit=habit) as cluster:
+    with Cluster(tmp_path, nursery, sizes=[2_000], pause=PAUSE, settings=settings, habit=habit) as cluster:
         last, other = cluster.found(2)
         cluster.training(2)
         cluster.until("one checkpoint is there", lambda: kept.is_dir() and complete(kept))

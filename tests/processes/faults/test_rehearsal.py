@@ -17,6 +17,7 @@ from ftlib.frameworks.accelerators.rehearsal.faults import VARIABLE
 from tests.harness.cluster import Cluster
 from tests.harness.nursery import Nursery
 from tests.harness.verdict import Verdict
+from tests.harness.worker import PAUSE
 from tests.processes.watching.test_observability import scrape
 
 pytestmark = pytest.mark.process
@@ -40,7 +41,7 @@ def framework(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def cluster(nursery: Nursery, tmp_path: Path, framework: str) -> Iterator[Cluster]:
     settings = {"bucket_mb": 0.08, "framework": framework}
-    with Cluster(tmp_path, nursery, sizes=[20_000, 300], pause=0.03, settings=settings) as cluster:
+    with Cluster(tmp_path, nursery, sizes=[20_000, 300], pause=PAUSE, settings=settings) as cluster:
         yield cluster
 
 
@@ -137,7 +138,7 @@ def test_killed_joined_and_left(cluster: Cluster, framework: str) -> None:
 )
 def test_whole_steps(nursery: Nursery, tmp_path: Path, framework: str, faults: str) -> None:
     """The calls within a unit go by what the commit of the unit before has agreed on."""
-    task = {"program": "tests.processes.programs.stepper:step", "sizes": [40_000, 300, 20_000], "pause": 0.03}
+    task = {"program": "tests.processes.programs.stepper:step", "sizes": [40_000, 300, 20_000], "pause": PAUSE}
     settings = {"bucket_mb": 0.08, "framework": framework}
     with Cluster(tmp_path, nursery, **task, settings=settings) as cluster:
         workers = cluster.found(3, environment={VARIABLE: faults})

@@ -19,6 +19,7 @@ from tests.harness.cluster import Cluster, Worker
 from tests.harness.nursery import Nursery
 from tests.harness.servers import Certificates, EtcdServer, RedisServer, Server, running
 from tests.harness.verdict import Verdict
+from tests.harness.worker import PAUSE
 
 pytestmark = pytest.mark.process
 
@@ -37,7 +38,7 @@ SETTINGS = {
 @pytest.fixture
 def cluster(nursery: Nursery, tmp_path: Path) -> Iterator[Cluster]:
     """Of a job of its own, without workers yet."""
-    with Cluster(tmp_path / "workers", nursery, sizes=[20_000, 300], pause=0.03) as cluster:
+    with Cluster(tmp_path / "workers", nursery, sizes=[20_000, 300], pause=PAUSE) as cluster:
         yield cluster
 
 

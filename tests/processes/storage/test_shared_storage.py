@@ -15,6 +15,7 @@ from consensus.protocol.agreement.register import KEPT
 from tests.harness.cluster import Cluster, Worker
 from tests.harness.nursery import Nursery
 from tests.harness.verdict import Verdict
+from tests.harness.worker import PAUSE
 
 pytestmark = pytest.mark.process
 
@@ -26,7 +27,7 @@ def sharing(nursery: Nursery, directory: Path, **settings: Any) -> Iterator[Clus
     """A job in ``directory``; no introducers."""
     settings = {"bucket_mb": 0.08, "consensus": "shared_storage", "storage": f"file://{directory}", "lease": LEASE, **settings}
     directory.mkdir(exist_ok=True)
-    with Cluster(directory.parent / "workers", nursery, sizes=[20_000, 300], pause=0.03, settings=settings) as cluster:
+    with Cluster(directory.parent / "workers", nursery, sizes=[20_000, 300], pause=PAUSE, settings=settings) as cluster:
         yield cluster
 
 
