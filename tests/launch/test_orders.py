@@ -37,7 +37,7 @@ with FTLib.init() as ft:
         optimizer.zero_grad()
         time.sleep(0.1)
 """
-"""Slowly: with a step of four workers each 20 ms they would keep two thirds of a processor busy while a test does something else."""
+"""Slowly: with a step each 20 ms four workers would keep two thirds of a processor busy, whatever a test waits for."""
 
 
 def a_run(job: str, *workers: dict[str, Any]) -> Run:
