@@ -25,8 +25,9 @@ from ftlib.cli.dashboard import link
 from ftlib.cli.status import fetch_status
 from ftlib.errors import FTLibError
 from tests.harness.basics import TIMEOUT, eventually
+from tests.harness.nursery import Nursery
 from tests.harness.program import ROOT
-from tests.launch.helpers import SECRET, Run, environment, running
+from tests.launch.helpers import SECRET, Run, environment, forked, running
 from tests.launch.test_orders import TRAINS
 
 pytestmark = pytest.mark.process
@@ -131,9 +132,9 @@ def addresses(launched: Run, count: int) -> list[str]:
     return found()
 
 
-def test_a_page_at_every_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_at_every_agent(nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FTLIB_SECRET", SECRET)
-    with running(tmp_path, "-n", 2, script=TRAINS, **PATIENT) as launched:
+    with forked(nursery, tmp_path, "-n", 2, script=TRAINS, **PATIENT) as launched:
         zero, one = addresses(launched, 2)
         assert link(zero) == f"http://{zero}/dashboard?token={TOKEN}"
         browser = Browser(zero)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import re
@@ -20,8 +21,9 @@ from ftlib.dashboard.desk import Means
 from ftlib.dashboard.server import Server
 from ftlib.dashboard.watch import Sources, Watch
 from tests.harness.basics import TIMEOUT, eventually
+from tests.harness.nursery import Nursery
 from tests.harness.program import ROOT
-from tests.launch.helpers import Run, command, environment, running
+from tests.launch.helpers import Run, command, environment, forked, running, told
 from tests.launch.test_orders import TRAINS
 
 from .chromium import browser as chromium
@@ -42,8 +44,10 @@ def browser(tmp_path: Path) -> Iterator[Any]:
 class Page:
     """The open page."""
 
-    def __init__(self, driver: Any, launched: Run, runtime: Path) -> None:
+    def __init__(self, driver: Any, nursery: Nursery, launched: Run, runtime: Path) -> None:
         self.driver = driver
+        self._nursery = nursery
+        self._places = (launched.directory / f"command{number}" for number in itertools.count())
         self._launched = launched
         self._environ = environment(XDG_RUNTIME_DIR=str(runtime))
         del self._environ["FTLIB_SECRET"]
@@ -78,16 +82,9 @@ class Page:
         return text
 
     def ftlib(self, *arguments: object) -> str:
-        done = subprocess.run(
-            command(*arguments),
-            cwd=self._launched.directory,
-            env=self._environ,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT,
-            check=True,
-        )
-        return done.stdout
+        code, out, err = told(self._nursery, next(self._places), *arguments, env=self._environ)
+        assert code == 0, err
+        return out
 
     def picture(self, name: str) -> None:
         SHOTS.mkdir(parents=True, exist_ok=True)
@@ -107,12 +104,12 @@ class Page:
         return found
 
 
-def test_a_job_is_seen_and_ordered_about(tmp_path: Path, browser: Any) -> None:
+def test_a_job_is_seen_and_ordered_about(nursery: Nursery, tmp_path: Path, browser: Any) -> None:
     runtime = tmp_path / "runtime"
     # On a busy machine a worker may be away for seconds: nobody is to be taken for silent here, and killed for it.
     settings = {"FTLIB_EXCLUDE_AFTER": "60", "FTLIB_SECRET": "", "XDG_RUNTIME_DIR": str(runtime)}
-    with running(tmp_path, "-n", 4, "--max-restarts", 20, script=TRAINS, **settings) as launched:
-        page = Page(browser, launched, runtime)
+    with forked(nursery, tmp_path, "-n", 4, "--max-restarts", 20, script=TRAINS, **settings) as launched:
+        page = Page(browser, nursery, launched, runtime)
         launched.wait_events("announced", 4)
         [run] = launched.events("run")
         serving = subprocess.Popen(
@@ -235,12 +232,12 @@ setInterval(() => {
 
 
 @pytest.mark.soak
-def test_a_worker_that_joins(tmp_path: Path, browser: Any) -> None:
+def test_a_worker_that_joins(nursery: Nursery, tmp_path: Path, browser: Any) -> None:
     """The state comes to a real joiner, slowly enough to be watched; and what three members look like."""
     runtime = tmp_path / "runtime"
     settings = {"FTLIB_EXCLUDE_AFTER": "60", "FTLIB_RECOVERY_BANDWIDTH": "2000000", "XDG_RUNTIME_DIR": str(runtime)}
     with running(tmp_path, "-n", 3, "--max-restarts", 20, "--dashboard", script=LARGE, **settings) as launched:
-        page = Page(browser, launched, runtime)
+        page = Page(browser, nursery, launched, runtime)
         page.open_beside()
         eventually(lambda: len(page.rows()) == 3, lambda: f"three rows: {page.rows()}")
         page.js(WATCHED)
@@ -258,13 +255,13 @@ def test_a_worker_that_joins(tmp_path: Path, browser: Any) -> None:
 
 
 @pytest.mark.soak
-def test_a_worker_that_is_stopped(tmp_path: Path, browser: Any) -> None:
+def test_a_worker_that_is_stopped(nursery: Nursery, tmp_path: Path, browser: Any) -> None:
     """SIGSTOP: its row turns, its launcher kills it, and its successor is shown."""
     runtime = tmp_path / "runtime"
     # So many seconds of silence: on a busy machine others than the stopped one are away for two.
     settings = {"FTLIB_EXCLUDE_AFTER": "8", "XDG_RUNTIME_DIR": str(runtime)}
     with running(tmp_path, "-n", 3, "--max-restarts", 20, "--dashboard", script=TRAINS, **settings) as launched:
-        page = Page(browser, launched, runtime)
+        page = Page(browser, nursery, launched, runtime)
         page.open_beside()
         eventually(lambda: len(page.rows()) == 3, lambda: f"three rows: {page.rows()}")
         stopped = page.member("worker 2")

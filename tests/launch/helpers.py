@@ -16,7 +16,8 @@ from typing import Any
 from consensus import KeyRing
 from ftlib.lifecycle.drain import TWIN
 from tests.harness.basics import PATIENT, TIMEOUT, eventually
-from tests.harness.program import ROOT, clean
+from tests.harness.nursery import Nursery
+from tests.harness.program import ROOT, Program, clean
 
 LIMIT = 150.0
 SECRET = "the secret of these tests"
@@ -112,13 +113,29 @@ class Run:
         return texts
 
 
+class ForkedRun(Run):
+    """The same as a fork of the fork server, and so are its workers: none of them imports torch."""
+
+    process: Program  # type: ignore[assignment] # it has the names that are needed
+
+    def finish(self, code: int | None = None) -> tuple[str, str]:
+        ended = self.process.wait(LIMIT)
+        texts = self.process.stdout, self.process.stderr
+        assert code in (None, ended), texts
+        return texts
+
+
+def _line(directory: Path, options: tuple[object, ...], script: str, args: tuple[object, ...]) -> tuple[list[str], Path]:
+    """The command that runs ``script`` (its source) with fast restarts, and the file of its events."""
+    path, events = directory / "script.py", directory / "events.jsonl"
+    path.write_text(script)
+    return command("run", "--events", events, "--restart-delay", 0.05, *options, path, *args), events
+
+
 @contextlib.contextmanager
 def running(directory: Path, *options: object, script: str, args: tuple[object, ...] = (), **more: str) -> Iterator[Run]:
     """``ftlib run`` of ``script`` (its source) with fast restarts; ended on exit, whatever happened."""
-    path = directory / "script.py"
-    path.write_text(script)
-    events = directory / "events.jsonl"
-    line = command("run", "--events", events, "--restart-delay", 0.05, *options, path, *args)
+    line, events = _line(directory, options, script, args)
     process = subprocess.Popen(
         line,
         cwd=directory,
@@ -139,6 +156,25 @@ def running(directory: Path, *options: object, script: str, args: tuple[object, 
                 process.wait(TIMEOUT)
             process.kill()
         process.communicate(timeout=LIMIT)
+
+
+@contextlib.contextmanager
+def forked(
+    nursery: Nursery, directory: Path, *options: object, script: str, args: tuple[object, ...] = (), **more: str
+) -> Iterator[Run]:
+    """``running`` as a fork of the fork server: for whoever asks for workers that train, and not for how they start."""
+    line, events = _line(directory, options, script, args)
+    with Program(nursery, directory, *line[1:], env=environment(**more)) as process:
+        run = ForkedRun(directory, process, events)  # type: ignore[arg-type]
+        yield run
+
+
+def told(nursery: Nursery, directory: Path, *arguments: object, env: dict[str, str]) -> tuple[int, str, str]:
+    """What ``ftlib ARGUMENTS`` says, as a fork of the fork server: exit code, stdout and stderr. ``directory``: a new one."""
+    directory.mkdir()
+    with Program(nursery, directory, *command(*arguments)[1:], env=env) as program:
+        code = program.wait(TIMEOUT)
+        return code, program.stdout, program.stderr
 
 
 def wait_until(condition: Callable[[], object], what: object) -> None:

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from .helpers import running, script
+from tests.harness.nursery import Nursery
+
+from .helpers import forked, script
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
@@ -106,10 +108,10 @@ class Plot:
 
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 14))])
-def test_it_ends_well(tmp_path: Path, seed: int) -> None:
+def test_it_ends_well(nursery: Nursery, tmp_path: Path, seed: int) -> None:
     plot = Plot.drawn(seed)
     arguments = (json.dumps(asdict(plot)),)
     limit = ["--max", plot.workers - 1] if plot.spare else []
-    with running(tmp_path, "-n", plot.workers, *limit, script=script(BODY), args=arguments) as run:
+    with forked(nursery, tmp_path, "-n", plot.workers, *limit, script=script(BODY), args=arguments) as run:
         _, err = run.finish(0)
     assert "StateLost" not in err and "StepMismatch" not in err and "Excluded" not in err, err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -17,9 +18,10 @@ from ftlib.cli.runs import Run, address_of, show
 from ftlib.errors import ConfigError
 from ftlib.launch.processes.registry import RunRecord, runs
 from tests.harness.basics import TIMEOUT, eventually
+from tests.harness.nursery import Nursery
 
 from .helpers import Run as Launched
-from .helpers import cli, command, environment, running, script
+from .helpers import cli, command, environment, forked, running, script, told
 
 TRAINS = """
 import time
@@ -112,44 +114,38 @@ def test_a_record_that_is_none_is_passed_over(tmp_path: Path, monkeypatch: pytes
 class Tools:
     """The command line, in the place of one test: no secret of the user's, as most users have none."""
 
-    def __init__(self, launched: Launched, runtime: Path) -> None:
+    def __init__(self, nursery: Nursery, launched: Launched, runtime: Path) -> None:
+        self._nursery = nursery
         self._launched = launched
         self._runtime = runtime
+        self._places = (launched.directory / f"command{number}" for number in itertools.count())
 
     def __call__(self, *arguments: object, code: int = 0) -> str:
         if arguments[0] != "ps":
             arguments += ("--timeout", TIMEOUT / 2)
         environ = environment(XDG_RUNTIME_DIR=str(self._runtime))
         del environ["FTLIB_SECRET"]
-        done = subprocess.run(
-            command(*arguments),
-            cwd=self._launched.directory,
-            env=environ,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT,
-            check=False,
-        )
-        assert done.returncode == code, (done, self._launched.events())
-        return done.stdout + done.stderr
+        ended, out, err = told(self._nursery, next(self._places), *arguments, env=environ)
+        assert ended == code, (out, err, self._launched.events())
+        return out + err
 
     def workers(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
 
-        def told() -> bool:
+        def answered() -> bool:
             [run] = json.loads(self("ps", "--json"))
             found[:] = run["workers"]
             return bool(found)
 
-        eventually(told, "the launcher answers in time")
+        eventually(answered, "the launcher answers in time")
         return found
 
 
 @pytest.mark.process
-def test_orders_to_workers_of_a_run(tmp_path: Path) -> None:
+def test_orders_to_workers_of_a_run(nursery: Nursery, tmp_path: Path) -> None:
     runtime = tmp_path / "runtime"
-    with running(tmp_path, "-n", 3, script=TRAINS, XDG_RUNTIME_DIR=str(runtime), FTLIB_SECRET="") as launched:
-        ftlib = Tools(launched, runtime)
+    with forked(nursery, tmp_path, "-n", 3, script=TRAINS, XDG_RUNTIME_DIR=str(runtime), FTLIB_SECRET="") as launched:
+        ftlib = Tools(nursery, launched, runtime)
         launched.wait_events("announced", 3)
         eventually(lambda: all(each["epoch"] for each in ftlib.workers()), "all three are in a view")
         assert "worker-2" in ftlib("ps")

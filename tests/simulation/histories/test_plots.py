@@ -18,10 +18,8 @@ soak = pytest.mark.soak
 @pytest.mark.parametrize(
     ("policy", "first"),
     [
-        *(("", first) for first in (0, CHUNK)),
-        ("any", 0),
-        ("storage", 0),
-        *(pytest.param("", first, marks=soak) for first in range(2 * CHUNK, 3000, CHUNK)),
+        *((policy, 0) for policy in ("", "any", "storage")),
+        *(pytest.param("", first, marks=soak) for first in range(CHUNK, 3000, CHUNK)),
         *(pytest.param(policy, first, marks=soak) for policy in ("any", "storage") for first in range(CHUNK, 1500, CHUNK)),
     ],
 )

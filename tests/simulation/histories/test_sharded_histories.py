@@ -127,6 +127,7 @@ def test_joiners_that_follow_come_in_shard_by_shard(seed: int, policy: str, monk
     assert not wrong
 
 
+@pytest.mark.soak
 def test_the_histories_of_many_kinds_have_everything() -> None:
     happened: Counter[str] = Counter()
     for policy in POLICIES_OF_REPLICAS:
@@ -164,6 +165,7 @@ def test_each_shard_has_devices_of_its_own(seed: int, policy: str) -> None:
     assert not wrong
 
 
+@pytest.mark.soak
 def test_the_histories_with_devices_have_everything() -> None:
     happened: Counter[str] = Counter()
     for seed in DEVICES:
