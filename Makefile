@@ -31,9 +31,9 @@ $(STAMP): setup.cfg setup.py pyproject.toml requirements-ci.txt
 demo: setup
 	$(BIN)/ftlib demo
 
-# All but the longest, in parts that are all reported; PART=processes runs that one alone.
+# All but the longest, in parts that are all reported; PART=processes runs that one alone. MINUTES=15 begins no test later.
 test: setup
-	@$(BIN)/python -m tests $(PART)
+	@$(BIN)/python -m tests $(PART) $(if $(MINUTES),--minutes $(MINUTES))
 
 # Tests and benchmarks of one GPU, in under nine minutes; one line where there is none. With the Python and the torch of the
 # machine, since it may be a bare one; what these lack comes from the folder GPU_WHEELS, filled by make gpu-wheels elsewhere.

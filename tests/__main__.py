@@ -1,17 +1,22 @@
 """``make test``: all tests but those that take minutes, in three parts. Each runs and reports whatever became of the others.
 
-    python -m tests [PART ...]
+    python -m tests [--minutes N] [PART ...]
 
 What is *simulated* computes and watches no clock, so it runs all the time, at the lowest priority: it takes what the other
 parts leave over. Those use *threads*, and then *processes*, with time-outs of real seconds: more of them at once than there are
 processors, as they mostly wait for each other; but not many more, as workers train on while a test waits. The last lines say
 what failed, and what could not be tested here.
+
+``--minutes``: where the machine is too slow for all of them in so many minutes, the tests that have not begun by then are left
+out, and counted. Other ones are, with each commit.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import functools
+import math
 import os
 import re
 import subprocess
@@ -42,6 +47,8 @@ class Part:
     options: tuple[str, ...] = ()
     beside: bool = False
     """At the lowest priority beside all others; its output is shown once it has ended."""
+    share: float = 1.0
+    """Of the time of all parts that run one after the other, as measured; in any unit."""
 
     @property
     def report(self) -> Path:
@@ -53,12 +60,12 @@ class Part:
         """Its output, where it runs beside others."""
         return RESULTS / f"{self.name}.log"
 
-    @property
-    def command(self) -> list[str]:
-        """What runs it."""
+    def command(self, until: float) -> list[str]:
+        """What runs it. ``until``: when the last test may begin, in seconds since 1970; infinite: they all do."""
         pytest = [sys.executable, "-m", "pytest", "-rfE", "-p", "tests.forks", f"--forks={self.workers}", "-m", self.marks]
         report = [f"--junitxml={self.report}", "--override-ini=junit_family=xunit1"]  # which names the files
-        return [*pytest, *report, *self.options, *self.paths]
+        limits = [f"--until={until}", f"--turn={_turn()}"] if until < math.inf else []
+        return [*pytest, *report, *limits, *self.options, *self.paths]
 
 
 OTHERS = tuple(f"--ignore={path}" for path in SIMULATED)
@@ -66,9 +73,9 @@ OTHERS = tuple(f"--ignore={path}" for path in SIMULATED)
 
 PARTS = (
     Part("simulated", "not process and not soak", CORES, SIMULATED, ("--timeout=1200",), beside=True),
-    Part("threads", "not process and not soak", 2 * CORES, options=OTHERS),
+    Part("threads", "not process and not soak", 2 * CORES, options=OTHERS, share=45),
     # The longest begin first (see ``conftest``): what takes long must not be what begins last.
-    Part("processes", "process and not soak", CORES + 1, options=OTHERS),
+    Part("processes", "process and not soak", CORES + 1, options=OTHERS, share=55),
 )
 
 
@@ -124,20 +131,26 @@ def _packages(reason: str) -> list[str]:
     return found[1].split() if found else []
 
 
-def _start(part: Part) -> subprocess.Popen[bytes]:
+def _turn() -> int:
+    """A number that each commit has another one of."""
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    return int(head.stdout.strip() or "0", 16)
+
+
+def _start(part: Part, until: float) -> subprocess.Popen[bytes]:
     part.report.unlink(missing_ok=True)
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     environment.setdefault("OMP_NUM_THREADS", "1")  # tests run beside each other: more threads each would fight over the cores
     dies = functools.partial(die_with_parent, os.getpid())
     if not part.beside:
-        return subprocess.Popen(part.command, cwd=ROOT, env=environment, preexec_fn=dies)  # noqa: PLW1509 - no thread here
+        return subprocess.Popen(part.command(until), cwd=ROOT, env=environment, preexec_fn=dies)  # noqa: PLW1509 - no thread here
 
     def rests() -> None:
         dies()
         _step_back()
 
     with part.log.open("wb") as log:
-        return subprocess.Popen(part.command, cwd=ROOT, env=environment, stdout=log, stderr=log, preexec_fn=rests)  # noqa: PLW1509
+        return subprocess.Popen(part.command(until), cwd=ROOT, env=environment, stdout=log, stderr=log, preexec_fn=rests)  # noqa: PLW1509
 
 
 def _step_back() -> None:
@@ -156,17 +169,26 @@ def _step_back() -> None:
         os.nice(19)
 
 
-def main(names: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Run these parts, by default all; 0 if nothing failed."""
-    began = time.monotonic()
+    parser = argparse.ArgumentParser(prog="python -m tests")
+    parser.add_argument("parts", nargs="*", metavar="PART")
+    parser.add_argument("--minutes", type=float, default=math.inf)
+    given = parser.parse_args(arguments)
+    names = [part.name for part in PARTS]
+    if not set(given.parts) <= set(names):
+        parser.error(f"the parts are {', '.join(names)}")
+    began, until = time.monotonic(), time.time() + 60 * given.minutes
     RESULTS.mkdir(parents=True, exist_ok=True)
-    parts = [part for part in PARTS if part.name in (names or [each.name for each in PARTS])]
+    parts = [part for part in PARTS if not given.parts or part.name in given.parts]
     codes: dict[Part, int] = {}
-    beside = {part: _start(part) for part in parts if part.beside}
-    for part in parts:
-        if not part.beside:
-            print(f"== {part.name} ==", flush=True)
-            codes[part] = _start(part).wait()
+    beside = {part: _start(part, until) for part in parts if part.beside}
+    turns = [part for part in parts if not part.beside]
+    for index, part in enumerate(turns):
+        print(f"== {part.name} ==", flush=True)
+        share = part.share / sum(each.share for each in turns[index:])
+        now = time.time()
+        codes[part] = _start(part, now + share * (until - now)).wait()
     for part, process in beside.items():
         print(f"== {part.name} ==", flush=True)
         codes[part] = process.wait()

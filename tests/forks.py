@@ -3,7 +3,9 @@
     python -m pytest -p tests.forks --forks=4 ...
 
 Processes that start anew, as those of pytest-xdist do, each import torch and collect every test: four seconds of a processor.
-Here that happens once. The first process then hands out one test after the other, and reports what it is told.
+Here that happens once. The first process then hands out one test after the other, and reports what it is told. With
+``--until`` it begins none after that moment: those that are left over count as skipped. As they are not to be the same ones
+each time, ``--turn`` says which test is the first.
 """
 
 from __future__ import annotations
@@ -11,9 +13,11 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import functools
+import math
 import os
 import signal
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Iterable
@@ -25,12 +29,21 @@ import pytest
 
 from ftlib.common.processes import describe_exit, die_with_parent
 
+LATE = "not begun: the time that was given to all tests was over"
 _CRASH = "crash"
 """The file with the stacks of a child that crashed."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--forks", type=int, default=0, metavar="N", help="run the tests in N processes (0: in this one)")
+    parser.addoption("--until", type=float, default=math.inf, metavar="T", help="begin none later (seconds since 1970)")
+    parser.addoption("--turn", type=int, default=0, metavar="N", help="begin with the Nth test, and end with those before it")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    turn = config.getoption("turn") % max(len(items), 1)
+    items[:] = items[turn:] + items[:turn]
 
 
 def pytest_load_initial_conftests(args: list[str]) -> None:
@@ -79,6 +92,11 @@ class _Queue:
             self._left.remove(found)
         return found
 
+    def leave(self) -> list[int]:
+        """Those that nobody has begun, which nobody will begin now."""
+        left, self._left = self._left, []
+        return left
+
     def give_back(self, indices: Iterable[int]) -> None:
         """Their process ended before it began them."""
         self._left[:0] = indices
@@ -96,6 +114,7 @@ class _Crew:
     def __init__(self, session: pytest.Session) -> None:
         self._session = session
         self._hook = session.config.hook
+        self._until: float = session.config.getoption("until")
         self._queue = _Queue(session.items)
         self._children: dict[Connection, _Child] = {}
         self._forked = 0
@@ -148,12 +167,24 @@ class _Crew:
             self._ended(connection, child)
 
     def _hand_out(self, connection: Connection, child: _Child) -> None:
+        if time.time() > self._until:
+            self._leave_out()
         under_way = [index for other in self._children.values() if other is not child for index in other.has]
         index = self._queue.take(child.last, under_way)
         if index is not None:
             child.last = index
             child.has.append(index)
         connection.send(index)
+
+    def _leave_out(self) -> None:
+        """Report those that will not be begun."""
+        for item in (self._session.items[index] for index in self._queue.leave()):
+            file, line, _ = item.location
+            report = pytest.TestReport(
+                item.nodeid, item.location, {}, "skipped", (file, line or 0, f"Skipped: {LATE}"), "setup"
+            )
+            self._hook.pytest_runtest_logreport(report=report)
+            self._hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
 
     def _show(self, child: _Child, kind: str, told: dict[str, Any]) -> None:
         match kind:

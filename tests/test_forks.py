@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -162,3 +163,14 @@ def test_warnings_are_told(play: Play) -> None:
     program = "import warnings\ndef test_it(): warnings.warn('take care', DeprecationWarning)"
     code, said = play(1, program, options=("-W", "always"))
     assert code == 0 and "DeprecationWarning: take care" in said
+
+
+def test_what_is_late_is_left_out_and_counted(play: Play, tmp_path: Path) -> None:
+    """In turns: the first one of this turn is not the first one of the file."""
+    until = time.time() + 15
+    waits = f"    while time.time() <= {until}: time.sleep(0.1)\n"
+    text = "import time\n" + "".join(f"def test_{name}():\n{waits}" for name in "abc")
+    code, said = play(1, text, options=(f"--until={until}", "--turn=1", "-rs"))
+    assert code == 0
+    assert "the time that was given to all tests was over" in said
+    assert names(tmp_path / "report.xml") == {"test_b": [], "test_a": ["skipped"], "test_c": ["skipped"]}
