@@ -6,7 +6,7 @@ averaged over one set of members at every survivor, and that none is lost or rep
 
 from .accelerator import HEALTHY, Accelerators, Equipment
 from .ambush import Ambush, Ambushes
-from .backward import Habits
+from .habits import Habits
 from .pace import Pace
 from .play import (
     POLICIES_OF_REPLICAS,

@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from random import Random
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 
@@ -28,15 +28,16 @@ from ftlib.frameworks.gloo import GlooFramework
 from ftlib.frameworks.gloo_build import GlooBuild
 from ftlib.frameworks.gloo_group import GlooGroup
 
+from .body import Body
 from .collective import Rooms, SimulatedGroup
 from .framework import SimulatedFramework
 from .links import connected
 from .threads import SimulatedThreads
 
-if TYPE_CHECKING:
-    from .process import Process
+__all__ = ["HEALTHY", "Accelerators", "Draw", "Equipment", "SimulatedAccelerator", "SimulatedHybrid"]
 
-__all__ = ["HEALTHY", "PLACE", "Accelerators", "Draw", "Equipment", "SimulatedAccelerator", "SimulatedHybrid"]
+Freed = Callable[[Body, Body, str], None]
+"""Told of a process, a peer that it goes on with, and a view: the first frees there what the other one might use."""
 
 NEWS = 0.005
 """Seconds at most until a peer's device notices that memory which it uses was freed."""
@@ -81,19 +82,22 @@ class Accelerators:
         self.equipment.append(self._draw(self._rng, len(self.equipment)))
         return self.equipment[-1]
 
-    def use(self, process: Process, spec: GroupSpec, communicator: RehearsedCommunicator) -> None:
+    def use(self, process: Body, spec: GroupSpec, communicator: RehearsedCommunicator) -> None:
         """From now on a communicator uses memory of its peers."""
         self._users.setdefault((process.part.shard, spec.view_id), []).append(_User(process, communicator))
 
-    def free(self, process: Process, view_id: str) -> None:
-        """A process frees what its peers in that view may use: none of those with which it goes on may use it now."""
+    def free(self, process: Body, view_id: str, freed: Freed) -> None:
+        """A process frees what its peers in that view may use: none of those with which it goes on may use it now.
+
+        ``freed``: checks that of each of them.
+        """
         session = process.plane.session
         for user in self._users[process.part.shard, view_id]:
             other = user.process
             if other is process or not other.host.alive or other.threads.over:
                 continue
             if session is not None and other.host.id in session.view:
-                process.jobs.promises.freed(process, other, view_id)
+                freed(process, other, view_id)
             if connected(process.host, other.host):
                 news = functools.partial(other.threads.happens, user.communicator.freed_by_peer)
                 process.host.world.after(self._rng.uniform(0.0, NEWS), news)
@@ -101,7 +105,7 @@ class Accelerators:
 
 @dataclass(frozen=True)
 class _User:
-    process: Process
+    process: Body
     communicator: RehearsedCommunicator
 
 
@@ -137,8 +141,9 @@ class SimulatedAccelerator(Accelerator):
 
     name = "rehearsal"
 
-    def __init__(self, process: Process, equipment: Equipment) -> None:
-        self._process, self._equipment = process, equipment
+    def __init__(self, process: Body, accelerators: Accelerators, equipment: Equipment, freed: Freed) -> None:
+        """``accelerators``: of all; ``freed``: see ``Accelerators.free``."""
+        self._process, self._accelerators, self._equipment, self._freed = process, accelerators, equipment, freed
         self._begun = 0
 
     def start(self, host: str) -> None:
@@ -154,10 +159,9 @@ class SimulatedAccelerator(Accelerator):
         """See ``Accelerator``."""
         process, self._begun = self._process, self._begun + 1
         faults = self._equipment.faults.at(spec.rank, self._begun)
-        accelerators = process.jobs.accelerators
-        assert accelerators is not None
+        accelerators = self._accelerators
         build = cast("GlooBuild", _PrivateBuild(process, spec))
-        free = functools.partial(accelerators.free, process, spec.view_id)
+        free = functools.partial(accelerators.free, process, spec.view_id, self._freed)
         communicator = RehearsedCommunicator(spec, build, faults, free)
         accelerators.use(process, spec, communicator)
         communicator.begin(decided)
@@ -178,7 +182,7 @@ class SimulatedAccelerator(Accelerator):
 class _PrivateBuild:
     """Of ``GlooBuild`` what a rehearsed communicator uses."""
 
-    def __init__(self, process: Process, spec: GroupSpec) -> None:
+    def __init__(self, process: Body, spec: GroupSpec) -> None:
         self._framework = SimulatedFramework(process.host, process.threads, process.rooms)
         self._spec = GroupSpec(f"{spec.view_id} device", spec.epoch, spec.rank, spec.size, {}, spec.timeout)
 

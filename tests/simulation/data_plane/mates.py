@@ -9,17 +9,14 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING
 
 from ftlib.core.replicas.whole import Replica
 from ftlib.core.replicas.words import Heard, Verdict, Word, WordFlag
 from ftlib.errors import GroupError, ReplicaLost
 
+from .job import Colleague
 from .links import connected
 from .threads import Fibre
-
-if TYPE_CHECKING:
-    from .process import Process
 
 __all__ = ["SimulatedMates"]
 
@@ -36,7 +33,7 @@ LOOK = 0.005
 class SimulatedMates:
     """The other members of a process's replica. ``Mates`` of the engine."""
 
-    def __init__(self, process: Process, rng: Random, lost: Callable[[ReplicaLost], None]) -> None:
+    def __init__(self, process: Colleague, rng: Random, lost: Callable[[ReplicaLost], None]) -> None:
         """``lost``: called once if one of them has ended and did not say goodbye."""
         self._process = process
         self._rng = rng
@@ -69,11 +66,16 @@ class SimulatedMates:
             raise
         self._lines = {key: _Line(self, self._rng, jobs.processes[key]) for key in others}
 
-    def _meets(self, other: Process | None) -> bool:
+    def _meets(self, other: Colleague | None) -> bool:
         """Whether that process is here, or was: then it waits for this one, or goes on already."""
         if other is None or other.mates is None or not connected(self._process.host, other.host):
             return False
-        return other.mates._replica is not None
+        return other.mates.met
+
+    @property
+    def met(self) -> bool:
+        """Whether this process is here for its mates, or was."""
+        return self._replica is not None
 
     def enter(self, word: Word, *, earlier: bool = False) -> None:
         """See ``Mates``."""
@@ -140,7 +142,7 @@ class SimulatedMates:
                 line.send(word)
 
     @property
-    def process(self) -> Process:
+    def process(self) -> Colleague:
         """Whose these are."""
         return self._process
 
@@ -148,7 +150,7 @@ class SimulatedMates:
 class _Line:
     """One way of a connection."""
 
-    def __init__(self, mates: SimulatedMates, rng: Random, receiver: Process) -> None:
+    def __init__(self, mates: SimulatedMates, rng: Random, receiver: Colleague) -> None:
         self._mates = mates
         self._rng = rng
         self._receiver = receiver

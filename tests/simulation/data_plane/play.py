@@ -14,8 +14,8 @@ from consensus.simulation.script.faults import Part
 
 from .accelerator import Accelerators
 from .ambush import Ambushes
-from .backward import Habits
 from .cohorts import Launcher, facts, in_replicas
+from .habits import Habits
 from .pace import Pace
 from .plot import Plot, Script
 from .program import PROGRAMS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from random import Random
-from typing import TYPE_CHECKING
 
 from consensus import View
 from consensus.border import Installed, Order
@@ -31,9 +30,11 @@ from ftlib.frameworks.base import Group, GroupSpec
 from ftlib.recovery import Border
 
 from .accelerator import SimulatedAccelerator, SimulatedHybrid
-from .backward import Habits, OpenTrainer
+from .backward import OpenTrainer
 from .door import Door, Pipe
 from .framework import SimulatedFramework
+from .habits import Habits
+from .job import Job
 from .mates import SimulatedMates
 from .program import MixedTrainer
 from .recovery import SimulatedRecovery
@@ -41,9 +42,6 @@ from .requests import SimulatedInquiry
 from .state import SimulatedTransfer
 from .threads import SimulatedThreads
 from .trainer import Trainer
-
-if TYPE_CHECKING:
-    from .trainers import Trainers
 
 __all__ = ["Process"]
 
@@ -60,7 +58,7 @@ class Process:
 
     seeks = True
 
-    def __init__(self, host: Host, jobs: Trainers, index: int) -> None:
+    def __init__(self, host: Host, jobs: Job, index: int) -> None:
         """``index``: the how manieth process of the job this is."""
         rng = Random(f"{jobs.seed} {host.id}")
         self.host = host
@@ -167,7 +165,7 @@ class Process:
         assert self.jobs.accelerators is not None
         equipment = self.jobs.accelerators.equip()
         with self.threads.entered():
-            accelerator = SimulatedAccelerator(self, equipment)
+            accelerator = SimulatedAccelerator(self, self.jobs.accelerators, equipment, self.jobs.promises.freed)
             return SimulatedHybrid(self.host, self.threads, self.rooms, accelerator, equipment.deadlines)
 
     def computes_on(self, view_id: str, *, calls: bool = False) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -17,9 +17,7 @@ from ftlib.core.tensors.layout import lay_out
 from ftlib.status import Status
 
 from .backward import Model, OpenTrainer
-
-if TYPE_CHECKING:
-    from .process import Process
+from .job import Colleague
 
 __all__ = ["PROGRAMS", "MixedTrainer"]
 
@@ -33,7 +31,7 @@ PROGRAMS = ("XL", "XY", "XXL", "XYL", "XLXB", "XYXL", "XLL", "X")
 class MixedTrainer(OpenTrainer):
     """See the module."""
 
-    def __init__(self, process: Process, rng: Random) -> None:
+    def __init__(self, process: Colleague, rng: Random) -> None:
         super().__init__(process, rng)
         jobs = process.jobs
         own = Random(f"{jobs.seed} other layouts")

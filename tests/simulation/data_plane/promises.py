@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from consensus import View
 from consensus.simulation import Host, Observer
@@ -24,13 +24,9 @@ from ftlib.core.calls.session import Session
 from ftlib.core.plane.phase import Phase
 from ftlib.errors import ConfigError, RebuildTimeout, ReplicaLost, StateLost, StepMismatch
 
+from .body import SAMPLES, WEIGHTS, Body
 from .compressing import SENT
 from .lines import Lines, OnLine
-from .trainer import SAMPLES, WEIGHTS
-
-if TYPE_CHECKING:
-    from .process import Process
-    from .trainers import Trainers
 
 __all__ = ["Outcome", "Promises"]
 
@@ -153,8 +149,9 @@ def _sums(results: Results) -> Sums:
 class Promises(Observer):
     """Told by the processes what they do; every violation is an AssertionError that tells the story."""
 
-    def __init__(self, jobs: Trainers) -> None:
-        self._jobs = jobs
+    def __init__(self, processes: Mapping[str, Body], lanes: int, *, opens: bool) -> None:
+        """``processes``: of the job, by their hosts' ids, as they come. ``lanes``: see ``Trainers``; ``opens``: open calls."""
+        self._processes, self._lanes, self._opens = processes, lanes, opens
         self._places: dict[str, _Place] = {}
         self._calls: dict[ShardCall, list[_Finish]] = {}
         self._lines = Lines()
@@ -200,7 +197,7 @@ class Promises(Observer):
 
     # What processes tell
 
-    def entered(self, process: Process, call: Call) -> None:
+    def entered(self, process: Body, call: Call) -> None:
         """A program is about to make a call with its latest gradients."""
         place = self._place(process)
         trainer = process.trainer
@@ -214,7 +211,7 @@ class Promises(Observer):
         """A program would enter a call in the middle of backward."""
         self.counts["opened" if opened else "not opened"] += 1
 
-    def abandoned(self, process: Process, call: Call) -> None:
+    def abandoned(self, process: Body, call: Call) -> None:
         """A program's backward has raised: nobody may ever count these gradients."""
         place = self._place(process)
         assert place.offers.pop(place.token) == call.weight
@@ -222,12 +219,12 @@ class Promises(Observer):
         self.counts["abandoned"] += 1
         self._tell(process, f"raises in backward {place.token}")
 
-    def hints(self, process: Process) -> None:
+    def hints(self, process: Body) -> None:
         """A process tells the others of a failure."""
         session = process.plane.session
         self._place(process).hinted = 0 if session is None else session.view.epoch
 
-    def failed_in_backward(self, process: Process, session: Session) -> None:
+    def failed_in_backward(self, process: Body, session: Session) -> None:
         """An open call has failed in ``session``, or was given up, and backward or an ``except`` clause goes on: the others
         have been told, and what they have under way with this member ends.
         """
@@ -239,7 +236,7 @@ class Promises(Observer):
         told = ordered or plane.phase is Phase.STOPPED or self._place(process).hinted >= session.view.epoch
         assert told, self._say(process, f"tells nobody that its call in {session.view} has failed")
 
-    def begins(self, process: Process, call: Call) -> None:
+    def begins(self, process: Body, call: Call) -> None:
         """A process takes part in an attempt at ``call``; with its own contribution, or without one."""
         part = process.host.id, call.number
         self._place(process).foreign = call.foreign
@@ -253,13 +250,13 @@ class Promises(Observer):
             share = 0.0 if part in self._void else place.token * place.weight
             place.dues[call.number, session.view.view_id] = _Due(share, dict(place.owed))
 
-    def stands_in(self, process: Process) -> None:
+    def stands_in(self, process: Body) -> None:
         """A deputy enters the others' call: its program has begun none."""
         lock = process.call_lock
         program = process.plane.current is None and process.trainer.open is None
         assert program and lock.carrying, self._say(process, "has a deputy in a call that its program has begun")
 
-    def caught_up(self, process: Process, number: int) -> None:
+    def caught_up(self, process: Body, number: int) -> None:
         """A follower has got the state on entry to a call, which is its program's call from now on."""
         place = self._place(process)
         place.reloaded, place.applied, place.counted = True, None, place.token
@@ -267,14 +264,14 @@ class Promises(Observer):
         self.counts["caught up"] += 1
         self._tell(process, f"has caught up with call {number}")
 
-    def taken_over(self, process: Process) -> None:
+    def taken_over(self, process: Body) -> None:
         """A call was finished without the program, which was late: nobody may ever count its gradients."""
         place = self._place(process)
         place.offers.pop(place.token)
         place.counted = place.token
         self.counts["taken over"] += 1
 
-    def loaded(self, process: Process, call: Call) -> None:
+    def loaded(self, process: Body, call: Call) -> None:
         """State was loaded within ``call``."""
         place = self._place(process)
         place.reloaded, place.applied = True, None
@@ -286,7 +283,7 @@ class Promises(Observer):
         self.counts["loaded"] += 1
         self._tell(process, f"loaded the state on entry to call {call.number}")
 
-    def at_border(self, process: Process, call: Call) -> None:
+    def at_border(self, process: Body, call: Call) -> None:
         """The state came before ``call``: what all have applied before it, and private state that is of one moment."""
         place = self._place(process)
         place.applied = None
@@ -301,10 +298,10 @@ class Promises(Observer):
         assert one == other, self._say(process, f"has private state in the middle of a step: {one}, {other}")
         self._given[process.host.id] = call.number, one, replica
 
-    def begins_at_border(self, process: Process) -> None:
+    def begins_at_border(self, process: Body) -> None:
         """The program goes on with the state that has come; private state is of one moment of one replica at all its mates."""
         number, steps, replica = self._given[process.host.id]
-        for mate in self._jobs.processes.values():
+        for mate in self._processes.values():
             if mate.part.replica == process.part.replica and self._given.get(mate.host.id, (0, 0, 0))[0] == number:
                 of_mate = self._given[mate.host.id]
                 assert of_mate[1:] == (steps, replica), self._say(
@@ -313,7 +310,7 @@ class Promises(Observer):
                 )
                 self.counts["begun alike"] += mate is not process
 
-    def held(self, process: Process, session: Session, results: Results) -> None:
+    def held(self, process: Body, session: Session, results: Results) -> None:
         """A result was reduced in ``session``, and is held until all of its replica hold theirs."""
         call = process.plane.current
         assert call is not None
@@ -322,7 +319,7 @@ class Promises(Observer):
         if self._made.find(key, session.view) is None:
             self._made.settle(key, session.view, _Made(session.view, void))
 
-    def _outcome(self, process: Process, call: Call, results: Results) -> Outcome:
+    def _outcome(self, process: Body, call: Call, results: Results) -> Outcome:
         if results.declined:
             return Outcome(call.number, (), 0.0, declined=True)
         sums = _sums(results) if results.slots else self._alone(process, len(call.sources))
@@ -330,7 +327,7 @@ class Promises(Observer):
         layout = results.layout.signature if compressed else b""
         return Outcome(call.number, sums, results.weight, results.assumed, layout)
 
-    def finished(self, process: Process, call: Call, results: Results) -> None:
+    def finished(self, process: Body, call: Call, results: Results) -> None:
         """A call was finished, or adopted."""
         outcome = self._outcome(process, call, results)
         compressed, layout = bool(outcome.layout), outcome.layout
@@ -371,7 +368,7 @@ class Promises(Observer):
         place.samples = 0 if share is None else share.samples
         self.counts["drawn"] += place.samples
 
-    def applied(self, process: Process, clock: int, call: Call | None) -> None:
+    def applied(self, process: Body, clock: int, call: Call | None) -> None:
         """The result of ``call`` was applied to the parameters, as the ``clock``-th; None: that of one that it missed."""
         if not process.plane.level:
             return  # it leaves without the state: what it makes of its own parameters concerns nobody
@@ -397,13 +394,13 @@ class Promises(Observer):
         if stands is not None and outcome == standing:
             assert stands == data, self._say(process, f"has other parameters after average {clock} than those who went on")
 
-    def skipped(self, process: Process, clock: int) -> None:
+    def skipped(self, process: Body, clock: int) -> None:
         """The call that would have been the ``clock``-th average has no result, so that nobody applies it."""
         place = self._place(process)
         if place.applied is not None:
             place.applied = max(clock, place.applied[0]), place.applied[1]
 
-    def used_up(self, process: Process, batch: list[int]) -> None:
+    def used_up(self, process: Body, batch: list[int]) -> None:
         """The call that has just returned was made from ``batch``: the ledger has it, and no sample twice. All processes of a
         replica have used up the same.
         """
@@ -429,7 +426,7 @@ class Promises(Observer):
 
         self._deals_alike(process)
 
-    def _deals_alike(self, process: Process) -> None:
+    def _deals_alike(self, process: Body) -> None:
         """After a call all members of the job deal the samples alike, in all shards."""
         if process.plane.level:
             which = process.plane.finished, self._place(process).made
@@ -438,7 +435,7 @@ class Promises(Observer):
             assert known == dealing, self._say(process, f"deals {dealing} after call {which[0]}, others {known}")
             self.counts["dealt alike"] += known is not dealing
 
-    def acts(self, process: Process, session: Session) -> None:
+    def acts(self, process: Body, session: Session) -> None:
         """A process acts in a view from now on."""
         self.counts["views"] += 1
         place, plan = self._place(process), session.plan
@@ -469,14 +466,14 @@ class Promises(Observer):
                     text = f"acts in {session.view} after {self._text(place.outcome)}"
                     assert held == place.outcome, self._say(process, f"{text}, {self._names([other])} after {self._text(held)}")
 
-    def reported(self, process: Process) -> None:
+    def reported(self, process: Body) -> None:
         """A process has told the others what it has finished: nothing that it has begun with them goes on."""
         session = process.plane.session
         assert session is None or not process.computes_on(session.view.view_id, calls=True), self._say(
             process, f"reports while operations of {session and session.view} run on its device"
         )
 
-    def freed(self, process: Process, other: Process, view_id: str) -> None:
+    def freed(self, process: Body, other: Body, view_id: str) -> None:
         """A process has freed what an earlier view's group used, also at ``other``, with which it goes on."""
         self.counts["freed"] += 1
         text = f"frees memory that operations of {self._names([other.host.id])} use, with which it goes on"
@@ -484,9 +481,9 @@ class Promises(Observer):
 
     def differ(self, host: Host, text: str) -> None:
         """Members began one operation with different sizes."""
-        raise AssertionError(self._say(self._jobs.processes[host.id], text))
+        raise AssertionError(self._say(self._processes[host.id], text))
 
-    def ended(self, process: Process, error: Exception) -> None:
+    def ended(self, process: Body, error: Exception) -> None:
         """A program ended with ``error``: members that do the same things are never told that they differ."""
         self._tell(process, f"ended: {type(error).__name__}: {error}")
         mismatch = isinstance(error, StepMismatch) and process.host.id not in self.odd
@@ -494,7 +491,7 @@ class Promises(Observer):
         assert not crashed, self._say(process, f"ended: {error}")
         if isinstance(error, StateLost):
             view = process.door.installed
-            inside = [self._jobs.processes[member_id] for member_id in view.ids] if view is not None else []
+            inside = [self._processes[member_id] for member_id in view.ids] if view is not None else []
             acted = [other for other in inside if not other.plane.blank]
             holders = [other for other in acted if other.plane.origin or other.plane.founder]
             whole = [other for other in holders if self._all_of(other, holders)]
@@ -503,28 +500,28 @@ class Promises(Observer):
         self.counts["replicas lost"] += isinstance(error, ReplicaLost)
 
     @staticmethod
-    def _all_of(process: Process, there: list[Process]) -> bool:
+    def _all_of(process: Body, there: list[Body]) -> bool:
         """Whether all processes of its replica are there."""
         return sum(other.part.replica == process.part.replica for other in there) == process.part.shards
 
     def killed(self, host: Host) -> None:
         """See ``Observer``."""
-        if host.id in self._jobs.processes:
-            self._tell(self._jobs.processes[host.id], "is dead")
+        if host.id in self._processes:
+            self._tell(self._processes[host.id], "is dead")
 
     def paused(self, host: Host) -> None:
         """See ``Observer``."""
-        if host.id in self._jobs.processes:
-            self._tell(self._jobs.processes[host.id], "is stopped")
+        if host.id in self._processes:
+            self._tell(self._processes[host.id], "is stopped")
 
     def resumed(self, host: Host) -> None:
         """See ``Observer``."""
-        if host.id in self._jobs.processes:
-            self._tell(self._jobs.processes[host.id], "goes on")
+        if host.id in self._processes:
+            self._tell(self._processes[host.id], "goes on")
 
     # What must hold
 
-    def _finish(self, process: Process, session: Session, outcome: Outcome, *, adopted: bool) -> _Finish:
+    def _finish(self, process: Body, session: Session, outcome: Outcome, *, adopted: bool) -> _Finish:
         """The record of this outcome; a new one is looked through."""
         known = self._calls.setdefault((process.part.shard, outcome.call), [])
         for finish in known:
@@ -549,7 +546,7 @@ class Promises(Observer):
         known.append(finish)
         return finish
 
-    def _apart(self, process: Process, older: _Finish, newer: _Finish) -> None:
+    def _apart(self, process: Body, older: _Finish, newer: _Finish) -> None:
         """Whoever has the older result is not of those who made the newer."""
         both = [holder for holder in older.holders if holder in newer.view]
         assert not both, self._say(
@@ -558,7 +555,7 @@ class Promises(Observer):
             f"{self._text(newer.outcome)} made by {newer.view}, {self._names(both)} included",
         )
 
-    def _contributors(self, process: Process, view: View, void: frozenset[str], outcome: Outcome) -> frozenset[str]:
+    def _contributors(self, process: Body, view: View, void: frozenset[str], outcome: Outcome) -> frozenset[str]:
         """Who has a part in it: each bucket the same, each with what it offered for this call, together exactly the view in
         which it was made. ``void``: who had no part then.
         """
@@ -569,7 +566,7 @@ class Promises(Observer):
         for lane, values in enumerate(zip(*outcome.given, strict=True)):
             if not any(values):
                 continue
-            assert lane < len(self._jobs.processes), self._say(process, f"finds {values} in call {outcome.call}, of nobody")
+            assert lane < len(self._processes), self._say(process, f"finds {values} in call {outcome.call}, of nobody")
             shares = {value / (number + 1) for number, value in enumerate(values)}
             other = self._by_lane(lane)
             offers = self._places[other].offers
@@ -600,13 +597,13 @@ class Promises(Observer):
         )
         return frozenset(found)
 
-    def _sent(self, process: Process, view: View, outcome: Outcome) -> tuple[dict[str, float], frozenset[str]]:
+    def _sent(self, process: Body, view: View, outcome: Outcome) -> tuple[dict[str, float], frozenset[str]]:
         """What members owe after a compressed call, in which each has sent its part of what it had to send, and owed before;
         and who has given it a contribution.
         """
         owed, contributors = {}, set[str]()
         for lane, values in enumerate(zip(*outcome.sums, strict=True)):
-            member = self._by_lane(lane) if lane < len(self._jobs.processes) else ""
+            member = self._by_lane(lane) if lane < len(self._processes) else ""
             wanted = 0.0
             place = self._places.get(member)
             given = None if place is None else place.dues.get((outcome.call, view.view_id))
@@ -626,7 +623,7 @@ class Promises(Observer):
         """Whether no other call has counted it."""
         return self._used.get((member_id, token), outcome.call) == outcome.call
 
-    def _own(self, process: Process, place: _Place, outcome: Outcome) -> None:
+    def _own(self, process: Body, place: _Place, outcome: Outcome) -> None:
         """The own contribution is in it, exactly once."""
         if not outcome.sums or outcome.layout:
             return
@@ -638,10 +635,10 @@ class Promises(Observer):
 
     def _replaced(self, member_id: str, plan: SalvagePlan) -> bool:
         """Whether it gets the state since all who have the result have changed it, only one call behind."""
-        outcome = self._place(self._jobs.processes[member_id]).outcome
-        return self._jobs.habits is not None and (0 if outcome is None else outcome.call) == plan.call - 1
+        outcome = self._place(self._processes[member_id]).outcome
+        return self._opens and (0 if outcome is None else outcome.call) == plan.call - 1
 
-    def _stand(self, process: Process, outcome: Outcome, view: View) -> None:
+    def _stand(self, process: Body, outcome: Outcome, view: View) -> None:
         """Somebody goes on with it in ``view``."""
         stands = self._stands.settle((process.part.shard, outcome.call), view, outcome)
         assert stands == outcome, self._say(process, f"goes on after {self._text(outcome)}, others after {self._text(stands)}")
@@ -651,7 +648,7 @@ class Promises(Observer):
             process, f"goes on after call {outcome.call} over {sorted(replicas)}, another shard over {sorted(over)}"
         )
 
-    def _replicas(self, process: Process, outcome: Outcome, view: View) -> frozenset[str]:
+    def _replicas(self, process: Body, outcome: Outcome, view: View) -> frozenset[str]:
         """The replicas whose contributions are in it; empty if that cannot be seen, or if all replicas are single processes.
 
         ``view``: of the line on which it was finished.
@@ -660,9 +657,9 @@ class Promises(Observer):
             return frozenset()
         known = self._calls[process.part.shard, outcome.call]
         finish = next(each for each in known if each.outcome == outcome and self._lines.same(each.view, view))
-        return frozenset(self._jobs.processes[key].part.replica for key in finish.contributors)
+        return frozenset(self._processes[key].part.replica for key in finish.contributors)
 
-    def _fits(self, process: Process, outcome: Outcome) -> None:
+    def _fits(self, process: Body, outcome: Outcome) -> None:
         """What the other shards of its replica have finished as this call is over the same replicas."""
         view = self._place(process).view
         assert view is not None
@@ -677,10 +674,10 @@ class Promises(Observer):
                 process, f"finished call {outcome.call} over {sorted(own)}, its mate {mate.host.name} over {sorted(other)}"
             )
 
-    def _mates(self, process: Process) -> list[Process]:
-        return [each for each in self._jobs.processes.values() if each.part.replica == process.part.replica]
+    def _mates(self, process: Body) -> list[Body]:
+        return [each for each in self._processes.values() if each.part.replica == process.part.replica]
 
-    def _whole(self, process: Process, session: Session) -> None:
+    def _whole(self, process: Body, session: Session) -> None:
         """A view has all of a replica or none of it, unless none is whole: then nobody acts in it."""
         view = session.whole
         for member in view.members:
@@ -688,7 +685,7 @@ class Promises(Observer):
             there = sum(other.cohort[0] == name for other in view.members)
             assert there == size, self._say(process, f"acts in {view}, in which {there} of {size} processes of {name} are")
 
-    def _parameters_of(self, process: Process, clock: int, data: bytes) -> None:
+    def _parameters_of(self, process: Body, clock: int, data: bytes) -> None:
         view = self._place(process).view
         assert view is not None
         stands = self._parameters_stand.settle((process.part.shard, clock), view, data)
@@ -696,27 +693,27 @@ class Promises(Observer):
 
     # Words
 
-    def _alone(self, process: Process, tensors: int) -> Sums:
+    def _alone(self, process: Body, tensors: int) -> Sums:
         """What a single member contributes is the result."""
         place = self._place(process)
-        lanes = [0.0] * self._jobs.lanes
+        lanes = [0.0] * self._lanes
         lanes[process.index] = 0.0 if place.reloaded else place.token * place.weight
         return tuple(tuple(value * (number + 1) for value in lanes) for number in range(tensors))
 
-    def _place(self, process: Process) -> _Place:
+    def _place(self, process: Body) -> _Place:
         return self._places.setdefault(process.host.id, _Place())
 
     def _by_lane(self, lane: int) -> str:
-        return list(self._jobs.processes)[lane]
+        return list(self._processes)[lane]
 
     def _names(self, member_ids: list[str]) -> str:
-        return ", ".join(self._jobs.processes[member_id].host.name for member_id in member_ids)
+        return ", ".join(self._processes[member_id].host.name for member_id in member_ids)
 
     def _text(self, outcome: Outcome) -> str:
         parts = [
-            f"{self._jobs.processes[self._by_lane(lane)].host.name}:{share:g}"
+            f"{self._processes[self._by_lane(lane)].host.name}:{share:g}"
             for lane, share in enumerate(outcome.given[0] if outcome.given else ())
-            if share and lane < len(self._jobs.processes)
+            if share and lane < len(self._processes)
         ]
         return f"call {outcome.call} = ({' '.join(parts)})/{outcome.weight:g}"
 
@@ -725,10 +722,10 @@ class Promises(Observer):
         fault = f", {plan.fault}" if plan.fault else ""
         return f"call {plan.call} is finished" + (f", {adoptions}" if adoptions else "") + fault
 
-    def _tell(self, process: Process, text: str) -> None:
-        self.story.append(f"{self._jobs.world.now:9.4f} {process.host.name}: {text}")
+    def _tell(self, process: Body, text: str) -> None:
+        self.story.append(f"{self.now:9.4f} {process.host.name}: {text}")
 
-    def _say(self, process: Process, text: str) -> str:
+    def _say(self, process: Body, text: str) -> str:
         """The violation, and how it came to it."""
         self.violation = self.violation or f"{process.host.name} {text}\n{self.tail()}"
         return self.violation

@@ -7,7 +7,6 @@ when the call has ended, the joiner has the state on entry to it, and the call c
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from ftlib.common.refusals import Refusal
 from ftlib.core.calls.call import Call, Kind, Results
@@ -18,10 +17,8 @@ from ftlib.core.tensors.staging import Slot
 from ftlib.errors import GroupError
 from ftlib.state.codec import decode, snapshot
 
+from .job import Colleague
 from .requests import Refused, Request
-
-if TYPE_CHECKING:
-    from .process import Process
 
 __all__ = ["SimulatedRecovery"]
 
@@ -36,7 +33,7 @@ TRIES = 8
 class _Copy(Observer):
     """A donor's state on entry to one call. While it waits for that no call is entered early (see ``OpenCalls.may_enter``)."""
 
-    def __init__(self, process: Process, version: int, origin: str) -> None:
+    def __init__(self, process: Colleague, version: int, origin: str) -> None:
         self._process = process
         self._version, self._origin = version, origin
         self._changed = process.threads.condition()
@@ -69,7 +66,7 @@ class _Copy(Observer):
 class SimulatedRecovery:
     """``Recovery`` at one process."""
 
-    def __init__(self, process: Process, *, follows: bool) -> None:
+    def __init__(self, process: Colleague, *, follows: bool) -> None:
         """``follows``: False: the others wait while this member loads the state."""
         self._process = process
         self._follows = follows

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from consensus import Member, RefusalError
 from ftlib.core.calls.call import Call
 from ftlib.core.engine.inquiry import Inquiry
 from ftlib.core.tensors.layout_book import LayoutBook
 
+from .job import Colleague
 from .links import connected
 from .threads import Fibre
-
-if TYPE_CHECKING:
-    from .process import Process
 
 __all__ = ["Refused", "Request", "SimulatedInquiry"]
 
@@ -39,7 +37,7 @@ class Refused(Exception):
 class Request(Generic[T]):
     """A question of one process to another, which answers it on a thread of its own."""
 
-    def __init__(self, process: Process, other: Process | None, answer: Callable[[Process], T]) -> None:
+    def __init__(self, process: Colleague, other: Colleague | None, answer: Callable[[Colleague], T]) -> None:
         """``other``: None if that process is gone."""
         self._process = process
         self._other = other
@@ -91,7 +89,7 @@ class Request(Generic[T]):
 class SimulatedInquiry(Inquiry):
     """The real one, whose questions travel in the simulated world."""
 
-    def __init__(self, process: Process, layouts: LayoutBook) -> None:
+    def __init__(self, process: Colleague, layouts: LayoutBook) -> None:
         super().__init__(process.plane, layouts, process.transfer.what)
         self._process = process
 

@@ -11,7 +11,7 @@ import functools
 from collections import deque
 from collections.abc import Iterator, Mapping
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zlib import crc32
 
 import torch
@@ -24,22 +24,15 @@ from ftlib.core.plane.phase import Phase
 from ftlib.core.tensors.layout import lay_out
 from ftlib.data.elastic_sampler import ElasticSampler
 from ftlib.errors import FTLibError
+from ftlib.frameworks.accelerators.rehearsal.accelerator import PLACE
 from ftlib.state.private import Private
 from ftlib.state.registry import Registered
 from ftlib.status import Status
 
-from .accelerator import PLACE
+from .body import BATCH, SAMPLES, WEIGHTS
+from .job import Colleague
 
-if TYPE_CHECKING:
-    from .process import Process
-
-__all__ = ["WEIGHTS", "Trainer"]
-
-WEIGHTS = (1.0, 2.0)
-"""What a contribution may weigh."""
-
-SAMPLES, BATCH = 61, 3
-"""Of the dataset."""
+__all__ = ["Trainer"]
 
 _SCALE = 720720
 """Multiple of 1 to 16: an average of integers by such a weight is an integer again."""
@@ -72,7 +65,7 @@ class _Own:
 class Trainer:
     """One process's training loop and its state."""
 
-    def __init__(self, process: Process, rng: Random) -> None:
+    def __init__(self, process: Colleague, rng: Random) -> None:
         jobs = process.jobs
         self._process = process
         self._rng = rng

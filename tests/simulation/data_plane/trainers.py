@@ -9,8 +9,9 @@ from random import Random
 from consensus.simulation import Host, Observer
 
 from .accelerator import Accelerators
-from .backward import Habits
 from .collective import Rooms
+from .habits import Habits
+from .job import Colleague
 from .pace import Pace
 from .process import Process
 from .promises import Promises
@@ -66,7 +67,7 @@ class Trainers(Observer):
         if accelerators is not None or (habits is not None and habits.compressed):
             self._system.enter_context(simulated_system())
         self.processes: dict[str, Process] = {}
-        self.promises = Promises(self)
+        self.promises = Promises(self.processes, lanes, opens=habits is not None)
         self.on_moment: Happens | None = None
         """A script's: told of each moment (see ``tell``), within whatever happens there."""
         self.rng = Random(f"{seed} trainers")
@@ -116,7 +117,7 @@ class Trainers(Observer):
 
         process.threads.happens(terminate)
 
-    def ended(self, process: Process) -> None:
+    def ended(self, process: Colleague) -> None:
         """A program has ended; its process follows, mostly."""
         if self.rng.random() < 0.8:
             self.world.after(self.rng.uniform(0.0, 0.05), lambda: self._exit(process.host))
