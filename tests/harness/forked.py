@@ -82,6 +82,16 @@ def _begin(
 
 def _forget(kept: Iterable[int]) -> None:
     """What a new program would not have of its parent's: descriptors, handlers of signals and of log records."""
+    # First of all, while the parent waits for the end of ``exec``, which is when the pipe to it is closed: a signal that comes
+    # after that must find what a new program has.
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)) and number != signal.SIGINT:
+            signal.signal(number, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # subprocess gave them their default back, a new interpreter ignores them
+        signal.signal(number, signal.SIG_IGN)
     null = os.open(os.devnull, os.O_RDWR)
     wanted = {0, 1, 2, null, *kept}
     for fd in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
@@ -92,14 +102,6 @@ def _forget(kept: Iterable[int]) -> None:
     os.close(null)
     _unlock()
     weakref.finalize._registry.clear()  # type: ignore[attr-defined] # a parent's temporary directory is not this one's to remove
-    signal.set_wakeup_fd(-1)
-    for number in signal.valid_signals():
-        if callable(signal.getsignal(number)) and number != signal.SIGINT:
-            signal.signal(number, signal.SIG_DFL)
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # subprocess gave them their default back, a new interpreter ignores them
-        signal.signal(number, signal.SIG_IGN)
     faulthandler.unregister(signal.SIGUSR1)
     for logger in (logging.root, *logging.root.manager.loggerDict.values()):
         if isinstance(logger, logging.Logger):

@@ -96,6 +96,25 @@ wait("gone")
     assert len(run.events("started")) == 3
 
 
+def test_a_death_just_before_the_others_finish_does_not_fail_the_run(tmp_path: Path) -> None:
+    """Though what is left of the dead one is still there when they have: a child of its own takes long to end."""
+    body = """
+if INDEX == 0:
+    held = "import sys, time; held = b'x' * (400 << 20); print(flush=True); time.sleep(60)"
+    child = subprocess.Popen([sys.executable, "-c", held], stdout=subprocess.PIPE)
+    child.stdout.readline()
+    write("ready", os.getpid())
+    os.kill(os.getpid(), signal.SIGKILL)
+wait("ready")
+while os.path.exists("/proc/" + open("ready").read()):
+    time.sleep(0.0001)
+os._exit(0)
+"""
+    with running(tmp_path, "-n", 2, "--max-restarts", 0, script=script(body)) as run:
+        run.finish(0)
+    assert [event["worker"] for event in run.events("ended")] == [0, 1]
+
+
 def test_too_few_left(tmp_path: Path) -> None:
     body = """
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

@@ -1,5 +1,8 @@
 """Owns one host's workers: all children of this process, until each is reaped. It decides nothing: it reports every end.
 
+An end with 0 is reported after all ends that came before it: what is left of a killed worker may hold up its report, and a run
+in which others outlived it would be taken for one that it outlived.
+
 The owner tells it what was started; SIGCHLD tells it what ended. Nobody else in this process may reap.
 """
 
@@ -31,6 +34,7 @@ class Steward:
         self._loop = loop
         self._ended = ended
         self._workers: dict[int, Worker] = {}  # by pid
+        self._reaped: dict[Worker, int | None] = {}  # not reported yet: its code, or None while something of it is left
         self._past: dict[int, float] = {}  # by pid of an earlier worker that no present one has: when it was gone
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
 
@@ -98,4 +102,16 @@ class Steward:
                 continue
             code = worker.reap()
             self._past[worker.pid] = worker.gone_at
-            Remains(self._loop, worker.pid, functools.partial(self._ended, worker, code), REAP_TIMEOUT)
+            self._reaped[worker] = None
+            Remains(self._loop, worker.pid, functools.partial(self._report, worker, code), REAP_TIMEOUT)
+
+    def _report(self, worker: Worker, code: int) -> None:
+        """Nothing is left of a worker: report its end, and those that waited for that."""
+        self._reaped[worker] = code
+        whole = True
+        for each, its in list(self._reaped.items()):
+            if its is None:
+                whole = False
+            elif its or whole:
+                del self._reaped[each]
+                self._ended(each, its)
