@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import inspect
+import math
 import os
 import signal
 from collections.abc import Iterator
@@ -83,8 +84,10 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest comes first."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What takes longest comes first; unless there may be no time for all, as it would leave none for many others."""
+    if config.getoption("until", math.inf) < math.inf:
+        return
     items.sort(key=lambda item: [not item.nodeid.startswith(name) for name in LONGEST])
 
 
