@@ -1,7 +1,7 @@
 """Owns one host's workers: all children of this process, until each is reaped. It decides nothing: it reports every end.
 
-An end with 0 is reported after all ends that came before it: what is left of a killed worker may hold up its report, and a run
-in which others outlived it would be taken for one that it outlived.
+An end with 0 is reported after all ends that came before it, and after those of workers that are dying by then. A killed worker
+may take seconds to free its memory, and what is left of it to end: a run in which others outlived it is no failure.
 
 The owner tells it what was started; SIGCHLD tells it what ended. Nobody else in this process may reap.
 """
@@ -34,7 +34,7 @@ class Steward:
         self._loop = loop
         self._ended = ended
         self._workers: dict[int, Worker] = {}  # by pid
-        self._reaped: dict[Worker, int | None] = {}  # not reported yet: its code, or None while something of it is left
+        self._unreported: dict[Worker, int | None] = {}  # of ends, in their order: its code, or None while something is left
         self._past: dict[int, float] = {}  # by pid of an earlier worker that no present one has: when it was gone
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
 
@@ -102,16 +102,18 @@ class Steward:
                 continue
             code = worker.reap()
             self._past[worker.pid] = worker.gone_at
-            self._reaped[worker] = None
+            if code == 0:
+                self._unreported.update({other: None for other in self if other.dying})
+            self._unreported.setdefault(worker)
             Remains(self._loop, worker.pid, functools.partial(self._report, worker, code), REAP_TIMEOUT)
 
     def _report(self, worker: Worker, code: int) -> None:
         """Nothing is left of a worker: report its end, and those that waited for that."""
-        self._reaped[worker] = code
+        self._unreported[worker] = code
         whole = True
-        for each, its in list(self._reaped.items()):
+        for each, its in list(self._unreported.items()):
             if its is None:
                 whole = False
             elif its or whole:
-                del self._reaped[each]
+                del self._unreported[each]
                 self._ended(each, its)

@@ -27,6 +27,10 @@ TAIL = 40
 _CHUNK = 1 << 16
 _DRAIN = 4 << 20  # a pipe holds at most 1 MiB unless someone still writes to it
 _PROGRESS_EVERY = 1.0
+_FLAGS, _PENDING = 5, 27
+"""Fields of ``/proc/PID/stat`` behind the state (proc(5) counts the name, the state and the number before it: 9 and 31)."""
+_PF_EXITING = 0x4
+_SIGKILL = 1 << 8
 
 
 class Sink(Protocol):
@@ -112,13 +116,23 @@ class Worker:
         return self.gone.done() or os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     @property
+    def dying(self) -> bool:
+        """Whether it was killed, or exits, though it may not have ended yet: the kernel frees its memory first."""
+        state, *fields = self._stat()
+        return state in (b"Z", b"X") or bool(int(fields[_FLAGS]) & _PF_EXITING or int(fields[_PENDING]) & _SIGKILL)
+
+    @property
     def stopped(self) -> bool:
         """Whether it does nothing because of SIGSTOP, or a debugger."""
+        return self._stat()[0] in (b"T", b"t")
+
+    def _stat(self) -> list[bytes]:
+        """Its state, and what else the kernel says of its main thread; state X and nothing else if it was reaped."""
         try:
             stat = Path(f"/proc/{self.pid}/stat").read_bytes()
         except OSError:
-            return False
-        return stat[stat.rindex(b")") + 2 :][:1] in (b"T", b"t")
+            return [b"X"]
+        return stat[stat.rindex(b")") + 2 :].split()
 
     def send_away(self, cause: str = "") -> None:
         """Send SIGTERM, because the run no longer needs the worker. ``cause``: for the report."""
