@@ -29,6 +29,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 from ftlib.common.processes import die_with_parent
+from tests.forks import LATE
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "out" / "tests"
@@ -89,13 +90,18 @@ class Summary:
         """Tests by the reason."""
 
     def take(self, part: Part, code: int) -> None:
-        """Count what ``part`` reported. A pytest that ended in another way than by a verdict is a failure of its own."""
-        failed = len(self.failed)
+        """Count what ``part`` reported. A pytest that ended in another way than by a verdict is a failure of its own.
+
+        So is a part that had no time for any of its tests: nothing was tested then.
+        """
+        passed, failed, late = self.passed, len(self.failed), self.skipped[LATE]
         if part.report.exists():
             for case in ET.parse(part.report).iter("testcase"):
                 self._count(case)
         if code and len(self.failed) == failed:
             self.failed.append(f"the part {part.name!r}: pytest ended with exit code {code}")
+        elif self.skipped[LATE] > late and (self.passed, len(self.failed)) == (passed, failed):
+            self.failed.append(f"the part {part.name!r}: the time was over before any of its tests had begun")
 
     def _count(self, case: ET.Element) -> None:
         found = {item.tag: item for item in case}
@@ -117,9 +123,9 @@ class Summary:
         """The last lines."""
         counts = [f"{self.passed} passed", f"{len(self.failed)} failed", f"{self.skipped.total()} skipped"]
         print(f"\n{', '.join(counts)} in {seconds / 60:.1f} minutes; reports are in {os.path.relpath(RESULTS)}")
-        if self.skipped:
+        if self.skipped.total():
             print("Not tested here:")
-            for reason, count in self.skipped.most_common():
+            for reason, count in (+self.skipped).most_common():
                 print(f"  {count:4} {'test ' if count == 1 else 'tests'}  {reason}")
         for name in self.failed:
             print(f"FAILED {name}")

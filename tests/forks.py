@@ -30,6 +30,7 @@ import pytest
 from ftlib.common.processes import describe_exit, die_with_parent
 
 LATE = "not begun: the time that was given to all tests was over"
+"""Why a test counts as skipped that had no time to begin."""
 _CRASH = "crash"
 """The file with the stacks of a child that crashed."""
 

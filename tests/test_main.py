@@ -58,3 +58,17 @@ def test_what_is_missing_fails_where_all_else_should_be_there(
     monkeypatch.setenv("CI_WITHOUT", "other")
     assert run(MISSING) == 1
     assert "FAILED thing-server should be installed: CI_WITHOUT does not name it" in capfd.readouterr().out.splitlines()[-1]
+
+
+def test_a_part_without_time_for_any_test_fails(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "test_part.py"
+    path.write_text(GOOD)
+    options = ("-p", "no:cacheprovider", f"--rootdir={tmp_path}", f"--basetemp={tmp_path}/files")
+    monkeypatch.setattr(suite, "PARTS", (Part("part", "not soak", 1, (str(path),), options),))
+    monkeypatch.setattr(suite, "RESULTS", tmp_path / "results")
+    monkeypatch.delenv("CI_WITHOUT", raising=False)
+    assert main(["--minutes", "0"]) == 1
+    assert "FAILED the part 'part': the time was over before any of its tests had begun" in capfd.readouterr().out
+    assert main([]) == 0

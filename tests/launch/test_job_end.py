@@ -48,7 +48,7 @@ def leaves(*_):  # it dies as the others say goodbye, who do not end before it i
         if os.path.exists("leaving"):
             write("dying", os.getpid())
             return True
-        time.sleep(0.005)
+        time.sleep(0.005)  # between two looks
     return False  # a spare has come in too late to get the state: with this one the job would be lost
 
 def arm(step, place):
