@@ -8,7 +8,7 @@ from consensus.config import Config, Policy
 from consensus.simulation import World
 from consensus.view import NO_VIEW_ID, View
 from tests.protocol.people import member
-from tests.simulation.data_plane.lines import Lines, OnLine
+from tests.simulation.data_plane.judging.lines import Lines, OnLine
 
 
 def after(parent: View | None, names: str) -> View:

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from consensus.simulation import Host, World, judged
-from tests.simulation.data_plane.threads import SimulatedThreads
+from tests.simulation.data_plane.machine.threads import SimulatedThreads
 
 
 def process(violation: str = "") -> tuple[World, Host, SimulatedThreads]:

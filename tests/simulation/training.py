@@ -8,8 +8,8 @@ from typing import Any, Self
 
 from consensus.simulation import Host, World, judged, living
 from tests.simulation.data_plane import Accelerators, Ambush, Ambushes, Habits, Pace, Trainers
-from tests.simulation.data_plane.accelerator import Draw
 from tests.simulation.data_plane.cohorts import facts
+from tests.simulation.data_plane.parts.accelerator import Draw
 
 
 class Job:

@@ -4,10 +4,11 @@ What ``consensus.simulation`` does for views, this does for steps: every history
 averaged over one set of members at every survivor, and that none is lost or repeated.
 """
 
-from .accelerator import HEALTHY, Accelerators, Equipment
 from .ambush import Ambush, Ambushes
-from .habits import Habits
-from .pace import Pace
+from .groups.pace import Pace
+from .judging.promises import Promises
+from .parts.accelerator import HEALTHY, Accelerators, Equipment
+from .peers.habits import Habits
 from .play import (
     POLICIES_OF_REPLICAS,
     accelerated,
@@ -27,7 +28,6 @@ from .play import (
     sharded_history,
 )
 from .plot import Plot, Script, Step
-from .promises import Promises
 from .trainers import Trainers
 
 __all__ = [

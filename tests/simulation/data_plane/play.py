@@ -12,13 +12,13 @@ from consensus.simulation import FaultProfile, Host, Observer, Outcome, Result, 
 from consensus.simulation import play as play_views
 from consensus.simulation.script.faults import Part
 
-from .accelerator import Accelerators
 from .ambush import Ambushes
 from .cohorts import Launcher, facts, in_replicas
-from .habits import Habits
-from .pace import Pace
+from .groups.pace import Pace
+from .parts.accelerator import Accelerators
+from .peers.habits import Habits
 from .plot import Plot, Script
-from .program import PROGRAMS
+from .programs.program import PROGRAMS
 from .trainers import Trainers
 
 __all__ = [

@@ -29,19 +29,19 @@ from ftlib.errors import Excluded, GroupError, ReplicaLost
 from ftlib.frameworks.base import Group, GroupSpec
 from ftlib.recovery import Border
 
-from .accelerator import SimulatedAccelerator, SimulatedHybrid
-from .backward import OpenTrainer
-from .door import Door, Pipe
-from .framework import SimulatedFramework
-from .habits import Habits
-from .job import Job
-from .mates import SimulatedMates
-from .program import MixedTrainer
-from .recovery import SimulatedRecovery
-from .requests import SimulatedInquiry
-from .state import SimulatedTransfer
-from .threads import SimulatedThreads
-from .trainer import Trainer
+from .groups.framework import SimulatedFramework
+from .machine.threads import SimulatedThreads
+from .parts.accelerator import SimulatedAccelerator, SimulatedHybrid
+from .parts.door import Door, Pipe
+from .peers.habits import Habits
+from .peers.job import Job
+from .peers.mates import SimulatedMates
+from .peers.recovery import SimulatedRecovery
+from .peers.requests import SimulatedInquiry
+from .peers.state import SimulatedTransfer
+from .programs.backward import OpenTrainer
+from .programs.program import MixedTrainer
+from .programs.trainer import Trainer
 
 __all__ = ["Process"]
 

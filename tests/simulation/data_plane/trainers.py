@@ -8,15 +8,15 @@ from random import Random
 
 from consensus.simulation import Host, Observer
 
-from .accelerator import Accelerators
-from .collective import Rooms
-from .habits import Habits
-from .job import Colleague
-from .pace import Pace
+from .groups.collective import Rooms
+from .groups.pace import Pace
+from .judging.promises import Promises
+from .machine.system import simulated_system
+from .parts.accelerator import Accelerators
+from .peers.habits import Habits
+from .peers.job import Colleague
+from .peers.state import SimulatedTransfer
 from .process import Process
-from .promises import Promises
-from .state import SimulatedTransfer
-from .system import simulated_system
 
 __all__ = ["Trainers"]
 

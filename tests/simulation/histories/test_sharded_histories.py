@@ -24,7 +24,7 @@ from tests.simulation.data_plane import (
     sharded,
     sharded_history,
 )
-from tests.simulation.data_plane.recovery import SimulatedRecovery
+from tests.simulation.data_plane.peers.recovery import SimulatedRecovery
 
 from .volume import mostly_soak
 

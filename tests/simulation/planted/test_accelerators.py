@@ -23,7 +23,7 @@ from ftlib.frameworks.accelerators.rehearsal.faults import Faults
 from ftlib.frameworks.base import Group
 from tests.harness.basics import around
 from tests.simulation.data_plane import HEALTHY, Equipment
-from tests.simulation.data_plane.accelerator import Draw
+from tests.simulation.data_plane.parts.accelerator import Draw
 from tests.simulation.training import first_violation, interrupted
 
 Patch = pytest.MonkeyPatch

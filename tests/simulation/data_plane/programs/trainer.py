@@ -29,8 +29,8 @@ from ftlib.state.private import Private
 from ftlib.state.registry import Registered
 from ftlib.status import Status
 
-from .body import BATCH, SAMPLES, WEIGHTS
-from .job import Colleague
+from ..parts.body import BATCH, SAMPLES, WEIGHTS
+from ..peers.job import Colleague
 
 __all__ = ["Trainer"]
 

@@ -14,9 +14,9 @@ from ftlib.core.plane.plane import Plane
 from ftlib.data.elastic_sampler import ElasticSampler
 from ftlib.settings.replicas import Part
 
-from .collective import Rooms
+from ..groups.collective import Rooms
+from ..machine.threads import SimulatedThreads
 from .door import Door
-from .threads import SimulatedThreads
 
 __all__ = ["BATCH", "SAMPLES", "WEIGHTS", "Body", "Program"]
 

@@ -14,9 +14,9 @@ from ftlib.core.replicas.whole import Replica
 from ftlib.core.replicas.words import Heard, Verdict, Word, WordFlag
 from ftlib.errors import GroupError, ReplicaLost
 
+from ..machine.links import connected
+from ..machine.threads import Fibre
 from .job import Colleague
-from .links import connected
-from .threads import Fibre
 
 __all__ = ["SimulatedMates"]
 

@@ -21,9 +21,9 @@ from ftlib.core.engine.open_average import CarriesOut, OpenAverage
 from ftlib.core.tensors.layout import Bucket, Layout, lay_out_in_order
 from ftlib.status import Status
 
-from .compressing import Halving
-from .habits import Habits
-from .job import Colleague
+from ..groups.compressing import Halving
+from ..peers.habits import Habits
+from ..peers.job import Colleague
 from .trainer import Trainer
 
 __all__ = ["OpenTrainer"]

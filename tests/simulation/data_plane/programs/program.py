@@ -16,8 +16,8 @@ from ftlib.core.calls.call import Call, Kind
 from ftlib.core.tensors.layout import lay_out
 from ftlib.status import Status
 
+from ..peers.job import Colleague
 from .backward import Model, OpenTrainer
-from .job import Colleague
 
 __all__ = ["PROGRAMS", "MixedTrainer"]
 

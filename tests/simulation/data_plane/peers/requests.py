@@ -11,9 +11,9 @@ from ftlib.core.calls.call import Call
 from ftlib.core.engine.inquiry import Inquiry
 from ftlib.core.tensors.layout_book import LayoutBook
 
+from ..machine.links import connected
+from ..machine.threads import Fibre
 from .job import Colleague
-from .links import connected
-from .threads import Fibre
 
 __all__ = ["Refused", "Request", "SimulatedInquiry"]
 

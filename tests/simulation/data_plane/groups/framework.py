@@ -10,8 +10,8 @@ from consensus.simulation import Host
 from ftlib.errors import GroupError
 from ftlib.frameworks.base import Framework, GroupSpec
 
+from ..machine.threads import Fibre, SimulatedThreads
 from .collective import Rooms, SimulatedGroup
-from .threads import Fibre, SimulatedThreads
 
 __all__ = ["SimulatedFramework"]
 

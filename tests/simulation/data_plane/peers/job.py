@@ -15,11 +15,11 @@ from ftlib.core.replicas.words import Word
 from ftlib.core.tensors.layout import Layout
 from ftlib.status import Status
 
-from .accelerator import Accelerators
-from .body import Body
-from .collective import Rooms
+from ..groups.collective import Rooms
+from ..judging.promises import Promises
+from ..parts.accelerator import Accelerators
+from ..parts.body import Body
 from .habits import Habits
-from .promises import Promises
 from .state import SimulatedTransfer
 
 __all__ = ["Colleague", "Job", "Mate"]

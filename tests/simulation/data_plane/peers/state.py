@@ -14,8 +14,8 @@ from ftlib.recovery.joiner.http_transport import FetchError, refusal
 from ftlib.recovery.whole_state import STATE_LIMIT, Transfer
 from ftlib.state.codec import StateReader
 
-from .links import connected
-from .threads import Fibre, SimulatedThreads
+from ..machine.links import connected
+from ..machine.threads import Fibre, SimulatedThreads
 
 __all__ = ["SimulatedTransfer"]
 

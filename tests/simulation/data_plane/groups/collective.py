@@ -18,9 +18,9 @@ from consensus.simulation import Host
 from ftlib.errors import GroupError
 from ftlib.frameworks.base import Group, GroupSpec, Operation, OperationKind, Work
 
-from .links import connected
+from ..machine.links import connected
+from ..machine.threads import Fibre, SimulatedThreads
 from .pace import Pace
-from .threads import Fibre, SimulatedThreads
 
 __all__ = ["Rooms", "SimulatedGroup"]
 

@@ -24,8 +24,8 @@ from ftlib.core.calls.session import Session
 from ftlib.core.plane.phase import Phase
 from ftlib.errors import ConfigError, RebuildTimeout, ReplicaLost, StateLost, StepMismatch
 
-from .body import SAMPLES, WEIGHTS, Body
-from .compressing import SENT
+from ..groups.compressing import SENT
+from ..parts.body import SAMPLES, WEIGHTS, Body
 from .lines import Lines, OnLine
 
 __all__ = ["Outcome", "Promises"]

@@ -28,11 +28,11 @@ from ftlib.frameworks.gloo import GlooFramework
 from ftlib.frameworks.gloo_build import GlooBuild
 from ftlib.frameworks.gloo_group import GlooGroup
 
+from ..groups.collective import Rooms, SimulatedGroup
+from ..groups.framework import SimulatedFramework
+from ..machine.links import connected
+from ..machine.threads import SimulatedThreads
 from .body import Body
-from .collective import Rooms, SimulatedGroup
-from .framework import SimulatedFramework
-from .links import connected
-from .threads import SimulatedThreads
 
 __all__ = ["HEALTHY", "Accelerators", "Draw", "Equipment", "SimulatedAccelerator", "SimulatedHybrid"]
 

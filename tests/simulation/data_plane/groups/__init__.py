@@ -1,0 +1,1 @@
+"""Simulated process groups: their operations, how they are built, how long they take."""

@@ -1,0 +1,1 @@
+"""What is promised, checked at each call."""

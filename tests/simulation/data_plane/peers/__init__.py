@@ -1,0 +1,1 @@
+"""What the processes of a simulated job give each other beside calls."""
