@@ -14,7 +14,7 @@ from enum import Enum
 from consensus import Consensus, LeftError
 
 from ...common.memory import room
-from ...errors import Excluded, GroupError, StateLost, StepMismatch
+from ...errors import Excluded, FTLibError, GroupError, RebuildTimeout, StateLost, StepMismatch
 from ...state.registry import Registered
 from ...status import Status
 from ..calls.adoption import Adoption
@@ -22,7 +22,7 @@ from ..calls.attempt import SETTLE, Attempt, CallDeclined, Disagreement
 from ..calls.call import Call, Kind, Results
 from ..calls.compressed_attempt import CompressedAttempt
 from ..calls.device_attempt import DeviceAttempt
-from ..calls.follow import Followed, FollowedAttempt, NobodyThere
+from ..calls.follow import Declined, Followed, FollowedAttempt, NobodyThere
 from ..calls.follower import NoFollowing, Recovery, kept
 from ..calls.observer import Observers
 from ..calls.open_attempt import OpenAttempt
@@ -173,8 +173,11 @@ class Engine:
         self._open = OpenCalls(plane, self._failures, self._waiting, call_lock, limits.min_size)
         self.said_goodbye = False
         """True once a finished call announced that this member leaves: all members know."""
+        self._owed = 0
+        """Calls that the program has given up since the last finished one, as fewer than ``min_size`` members were there.
+        Others may be in them yet, so they are declined before the program's next call (see ``_pay``)."""
 
-    def run(self, call: Call) -> Status:
+    def run(self, call: Call) -> Status:  # noqa: PLR0912 - one case an outcome
         """Finish ``call`` in this thread's turn; returns its status. Raises the error that ends this lifetime."""
         plane = self._plane
         if self._call_lock.departed:
@@ -183,7 +186,11 @@ class Engine:
         begun = self._open.take(call) if isinstance(call, OpenCall) else None
         try:
             found = None
-            if begun is None:
+            if begun is not None:
+                found = self._end(begun)
+            else:
+                if self._owed and not isinstance(call, CatchUp) and not self._pay():
+                    return self._give_up(call)
                 plane.enter(call)
                 plane.counters.time_use.entered(call.began)
                 staging = self._pool.staging(call.layout)
@@ -192,10 +199,8 @@ class Engine:
                 if isinstance(call, CatchUp):
                     return self._catch_up(call)
                 staging.turn(plane.needed)
-            else:
-                found = self._end(begun)
             found = found or self._carry_out(call)
-            return Status.FAIL if found is None else self._delivered(call, *found)
+            return self._give_up(call) if found is None else self._delivered(call, *found)
         except LeftError:
             self._units.leave(call)
             return Status.ABORT
@@ -213,6 +218,42 @@ class Engine:
                     self._break_off()
             finally:
                 plane.counters.time_use.left(self._threads.now())
+
+    def _give_up(self, call: Call) -> Status:
+        """The program goes on without ``call``: too few members are there, or this worker said goodbye."""
+        if call.changes_state and not self.said_goodbye:  # a unit has no status to return
+            least = self._limits.min_size
+            raise RebuildTimeout(f"{call}: fewer than {least} members were there for {self._limits.step_timeout:g} s")
+        if not self.said_goodbye and not self._plane.newcomer and self._shards is None:  # a newcomer asks where the others are
+            self._owed += 1
+        return Status.FAIL
+
+    @property
+    def owes(self) -> bool:
+        """True while others may be in a call that the program has given up."""
+        return self._owed > 0
+
+    def _pay(self) -> bool:
+        """Decline the calls that the program has given up: then they have no result at any member, and all programs are at the
+        same call again, also those that were still waiting as more members came. False if too few are there even now, or this
+        worker said goodbye.
+        """
+        plane = self._plane
+        while self._owed:
+            own = Declined(veto=False)
+            plane.enter(own)
+            plane.counters.time_use.entered(own.began)
+            try:
+                found = self._carry_out(own)
+            except NoFollowing as reason:
+                raise FTLibError(f"a call that this worker gave up cannot be ended: {reason}") from None
+            if found is None:
+                return False
+            plane.counters.time_use.left(self._threads.now())
+            if not found[0].declined:  # it was finished in a view that this member was not in
+                raise Excluded(f"the others have finished {own}, which this worker gave up: it needs their state")
+            self._owed -= 1
+        return True
 
     def _break_off(self) -> None:
         """The program leaves a call that was not finished, or in which this member was arriving."""
@@ -261,7 +302,7 @@ class Engine:
         """Enter ``call`` in the middle of backward, if that may be; then ``advance`` it, and ``run`` it at the end of backward,
         or ``abandon`` it.
         """
-        plane, session = self._plane, self._open.may_enter(call)
+        plane, session = self._plane, None if self._owed else self._open.may_enter(call)
         early, count = session is not None, len(call.layout.buckets)
         early = early and (self._shards is None or (plane.finished > 0 and not plane.newcomer))  # before: see ``_counts``
         facts = OpenFacts(entered=False, early=early, failed=False, complete=1, begun=0, count=count, room=True)

@@ -80,7 +80,8 @@ class Waiting:
         """The same for the newest wait for operations."""
 
     def session(self, call: Call) -> Session | None:
-        """The session to act in; None if too few members are there at the deadline.
+        """The session to act in; None if too few members are there at the deadline. A call of which another member has the
+        result needs no more of them.
 
         Raises the error that ended this lifetime, RebuildTimeout at the deadline, and LeftError if there is no session to act
         in and this worker has to leave.
@@ -96,7 +97,8 @@ class Waiting:
                 if plane.phase is Phase.STOPPED:
                     raise ended(plane)
                 active = plane.phase is Phase.ACTIVE and session is not None
-                if active and session is not None and session.size >= limits.min_size:
+                enough = session is not None and (session.size >= limits.min_size or self._given(call, session))
+                if active and session is not None and enough:
                     plane.counters.time_use.waited(now() - since)
                     return session
                 until = self._last_moment(since) if plane.leaving() else math.inf
@@ -112,6 +114,9 @@ class Waiting:
             if waited is not None:
                 extra = plane.about("waiting", call=call.number, waited_seconds=waited)
                 logger.warning("%s: %s for %.0f s; %s", call, self.phase_text(), waited, self.blocking(), extra=extra)
+
+    def _given(self, call: Call, session: Session) -> bool:
+        return session.gives(call.number) and not self._plane.newcomer
 
     def _last_moment(self, since: float) -> float:
         """Until when this worker waits although it has to leave: a view change ends soon, any other wait may never end."""

@@ -249,7 +249,7 @@ class Deputy:
         """True if the deputy may take part in the next call, as far as this worker alone can decide."""
         plane, backlog, since = self._plane, self._backlog, self._since
         over = self._call_lock.departed or self._engine.said_goodbye or plane.phase is Phase.STOPPED
-        if over or since is None or self._retired:
+        if over or since is None or self._retired or self._engine.owes:
             return False
         if (waited := self._threads.now() - since) > self._terms.stall_timeout:
             self._hangs(waited)
