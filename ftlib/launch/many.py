@@ -105,7 +105,7 @@ def _cancelling(launch: Launch) -> Iterator[list[int]]:
             sys.stderr.write(f"[ftlib] {signal.Signals(number).name}: draining the workers (again: kill them)\n")
         launch.cancel()
 
-    before = {number: signal.signal(number, cancel) for number in guard.PASSED_ON}
+    before = {number: signal.signal(number, cancel) for number in guard.heeded()}
     try:
         yield got
     finally:

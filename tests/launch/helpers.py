@@ -133,8 +133,17 @@ def _line(directory: Path, options: tuple[object, ...], script: str, args: tuple
 
 
 @contextlib.contextmanager
-def running(directory: Path, *options: object, script: str, args: tuple[object, ...] = (), **more: str) -> Iterator[Run]:
-    """``ftlib run`` of ``script`` (its source) with fast restarts; ended on exit, whatever happened."""
+def running(
+    directory: Path,
+    *options: object,
+    script: str,
+    args: tuple[object, ...] = (),
+    ignoring: signal.Signals | None = None,
+    **more: str,
+) -> Iterator[Run]:
+    """``ftlib run`` of ``script`` (its source) with fast restarts; ended on exit, whatever happened. ``ignoring``: a signal
+    that whoever starts it has it ignore.
+    """
     line, events = _line(directory, options, script, args)
     process = subprocess.Popen(
         line,
@@ -143,6 +152,7 @@ def running(directory: Path, *options: object, script: str, args: tuple[object, 
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
+        preexec_fn=None if ignoring is None else lambda: signal.signal(ignoring, signal.SIG_IGN),  # noqa: PLW1509 - it is but a system call
     )
     try:
         yield Run(directory, process, events)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +20,7 @@ from ftlib.common.processes import describe_exit
 from ftlib.launch.agent.records import Record, Records
 from ftlib.launch.director.decisions.hosts import Loss
 from ftlib.launch.director.losses import loss_of, with_later_remedy, with_remedy
-from ftlib.launch.hosts.names import Discovery, HostsFile, expand_nodes, parse_host, parse_hosts, slurm_hosts
+from ftlib.launch.hosts.names import DISCOVERY, Discovery, HostsFile, expand_nodes, parse_host, parse_hosts, slurm_hosts
 from ftlib.launch.hosts.transport import Transport
 from ftlib.launch.processes.worker import Paused
 from ftlib.launch.stream.messages import Decoder, Ended, Greeted, Lines, Piece, StreamError, encode, greeting, release
@@ -61,6 +64,18 @@ def test_a_discovery_that_says_none_is_not_believed_once_there_were_some(tmp_pat
     (tmp_path / "hosts").write_text("# all are ill\n")
     with pytest.raises(ConfigError, match="names no host"):
         command()
+
+
+def test_what_a_discovery_leaves_behind_is_not_waited_for(tmp_path: Path) -> None:
+    """As a connection that ssh shares does: it has the command's stderr, and a session of its own."""
+    left = tmp_path / "left"
+    began = time.monotonic()
+    try:
+        command = Discovery(f"sh -c 'setsid sleep 1000 & echo $! > {left}; echo a:2'")
+        assert command() == {"a": 2}
+        assert time.monotonic() - began < DISCOVERY
+    finally:
+        os.kill(int(left.read_text()), signal.SIGKILL)
 
 
 def test_closing_ends_a_discovery_that_hangs(tmp_path: Path) -> None:

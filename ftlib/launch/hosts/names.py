@@ -10,6 +10,7 @@ import signal
 import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Self
 
 from ...errors import ConfigError
 
@@ -77,40 +78,41 @@ class Discovery:
     def __init__(self, command: str) -> None:
         self._command = command
         self._hosts: dict[str, int | None] | None = None
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._closed = False
 
     def __call__(self) -> dict[str, int | None]:
         """The hosts now. ConfigError for a command that fails, takes too long, or prints what is no host."""
         name = f"the discovery command {self._command!r}"
-        try:
-            process = subprocess.Popen(  # noqa: S603 - running the user's command is the purpose
-                shlex.split(self._command),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                errors="replace",
-                start_new_session=True,  # the terminal's Ctrl-C is the launcher's
-            )
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{name} cannot be run: {error}") from None
-        self._process = process
-        try:
-            if self._closed:
+        # No pipes: whatever the command leaves behind, a connection that ssh shares say, would hold them open.
+        with _Words() as out, _Words() as err:
+            try:
+                process = subprocess.Popen(  # noqa: S603 - running the user's command is the purpose
+                    shlex.split(self._command),
+                    stdin=subprocess.DEVNULL,
+                    stdout=out.fd,
+                    stderr=err.fd,
+                    start_new_session=True,  # the terminal's Ctrl-C is the launcher's
+                )
+            except (OSError, ValueError) as error:
+                raise ConfigError(f"{name} cannot be run: {error}") from None
+            self._process = process
+            try:
+                if self._closed:
+                    _kill(process)
+                process.wait(DISCOVERY)
+            except subprocess.TimeoutExpired:
                 _kill(process)
-            out, err = process.communicate(timeout=DISCOVERY)
-        except subprocess.TimeoutExpired:
-            _kill(process)
-            process.communicate()
-            raise ConfigError(f"{name} did not end within {DISCOVERY:g} s") from None
-        finally:
-            self._process = None
-        if process.returncode:
-            words = " ".join(err.split())[:200] or "it says nothing on stderr"
-            raise ConfigError(f"{name} failed with {process.returncode}: {words}")
-        self._hosts = _some(parse_hosts(out.splitlines()), self._hosts, name)
-        return self._hosts
+                with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel
+                    process.wait(1.0)
+                raise ConfigError(f"{name} did not end within {DISCOVERY:g} s") from None
+            finally:
+                self._process = None
+            if process.returncode:
+                words = " ".join(err.text().split())[:200] or "it says nothing on stderr"
+                raise ConfigError(f"{name} failed with {process.returncode}: {words}")
+            self._hosts = _some(parse_hosts(out.text().splitlines()), self._hosts, name)
+            return self._hosts
 
     def close(self) -> None:
         """Kill the command if it runs."""
@@ -120,7 +122,24 @@ class Discovery:
             _kill(process)
 
 
-def _kill(process: subprocess.Popen[str]) -> None:
+class _Words:
+    """What a command writes, in memory: readable once it has ended, whoever else may still write there."""
+
+    def __init__(self) -> None:
+        self.fd = os.memfd_create("ftlib-discovery")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.fd)
+
+    def text(self) -> str:
+        """All of it so far."""
+        return os.pread(self.fd, os.fstat(self.fd).st_size, 0).decode(errors="replace")
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
 

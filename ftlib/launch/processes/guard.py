@@ -25,8 +25,18 @@ from .process import adopt_orphans, kill_descendants, shell_code
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that end a run: of a terminal, of a system that ends the launcher, of a batch system ahead of the end."""
-_BLOCKED = {*PASSED_ON, signal.SIGCHLD}
 _SWEEP = 5.0
+
+
+def heeded() -> tuple[signal.Signals, ...]:
+    """Those of ``PASSED_ON`` that end this run: all, but for a hang-up that ``nohup`` has it ignore."""
+    # A blocked signal is queued even if it is ignored, and a handler would replace what nohup has set.
+    deaf = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return tuple(number for number in PASSED_ON if not (deaf and number == signal.SIGHUP))
+
+
+def _blocked() -> set[signal.Signals]:
+    return {*heeded(), signal.SIGCHLD}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +71,8 @@ def guarded(main: Callable[[Guards], int], at_guard: Callable[[], None] = lambda
     adopt_orphans()
     sys.stdout.flush()
     sys.stderr.flush()
-    signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where whoever starts this has it ignored, no child's end is told
+    signal.pthread_sigmask(signal.SIG_BLOCK, _blocked())
     guard = os.pidfd_open(os.getpid())
     keeper = os.fork()
     if keeper == 0:
@@ -72,7 +83,7 @@ def guarded(main: Callable[[Guards], int], at_guard: Callable[[], None] = lambda
         code = _wait(keeper)
     finally:
         kill_descendants(_SWEEP)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _blocked())
     _say_if_killed("keeper", code)
     return shell_code(code)
 
@@ -97,7 +108,7 @@ class Twins:
 
 def release_signals() -> None:
     """Let the signals through that ``guarded`` held back."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _blocked())
 
 
 def _end_after(live: Callable[[], int]) -> NoReturn:
@@ -135,10 +146,10 @@ def _keep(main: Callable[[Guards], int], at_guard: Callable[[], None], guard: in
 
 def _wait(child: int) -> int:
     """Pass signals on until the child ends: it has deadlines of its own for everything but the workers' work."""
-    twins = Twins()
+    twins, awaited = Twins(), _blocked()
     while True:
-        number = signal.sigwait(_BLOCKED)
-        if number in PASSED_ON:
+        number = signal.sigwait(awaited)
+        if number != signal.SIGCHLD:
             if not twins.again(number):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(child, number)

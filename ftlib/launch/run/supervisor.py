@@ -9,6 +9,7 @@ the one for the workers' own work.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import os
 import shutil
@@ -45,6 +46,11 @@ MATES_GRACE = 0.5
 
 PAGE = -1
 """The index of the dashboard's process among the workers."""
+
+_FLUSH = 2.0
+"""Seconds that the reader of the output has once the run is to end."""
+_LOOK = 0.05
+"""Seconds between two looks whether the reader has taken all."""
 
 _SPAWN_FAILED = 71
 """EX_OSERR of sysexits.h: the code noted for a worker that could not be started."""
@@ -109,15 +115,28 @@ class Supervisor:
         self._over: asyncio.Future[None] = self._loop.create_future()
         plan = self._plan
         self._console = Console(self._loop, workers=plan.workers, log_dir=plan.log_dir, events=plan.events)
-        patience: float | None = 2.0
         try:
             with self._credentials.kept():
                 await self._live()
             code = self._conclude()
-            patience = 2.0 if self._interrupted else None  # None: wait as long as the reader of the output takes
+            if not self._interrupted:
+                await self._written_out()
         finally:
-            self._console.close(patience)
+            self._console.close(_FLUSH)
         return code
+
+    async def _written_out(self) -> None:
+        """Wait as long as the reader of the output takes; no longer once a signal comes, or the launcher is killed."""
+        hurry = asyncio.Event()
+        for number in guard.heeded():
+            self._loop.add_signal_handler(number, hurry.set)
+        unwatch = self._watch(hurry.set)
+        try:
+            while not hurry.is_set() and not self._console.close(_LOOK):
+                with contextlib.suppress(TimeoutError):  # signals are handled between two looks
+                    await asyncio.wait_for(hurry.wait(), _LOOK)
+        finally:
+            unwatch()
 
     async def _live(self) -> None:
         listener = self._listen()
@@ -160,12 +179,14 @@ class Supervisor:
 
     def _take_signals(self) -> Callable[[], None]:
         self._steward = Steward(self._loop, self._reaped)
-        for number in guard.PASSED_ON:
+        for number in guard.heeded():
             self._loop.add_signal_handler(number, self._interrupt, number)
         guard.release_signals()
-        if self._guards is None:
-            return lambda: None
-        return self._guards.on_death(self._loop, self._abandon)
+        return self._watch(self._abandon)
+
+    def _watch(self, then: Callable[[], None]) -> Callable[[], None]:
+        """Call ``then`` once guard or keeper is killed. Returns a function that stops watching."""
+        return (lambda: None) if self._guards is None else self._guards.on_death(self._loop, then)
 
     def _greet(self) -> None:
         plan = self._plan
