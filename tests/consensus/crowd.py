@@ -29,14 +29,17 @@ _REQUEST = b"GET /status HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 4000
 class Crowd:
     """``size`` strangers, from ``with`` on. ``drip``: seconds from byte to byte that each of them sends; 0: none.
 
-    ``pace``: of those that were hung up on so many come again a second.
+    ``pace``: of those that were hung up on so many come again a second. ``greeting``: what each sends as it comes, before that.
     """
 
-    def __init__(self, address: tuple[str, int], size: int, drip: float = 0.0, pace: float = 1000.0) -> None:
+    def __init__(
+        self, address: tuple[str, int], size: int, drip: float = 0.0, pace: float = 1000.0, *, greeting: bytes = b""
+    ) -> None:
         self._address = address
         self._size = size
         self._drip = drip
         self._pace = pace
+        self._greeting = greeting
         self._selector = selectors.DefaultSelector()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="crowd")
@@ -45,6 +48,8 @@ class Crowd:
         """Connections that were begun."""
         self.closed = 0
         """Connections that the other side closed."""
+        self.greeted = 0
+        """Connections that have sent their greeting."""
 
     @property
     def held(self) -> int:
@@ -69,8 +74,11 @@ class Crowd:
             allowed = self._size + self._pace * (time.monotonic() - began) - self.made
             for _ in range(min(200, self._size - len(self._said), int(allowed))):
                 self._come()
-            for key, _ in self._selector.select(0.01):
-                self._look(key.fileobj)  # type: ignore[arg-type]
+            for key, events in self._selector.select(0.01):
+                if events & selectors.EVENT_WRITE:
+                    self._greet(key.fileobj)  # type: ignore[arg-type]
+                else:
+                    self._look(key.fileobj)  # type: ignore[arg-type]
             if self._drip and time.monotonic() >= due:
                 due += self._drip
                 for sock, said in self._said.items():
@@ -85,7 +93,13 @@ class Crowd:
             return
         self.made += 1
         self._said[sock] = 0
-        self._selector.register(sock, selectors.EVENT_READ)
+        self._selector.register(sock, selectors.EVENT_READ | (selectors.EVENT_WRITE if self._greeting else 0))
+
+    def _greet(self, sock: socket.socket) -> None:
+        """It is connected, or was refused, which the next look shows."""
+        self._selector.modify(sock, selectors.EVENT_READ)
+        with contextlib.suppress(OSError):
+            self.greeted += sock.send(self._greeting) > 0
 
     def _look(self, sock: socket.socket) -> None:
         with contextlib.suppress(BlockingIOError, OSError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,10 +27,10 @@ def members(count: int, **settings: Any) -> Iterator[list[Gossip]]:
             member.stop()
 
 
-def begin(plane: Any = None, **settings: Any) -> Gossip:
+def begin(plane: Any = None, meta: Mapping[str, Any] | None = None, **settings: Any) -> Gossip:
     """An agent on a thread is quicker to start; those of ``peers`` are processes, and ``test_agent_process`` is about them."""
     gossip = Gossip(Config(**{"agent": Home.THREAD, "exclude_after": PATIENT["exclude_after"], **settings}))
-    gossip.start(plane)
+    gossip.start(plane, meta=meta)
     return gossip
 
 

@@ -17,6 +17,8 @@ import pytest
 
 from consensus import Config, Gossip, Home, KeyRing, SecretError, format_address, get
 from consensus.runtime.net import door as entrance
+from consensus.runtime.net import http as http_side
+from consensus.runtime.net import udp
 from consensus.runtime.net.door import PATIENCE, Door, StrangerStage, UnprovenPeer
 from consensus.runtime.net.liveness_connection import ask
 from consensus.wire.proofs import Exchange, decode, fresh_nonce, greeting
@@ -24,7 +26,7 @@ from tests.harness.basics import TIMEOUT, eventually
 
 from .crowd import Crowd, crowd_process
 from .fake_core import until
-from .group import address, agree, members, peers
+from .group import address, agree, begin, ids, members, peers
 from .secret import OTHER, RING, SECRET, dropped
 from .tap import may_listen, tap
 
@@ -320,6 +322,24 @@ class TestCrowds:
                     agree([*group, joiner], 3)
                 agree(group, 2)
                 eventually(lambda: all(crowd.closed > 300 for crowd in crowds), "others were hung up on")
+
+    def test_posts_without_a_body_take_no_place_from_messages(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """More than an agent reads at a time. Between hosts whole views go by POST, and nobody joins without them."""
+        monkeypatch.setattr(udp, "LOOPBACK_LIMIT", udp.NETWORK_LIMIT)
+        for module, name in ((http_side, "_READ_TIMEOUT"), (entrance, "PATIENCE")):
+            monkeypatch.setattr(module, name, TIMEOUT)  # what they take they keep
+        head = request("/message", method="POST", body=bytes(60_000))[:-60_000]
+        settings = {"secret": SECRET, "job": "posting", "exclude_after": 20.0, "meta": {"note": "y" * 600}}
+        with members(2, **settings) as group, contextlib.ExitStack() as stack:
+            agree(group, 2)
+            joiner = begin(introducers=(address(group[0]),), **settings)
+            stack.callback(joiner.stop)
+            for member in (*group, joiner):
+                crowd = stack.enter_context(Crowd(member.member.address, 100, pace=100.0, greeting=head))
+                eventually(lambda crowd=crowd: crowd.greeted >= 100, "all have sent their heads")  # type: ignore[misc]
+            joiner.seek_admission()
+            eventually(lambda: len(ids(joiner.view)) == 3, "it was let in", 20.0)
+            agree([*group, joiner], 3)
 
     @pytest.mark.soak
     @SILENT_AND_SLOW

@@ -13,12 +13,13 @@ are sealed in frames (see ``proofs``). A GET with ``Upgrade: ftlib-stream`` asks
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import os
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import aiohttp
@@ -44,7 +45,7 @@ _HELD_POLL = 0.02
 _READ_TIMEOUT = 5.0
 """Seconds for a whole message to arrive."""
 _READING = 64
-"""The most messages read at a time; each has at most 64 KiB."""
+"""The most messages read at a time; each has at most 64 KiB. Those whose first bytes may yet be a stranger's do not count."""
 
 _POST_TIMEOUT = 5.0
 _FENCE_TIMEOUT = 10.0
@@ -178,42 +179,47 @@ class HttpServer:
     async def _message(self, request: web.BaseRequest) -> web.StreamResponse:
         """Read a message; with a secret only if its beginning may be authentic."""
         overhead = self._sealer.overhead
-        if self._reading >= _READING:
-            raise RefusedError
-        self._reading += 1
         try:
             async with asyncio.timeout(_READ_TIMEOUT):
                 data = await (self._read_sealed(request, overhead) if overhead else self._read(request))
         except TimeoutError:
             raise RefusedError from None
-        finally:
-            self._reading -= 1
-        reading(request, message=False)
         if self._received(data, request.remote or "?"):
             prove(request)
         return web.Response(status=204)
 
     async def _read(self, request: web.BaseRequest) -> bytes:
-        reading(request, message=True)
-        return await request.read()
+        with self._place(request):
+            return await request.read()
 
     async def _read_sealed(self, request: web.BaseRequest, overhead: int) -> bytes:
-        """The body; raises RefusedError if its first ``overhead`` bytes cannot be authentic."""
+        """The body; raises RefusedError if its first ``overhead`` bytes cannot be authentic. It has no place before these."""
         data = bytearray()
-        promising = False
-        async for piece in request.content.iter_any():
+        while len(data) < overhead and (piece := await request.content.readany()):
             data += piece
-            if not promising and len(data) >= overhead:
-                promising = self._sealer.promising(bytes(data[:overhead]))
-                if not promising:
-                    break
-                reading(request, message=True)
-            if len(data) > self._limit:
-                raise web.HTTPRequestEntityTooLarge(self._limit, len(data))
-        if not promising:
+        if not self._sealer.promising(bytes(data[:overhead])):
             self._received(bytes(data[:overhead]), request.remote or "?")  # counts it
             raise RefusedError
-        return bytes(data)
+        with self._place(request):
+            while len(data) <= self._limit:
+                piece = await request.content.readany()
+                if not piece:
+                    return bytes(data)
+                data += piece
+            raise web.HTTPRequestEntityTooLarge(self._limit, len(data))
+
+    @contextlib.contextmanager
+    def _place(self, request: web.BaseRequest) -> Iterator[None]:
+        """One of the places for messages worth reading; raises RefusedError if all are taken."""
+        if self._reading >= _READING:
+            raise RefusedError
+        self._reading += 1
+        reading(request, message=True)
+        try:
+            yield
+        finally:
+            reading(request, message=False)
+            self._reading -= 1
 
     async def _get(self, request: web.BaseRequest, exchange: Exchange | None) -> web.StreamResponse:
         if request.path == "/tether":
