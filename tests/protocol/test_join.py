@@ -12,6 +12,7 @@ from consensus.errors import JoinError
 from consensus.member import Address
 from consensus.messages import JoinReply, JoinRequest
 from consensus.protocol.machine import Machine
+from consensus.protocol.state.effects import Note, Send
 from consensus.protocol.state.inputs import Input, Introduced, Listening, Resolved
 from consensus.protocol.state.join import FOUNDING_PATIENCE, FRESH, HASTY, MUTE_PATIENCE, RARELY, Applicants, Search
 from consensus.simulation import World, judged
@@ -278,6 +279,42 @@ def test_other_terms_are_refused_by_name() -> None:
     assert isinstance(other.stopped, JoinError)
     assert "exclude_after=3 policy=majority" in str(other.stopped)
     assert "exclude_after=2 policy=majority" in str(other.stopped)
+
+
+def test_whoever_is_in_no_cluster_refuses_nobody() -> None:
+    """Members that introduce each other start together, one of them with other terms: that is the one that has to go."""
+    world = judged(World(1, Config(initial_size=3, join_timeout=5.0)))
+    hosts, terms = [world.start("m0", introducers=("m0",))], world.config
+    world.config = replace(terms, exclude_after=3.0)
+    other = world.start("other", introducers=("m0", "other"))
+    world.config = terms
+    hosts += [world.start(name, introducers=("m0", "other")) for name in ("m1", "m2", "m3")]
+    world.run_until(lambda: all(host.activated and len(host.activated[-1].ids) == 4 for host in hosts), 8.0)
+    world.run_until(lambda: other.stopped is not None, 2.0)
+    assert [host.stopped for host in hosts] == [None] * 4
+    assert "the cluster refused this member: its settings are 'exclude_after=3" in str(other.stopped)
+
+
+def test_whoever_asks_with_other_terms_is_told_what_is_known_and_does_not_count() -> None:
+    config = Config(introducers=("somewhere:1",), initial_size=2)
+    machine, other = Machine(config, ME, Random(1), founder=True, introducers=(B,)), member("x")
+    machine.start(100.0)
+    machine.receive("b", B, JoinReply(None, None), 100.0)
+    machine.drain()
+    request = JoinRequest(other, True, replace(config, exclude_after=3.0).terms)
+    effects = []
+    for now in (100.1, 100.2):
+        machine.receive(other.id, other.address, request, now)
+        effects += machine.drain()
+    assert [each.message for each in effects if isinstance(each, Send) and each.address == other.address] == [NOTHING] * 2
+    [note] = [each for each in effects if isinstance(each, Note)]
+    assert "'exclude_after=3 policy=majority', here they are 'exclude_after=2 policy=majority'" in note.text
+    assert machine.view is None, "two have not met"
+    machine.receive("b", B, JoinReply(view_of("bc"), member("b")), 100.3)
+    machine.drain()
+    machine.receive(other.id, other.address, request, 100.4)
+    [reply] = sends(machine.drain(), JoinReply)
+    assert reply.message == JoinReply(view_of("bc"), member("b"), None, view_of("bc").view_id, 1), "that cluster will refuse it"
 
 
 @pytest.mark.parametrize("size", [1, 2, 7])

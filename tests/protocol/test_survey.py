@@ -176,7 +176,7 @@ def test_who_speaks_to_us_lives_before_the_store_says_so_and_is_not_checked() ->
     desk = Desk()
     desk.run(0.1)
     assert desk.search.founder
-    desk.survey.met(member("b"), desk.now)
+    desk.survey.met(member("b"), desk.now, alike=True)
     assert not desk.search.founder and desk.search.introducers == addresses("b")
     desk.lease("bc", alive=False)
     desk.run(0.3)
@@ -399,8 +399,8 @@ def test_alone_it_founds_as_soon_as_the_store_has_answered() -> None:
     assert record.view == view_of("b") and record.proposal is None and record.driver == "b"
 
 
-def ask(bench: Bench, name: str) -> None:
-    request = JoinRequest(member(name), True, bench.machine._core.config.terms)
+def ask(bench: Bench, name: str, terms: str = "") -> None:
+    request = JoinRequest(member(name), True, terms or bench.machine._core.config.terms)
     bench.machine.receive(name, member(name).address, request, bench.now)
     bench.machine.receive(name, member(name).address, JoinReply(None, None), bench.now)
     bench.take()
@@ -425,6 +425,16 @@ def test_not_where_another_one_comes_first() -> None:
             ask(one, name)
         one.run(0.2)
     assert created(one) == []
+
+
+def test_whoever_comes_first_with_other_terms_does_not_keep_it_from_founding() -> None:
+    one = founder("acd", size=3)
+    one.run(0.3)
+    ask(one, "a", "other terms")
+    for name in "cd":
+        ask(one, name)
+    one.run(0.2)
+    assert set(created(one)[0].view.ids) == set("bcd")
 
 
 def test_not_before_the_store_answered() -> None:

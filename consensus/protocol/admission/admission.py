@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from math import inf
 from typing import Any
 
@@ -34,6 +35,9 @@ HURRIED = 0.05
 
 LEFT = 16
 """The most dead members at whose addresses the coordinator looks for new lifetimes."""
+
+STRANGE_TERMS = 16
+"""The most different terms of others that are logged."""
 
 STAND_BY = 0.4
 """Seconds between two pings of an applicant by the members that may coordinate next."""
@@ -68,6 +72,8 @@ class Admission:
         self._hurried = -inf
         self._answers: dict[tuple[bool, bool], JoinReply] = {}
         """The latest replies to applicants, by whether they hold the whole view, and a delta."""
+        self._strange_terms: set[str] = set()
+        """Terms unlike ours with which others looked for this job."""
         self._leave_call: int | None = None
         self._ended = False
         """Whether this member leaves because its program has ended."""
@@ -265,22 +271,19 @@ class Admission:
     # Letting in
 
     def on_join_request(self, sender: str, address: Address, request: JoinRequest, now: float) -> None:
-        """A member asks to join; the coordinator and the next two note it, and every member replies what it knows."""
+        """Somebody asks to join; the coordinator and the next two note it, and everybody replies what it knows.
+
+        Only a member of a view refuses: the job's terms are those of its cluster.
+        """
         core = self._core
         if request.member.id != sender or sender == core.member.id:
+            return
+        if core.view is None:
+            self._meet(address, request, now)
             return
         if request.terms != core.config.terms:
             text = f"its settings are {request.terms[:200]!r}, the job's are {core.config.terms!r}: make them equal"
             core.outbox.send_to(address, Refused(text))
-            return
-        if core.view is None:
-            if self.survey is not None:
-                self.survey.met(request.member, now)
-            if self.search.founder or self._founding is not None:
-                core.applicants.heard(request.member, request.wants, now, request.vote)
-            known = self.search.cluster
-            core.outbox.send_to(address, _reply(known, self.search.coordinator if known else None, request.known))
-            self._search(now)
             return
         self._askers.heard(address, now)
         core.outbox.send_to(address, self._answer(core.view, request.known))
@@ -297,6 +300,28 @@ class Admission:
             elif applicant.wants:
                 self._ping(applicant, now)
                 self._change.proposer.consider(now)
+
+    def _meet(self, address: Address, request: JoinRequest, now: float) -> None:
+        """Somebody asks, and this process has no view either. It refuses nobody: whose terms are the job's is not known yet."""
+        core = self._core
+        alike = request.terms == core.config.terms
+        if self.survey is not None:
+            self.survey.met(request.member, now, alike=alike)
+        if not alike:
+            self._tell_apart(request)
+        elif self.search.founder or self._founding is not None:
+            core.applicants.heard(request.member, request.wants, now, request.vote)
+        known = self.search.cluster
+        core.outbox.send_to(address, _reply(known, self.search.coordinator if known else None, request.known))
+        self._search(now)
+
+    def _tell_apart(self, request: JoinRequest) -> None:
+        """Log, once for the same terms, that somebody looks for this job with others."""
+        terms = request.terms[:200]
+        if terms not in self._strange_terms and len(self._strange_terms) < STRANGE_TERMS:
+            self._strange_terms.add(terms)
+            text = f"{request.member} looks for this job with the settings {terms!r}, here they are {self._core.config.terms!r}"
+            self._core.outbox.note(logging.WARNING, "terms", f"{text}: they found nothing together, make them equal")
 
     def _answer(self, view: View, known: str) -> JoinReply:
         """The reply to an applicant: the same object for equal replies, so that a long view is encoded once for all of them."""

@@ -62,6 +62,8 @@ class _Lessee:
     proven: bool = False
     held: bool = True
     """Whether the lease is in the store, as far as we know."""
+    alike: bool = True
+    """Whether it may found a cluster with us: it has not asked us with other terms."""
 
 
 @dataclass(slots=True)
@@ -188,11 +190,11 @@ class Survey:
         """Whether the newest record names that member."""
         return self.newest is not None and member_id in self.newest.view
 
-    def met(self, member: Member, now: float) -> None:
-        """Another member that looks for a cluster asked us."""
+    def met(self, member: Member, now: float, *, alike: bool) -> None:
+        """Another member that looks for a cluster asked us. ``alike``: with our terms."""
         if self._leases:
             known = self._lessees.setdefault(member.id, _Lessee(member, -1, now, now))
-            known.proven, known.moved = True, now
+            known.proven, known.moved, known.alike = True, now, alike
             if self.answered:
                 self._heed(now)
 
@@ -252,12 +254,12 @@ class Survey:
         return self._last_read - since >= self._patience and now - silent >= self._patience
 
     def _living(self) -> list[_Lessee]:
-        """Members with a lease that was renewed, or had no time to be renewed yet, by id."""
+        """Members like us with a lease that was renewed, or had no time to be renewed yet, by id."""
         lease = self._core.config.lease
         found = [
             each
             for key, each in self._lessees.items()
-            if each.held and key not in self._dead and self._last_read - each.moved < lease
+            if each.alike and each.held and key not in self._dead and self._last_read - each.moved < lease
         ]
         return sorted(found, key=lambda each: each.member.id)
 
