@@ -23,7 +23,10 @@ _LAST_PAUSE = 1.0
 """Seconds between two tries to reconnect: doubled from the first to the last, each scattered between half and whole."""
 
 Listen = Callable[[Callable[[], None]], Awaitable[None]]
-"""Connects, calls its argument once it listens (earlier changes may be missed) and at every change, until it raises."""
+"""Connects, calls its argument once it listens (earlier changes may be missed) and at every change, until it raises.
+
+It returns where it has to be called again though nothing is wrong.
+"""
 
 
 class Watches:

@@ -25,7 +25,8 @@ from ..server_url import ServerUrl, tls_trouble
 
 _CONNECTIONS = 16
 _QUIET = 30.0
-"""A watch that received nothing for so many seconds is made again: the server may have vanished silently."""
+"""A watch that received nothing for so many seconds is made again: nothing may have changed, or the server may have vanished
+silently, which making it shows."""
 
 _MAX_LINE = 1 << 24
 """The most bytes of one message of a watch."""
@@ -131,17 +132,21 @@ class EtcdWire:
         raise trouble
 
     async def listen(self, body: Mapping[str, Any], heard: Callable[[dict[str, Any]], None]) -> None:
-        """Make a watch of ``body`` and call ``heard`` with each of its results, until it fails."""
+        """Make a watch of ``body`` and call ``heard`` with each of its results, until it fails or has been quiet for long."""
         endpoint = self._endpoints[0]
+        limit, made = asyncio.timeout(self._timeout), False
         try:
-            async with asyncio.timeout(self._timeout) as limit:
+            async with limit:
                 await self._prepare(endpoint, self._timeout)
                 async with self._post(endpoint, "watch", body, self._timeout) as response:
                     async for line in _lines(response):
                         heard(_result(line))
+                        made = True
                         limit.reschedule(asyncio.get_running_loop().time() + _QUIET)
             raise OSError("the watch was ended")
         except (_AnsweredError, aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            if made and limit.expired():
+                return
             self._token = ""  # etcd cancels a watch with an outdated token, without a reason
             self._demote(endpoint)
             raise self._translate(error, ambiguous=False) from None

@@ -306,6 +306,21 @@ async def test_a_watch_of_a_server_that_falls_silent_notices(
     await views.ended()
 
 
+async def test_a_watch_without_news_is_not_taken_for_a_failure(
+    own: EtcdServer, server: EtcdServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """etcd says nothing while nothing changes. The watch is made again at the same server, which is asked first as before."""
+    monkeypatch.setattr("consensus.storage.etcd.etcd_wire._QUIET", 0.3)
+    store = await opened(f"etcd://localhost:{own.port},localhost:{server.port}", job="quiet")
+    views = Heard(store, "views/")
+    await until(lambda: views.count > 3)
+    assert "is not watched for now" not in caplog.text
+    await store.write("views/1", b"1")
+    assert "kvs" in ask(own, "kv/range", key=coded("/ftlib/quiet/values/views/1"))
+    await store.close()
+    await views.ended()
+
+
 async def test_a_watch_does_not_mind_compaction(own: EtcdServer) -> None:
     store = await opened(own.url)
     views = Heard(store, "views/")
