@@ -29,6 +29,10 @@ It returns where it has to be called again though nothing is wrong.
 """
 
 
+ODD_ANSWER = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+"""What reading an answer raises that is of another form than the server's: something else may answer at its address."""
+
+
 class Watches:
     """All watches of one store."""
 

@@ -125,6 +125,33 @@ async def test_before_the_store_is_open_it_is_away(tmp_path: Path, monkeypatch: 
         assert a.agent.status()["store"]["away_since"] is None
 
 
+async def test_an_odd_error_of_opening_is_away_and_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Odd(FileStore):
+        tries = 0
+        free = False
+
+        async def open(self) -> None:
+            Odd.tries += 1
+            if not Odd.free:
+                raise KeyError("etcdserver")
+            await super().open()
+
+    monkeypatch.setattr(store_session, "store_at", Odd)
+
+    async with agent(tmp_path) as a:
+        away = await answer(a, ReadViews())
+        assert isinstance(away, Away) and "KeyError: 'etcdserver'" in away.detail
+        await until(lambda: Odd.tries >= 3)
+        assert [record.getMessage() for record in caplog.records if "no store should" in record.getMessage()] == [
+            f"the store file://{tmp_path} cannot be opened for now, for a reason that no store should have"
+        ]
+        Odd.free = True
+        await opened(a)
+        assert await answer(a, ReadViews()) == Recorded(None)
+
+
 async def test_a_lease_is_renewed_while_a_record_is_stuck(tmp_path: Path, hanging: list[Hanging]) -> None:
     async with agent(tmp_path) as a:
         await opened(a)

@@ -129,12 +129,21 @@ class StoreSession:
 
     async def _open(self, store: StoreGauge) -> None:
         pause = _FIRST_PAUSE
+        kinds: set[type[Exception]] = set()
         while True:
             try:
                 return await store.open()
             except StoreAwayError as error:
                 self._away = str(error)
-                self._tried.set()
+            except (ConfigError, StoreRefusedError):
+                raise
+            except Exception as error:  # noqa: BLE001 - requests wait for the end of this try
+                kind = type(error).__name__
+                self._away = f"the store {self._url} cannot be opened, for a reason that no store should have: {kind}: {error}"
+                if type(error) not in kinds:
+                    kinds.add(type(error))
+                    _LOG.exception("the store %s cannot be opened for now, for a reason that no store should have", self._url)
+            self._tried.set()
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LAST_PAUSE)
 

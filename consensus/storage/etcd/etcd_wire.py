@@ -21,6 +21,7 @@ from aiohttp import ClientResponse as Response
 
 from ...errors import AmbiguousWriteError, StoreAwayError, StoreError, StoreRefusedError
 from ...member import format_address
+from ..server_store import ODD_ANSWER
 from ..server_url import ServerUrl, tls_trouble
 
 _CONNECTIONS = 16
@@ -122,7 +123,7 @@ class EtcdWire:
                     if write:
                         limit.reschedule(deadline)  # once the write is sent, no other endpoint may be asked
                     return await self._ask_one(endpoint, path, body, share)
-            except (_AnsweredError, aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            except (_AnsweredError, aiohttp.ClientError, OSError, TimeoutError, *ODD_ANSWER) as error:
                 trouble = self._translate(error, ambiguous=sent)
             if isinstance(trouble, StoreAwayError | AmbiguousWriteError):
                 self._demote(endpoint)
@@ -144,7 +145,7 @@ class EtcdWire:
                         made = True
                         limit.reschedule(asyncio.get_running_loop().time() + _QUIET)
             raise OSError("the watch was ended")
-        except (_AnsweredError, aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+        except (_AnsweredError, aiohttp.ClientError, OSError, TimeoutError, *ODD_ANSWER) as error:
             if made and limit.expired():
                 return
             self._token = ""  # etcd cancels a watch with an outdated token, without a reason
@@ -158,12 +159,20 @@ class EtcdWire:
         if self._url.username and not self._token:
             body = {"name": self._url.username, "password": self._url.password}
             async with self._post(endpoint, "auth/authenticate", body, share) as response:
-                self._token = str(_result(await response.read())["token"])
+                answer = await response.read()
+            try:
+                self._token = str(_result(answer)["token"])
+            except ODD_ANSWER:
+                raise _no_answer(answer) from None
 
     async def _find_gateway(self, endpoint: _Endpoint, share: float) -> str:
         async with self._open().get(f"{endpoint.url}/version", timeout=_limits(share)) as response:
-            text = str(json.loads(await response.read())["etcdserver"])
-        version = tuple(int(part) for part in text.split(".")[:2])
+            answer = await response.read()
+        try:
+            text = str(json.loads(answer)["etcdserver"])
+            version = tuple(int(part) for part in text.split(".")[:2])
+        except ODD_ANSWER:
+            raise _no_answer(answer) from None
         if version < (3, 3):
             raise _AnsweredError(_PRECONDITION, f"etcd {text} is too old, 3.3 or newer is needed")
         return "v3beta" if version == (3, 3) else "v3"
@@ -247,11 +256,17 @@ def _result(data: bytes) -> dict[str, Any]:
         result: dict[str, Any] = answer.get("result", answer)  # the former in a stream
         facts: dict[str, Any] = error if isinstance(error, dict) else answer  # the former in a stream
         code = int(facts.get("grpc_code") or facts.get("code") or 2)
-    except (ValueError, TypeError, AttributeError):
-        raise ValueError(f"this is no answer of etcd: {data[:80]!r}") from None
+    except ODD_ANSWER:
+        raise _no_answer(data) from None
+    if not isinstance(result, dict):
+        raise _no_answer(data)
     if error is not None:
         raise _AnsweredError(code, str(facts.get("message", error)))
     return result
+
+
+def _no_answer(data: bytes) -> ValueError:
+    return ValueError(f"this is no answer of etcd: {data[:80]!r}")
 
 
 async def _lines(response: Response) -> AsyncIterator[bytes]:

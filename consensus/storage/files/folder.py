@@ -120,10 +120,25 @@ class Folder:
             now = fresh.stat().st_mtime
         finally:
             fresh.unlink(missing_ok=True)
-        for path in [*fresh.parent.iterdir(), *self._job.glob("trial-*")]:
-            with contextlib.suppress(OSError):  # another member cleans up, too
-                if now - path.stat().st_mtime > LEFT_OVER:
-                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+        old, root = now - LEFT_OVER, self._root.name
+        self._remove_older(old, root, "temp")
+        self._remove_older(old, beginning="trial-")
+
+    def _remove_older(self, stamp: float, *below: str, beginning: str = "") -> None:
+        """Remove what is older in the job's directory ``below``, as far as that works."""
+        with contextlib.suppress(OSError), _directory(self._job, *below) as directory, os.scandir(directory) as entries:
+            for entry in list(entries):
+                try:
+                    if not entry.name.startswith(beginning) or entry.stat(follow_symlinks=False).st_mtime >= stamp:
+                        continue
+                    if not entry.is_dir(follow_symlinks=False):
+                        os.unlink(entry.name, dir_fd=directory)
+                    else:
+                        shutil.rmtree(entry.name, dir_fd=directory)
+                except OSError:  # another member cleans up, too
+                    continue
+                except RecursionError:
+                    self._complain(self._job.joinpath(*below, entry.name))
 
     # Values
 
@@ -346,6 +361,21 @@ class Folder:
             return DirectoryState.HERE
         above = next(path for path in self._root.parents if path.is_dir())
         return DirectoryState.WIPED if above.stat().st_dev == self._device else DirectoryState.AWAY
+
+
+@contextlib.contextmanager
+def _directory(path: Path, *below: str) -> Iterator[int]:
+    """A descriptor of the directory ``below`` in ``path``. No symbolic link there is followed: it may lead anywhere."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    file = os.open(path, flags)
+    try:
+        for name in below:
+            inner = os.open(name, flags | os.O_NOFOLLOW, dir_fd=file)
+            os.close(file)
+            file = inner
+        yield file
+    finally:
+        os.close(file)
 
 
 def _links(path: Path) -> int:

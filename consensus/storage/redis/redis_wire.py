@@ -20,6 +20,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from ...errors import AmbiguousWriteError, StoreAwayError, StoreError, StoreRefusedError
+from ..server_store import ODD_ANSWER
 from ..server_url import ServerUrl, tls_trouble
 
 _CONNECTIONS = 8
@@ -143,7 +144,7 @@ class RedisWire:
                             heard(answer[2])
                 finally:
                     await connection.disconnect(nowait=True)  # subscribed, so no other command can use it
-        except (errors.RedisError, OSError, TimeoutError) as error:
+        except (errors.RedisError, OSError, TimeoutError, *ODD_ANSWER) as error:
             raise self._translate(error, ambiguous=False) from None
 
     @contextlib.asynccontextmanager
@@ -161,7 +162,7 @@ class RedisWire:
                     return await connection.read_response()
 
                 yield exchange
-        except (errors.RedisError, OSError, TimeoutError) as error:
+        except (errors.RedisError, OSError, TimeoutError, *ODD_ANSWER) as error:
             raise self._translate(error, ambiguous=write and sent) from None
 
     @contextlib.asynccontextmanager
@@ -184,6 +185,8 @@ class RedisWire:
             return StoreRefusedError(f"the store {self._url} refuses: {text}")
         if (reason := tls_trouble(error)) is not None:
             return StoreRefusedError(f"the store {self._url}: {reason} ({text})")
+        if isinstance(error, ODD_ANSWER):
+            text = f"this is no answer of Redis ({type(error).__name__}: {text})"
         if ambiguous:
             return AmbiguousWriteError(f"the store {self._url} did not answer to a write within {self._timeout:g} s: {text}")
         within = f" within {self._timeout:g} s" if isinstance(error, (errors.TimeoutError, TimeoutError)) else ""

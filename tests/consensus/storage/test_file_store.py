@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import string
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -17,6 +19,7 @@ from hypothesis import strategies as st
 
 from consensus.storage.files import floors, folder, probe
 from consensus.storage.store import Created, Unreadable
+from tests.harness.basics import TIMEOUT
 
 from .conformance import Conformance
 from .directory import Directory, files
@@ -119,6 +122,23 @@ def test_a_dictionary_does_the_same(operations: list[tuple[Any, ...]]) -> None:
 # Files
 
 
+def nest(directory: Path, first: str, levels: int, name: str = "a") -> None:
+    """Make ``first`` in ``directory``, with ``levels`` directories in each other below it."""
+    (directory / first).mkdir()
+    file = os.open(directory / first, os.O_RDONLY)
+    for _ in range(levels):
+        os.mkdir(name, dir_fd=file)
+        inner = os.open(name, os.O_RDONLY, dir_fd=file)
+        os.close(file)
+        file = inner
+    os.close(file)
+
+
+def unnest(path: Path) -> None:
+    """Remove what ``nest`` made, which is too deep for Python, and for pytest's own cleaning."""
+    subprocess.run(["rm", "-r", path], check=True, timeout=TIMEOUT)
+
+
 async def test_what_is_left_are_values_floors_and_the_id_and_only_their_owner_may_look(place: Directory) -> None:
     async with place.store() as store:
         await store.create("views/1", b"1", number=1, floor="views")
@@ -200,6 +220,39 @@ async def test_what_dead_processes_left_is_removed_when_it_is_old(place: Directo
     async with place.store():
         assert files(temp) == [f"value-{new:.0f}"]
         assert [path.name for path in (place.path / "job").glob("trial-*")] == [f"trial-{new:.0f}"]
+
+
+async def test_a_directory_too_deep_to_be_removed_keeps_nobody_out(place: Directory, caplog: pytest.LogCaptureFixture) -> None:
+    async with place.store():
+        temp = place.root() / "temp"
+    nest(temp, "deep", 1500)
+    old = time.time() - folder.LEFT_OVER - 60
+    os.utime(temp / "deep", (old, old))
+    try:
+        async with place.store() as store:
+            await store.write("members/a", b"1")
+    finally:
+        unnest(temp / "deep")
+    assert f"{temp / 'deep'} holds no value of ftlib's and is passed over: remove it" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["temp"])
+async def test_nothing_is_removed_where_a_symbolic_link_leads(place: Directory, tmp_path_factory: Any, name: str) -> None:
+    """Who may write in the store may not have its members remove files elsewhere."""
+    async with place.store() as store:
+        await store.write("leases/a", b"1", expires=60)
+        link = place.root() / name
+    elsewhere: Path = tmp_path_factory.mktemp("elsewhere")
+    old = time.time() - folder.LEFT_OVER - 60
+    for kept in (elsewhere / "thesis", elsewhere / "data" / "1"):
+        kept.parent.mkdir(exist_ok=True)
+        kept.write_text("mine")
+        os.utime(kept, (old, old))
+    os.utime(elsewhere / "data", (old, old))
+    shutil.rmtree(link)
+    link.symlink_to(elsewhere)
+    async with place.store():
+        assert files(elsewhere) == ["data/1", "thesis"]
 
 
 async def test_lower_numbers_of_a_floor_go_once_a_higher_one_has_stood_for_long(place: Directory) -> None:
