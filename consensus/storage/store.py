@@ -24,9 +24,12 @@ MAX_VALUE = 1 << 20
 TIMEOUT = 2.0
 """Seconds that one operation may take, unless the caller says otherwise."""
 
+MOST_PARTS = 4
+"""The most parts of a key: so who lists keys knows how deep to look."""
+
 _PART = r"[a-z0-9_-][a-z0-9._-]{0,199}"
-_KEY = re.compile(rf"{_PART}(?:/{_PART})*")
-_PREFIX = re.compile(rf"(?:{_PART}/)+")
+_KEY = re.compile(rf"{_PART}(?:/{_PART}){{0,{MOST_PARTS - 1}}}")
+_PREFIX = re.compile(rf"(?:{_PART}/){{1,{MOST_PARTS - 1}}}")
 
 
 class Created(Enum):
@@ -132,9 +135,13 @@ def redacted(url: str) -> str:
 
 
 def check_key(key: str) -> str:
-    """Returns ``key``. Raises ConfigError unless it is parts of 1 to 200 of ``[a-z0-9._-]``, no leading dot, ``/`` between."""
+    """Returns ``key``. Raises ConfigError unless it is 1 to ``MOST_PARTS`` parts, with ``/`` between.
+
+    A part is 1 to 200 of ``[a-z0-9._-]``, without a leading dot.
+    """
     if not _KEY.fullmatch(key):
-        raise ConfigError(f"{key!r} is no key of a store: parts of [a-z0-9._-], none empty or with a leading dot, / between")
+        parts = f"1 to {MOST_PARTS} parts of [a-z0-9._-], none empty or with a leading dot, / between"
+        raise ConfigError(f"{key!r} is no key of a store: {parts}")
     return key
 
 

@@ -26,7 +26,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ..store import Created, Unreadable, Value
+from ..store import MOST_PARTS, Created, Unreadable, Value
 from . import floors, record
 from .os_errors import DirectoryState, OSErrorMapper
 from .probe import advice, probe, sync_directory
@@ -202,10 +202,15 @@ class Folder:
             return value
 
     def _value(self, key: str) -> Value | None:
+        path = self._path(key)
         try:
-            return record.read(self._path(key))
+            return record.read(path)
         except record.TornError as torn:
             return Unreadable(str(torn))
+        except OSError as error:
+            if error.errno in record.NOT_ITS_OWN or self._standing() is not DirectoryState.HERE:
+                raise
+            return Unreadable(record.closed(path, error))
 
     def write(self, key: str, value: bytes, durable: bool, wanted: Wanted) -> None:
         """See ``Store.write``.
@@ -251,10 +256,13 @@ class Folder:
                     self._check_mounted()
 
     def list(self, prefix: str) -> dict[str, Value]:
-        """See ``Store.list``. Logs each file whose name is no key, once."""
+        """See ``Store.list``. Logs each file whose name is no key, and each directory that cannot be looked into, once."""
         with self._map_os_errors(f"{prefix} cannot be listed"):
             found: dict[str, Value] = {}
-            names = set(self._names(self._root / "keys" / prefix[:-1], prefix))
+            try:
+                names = set(self._names(self._root / "keys" / prefix[:-1], prefix))
+            except (FileNotFoundError, NotADirectoryError):
+                names = set()
             # A listing is not taken at one instant. On some file systems it may miss a name that another file replaces
             # meanwhile, as each heartbeat does. So the keys of the previous listing are also read by name.
             for key in sorted(names | self._listed.get(prefix, frozenset())):
@@ -267,24 +275,28 @@ class Folder:
             return found
 
     def _names(self, directory: Path, prefix: str) -> Iterator[str]:
-        try:
-            with os.scandir(directory) as entries:
-                for entry in entries:
-                    if not _NAME.fullmatch(entry.name):
-                        if not entry.name.startswith("."):  # an NFS client's name for a file removed while in use
-                            self._complain(Path(entry.path))
-                    elif entry.is_dir(follow_symlinks=False):
-                        yield from self._names_within(Path(entry.path), f"{prefix}{entry.name}/")
-                    else:
-                        yield f"{prefix}{entry.name}"
-        except (FileNotFoundError, NotADirectoryError):
-            return
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                if not _NAME.fullmatch(entry.name):
+                    if not entry.name.startswith("."):  # an NFS client's name for a file removed while in use
+                        self._complain(Path(entry.path))
+                elif _is_directory(entry):
+                    yield from self._names_within(Path(entry.path), f"{prefix}{entry.name}/")
+                else:
+                    yield f"{prefix}{entry.name}"
 
     def _names_within(self, directory: Path, prefix: str) -> Iterator[str]:
-        """The names in a subdirectory; one that denies access hides only its own names."""
+        """The names in a subdirectory. One that cannot be listed, or is deeper than keys are, hides only its own names."""
+        if prefix.count("/") >= MOST_PARTS:
+            self._complain(directory)
+            return
         try:
             yield from self._names(directory, prefix)
-        except PermissionError:
+        except (FileNotFoundError, NotADirectoryError):
+            return  # it is gone, or a file by now
+        except OSError as error:
+            if error.errno in record.NOT_ITS_OWN:
+                raise
             self._complain(directory)
 
     # Floors
@@ -361,6 +373,14 @@ class Folder:
             return DirectoryState.HERE
         above = next(path for path in self._root.parents if path.is_dir())
         return DirectoryState.WIPED if above.stat().st_dev == self._device else DirectoryState.AWAY
+
+
+def _is_directory(entry: os.DirEntry[str]) -> bool:
+    """False also if that cannot be told: then reading it tells why, and its name counts as taken."""
+    try:
+        return entry.is_dir(follow_symlinks=False)
+    except OSError:
+        return False
 
 
 @contextlib.contextmanager

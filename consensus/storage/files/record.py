@@ -24,14 +24,23 @@ _NO_FILE = (errno.ELOOP, errno.ENXIO)
 _CLOSED = {
     errno.EACCES: "run all workers of a job as one user, or remove it",
     errno.EPERM: "run all workers of a job as one user, or remove it",
-    errno.EIO: "look at the disk, or remove it",
-    errno.EBADMSG: "look at the disk, or remove it",
+    errno.EAGAIN: "end the process that holds it, or remove it",
 }
-"""Errors that concern one file only, each with the remedy."""
+_DAMAGED = "look at the disk, or remove it"
+"""The remedies of errors that are a file's own; the second is that of all others."""
+
+NOT_ITS_OWN = frozenset(
+    {
+        *(errno.ENOMEM, errno.EMFILE, errno.ENFILE),
+        *(errno.ENOTCONN, errno.ETIMEDOUT, errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED),
+        *(errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ESHUTDOWN),
+    }
+)
+"""Errors of this process, or of the way to the file server: they say nothing about the file at which they occur."""
 
 
 class TornError(Exception):
-    """A file that holds no whole value, or that cannot be opened. ``args``: one text that names it and the remedy."""
+    """A file that holds no whole value. ``args``: one text that names it and the remedy."""
 
 
 def pack(value: bytes) -> bytes:
@@ -56,6 +65,11 @@ def read(path: Path) -> bytes | None:
     return value
 
 
+def closed(path: Path, error: OSError) -> str:
+    """What is wrong with the file ``path``, and the remedy, if reading it raised ``error`` and that is the file's own."""
+    return f"{path} cannot be opened ({error.strerror or error}): {_CLOSED.get(error.errno or 0, _DAMAGED)}"
+
+
 def _content(path: Path) -> bytes | None:
     """The whole file; None if there is none. Raises ``TornError`` if it is too long, or no plain file."""
     for last in (False, False, True):
@@ -71,8 +85,6 @@ def _content(path: Path) -> bytes | None:
         except OSError as error:
             if error.errno in _NO_FILE:
                 break
-            if error.errno in _CLOSED:
-                raise TornError(f"{path} cannot be opened ({error.strerror}): {_CLOSED[error.errno]}") from None
             if error.errno != errno.ESTALE or last:
                 raise
             # NFS: the file was replaced between opening and reading, and the old one is gone. So look again.

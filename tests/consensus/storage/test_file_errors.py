@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import pytest
 
 from consensus.errors import AmbiguousWriteError, StoreAwayError, StoreRefusedError
 from consensus.storage.files import floors, folder
-from consensus.storage.store import Created
+from consensus.storage.files.os_errors import DirectoryState
+from consensus.storage.store import Created, Unreadable
 from tests.harness.basics import TIMEOUT
 
 from .directory import Directory, error_of, files
@@ -149,6 +151,80 @@ async def test_a_rename_with_an_io_error_may_have_been_done_and_one_without_spac
                 patch.setattr(os, "replace", fail)
                 with pytest.raises(kind):
                     await store.write("members/a", b"")
+
+
+@pytest.mark.parametrize("number", [errno.EUCLEAN, errno.ESTALE, errno.EIO, errno.EACCES, errno.ENAMETOOLONG])
+async def test_an_error_of_one_file_hides_no_other(place: Directory, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    async with place.store() as store:
+        await store.write("views/1", b"1")
+        await store.write("views/2", b"2")
+        damaged = place.root() / "keys" / "views" / "2"
+        with monkeypatch.context() as patch:
+            failing(patch, damaged, number)
+            found = dict(await store.list("views/"))
+            assert await store.read("views/2") == found["views/2"]
+            assert await store.create("views/2", b"") is Created.EXISTS
+        value = found["views/2"]
+        assert found["views/1"] == b"1" and isinstance(value, Unreadable)
+        assert str(damaged) in value.why and os.strerror(number) in value.why and "remove it" in value.why
+        assert await store.read("views/2") == b"2"
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ETIMEDOUT])
+async def test_an_error_that_is_not_the_files_own_is_none_of_it(
+    place: Directory, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    async with place.store() as store:
+        await store.write("views/1", b"1")
+        failing(monkeypatch, place.root() / "keys" / "views" / "1", number)
+        for attempt in (store.list("views/"), store.read("views/1")):
+            with pytest.raises(StoreAwayError):
+                await attempt
+
+
+async def test_a_directory_that_is_gone_amid_a_listing_is_not_taken_for_a_damaged_file(
+    place: Directory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with place.store() as store:
+        await store.write("views/1", b"1")
+        failing(monkeypatch, place.root() / "keys" / "views" / "1", errno.ESTALE)
+        monkeypatch.setattr(folder.Folder, "_standing", lambda self: DirectoryState.AWAY)
+        with pytest.raises(StoreAwayError, match="is not there: mount the file system again"):
+            await store.list("views/")
+
+
+async def test_a_file_whose_kind_cannot_be_told_is_read(place: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record is never taken for absent."""
+
+    class Odd:
+        def __init__(self, entry: os.DirEntry[str]) -> None:
+            self.name, self.path = entry.name, entry.path
+
+        def is_dir(self, *, follow_symlinks: bool) -> bool:
+            raise error_of(errno.EUCLEAN)
+
+    @contextlib.contextmanager
+    def scan(path: Path) -> Iterator[Iterator[Odd]]:
+        with really(path) as entries:
+            yield map(Odd, entries)
+
+    really = os.scandir
+    async with place.store() as store:
+        await store.write("views/1", b"1")
+        monkeypatch.setattr(os, "scandir", scan)
+        assert await store.list("views/") == {"views/1": b"1"}
+
+
+def failing(patch: pytest.MonkeyPatch, path: Path, number: int) -> None:
+    """That file cannot be opened."""
+
+    def open_(name: Any, *args: Any, **options: Any) -> int:
+        if os.fspath(name) == os.fspath(path):
+            raise error_of(number)
+        return really(name, *args, **options)
+
+    really = os.open
+    patch.setattr(os, "open", open_)
 
 
 async def test_a_key_cannot_be_the_beginning_of_another(place: Directory) -> None:

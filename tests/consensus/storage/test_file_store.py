@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import shutil
+import signal
 import string
 import subprocess
 import tempfile
@@ -17,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from consensus.errors import ConfigError
 from consensus.storage.files import floors, folder, probe
 from consensus.storage.store import Created, Unreadable
 from tests.harness.basics import TIMEOUT
@@ -190,6 +193,49 @@ async def test_strangers_are_passed_over(place: Directory, caplog: pytest.LogCap
         assert await store.floor("members") == 0
     said = " ".join(record.getMessage() for record in caplog.records)
     assert "Notes (copy).txt" in said and "nfs" not in said
+
+
+@pytest.mark.parametrize(("name", "levels"), [("a", 1500), ("a" * 200, 22), ("a", 3)])
+async def test_directories_in_directories_hide_nothing(
+    place: Directory, caplog: pytest.LogCaptureFixture, name: str, levels: int
+) -> None:
+    async with place.store() as store:
+        await store.write("members/a", b"1")
+        await store.write("members/b/c/d", b"2")
+        keys = place.root() / "keys" / "members"
+        nest(keys, "deep", levels, name)
+        try:
+            for _ in range(2):
+                assert await store.list("members/") == {"members/a": b"1", "members/b/c/d": b"2"}
+        finally:
+            unnest(keys / "deep")
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 1 and str(keys / "deep") in said[0] and "is passed over: remove it" in said[0], said
+
+
+async def test_a_key_has_only_so_many_parts(place: Directory) -> None:
+    async with place.store() as store:
+        for attempt in (store.write("a/b/c/d/e", b""), store.read("a/b/c/d/e"), store.list("a/b/c/d/")):
+            with pytest.raises(ConfigError, match=r"no (key|prefix) of a store"):
+                await attempt
+
+
+async def test_a_file_that_somebody_holds_hides_nothing(place: Directory) -> None:
+    async with place.store() as store:
+        await store.write("members/a", b"1")
+        held = place.root() / "keys" / "members" / "held"
+        file = os.open(held, os.O_RDWR | os.O_CREAT)
+        before = signal.signal(signal.SIGIO, signal.SIG_IGN)  # the kernel asks the holder to let go
+        try:
+            fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+            found = await store.list("members/")
+            assert await store.read("members/held") == found["members/held"]
+        finally:
+            os.close(file)
+            signal.signal(signal.SIGIO, before)
+    assert found["members/a"] == b"1"
+    why = f"{held} cannot be opened (Resource temporarily unavailable): end the process that holds it, or remove it"
+    assert found["members/held"] == Unreadable(why)
 
 
 async def test_a_name_that_a_directory_does_not_show_while_it_is_rewritten_is_listed_all_the_same(
