@@ -68,8 +68,16 @@ class ViewLog:
         """Decide ``record.view.epoch`` unless another member has: ``Recorded(record)``, or the newest record that stands.
 
         ``Wiped``: the parent's record is gone. Raises ``AmbiguousWriteError`` if ``record`` may have been created, or may still
-        be; ask again.
+        be; ask again. ``UnreadableError``: something that is no value is in its place.
         """
+        answer = await self._try(record) or await self._try(record)
+        if answer is None:
+            key = key_of(record.view.epoch)
+            raise UnreadableError(f"{key} is taken, but by no value: remove it (in a directory: the subdirectory of that name)")
+        return answer
+
+    async def _try(self, record: ViewRecord) -> Recorded | Wiped | None:
+        """One try of ``create``. None: its name is taken, and no value is there (or not any more: its creator took it back)."""
         view, key = record.view, key_of(record.view.epoch)
         parent = await self._parent_of(record)
         if not isinstance(parent, str):
@@ -89,7 +97,8 @@ class ViewLog:
         if created is Created.DONE:
             self._remember(view.epoch, value, record)
             return await self._confirmed(record, parent)
-        return await self._instead(record, await self.newest(view.epoch - 1, parent))
+        found = await self.newest(view.epoch - 1, parent)
+        return await self._instead(record, found, taken=created is Created.EXISTS)
 
     async def newest(self, epoch: int = 0, view_id: str = "") -> Recorded | Wiped:
         """The newest record. ``epoch``, ``view_id``: of the view that the asker follows (0, "": none yet), whose record must
@@ -187,19 +196,21 @@ class ViewLog:
             return "" if epoch == 1 else Wiped(gone)
         return last.view.view_id if last.view.epoch == epoch - 1 else found
 
-    async def _instead(self, record: ViewRecord, found: Recorded | Wiped) -> Recorded | Wiped:
-        """The answer if ``record`` was not created by this try; ``found`` may be the record of an earlier try."""
+    async def _instead(self, record: ViewRecord, found: Recorded | Wiped, *, taken: bool = False) -> Recorded | Wiped | None:
+        """The answer if ``record`` was not created by this try; ``found`` may be the record of an earlier try. ``taken``: the
+        store said that its name is. None: see ``_try``.
+        """
         if isinstance(found, Wiped):
             await self._believe(record)
             await self._take_back(record)
             return found
         last = found.record
         newer = last is not None and last.view.epoch >= record.view.epoch
-        if not newer:
-            await self._check_readable(record.view.epoch)
+        if not newer and not await self._check_readable(record.view.epoch) and taken:
+            return None
         if record.view.parent_id and not newer:
             key = key_of(record.view.epoch)
-            raise StoreAwayError(f"the store {self._store.url}: {key} was there and is gone, or is no value: ask again")
+            raise StoreAwayError(f"the store {self._store.url}: {key} was there and is gone, or is not listed yet: ask again")
         return found if last is None or not _same(last, record) else await self._confirmed(last, record.view.parent_id)
 
     async def _confirmed(self, record: ViewRecord, parent: str) -> Recorded | Wiped:
@@ -255,11 +266,12 @@ class ViewLog:
         except StoreError:
             return False
 
-    async def _check_readable(self, epoch: int) -> None:
-        """Raises ``UnreadableError`` if this member cannot read what was decided for ``epoch``."""
+    async def _check_readable(self, epoch: int) -> bool:
+        """Whether ``epoch`` has a record. Raises ``UnreadableError`` if this member cannot read it."""
         value = await self._store.read(key_of(epoch))
         if value is not None:
             self._record(epoch, value)
+        return value is not None
 
     def _record(self, number: int, value: Value) -> ViewRecord:
         """The record in ``value``, read at ``number``."""

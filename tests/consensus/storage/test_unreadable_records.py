@@ -4,6 +4,8 @@ what can be read.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from consensus.messages import ViewRecord
@@ -14,6 +16,7 @@ from consensus.store_requests import Beat, Clean, CreateView, Done, ReadViews, R
 from consensus.wire.keys import KeyRing
 
 from .chains import FIRST, FOURTH, RIVAL, SECOND, THIRD, ask, chain
+from .directory import Directory
 from .records import config, executor, founding, key, lease, member
 from .scripted_store import ScriptedStore, run
 
@@ -124,6 +127,29 @@ def test_below_the_floor_it_is_nothing(store: ScriptedStore, kind: str) -> None:
     spoil(store, kind, 2)
     assert ask(store, ReadViews()) == Recorded(THIRD)
     assert ask(store, CreateView(FOURTH)) == Recorded(FOURTH)
+
+
+async def test_a_directory_in_the_place_of_the_next_record_is_named(tmp_path: Path) -> None:
+    """Nothing can be created there, and nothing is read there: neither by a founder nor by those who follow."""
+    place = Directory(tmp_path)
+    async with place.store() as store:
+        member_ = executor(store)
+
+        def views(number: int) -> Path:
+            return place.root() / "keys" / key(number)
+
+        views(1).mkdir(parents=True)
+        answer = await member_.carry_out(CreateView(FIRST))
+        assert isinstance(answer, Unread) and key(1) in answer.detail and "remove it" in answer.detail, answer
+        views(1).rmdir()
+        assert await member_.carry_out(CreateView(FIRST)) == Recorded(FIRST)
+        views(2).mkdir()
+        for record in (SECOND, founding(epoch=2, first=10)):
+            answer = await executor(store, 10 if record.proposal is None else 0).carry_out(CreateView(record))
+            assert isinstance(answer, Unread) and key(2) in answer.detail and "remove it" in answer.detail, answer
+        assert await member_.carry_out(ReadViews(1, FIRST.view.view_id)) == Recorded(FIRST)
+        views(2).rmdir()
+        assert await member_.carry_out(CreateView(SECOND)) == Recorded(SECOND)
 
 
 def test_what_is_put_there_between_creating_and_the_second_look_leaves_a_doubt(store: ScriptedStore) -> None:
