@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from ..errors import UnreadableError
 from ..messages import Lease
 from ..store_requests import LeaseList, UnreadLease
-from .store import Store, Unreadable, Value
+from .store import PASSING, Store, Unreadable, Value
 from .value_cipher import UnreadableLog, ValueCipher
 
-PREFIX = "leases/"
+PREFIX = PASSING
 
 _FORGOTTEN = 60.0
 """A store may forget a lease that was not renewed for so many seconds..."""

@@ -32,6 +32,10 @@ _KEY = re.compile(rf"{_PART}(?:/{_PART}){{0,{MOST_PARTS - 1}}}")
 _PREFIX = re.compile(rf"(?:{_PART}/){{1,{MOST_PARTS - 1}}}")
 
 
+PASSING = "leases/"
+"""The prefix of all keys whose values may expire. Their members write them again and again, so an old one is left over."""
+
+
 class Created(Enum):
     """The result of ``Store.create``."""
 

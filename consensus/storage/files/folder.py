@@ -26,7 +26,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ..store import MOST_PARTS, Created, Unreadable, Value
+from ..store import MOST_PARTS, PASSING, Created, Unreadable, Value
 from . import floors, record
 from .os_errors import DirectoryState, OSErrorMapper
 from .probe import advice, probe, sync_directory
@@ -34,7 +34,7 @@ from .probe import advice, probe, sync_directory
 _LOG = logging.getLogger("ftlib.consensus")
 
 LEFT_OVER = 3600.0
-"""Seconds, by the file server's timestamps, after which a temporary file is left over from a dead process."""
+"""Seconds, by the file server's timestamps, after which a temporary file or a lease is left over from a dead process."""
 
 _PLAIN = re.compile(r"[a-z0-9_-][a-z0-9._-]*")
 _NAME = re.compile(r"[a-z0-9_-][a-z0-9._-]{0,199}")
@@ -123,9 +123,12 @@ class Folder:
         old, root = now - LEFT_OVER, self._root.name
         self._remove_older(old, root, "temp")
         self._remove_older(old, beginning="trial-")
+        # A member that only slept writes its lease again at its next beat. So even if it does so right now, between our look at
+        # the file and its removal, nothing is lost but that beat.
+        self._remove_older(old, root, "keys", PASSING[:-1], trees=False)
 
-    def _remove_older(self, stamp: float, *below: str, beginning: str = "") -> None:
-        """Remove what is older in the job's directory ``below``, as far as that works."""
+    def _remove_older(self, stamp: float, *below: str, beginning: str = "", trees: bool = True) -> None:
+        """Remove what is older in the job's directory ``below``, as far as that works. Directories only if ``trees``."""
         with contextlib.suppress(OSError), _directory(self._job, *below) as directory, os.scandir(directory) as entries:
             for entry in list(entries):
                 try:
@@ -133,7 +136,7 @@ class Folder:
                         continue
                     if not entry.is_dir(follow_symlinks=False):
                         os.unlink(entry.name, dir_fd=directory)
-                    else:
+                    elif trees:
                         shutil.rmtree(entry.name, dir_fd=directory)
                 except OSError:  # another member cleans up, too
                     continue

@@ -282,7 +282,27 @@ async def test_a_directory_too_deep_to_be_removed_keeps_nobody_out(place: Direct
     assert f"{temp / 'deep'} holds no value of ftlib's and is passed over: remove it" in caplog.text
 
 
-@pytest.mark.parametrize("name", ["temp"])
+async def test_leases_that_were_not_renewed_for_an_hour_are_removed(place: Directory) -> None:
+    """Those of members that were never in a view: nobody withdraws them. What else is old stays."""
+    async with place.store() as sleeper:
+        for key in ("leases/new", "leases/old", "leases/asleep", "views/1"):
+            await sleeper.write(key, b"1", expires=60)
+        keys = place.root() / "keys"
+        (keys / "leases" / "torn").write_bytes(b"")
+        (keys / "leases" / "directory").mkdir()
+        old, new = time.time() - folder.LEFT_OVER - 60, time.time() - folder.LEFT_OVER + 60
+        for name in ("leases/old", "leases/asleep", "leases/torn", "leases/directory", "views/1"):
+            os.utime(keys / name, (old, old))
+        os.utime(keys / "leases" / "new", (new, new))
+        async with place.store() as store:
+            assert await store.list("leases/") == {"leases/new": b"1"}
+            assert await store.list("views/") == {"views/1": b"1"}
+            await sleeper.write("leases/asleep", b"2", expires=60)
+            assert await store.list("leases/") == {"leases/asleep": b"2", "leases/new": b"1"}
+        assert (keys / "leases" / "directory").is_dir()
+
+
+@pytest.mark.parametrize("name", ["temp", "keys/leases"])
 async def test_nothing_is_removed_where_a_symbolic_link_leads(place: Directory, tmp_path_factory: Any, name: str) -> None:
     """Who may write in the store may not have its members remove files elsewhere."""
     async with place.store() as store:
