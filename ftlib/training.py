@@ -390,6 +390,10 @@ class Calls(ABC):
         of the call. Returns FAIL, too; or ABORT if this worker has left; or SUCCESS if the others had finished the call, which
         happens only to a worker that was in it and left it by an exception. Not while others call ``execute``.
 
+        With ``straggler_deadline`` never SUCCESS. If this worker is late, the others have finished the call without it: what
+        they have averaged by then is applied here, as ``register_state`` says, to the parameters of this worker's newest
+        average. That is FAIL, as nothing is left to apply. Excluded if they have a result that cannot be applied so.
+
         FTLibError if this worker cannot take part in the others' call.
         """
         if self._execution is not None:

@@ -79,12 +79,15 @@ class Declined(Followed):
 
     def __init__(self, *, veto: bool) -> None:
         super().__init__(0.0, veto=veto)
+        self.lacks: Results | None = None
+        """The others' result, if they had finished the call with one: it has no place here."""
 
     def __str__(self) -> str:
         return f"call {self.number}, which this member declines"
 
-    def deliver(self, results: Results, *, views: bool = False) -> None:
+    def deliver(self, results: Results, *, views: bool = False) -> None:  # noqa: ARG002 - there is nothing to deliver to
         """Nobody gets anything."""
+        self.lacks = results
 
 
 class FollowedAttempt(Attempt):

@@ -3,26 +3,26 @@
 Meanwhile the others did steps, each of the same calls in the same order (see ``pattern``). Of all steps but the last, the
 program takes over only the averages: they are applied as a joiner replays them, with the same bits. The first call of the last
 step becomes the program's own call, and its further calls get the further results, until none is left. So the program missed
-whole steps only, and is at the others' place.
+whole steps only, and is at the others' place. A call that the program declines has no tensors for that result, which is then
+applied as the earlier ones are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-
-import torch
 
 from consensus import View
 
 from ...errors import StepMismatch
 from ...state.registry import Registered
-from ...state.replay import replay
 from ...status import Status
-from ..calls.call import Call, Results
+from ..calls.call import Call, Kind, Results
+from ..calls.follow import Declined
 from ..plane.plane import Plane
-from ..tensors.device_copies import assign, duplicate
 from ..tensors.layout import Layout
+from .own_average import NotHere, OwnAverage, apply
 
 
 @dataclass(slots=True)
@@ -40,11 +40,17 @@ class Backlog:
     """The backlog of one program in one lifetime. Used in the program's turn only."""
 
     def __init__(
-        self, plane: Plane, registered: Callable[[], Registered | None], limit: int, tell: Callable[[View], None]
+        self,
+        plane: Plane,
+        registered: Callable[[], Registered | None],
+        own: OwnAverage,
+        limit: int,
+        tell: Callable[[View], None],
     ) -> None:
         """``limit``: bytes of results that may be kept. ``tell``: runs the program's callbacks for a view."""
         self._plane = plane
         self._registered = registered
+        self._own = own
         self._limit = limit
         self._tell = tell
         self._entries: list[_Entry] = []
@@ -97,25 +103,28 @@ class Backlog:
     def take_over(self, call: Call) -> Status:
         """Finish the program's ``call`` with the kept results, after applying all earlier ones; returns its status.
 
-        Raises StepMismatch, and whatever ``apply`` raises. ``call`` gets its number first: after a later failure this member
-        has a state that no other member has.
+        Raises StepMismatch, ``NotHere``, and whatever ``apply`` raises. ``call`` gets its number first: after a later failure
+        this member has a state that no other member has.
         """
         last = max(0, self._regular - 1) // len(self._step) * len(self._step)
         entry = self._entries[last]
         call.overtaken(entry.results.number)
-        if not call.declines and call.layout.signature != entry.results.layout.signature:
+        if isinstance(call, Declined):
+            return self._declined(call, last)
+        void = call.void(entry.results)
+        # A declined call fits any: not all members know which one it was.
+        if not entry.results.declined and call.layout.signature != entry.results.layout.signature:
             raise StepMismatch(
                 f"{call}: the others did something else while this worker was late ({entry.results.layout.text}); derive what "
                 "is called from ft.step, or unset straggler_deadline"
             )
-        void = call.void(entry.results)
-        own = [None if source is None else duplicate(source) for source in call.sources] if void and last else []
-        for former in self._entries[:last]:
-            self._apply(former, call)
-        if own:
-            _give_back(call, own)  # as a call without a result leaves them
+        with self._own.untouched(call) if void and last else nullcontext():
+            for former in self._entries[:last]:
+                self._apply(former, call)
+        with self._plane.changed:
+            self._plane.lag.shrink(entry.granted)
+            self._plane.news.due[:0] = entry.views
         self._drop(last + 1)
-        self._regular = 0  # the rest are further calls of the last step, for the program's next calls
         call.reloaded()
         if void:
             return Status.FAIL
@@ -124,6 +133,22 @@ class Backlog:
         return Status.SUCCESS
 
     # --- inside --------------------------------------------------------------------------------------------------------
+
+    def _declined(self, call: Declined, last: int) -> Status:
+        """Finish ``call``, which has no tensors, with entry ``last``. What the others have averaged is applied to the end, so
+        that there is nothing left that the program would have to do: FAIL.
+        """
+        taken = self._entries[: last + 1]
+        newest = taken[-1]
+        call.learn(newest.results.layout)
+        if not call.void(newest.results) and not newest.granted and call.kind is not Kind.BARRIER:
+            raise NotHere(f"they have a result that is no average ({newest.results.layout.text})")
+        granted = [entry for entry in taken if entry.granted]
+        with self._own.untouched(self._own.like(granted[-1].results)) if granted else nullcontext(call) as own:
+            for entry in taken:
+                self._apply(entry, own)
+        self._drop(last + 1)
+        return Status.FAIL
 
     def _apply(self, entry: _Entry, call: Call) -> None:
         """Do what the program would have done with the call, and at its end."""
@@ -135,19 +160,12 @@ class Backlog:
             return
         registered = self._registered()
         assert registered is not None, "a deputy stands in only where averages can be replayed"
-        call.reattach()
-        call.reloaded()
-        call.deliver(entry.results)
-        with torch.enable_grad():
-            replay(registered)
+        apply(call, entry.results, registered)
 
     def _drop(self, count: int) -> None:
         """``count`` entries were taken over, the last of them as the program's own call."""
-        taken = self._entries[count - 1]
-        with self._plane.changed:
-            self._plane.lag.shrink(taken.granted)
-            self._plane.news.due[:0] = taken.views
         del self._entries[:count]
+        self._regular = 0  # the rest are further calls of the last step, for the program's next calls
         if self._entries:
             self._nbytes = sum(entry.results.layout.nbytes for entry in self._entries)
         else:
@@ -161,15 +179,3 @@ class Backlog:
                 self._nbytes -= results.layout.nbytes
                 given = (results.number, results.layout, (), results.weight, results.finite)
                 entry.results = Results(*given, assumed=results.assumed, declined=results.declined)
-
-
-def _give_back(call: Call, own: Sequence[torch.Tensor | None]) -> None:
-    for index, source in enumerate(own):
-        target = call.sources[index]
-        if source is not None and target is not None:
-            assign(target, source)
-        elif target is not None:
-            call.sources[index] = None
-            owner = call.owners[index]
-            if isinstance(owner, torch.nn.Parameter):
-                owner.grad = None

@@ -27,21 +27,25 @@ import torch
 
 from consensus import LeftError, View
 
+from ...errors import Excluded
 from ...state.registry import Registered
 from ...state.replay import why_not as why_not_replayed
 from ...status import Status
-from ..calls.call import Call, Results
+from ..calls.call import Call, Kind, Results
+from ..calls.follow import Declined
 from ..calls.follower import NoFollowing
 from ..calls.open_call import OpenCall
 from ..calls.session import Session
 from ..engine.call_lock import CallLock
 from ..engine.engine import Engine
+from ..engine.waiting import ended
 from ..plane.hang import stack
 from ..plane.phase import Phase
 from ..plane.plane import Plane
 from ..tensors.staging import Slot
 from ..tensors.trailer import Flag
 from .backlog import Backlog
+from .own_average import NotHere, OwnAverage
 from .pattern import CallPattern
 from .pattern import why_not as why_no_step
 from .stand_in import StandIn
@@ -91,6 +95,7 @@ class Deputy:
         self._call_lock = call_lock
         self._registered = registered
         self._terms = terms
+        self._tell = tell
         self._threads = plane.threads
         self._thread = plane.threads.thread(self._run, "ftlib-deputy")
         self._changed = plane.threads.condition()
@@ -100,7 +105,8 @@ class Deputy:
         """When the program left its last call; None while it is in a call, and before its first."""
         # Used in turn:
         self._pattern = CallPattern()
-        self._backlog = Backlog(plane, registered, terms.pending, tell)
+        self._own = OwnAverage(registered)
+        self._backlog = Backlog(plane, registered, self._own, terms.pending, tell)
         self._retired = ""
         """Why the deputy does not act before the program's next call; empty if it may act."""
         self._told: set[str] = set()
@@ -130,10 +136,15 @@ class Deputy:
             self._since = None
         try:
             status = self._taken_over(call)
-            return self._engine.run(call) if status is None else status
+            if status is None:
+                status = self._engine.run(call)
+            if isinstance(call, Declined) and call.lacks is not None:
+                status = self._made_up(call, call.lacks)
+            return status
         finally:
             if 0 < call.number <= self._plane.finished:
                 self._pattern.note(call.layout)
+                self._own.note(call)
             self._retired = ""
             with self._changed:
                 self._since = self._threads.now()
@@ -174,12 +185,41 @@ class Deputy:
                 extra = plane.about("late_arrival", call=call.number, missed=count, seconds=seconds)
                 logger.debug(_BACK, taken, len(backlog), extra=extra)
             plane.data.passed(call)
+        except NotHere as reason:
+            raise self._out(call, reason) from None
         except BaseException as error:
             self._engine.undelivered(call, error)
             raise
         finally:
             plane.counters.time_use.left(self._threads.now())
         return status
+
+    def _made_up(self, call: Declined, results: Results) -> Status:
+        """The others had finished ``call`` with a result, maybe with the deputy, before this member could decline it: apply
+        that here, so that there is nothing that the program would have to do.
+        """
+        try:
+            with self._plane.changed:
+                views = tuple(self._plane.news.due)
+                self._plane.news.due.clear()
+            for view in views:  # before it is applied, as always
+                self._tell(view)
+            if call.counts_as_step:
+                self._own.apply(results)
+            elif call.kind is not Kind.BARRIER:
+                raise NotHere(f"they have a result that is no average ({results.layout.text})")
+        except NotHere as reason:
+            raise self._out(call, reason) from None
+        except BaseException as error:
+            self._engine.undelivered(call, error)
+            raise
+        return Status.FAIL
+
+    def _out(self, call: Call, reason: NotHere) -> Exception:
+        """This worker is out, since the others have what it cannot get."""
+        error = Excluded(f"{call}: the others had finished that call, and {reason}: start this worker anew, as a joiner")
+        self._engine.fail(error)
+        return error if self._plane.error is error else ended(self._plane)
 
     # --- its thread ----------------------------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ __all__ = [
     "accelerated",
     "compressing_sharded",
     "declining",
+    "declining_late",
     "declining_sharded",
     "mixing",
     "mixing_sharded",
@@ -127,6 +128,26 @@ def declining(seed: int, **more: Any) -> Trainers:
         late=rng.choice([0.15, 1.0]),
         declines=rng.choice([0.02, 0.05, 0.2]),
     )
+    return Trainers(seed, **found, habits=replace(habits, **more))
+
+
+def declining_late(seed: int, **more: Any) -> Trainers:
+    """Programs with deputies whose members decline calls, of any kind, in time or late. ``more``: further ``Habits``."""
+    rng, found = Random(f"{seed} declining late programs"), settings(seed)
+    habits = Habits(
+        program=rng.choice(PROGRAMS),
+        deadline=rng.choice([0.05, 0.1, 0.3]),
+        follows=rng.random() < 0.3,
+        raises=0.0,  # who left a call by an exception does not know what it declines
+        reorder=0,
+        compressed=rng.random() < 0.2,
+        late=rng.choice([0.15, 1.0]),
+        declines=rng.choice([0.005, 0.01, 0.02]),  # after one of which nobody knows what it was there is no pattern for a while
+        tarries=0.7,
+        dawdles=0.05,
+    )
+    # A deputy knows the program's pattern after many calls that repeat it.
+    found |= {"compute": rng.choice([0.002, 0.01]), "long_steps": 0.03, "pace": Pace(transit=0.003, slow=0.02)}
     return Trainers(seed, **found, habits=replace(habits, **more))
 
 

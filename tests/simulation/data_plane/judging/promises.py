@@ -188,7 +188,15 @@ class Promises(Observer):
         self.counts |= {"failed in backward": 0, "followed": 0, "caught up": 0, "stood in": 0, "taken over": 0}
         self.counts |= {"at a border": 0, "begun alike": 0, "inner steps": 0, "fits": 0, "kept": 0}
         self.counts |= {"replicas lost": 0, "state lost": 0, "apart": 0}
-        self.counts |= {"opened": 0, "not opened": 0, "abandoned": 0, "replaced": 0, "declined": 0}
+        self.counts |= {
+            "opened": 0,
+            "not opened": 0,
+            "abandoned": 0,
+            "replaced": 0,
+            "declined": 0,
+            "declined late": 0,
+            "made up for": 0,
+        }
         """What there was to check; ``orphans``: results that nobody went on with; ``apart``: calls that two sides made."""
 
     def parts(self) -> Sequence[Observer]:
@@ -264,12 +272,15 @@ class Promises(Observer):
         self.counts["caught up"] += 1
         self._tell(process, f"has caught up with call {number}")
 
-    def taken_over(self, process: Body) -> None:
-        """A call was finished without the program, which was late: nobody may ever count its gradients."""
+    def taken_over(self, process: Body, *, declined: bool) -> None:
+        """A call was finished without the program, which was late: nobody may ever count its gradients. ``declined``: it had
+        none, and declined the call.
+        """
         place = self._place(process)
         place.offers.pop(place.token)
         place.counted = place.token
         self.counts["taken over"] += 1
+        self.counts["declined late"] += declined
 
     def loaded(self, process: Body, call: Call) -> None:
         """State was loaded within ``call``."""
@@ -336,7 +347,12 @@ class Promises(Observer):
         self.counts["finished"] += 1
         self.counts["accelerated"] += results.accelerated
         self.counts["declined"] += results.declined
-        assert results.declined or not call.declines, self._say(process, f"declined call {call.number}, which has a result")
+        # Before it could decline it, its deputy was in the call, which others have finished.
+        had_come = place.foreign and session.plan.call == call.number
+        assert results.declined or not call.declines or had_come, self._say(
+            process, f"declined call {call.number}, which has a result"
+        )
+        self.counts["made up for"] += call.declines and not results.declined
         adopted = session.plan.donor_of(process.host.id) is not None and call.number == session.plan.call
         self.counts["adopted"] += adopted
         self.counts["kept"] += session.keeps and call.number == session.plan.call

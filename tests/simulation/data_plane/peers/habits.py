@@ -44,5 +44,7 @@ class Habits:
     """Joiners follow the others' calls until they have the state."""
     declines: float = 0.0
     """Share of the calls that a member declines instead (see ``Declined``)."""
+    tarries: float = 0.0
+    """Share of these before which it takes long, so that it may be late."""
     catches_up: bool = False
     """Each turn of ``program`` begins with ``catch_up``."""

@@ -107,12 +107,17 @@ class MixedTrainer(OpenTrainer):
         super()._step(call)
 
     def _returned(self, call: Call) -> None:
-        if call.late and self._replayed:  # whole steps were missed
-            self._place += (self._began - self._place) % len(self._program)
+        if (call.late or call.declines) and self._replayed:  # whole steps were missed
+            also = int(call.declines)  # then the average of this call was replayed, too
+            self._place += (self._began + also - self._place) % len(self._program) - also
         self._replayed = False
         if call.late:
-            self._process.jobs.promises.taken_over(self._process)
+            self._process.jobs.promises.taken_over(self._process, declined=call.declines)
         self._place += 1
+
+    def _decline(self) -> tuple[Status, Call]:
+        self._began = int(self._place)
+        return super()._decline()
 
     def _perform(self) -> tuple[Status, Call]:
         letter, self._began = self._letter, int(self._place)

@@ -89,6 +89,7 @@ class Trainer:
         self._depth = rng.choice([0, 1, 3])
         self._declining = 0.0 if jobs.habits is None else jobs.habits.declines
         """Share of the calls that it declines."""
+        self._tarrying = 0.0 if jobs.habits is None else jobs.habits.tarries
         self._heavy = 0.25
         """Share of the passes that weigh more."""
 
@@ -135,6 +136,8 @@ class Trainer:
                 return
             threads.sleep(self._rng.expovariate(1.0 / self._pace))
             if self._rng.random() < process.jobs.long_steps:
+                threads.sleep(self._rng.uniform(0.0, 1.0))
+            if declines and self._tarrying and self._rng.random() < self._tarrying:
                 threads.sleep(self._rng.uniform(0.0, 1.0))
             status, call = self._decline() if declines else self._perform()
             if status is Status.ABORT:
