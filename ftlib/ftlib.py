@@ -72,7 +72,8 @@ class FTLib(Calls):
         self._framework = framework
         patience = 0.0 if settings.consensus.max_size == 1 else settings.handover  # nobody comes in beside it
         self._handover = Handover(lambda: self._plane, patience, launched=bool(settings.supervisor))
-        call_lock = CallLock(settings.step_timeout, stays=lambda: self._handover.stays)
+        blocking = lambda: self._plane.blocking()  # noqa: E731, PLW0108 - the plane of the lifetime at that time
+        call_lock = CallLock(settings.step_timeout, stays=lambda: self._handover.stays, blocking=blocking)
         faults = Faults(call_lock) if settings.chaos else None
         ring = _ring_of(settings)
         chaos = None if faults is None else Chaos(faults, functools.partial(_drain, weakref.ref(self)), settings, ring)

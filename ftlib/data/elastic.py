@@ -40,6 +40,10 @@ class Order(Protocol):
         """Return what the loader's dataset is asked for, one for each position that exists."""
 
 
+class _CallEndlessError(Exception):
+    """The call under way did not end while a draw waited for it."""
+
+
 @dataclass(frozen=True, slots=True)
 class LedgerRow:
     """The samples that one member used up in one call."""
@@ -72,6 +76,7 @@ class Elastic(torch.utils.data.Sampler[list[Any]]):
         self._caller = 0
         """The thread whose call is under way."""
         self._patience = 600.0
+        self._blocking: Callable[[], str] = str
         self._failure: Exception | None = None
         """The reason why nothing can be drawn any more; None: drawing is possible."""
         self._drift = Drift()
@@ -142,10 +147,10 @@ class Elastic(torch.utils.data.Sampler[list[Any]]):
 
     # --- the calls: see ``Sampling`` -----------------------------------------------------------------------------------
 
-    def bind(self, drawer: str, *, patience: float = 600.0, together: bool = False) -> None:
+    def bind(self, drawer: str, *, patience: float = 600.0, together: bool = False, blocking: Callable[[], str] = str) -> None:
         """See ``Sampling``. ``patience``: seconds that a draw waits for a call's end."""
         with self._changed:
-            self._patience, self._failure = patience, None
+            self._patience, self._blocking, self._failure = patience, blocking, None
             self._drawer.bind(drawer, together=together)
             unregistered.bound(self)
             self._changed.notify_all()
@@ -268,6 +273,19 @@ class Elastic(torch.utils.data.Sampler[list[Any]]):
     # --- inside --------------------------------------------------------------------------------------------------------
 
     def _draw(self, loop: _Loop) -> list[int] | None:
+        try:
+            batch, state = self._drawn(loop)
+        except _CallEndlessError:  # without the lock: calls take it with one of their own, which the words need
+            whom = f"; {text}" if (text := self._blocking()) else ""
+            raise RebuildTimeout(f"no batch was drawn for {self._patience:g} s: the call under way did not end{whom}") from None
+        if batch is None:
+            return None
+        if batch is FILLER or state is None:
+            return list(self._filler)
+        return self._order(state.epoch).indices(batch)
+
+    def _drawn(self, loop: _Loop) -> tuple[Any, Any]:
+        """The next batch, and the state that it was drawn from. ``_CallEndlessError`` if a call does not end."""
         with self._changed:
             begins = self._loop is None or loop.number > self._loop.number
             self._outside(begins=begins)
@@ -279,12 +297,7 @@ class Elastic(torch.utils.data.Sampler[list[Any]]):
                 self._drift = Drift()
             elif loop is not self._loop:
                 raise ConfigError(f"another loop over this {type(self).__name__} has begun since: use one at a time")
-            batch, state = self._drawer.draw(), self._drawer.state
-        if batch is None:
-            return None
-        if batch is FILLER or state is None:
-            return list(self._filler)
-        return self._order(state.epoch).indices(batch)
+            return self._drawer.draw(), self._drawer.state
 
     def _outside(self, *, begins: bool) -> None:
         """Wait until no call is under way, since a call has reported to the others how many batches are drawn; unless the call
@@ -300,7 +313,7 @@ class Elastic(torch.utils.data.Sampler[list[Any]]):
                 )
                 raise ConfigError(f"{what} from within a call of ft: do that before or after")
             if not self._changed.wait(until - time.monotonic()):
-                raise RebuildTimeout(f"no batch was drawn for {self._patience:g} s: the call under way did not end")
+                raise _CallEndlessError
         if self._failure is not None:
             raise self._failure
 

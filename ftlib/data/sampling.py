@@ -6,7 +6,7 @@ the reports of a view change. Nothing is requested over the network.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -45,12 +45,12 @@ class Share:
 class Sampling(Protocol):
     """A sampler as the calls see it. Thread-safe: draws come from other threads."""
 
-    def bind(self, drawer: str, *, patience: float, together: bool = False) -> None:
+    def bind(self, drawer: str, *, patience: float, together: bool = False, blocking: Callable[[], str] = str) -> None:
         """Set the name under which this member draws: its id, or its replica's name. Called again at the beginning of each new
         lifetime, which has no state until it loads one.
 
         ``patience``: seconds that a draw waits for a call's end. ``together``: several processes draw under that name, all the
-        same batches.
+        same batches. ``blocking``: returns in words whom a call under way waits for.
         """
 
     def found(self, drawers: Sequence[str]) -> None:

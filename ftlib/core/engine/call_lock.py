@@ -27,9 +27,15 @@ _LOOK = 0.05
 class CallLock:
     """The call lock of one process: its threads take turns."""
 
-    def __init__(self, timeout: float, threads: Threads = SYSTEM, stays: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self,
+        timeout: float,
+        threads: Threads = SYSTEM,
+        stays: Callable[[], bool] = lambda: False,
+        blocking: Callable[[], str] = str,
+    ) -> None:
         """``timeout``: seconds that a thread waits for its turn. ``stays``: returns True while this worker goes on though there
-        was a notice (see ``Handover``).
+        was a notice (see ``Handover``). ``blocking``: returns in words whom the call under way waits for.
         """
         self.timeout = timeout
         self._process = os.getpid()
@@ -48,6 +54,7 @@ class CallLock:
         """The open call for which the holder keeps its turn; None if there is none."""
         self._holder: Thread | None = None
         self._stays = stays
+        self._blocking = blocking
         self.noticed = False
         """True once a notice said that this worker has to leave (see ``drain``): set by any thread, or a signal handler."""
         self.own_point = False
@@ -110,7 +117,8 @@ class CallLock:
                 self._waiting.pop()
             if not acquired:
                 holder = self._holder.name if self._holder is not None else "another"
-                raise RebuildTimeout(f"{call}: thread {holder} was in a call for {self.timeout:g} s")
+                whom = f"; {text}" if (text := self._blocking()) else ""
+                raise RebuildTimeout(f"{call}: thread {holder} was in a call for {self.timeout:g} s{whom}")
             try:
                 self._holder, self._busy = thread, _IN_CALL
                 self._taken += 1

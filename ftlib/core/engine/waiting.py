@@ -179,16 +179,7 @@ class Waiting:
 
     def blocking(self) -> str:
         """In words, the members that this one waits for, as far as the others' pings show."""
-        plane = self._plane
-        with plane.changed:
-            session, peers, current = plane.session, dict(plane.peers.places), plane.current
-        if session is None:
-            return "no view is active at this worker"
-        number = current.number if current is not None else 0
-        absent = [m for m in session.view.ids if m != plane.member_id and max(peers.get(m, (0, 0))) < number]
-        if not absent:
-            return f"the members of {session.view} have all entered the call"
-        return f"waiting for {session.names(absent)}, not in this call yet"
+        return self._plane.blocking()
 
     def _patience(self, call: Call) -> Patience:
         """The call's own patience if it has one, else ``step_timeout`` since the call was entered."""

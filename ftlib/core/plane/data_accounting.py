@@ -21,6 +21,7 @@ first step. Events are kept for them until then; afterwards only those that a ne
 from __future__ import annotations
 
 import threading
+import weakref
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -399,7 +400,13 @@ class DataAccounting:
     def _bind(self) -> None:
         if self.sampler is not None and not self._bound:
             self._bound = True
-            self.sampler.bind(self._replica or self._plane.member_id, patience=self._patience, together=bool(self._replica))
+            there = weakref.ref(self._plane)  # a sampler outlives lifetimes
+            self.sampler.bind(
+                self._replica or self._plane.member_id,
+                patience=self._patience,
+                together=bool(self._replica),
+                blocking=lambda: "" if (plane := there()) is None else plane.blocking(),
+            )
 
     def _note(self, event: _Done | _Changed, *, before_last: bool = False) -> None:
         events, last = self._events, self._events[-1] if self._events else None

@@ -401,6 +401,18 @@ class Plane:
                 self.borders.come(self.finished + 1, self.step)
                 self.changed.notify_all()
 
+    def blocking(self) -> str:
+        """In words, the members that this one waits for, as far as the others' pings show. Any thread."""
+        with self.changed:
+            session, peers, current = self.session, dict(self.peers.places), self.current
+        if session is None:
+            return "no view is active at this worker"
+        number = current.number if current is not None else 0
+        absent = [m for m in session.view.ids if m != self.member_id and max(peers.get(m, (0, 0))) < number]
+        if not absent:
+            return f"the members of {session.view} have all entered the call"
+        return f"waiting for {session.names(absent)}, not in this call yet"
+
     def settled(self, number: int) -> bool:
         """True if shared state that only calls change is as on entry to call ``number``: in that call, and before it."""
         with self.changed:

@@ -103,7 +103,7 @@ def test_a_thread_that_waits_too_long_for_another_says_for_which() -> None:
         thread.start()
         eventually(lambda: worker.ft._plane.current is not None, "it is inside")
         worker.ft._call_lock.timeout = 0.2
-        with pytest.raises(RebuildTimeout, match=r"barrier\(\): thread the-slow-one was in a call for 0.2 s"):
+        with pytest.raises(RebuildTimeout, match=r"barrier\(\): thread the-slow-one was in a call for 0.2 s; waiting for"):
             worker.ft.barrier()
         waited.set()
         thread.join(TIMEOUT)

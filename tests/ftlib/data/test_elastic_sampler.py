@@ -179,13 +179,13 @@ def _drawn_by_another(loop: Any) -> list[object]:
 
 def test_a_draw_waits_for_a_call_only_so_long() -> None:
     sampler = ElasticSampler(range(20), batch_size=4)
-    sampler.bind("a", patience=0.01)
+    sampler.bind("a", patience=0.01, blocking=lambda: "waiting for b")
     sampler.found(["a"])
     loop = iter(sampler)
     next(loop)
     sampler.begin(1)
     [error] = _drawn_by_another(loop)
-    assert isinstance(error, RebuildTimeout) and "did not end" in str(error)
+    assert isinstance(error, RebuildTimeout) and "did not end; waiting for b" in str(error)
 
 
 def test_when_the_lifetime_is_over_draws_end_with_its_error() -> None:

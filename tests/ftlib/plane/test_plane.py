@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import ANY, Mock
 
 import pytest
 import torch
@@ -147,7 +147,7 @@ class Heard:
     def __init__(self) -> None:
         self.events: list[tuple[str, object]] = []
 
-    def bind(self, drawer: str, *, patience: float, together: bool) -> None:
+    def bind(self, drawer: str, *, patience: float, together: bool, blocking: Callable[[], str]) -> None:
         pass
 
     def begin(self, batches: int, *, beside: bool = False) -> Share:
@@ -277,7 +277,7 @@ def test_a_sampler_that_is_taken_over_is_bound_again_by_the_first_call() -> None
     for _ in range(2):
         second.entered(Call(Kind.AVERAGE, LAYOUT, [torch.ones(3)], weight=1.0, divide=True))
     assert [call[0] for call in sampler.method_calls] == ["bind", "begin", "begin"]
-    sampler.bind.assert_called_once_with("b", patience=7.0, together=False)
+    sampler.bind.assert_called_once_with("b", patience=7.0, together=False, blocking=ANY)
 
 
 def test_a_view_is_wanted_until_a_freeze_for_a_later_one_or_the_end() -> None:

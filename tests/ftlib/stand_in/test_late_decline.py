@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from ftlib import Excluded, FTLib, Status
+from ftlib import Excluded, FTLib, RebuildTimeout, Status
 from ftlib.core.stand_in.pattern import WINDOW
 from tests.ftlib.crews.latecomers import DEADLINE, arrive, awaiting, punctual
 from tests.ftlib.stand_in.test_deputy import Holder
@@ -165,3 +166,16 @@ def test_both_decline() -> None:
         assert both.members[1].decline() is Status.FAIL
         assert both.alike()
         both.go_on()
+
+
+def test_who_waits_for_its_deputy_too_long_says_for_whom_that_waits() -> None:
+    with pair() as both:
+        first, second = both.members
+        both.miss(1)
+        second._call_lock.timeout = 0.2
+        session = second._plane.session
+        assert session is not None
+        whom = session.name(first._plane.member_id)
+        text = f"thread ftlib-deputy was in a call for 0.2 s; waiting for {whom}, not in this call yet"
+        with pytest.raises(RebuildTimeout, match=re.escape(text)):
+            both.step(1)
