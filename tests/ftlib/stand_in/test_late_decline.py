@@ -13,6 +13,8 @@ import torch
 from torch import nn
 
 from ftlib import Excluded, FTLib, RebuildTimeout, Status
+from ftlib.core.calls.call import Call
+from ftlib.core.calls.follow import Declined
 from ftlib.core.stand_in.pattern import WINDOW
 from tests.ftlib.crews.latecomers import DEADLINE, arrive, awaiting, punctual
 from tests.ftlib.stand_in.test_deputy import Holder
@@ -105,6 +107,33 @@ def test_it_has_dropped_its_gradients() -> None:
         assert both.late(both.members[1].decline) is Status.FAIL
         assert both.alike()
         assert both.weights[1].grad is None
+        both.go_on()
+
+
+def test_who_adopts_what_its_deputy_was_in_has_it_as_well() -> None:
+    """The others had finished the call, in a view that ended then, before the program came: the engine ends it as theirs."""
+    with pair() as both:
+        both.miss(0)
+        deputy = both.members[1]._lives.life.deputy
+        assert deputy is not None
+
+        def adopted(call: Call) -> Status:
+            """As the engine ends a call whose result is another member's."""
+            assert isinstance(call, Declined)
+            (entry,) = deputy._backlog._entries
+            with deputy._plane.changed:
+                deputy._plane.lag.shrink(entry.granted)
+            deputy._backlog.clear()
+            call.overtaken(entry.results.number)
+            call.learn(entry.results.layout)
+            call.deliver(entry.results)
+            return Status.SUCCESS
+
+        honest = deputy._taken_over
+        deputy._taken_over = adopted  # type: ignore[method-assign, assignment]
+        assert both.late(both.members[1].decline) is Status.FAIL
+        deputy._taken_over = honest  # type: ignore[method-assign]
+        assert both.alike()
         both.go_on()
 
 
