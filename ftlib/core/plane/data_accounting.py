@@ -102,6 +102,9 @@ class Counts(Protocol):
     leaving: Callable[[], bool]
     member_id: str
 
+    def blocking(self) -> str:
+        """In words, the members that this one waits for."""
+
 
 class DataAccounting:
     """The data accounting of one plane. Takes the plane's lock; within it the sampler's own lock, which is never waited for."""
