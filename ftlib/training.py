@@ -383,7 +383,7 @@ class Calls(ABC):
         status = self._run(call)
         return status, int(ballot) if status else 0
 
-    def decline(self) -> Status:
+    def decline(self, *, batches: int = 1) -> Status:
         """Take part in the others' next call with nothing, whatever it is, so that it returns FAIL at all members.
 
         For a worker that cannot apply the step under way, and may have nothing to average in it. Where all decline, that is all
@@ -394,12 +394,17 @@ class Calls(ABC):
         they have averaged by then is applied here, as ``register_state`` says, to the parameters of this worker's newest
         average. That is FAIL, as nothing is left to apply. Excluded if they have a result that cannot be applied so.
 
+        ``batches``: how many of the ``ElasticSampler``'s batches it uses up, without a step: as many as the average that it
+        declines would have; 0 where the program has got none for it yet, or declines another call.
+
         FTLibError if this worker cannot take part in the others' call.
         """
         if self._execution is not None:
             raise ConfigError("decline was called within execute: raise an exception there, and no member applies the step")
+        if type(batches) is not int or not 0 <= batches <= MOST_BATCHES:
+            raise _not_a_count(batches)
         try:
-            return self._run(Declined(veto=self._veto))
+            return self._run(Declined(veto=self._veto, batches=batches))
         except NoFollowing as reason:
             raise FTLibError(f"decline: this worker cannot take part in the others' call: {reason}") from None
 

@@ -72,13 +72,16 @@ class Declined(Followed):
 
     It takes part as a follower does, so it need not know what the others are about to do. Its record says that it declines, so
     the call fails at all who finish it. Where all decline there is nothing else to do: with their records the call has ended.
+    Its batches are used up without a step, as those of any call without a result.
     """
 
     foreign = False
     declines = True
 
-    def __init__(self, *, veto: bool) -> None:
+    def __init__(self, *, veto: bool, batches: int = 0) -> None:
+        """``batches``: see ``Call``."""
         super().__init__(0.0, veto=veto)
+        self.batches = batches
         self.lacks: Results | None = None
         """The others' result, if they had finished the call with one: it has no place here."""
 

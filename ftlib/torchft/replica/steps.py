@@ -34,7 +34,7 @@ class Reduces(Protocol):
     def vote(self, count: int, *, against: bool) -> tuple[Status, int]:
         """See ``FTLib``."""
 
-    def decline(self) -> Status:
+    def decline(self, *, batches: int) -> Status:
         """See ``FTLib``."""
 
 
@@ -173,7 +173,7 @@ class Step:
         """End the step at all replicas."""
         self._abandon()
         while not self._over:
-            self._note(self._ft.decline())
+            self._note(self._ft.decline(batches=0))  # as its averages, which use up none
 
     def _note(self, status: Status) -> None:
         if status is Status.ABORT:
