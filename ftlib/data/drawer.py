@@ -37,6 +37,8 @@ class _Call:
     batches: int
     beside: bool
     """Whether the program draws meanwhile, for calls to come."""
+    kept: bool = False
+    """Whether its batches are used up by a later call, should it end unfinished."""
     share: Share | None = None
 
 
@@ -218,14 +220,14 @@ class Drawer:
 
     # --- the calls -----------------------------------------------------------------------------------------------------
 
-    def begin(self, batches: int, *, beside: bool = False) -> Share:
+    def begin(self, batches: int, *, beside: bool = False, kept: bool = False) -> Share:
         """See ``Sampling.begin``. What is drawn beside the call is not in its share: should the samples be dealt again as the
         call ends, these batches count nothing, and are drawn again.
         """
         self._settle()
         if self._call is None:
             # Beside a call more is drawn: a program that counts more batches than there are must not use up those.
-            self._call = _Call(min(batches, self._queue.waiting) if beside else batches, beside)
+            self._call = _Call(min(batches, self._queue.waiting) if beside else batches, beside, kept)
             if batches:  # a call without batches neither repeats the unfinished call, nor ends it
                 self._halted = None
         if self._call.share is None:
@@ -272,7 +274,7 @@ class Drawer:
         """See ``Sampling.finished``."""
         call, own = self._call, shares.get(self._me)
         if own is not None and own.late:  # the program adopts what its deputy took part in: its own batches were not used up
-            self.unfinished()
+            self._halt()
             call = None
         self._call = None
         if call is not None:
@@ -313,10 +315,10 @@ class Drawer:
 
     def unfinished(self) -> None:
         """See ``Sampling.unfinished``."""
-        if self._call is not None:
-            if self._call.batches or self._halted is None:
-                self._halted = (self._call.batches, self.attempts)
+        if self._call is not None and self._call.kept:
             self._call = None
+        else:
+            self._halt()
 
     # --- membership ----------------------------------------------------------------------------------------------------
 
@@ -396,6 +398,13 @@ class Drawer:
             self._moved(same=False)
 
     # --- inside --------------------------------------------------------------------------------------------------------
+
+    def _halt(self) -> None:
+        """The call under way has used up nothing: see ``_settle``."""
+        if self._call is not None:
+            if self._call.batches or self._halted is None:
+                self._halted = (self._call.batches, self.attempts)
+            self._call = None
 
     def _alone(self, now: Replica, epoch: int | None) -> tuple[Replica, int]:
         """Start over: without a job no call commits what a loader hands out. Without ``epoch``, each loop is the next epoch."""

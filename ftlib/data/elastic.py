@@ -160,11 +160,11 @@ class Elastic(torch.utils.data.Sampler[list[Any]]):
         with self._changed:
             self._drawer.found(drawers)
 
-    def begin(self, batches: int, *, beside: bool = False) -> Share:
+    def begin(self, batches: int, *, beside: bool = False, kept: bool = False) -> Share:
         """See ``Sampling``."""
         with self._changed:
             self._caller = threading.get_ident()
-            return self._drawer.begin(batches, beside=beside)
+            return self._drawer.begin(batches, beside=beside, kept=kept)
 
     def weight(self, batches: int) -> float:
         """See ``Sampling``."""

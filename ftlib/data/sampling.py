@@ -56,9 +56,12 @@ class Sampling(Protocol):
     def found(self, drawers: Sequence[str]) -> None:
         """Deal to those in the founding view, or to one alone. Idempotent; not after the first call."""
 
-    def begin(self, batches: int, *, beside: bool = False) -> Share:
+    def begin(self, batches: int, *, beside: bool = False, kept: bool = False) -> Share:
         """Return the share of a call of the program's: the same for every attempt until the call ends. Draws wait meanwhile;
         ``beside``: they go on, and no loop ends or begins.
+
+        Should the call end unfinished, and the program draw before its next call, its batches go back; ``kept``: they do not,
+        and the next call uses up these and more.
         """
 
     def weight(self, batches: int) -> float:

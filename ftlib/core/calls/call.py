@@ -171,6 +171,8 @@ class Call:
 
     draws_beside = False
     """True if the program draws samples for later calls while this one is under way."""
+    keeps_batches = False
+    """True if the program makes up for this call, should it end unfinished, by one that uses up the same batches and more."""
     declines = False
     """True if this call makes the others' call fail, whatever that is (see ``Declined``)."""
     stand_in = False

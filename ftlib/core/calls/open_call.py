@@ -35,6 +35,7 @@ class OpenCall(Call):
         remark: Callable[[], str],
         norms: bool = False,
         draws_beside: bool = False,
+        keeps_batches: bool = False,
     ) -> None:
         """``owners``: the parameters, by the indices of ``layout``. ``views``: the gradients become views of the result.
         ``relaid``: returns the layout after registered state was loaded, which holds the agreed order of the parameters. The
@@ -57,6 +58,7 @@ class OpenCall(Call):
         )
         self.by_samples = by_samples
         self.draws_beside = draws_beside
+        self.keeps_batches = keeps_batches
         self._relaid = relaid
         self._ahead: dict[int, tuple[torch.Tensor, int]] = {}
         """By index: gradients that were staged before the rest of their bucket, each with its version then."""

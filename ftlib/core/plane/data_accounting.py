@@ -194,7 +194,7 @@ class DataAccounting:
         if self.sampler is not None:
             self._bind()
             if not call.foreign and not call.changes_state:  # a unit's function may draw; its calls use up the samples
-                self.sampler.begin(call.batches, beside=call.draws_beside)
+                self.sampler.begin(call.batches, beside=call.draws_beside, kept=call.keeps_batches)
 
     def weigh(self, call: Call, before: int = 0, former: float | None = None) -> float | None:
         """Set the weight of an average that counts samples, and return that weight.
@@ -219,7 +219,7 @@ class DataAccounting:
                 return NOTHING
             if call.foreign:
                 return sampler.late() if call.stand_in else sampler.follow()
-            share = sampler.begin(call.batches, beside=call.draws_beside)
+            share = sampler.begin(call.batches, beside=call.draws_beside, kept=call.keeps_batches)
             self.weigh(call)
             # A newcomer may still have to stay out after the call. Its loader then holds fillers, which no other member counts.
             counts = self._here and (share.samples or not self._plane.newcomer)

@@ -191,7 +191,14 @@ class Rounds:
         layout = self._layouts.get(fragment) or self._lay_out(fragment)
         owners = [*part.parameters, self._tail]
         self._average = average = ft.open_average(
-            owners, layout, lambda: layout, module=part.module, weight=weight, batches=batches, draws_beside=early
+            owners,
+            layout,
+            lambda: layout,
+            module=part.module,
+            weight=weight,
+            batches=batches,
+            draws_beside=early,
+            keeps_batches=True,  # the local weights have learned from them, whatever becomes of this sync
         )
         if early:
             for number in range(len(layout.buckets) - 1):

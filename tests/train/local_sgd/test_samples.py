@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -10,12 +12,15 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from ftlib import ConfigError, DiLoCo, ElasticSampler, FTLib
+from ftlib import ConfigError, DiLoCo, ElasticSampler, FTLib, Status
+from ftlib.core.engine.waiting import Limits
 from tests.harness.basics import TIMEOUT
 from tests.harness.company import Company, at_once, company
 from tests.train.local_sgd.test_course import Layers, inner_step
 
 SAMPLES, EPOCHS = 71, 3
+FILL = -1
+"""What a filler is made of here."""
 WAYS: dict[str, dict[str, Any]] = {
     "at-the-end": {"sync_every": 4},
     "delayed": {"sync_every": 4, "delay": 2},
@@ -34,10 +39,11 @@ class Student:
             ft, self.model, inner=self.inner, outer=lambda w: torch.optim.SGD(w, lr=1.0), weight="samples", **way
         )
         self.sampler = ElasticSampler(range(SAMPLES), batch_size=3, seed=1)
-        self.loader = DataLoader(range(SAMPLES), batch_sampler=self.sampler, num_workers=workers)  # type: ignore[arg-type]
+        self.sampler._filler = [FILL]
+        self.loader = DataLoader([*range(SAMPLES), FILL], batch_sampler=self.sampler, num_workers=workers)  # type: ignore[arg-type]
         ft.register_state(model=self.diloco, sampler=self.sampler)
-        self._handed: set[tuple[int, int]] = set()
-        """Epochs and indices of what the loader has handed out."""
+        self.handed = Counter[tuple[int, int]]()
+        """How often the loader has handed out what: epochs and indices."""
         self.early = 0
         self.wrong: list[str] = []
 
@@ -52,15 +58,39 @@ class Student:
         with self.diloco:
             for _ in self.sampler.epochs(EPOCHS):
                 for batch in self.loader:
-                    self.early += self.under_way
-                    self._handed.update((self.sampler.epoch, index) for index in batch.tolist())
-                    inner_step(self.model, self.inner)
-                    self._look()
+                    self.step(batch)
                     pace()
                     if leaves_after and self.diloco.syncs >= leaves_after and (self.under_way or not self.delays):
                         raise ZeroDivisionError
                 assert not self.under_way, "a loop ends with a sync, not beside it"
                 self.check(self.sampler.epoch)
+
+    def step(self, batch: torch.Tensor) -> None:
+        """An inner step, and the sync that it ends with."""
+        self.early += self.under_way
+        self.handed.update((self.sampler.epoch, index) for index in batch.tolist() if index != FILL)
+        inner_step(self.model, self.inner)
+        self._look()
+
+    def learn_on(self, raises: Callable[[], bool]) -> None:
+        """As ``learn``. Where it ``raises`` after an inner step the sync under way is given up, and the loop goes on."""
+        for _ in self.sampler.epochs(EPOCHS):
+            batches, over = iter(self.loader), False
+            while not over:
+                with contextlib.suppress(ZeroDivisionError), self.diloco:
+                    for batch in batches:
+                        self.step(batch)
+                        if raises():
+                            raise ZeroDivisionError
+                    over = True
+            self.check(self.sampler.epoch)
+
+    def limit(self, min_size: int) -> None:
+        """With fewer members a sync fails, at once."""
+        engine = self.ft._engine
+        limits = Limits(0.01 if min_size > 1 else TIMEOUT, min_size)
+        engine._limits = engine._waiting._limits = engine._arrival._limits = limits
+        engine._open._min_size = min_size
 
     @property
     def delays(self) -> int:
@@ -69,7 +99,7 @@ class Student:
     def _look(self) -> None:
         """What the newest sync has used up here was handed out before."""
         rows = [row for row in self.sampler.ledger() if (row.member, row.step) == (self.ft._plane.member_id, self.ft.step)]
-        foreign = [index for row in rows for index in row.indices if (row.epoch, index) not in self._handed]
+        foreign = [index for row in rows for index in row.indices if (row.epoch, index) not in self.handed]
         if foreign:
             self.wrong.append(f"sync {self.diloco.syncs} has used up {foreign}, which no inner step has seen yet")
 
@@ -142,6 +172,64 @@ def test_one_joins_while_others_learn(way: str) -> None:
         at_once(lambda: class_[0].learn(pace=pace), lambda: class_[1].learn(pace=pace), join)
         assert [student.wrong for student in class_[:2]] == [[], []]
         assert len({student.diloco.syncs for student in class_}) == 1
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("dies", [False, True], ids=["", "one dies"])
+def test_a_sync_that_too_few_are_there_for(way: str, workers: int, *, dies: bool) -> None:
+    """It is tried again with the batches of all inner steps since the last one: they do not go back meanwhile."""
+    with company(3) as crew:
+        class_, all_failed = students(crew, way, workers), threading.Barrier(3)
+
+        def work(number: int) -> None:
+            student = class_[number]
+            failed: list[int] = []
+
+            def pace() -> None:
+                """The third sync fails, and so do the next two attempts."""
+                if student.diloco.syncs != 2 or len(failed) == 3:
+                    return
+                student.limit(4)
+                if student.diloco.status is Status.FAIL:
+                    failed.append(student.diloco.inner_steps)
+                if len(failed) == 3:
+                    student.limit(1)
+                    all_failed.wait(TIMEOUT)
+                    if dies and number == 2:
+                        raise ZeroDivisionError
+
+            with contextlib.suppress(ZeroDivisionError):
+                student.learn(pace=pace)
+            if dies and number == 2:
+                student.ft.close()
+            assert failed == [failed[0], failed[0] + 1, failed[0] + 2], "it is tried after each inner step"
+
+        at_once(*[lambda number=number: work(number) for number in range(3)])
+        alive = class_[: 3 - dies]
+        assert [student.wrong for student in alive] == [[]] * len(alive)
+        handed = sum((student.handed for student in alive), Counter[tuple[int, int]]())
+        assert max(handed.values()) == 1
+        if not dies:
+            assert len(handed) == EPOCHS * SAMPLES
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_sync_that_is_given_up_in_a_loop_that_goes_on(workers: int) -> None:
+    """So it is where the program gives up a sync that was begun."""
+    with company(2) as crew:
+        class_, given_up = students(crew, "delayed", workers), []
+
+        def raises() -> bool:
+            begun = class_[0].under_way and class_[0].diloco.syncs > 1 + 2 * len(given_up)
+            if begun:
+                given_up.append(class_[0].diloco.inner_steps)
+            return begun
+
+        at_once(lambda: class_[0].learn_on(raises), class_[1].learn)
+        assert given_up
+        assert [student.wrong for student in class_] == [[], []]
+        assert max(sum((student.handed for student in class_), Counter[tuple[int, int]]()).values()) == 1
 
 
 def test_no_loop_begins_beside_a_sync() -> None:
