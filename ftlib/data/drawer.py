@@ -284,14 +284,19 @@ class Drawer:
         if self._now is None:
             return
         said = None if call is None else call.share
-        if self._together and said is not None and said.data_epoch and (own is None or own.use != said.use):
-            self._queue.void()  # its mates were at another batch: none of them has used up one
-            self._drawn = self._now.done(self._me)
+        apart = said is not None and said.data_epoch > 0 and (own is None or own.use != said.use)
+        # Its mates were at another batch, and none of them has used up one; or what it adopts has used up its batch before this
+        # one, as the program left that call by an exception which the others had finished.
+        apart = apart and (self._together or (own is not None and own.data_epoch > 0))
+        if apart:
+            self._queue.void()
         self._join(self._now)
         before, self._now = self._now.deal, self._now.finish(shares, step)
         self._base, self._proposed, self._founding = self._now, False, None
         if self._now.deal is not before:
             self._moved(same=self._now.epoch == before.epoch)
+        elif apart:
+            self._drawn = self._now.done(self._me)
 
     def ahead(self, own: Share | None = None) -> Ahead:
         """See ``Sampling.ahead``."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ftlib.data.sampling import Share
@@ -27,6 +27,8 @@ class Job:
     def __init__(self, plot: Plot) -> None:
         self.plot = plot
         self.luck = random.Random(~plot.seed)
+        self.more = random.Random(f"{plot.seed} more")
+        """For what only some kinds of cases have, so that the others stay as they are."""
         self.people: dict[str, Person] = {}
         self.calls = 0
         self.step = 0
@@ -203,6 +205,8 @@ class Job:
         for person in self._shuffled():
             if person.finished < last and person.joined:
                 assert person.finished == last - 1
+                if person.name in self.elsewhere and person.waiting:
+                    person.sampler.begin(len(person.waiting.batches))
                 self._end(person, self.shares, True)
             self.jitter(2)
             if self.danger() and len(members) > 1:
@@ -221,6 +225,8 @@ class Job:
 
     # --- calls ---------------------------------------------------------------------------------------------------------
 
+    elsewhere: frozenset[str] | set[str] = frozenset()
+    """Who has left the newest call by an exception, and is in the next one of its program by now."""
     pending = -1
     """The call whose outcome is known to some, and booked once it is known to all."""
 
@@ -228,6 +234,7 @@ class Job:
         """One attempt of the next call."""
         assert self.calls < LIMIT, "stuck"
         people = list(self.people.values())
+        self.elsewhere = frozenset()
         self.shares: dict[str, Share] = {}
         self.hands = {person.name: person.waiting or Hand([]) for person in people}
         counts: dict[str, int] = {}
@@ -239,7 +246,10 @@ class Job:
             if not person.waiting:
                 self.shares[person.name] = person.sampler.late()
                 continue
-            share = person.sampler.begin(len(person.waiting.batches))
+            hand = person.waiting
+            share = person.sampler.begin(len(hand.batches), beside=hand.beside, kept=self.plot.local)
+            while person.draw_beside():
+                pass
             counts[person.name] = int(person.sampler.weight(len(person.waiting.batches))) if share.samples else 0
             if not person.joined:
                 assert not share.samples
@@ -257,17 +267,20 @@ class Job:
         self.counts = counts
         real = sum(counts.values())
         self.granted = real > 0 and self.luck.random() >= self.plot.vetoes
+        self.granted = self.granted and not (self.plot.declines and self.more.random() < self.plot.declines)
         self.entering = {person.name for person in entering}
         if self.luck.random() < self.plot.fails:
             self._unfinished(people)
             return
         self.pending = self.calls + 1
         taking_part = [person for person in self._shuffled() if person.joined or person in entering]
-        if self.danger() and len(people) > 1:
+        if (self.danger() or (self.plot.gives_up and self.more.random() < 0.3)) and len(people) > 1:
             # It breaks in the middle: some have finished, others have not, and one of either dies.
-            for person in taking_part[: self.luck.randint(0, len(taking_part))]:
+            finishing = self.luck.randint(0, len(taking_part))
+            for person in taking_part[:finishing]:
                 person.joined = True
                 self._end(person, self.shares, True)
+            self.elsewhere = {person.name for person in taking_part[finishing:] if self._gives_up(person)}
             self.kill()
             self.change()
             return
@@ -280,6 +293,17 @@ class Job:
         self._agree()
         self._ends_nearer()
 
+    def _gives_up(self, person: Person) -> bool:
+        """Whether it leaves its call by an exception: then it goes on to its next one."""
+        others = any(other.joined for other in self.people.values() if other is not person)
+        if not person.joined or not person.waiting or not others or self.more.random() >= self.plot.gives_up:
+            return False
+        self._end(person, {}, False)
+        self.gather([person])
+        if person.over:
+            del self.people[person.name]
+        return True
+
     def _ends_nearer(self) -> None:
         """The loops of a complete epoch end one call sooner with each call of a batch, unless somebody comes or is late."""
         inside = {name for name, person in self.people.items() if person.joined}
@@ -288,7 +312,7 @@ class Job:
         (call, epoch, left, known), told = self.ending, {name for name in inside if self.shares[name].data_epoch}
         self.ending = self.calls, state.epoch, state.left, told
         same = (call, epoch) == (self.calls - 1, state.epoch) and inside <= known
-        if same and left and state.left is not None and not self.late:
+        if same and left and state.left is not None and not self.late and not self.plot.delay:
             assert state.left < left or not all(self.hands[name].batches for name in inside), "the loops never end"
 
     def enter(self, person: Person) -> None:
@@ -386,9 +410,9 @@ class Job:
                         assert end in other.ends, f"{person.name} left its loop after call {end}, {other.name} did not"
 
 
-def play(seed: int, *, stream: bool = False) -> Job:
-    """Play one case, and check it. ``stream``: one of a stream."""
-    plot = Plot.stream(seed) if stream else Plot.of(seed)
+def play(seed: int, make: Callable[[int], Plot] = Plot.of) -> Job:
+    """Play one case, and check it. ``make``: makes the case of the seed."""
+    plot = make(seed)
     job = Job(plot)
     job.found(None)
     job.play()

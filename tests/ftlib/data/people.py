@@ -27,6 +27,10 @@ class Hand:
     """What a program brings to a call."""
 
     batches: list[list[int]]
+    drawn: list[list[int]] = field(default_factory=list)
+    """Batches for the next one, that it has got meanwhile."""
+    beside: bool = False
+    """Whether it gets them beside the call."""
 
 
 class Loader:
@@ -95,6 +99,9 @@ class Person:
     missed: bool | None = None
     """How the last call ended that its deputy was in while the program was late; None: there was none since it came."""
     _life: Generator[Hand | None] | None = None
+    _loader: Loader | None = None
+    _steps: int = 0
+    """Inner steps since the last sync."""
 
     @classmethod
     def new(cls, name: str, plot: Plot, luck: random.Random) -> Person:
@@ -114,6 +121,7 @@ class Person:
     def go(self) -> None:
         """Run the program up to its next draw or call."""
         if self.waiting is not None or self.over:
+            self.draw_beside()
             return
         if self._life is None:
             self._life = self._program()
@@ -133,6 +141,17 @@ class Person:
             if status is not None:
                 self.reached = self.finished
 
+    def draw_beside(self) -> bool:
+        """Get a batch beside the call, if there is one to get; whether there was."""
+        hand = self.waiting
+        if hand is None or not hand.beside or len(hand.drawn) == self.plot.delay:
+            return False
+        assert self._loader is not None
+        batch = self._loader.next()
+        if batch is not None:
+            hand.drawn.append(batch)
+        return batch is not None
+
     def _take_over(self) -> None:
         """Where the program waits in a call, and its deputy has finished some for it: the last of them is that call."""
         if self.waiting is not None and self.missed is not None:
@@ -150,9 +169,35 @@ class Person:
             yield epoch
 
     def _program(self) -> Generator[Hand | None]:
-        loader = Loader(self.sampler, self.ahead, early=self.early)
+        self._loader = loader = Loader(self.sampler, self.ahead, early=self.early)
         for _ in self._epochs():
-            yield from self._loop(loader)
+            yield from self._local_loop(loader) if self.plot.local else self._loop(loader)
+
+    def _local_loop(self, loader: Loader) -> Generator[Hand | None]:
+        """Inner steps, each on a batch, and a sync of all of them now and then."""
+        yield from loader.start()
+        batches: list[list[int]] = []
+        began, plot = self.reached, self.plot
+        while True:
+            yield None
+            batch = loader.next()
+            if batch is None:
+                break
+            batches.append(batch)
+            self._steps += 1
+            if self._steps < plot.accumulate - plot.delay:
+                continue
+            hand = Hand(batches, beside=self._steps < plot.accumulate and self.joined and not self.sampler.complete)
+            if hand.beside:
+                self.sampler.begin(len(batches), beside=True, kept=True)
+            else:
+                while self._steps + len(hand.drawn) < plot.accumulate and (batch := loader.next()) is not None:
+                    hand.drawn.append(batch)
+            yield hand
+            self._steps = self._steps + len(hand.drawn) if self.status is None else 0
+            batches = (batches if self.status is None else []) + hand.drawn
+        if self.reached > began:
+            self.ends.append(self.reached)
 
     def _loop(self, loader: Loader) -> Generator[Hand | None]:
         yield from loader.start()

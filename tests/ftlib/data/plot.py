@@ -48,11 +48,23 @@ class Plot:
     """Whether the sizes of shards are told beforehand."""
     lanes: int = 1
     """Shards that a member reads in turn."""
+    declines: float = 0.0
+    """Chance that a call is declined."""
+    gives_up: float = 0.0
+    """Chance that a member leaves a call by an exception that others have finished, and goes on with its next batch."""
+    local: bool = False
+    """Whether a call is a sync: ``accumulate`` inner steps apart, tried again after the next one if unfinished."""
+    delay: int = 0
+    """Batches that are drawn beside a sync."""
 
     @property
     def even(self) -> bool:
-        """Whether all loops end after the same call. Who goes on after a failed call may differ."""
-        return self.repeats or not self.fails
+        """Whether all loops end after the same call. Who goes on after a failed call may differ. In local training all do, but
+        a joiner may be at another place of its round; and a loader may have got more beside the last call than was said in it.
+        """
+        if self.local:
+            return not self.danger and not self.delay
+        return (self.repeats or not self.fails) and not self.gives_up
 
     @property
     def total(self) -> int:
@@ -69,6 +81,22 @@ class Plot:
         shards[0] += not sum(shards)
         told, lanes = luck.random() < 0.5, luck.choice((1, 1, 2, 3))
         return replace(cls.of(seed), drop_last=False, global_batch=False, shards=tuple(shards), told=told, lanes=lanes)
+
+    @classmethod
+    def declining(cls, seed: int) -> Plot:
+        """Such a case, in which calls are declined by members that may have left them by an exception."""
+        luck = random.Random(f"{seed} declining")
+        danger = luck.choice((0.02, 0.1))
+        given = replace(cls.of(seed), danger=danger, repeats=False, breaks=())
+        return replace(given, declines=luck.choice((0.05, 0.3)), gives_up=luck.choice((0.0, 0.3, 0.7)))
+
+    @classmethod
+    def syncing(cls, seed: int) -> Plot:
+        """Such a case, with local training: calls are syncs, and fail more often."""
+        luck = random.Random(f"{seed} syncing")
+        every, delay = luck.randint(1, 5), luck.choice((0, 0, 1, 2))
+        given = replace(cls.of(seed), local=True, again=False, repeats=False, deputies=0.0, drop_last=False, breaks=())
+        return replace(given, accumulate=every, delay=min(delay, every - 1), fails=luck.choice((0.0, 0.1, 0.4)))
 
     @classmethod
     def of(cls, seed: int) -> Plot:

@@ -17,6 +17,7 @@ from ftlib.data.sampling import Share
 from tests.harness.basics import around
 
 from .job import play
+from .plot import Plot
 
 CASES = 2000
 PARTS = 4
@@ -25,6 +26,11 @@ PARTS = 4
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.soak) for part in range(1, PARTS))])
 def test_every_sample_is_committed_once_whoever_comes_and_goes(part: int) -> None:
     _play_all(range(part, CASES, PARTS))
+
+
+@pytest.mark.parametrize("make", [Plot.declining, Plot.syncing], ids=["declined calls", "local training"])
+def test_so_it_is_with(make: Callable[[int], Plot]) -> None:
+    _play_all(range(600), make)
 
 
 def test_one_case_again() -> None:
@@ -36,14 +42,14 @@ def test_many_more_cases() -> None:
     _play_all(range(CASES, 40_000))
 
 
-def _play_all(seeds: Iterable[int]) -> None:
+def _play_all(seeds: Iterable[int], make: Callable[[int], Plot] = Plot.of) -> None:
     for seed in seeds:
-        _play(seed)
+        _play(seed, make)
 
 
-def _play(seed: int) -> None:
+def _play(seed: int, make: Callable[[int], Plot] = Plot.of) -> None:
     try:
-        play(seed)
+        play(seed, make)
     except Exception as error:
         raise AssertionError(f"SEED={seed}: {error!r}") from error
 
@@ -127,6 +133,27 @@ def _halted_is_forgotten(patch: pytest.MonkeyPatch) -> None:
         self._halted = None
 
 
+def _what_is_adopted_is_this_batch(patch: pytest.MonkeyPatch) -> None:
+    """A member that adopts a call which it had left by an exception takes its next batch for the one that was used up."""
+
+    @around(patch, Drawer, "finished")
+    def mistaken(finished: Any, self: Drawer, shares: dict[str, Share], step: int) -> None:
+        own = shares.get(self._me)
+        if self._call is not None and own is not None and own.data_epoch:
+            self._call.share = own
+        finished(self, shares, step)
+
+
+def _unfinished_syncs_give_back(patch: pytest.MonkeyPatch) -> None:
+    """What a sync would have used up goes back where it is not finished, though the program goes on with it."""
+
+    @around(patch, Drawer, "begin")
+    def forgetful(begin: Any, self: Drawer, batches: int, *, beside: bool = False, kept: bool = False) -> Share:
+        del kept
+        share: Share = begin(self, batches, beside=beside)
+        return share
+
+
 DEFECTS = [
     (_tickets_too_early, 139),
     (_nothing_goes_back, 0),
@@ -149,3 +176,15 @@ def test_the_cases_find_a_planted_defect(
     defect(monkeypatch)
     with pytest.raises(AssertionError, match="SEED="):
         _play_all((known, *range(400)))
+
+
+@pytest.mark.parametrize(
+    ("defect", "make", "known"),
+    [(_what_is_adopted_is_this_batch, Plot.declining, 373), (_unfinished_syncs_give_back, Plot.syncing, 0)],
+)
+def test_so_do_the_other_kinds(
+    defect: Callable[[pytest.MonkeyPatch], None], make: Callable[[int], Plot], known: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    defect(monkeypatch)
+    with pytest.raises(AssertionError, match="SEED="):
+        _play_all((known, *range(600)), make)

@@ -24,6 +24,7 @@ from ftlib.errors import ConfigError
 from tests.harness.basics import around
 
 from .job import play
+from .plot import Plot
 
 CASES = 300
 SIZES = (5, 0, 70, 16, 1, 9)
@@ -51,7 +52,7 @@ def test_many_more_cases() -> None:
 def _play_all(seeds: Iterable[int]) -> None:
     for seed in seeds:
         try:
-            play(seed, stream=True)
+            play(seed, Plot.stream)
         except Exception as error:
             raise AssertionError(f"SEED={seed}: {error!r}") from error
 
