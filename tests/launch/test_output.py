@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import threading
 
 import pytest
@@ -65,6 +66,40 @@ def test_a_reader_that_stopped_blocks_the_thread_only() -> None:
     finally:
         os.close(reading)
         os.close(writing)
+
+
+def test_a_descriptor_that_somebody_made_non_blocking_loses_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    writer = Writer(lambda: None)
+    try:
+        data = b"y" * (1 << 20)  # more than the pipe holds
+        writer.put(writing, data)
+        writer.put(writing, b"later\n")
+        assert not writer.close(0.05)
+        taken = b""
+        while len(taken) < len(data) + 6 and select.select([reading], [], [], TIMEOUT)[0]:
+            taken += os.read(reading, 1 << 16)
+        assert taken == data + b"later\n"
+        assert writer.close(10)
+    finally:
+        os.close(reading)
+        os.close(writing)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_reader_that_leaves_a_full_descriptor_that_does_not_block_ends_the_waiting(capfd: pytest.CaptureFixture[str]) -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    writer = Writer(lambda: None)
+    try:
+        writer.put(writing, b"y" * (1 << 20))
+        assert not writer.close(0.05)
+        os.close(reading)
+        assert writer.close(10)
+    finally:
+        os.close(writing)
+    assert capfd.readouterr().err.count("output is lost") == 1
 
 
 def test_a_reader_that_left_stops_nobody(capfd: pytest.CaptureFixture[str]) -> None:

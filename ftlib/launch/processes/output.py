@@ -11,6 +11,7 @@ import bisect
 import contextlib
 import os
 import queue
+import select
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -121,6 +122,24 @@ def render(start: bytes, line: bytes) -> bytes:
     return start + shown.decode("utf-8", "replace").encode() + b"\n"
 
 
+class Outlets:
+    """Descriptors that take bytes. One that has failed takes no more, which is said once on stderr."""
+
+    def __init__(self) -> None:
+        self._broken: set[int] = set()
+
+    def write(self, fd: int, data: bytes) -> None:
+        """Write it all, for as long as whoever reads takes; or lose it."""
+        if fd in self._broken:
+            return
+        try:
+            write_all(fd, data)
+        except OSError as error:  # e.g. no reader, a full disk: the training is worth more than its output
+            self._broken.add(fd)
+            with contextlib.suppress(OSError):
+                write_all(2, f"[ftlib] output is lost from here on: {_name(fd)}: {error.strerror}\n".encode())
+
+
 class Writer:
     """Writes bytes to descriptors, in order, on a thread of its own. ``on_room`` is called on that thread."""
 
@@ -130,7 +149,7 @@ class Writer:
         self._waiting = 0
         self._high = high
         self._on_room = on_room
-        self._broken: set[int] = set()  # owned by the thread
+        self._outlets = Outlets()  # owned by the thread
         self._thread = threading.Thread(target=self._run, name="ftlib-output", daemon=True)
         self._thread.start()
 
@@ -155,13 +174,7 @@ class Writer:
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
             fd, data = item
-            if fd not in self._broken:
-                try:
-                    _write_all(fd, data)
-                except OSError as error:  # e.g. no reader, a full disk: the training is worth more than its output
-                    self._broken.add(fd)
-                    with contextlib.suppress(OSError):
-                        _write_all(2, f"[ftlib] output is lost from here on: {_name(fd)}: {error.strerror}\n".encode())
+            self._outlets.write(fd, data)
             with self._lock:
                 was_full = self._waiting > self._high
                 self._waiting -= len(data)
@@ -177,7 +190,13 @@ def _name(fd: int) -> str:
         return f"descriptor {fd}"
 
 
-def _write_all(fd: int, data: bytes) -> None:
+def write_all(fd: int, data: bytes) -> None:
+    """Write it all to a descriptor, blocking or not. No deadline: a reader may stand still, and threads wait for it."""
     view = memoryview(data)
     while view:
-        view = view[os.write(fd, view) :]
+        try:
+            view = view[os.write(fd, view) :]
+        except BlockingIOError:  # whoever shares it (ssh, a parent process) has made it non-blocking: it is full, not dead
+            room = select.poll()
+            room.register(fd, select.POLLOUT)
+            room.poll()  # returns for a reader that leaves, too: the next write says so
