@@ -153,18 +153,23 @@ class Launcher:
             raise ConfigError(fault("function", function, "a function, and its arguments behind it"))
         return self._start(pack_function(function, args, kwargs), ())
 
-    def start_program(self, command: Sequence[str], *, job: str | None = None, resume: str = "") -> Launch:
-        """Run a program in every worker instead, as ``ftlib run`` does. ``resume``: a directory of checkpoints."""
+    def start_program(self, command: Sequence[str], *, job: str | None = None, resume: str = "", sole: bool = False) -> Launch:
+        """Run a program in every worker instead, as ``ftlib run`` does. ``resume``: a directory of checkpoints.
+
+        ``sole``: this process does nothing else. Lines go to descriptors 1 and 2, and their reader is waited for at the end.
+        """
         if not is_list(command, is_text) or not command:
             raise ConfigError(fault("command", command, 'a list of words, as ["python", "train.py"]'))
-        return self._start(b"", tuple(command), job, resume)
+        return self._start(b"", tuple(command), job, resume, sole=sole)
 
-    def _start(self, call: bytes, command: tuple[str, ...], job: str | None = None, resume: str = "") -> Launch:
-        director = Director(self._plan(call, command, job, resume))
+    def _start(
+        self, call: bytes, command: tuple[str, ...], job: str | None = None, resume: str = "", *, sole: bool = False
+    ) -> Launch:
+        director = Director(self._plan(call, command, job, resume, sole=sole))
         director.start()
         return Launch(director)
 
-    def _plan(self, call: bytes, command: tuple[str, ...], job: str | None, resume: str) -> Plan:
+    def _plan(self, call: bytes, command: tuple[str, ...], job: str | None, resume: str, *, sole: bool) -> Plan:
         if job is not None and not _JOB.fullmatch(job):
             raise ConfigError(f"job {job!r}: use 1 to 64 letters, digits, dots, dashes and underscores")
         variables = self._variables()
@@ -202,6 +207,7 @@ class Launcher:
             log_dir=Path(self.log_dir) if self.log_dir is not None else None,
             events=Path(self.events) if self.events is not None else None,
             live=self._live,
+            sole=sole,
             handlers=self._handlers,
             refresh=refresh,
         )
@@ -305,9 +311,12 @@ class Launch:
         """Whether it is over."""
         return self._director.future.done()
 
-    def cancel(self) -> None:
-        """End it: SIGTERM to all workers, SIGKILL after the grace; again: at once. ``wait`` then raises CancelledError."""
-        self._director.cancel()
+    def cancel(self, said: str = "") -> None:
+        """End it: SIGTERM to all workers, SIGKILL after the grace; again: at once. ``wait`` then raises CancelledError.
+
+        Handlers of signals may call it. ``said``: a line for stderr, written where the workers' lines are.
+        """
+        self._director.cancel(said)
 
     def workers(self) -> list[dict[str, Any]]:
         """The facts about each worker: host, ranks, phase, starts, process id, address, view."""

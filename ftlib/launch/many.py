@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import re
 import shutil
 import signal
@@ -18,7 +20,11 @@ from ..errors import ConfigError, FTLibError, WorkerFailedError
 from .hosts.fleet import Fleet
 from .launcher import Launch, Launcher
 from .processes import guard
+from .processes.output import Writer
 from .processes.process import shell_code
+
+_HASTE = 1.0
+"""Seconds that the last words may take, once a signal has come."""
 
 
 def run_fleet(
@@ -44,12 +50,12 @@ def run_fleet(
             quiet=fleet.quiet,
             **settings,
         )
-        launch = launcher.start_program(_words(fleet, command), job=job, resume=_begins(resume))
+        launch = launcher.start_program(_words(fleet, command), job=job, resume=_begins(resume), sole=True)
     except ConfigError as error:
         raise ConfigError(_as_options(str(error))) from None
     with _cancelling(launch) as got:
-        code = _end_of(launch)
-    _sum_up(launch)
+        code, words = _end_of(launch)
+        _say(words + _summary(launch), got)
     return 128 + got[0] if got else code
 
 
@@ -76,19 +82,29 @@ _OPTIONS = {
 }  # fmt: skip
 
 
-def _end_of(launch: Launch) -> int:
+def _end_of(launch: Launch) -> tuple[int, str]:
+    """Wait for the end; returns the shell's exit code, and why it is that."""
     try:
         launch.wait()
     except WorkerFailedError as error:
-        sys.stderr.write(f"[ftlib] {error}\n" + "".join(f"[ftlib] {note}\n" for note in getattr(error, "__notes__", [])))
         code = -error.signal if error.signal is not None else error.code
-        return shell_code(code or 1)
+        words = [str(error), *getattr(error, "__notes__", [])]
+        return shell_code(code or 1), "".join(f"[ftlib] {each}\n" for each in words)
     except CancelledError:
-        return 1
+        return 1, ""
     except FTLibError as error:
-        sys.stderr.write(f"ftlib: error: {error}\n")
-        return 1
-    return 0
+        return 1, f"ftlib: error: {error}\n"
+    return 0, ""
+
+
+def _say(text: str, got: Sequence[int]) -> None:
+    """Write it to stderr, if that takes it. On a thread: its reader may stand still, and is waited for until a signal comes."""
+    if sys.stderr is None:
+        return
+    writer = Writer(lambda: None)
+    writer.put(2, text.encode("utf-8", "replace"))
+    while not writer.close(_HASTE) and not got:
+        pass  # no deadline: ``| less`` may stand for hours
 
 
 @contextmanager
@@ -101,9 +117,8 @@ def _cancelling(launch: Launch) -> Iterator[list[int]]:
         if twins.again(number):
             return
         got.append(number)
-        if len(got) == 1:
-            sys.stderr.write(f"[ftlib] {signal.Signals(number).name}: draining the workers (again: kill them)\n")
-        launch.cancel()
+        # Nothing is written here: stderr may have lost its terminal, or its reader may stand still.
+        launch.cancel(f"{signal.Signals(number).name}: draining the workers (again: kill them)" if len(got) == 1 else "")
 
     before = {number: signal.signal(number, cancel) for number in guard.heeded()}
     try:
@@ -113,12 +128,12 @@ def _cancelling(launch: Launch) -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _sum_up(launch: Launch) -> None:
-    """A table of all workers, where not all went well."""
+def _summary(launch: Launch) -> str:
+    """How many have finished; behind a table of all workers, where not all went well."""
     workers = launch.workers()
     if not workers:
-        return  # no host came so far: why is told already
-    done = sum(worker["phase"] == "finished" for worker in workers)
+        return ""  # no host came so far: why is told already
+    text = io.StringIO()
     if any(worker["phase"] != "finished" or worker["starts"] != 1 for worker in workers):
         from rich.console import Console  # noqa: PLC0415 - only the end of a run that had trouble needs it
         from rich.table import Table  # noqa: PLC0415
@@ -129,5 +144,9 @@ def _sum_up(launch: Launch) -> None:
         for worker in workers:
             ended = "" if worker["phase"] == "finished" else f" ({describe_exit(worker['code'])})" if worker["code"] else ""
             rows.add_row(worker["host"], str(worker["local_rank"]), str(worker["starts"]), f"{worker['phase']}{ended}")
-        Console(file=sys.stderr, width=max(80, shutil.get_terminal_size((120, 24)).columns), highlight=False).print(rows)
-    sys.stderr.write(f"[ftlib] {done} of {len(workers)} workers finished\n")
+        width = max(80, shutil.get_terminal_size((120, 24)).columns)
+        coloured = os.isatty(2) and "NO_COLOR" not in os.environ
+        # Into a text: rich makes a reader that has left a SystemExit.
+        Console(file=text, force_terminal=coloured, no_color=not coloured, width=width, highlight=False).print(rows)
+    done = sum(worker["phase"] == "finished" for worker in workers)
+    return f"{text.getvalue()}[ftlib] {done} of {len(workers)} workers finished\n"

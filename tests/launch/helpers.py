@@ -138,11 +138,12 @@ def running(
     *options: object,
     script: str,
     args: tuple[object, ...] = (),
+    together: bool = False,
     ignoring: signal.Signals | None = None,
     **more: str,
 ) -> Iterator[Run]:
-    """``ftlib run`` of ``script`` (its source) with fast restarts; ended on exit, whatever happened. ``ignoring``: a signal
-    that whoever starts it has it ignore.
+    """``ftlib run`` of ``script`` (its source) with fast restarts; ended on exit, whatever happened. ``together``: ``2>&1``.
+    ``ignoring``: a signal that whoever starts it has it ignore.
     """
     line, events = _line(directory, options, script, args)
     process = subprocess.Popen(
@@ -150,7 +151,7 @@ def running(
         cwd=directory,
         env=environment(**more),
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=subprocess.STDOUT if together else subprocess.PIPE,
         start_new_session=True,
         preexec_fn=None if ignoring is None else lambda: signal.signal(ignoring, signal.SIG_IGN),  # noqa: PLW1509 - it is but a system call
     )

@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import torch
 from consensus import KeyRing
 from ftlib import ConfigError, FTLib, WorkerFailedError
 from ftlib.common.processes import opened_cuda
+from ftlib.launch.director import director
 from ftlib.lifecycle.supervisor_client import announce
 from tests.harness.basics import TIMEOUT
 from tests.launch.fake_driver import fake_smi, listed
@@ -407,6 +409,38 @@ def test_a_slow_reader_stops_the_workers_but_no_heartbeat(tmp_path: Path) -> Non
     result = launcher(workers=1, agent_timeout=10.0).set_logging_handlers(lambda: [kept]).run(flood, tmp_path)
     assert result.rank(0) > 1.0, "it waited for the reader"
     assert len(kept.texts(stream="stdout")) == 12_000
+
+
+class Stuck(Kept):
+    """Takes nothing until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.go.wait(TIMEOUT)
+        super().emit(record)
+
+
+def print_some() -> int:
+    for number in range(100):
+        print("line", number)
+    return 7
+
+
+def test_what_a_handler_that_does_not_return_has_lost_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(director, "_STUCK", 1.0)
+    stuck = Stuck()
+    try:
+        assert launcher(workers=2).set_logging_handlers(lambda: [stuck]).run(print_some).rank(1) == 7
+    finally:
+        stuck.go.set()
+    lost = [record.message for record in caplog.records if "output is lost" in record.message]
+    assert len(lost) == 1
+    assert "200 lines of localhost:0, localhost:1" in lost[0]
 
 
 def log_much() -> None:

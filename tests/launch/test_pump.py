@@ -49,6 +49,14 @@ def test_a_record_of_no_time_is_written(tmp_path: Path) -> None:
     assert (tmp_path / "h-0.log").read_text() == "--:--:--.--- INFO mine: of no time\nnext\n"
 
 
+def test_a_full_disk_is_mentioned_once_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "h-0.log").symlink_to("/dev/full")
+    handled(Pump(None, tmp_path, live=False), ("stdout", b"one"), ("stdout", b"two"))
+    assert [record.message for record in caplog.records] == [
+        "log_dir: h-0.log: output is lost from here on: No space left on device"
+    ]
+
+
 def test_a_stream_that_is_none_is_mentioned_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

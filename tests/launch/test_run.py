@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +23,7 @@ from consensus import Key, KeyRing
 from ftlib.launch.processes.process import descendants
 from tests.harness.basics import TIMEOUT
 
-from .helpers import KEY, LIMIT, cli, command, environment, running, script, wait_gone, wait_until
+from .helpers import KEY, LIMIT, Run, cli, command, environment, running, script, wait_gone, wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
@@ -243,16 +247,110 @@ def test_a_log_directory_that_cannot_be(tmp_path: Path) -> None:
     assert result.stderr.count("\n") == 1
 
 
-def test_a_reader_that_leaves_does_not_end_the_run(tmp_path: Path) -> None:
+EITHER = pytest.mark.parametrize("where", [(), ("--hosts", "localhost", "--transport", "local")], ids=["here", "hosts"])
+DRAINS = """
+def drained(*_):
+    write("drained")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, drained)
+"""
+
+
+def leave(run: Run) -> None:
+    """As a reader of its output."""
+    assert run.process.stdout is not None
+    run.process.stdout.close()
+    run.process.stdout = None
+
+
+def is_full(run: Run) -> bool:
+    """Whether a write to its stdout would block."""
+    assert run.process.stdout is not None
+    writing = os.open(f"/proc/self/fd/{run.process.stdout.fileno()}", os.O_WRONLY | os.O_NONBLOCK)
+    try:
+        return not select.select([], [writing], [], 0)[1]
+    finally:
+        os.close(writing)
+
+
+@EITHER
+@pytest.mark.parametrize("together", [False, True], ids=["stdout", "both"])
+def test_a_reader_that_leaves_does_not_end_the_run(tmp_path: Path, where: tuple[str, ...], together: bool) -> None:
     body = "wait('go')\nfor _ in range(2000): print('y' * 100)\nwrite(f'done-{INDEX}')"
-    with running(tmp_path, "-n", 2, script=script(body)) as run:
-        assert run.process.stdout is not None
-        run.process.stdout.close()
-        run.process.stdout = None
+    with running(tmp_path, "-n", 2, *where, script=script(body), together=together) as run:
+        leave(run)
         (tmp_path / "go").touch()
         run.wait_file("done-0")
         run.wait_file("done-1")
         assert run.process.wait(LIMIT) == 0
+
+
+@EITHER
+def test_a_signal_after_the_reader_has_left_drains(tmp_path: Path, where: tuple[str, ...]) -> None:
+    body = DRAINS + "write('up')\ntime.sleep(300)"
+    with running(tmp_path, "-n", 1, "--grace", LIMIT, *where, script=script(body), together=True) as run:
+        run.wait_file("up")
+        leave(run)
+        run.process.send_signal(signal.SIGTERM)
+        assert run.process.wait(LIMIT) == 143
+    assert (tmp_path / "drained").exists()
+
+
+@EITHER
+def test_a_signal_while_the_reader_stands_still_drains(tmp_path: Path, where: tuple[str, ...]) -> None:
+    body = DRAINS + "os.write(1, (b'y' * 999 + b'\\n') * 500)\nwrite('up')\ntime.sleep(300)"
+    with running(tmp_path, "-n", 1, "--grace", LIMIT, *where, script=script(body), together=True) as run:
+        run.wait_file("up")
+        wait_until(lambda: is_full(run), "the pipe is full")
+        run.process.send_signal(signal.SIGTERM)
+        run.wait_file("drained")
+        assert run.process.wait(LIMIT) == 143
+
+
+STUCK = """
+import sys
+from ftlib.launch.director import director, link
+director._STUCK = link._PARTING = 0.2
+from ftlib.launch.command import code_of, run
+sys.exit(code_of(run, sys.argv[1:], "run"))
+"""
+"""``ftlib run`` that soon gives up what it gives up."""
+
+
+@contextlib.contextmanager
+def ended_unread(path: Path, lines: int) -> Iterator[subprocess.Popen[bytes]]:
+    """One whose worker has ended, with so many lines that nobody reads. A while has passed."""
+    (path / "script.py").write_text(f"for _ in range({lines}): print('y' * 199)")
+    words = [sys.executable, "-c", STUCK, "--hosts", "localhost", "--transport", "local", "-n", "1", "--events", "events"]
+    with subprocess.Popen(
+        [*words, "script.py"], cwd=path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        try:
+            wait_until(lambda: '"ended"' in events.read_text() if (events := path / "events").exists() else False, "an end")
+            time.sleep(2.0)  # the pause of the reader: ten times as long as what stands still is waited for elsewhere
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("lines", [3000, 8000], ids=["under-way", "more-than-may-be-under-way"])
+def test_a_reader_that_pauses_gets_all_lines_of_other_hosts(tmp_path: Path, lines: int) -> None:
+    with ended_unread(tmp_path, lines) as process:
+        out, err = process.communicate(timeout=LIMIT)
+    assert process.returncode == 0
+    assert out.count(b"y\n") == lines
+    assert err == b"[ftlib] 1 of 1 workers finished\n"
+
+
+def test_a_signal_ends_the_waiting_for_a_reader_and_what_is_lost_is_told(tmp_path: Path) -> None:
+    with ended_unread(tmp_path, 8000) as process:
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(TIMEOUT) == 143
+        assert process.stderr is not None
+        err = process.stderr.read().decode()
+    assert " lines of " in err
+    assert "what localhost:0 had not sent yet" in err
 
 
 def test_a_reader_that_stalls_does_not_stop_the_fence(tmp_path: Path) -> None:

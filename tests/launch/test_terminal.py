@@ -38,8 +38,19 @@ if __name__ == "__main__":
     Launcher(workers_per_host=2, preload=(), transport="local", grace=2.0).run(work)
 """
 )
-PROGRAM = WORK + "work()\n"
-COMMANDS = {"launcher": [], "run": ["-m", "ftlib.launch", "-n", "2", "--grace", "2"]}
+PROGRAM = (
+    WORK
+    + """
+import signal
+def drain(number, frame):
+    open("drained-" + os.environ["LOCAL_RANK"], "w").close()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, drain)
+work()
+"""
+)
+RUN = ["-m", "ftlib.launch", "-n", "2", "--grace", "20"]
+COMMANDS = {"launcher": [], "run": RUN, "hosts": [*RUN, "--hosts", "localhost", "--transport", "local"]}
 
 
 @contextlib.contextmanager
@@ -71,6 +82,15 @@ def state(pid: int) -> str:
 
 def gone(workers: list[int]) -> None:
     eventually(lambda: not any(map(lives, workers)), "workers end")
+
+
+DRAINED: dict[str, set[str]] = {"launcher": set(), "run": {"drained-0", "drained-1"}, "hosts": {"drained-0", "drained-1"}}
+"""A program that makes a ``Launcher`` takes no signal but Ctrl-C: it dies, and so do its workers."""
+
+
+def drained(path: Path) -> set[str]:
+    """What workers that got SIGTERM have written."""
+    return {each.name for each in path.glob("drained-*")}
 
 
 @pytest.mark.parametrize("kind", COMMANDS)
@@ -108,3 +128,13 @@ def test_a_terminal_that_is_closed_ends_all(tmp_path: Path, kind: str) -> None:
         os.kill(shell.pid, signal.SIGHUP)  # as sshd and terminals do; the terminal itself goes next
         shell.close(force=True)
         gone(workers)
+    assert drained(tmp_path) == DRAINED[kind]
+
+
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_a_connection_that_is_lost_ends_all(tmp_path: Path, kind: str) -> None:
+    """The terminal goes first: whatever is written to it as the signal comes fails."""
+    with terminal(tmp_path, kind) as (shell, workers):
+        shell.close(force=True)
+        gone(workers)
+    assert drained(tmp_path) == DRAINED[kind]

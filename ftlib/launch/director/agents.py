@@ -104,6 +104,16 @@ class Agents:
         """Whether nothing that ended workers left is still under way."""
         return all(agent.owed.complete for agent in self._agents.values())
 
+    @property
+    def undrained(self) -> list[str]:
+        """The ended workers of whose lines some are still to come."""
+        places = self._ledger.places
+        return [
+            f"{places[index].host}:{places[index].local_rank}"
+            for agent in self._agents.values()
+            for index in sorted(agent.owed.undrained)
+        ]
+
     async def close(self) -> None:
         """End all of them, within a deadline."""
         for greeting in list(self._greetings):

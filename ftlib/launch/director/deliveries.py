@@ -28,6 +28,11 @@ class Deliveries:
         """Whether nothing is owed."""
         return not self._ends and not self._undrained
 
+    @property
+    def undrained(self) -> set[int]:
+        """The workers of whose lines some are still to come."""
+        return {worker for worker, _ in self._undrained}
+
     def ended(self, message: Ended) -> None:
         """A worker has ended; what it left follows."""
         lifetime = message.worker, message.start

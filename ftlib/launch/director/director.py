@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +29,10 @@ from .plan import Plan
 
 _STUCK = 30.0
 """Seconds without any progress after which lines and results that are still under way are given up."""
+_HASTE = 2.0
+"""Seconds that those may take whose reader is waited for, once a signal has come; or a reader that was given up before."""
+_TELL = 1.0
+"""Seconds for saying what was lost: stderr may have that very reader."""
 _SHOWN = 0.5
 """Seconds between two drawings of the live view, at least."""
 _KILLED = 10.0
@@ -45,11 +50,12 @@ class Director:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = threading.Event()
         self._ended_at = 0.0
+        self._cancelled = False
         self._timer: asyncio.TimerHandle | None = None
         self._showing: asyncio.TimerHandle | None = None
         self._secrets = plan.secrets() if plan.secrets is not None else ""
         self._events = EventLog(plan.events)
-        self._pump = Pump(plan.handlers, plan.log_dir, live=plan.live)
+        self._pump = Pump(plan.handlers, plan.log_dir, live=plan.live, sole=plan.sole)
         self._ledger = Ledger(plan.rules, list(plan.hosts), time.monotonic())
         self._thread = threading.Thread(target=self._main, name=f"ftlib-launch-{plan.job}"[:40], daemon=True)
 
@@ -59,9 +65,20 @@ class Director:
         """Begin; returns at once."""
         self._thread.start()
 
-    def cancel(self, why: str = "it was cancelled") -> None:
-        """End the launch: SIGTERM, and SIGKILL after the grace; at the second call at once."""
-        self._ask(lambda: self._do(self._ledger.cancel(why)))
+    def cancel(self, said: str = "") -> None:
+        """End the launch: SIGTERM, and SIGKILL after the grace; at the second call at once. Handlers of signals may call it.
+
+        ``said``: a line for whoever reads stderr, which the thread of lines writes.
+        """
+
+        def cancel() -> None:
+            self._cancelled = True
+            self._moved.set()
+            self._do(self._ledger.cancel("it was cancelled"))
+            if said:
+                self._desk.say_aloud(said)
+
+        self._ask(cancel)
 
     def add_hosts(self, hosts: Mapping[str, int | None]) -> None:
         """Hosts more."""
@@ -91,7 +108,8 @@ class Director:
         return worker_facts(self._ledger)  # the launch has ended meanwhile
 
     def _ask(self, what: Callable[[], Any]) -> bool:
-        self._ready.wait(10.0)
+        if not self._ready.is_set():  # without a lock: a handler of signals may have interrupted another call of this
+            self._ready.wait(10.0)
         if self._loop is None or self.future.done():
             return False
         try:
@@ -134,13 +152,16 @@ class Director:
         try:
             self._do(self._ledger.begin(time.monotonic()))
             await self._over
-            await self._progressing(lambda: self._agents.complete)
+            await self._progressing(lambda: self._agents.complete, held=lambda: self._pump.busy)
         finally:
             for watch in watches:
                 watch.close()
+            owing, held = self._agents.undrained, self._pump.busy
             await self._agents.close()
             self._pump.close(self._moved_from_elsewhere)
-            await self._progressing(lambda: self._pump.ended)
+            # Whoever has held up the lines of the agents until they were given up has had its time.
+            await self._progressing(lambda: self._pump.ended, held=lambda: True, hurried=bool(owing) and held)
+            self._tell_lost(self._pump.give_up() if not self._pump.ended else {}, owing)
             self._events.write("over")
             self._events.close()
         return self._agents.endings
@@ -154,15 +175,34 @@ class Director:
             error.add_note("the launcher itself has failed, and ended the launch")
             self._over.set_exception(error)
 
-    async def _progressing(self, reached: Callable[[], bool]) -> None:
-        """Wait until something is ``reached``, as long as lines and results keep coming."""
+    async def _progressing(self, reached: Callable[[], bool], *, held: Callable[[], bool], hurried: bool = False) -> None:
+        """Wait until something is ``reached``, as long as lines and results keep coming.
+
+        Where this process is the command's alone, also for as long as whoever reads its output has ``held`` them up (no
+        deadline: ``| less`` may stand for hours), but not long after a signal has come. ``hurried``: only a moment.
+        """
+        until = math.inf
         while not reached():
             self._moved.clear()
+            if self.plan.sole and self._cancelled and until == math.inf:
+                until = time.monotonic() + _HASTE
             try:
-                async with asyncio.timeout(_STUCK):
+                async with asyncio.timeout(max(0.0, min(_HASTE if hurried else _STUCK, until - time.monotonic()))):
                     await self._moved.wait()
             except TimeoutError:
-                return
+                if hurried or until != math.inf or not (self.plan.sole and held()):
+                    return
+
+    def _tell_lost(self, lines: Mapping[str, int], owing: Sequence[str]) -> None:
+        """Say which lines nobody will see. ``lines``: how many of each source; ``owing``: workers that had more to send."""
+        if not lines and not owing:
+            return
+        parts = [f"{sum(lines.values())} lines of {', '.join(sorted(lines))}"] if lines else []
+        parts += [f"what {', '.join(owing)} had not sent yet"] if owing else []
+        text = f"output is lost, as whoever takes it stands still (a handler, a file, a reader): {' and '.join(parts)}"
+        thread = threading.Thread(target=self._pump.warn, args=(text,), name="ftlib-lost", daemon=True)
+        thread.start()
+        thread.join(_TELL)
 
     def _moved_from_elsewhere(self) -> None:
         assert self._loop is not None

@@ -46,6 +46,8 @@ class Plan:
     log_dir: Path | None = None
     events: Path | None = None
     live: bool = True
+    sole: bool = False
+    """Whether this process does nothing else, as ``ftlib run``: whoever reads its output is waited for."""
     handlers: Callable[[], Iterable[logging.Handler]] | None = None
     refresh: HostSource | None = None
     """Says which hosts there are now, where that changes."""

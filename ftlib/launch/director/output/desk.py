@@ -63,6 +63,10 @@ class Desk:
         """A line of the launcher's own."""
         self._pump.put(Entry(Source(host or "ftlib", None, None, 0), "stderr", [f"[ftlib] {text}".encode()]))
 
+    def say_aloud(self, text: str) -> None:
+        """The same, behind the lines that wait, for those too who see no lines."""
+        self._pump.put(Entry(Source("ftlib", None, None, 0), "stderr", [text.encode()], loud=True))
+
     def _source(self, host: str, index: int) -> Source:
         if index < 0 or index >= len(self._ledger.places):
             return Source(host, None, None, 0)

@@ -9,11 +9,10 @@ from __future__ import annotations
 import io
 import os
 import shutil
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TextIO
+from typing import Protocol
 
 MOST = 12
 """Hosts that are shown by name: those in trouble first."""
@@ -56,17 +55,30 @@ class LaunchFacts:
         return f"{self.job}, {minutes}:{rest:02}: {running} of {slots} workers{members}, {restarts} restarts"
 
 
+class Stream(Protocol):
+    """What is needed of a stream of text."""
+
+    def isatty(self) -> bool:
+        """Whether it is a terminal."""
+
+    def write(self, text: str, /) -> object:
+        """Take a text."""
+
+    def flush(self) -> None:
+        """Have it out."""
+
+
 class Panel:
     """Use on one thread, which also writes the lines."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self._facts: LaunchFacts | None = None
         self._began = time.monotonic()
         self._shown = False
 
     @staticmethod
-    def possible(stream: TextIO | None) -> bool:
+    def possible(stream: Stream | None) -> bool:
         """Whether ``stream`` is a terminal that can move its cursor."""
         try:
             return stream is not None and stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
@@ -100,9 +112,9 @@ class Panel:
             self._facts = None  # the terminal is gone
 
 
-def of_stderr() -> Panel | None:
-    """One on this process's stderr; None where that is no terminal."""
-    return Panel(sys.stderr) if Panel.possible(sys.stderr) else None
+def panel_on(stream: Stream | None) -> Panel | None:
+    """One on this stream; None where that is no terminal."""
+    return Panel(stream) if stream is not None and Panel.possible(stream) else None
 
 
 def _lines(facts: LaunchFacts, seconds: float, width: int) -> list[str]:

@@ -10,6 +10,7 @@ import logging
 import queue
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,8 +18,9 @@ from pathlib import Path
 from typing import IO
 
 from ....errors import ConfigError
-from ...processes.output import render
-from .panel import LaunchFacts, of_stderr
+from ...processes.output import render, write_all
+from .panel import LaunchFacts, Stream, panel_on
+from .streams import own_streams
 
 Factory = Callable[[], Iterable[logging.Handler]]
 _COLOURS = (36, 33, 32, 35, 34, 31, 96, 93, 92, 95, 94, 91)
@@ -51,13 +53,22 @@ class Entry:
     records: Sequence[tuple[int, str, float, str]] = ()
     then: Callable[[], None] | None = None
     """Called on the thread once all of it was handled."""
+    loud: bool = False
+    """Whether stderr shows it even where lines are not shown."""
+
+    @property
+    def size(self) -> int:
+        """How many lines or records."""
+        return len(self.lines) + len(self.records)
 
 
 class Pump:
     """One thread that handles entries in order."""
 
-    def __init__(self, factory: Factory | None, log_dir: Path | None, *, live: bool) -> None:
-        """``live``: the lines also go to this process's stdout and stderr."""
+    def __init__(self, factory: Factory | None, log_dir: Path | None, *, live: bool, sole: bool = False) -> None:
+        """``live``: the lines also go to this process's stdout and stderr. ``sole``: nobody else in this process writes
+        there, so they go to the descriptors, and no buffer is left that the interpreter would fail to flush as it ends.
+        """
         if log_dir is not None:
             try:
                 log_dir.mkdir(parents=True, exist_ok=True)
@@ -69,8 +80,14 @@ class Pump:
         self._wanted = live or factory is not None or log_dir is not None
         self._handlers: list[logging.Handler] = []
         self._files: dict[str, IO[bytes]] = {}
-        self._panel = of_stderr() if live else None
+        self._spoilt: set[str] = set()
+        """Files of which it was said that they lose lines."""
+        self._own = own_streams() if sole else None
+        self._panel = panel_on(self._streams[1]) if live else None
         self._queue: queue.SimpleQueue[Entry | LaunchFacts | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._waiting: Counter[str] = Counter()
+        """Lines and records of each source that are not handled; under the lock."""
         self._troubles: set[str] = set()
         self._ended = threading.Event()
         self._then: Callable[[], None] = lambda: None
@@ -79,7 +96,9 @@ class Pump:
 
     def put(self, entry: Entry) -> None:
         """Queue an entry. Where nobody wants lines it is handled at once."""
-        if self._wanted:
+        if self._wanted or entry.loud:
+            with self._lock:
+                self._waiting[entry.source.name] += entry.size
             self._queue.put(entry)
         elif entry.then is not None:
             entry.then()
@@ -104,6 +123,33 @@ class Pump:
         """Whether everything was handled."""
         return self._ended.is_set()
 
+    @property
+    def busy(self) -> bool:
+        """Whether lines wait to be handled."""
+        with self._lock:
+            return self._waiting.total() > 0
+
+    def give_up(self) -> dict[str, int]:
+        """Handle nothing more but what is being handled; returns how many lines of each source were not handled."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._queue.get_nowait()
+        self._queue.put(None)
+        with self._lock:
+            return {name: count for name, count in self._waiting.items() if count}
+
+    def warn(self, text: str) -> None:
+        """Tell the user of trouble with the output. From any thread; it may block as long as nobody reads stderr."""
+        if self._own is None:
+            logging.getLogger("ftlib").warning("%s", text)
+        elif self._own[1] is not None:
+            self._own[1].write(f"[ftlib] {text}\n")
+
+    @property
+    def _streams(self) -> tuple[Stream | None, Stream | None]:
+        """Stdout and stderr, as they are now."""
+        return self._own or (sys.stdout, sys.stderr)
+
     def _run(self) -> None:
         try:
             self._pass_on()
@@ -123,6 +169,8 @@ class Pump:
                     self._panel.update(entry)
             else:
                 self._handle(entry)
+                with self._lock:
+                    self._waiting[entry.source.name] -= entry.size
                 if entry.then is not None:
                     entry.then()
             if self._panel is not None and self._queue.empty():
@@ -139,7 +187,7 @@ class Pump:
                 file.close()
 
     def _handle(self, entry: Entry) -> None:
-        if self._live:
+        if self._live or entry.loud:
             with self._going_on("the live view"):
                 self._show(entry)
         if self._log_dir is not None:
@@ -180,7 +228,8 @@ class Pump:
                 logging.getLogger("ftlib").exception("a log handler failed, and gets no more lines: %r", handler)
 
     def _show(self, entry: Entry) -> None:
-        stream = sys.stdout if entry.stream == "stdout" and entry.source.local_rank is not None else sys.stderr
+        stdout, stderr = self._streams
+        stream = stdout if entry.stream == "stdout" and entry.source.local_rank is not None else stderr
         if stream is None:
             return
         name = f"[{entry.source.name}] "
@@ -197,13 +246,16 @@ class Pump:
         name = f"{entry.source.name.replace('/', '_').replace(':', '-')}.log"
         file = self._files.get(name)
         assert self._log_dir is not None
+        what = "cannot be written"
         try:
             if file is None:
                 file = self._files[name] = (self._log_dir / name).open("ab", buffering=0)
-            file.write(b"".join(line + b"\n" for line in _lines(entry)))
+            what = "output is lost from here on"
+            write_all(file.fileno(), b"".join(line + b"\n" for line in _lines(entry)))
         except OSError as error:
-            if name not in self._files:
-                logging.getLogger("ftlib").warning("log_dir: %s cannot be written: %s", name, error.strerror)
+            if name not in self._spoilt:
+                self._spoilt.add(name)
+                self.warn(f"log_dir: {name}: {what}: {error.strerror}")
 
 
 def _lines(entry: Entry) -> Sequence[bytes]:
