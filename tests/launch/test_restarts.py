@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import re
+import resource
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from tests.harness.network import Network, needs_network
 from tests.harness.nursery import Nursery
 from tests.harness.program import Program, ftlib_run
 
-from .helpers import LIMIT, environment, running, script
+from .helpers import LIMIT, Run, environment, running, script, wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
@@ -125,6 +133,116 @@ wait("joining")
     with running(tmp_path, "-n", 2, script=script(body)) as run:
         _, err = run.finish(0)
     assert "1 of 2 workers finished" in err
+
+
+def test_whoever_waits_for_a_founding_is_not_needed_when_the_work_is_done(tmp_path: Path) -> None:
+    """It waits since a joiner runs, which may yet hold a view, and then that joiner finishes."""
+    body = """
+if INDEX == 0:
+    announce(1)
+    write("up")
+    wait("joining")
+    os.kill(os.getpid(), signal.SIGKILL)
+wait("up")
+if first("first"):
+    os.kill(os.getpid(), signal.SIGKILL)
+write("joining")
+wait("due")
+"""
+    with running(tmp_path, "-n", 2, "--grace", 120, script=script(body)) as run:
+        wait_until(lambda: 0 in [event["worker"] for event in run.events("ended")], "the founder's end")
+        time.sleep(0.5)  # ten times the restart delay: no event tells that worker 0 is due, and held
+        (tmp_path / "due").touch()
+        _, err = run.finish(0)
+    assert "Traceback" not in err
+    [over] = run.events("over")
+    assert over["seconds"] < 120, "it waited for the grace"
+    assert "1 of 2 workers finished" in err
+
+
+@needs_network
+def test_a_host_that_lost_its_address_starts_its_worker_once_that_is_back(tmp_path: Path) -> None:
+    body = """
+if first("died"):
+    write("up", os.getpid())
+    time.sleep(300)
+write("again", os.environ["FTLIB_BIND"])
+"""
+    with Network(1) as [host]:
+        meet = f"{host.v4}:4000"
+        options = ("--meet", meet, "--size", 1, "-n", 1, "--max-restarts", 1)
+        with host.inside(), running(tmp_path, *options, script=script(body)) as run:
+            pid = int(run.wait_file("up"))
+            host.ip(f"addr del {host.v4}/24 dev eth0")
+            os.kill(pid, signal.SIGKILL)
+            wait_for_words(run, f"worker 0: nothing can listen at {meet} (Cannot assign requested address)")
+            host.ip(f"addr add {host.v4}/24 dev eth0")
+            assert run.wait_file("again") == meet
+            _, err = run.finish(0)
+    assert "nothing can listen" not in err, "it is said once"
+    assert len(run.events("ended")) == 2, "an attempt is no start"
+
+
+def wait_for_words(run: Run, words: str) -> str:
+    """Read lines of stderr until one has these words in it, and no further; returns them."""
+    assert isinstance(run.process.stderr, io.BufferedReader)
+    lines = [""]
+    while words not in lines[-1]:
+        line = run.process.stderr.raw.readline()  # what a buffer had taken too much would be nobody's
+        assert line, f"the end came before {words!r}: {''.join(lines)}"
+        lines.append(line.decode())
+    return "".join(lines)
+
+
+@pytest.mark.parametrize("viewed", [False, True], ids=["at their addresses", "in a new founding"])
+def test_without_descriptors_workers_are_started_later(tmp_path: Path, viewed: bool) -> None:
+    body = f"""
+import resource
+if first(f"first-{{INDEX}}"):
+    announce({int(viewed)}, os.environ["FTLIB_BIND"])  # the launcher imports nothing more from then on
+    write(f"up-{{INDEX}}", os.getpid())
+    if INDEX == 0:
+        wait("up-1")
+        limits = resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE)
+        resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE, (3, limits[1]))
+        write("limited", f"{{os.getppid()}} {{limits[0]}} {{limits[1]}}")
+        os.kill(int(open("up-1").read()), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(300)
+write(f"again-{{INDEX}}")
+wait("again-0"), wait("again-1")
+"""
+    with running(tmp_path, "-n", 2, "--max-restarts", 2, script=script(body)) as run:
+        supervisor, *limits = map(int, run.wait_file("limited").split())
+        before = wait_for_words(run, "nothing can listen at 127.0.0.1 (Too many open files)")
+        resource.prlimit(supervisor, resource.RLIMIT_NOFILE, tuple(limits))
+        _, err = run.finish(0)
+    assert "Traceback" not in before + err
+    assert len(run.events("ended")) == 4
+
+
+def test_an_error_of_the_launchers_own_ends_the_run(tmp_path: Path) -> None:
+    """Whatever was to be started, nobody waits for it."""
+    body = """
+if INDEX == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+wait("never")
+"""
+    (tmp_path / "script.py").write_text(script(body))
+    program = """
+import sys
+from ftlib.launch.run.plan import StartPlan
+from ftlib.launch.run.supervisor import Supervisor, launch
+def fail(self, index):
+    raise ValueError("what nobody thought of")
+Supervisor._delay_over = fail
+sys.exit(launch(StartPlan((sys.executable, "script.py"), 2, restart_delay=0.05)))
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=LIMIT, check=False)
+    assert done.returncode == 1 or done.returncode == 128 + signal.SIGKILL, done.stderr
+    assert "ValueError: what nobody thought of" in done.stderr and "Traceback" in done.stderr
+    assert "the launcher itself has failed" in done.stderr.splitlines()[-2], done.stderr
 
 
 def test_a_worker_that_hangs_is_started_anew_and_the_run_ends(nursery: Nursery, tmp_path: Path) -> None:

@@ -56,8 +56,12 @@ def _members(group: int) -> list[int]:
         return []
     except PermissionError:
         pass
-    found = []
-    for entry in os.listdir("/proc"):  # noqa: PTH208 - names only; a Path each would cost more than the pass
+    found: list[int] = []
+    try:
+        entries = os.listdir("/proc")  # noqa: PTH208 - names only; a Path each would cost more than the pass
+    except OSError:  # no descriptor is left: an end must be told all the same
+        return found
+    for entry in entries:
         with contextlib.suppress(OSError):
             if entry.isdigit() and os.getpgid(int(entry)) == group:
                 found.append(int(entry))

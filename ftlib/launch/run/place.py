@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import socket
 from collections.abc import Sequence
@@ -48,7 +49,8 @@ class MeetingPlace:
     def start(self, index: int, members: Sequence[str]) -> tuple[Start, ControlSockets | None]:
         """How worker ``index`` starts now, and the sockets bound for it. ``members``: addresses of members on this host.
 
-        Raises ConfigError if the first worker's port is not free when it starts for the first time.
+        Raises ConfigError if the first worker's port is not free when it starts for the first time. Later OSError, if none can be
+        bound: this host has lost its address, or has no descriptor left.
         """
         introducers = list(dict.fromkeys([*members, *self._meeting.introducers]))
         size = self._meeting.size
@@ -63,7 +65,9 @@ class MeetingPlace:
         if self.port:
             try:
                 return bind_control(self.port, self.host)
-            except OSError:
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:  # no other port can be bound either, or this one again before long
+                    raise
                 return bind_control(0, self.host)
         for host, port in self._places:
             try:

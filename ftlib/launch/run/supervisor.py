@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import errno
 import os
 import shutil
 import signal
@@ -54,6 +55,11 @@ _LOOK = 0.05
 
 _SPAWN_FAILED = 71
 """EX_OSERR of sysexits.h: the code noted for a worker that could not be started."""
+
+_BIND_PATIENCE = 600.0
+"""Seconds for which binding a worker's sockets is tried again. What is lacking, an address or descriptors, may come back."""
+_BIND_AGAIN = 0.5
+"""Seconds between two attempts, at least."""
 
 
 def launch(plan: StartPlan) -> int:
@@ -101,9 +107,11 @@ class Supervisor:
         self._tails: dict[int, deque[bytes]] = {}
         self._due: set[int] = set()  # slots that wait for their start, and whose delay is over
         self._timers: dict[int, asyncio.TimerHandle] = {}
+        self._unbound: dict[int, float] = {}  # slots whose sockets could not be bound: since when
         self._addresses: list[str] = []  # of the present founding, in the same order for all workers
         self._ports: dict[int, int] = {}
         self._interrupted = 0  # the signal that ended the run, if one did
+        self._broken = False  # whether an error of the launcher's own ended it
         self._twins = guard.Twins()
         self._born = time.monotonic()
 
@@ -113,6 +121,7 @@ class Supervisor:
         """Start the workers, watch them, and clean up; returns the shell's exit code."""
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[None] = self._loop.create_future()
+        self._loop.set_exception_handler(self._failed)
         plan = self._plan
         self._console = Console(self._loop, workers=plan.workers, log_dir=plan.log_dir, events=plan.events)
         try:
@@ -137,6 +146,22 @@ class Supervisor:
                     await asyncio.wait_for(hurry.wait(), _LOOK)
         finally:
             unwatch()
+
+    def _failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """A callback has failed: what it was to start or to end may never come now. So the run ends, and nobody waits for that.
+
+        Only callbacks are the launcher's own; what fails in a connection to its endpoint is the caller's affair.
+        """
+        loop.default_exception_handler(context)  # it prints the traceback
+        error = context.get("exception")
+        if error is None or "handle" not in context or self._over.done():
+            return
+        self._broken = True
+        self.policy.end(f"the launcher itself has failed: {error!r}")
+        if self.stage is RunStage.RUNNING:
+            self._end()
+        else:  # what failed may have been the end itself
+            self._loop.call_later(self._plan.grace, self._kill_all, "the launcher itself has failed")
 
     async def _live(self) -> None:
         listener = self._listen()
@@ -220,6 +245,7 @@ class Supervisor:
         try:
             for index in slots:
                 sockets[index] = bind_control()
+            self.policy.refound()  # not before: until then nobody may start at the addresses of the last founding
             self._ports = {index: pair.port for index, pair in sockets.items()}
             self._addresses = [f"{HOST}:{port}" for port in self._ports.values()]
             for index in list(sockets):
@@ -236,7 +262,11 @@ class Supervisor:
         """Start all waiting workers that may start; called after every event that could allow a start."""
         while self.stage is RunStage.RUNNING and self._due:
             if self._place is not None:
-                self._start_to_meet(self._due.pop(), self._place)
+                index = self._due.pop()
+                try:
+                    self._start_to_meet(index, self._place)
+                except (OSError, ConfigError) as error:
+                    self._bind_later([index], error)
                 continue
             start_mode = self.policy.start_mode()
             if start_mode is StartMode.HOLD:
@@ -264,7 +294,11 @@ class Supervisor:
     def _start_at_its_address(self, index: int) -> None:
         try:
             sockets = bind_control(self._ports[index])
-        except OSError:  # another process took the port meanwhile: meet the others at their ports
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                self._bind_later([index], error)
+                return
+            # Another process took the port meanwhile: meet the others at their ports.
             others = [record.address for record in self.policy.in_phase(WorkerPhase.RUNNING) if record.address]
             if others:
                 self._console.say(f"port {self._ports[index]} is taken by now: worker {index} meets the others at theirs")
@@ -277,12 +311,41 @@ class Supervisor:
     def _refound(self, why: str) -> None:
         """Start all waiting workers as the founders of a new cluster, at new addresses."""
         everyone = [record.index for record in self.policy.in_phase(WorkerPhase.WAITING)]
-        self._console.say(f"{why}: {len(everyone)} workers begin anew, from {self._plan.beginning}")
-        self.policy.refound()
+        if not self._unbound.keys() & set(everyone):  # else it was said at the first attempt
+            self._console.say(f"{why}: {len(everyone)} workers begin anew, from {self._plan.beginning}")
         for index in everyone:
             self._cancel_timer(index)
         self._due.clear()
-        self._found(everyone)
+        try:
+            self._found(everyone)
+        except (OSError, ConfigError) as error:
+            self._bind_later([index for index in everyone if self.policy.records[index].phase is WorkerPhase.WAITING], error)
+
+    def _bind_later(self, slots: list[int], error: OSError | ConfigError) -> None:
+        """Try again after the delay: sockets of ``slots`` could not be bound, and so no lifetime has begun that could fail.
+
+        Where that has failed for ``_BIND_PATIENCE`` seconds, it counts as a start that failed, so that restarts run out.
+        """
+        delay, now = max(self._plan.restart_delay, _BIND_AGAIN), self._loop.time()
+        fresh = [index for index in slots if index not in self._unbound]
+        if fresh:
+            where = HOST if self._place is None else format_address((self._place.host, self._place.port))
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+            self._console.say(
+                f"worker {', '.join(map(str, fresh))}: nothing can listen at {where} ({reason}): trying again every {delay:g} s, "
+                f"for at most {_BIND_PATIENCE:g} s"
+            )
+        for index in slots:
+            if now - self._unbound.setdefault(index, now) < _BIND_PATIENCE:
+                self._timers[index] = self._loop.call_later(delay, self._delay_over, index)
+            else:
+                self._unborn(index)
+
+    def _unborn(self, index: int) -> None:
+        """A start has failed before there was a process: it counts as a lifetime."""
+        self._unbound.pop(index, None)
+        self.policy.started(index, 0, "", founder=False)
+        self._loop.call_soon(self._ended, index, _SPAWN_FAILED)
 
     def _start(self, index: int, start: Start, sockets: ControlSockets | None = None) -> None:
         record = self.policy.records[index]
@@ -293,13 +356,13 @@ class Supervisor:
             worker = Worker.spawn(index, start.name, self._plan.command, env, self._console, fds)
         except (OSError, subprocess.SubprocessError) as error:
             self._console.say(f"{start.name} could not be started: {error}")
-            self.policy.started(index, 0, "", founder=False)
-            self._loop.call_soon(self._ended, index, _SPAWN_FAILED)
+            self._unborn(index)
             return
         finally:
             if sockets is not None:
                 sockets.close()  # this process's copies: "connection refused" must prove that the worker is gone
         self._steward.take(worker)
+        self._unbound.pop(index, None)
         self._tails[index] = worker.tail
         address = start.bind if start.port else ""
         # Those who meet at a place that is not theirs alone may join a view that exists: each tells when it is in one.
@@ -368,6 +431,7 @@ class Supervisor:
     def _retire(self) -> None:
         """The job is done: joiners that hold no view have nothing to join."""
         self.policy.retire_waiting()
+        self._due.clear()
         for worker in self._steward:
             worker.send_away()
         self._loop.call_later(self._plan.grace, self._kill_all, "the job was done")
@@ -494,7 +558,7 @@ class Supervisor:
     def _conclude(self) -> int:
         """Print what happened, with the traceback that matters at the end; returns the shell's exit code."""
         policy, console = self.policy, self._console
-        code = 128 + self._interrupted if self._interrupted else shell_code(policy.result)
+        code = 128 + self._interrupted if self._interrupted else shell_code(policy.result) or int(self._broken)
         seconds = time.monotonic() - self._born
         console.event("over", code=code, seconds=seconds)
         troubled = any(record.phase is not WorkerPhase.DONE or record.starts > 1 for record in policy.records)
