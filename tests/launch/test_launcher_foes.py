@@ -48,7 +48,7 @@ wait_for(Bye)
         ({"first": "here._replace(python='3.9.1')"}, rf"Python 3\.9\.1 runs there, and {platform.python_version()} here"),
         ({"first": "here._replace(cloudpickle='')"}, "cloudpickle is not installed there: pip install cloudpickle"),
         ({"greeting": "greeting().replace(release().encode(), b'0.0.7')"}, r"ftlib 0\.0\.7 is installed there, and .* here"),
-        ({"after": "after = [Ended(0, 1, 5, 0, '', False, 0, [])]"}, "a message of worker 0, which is none of its own"),
+        ({"after": "after = [Ended(0, 1, 5, 0, '', False, False, 0, [])]"}, "a message of worker 0, which is none of its own"),
         ({"after": "after = [Lines(99, False, [])]"}, "a message of worker 99"),
         ({"after": "after = [Lines(-1, False, [7])]"}, "a Lines whose lines is"),
         ({"after": "after = [Started('1', 1, 5)]"}, "a Started whose worker is '1'"),
@@ -71,7 +71,7 @@ def test_an_agent_that_says_what_cannot_be_is_named(tmp_path: Path, said: dict[s
 def test_the_python_of_a_host_is_of_no_matter_to_a_program(tmp_path: Path) -> None:
     said = {
         "greeting": "greeting()",
-        "after": "after = [Ended(0, 1, 5, 9, '', False, 0, []), Drained(0, 1)]",
+        "after": "after = [Ended(0, 1, 5, 9, '', False, False, 0, []), Drained(0, 1)]",
         "second": "bound",
     }
     foe = FOE.format(**said, first="here._replace(python='3.9.1', cloudpickle='')")

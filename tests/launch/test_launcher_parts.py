@@ -130,7 +130,11 @@ def test_commands_are_fixed_text(tmp_path: Path) -> None:
 
 
 def test_messages_are_found_behind_any_noise() -> None:
-    sent = [Piece(3, 1, b"\x00" * 1000, True), Lines(-1, True, [b"\xff line"]), Ended(1, 1, 2, -9, "why", False, 0, [b"last"])]
+    sent = [
+        Piece(3, 1, b"\x00" * 1000, True),
+        Lines(-1, True, [b"\xff line"]),
+        Ended(1, 1, 2, -9, "why", False, False, 0, [b"last"]),
+    ]
     stream = b"Welcome \x00ftlib-agent not yet \xff\n" * 300 + greeting() + b"".join(encode(message) for message in sent)
     for size in (1, 7, 100_000):
         greeted, decoder, found, open_ = Greeted(), Decoder(), [], False

@@ -334,6 +334,16 @@ def test_the_slot_of_a_worker_that_failed_for_good_is_room() -> None:
     assert where(ledger)[2] == ("a", 1)
 
 
+def test_the_slot_of_a_worker_that_is_stuck_is_none() -> None:
+    """Its process may hold the GPU: nobody is started there, whether it was needed or not, and whoever has lost a host."""
+    ledger = founded(("a", 3), ("b", 1), max_restarts=5, restart_delay=0.0)
+    assert ledger.ended(1, 1, -9, "", 1.0, stuck=True) == []
+    assert ledger.ended(2, 1, -9, "", 1.1, sent_away=True, stuck=True) == []
+    assert started(ledger.host_lost("b", "cut off", 2.0)) == []
+    assert started(ledger.tick(2.5)) == []
+    assert ledger.running() == [0]
+
+
 def test_what_is_said_of_an_earlier_start_changes_nothing() -> None:
     ledger = founded(("a", 2), max_restarts=5, restart_delay=0.0)
     assert started(ledger.ended(0, 1, -9, "", 1.0)) == [0]

@@ -232,3 +232,30 @@ def test_a_replica_of_which_one_process_has_finished_is_not_started_again() -> N
     policy.exited(2, 0)
     policy.exited(3, 1)
     assert phases(policy)[2:] == [WorkerPhase.DONE, WorkerPhase.FAILED]
+
+
+def test_nobody_takes_the_place_of_a_worker_that_is_stuck() -> None:
+    policy = begun(2, restarts=3)
+    assert policy.exited(0, -9, stuck=True) is RunAction.GO_ON
+    assert phases(policy) == [WorkerPhase.FAILED, WorkerPhase.RUNNING]
+    assert policy.restarts_left == 3
+    policy.exited(1, 0)
+    assert policy.over and policy.result == 0, "the other one outlived it"
+
+
+def test_who_is_stuck_and_not_needed_does_not_come_back() -> None:
+    policy = begun(2)
+    policy.exited(0, -9, sent_away=True, stuck=True)
+    policy.revive(0)
+    assert phases(policy) == [WorkerPhase.RETIRED, WorkerPhase.RUNNING]
+
+
+def test_a_replica_with_a_process_that_is_stuck_is_not_started_again() -> None:
+    policy = RestartPolicy(StartPlan(("x",), 4, shards=2, max_restarts=3))
+    for index in range(4):
+        policy.started(index, 100 + index, "", founder=True)
+    policy.exited(0, -9)
+    assert phases(policy)[0] is WorkerPhase.WAITING
+    policy.exited(1, -9, stuck=True)
+    assert phases(policy)[:2] == [WorkerPhase.FAILED, WorkerPhase.FAILED], "it would wait for its mate for ever"
+    assert not policy.ready(0)

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import resource
+import select
 import signal
 import subprocess
 import sys
@@ -188,6 +189,7 @@ def wait_for_words(run: Run, words: str) -> str:
     assert isinstance(run.process.stderr, io.BufferedReader)
     lines = [""]
     while words not in lines[-1]:
+        assert select.select([run.process.stderr], [], [], LIMIT)[0], f"no line for {LIMIT} s: {''.join(lines)}"
         line = run.process.stderr.raw.readline()  # what a buffer had taken too much would be nobody's
         assert line, f"the end came before {words!r}: {''.join(lines)}"
         lines.append(line.decode())

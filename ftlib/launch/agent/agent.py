@@ -413,7 +413,7 @@ class Agent:
     def _unborn(self, start: Start, why: str) -> None:
         self._outbox.say(f"{start.name} could not be started: {why}")
         why = f"it could not be started: {why}"
-        self._channel.send(Ended(start.worker, start.start, 0, _SPAWN_FAILED, why, False, 0, []))
+        self._channel.send(Ended(start.worker, start.start, 0, _SPAWN_FAILED, why, False, False, 0, []))
         self._outbox.drained(start.worker, start.start)
 
     def _stop(self, stop: Stop) -> None:
@@ -435,7 +435,7 @@ class Agent:
         start = coming.start
         if coming.founder is not None:
             coming.founder.close()  # "connection refused" must prove that nobody is there
-        self._channel.send(Ended(index, start.start, 0, -signal.SIGTERM, cause, True, 0, []))
+        self._channel.send(Ended(index, start.start, 0, -signal.SIGTERM, cause, True, False, 0, []))
         self._outbox.drained(index, start.start)
 
     def _environment(self, more: Mapping[str, str]) -> dict[str, str]:
@@ -463,13 +463,16 @@ class Agent:
             if not self._over.done() and not self._interrupted and code:
                 self._outbox.say(f"the warm process ended with {code}; the next worker starts another one")
             return
+        if worker.stuck.done():
+            self._outbox.say(f"{worker.name} was killed, and process {worker.pid} is stuck in the kernel: its slot stays empty")
         self._fenced.discard(worker)
         running = self._running.pop(worker.index)
         if running.records is not None:
             running.records.finish()
         size = written(os.pread(running.outcome, HEAD, 0)) if running.outcome >= 0 else 0
         tail = [line[-500:] for line in worker.tail]
-        self._channel.send(Ended(worker.index, running.start, worker.pid, code, worker.cause, worker.sent_away, size, tail))
+        how = (code, worker.cause, worker.sent_away, worker.stuck.done())
+        self._channel.send(Ended(worker.index, running.start, worker.pid, *how, size, tail))
         if size:
             self._channel.send_pieces(_pieces(worker.index, running.start, running.outcome, size))
         elif running.outcome >= 0:
@@ -489,7 +492,7 @@ class Agent:
 
     def _condemned(self, pid: int) -> bool:
         worker = self._steward.of_pid(pid)
-        return worker is None or worker in self._fenced or worker.ended
+        return worker is None or worker in self._fenced or worker.ended or worker.stuck.done()
 
     def _announced(self, pid: int, member: str, address: str, epoch: int) -> bool:
         found = self._lifetime(pid)

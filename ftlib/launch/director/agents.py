@@ -329,7 +329,8 @@ class Agents:
 
     def _over_with(self, message: Ended) -> None:
         index, start, code = message.worker, message.start, message.code
-        self._do(self._ledger.ended(index, start, code, message.cause, time.monotonic(), sent_away=message.sent_away))
+        how = {"sent_away": message.sent_away, "stuck": message.stuck}
+        self._do(self._ledger.ended(index, start, code, message.cause, time.monotonic(), **how))
 
     def _piece(self, host: str, agent: Agent, piece: Piece) -> None:
         """A part of a result; with the last one it is here."""

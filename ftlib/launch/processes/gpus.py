@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import signal
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -18,6 +19,8 @@ from ...errors import ConfigError
 
 _PATIENCE = 20.0
 """Seconds for ``nvidia-smi``: it takes several where no process keeps the driver's state loaded."""
+_END = 1.0
+"""Seconds that it may take to end once it was killed."""
 _LISTED = re.compile(r"GPU \d+: (?P<name>.*) \(UUID: (?P<uuid>GPU-[^)]+)\)")
 _INSTANCE = re.compile(r"\s+MIG .*\(UUID: MIG-")
 
@@ -104,23 +107,24 @@ class GpuFinder:
         if path is None:
             raise FileNotFoundError(f"there is no program {self._program}, which comes with NVIDIA's driver")
         command = f"{self._program} {' '.join(arguments)}"
+        process = subprocess.Popen(  # noqa: S603 - the driver's own program, found as a shell would
+            [path, *arguments],
+            env=dict(self._environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        )
         try:
-            done = subprocess.run(  # noqa: S603 - the driver's own program, found as a shell would
-                [path, *arguments],
-                env=dict(self._environment),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=_PATIENCE,
-                check=False,
-            )
+            out, err = process.communicate(timeout=_PATIENCE)
         except subprocess.TimeoutExpired:
+            _abandon(process)
             raise OSError(f"{command} did not end within {_PATIENCE:g} s: the driver or a GPU hangs") from None
-        if done.returncode:
-            said = " ".join((done.stdout + " " + done.stderr).split())[:200]
-            raise OSError(f"{command} failed with {done.returncode} ({said or 'it said nothing'})")
-        return done.stdout
+        if process.returncode:
+            said = " ".join((out + " " + err).split())[:200]
+            raise OSError(f"{command} failed with {process.returncode} ({said or 'it said nothing'})")
+        return out
 
     @staticmethod
     def _listed(text: str) -> tuple[Gpu, ...]:
@@ -144,6 +148,18 @@ class GpuFinder:
             facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
             found.append(Gpu(facts.get("Model", "GPU"), facts.get("GPU UUID", "")))
         return tuple(found)
+
+
+def _abandon(process: subprocess.Popen[str]) -> None:
+    """Kill it, and wait no longer than ``_END``: in a driver that hangs the kernel does not let it die."""
+    process.kill()
+    try:
+        process.wait(_END)
+    except subprocess.TimeoutExpired:
+        process.returncode = -signal.SIGKILL  # nobody waits for it any more: else subprocess warns of it
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
 
 
 def chosen_gpus(found: tuple[Gpu, ...], chosen: str) -> tuple[Gpu, ...]:

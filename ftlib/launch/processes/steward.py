@@ -1,7 +1,9 @@
 """Owns one host's workers: all children of this process, until each is reaped. It decides nothing: it reports every end.
 
 An end with 0 is reported after all ends that came before it, and after those of workers that are dying by then. A killed worker
-may take seconds to free its memory, and what is left of it to end: a run in which others outlived it is no failure.
+may take seconds to free its memory, and what is left of it to end: a run in which others outlived it is no failure. One that
+does not end within ``REAP_TIMEOUT`` of that is reported as killed: it is stuck in the kernel. If it ends after all, nobody
+hears of it.
 
 The owner tells it what was started; SIGCHLD tells it what ended. Nobody else in this process may reap.
 """
@@ -18,10 +20,8 @@ from collections.abc import Callable, Iterator
 
 from .process import Fate, kill_descendants
 from .remains import Remains
-from .worker import Worker
+from .worker import REAP_TIMEOUT, Worker
 
-REAP_TIMEOUT = 5.0
-"""Seconds that a SIGKILLed process may take to end: if it takes longer, it is stuck in the kernel."""
 STACKS = 0.15
 """Seconds that a hung worker has to write its stacks before it is killed; it needs some milliseconds."""
 
@@ -30,7 +30,9 @@ class Steward:
     """The workers that are not reaped yet. Use on the loop of the main thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ended: Callable[[Worker, int], None]) -> None:
-        """``ended``: called with each worker and its return code, once it was reaped and nothing holds its port any more."""
+        """``ended``: called with each worker and its return code, once it was reaped and nothing holds its port any more, or
+        once it is ``stuck``.
+        """
         self._loop = loop
         self._ended = ended
         self._workers: dict[int, Worker] = {}  # by pid
@@ -46,6 +48,7 @@ class Steward:
         """Own a worker that was just started."""
         self._workers[worker.pid] = worker
         self._past.pop(worker.pid, None)
+        worker.stuck.add_done_callback(lambda _: self._report(worker, -signal.SIGKILL))
 
     def of_pid(self, pid: int) -> Worker | None:
         """The worker with this pid, unless it was reaped."""
@@ -81,9 +84,16 @@ class Steward:
         for worker in self:
             worker.kill(cause)
 
+    def give_up(self) -> None:
+        """All were killed long ago: take those that are left for stuck in the kernel."""
+        for worker in self:
+            worker.give_up()
+
     def close(self, *, sweep: bool) -> set[int]:
         """Kill all workers and stop reaping. With ``sweep`` also end every descendant; returns those stuck in the kernel."""
         self.kill_all()
+        for worker in self:
+            worker.forget()
         self._loop.remove_signal_handler(signal.SIGCHLD)  # from here on kill_descendants reaps
         return kill_descendants(REAP_TIMEOUT) if sweep else set()
 
@@ -102,13 +112,22 @@ class Steward:
                 continue
             code = worker.reap()
             self._past[worker.pid] = worker.gone_at
+            if worker.stuck.done():
+                continue  # its end was reported
             if code == 0:
-                self._unreported.update({other: None for other in self if other.dying})
+                self._await_dying()
             self._unreported.setdefault(worker)
             Remains(self._loop, worker.pid, functools.partial(self._report, worker, code), REAP_TIMEOUT)
 
+    def _await_dying(self) -> None:
+        """Those that are dying now were outlived: their ends come first, if they come before long."""
+        for other in self:
+            if other.dying and not other.stuck.done():
+                self._unreported[other] = None
+                other.expect_end(REAP_TIMEOUT)
+
     def _report(self, worker: Worker, code: int) -> None:
-        """Nothing is left of a worker: report its end, and those that waited for that."""
+        """Nothing is left of a worker, or it is stuck: report its end, and those that waited for that."""
         self._unreported[worker] = code
         whole = True
         for each, its in list(self._unreported.items()):

@@ -21,6 +21,10 @@ from typing import Protocol, Self
 from ...common.processes import die_with_parent
 from .output import LineSplitter
 
+REAP_TIMEOUT = 5.0
+"""Seconds that a SIGKILLed process may take to end: if it takes longer, it is stuck in the kernel, and not waited for."""
+STUCK_TIMEOUT = 30.0
+"""Seconds that one may take in whose place another one is to be started, which is given up then. Large memory takes long."""
 TAIL = 40
 """How many of the last stderr lines are kept for the report."""
 
@@ -80,8 +84,12 @@ class Worker:
         """Whether the launcher ended the worker because the run no longer needed it: its end is then no failure."""
         self.gone: asyncio.Future[int] = loop.create_future()
         """Its return code as ``subprocess`` gives it, once it was reaped."""
+        self.stuck: asyncio.Future[None] = loop.create_future()
+        """Done once it is taken for stuck in the kernel: it was killed, or died, and was not reaped for too long."""
         self.tail: deque[bytes] = deque(maxlen=TAIL)
         """The last lines of its stderr."""
+        self._loop = loop
+        self._limit: asyncio.TimerHandle | None = None
         self._process = process
         self._streams = [Stream(self, out, loop, sink, error=False), Stream(self, err, loop, sink, error=True)]
 
@@ -156,6 +164,27 @@ class Worker:
         if not self.gone.done():
             self._kill_group()
 
+    def expect_end(self, within: float) -> None:
+        """It was killed, or is dying: take it for stuck if it is not reaped ``within`` seconds. The earliest limit counts."""
+        at = self._loop.time() + within
+        if self.gone.done() or (self._limit is not None and self._limit.when() <= at):
+            return
+        self.forget()
+        self._limit = self._loop.call_at(at, self.give_up)
+
+    def give_up(self) -> None:
+        """Take it for stuck in the kernel, unless it has ended."""
+        if not (self.stuck.done() or self.ended):
+            why = f"process {self.pid} is stuck in the kernel"
+            self.cause = f"{self.cause}; {why}" if self.cause else why
+            self._finish_streams()
+            self.stuck.set_result(None)
+
+    def forget(self) -> None:
+        """Do not ask any more whether it ends."""
+        if self._limit is not None:
+            self._limit.cancel()
+
     def reap(self) -> int:
         """End the worker's children, take its status and its last output. Called once, when the process is a zombie."""
         self._kill_group()  # before the reaping: until then no other process can have this pid
@@ -164,10 +193,14 @@ class Worker:
         if self._process is not None:
             self._process.returncode = code  # subprocess must not wait for it again
         self.gone_at = min(self.gone_at, time.monotonic())
-        for stream in self._streams:
-            stream.finish()
+        self.forget()
+        self._finish_streams()
         self.gone.set_result(code)
         return code
+
+    def _finish_streams(self) -> None:
+        for stream in self._streams:
+            stream.finish()
 
     def _kill_group(self) -> None:
         try:
@@ -176,6 +209,7 @@ class Worker:
             return
         except ProcessLookupError:
             pass
+        self.expect_end(REAP_TIMEOUT if self.sent_away else STUCK_TIMEOUT)
         self.gone_at = min(self.gone_at, time.monotonic())
 
     def __repr__(self) -> str:

@@ -49,8 +49,8 @@ class MeetingPlace:
     def start(self, index: int, members: Sequence[str]) -> tuple[Start, ControlSockets | None]:
         """How worker ``index`` starts now, and the sockets bound for it. ``members``: addresses of members on this host.
 
-        Raises ConfigError if the first worker's port is not free when it starts for the first time. Later OSError, if none can be
-        bound: this host has lost its address, or has no descriptor left.
+        Raises ConfigError if the first worker's port is not free when it starts for the first time. Later OSError, if none can
+        be bound: this host has lost its address, or has no descriptor left.
         """
         introducers = list(dict.fromkeys([*members, *self._meeting.introducers]))
         size = self._meeting.size

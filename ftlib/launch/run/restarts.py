@@ -12,7 +12,7 @@ The rules, in the order in which they are tried when a worker ended otherwise th
 4. With fewer workers than ``--min`` able to run, and none finished, the run ends.
 
 A replica of several processes is restarted as a whole, once all of them have ended, which counts as one restart; not if one of
-them has finished.
+them has finished, or is stuck in the kernel. Who is stuck is not restarted.
 
 The run's result is the exit of the worker that ended last: a failure that others outlived does not fail the run.
 """
@@ -77,6 +77,8 @@ class WorkerRecord:
     """Why the launcher killed it, if it did."""
     again: bool = False
     """Whether it is to be started again though it ends well: it leaves on purpose, to come back."""
+    stuck: bool = False
+    """Whether its process is there for good: killed, and not let go by the kernel. It may hold its GPU and its port."""
 
     def facts(self) -> dict[str, int | str]:
         """Return the public fields, as plain values."""
@@ -139,8 +141,9 @@ class RestartPolicy:
 
     def revive(self, index: int) -> None:
         """A slot that was not wanted is, again."""
-        if self.records[index].phase is WorkerPhase.RETIRED and not self.ending:
-            self.records[index].phase = WorkerPhase.WAITING
+        record = self.records[index]
+        if record.phase is WorkerPhase.RETIRED and not (record.stuck or self.ending):
+            record.phase = WorkerPhase.WAITING
 
     def of_pid(self, pid: int) -> WorkerRecord | None:
         """The slot whose running worker has this pid."""
@@ -226,19 +229,20 @@ class RestartPolicy:
         others = self.in_phase(WorkerPhase.WAITING, WorkerPhase.RUNNING)
         return not self.ending and any(record.phase is WorkerPhase.WAITING or record.pid != pid for record in others)
 
-    def exited(self, index: int, code: int, cause: str = "", *, sent_away: bool = False) -> RunAction:
+    def exited(self, index: int, code: int, cause: str = "", *, sent_away: bool = False, stuck: bool = False) -> RunAction:
         """Record that a lifetime ended. A slot left WAITING is to be restarted.
 
-        ``cause``: why the launcher killed it, if it did. ``sent_away``: the run no longer needed it.
+        ``cause``: why the launcher killed it, if it did. ``sent_away``: the run no longer needed it. ``stuck``: it was killed,
+        and counts as ended though its process is still there. Nobody takes its place, and so its replica is not restarted.
         """
         record = self.records[index]
-        record.code, record.cause = code, cause
+        record.code, record.cause, record.stuck = code, cause, stuck
         if sent_away or self.ending:
             record.phase = WorkerPhase.RETIRED
             return RunAction.GO_ON
         mates = self.mates(index)
         counted = any(mate.phase is WorkerPhase.WAITING and mate.starts == record.starts for mate in mates)
-        whole = not any(mate.phase in (WorkerPhase.DONE, WorkerPhase.FAILED) for mate in mates)
+        whole = not (stuck or any(mate.phase in (WorkerPhase.DONE, WorkerPhase.FAILED) for mate in mates))
         if code == 0 and record.again and whole and (counted or self.restarts_left):
             record.phase = WorkerPhase.WAITING
             self.restarts_left -= not counted
@@ -252,6 +256,8 @@ class RestartPolicy:
                 return self.end("every worker failed before there was a first view: the script is at fault")
             record.phase = WorkerPhase.WAITING if whole and (counted or self.restarts_left) else WorkerPhase.FAILED
             self.restarts_left -= record.phase is WorkerPhase.WAITING and not counted
+            for mate in mates if stuck else ():
+                mate.phase = WorkerPhase.FAILED if mate.phase is WorkerPhase.WAITING else mate.phase
         return self._consequence()
 
     def mates(self, index: int) -> list[WorkerRecord]:

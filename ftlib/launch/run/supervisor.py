@@ -34,8 +34,8 @@ from ..processes.places import remove_lost
 from ..processes.process import Fate, require_linux, shell_code
 from ..processes.registry import recorded
 from ..processes.sockets import HOST, ControlSockets, bind_control, listen
-from ..processes.steward import REAP_TIMEOUT, Steward
-from ..processes.worker import Worker
+from ..processes.steward import Steward
+from ..processes.worker import REAP_TIMEOUT, Worker
 from .console import Console, outcome, table, traceback_of
 from .environment import Start, worker_environment
 from .place import MeetingPlace
@@ -332,8 +332,8 @@ class Supervisor:
             where = HOST if self._place is None else format_address((self._place.host, self._place.port))
             reason = error.strerror if isinstance(error, OSError) and error.strerror else error
             self._console.say(
-                f"worker {', '.join(map(str, fresh))}: nothing can listen at {where} ({reason}): trying again every {delay:g} s, "
-                f"for at most {_BIND_PATIENCE:g} s"
+                f"worker {', '.join(map(str, fresh))}: nothing can listen at {where} ({reason}): "
+                f"trying again every {delay:g} s, for at most {_BIND_PATIENCE:g} s"
             )
         for index in slots:
             if now - self._unbound.setdefault(index, now) < _BIND_PATIENCE:
@@ -385,10 +385,10 @@ class Supervisor:
                 self._console.say(f"the dashboard ended ({describe_exit(code)}); ftlib dashboard serves another")
             return
         self._console.event("ended", worker=worker.index, pid=worker.pid, code=code, cause=worker.cause)
-        self._ended(worker.index, code, worker.cause, sent_away=worker.sent_away)
+        self._ended(worker.index, code, worker.cause, sent_away=worker.sent_away, stuck=worker.stuck.done())
 
-    def _ended(self, index: int, code: int, cause: str = "", *, sent_away: bool = False) -> None:
-        following = self.policy.exited(index, code, cause, sent_away=sent_away)
+    def _ended(self, index: int, code: int, cause: str = "", *, sent_away: bool = False, stuck: bool = False) -> None:
+        following = self.policy.exited(index, code, cause, sent_away=sent_away, stuck=stuck)
         record = self.policy.records[index]
         if code != 0 and self.stage is RunStage.RUNNING:
             self._tell_death(record)
@@ -489,6 +489,7 @@ class Supervisor:
 
     def _give_up(self) -> None:
         """Stop waiting for killed processes: those left are stuck in the kernel."""
+        self._steward.give_up()
         if not self._over.done():
             self._over.set_result(None)
 

@@ -169,7 +169,7 @@ class Started(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """A worker was reaped. Its result follows in pieces if it left one, then what is left of its lines, then ``Drained``."""
+    """A worker was reaped, or is stuck. Its result follows in pieces if it left one, then its last lines, then ``Drained``."""
 
     worker: int
     start: int
@@ -179,6 +179,8 @@ class Ended(NamedTuple):
     cause: str
     """Why it was killed, if the launcher did it."""
     sent_away: bool
+    stuck: bool
+    """Whether it was killed, and its process is still there: the kernel does not let go of it."""
     result: int
     """Bytes of what it returned or raised; 0: it left nothing."""
     tail: Sequence[bytes]

@@ -227,14 +227,16 @@ class Ledger:
         if self._runs(index, start):
             self.policy.records[index].again = True
 
-    def ended(self, index: int, start: int, code: int, cause: str, now: float, *, sent_away: bool = False) -> list[Action]:
-        """One of its starts has ended."""
+    def ended(
+        self, index: int, start: int, code: int, cause: str, now: float, *, sent_away: bool = False, stuck: bool = False
+    ) -> list[Action]:
+        """One of its starts has ended, or is ``stuck``: then its slot stays empty."""
         if not self._runs(index, start):
             return []
         place = self.places[index]
         host = self._roster.host_of(index)
         draining = host.phase is HostPhase.DRAINING
-        following = self.policy.exited(index, code, cause, sent_away=sent_away or draining)
+        following = self.policy.exited(index, code, cause, sent_away=sent_away or draining, stuck=stuck)
         actions: list[Action] = []
         if self.rules.elastic and self.stage in (Stage.BINDING, Stage.RUNNING):
             if self._roster.phase(index) is WorkerPhase.WAITING:
@@ -245,7 +247,7 @@ class Ledger:
             elif following is RunAction.RETIRE or self.policy.job_done:
                 actions += self._retire()
             else:
-                if sent_away and host.phase is HostPhase.UP and place.local_rank < host.slots:
+                if sent_away and not stuck and host.phase is HostPhase.UP and place.local_rank < host.slots:
                     self.policy.revive(index)  # its host has got its slots back meanwhile
                     place.due = now
                 if self.stage is Stage.RUNNING:  # else once the founding is complete

@@ -117,7 +117,8 @@ class Roster:
         return moved
 
     def _free(self, host: Host) -> list[int]:
-        """Local ranks that nobody has, or whose worker will not be started again."""
+        """Local ranks that nobody has, or whose worker will not be started again, and is not stuck there."""
         over = (WorkerPhase.FAILED, WorkerPhase.RETIRED)
-        taken = {self.places[index].local_rank for index in host.workers if self.phase(index) not in over}
+        held = [index for index in host.workers if self.phase(index) not in over or self.policy.records[index].stuck]
+        taken = {self.places[index].local_rank for index in held}
         return [local_rank for local_rank in range(host.slots) if local_rank not in taken]
