@@ -23,6 +23,7 @@ from ftlib.core.calls.call import Call, Kind, Results
 from ftlib.core.execute.unit import Unit
 from ftlib.core.plane.plane import Plane
 from ftlib.core.stand_in.backlog import Backlog
+from ftlib.core.stand_in.own_average import OwnAverage
 from ftlib.core.tensors.layout import Layout, lay_out
 from ftlib.core.tensors.staging import Slot, land
 from ftlib.core.tensors.targets import Layouts, Targets
@@ -156,7 +157,7 @@ def test_a_late_worker_takes_over_what_it_missed(device: LateDevice) -> None:
 
 def test_a_late_worker_keeps_its_gradients_where_the_others_had_no_result(device: LateDevice) -> None:
     """Its last missed average is void, after others that were not."""
-    backlog = Backlog(Plane("m"), lambda: registered, 1 << 20, lambda _: None)
+    backlog = Backlog(Plane("m"), lambda: registered, OwnAverage(lambda: registered), 1 << 20, lambda _: None)
     net = Net(3)
     optimizer = LateSGD(net.parameters(), device)
     registered = Registered({"model": net, "optimizer": optimizer})
