@@ -277,17 +277,17 @@ class Calls(ABC):
         batches: int = 1,
         views: bool = False,
         norms: bool = False,
-        draws_beside: bool = False,
+        draws_beside: int = 0,
         keeps_batches: bool = False,
     ) -> OpenAverage:
         """An average of the parameters' gradients that may be under way before all of them are there.
 
         ``layout``: of ``lay_out_average``. ``relaid``: returns the layout after registered state was loaded within the call.
         ``views``: on success each ``.grad`` becomes a view of the result, and the gradients that were averaged stay in memory
-        until the next average of this module. ``norms``: those of the views are wanted, too. ``draws_beside``: the program
-        draws samples for later calls meanwhile. ``keeps_batches``: if the call ends unfinished, its batches go back to nobody:
-        the program's next average uses them up, besides those drawn since. The rest: see ``allreduce_average``. Nothing is
-        begun yet.
+        until the next average of this module. ``norms``: those of the views are wanted, too. ``draws_beside``: how many batches
+        the program draws for later calls meanwhile. ``keeps_batches``: if the call ends unfinished, its batches go back to
+        nobody: the program's next average uses them up, besides those drawn since. The rest: see ``allreduce_average``. Nothing
+        is begun yet.
         """
         if type(batches) is not int or not 0 <= batches <= MOST_BATCHES:
             raise _not_a_count(batches)

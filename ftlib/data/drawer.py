@@ -35,8 +35,8 @@ class _Call:
     """A call of the program's that has begun."""
 
     batches: int
-    beside: bool
-    """Whether the program draws meanwhile, for calls to come."""
+    until: int | None
+    """The value of ``attempts`` once all is drawn that the program draws meanwhile, for calls to come; None: it draws none."""
     kept: bool = False
     """Whether its batches are used up by a later call, should it end unfinished."""
     share: Share | None = None
@@ -120,7 +120,7 @@ class Drawer:
     @property
     def holding(self) -> bool:
         """Whether a call of the program's is under way, during which nothing may be drawn."""
-        return self._call is not None and not self._call.beside
+        return self._call is not None and self._call.until is None
 
     def following(self, now: Replica) -> int:
         """The epoch of a loop that is begun without an epoch: the current one if samples of it are left, else the next."""
@@ -220,14 +220,13 @@ class Drawer:
 
     # --- the calls -----------------------------------------------------------------------------------------------------
 
-    def begin(self, batches: int, *, beside: bool = False, kept: bool = False) -> Share:
-        """See ``Sampling.begin``. What is drawn beside the call is not in its share: should the samples be dealt again as the
-        call ends, these batches count nothing, and are drawn again.
-        """
+    def begin(self, batches: int, *, beside: int = 0, kept: bool = False) -> Share:
+        """See ``Sampling.begin``."""
         self._settle()
         if self._call is None:
-            # Beside a call more is drawn: a program that counts more batches than there are must not use up those.
-            self._call = _Call(min(batches, self._queue.waiting) if beside else batches, beside, kept)
+            self._call = _Call(batches, None, kept)
+            if beside:  # more is drawn: a program that counts more batches than there are must not use up those
+                self._call.batches, self._call.until = min(batches, self._queue.waiting), self.attempts + beside
             if batches:  # a call without batches neither repeats the unfinished call, nor ends it
                 self._halted = None
         if self._call.share is None:
@@ -477,18 +476,27 @@ class Drawer:
 
     def _share(self, batches: int) -> Share:
         now, queue = self._now, self._queue
+        # With what is yet to be drawn beside the call: if it completes the epoch, no loader may turn out to be farther ahead.
+        ahead = max(0, queue.waiting - batches) + self._coming
         if now is None or self._behind(now, batches):
-            return Share(ahead=min(_MOST, max(0, queue.waiting - batches)))
+            return Share(ahead=min(_MOST, ahead))
         used = queue.next(batches)
         real = sum(1 for batch in queue.next(queue.waiting)[batches:] if batch)
         more = now.deal.length(self._me) - self._drawn + real
-        # Where shards may turn out to be shorter, this call may be the epoch's last one, whatever is left to draw.
-        ahead = real if more and now.deal.bounded else queue.waiting - len(used)
+        # If there is more to draw, only what is kept should the samples be dealt again: what is drawn beside the call is drawn
+        # again then. But where shards may turn out to be shorter, this call may be the epoch's last one all the same.
+        ahead = real if more and now.deal.bounded else ahead
         found = (end for batch in used if batch and (end := self._ends(now.epoch, batch)) is not None)
         end = next(found, -1) + 1
         samples = sum(length(batch) for batch in used)
         dropped = min(_MOST, queue.dropped)
         return Share(samples, min(_MOST, ahead), dropped, code_of(now.epoch), now.checksum, end=end)
+
+    @property
+    def _coming(self) -> int:
+        """By how many batches the queue grows yet beside the call under way. Those that a mate has drawn are in it already."""
+        until = None if self._call is None else self._call.until
+        return 0 if until is None else max(0, until - self.attempts - self._early)
 
     def _existing(self, batches: Sequence[Ranges]) -> int:
         """Count the samples of the batches that exist: fillers have none."""

@@ -160,7 +160,7 @@ class Elastic(torch.utils.data.Sampler[list[Any]]):
         with self._changed:
             self._drawer.found(drawers)
 
-    def begin(self, batches: int, *, beside: bool = False, kept: bool = False) -> Share:
+    def begin(self, batches: int, *, beside: int = 0, kept: bool = False) -> Share:
         """See ``Sampling``."""
         with self._changed:
             self._caller = threading.get_ident()

@@ -23,7 +23,7 @@ class Share:
     samples: int = 0
     """Samples of the real batches that this call uses up."""
     ahead: int = 0
-    """Batches drawn beyond this call's, fillers included."""
+    """Batches drawn beyond this call's, or yet to be drawn beside it, fillers included."""
     dropped: int = 0
     """Batches drawn before this call's that were never used and go back."""
     data_epoch: int = 0
@@ -56,9 +56,9 @@ class Sampling(Protocol):
     def found(self, drawers: Sequence[str]) -> None:
         """Deal to those in the founding view, or to one alone. Idempotent; not after the first call."""
 
-    def begin(self, batches: int, *, beside: bool = False, kept: bool = False) -> Share:
+    def begin(self, batches: int, *, beside: int = 0, kept: bool = False) -> Share:
         """Return the share of a call of the program's: the same for every attempt until the call ends. Draws wait meanwhile;
-        ``beside``: they go on, and no loop ends or begins.
+        ``beside``: they go on, for so many batches of the program's, and no loop ends or begins.
 
         Should the call end unfinished, and the program draw before its next call, its batches go back; ``kept``: they do not,
         and the next call uses up these and more.

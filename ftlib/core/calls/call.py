@@ -169,8 +169,8 @@ class Call:
     may_give_state = False
     """True if it is known only after the end of this call whether a newcomer has the others' state with it."""
 
-    draws_beside = False
-    """True if the program draws samples for later calls while this one is under way."""
+    draws_beside = 0
+    """How many batches the program draws for later calls while this one is under way."""
     keeps_batches = False
     """True if the program makes up for this call, should it end unfinished, by one that uses up the same batches and more."""
     declines = False

@@ -34,7 +34,7 @@ class OpenCall(Call):
         name: Callable[[int], str],
         remark: Callable[[], str],
         norms: bool = False,
-        draws_beside: bool = False,
+        draws_beside: int = 0,
         keeps_batches: bool = False,
     ) -> None:
         """``owners``: the parameters, by the indices of ``layout``. ``views``: the gradients become views of the result.

@@ -98,9 +98,10 @@ class OpenAverage:
             self._calls.stage_open(number, index)
 
     def uses(self, batches: int) -> None:
-        """How many batches of the elastic sampler's the call uses up, if it has not been entered yet: they may be others than
-        when it was made.
+        """Said right before ``finish``: nothing more is drawn beside the call. And so many batches of the elastic sampler's it
+        uses up, if it has not been entered yet: they may be others than when it was made.
         """
+        self._call.draws_beside = 0
         if not self._opened:
             self._call.uses(batches)
 

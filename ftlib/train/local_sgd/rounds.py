@@ -197,7 +197,7 @@ class Rounds:
             module=part.module,
             weight=weight,
             batches=batches,
-            draws_beside=early,
+            draws_beside=self._schedule.period - self._place.steps if early else 0,
             keeps_batches=True,  # the local weights have learned from them, whatever becomes of this sync
         )
         if early:

@@ -247,7 +247,7 @@ class Job:
                 self.shares[person.name] = person.sampler.late()
                 continue
             hand = person.waiting
-            share = person.sampler.begin(len(hand.batches), beside=hand.beside, kept=self.plot.local)
+            share = person.sampler.begin(len(hand.batches), beside=hand.beside - len(hand.drawn), kept=self.plot.local)
             while person.draw_beside():
                 pass
             counts[person.name] = int(person.sampler.weight(len(person.waiting.batches))) if share.samples else 0

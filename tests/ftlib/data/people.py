@@ -29,8 +29,8 @@ class Hand:
     batches: list[list[int]]
     drawn: list[list[int]] = field(default_factory=list)
     """Batches for the next one, that it has got meanwhile."""
-    beside: bool = False
-    """Whether it gets them beside the call."""
+    beside: int = 0
+    """How many of them it gets beside the call."""
 
 
 class Loader:
@@ -144,7 +144,7 @@ class Person:
     def draw_beside(self) -> bool:
         """Get a batch beside the call, if there is one to get; whether there was."""
         hand = self.waiting
-        if hand is None or not hand.beside or len(hand.drawn) == self.plot.delay:
+        if hand is None or len(hand.drawn) >= hand.beside:
             return False
         assert self._loader is not None
         batch = self._loader.next()
@@ -187,9 +187,10 @@ class Person:
             self._steps += 1
             if self._steps < plot.accumulate - plot.delay:
                 continue
-            hand = Hand(batches, beside=self._steps < plot.accumulate and self.joined and not self.sampler.complete)
+            beside = self.joined and not self.sampler.complete
+            hand = Hand(batches, beside=max(0, plot.accumulate - self._steps) if beside else 0)
             if hand.beside:
-                self.sampler.begin(len(batches), beside=True, kept=True)
+                self.sampler.begin(len(batches), beside=hand.beside, kept=True)
             else:
                 while self._steps + len(hand.drawn) < plot.accumulate and (batch := loader.next()) is not None:
                     hand.drawn.append(batch)

@@ -60,10 +60,10 @@ class Plot:
     @property
     def even(self) -> bool:
         """Whether all loops end after the same call. Who goes on after a failed call may differ. In local training all do, but
-        a joiner may be at another place of its round; and a loader may have got more beside the last call than was said in it.
+        a joiner may be at another place of its round.
         """
         if self.local:
-            return not self.danger and not self.delay
+            return not self.danger
         return (self.repeats or not self.fails) and not self.gives_up
 
     @property

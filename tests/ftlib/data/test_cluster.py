@@ -148,10 +148,15 @@ def _unfinished_syncs_give_back(patch: pytest.MonkeyPatch) -> None:
     """What a sync would have used up goes back where it is not finished, though the program goes on with it."""
 
     @around(patch, Drawer, "begin")
-    def forgetful(begin: Any, self: Drawer, batches: int, *, beside: bool = False, kept: bool = False) -> Share:
+    def forgetful(begin: Any, self: Drawer, batches: int, *, beside: int = 0, kept: bool = False) -> Share:
         del kept
         share: Share = begin(self, batches, beside=beside)
         return share
+
+
+def _nothing_comes_beside(patch: pytest.MonkeyPatch) -> None:
+    """What is drawn beside the call that completes an epoch makes no loop longer."""
+    patch.setattr(Drawer, "_coming", 0)
 
 
 DEFECTS = [
@@ -180,7 +185,11 @@ def test_the_cases_find_a_planted_defect(
 
 @pytest.mark.parametrize(
     ("defect", "make", "known"),
-    [(_what_is_adopted_is_this_batch, Plot.declining, 373), (_unfinished_syncs_give_back, Plot.syncing, 0)],
+    [
+        (_what_is_adopted_is_this_batch, Plot.declining, 373),
+        (_unfinished_syncs_give_back, Plot.syncing, 0),
+        (_nothing_comes_beside, Plot.syncing, 91),
+    ],
 )
 def test_so_do_the_other_kinds(
     defect: Callable[[pytest.MonkeyPatch], None], make: Callable[[int], Plot], known: int, monkeypatch: pytest.MonkeyPatch

@@ -150,7 +150,7 @@ class Heard:
     def bind(self, drawer: str, *, patience: float, together: bool, blocking: Callable[[], str]) -> None:
         pass
 
-    def begin(self, batches: int, *, beside: bool = False, kept: bool = False) -> Share:
+    def begin(self, batches: int, *, beside: int = 0, kept: bool = False) -> Share:
         return Share()
 
     def unfinished(self) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -28,6 +29,22 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+class Deep:
+    """A loader that draws so many batches ahead as one with workers does, without any."""
+
+    def __init__(self, sampler: ElasticSampler, depth: int) -> None:
+        self._sampler, self._depth = sampler, depth
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        source = iter(self._sampler)
+        waiting = deque(itertools.islice(source, self._depth))
+        while True:
+            waiting.extend(itertools.islice(source, 1))  # it asks again for each batch, also after the sampler's end
+            if not waiting:
+                return
+            yield torch.tensor(waiting.popleft())
+
+
 class Student:
     """One member's loop."""
 
@@ -40,12 +57,18 @@ class Student:
         )
         self.sampler = ElasticSampler(range(SAMPLES), batch_size=3, seed=1)
         self.sampler._filler = [FILL]
-        self.loader = DataLoader([*range(SAMPLES), FILL], batch_sampler=self.sampler, num_workers=workers)  # type: ignore[arg-type]
+        self.loader: Iterable[torch.Tensor] = DataLoader(
+            [*range(SAMPLES), FILL],  # type: ignore[arg-type]
+            batch_sampler=self.sampler,
+            num_workers=workers,
+        )
         ft.register_state(model=self.diloco, sampler=self.sampler)
         self.handed = Counter[tuple[int, int]]()
         """How often the loader has handed out what: epochs and indices."""
         self.early = 0
         self.wrong: list[str] = []
+        self.lengths: list[int] = []
+        """How many batches each loop has handed out."""
 
     @property
     def under_way(self) -> bool:
@@ -57,7 +80,9 @@ class Student:
         """``pace``: called after each inner step."""
         with self.diloco:
             for _ in self.sampler.epochs(EPOCHS):
+                self.lengths.append(0)
                 for batch in self.loader:
+                    self.lengths[-1] += 1
                     self.step(batch)
                     pace()
                     if leaves_after and self.diloco.syncs >= leaves_after and (self.under_way or not self.delays):
@@ -123,6 +148,18 @@ def test_every_sample_once(way: str, workers: int) -> None:
         assert len({student.diloco.syncs for student in class_}) == 1
         for student in class_:
             assert bool(student.early) is bool(student.delays), "it was sent beside inner steps"
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_loaders_of_other_depths_end_their_loops_together(way: str) -> None:
+    """Also where the last sync of the epoch is under way while they draw on."""
+    with company(3) as crew:
+        class_ = students(crew, way)
+        for depth, student in enumerate(class_):
+            student.loader = Deep(student.sampler, 2 * depth)
+        at_once(*[student.learn for student in class_])
+        assert [student.wrong for student in class_] == [[]] * 3
+        assert class_[0].lengths == class_[1].lengths == class_[2].lengths
 
 
 @pytest.mark.parametrize("way", WAYS)
