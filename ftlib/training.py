@@ -557,13 +557,16 @@ class Calls(ABC):
 
     def _finish_open(self, call: OpenCall, opened: bool) -> Status:
         """Carry out what is left of ``call``. ``opened``: True if this thread has its turn already."""
-        if opened:
-            return self._carry_out(call, functools.partial(self._finish, call), opened=True)
-        if self._execution is not None:  # within a unit calls are laid out alike, whoever makes them
-            return self.allreduce_average(
+        if not opened and self._execution is not None:  # within a unit calls are laid out alike, whoever makes them
+            call.status = self.allreduce_average(
                 list(call.owners), weight=None if call.by_samples else call.weight, batches=call.batches
             )
-        return self._run(call)
+            return call.status
+        return self._carry_out(call, functools.partial(self._end_open, call), opened=opened)
+
+    def _end_open(self, call: OpenCall) -> Status:
+        call.status = self._finish(call)
+        return call.status
 
     def _run(self, call: Call) -> Status:
         if self._unit is not None and self._execution is not None:

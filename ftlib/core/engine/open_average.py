@@ -129,6 +129,13 @@ class OpenAverage:
         return status
 
     @property
+    def status(self) -> Status | None:
+        """What ``finish`` returns, also where a callback of the program's has raised instead, once the call had ended: the
+        averages are there. None: the call itself has raised, or has not ended.
+        """
+        return self._call.status
+
+    @property
     def finished(self) -> bool:
         """After ``finish``: False if no member has a result, as too few are there, or this one has left."""
         return self._calls.has_finished(self._call)

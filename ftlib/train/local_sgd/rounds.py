@@ -122,18 +122,28 @@ class Rounds:
 
     def end(self) -> Status | None:
         """End the sync that has begun, if there is one."""
-        average, part = self._average, self._model.parts[self._fragment]
+        average = self._average
         if average is None:
             return None
         average.uses(self._place.batches(self._ft))
         try:
-            status = average.finish()
+            average.finish()
+        finally:  # also where a callback of the program's raises: all others take the outer step of a sync that has finished
+            self._ended(average)
+        return self.status
+
+    def _ended(self, average: OpenAverage) -> None:
+        """The sync has ended, by an exception perhaps."""
+        status, part = average.status, self._model.parts[self._fragment]
+        try:
             if status:
                 status = self._step(status)
-            self.status = status
         finally:
             self._average = None
             part.clear()
+        if status is None:
+            return
+        self.status = status
         if average.finished:
             self._ft.agreed.put(self._counter, (self.syncs + 1).to_bytes(_COUNTER, "little"))
             self._place.ended(self._fragment, applied=bool(status))
@@ -141,7 +151,6 @@ class Rounds:
                 with torch.no_grad():
                     part.merge(self._alpha)
         self.enter()
-        return status
 
     def _step(self, status: Status) -> Status:
         """The outer step with the average that has come, which ended with ``status``; FAIL if no member keeps it.

@@ -260,6 +260,36 @@ def test_the_program_raises_in_the_middle_of_a_sync() -> None:
         assert one == two == (-3.0, -3.0) and none is None
 
 
+@pytest.mark.parametrize("delay", [0, 1])
+def test_a_callback_that_raises_keeps_no_member_from_the_outer_step(delay: int) -> None:
+    """A new view is told at the end of a sync, which has finished: the one that raises has what the others have."""
+    with company(2) as crew:
+        learners = at_once(*[lambda ft=ft: (ft, *local(ft, sync_every=2, delay=delay)) for ft in crew.members])
+
+        def fails(_: object) -> None:
+            raise ZeroDivisionError
+
+        def learn(ft: FTLib, model: Layers, inner: torch.optim.Optimizer, diloco: DiLoCo) -> tuple[Any, ...]:
+            steps, raised = 0, []
+            while steps < 6:
+                try:
+                    with diloco:
+                        while steps < 6:
+                            steps += 1
+                            if steps == 4 and ft is crew.members[1]:
+                                ft.on_view_change(fails)
+                                ft._plane.news.changes.append(ft.view)  # type: ignore[arg-type]
+                            inner_step(model, inner)
+                except ZeroDivisionError:
+                    raised.append((steps, diloco.syncs, diloco.status))
+            shared = [weight.item() for weight in diloco.global_model.parameters()]
+            return raised, ft.step, diloco.syncs, model.now, shared
+
+        (never, *one), (raised, *two) = at_once(*[functools.partial(learn, *each) for each in learners])
+        assert not never and raised == [(4, 2, Status.SUCCESS)]
+        assert one == two and one[:2] == [3, 3]
+
+
 def test_a_loop_that_ends_in_the_middle_of_a_sync_ends_it() -> None:
     with company(2) as crew:
 
