@@ -132,6 +132,13 @@ def _line(directory: Path, options: tuple[object, ...], script: str, args: tuple
     return command("run", "--events", events, "--restart-delay", 0.05, *options, path, *args), events
 
 
+def _inherit(ignoring: signal.Signals | None) -> None:
+    """In the child: no hang-up is ignored, even if ``nohup`` runs the tests; a signal is that the caller wants ignored."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    if ignoring is not None:
+        signal.signal(ignoring, signal.SIG_IGN)
+
+
 @contextlib.contextmanager
 def running(
     directory: Path,
@@ -153,7 +160,7 @@ def running(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT if together else subprocess.PIPE,
         start_new_session=True,
-        preexec_fn=None if ignoring is None else lambda: signal.signal(ignoring, signal.SIG_IGN),  # noqa: PLW1509 - it is but a system call
+        preexec_fn=lambda: _inherit(ignoring),  # noqa: PLW1509 - system calls and no more
     )
     try:
         yield Run(directory, process, events)
