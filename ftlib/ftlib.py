@@ -292,11 +292,14 @@ class FTLib(Calls):
             self._call_lock.depart()
         if self._at_exit is not None:
             atexit.unregister(self._at_exit)
+        farewell = functools.partial(self._close, self._ended())
         self._drain.part()
-        if self._tracer is not None:
-            self._tracer.close()
-        self._apart(functools.partial(self._close, self._ended()))
-        self._drain.remove()
+        try:
+            if self._tracer is not None:
+                self._tracer.close()  # before the end: the agent tells of the last view changes
+        finally:  # an interrupt may come meanwhile, and nobody closes this a second time
+            self._apart(farewell)
+            self._drain.remove()
 
     def __enter__(self) -> Self:
         return self
@@ -497,8 +500,10 @@ class FTLib(Calls):
         self._drain.part(parting=self._call_lock.noticed)  # then the process ends
 
     def _close(self, ended: bool) -> None:
-        self._lives.goodbye(CLOSE_TIMEOUT if self._plane.current is None else BUSY_TIMEOUT, ended=ended)
-        self._lives.life.end()
+        try:
+            self._lives.goodbye(CLOSE_TIMEOUT if self._plane.current is None else BUSY_TIMEOUT, ended=ended)
+        finally:
+            self._lives.life.end()
         self._framework.close()
         if self._watch is not None:
             self._watch.stop()

@@ -56,12 +56,13 @@ class Tracer:
 
     def close(self) -> None:
         """Make spans of what is there, while the agent still answers, and send them: takes ``CLOSE_TIMEOUT`` at most twice.
-        Idempotent.
+        Idempotent; does nothing if it has not begun.
         """
         if self._over.is_set():
             return
         self._over.set()
-        self._thread.join(CLOSE_TIMEOUT)
+        if self._thread.is_alive():
+            self._thread.join(CLOSE_TIMEOUT)
         if self._exporter is not None:
             self._exporter.close(CLOSE_TIMEOUT)
 

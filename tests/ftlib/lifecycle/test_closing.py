@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -21,8 +22,9 @@ from consensus.border import Stopped
 from ftlib import FTLib, FTLibError, JoinError, Status
 from ftlib.core.calls.session import Session
 from ftlib.core.plane.plane import Plane
+from ftlib.lifecycle.rejoin import Succession
 from tests.ftlib.crews.workers import Job, Worker
-from tests.harness.basics import TIMEOUT, eventually
+from tests.harness.basics import TIMEOUT, around, eventually
 from tests.harness.company import at_once, company, in_thread
 from tests.harness.nursery import Nursery
 from tests.harness.program import Program
@@ -70,6 +72,47 @@ def test_an_agent_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("sys.executable", "/nowhere/python")
     with pytest.raises(JoinError, match="agent='thread' needs none"):
         ftlib.ftlib.FTLib.init(agent="process")
+
+
+def test_a_traced_worker_that_meets_nobody_says_why_and_leaves_nothing() -> None:
+    """Its traces begin once it has met the job."""
+    pytest.importorskip("opentelemetry.sdk", reason="OpenTelemetry is not installed: pip install opentelemetry-sdk")
+    settings: dict[str, Any] = {"bind": "127.0.0.1:0", "initial_size": 2, "join_timeout": 0.2, "agent": "thread"}
+
+    def meets_nobody(trace: str) -> None:
+        with pytest.raises(JoinError, match="fewer than initial_size=2 members met"):
+            FTLib.init(framework="memory", config={}, trace=trace, **settings)
+
+    meets_nobody("off")
+    before = left_behind()
+    meets_nobody("on")
+    eventually(
+        lambda: all(now <= then for now, then in zip(left_behind(), before, strict=True)),
+        lambda: f"{left_behind()}, before {before}: {threading.enumerate()}",
+        TIMEOUT / 4,
+    )
+
+
+@pytest.mark.parametrize("waits", ["for its last spans to be sent", "for the others to agree"])
+def test_an_interrupt_while_a_worker_closes_keeps_nothing_open(waits: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent that lived on would be a member that takes part in nothing."""
+    pytest.importorskip("opentelemetry.sdk", reason="OpenTelemetry is not installed: pip install opentelemetry-sdk")
+    from ftlib.lifecycle.tracing.tracer import Tracer
+
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")
+    with company(1, trace="on") as one:
+        [ft] = one.members
+
+        @around(monkeypatch, *((Tracer, "close") if "spans" in waits else (Succession, "goodbye")))
+        def interrupted(usual: Any, *given: Any, **more: Any) -> None:
+            usual(*given, **more)
+            signal.raise_signal(signal.SIGINT)
+
+        with pytest.raises(KeyboardInterrupt):
+            ft.close()
+        with pytest.raises(FTLibError, match="part is over"):
+            ft.manual_join("127.0.0.1:1")
+        assert not [each.name for each in threading.enumerate() if each.name.startswith("ftlib-agent")]
 
 
 def test_no_call_is_entered_once_the_worker_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
