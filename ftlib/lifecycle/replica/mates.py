@@ -8,36 +8,26 @@ the end of a connection.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import hmac
+import functools
 import logging
 import os
-import secrets
 import select
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable, Mapping
 
-from consensus import Member, format_address, parse_address
-
 from ...core.replicas.whole import Replica
 from ...core.replicas.words import Heard, Verdict, Word, WordFlag, read_words
 from ...errors import GroupError, JobEnded, ReplicaLost
-from ...frameworks import sockets
+from .hellos import Door, call, drop
 
 __all__ = ["ENDED", "Connections"]
 
 logger = logging.getLogger("ftlib")
 
 ENDED = "a process of this replica has come to the end of its program, and the replica ends with it"
-FACT, _KEY = "_mates", "_mates_key"
-_HELLO = struct.Struct("<I32s")
-"""Who connects: its shard, and that it knows what only members of the job know."""
-_LOOK = 0.1
-"""Seconds between two looks whether the view is still wanted while the others are waited for."""
-_HELLO_TIMEOUT = 2.0
+_UNWANTED = "the view is not wanted any more"
 _ENDS = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
 
@@ -48,8 +38,7 @@ class Connections:
         """``lost``: called once, on any thread, if a mate has ended and did not say goodbye."""
         self._shard = shard
         self._lost = lost
-        self._listener: socket.socket | None = None
-        self._key = secrets.token_hex(16)
+        self._door: Door | None = None
         self._replica: Replica | None = None
         self._socks: dict[int, socket.socket] = {}
         """By shard."""
@@ -61,7 +50,7 @@ class Connections:
         """Shards whose connections have ended: all that they had said has been read."""
         self._heard: Heard | None = None
         self._lock = threading.Lock()
-        """Guards ``_heard``, and sends."""
+        """Guards ``_heard``, ``_goodbye``, ``_connecting`` and ``_closed``, sends, and the moment in which all are there."""
         self._reading = threading.Lock()
         """Guards ``_rest``, ``_gone``, ``_over``, ``_failure`` and ``_told``. Held from before a connection is read until what
         came is noted: so none is closed meanwhile, and nobody takes a goodbye that another thread is about to note for a death.
@@ -71,18 +60,15 @@ class Connections:
         """That a mate has ended without a goodbye."""
         self._told = False
         """Whether ``_lost`` was called."""
-        self._parted = self._closed = False
+        self._goodbye: bytes | None = None
+        """What was said to the mates at the end."""
+        self._connecting = self._closed = False
         self._stop_read, self._stop_write = os.pipe()
 
     def listen(self, host: str) -> Mapping[str, str]:
         """Listen on interface address ``host``; returns the facts by which mates find this member."""
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = self._listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.bind((host, 0))
-        listener.listen(64)
-        listener.settimeout(_LOOK)
-        _track(listener)
-        return {FACT: format_address((host, listener.getsockname()[1])), _KEY: self._key}
+        self._door = Door(host, self._stop_read)
+        return self._door.facts
 
     # --- at the first view, on the rebuild thread ----------------------------------------------------------------------
 
@@ -94,61 +80,62 @@ class Connections:
             if self._replica.ids != replica.ids:
                 raise GroupError(f"replica {replica.name} has other members now: its processes were not started as a whole")
             return
-        deadline = time.monotonic() + timeout
+        with self._lock:
+            if self._closed:
+                raise GroupError(_UNWANTED)
+            self._connecting = True  # who closes meanwhile leaves it to this thread to release what it uses
+        try:
+            self._gather(replica, functools.partial(self._check, time.monotonic() + timeout, wanted))
+            self._begin(replica)
+        except BaseException:
+            self._give_up()
+            raise
+
+    def _gather(self, replica: Replica, check: Callable[[str], None]) -> None:
+        """Call the mates before this one, and wait for the calls of the others."""
+        assert self._door is not None
         others = {shard: member for shard, member in enumerate(replica.members) if shard != self._shard}
         for shard, member in others.items():
             if shard < self._shard and shard not in self._socks:
-                self._add(shard, self._dial(member, deadline, wanted))
+                self._add(shard, call(member, self._shard, check))
         while missing := [shard for shard in others if shard not in self._socks]:
-            self._check(f"shard {missing[0]} of replica {replica.name} did not connect", deadline, wanted)
-            self._accept(missing)
-        self._heard = Heard(replica.ids)
-        self._replica = replica
-        for sock in self._socks.values():
-            self._poll.register(sock, select.POLLIN)
-        threading.Thread(target=self._watch, name="ftlib-mates", daemon=True).start()
+            check(f"shard {missing[0]} of replica {replica.name} did not connect")
+            came = self._door.hear(missing)
+            if came is not None:
+                self._add(*came)
+        self._door.close()  # whoever calls from now on is no mate
 
-    def _dial(self, member: Member, deadline: float, wanted: Callable[[], bool]) -> socket.socket:
-        where, key = member.fact(FACT), member.fact(_KEY)
-        if where is None or key is None:
-            raise GroupError(f"{member} says nowhere how its mates reach it: run one release everywhere")
-        address = parse_address(where)
-        while True:
-            self._check(f"{member} does not answer its mates at {where}", deadline, wanted)
-            try:
-                sock = socket.create_connection(address, timeout=_HELLO_TIMEOUT)
-            except OSError:
-                time.sleep(_LOOK / 10)
-                continue
-            sock.sendall(_HELLO.pack(self._shard, _vouch(key, self._shard)))
-            return sock
+    def _begin(self, replica: Replica) -> None:
+        """All mates are there: from now on they are heard, and their ends are seen."""
+        with self._lock:
+            if self._closed:
+                raise GroupError(_UNWANTED)
+            for sock in self._socks.values():
+                self._poll.register(sock, select.POLLIN)
+            self._heard = Heard(replica.ids)
+            self._replica, self._connecting = replica, False
+            threading.Thread(target=self._watch, name="ftlib-mates", daemon=True).start()
 
-    def _accept(self, missing: list[int]) -> None:
-        assert self._listener is not None
-        try:
-            sock, _ = self._listener.accept()
-        except TimeoutError:
-            return
-        sock.settimeout(_HELLO_TIMEOUT)
-        shard, told = -1, b""
-        with contextlib.suppress(OSError, struct.error):
-            shard, told = _HELLO.unpack(_exactly(sock, _HELLO.size))
-        if shard in missing and hmac.compare_digest(told, _vouch(self._key, shard)):
-            self._add(shard, sock)
-        else:
-            sock.close()  # a stranger
+    def _give_up(self) -> None:
+        with self._lock:
+            self._connecting, closed = False, self._closed
+        if closed:
+            self._release()
 
-    def _check(self, what: str, deadline: float, wanted: Callable[[], bool]) -> None:
+    def _check(self, deadline: float, wanted: Callable[[], bool], what: str) -> None:
         if self._closed or not wanted():
-            raise GroupError("the view is not wanted any more")
+            raise GroupError(_UNWANTED)
         if time.monotonic() > deadline:
             raise GroupError(what)
 
     def _add(self, shard: int, sock: socket.socket) -> None:
-        sock.settimeout(None)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        _track(sock)
-        self._socks[shard] = sock
+        sock.setblocking(True)
+        with self._lock:
+            self._socks[shard] = sock
+            with contextlib.suppress(OSError):  # it has ended already, as will be seen
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if self._goodbye is not None:
+                    sock.sendall(self._goodbye)
 
     # --- words ---------------------------------------------------------------------------------------------------------
 
@@ -193,7 +180,7 @@ class Connections:
     def ended(self) -> bool:
         """True if a mate has said that its program has come to its end. Any thread."""
         with self._reading:
-            if not self._closed:
+            if not self._closed and self._replica is not None:
                 for shard in self._socks:
                     self._read(shard)
             ended = any(self._gone.values())
@@ -253,12 +240,12 @@ class Connections:
     def part(self, *, ended: bool) -> None:
         """Say goodbye; ``ended``: because this member's program has come to its end. Only the first time counts."""
         with self._lock:
-            if self._parted:
+            if self._goodbye is not None:
                 return
-            self._parted = True
+            self._goodbye = Word(0, 0, WordFlag.BYE | WordFlag.ENDED * ended).pack()
             for sock in self._socks.values():
                 with contextlib.suppress(OSError):
-                    sock.sendall(Word(0, 0, WordFlag.BYE | WordFlag.ENDED * ended).pack())
+                    sock.sendall(self._goodbye)
 
     def close(self) -> None:
         """Say goodbye, and close all connections. Idempotent."""
@@ -270,10 +257,9 @@ class Connections:
             for sock in self._socks.values():
                 with contextlib.suppress(OSError):
                     sock.shutdown(socket.SHUT_WR)
-        os.write(self._stop_write, b"x")
-        if self._listener is not None:
-            _drop(self._listener)
-        if self._replica is None:
+            os.write(self._stop_write, b"x")
+            unused = self._replica is None and not self._connecting
+        if unused:
             self._release()
 
     def _watch(self) -> None:
@@ -324,35 +310,13 @@ class Connections:
         return f"shard {shard} of replica {replica.name}" + (f" ({label})" if label else "")
 
     def _release(self) -> None:
+        """Once, by whoever was the last to use all this: the thread that waits for ends, that which connects, or who closes."""
         with self._reading:
             for sock in self._socks.values():
                 with contextlib.suppress(OSError):  # what is not read when it is closed would take the goodbye back
                     sock.recv(1 << 16, socket.MSG_DONTWAIT)
-                _drop(sock)
+                drop(sock)
+            if self._door is not None:
+                self._door.close()
             os.close(self._stop_read)
             os.close(self._stop_write)
-
-
-def _vouch(key: str, shard: int) -> bytes:
-    return hashlib.blake2b(f"{key}|{shard}".encode(), digest_size=32).digest()
-
-
-def _exactly(sock: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count and (more := sock.recv(count - len(data))):
-        data += more
-    return data
-
-
-def _track(sock: socket.socket) -> None:
-    """A forked child must not keep the connection open: the others would not see this process end."""
-    sockets.guard_forks()
-    status = os.fstat(sock.fileno())
-    sockets.track([(status.st_dev, status.st_ino)])
-
-
-def _drop(sock: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        status = os.fstat(sock.fileno())
-        sockets.untrack([(status.st_dev, status.st_ino)])
-    sock.close()
