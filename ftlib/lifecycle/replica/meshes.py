@@ -25,6 +25,7 @@ from .torch_groups import TorchGroups
 __all__ = ["Meshes"]
 
 _STORE = "store"
+_CLOSED = "device_mesh: this worker has closed"
 
 
 class Meshes:
@@ -51,6 +52,9 @@ class Meshes:
         self._begun = False
         self._closed = False
         self._lock = threading.Lock()
+        """Held while a mesh is made."""
+        self._bounds = threading.Lock()
+        """Guards ``_begun`` and ``_closed``: closing does not wait for a mesh."""
 
     def bind(self, host: str) -> None:
         """Groups listen on interface address ``host``."""
@@ -71,7 +75,6 @@ class Meshes:
         with self._lock:
             if not self._begun:
                 self._begin()
-                self._begun = True
             return init_device_mesh(device_type, tuple(shape), mesh_dim_names=tuple(names))
 
     def abort(self, failure: ReplicaLost) -> None:
@@ -79,16 +82,12 @@ class Meshes:
         self._groups.abort(failure)
 
     def close(self) -> None:
-        """Release everything. Idempotent."""
-        self._closed = True
-        if not self._begun:
-            return
-        self._begun = False
-        with contextlib.suppress(Exception):
-            dist.destroy_process_group()
-        self._groups.close()
-        if self._server is not None:
-            self._server.close()
+        """Release everything. Idempotent. What a mesh under way has made is released by its own thread."""
+        with self._bounds:
+            self._closed, begun = True, self._begun
+            self._begun = False
+        if begun:
+            self._release(self._server)
 
     def _begin(self) -> None:
         part = self._part
@@ -97,24 +96,45 @@ class Meshes:
                 "device_mesh: torch.distributed is initialized already: leave init_process_group out, as this does it with "
                 "groups that end when the replica does"
             )
-        mine, address = None, ""
-        if part.shard == 0:
-            self._server = StoreServer(self._host)
-            address = join_address(self._server.address)
-            mine = _STORE, address
-        if part.shards > 1:
-            deadline = time.monotonic() + self._patience
+        server = StoreServer(self._host) if part.shard == 0 else None
+        try:
+            address = self._meet(None if server is None else join_address(server.address))
+            patience = timedelta(seconds=self._patience)
+            with no_name_server():
+                store = TCPStore(*split_address(address), None, False, patience, wait_for_workers=False)
+            self._groups.begin(store, address, self._host, part.shard, part.shards, self._timeout)
+            with self._bounds:
+                if self._closed:
+                    raise JoinError(_CLOSED)
+                self._server, self._begun = server, True
+        except BaseException:
+            self._release(server)
+            raise
 
-            def go_on() -> bool:
-                return not self._closed and time.monotonic() < deadline
+    def _meet(self, own: str | None) -> str:
+        """Return the address of the store of shard 0; ``own``, at shard 0."""
+        part = self._part
+        if own is not None and part.shards == 1:
+            return own
+        deadline = time.monotonic() + self._patience
 
-            found = introduced(part.replica, _STORE, mine, self._members, self._ring, go_on)
-            if found is None:
-                raise JoinError(
-                    f"device_mesh: shard 0 of replica {part.replica} was not heard of within {self._patience:g} s: is it "
-                    "started, and does it call device_mesh, too?"
-                )
-            address = found
-        with no_name_server():
-            store = TCPStore(*split_address(address), None, False, timedelta(seconds=self._patience), wait_for_workers=False)
-        self._groups.begin(store, address, self._host, part.shard, part.shards, self._timeout)
+        def go_on() -> bool:
+            return not self._closed and time.monotonic() < deadline
+
+        mine = None if own is None else (_STORE, own)
+        found = introduced(part.replica, _STORE, mine, self._members, self._ring, go_on)
+        if found is None and self._closed:
+            raise JoinError(_CLOSED)
+        if found is None:
+            raise JoinError(
+                f"device_mesh: shard 0 of replica {part.replica} was not heard of within {self._patience:g} s: is it "
+                "started, and does it call device_mesh, too?"
+            )
+        return found
+
+    def _release(self, server: StoreServer | None) -> None:
+        with contextlib.suppress(Exception):
+            dist.destroy_process_group()
+        self._groups.close()
+        if server is not None:
+            server.close()
