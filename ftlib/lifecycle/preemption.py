@@ -27,30 +27,35 @@ class Watch:
         """``notice``: called, on the thread, with the text of the notice."""
         self._source = source
         self._notice = notice
-        self._loop = asyncio.new_event_loop()
-        self._task = self._loop.create_task(self._look())
+        self._looking: asyncio.Task[None] | None = None
+        """None until it has begun."""
         self._thread = threading.Thread(target=self._run, name="ftlib-preemption", daemon=True)
 
     def start(self) -> None:
-        """Begin to look. On the main thread, if the source is a signal."""
+        """Begin to look. ConfigError if the source is a signal, and this is not the main thread."""
         if isinstance(self._source, Signal):
             self._source.install()
         logger.info("looking for a notice of preemption: %s", self._source, extra={"ftlib_event": "preemption_watch"})
+        self._looking = asyncio.new_event_loop().create_task(self._look())
         self._thread.start()
 
     def stop(self, timeout: float = 1.0) -> None:
         """Stop looking; waits ``timeout`` seconds for the thread's end. Idempotent; does nothing if it has not begun."""
+        if self._looking is None:
+            return
         with contextlib.suppress(RuntimeError):  # it has ended
-            self._loop.call_soon_threadsafe(self._task.cancel)
+            self._looking.get_loop().call_soon_threadsafe(self._looking.cancel)
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout)
 
     def _run(self) -> None:
+        assert self._looking is not None
+        loop = self._looking.get_loop()
         try:
             with contextlib.suppress(asyncio.CancelledError):
-                self._loop.run_until_complete(self._task)
+                loop.run_until_complete(self._looking)
         finally:
-            self._loop.close()
+            loop.close()
 
     async def _look(self) -> None:
         rest, failing = self._source.interval, False

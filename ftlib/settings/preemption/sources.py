@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,6 +11,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from ...errors import ConfigError
 from .clouds import CLOUDS
 
 _EXPECTED = f"expected file:PATH, signal:NAME, {', '.join(CLOUDS)}, one of these with =URL, or a callable"
@@ -61,7 +63,12 @@ class Signal:
         return self._number.name
 
     def install(self) -> None:
-        """Catch the signal, from now on until the process ends. ValueError on another thread than the main one."""
+        """Catch the signal, from now on until the process ends. ConfigError on another thread than the main one."""
+        if threading.current_thread() is not threading.main_thread():
+            raise ConfigError(
+                f"preemption=signal:{self._number.name.removeprefix('SIG')}: Python lets only the main thread catch a signal: "
+                "call FTLib.init there, or catch it in the program, and give preemption= a function that says so"
+            )
         signal.signal(self._number, self._catch)
 
     def _catch(self, _number: int, _frame: object) -> None:

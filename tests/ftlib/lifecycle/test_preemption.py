@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -24,6 +25,7 @@ from ftlib.settings.config import resolve
 from ftlib.settings.preemption import source_of
 from ftlib.settings.preemption.sources import File
 from tests.harness.basics import TIMEOUT, eventually
+from tests.harness.company import at_once
 
 Answer = tuple[int, dict[str, str], str]
 
@@ -164,6 +166,15 @@ def test_a_signal(name: str, watch: Callable[[Any], list[str]]) -> None:
     os.kill(os.getpid(), signal.SIGUSR2)
     eventually(lambda: told, "the notice")
     assert told == ["preemption, SIGUSR2: this process got it"]
+
+
+def test_a_signal_cannot_be_caught_on_another_thread() -> None:
+    """That is said, and nothing is left behind: neither a handler nor a watch that never looks."""
+    before = signal.getsignal(signal.SIGUSR2)
+    with pytest.raises(ConfigError, match=r"^preemption=signal:USR2: Python lets only the main thread catch a signal"):
+        at_once(lambda: alone(preemption="signal:USR2"))
+    assert signal.getsignal(signal.SIGUSR2) is before
+    gc.collect()  # what it complains of is an error
 
 
 def test_gcp(serve: Callable[..., Metadata], watch: Callable[[Any], list[str]]) -> None:
