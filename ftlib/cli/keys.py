@@ -1,7 +1,7 @@
 """``ftlib keys``: make secrets and exchange them in a file, in steps that never leave two members without a common key.
 
-Files are replaced as a whole, so a reader sees the old ring or the new one. The same users can read them as before: the owner,
-at most the owner's group.
+Files are replaced as a whole, so a reader sees the old ring or the new one; where a name is a symbolic link, the file that it
+leads to. The same users can read them as before: the owner, at most the owner's group.
 """
 
 from __future__ import annotations
@@ -82,14 +82,15 @@ def _write(path: Path, keys: list[str]) -> None:
         raise ConfigError(f"{path} would hold {len(keys)} secrets, {MOST_KEYS} are the most: ftlib keys drop {path} first")
     text = "# ftlib: the first secret seals, all are accepted\n" + "".join(f"{key}\n" for key in keys)
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
+        place = path.resolve()  # a link leads to the file that all hosts read: in its place it would be this host's alone
+        handle, temporary = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}.")
         try:
             with os.fdopen(handle, "w") as file:
-                _keep_access(handle, path)
+                _keep_access(handle, place)
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
-            Path(temporary).replace(path)
+            Path(temporary).replace(place)
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise

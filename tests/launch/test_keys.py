@@ -115,6 +115,24 @@ class TestKeys:
         assert (after.st_uid, after.st_gid, after.st_mode) == (before.st_uid, before.st_gid, before.st_mode)
         assert after.st_ino != before.st_ino
 
+    def test_a_link_leads_to_the_file_that_is_changed(self, own_place: Path) -> None:
+        """All hosts read that one. In the place of the link, only this one would have the new secret."""
+        (own_place / "shared").mkdir()
+        path = first_in(own_place / "shared" / "secret")
+        [old] = secrets_in(path)
+        (own_place / "link").symlink_to(path)
+        link = own_place / "link to a link"
+        link.symlink_to("link")
+        for step in ("rotate", "promote"):
+            assert run("keys", step, link) == 0
+        new, kept = secrets_in(path)
+        assert kept == old != new
+        assert run("keys", "drop", link) == 0
+        assert secrets_in(path) == [new]
+        assert link.is_symlink() and (own_place / "link").is_symlink()
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert [each.name for each in path.parent.iterdir()] == ["secret"]
+
     def test_the_token_of_metrics(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         assert run("keys", "token") == 2
         assert "FTLIB_SECRET" in capsys.readouterr().err
