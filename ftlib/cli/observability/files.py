@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -60,6 +61,8 @@ def write(directory: Path, addresses: Sequence[str], token: str | None, interval
             mode = 0o600 if name == TOKEN else 0o666
             handle = os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
             with os.fdopen(handle, "w", encoding="utf-8") as file:
+                if name == TOKEN:  # an older file keeps its mode; its group may be that of Prometheus
+                    os.fchmod(handle, mode | (os.fstat(handle).st_mode & stat.S_IRGRP))
                 file.write(text)
     except OSError as error:
         raise ConfigError(f"{error.filename} cannot be written: {error.strerror}; give another directory") from None

@@ -157,6 +157,17 @@ def test_the_command_writes_what_promtool_takes(tmp_path: Path, capsys: pytest.C
     )
 
 
+@pytest.mark.parametrize(("before", "after"), [(0o644, 0o640), (0o600, 0o600), (0o666, 0o640)])
+def test_a_token_is_for_no_other_user_whatever_was_there(before: int, after: int, tmp_path: Path) -> None:
+    """The group that can read it may be that of Prometheus."""
+    token = tmp_path / "ftlib.token"
+    token.touch()
+    token.chmod(before)
+    write(tmp_path, [], "the token", INTERVAL)
+    assert token.read_text() == "the token"
+    assert token.stat().st_mode & 0o777 == after
+
+
 def test_without_a_secret_there_is_no_token(tmp_path: Path) -> None:
     paths = write(tmp_path, [], None, INTERVAL)
     assert [path.name for path in paths] == ["grafana.json", "rules.yml", "prometheus.yml"]
