@@ -287,11 +287,14 @@ def _from_file(
         return "no file", {}
     try:
         with path.open("rb") as file:
-            table = tomllib.load(file).get("ftlib", {})
+            content = tomllib.load(file)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}; check config= or {_PREFIX}CONFIG") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    table = content.get("ftlib", {})
+    if content and "ftlib" not in content:
+        raise ConfigError(f"{path} has no table [ftlib], below which settings stand, but {', '.join(content)}: add that line")
     if not isinstance(table, dict):
         raise ConfigError(f"{path}: [ftlib] must be a table")
     return str(path), table

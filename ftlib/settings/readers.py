@@ -26,8 +26,7 @@ def as_text(value: Any) -> str:
     return value
 
 
-def as_duration(value: Any) -> float:
-    """Seconds, or text with a unit: ``"500 ms"``, ``"2s"``, ``"10 min"``."""
+def _seconds(value: Any) -> float:
     if isinstance(value, str):
         match = _SECONDS.fullmatch(value)
         if match is None:
@@ -35,14 +34,21 @@ def as_duration(value: Any) -> float:
         value = float(match[1]) * _UNITS[match[2]]
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError("expected a number of seconds")
-    if not math.isfinite(value) or value <= 0:
-        raise ValueError("expected a positive number of seconds")
     return float(value)
 
 
+def as_duration(value: Any) -> float:
+    """Seconds, or text with a unit: ``"500 ms"``, ``"2s"``, ``"10 min"``."""
+    seconds = _seconds(value)
+    if not math.isfinite(seconds) or seconds <= 0:
+        raise ValueError("expected a positive number of seconds")
+    return seconds
+
+
 def as_duration_or_zero(value: Any) -> float:
-    """A duration as ``as_duration`` reads it, or 0."""
-    return 0.0 if value in (0, "0") and value is not False else as_duration(value)
+    """A duration as ``as_duration`` reads it, or 0, in any unit."""
+    seconds = _seconds(value)
+    return seconds if seconds == 0 else as_duration(seconds)
 
 
 def as_number(value: Any) -> float:
@@ -78,11 +84,7 @@ def as_preemption(value: Any) -> Any:
 
 def as_trace(value: Any) -> int | None:
     """None for no traces, 0 for traces without samples, N for a sample of every N-th call."""
-    if (
-        value in (None, "")
-        or value is False
-        or (isinstance(value, str) and value.lower() in ("off", "none", "false", "no", "0"))
-    ):
+    if value in (None, "", 0) or (isinstance(value, str) and value.lower() in ("off", "none", "false", "no", "0")):
         return None
     if value is True or (isinstance(value, str) and value.lower() in ("on", "true", "yes")):
         return 0

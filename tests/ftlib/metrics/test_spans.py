@@ -178,7 +178,19 @@ def test_a_call_is_a_plain_tuple_until_it_is_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "read"), [("", None), ("off", None), (False, None), (None, None), ("on", 0), (True, 0), ("100", 100), (7, 7)]
+    ("given", "read"),
+    [
+        ("", None),
+        ("off", None),
+        (False, None),
+        (0, None),
+        ("0", None),
+        (None, None),
+        ("on", 0),
+        (True, 0),
+        ("100", 100),
+        (7, 7),
+    ],
 )
 def test_the_setting(given: object, read: int | None) -> None:
     assert resolve({"trace": given}, {}, {}).trace == read

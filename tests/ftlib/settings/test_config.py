@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,16 @@ def test_values_are_read_from_text() -> None:
     assert found.consensus.secrets == ("sixteen bytes or more",)
 
 
-@pytest.mark.parametrize("nothing", [0, 0.0, "0"])
+@pytest.mark.parametrize("nothing", [0, 0.0, "0", "0s", "0 ms", "0.0"])
+@pytest.mark.parametrize("name", ["handover", "drain_patience"])
+def test_what_may_be_zero_may_be_so_in_any_unit(name: str, nothing: object) -> None:
+    assert getattr(resolve({name: nothing}, {}, {}), name) == 0
+    for wrong in (-1, False, math.nan, "-0s"):
+        with pytest.raises(ConfigError, match=f"{name}.*expected"):
+            resolve({name: wrong}, {}, {})
+
+
+@pytest.mark.parametrize("nothing", [0, 0.0, "0", "0 s"])
 def test_members_that_do_not_reach_each_other_may_stay(nothing: object) -> None:
     assert resolve({"link_timeout": nothing}, {}, {}).consensus.link_timeout == 0
     with pytest.raises(ConfigError, match="positive"):
@@ -94,6 +104,22 @@ def test_misspelt_variables_and_bad_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("[ftlib\n")
     with pytest.raises(ConfigError, match="not valid TOML"):
         resolve({}, tmp_path / "bad.toml", {})
+
+
+@pytest.mark.parametrize("text", ['job = "mine"\nmin_size = 4\n', '[ftlb]\njob = "mine"\n', "[tool.ftlib]\nmin_size = 4\n"])
+def test_a_file_whose_settings_nobody_would_read_is_refused(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it was named, or is just there."""
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "ftlib.toml"
+    file.write_text(text)
+    for config, variables in ((file, {}), (None, {"FTLIB_CONFIG": str(file)}), (None, {})):
+        with pytest.raises(ConfigError, match=r"ftlib\.toml has no table \[ftlib\].* but (job, min_size|ftlb|tool): add"):
+            resolve({}, config, variables)
+    for nothing in ("", "# none yet\n", "[ftlib]\n"):
+        file.write_text(nothing)
+        assert resolve({}, file, {}).min_size == resolve({}, None, {}).min_size == 1
+    file.write_text(f"{text}[ftlib]\nmin_size = 3\n")
+    assert resolve({}, file, {}).min_size == 3, "the rest of the file is the program's"
 
 
 def test_unknown_backends_are_named() -> None:
