@@ -85,8 +85,8 @@ class Gate:
 
     def is_own(self, authority: str) -> bool:
         """Whether ``host:port`` of a request stands for this dashboard, and for nothing that another could let it stand for."""
-        parts = urlsplit(f"//{authority}")
         try:
+            parts = urlsplit(f"//{authority}")
             if parts.port != self.port or parts.hostname is None:
                 return False
         except ValueError:

@@ -154,7 +154,8 @@ def test_a_page_at_every_agent(nursery: Nursery, tmp_path: Path, monkeypatch: py
         assert 'BASE = "/dashboard"' in text
         assert headers["Content-Security-Policy"].startswith("default-src 'none'")
 
-        # A name that leads here and a foreign page are refused even with the cookie.
+        # A name that leads here and a foreign page are refused even with the cookie; what is no name is as well.
+        assert browser.ask(Host="[")[0] == browser.ask(Host="[::1")[0] == 403
         assert browser.ask(Host="evil.example")[0] == browser.ask(Host=f"evil.example:{zero.rpartition(':')[2]}")[0] == 403
         assert browser.ask("/events", Origin="http://evil.example")[0] == 403
         page = browser.snapshot()

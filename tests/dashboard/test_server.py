@@ -129,7 +129,7 @@ async def test_the_cookie_cannot_be_read_or_sent_by_other_pages() -> None:
         assert "unsafe" not in policy
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1", "127.0.0.1:1"])
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1", "127.0.0.1:1", "[", "[::1"])
 async def test_another_host_is_refused(host: str) -> None:
     async with dash() as there:
         await there.enter()
