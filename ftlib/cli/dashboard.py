@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from consensus import KeyRing, Mount, OrderKind, format_address
+from consensus import KeyRing, Mount, OrderKind, format_address, parse_address
 
-from ..dashboard.desk import Desk, Gate, Means
+from ..dashboard.desk import Desk, Gate, Means, is_numeric
 from ..dashboard.server import Server
 from ..dashboard.watch import Sources, Watch
 from ..errors import FTLibError
@@ -86,11 +86,16 @@ def mount(agent: Mount, base: str) -> Desk:
 
 
 def link(address: str) -> str:
-    """The address that lets a browser in at the agent at ``address``: the token in it is derived from the job's secret."""
+    """The address that lets a browser in at the agent at ``address``: the token in it is derived from the job's secret.
+
+    A name becomes the member's own address. The agent knows few names for itself, and refuses a browser that comes by others.
+    """
 
     def of(ring: KeyRing) -> str:
-        fetch_status(address, _TIMEOUT, [ring])
-        return f"http://{address}/dashboard?token={ring.first.bearer(Mount.PURPOSE)}"
+        status = fetch_status(address, _TIMEOUT, [ring])
+        host, _ = parse_address(address)
+        where = address if is_numeric(host) or host == "localhost" else status["address"]
+        return f"http://{where}/dashboard?token={ring.first.bearer(Mount.PURPOSE)}"
 
     return first_accepted(of, rings_for("links"))
 

@@ -32,7 +32,7 @@ from aiohttp import web
 from ..errors import FTLibError
 from .watch import Watch
 
-__all__ = ["Desk", "Gate", "Means"]
+__all__ = ["Desk", "Gate", "Means", "is_numeric"]
 
 logger = logging.getLogger("ftlib")
 
@@ -91,7 +91,8 @@ class Gate:
                 return False
         except ValueError:
             return False
-        return parts.hostname in self.hosts or (self.addresses and _numeric(parts.hostname))
+        known = {host.lower() for host in self.hosts}  # as urlsplit gives the other one
+        return parts.hostname in known or (self.addresses and is_numeric(parts.hostname))
 
     @property
     def cookie(self) -> str:
@@ -278,7 +279,8 @@ class Desk:
         return await asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
 
 
-def _numeric(host: str) -> bool:
+def is_numeric(host: str) -> bool:
+    """Whether that is an IP address, and no name."""
     try:
         ipaddress.ip_address(host)
     except ValueError:

@@ -136,7 +136,9 @@ def test_a_page_at_every_agent(nursery: Nursery, tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("FTLIB_SECRET", SECRET)
     with forked(nursery, tmp_path, "-n", 2, script=TRAINS, **PATIENT) as launched:
         zero, one = addresses(launched, 2)
-        assert link(zero) == f"http://{zero}/dashboard?token={TOKEN}"
+        port = zero.rpartition(":")[2]
+        assert link(zero) == link(f"127.1:{port}") == f"http://{zero}/dashboard?token={TOKEN}", "127.1 is a name that leads there"
+        assert link(f"localhost:{port}") == f"http://localhost:{port}/dashboard?token={TOKEN}"
         browser = Browser(zero)
 
         # Nobody is let in without the token, and nothing that looks like it is one.
@@ -156,7 +158,7 @@ def test_a_page_at_every_agent(nursery: Nursery, tmp_path: Path, monkeypatch: py
 
         # A name that leads here and a foreign page are refused even with the cookie; what is no name is as well.
         assert browser.ask(Host="[")[0] == browser.ask(Host="[::1")[0] == 403
-        assert browser.ask(Host="evil.example")[0] == browser.ask(Host=f"evil.example:{zero.rpartition(':')[2]}")[0] == 403
+        assert browser.ask(Host="evil.example")[0] == browser.ask(Host=f"evil.example:{port}")[0] == 403
         assert browser.ask("/events", Origin="http://evil.example")[0] == 403
         page = browser.snapshot()
         assert [row["name"] for row in page["rows"].values()]
