@@ -10,6 +10,7 @@ import socket
 import webbrowser
 from collections.abc import Callable, Sequence
 from functools import partial
+from threading import Thread
 from typing import Any
 
 from consensus import KeyRing, Mount, OrderKind, format_address, parse_address
@@ -54,12 +55,17 @@ async def _serve(address: str, job: str, port: int, *, show: bool, say: Callable
     try:
         say(f"open {where}")
         if show:
-            with contextlib.suppress(webbrowser.Error):
-                webbrowser.open(where)
+            Thread(target=_show, args=(where,), name="ftlib-browser", daemon=True).start()
         await over.wait()
     finally:
         await server.close()
     return 0
+
+
+def _show(where: str) -> None:
+    """Open it in the user's browser; one in a terminal keeps this thread until it is left, and needs the server meanwhile."""
+    with contextlib.suppress(webbrowser.Error):
+        webbrowser.open(where)
 
 
 def mount(agent: Mount, base: str) -> Desk:

@@ -27,7 +27,7 @@ from ftlib.errors import FTLibError
 from tests.harness.basics import TIMEOUT, eventually
 from tests.harness.nursery import Nursery
 from tests.harness.program import ROOT
-from tests.launch.helpers import SECRET, Run, environment, forked, running
+from tests.launch.helpers import SECRET, Run, command, environment, forked, running
 from tests.launch.test_orders import TRAINS
 
 pytestmark = pytest.mark.process
@@ -236,6 +236,34 @@ def test_orders_come_from_this_host_unless_a_setting_says_otherwise(tmp_path: Pa
     finally:
         program.kill()
         program.communicate()
+
+
+def test_a_browser_in_the_terminal_is_answered_while_it_is_open(tmp_path: Path) -> None:
+    """It is waited for as long as it is open, beside the server. Ctrl-C ends the server all the same."""
+    browser, seen = tmp_path / "browser.py", tmp_path / "seen"
+    browser.write_text(
+        "import http.client, pathlib, sys\n"
+        "_, _, where, path = sys.argv[1].split('/')\n"
+        f"connection = http.client.HTTPConnection(where, timeout={TIMEOUT})\n"
+        "connection.request('GET', '/' + path)\n"
+        f"pathlib.Path({str(seen)!r}).write_text(str(connection.getresponse().status))\n"
+        "sys.stdin.read()\n"
+    )
+    alone = Gossip(Config(secret=SECRET))
+    alone.start()
+    settings = environment(BROWSER=f"{sys.executable} {browser} %s")
+    serving = subprocess.Popen(
+        command("dashboard", format_address(alone.member.address), "--open"), env=settings, cwd=ROOT, stdin=subprocess.PIPE
+    )
+    try:
+        eventually(lambda: seen.exists() and seen.read_text(), "the page is answered")
+        assert seen.read_text() == "303", "it is let in"
+        serving.send_signal(signal.SIGINT)
+        assert serving.wait(TIMEOUT) == 0
+    finally:
+        serving.kill()
+        serving.communicate()  # its end is that of the browser's input, too
+        alone.stop()
 
 
 def test_without_a_secret_there_is_no_page() -> None:
