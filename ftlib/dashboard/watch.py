@@ -1,7 +1,8 @@
 """One sampler for all viewers: it asks the members while somebody looks, and rests when nobody does.
 
 It waits for one member only, the *entry*; the others answer when they do, and a page shows what they have told so far. The
-entry may die: then the next one that is known answers in its place, and if none does, the launcher is asked for its workers.
+entry may die: then all that are known are asked, and who answers first takes its place. If none does, the launcher is asked
+for its workers.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 import contextlib
 import json
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,6 +48,8 @@ _RESTARTS_EVERY = 10.0
 """Seconds between two questions to the launcher. It is also asked once the view has changed: little else costs a restart."""
 _ASKED = 64
 """The most members that are asked at a time."""
+_THREADS = 16
+"""The most questions that are on the network at a time."""
 _KNOWN = 256
 _CHANGES = 200
 """The most view changes that are kept for viewers that come later."""
@@ -130,7 +133,11 @@ class Watch:
         """How many patches may be told now, as of when."""
         self._task: asyncio.Task[None] | None = None
         self._asking: set[asyncio.Task[None]] = set()
-        self._pool = ThreadPoolExecutor(16, thread_name_prefix="ftlib-dashboard")
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="ftlib-dashboard")
+        self._entry_pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="ftlib-dashboard-entry")
+        """The entry is not to wait behind others that do not answer."""
+        self._silent = False
+        """Whether the pages say that nobody answers."""
         self.trouble = ""
         """Why nobody answers, while nobody does."""
 
@@ -175,7 +182,8 @@ class Watch:
         await asyncio.gather(*tasks, return_exceptions=True)
         for viewer in list(self._viewers):
             self._let_go(viewer)
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._entry_pool):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def _let_go(self, viewer: Viewer) -> None:
         self._viewers.discard(viewer)
@@ -207,7 +215,11 @@ class Watch:
         while self._viewers:
             now = _now()
             seen = None if place is None else place()
-            await self._look()
+            try:
+                await self._look()
+            except Exception as error:  # noqa: BLE001 - a member of another version may say anything; others are still there
+                self._tell_silence(_unreadable(error))
+                self._give_way(next(iter(self._known), ""))
             until = now + (_LOOK if place is None else _WELL if self._well() else _EVERY)
             # An agent's place is a few numbers on this very loop, which no event tells of.
             while (left := until - _now()) > 0 and (place is None or place() == seen):  # noqa: ASYNC110
@@ -224,7 +236,7 @@ class Watch:
     async def _look(self) -> None:
         entry = await self._entry()
         if entry is None:
-            self._tell(self._viewers, _event("silent", {"why": self.trouble}))
+            self._tell_silence(self.trouble)
             return
         self.trouble = ""
         self._ask(entry)
@@ -233,8 +245,14 @@ class Watch:
         self._rows = rows_of(job)
         self._facts = facts_of(job, self._rows)
         if self._may_patch():
+            if self._silent:
+                self._silent, self._pages = False, {}  # a page says that nobody answers until it is told what is there
             self._tell_pages()
         self._note_changes(entry)
+
+    def _tell_silence(self, why: str) -> None:
+        self._silent = True
+        self._tell(self._viewers, _event("silent", {"why": why}))
 
     def _tell_pages(self) -> None:
         """To each viewer what is new on its page."""
@@ -257,14 +275,14 @@ class Watch:
         self._patches = min(_PATCHES, self._patches + (now - self._patched_at) * _PATCHES)
         self._patched_at = now
         known = next(iter(self._pages.values()), {})
-        urgent = any(known.get(key) != self._facts[key] for key in ("epoch", "changing", "size"))
+        urgent = self._silent or any(known.get(key) != self._facts[key] for key in ("epoch", "changing", "size"))
         if self._patches < (_PATCHES - 1.1 if urgent else _PATCHES - 0.1):
             return False
         self._patches = max(0.0, self._patches - 1.0)
         return True
 
     async def _entry(self) -> dict[str, Any] | None:
-        """The status of the first known member that is in a view; it stays the first."""
+        """The status of the member that is asked first; where it gives none, of another, which is the first from then on."""
         if self._sources.own is not None:
             status = dict(await self._sources.own())
             address = str(status.get("address"))
@@ -273,31 +291,54 @@ class Watch:
                 return status
             self.trouble = "this member is in no view now"
             return None
-        found = await self._first_of(list(self._known))
+        known = list(self._known)
+        found = await self._first_of(known[:1])
         if found is None:
-            loop = asyncio.get_running_loop()
-            there = await loop.run_in_executor(self._pool, self._sources.seek)
-            found = await self._first_of([address for address in there if address not in self._known])
+            found = await self._first_of(known[1 : 1 + _THREADS])
+        if found is None:
+            there = await asyncio.get_running_loop().run_in_executor(self._entry_pool, self._sources.seek)
+            found = await self._first_of([address for address in there if address not in self._known][:_THREADS])
         return found
 
-    async def _first_of(self, addresses: Iterable[str]) -> dict[str, Any] | None:
-        for address in addresses:
-            try:
-                status = await self._asked(address)
-            except FTLibError as error:
-                self.trouble = self.trouble or str(error)
-                continue
-            ids = {str(member["id"]) for member in status.get("members") or ()}
-            if status.get("stopped") or status.get("member") not in ids:
-                self.trouble = f"{address} is in no view now"
-                continue
-            for each in (*reversed(known_addresses([status])), address):
-                self._known[each] = None
-                self._known.move_to_end(each, last=False)
-            while len(self._known) > _KNOWN:
-                self._known.popitem()
-            return status
+    async def _first_of(self, addresses: Sequence[str]) -> dict[str, Any] | None:
+        """The status that comes first of a member in a view. All are asked at once, and who gives none is last from then on."""
+        questions = [asyncio.ensure_future(self._heard_of(address)) for address in addresses]
+        try:
+            for answer in asyncio.as_completed(questions):
+                address, status = await answer
+                if status is None:
+                    self._give_way(address)
+                    continue
+                for each in (*reversed(known_addresses([status])), address):
+                    self._known[each] = None
+                    self._known.move_to_end(each, last=False)
+                while len(self._known) > _KNOWN:
+                    self._known.popitem()
+                return status
+        finally:
+            for question in questions:
+                question.cancel()
         return None
+
+    async def _heard_of(self, address: str) -> tuple[str, dict[str, Any] | None]:
+        """The address with the status of the member there; None where nobody answers who is in a view."""
+        try:
+            status = await self._asked(address, self._entry_pool)
+            ids = {str(member["id"]) for member in status.get("members") or ()}
+        except FTLibError as error:
+            self.trouble = self.trouble or str(error)
+        except Exception as error:  # noqa: BLE001 - as in _sample
+            self.trouble = _unreadable(error)
+        else:
+            if not status.get("stopped") and status.get("member") in ids:
+                return address, status
+            self.trouble = f"{address} is in no view now"
+        return address, None
+
+    def _give_way(self, address: str) -> None:
+        """Ask there after all others that are known."""
+        if address in self._known:
+            self._known.move_to_end(address)
 
     def _ask(self, entry: Mapping[str, Any]) -> None:
         """Ask some members of themselves: those in trouble first, then those that a viewer sees, who was asked longest ago."""
@@ -330,8 +371,8 @@ class Watch:
     async def _ask_one(self, member: str, address: str) -> None:
         told = self._told[member]
         try:
-            answer = await self._asked(address)
-        except FTLibError:
+            answer = await self._asked(address, self._pool)
+        except Exception:  # noqa: BLE001 - whatever is wrong with it, it is asked again later
             answer = {}
         told.waiting, told.heard = False, _now()
         told.status = answer if answer.get("member") == member else {}
@@ -357,8 +398,8 @@ class Watch:
                 found[member] = told.status
         return found
 
-    async def _asked(self, address: str) -> dict[str, Any]:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, self._sources.fetch, address, _TIMEOUT)
+    async def _asked(self, address: str, pool: ThreadPoolExecutor) -> dict[str, Any]:
+        return await asyncio.get_running_loop().run_in_executor(pool, self._sources.fetch, address, _TIMEOUT)
 
     def _note_steps(self, entry: Mapping[str, Any]) -> None:
         for at, status in ((_now(), entry), *((told.heard, told.status) for told in self._told.values())):
@@ -409,6 +450,10 @@ class Watch:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
+
+
+def _unreadable(error: Exception) -> str:
+    return f"a status cannot be read ({type(error).__name__}: {error}): is there a member of another version?"
 
 
 def _event(kind: str, value: Any, *, identity: int | None = None) -> str:

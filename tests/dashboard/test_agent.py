@@ -137,7 +137,7 @@ def test_a_page_at_every_agent(nursery: Nursery, tmp_path: Path, monkeypatch: py
     with forked(nursery, tmp_path, "-n", 2, script=TRAINS, **PATIENT) as launched:
         zero, one = addresses(launched, 2)
         port = zero.rpartition(":")[2]
-        assert link(zero) == link(f"127.1:{port}") == f"http://{zero}/dashboard?token={TOKEN}", "127.1 is a name that leads there"
+        assert link(zero) == link(f"127.1:{port}") == f"http://{zero}/dashboard?token={TOKEN}", "a name becomes an address"
         assert link(f"localhost:{port}") == f"http://localhost:{port}/dashboard?token={TOKEN}"
         browser = Browser(zero)
 

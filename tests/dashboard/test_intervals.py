@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ftlib.dashboard.watch import Sources, Viewer, Watch
+from ftlib.errors import FTLibError
 
 from .statuses import member_id, status
 from .virtual import run
@@ -22,8 +23,9 @@ FIRST, SECOND, THIRD = (member_id(number) for number in range(3))
 class Job:
     """Three members with 4 steps a second, seen by their agent 0 (or from outside); notes who is asked when."""
 
-    def __init__(self, *, inside: bool) -> None:
+    def __init__(self, *, inside: bool, size: int = 3) -> None:
         self.epoch = 4
+        self.size = size
         self.change: Callable[[dict[str, Any]], None] = lambda _found: None
         """What is odd about a status of now."""
         self.looked: list[float] = []
@@ -32,10 +34,14 @@ class Job:
         """When each other member was asked."""
         self.page: dict[str, Any] = {}
         """As a viewer sees it now."""
+        self.silent = ""
+        """Why nobody answers, as the page says; empty while it does not say so."""
         self.launcher: list[float] = []
         """When the launcher was asked."""
         one = {"own": self._own, "place": lambda: self.epoch, "asked": 2} if inside else {}
-        sources = Sources(self._fetch, self._restarts, **one)
+        self.sought: list[str] = []
+        """Where the launcher says that workers are."""
+        sources = Sources(self._fetch, self._restarts, lambda: self.sought, **one)
         self.watch = Watch("" if inside else "127.0.0.1:7000", sources)
         viewer = self.watch.enter(0)
         assert viewer is not None
@@ -65,7 +71,7 @@ class Job:
     def _status(self, number: int) -> dict[str, Any]:
         now = asyncio.get_running_loop().time()
         self.asked[member_id(number)].append(now) if number else self.looked.append(now)
-        found = status(number, epoch=self.epoch, step=int(4 * now))
+        found = status(number, size=self.size, epoch=self.epoch, step=int(4 * now))
         self.change(found)
         return found
 
@@ -73,6 +79,7 @@ class Job:
         while (text := await viewer.events.get()) is not None:
             head, _, data = text.partition("\ndata: ")
             told = json.loads(data)
+            self.silent = told["why"] if head.endswith("silent") else "" if not head.endswith("changes") else self.silent
             if head.endswith("snapshot"):
                 self.page = told
             elif head.endswith("patch"):
@@ -94,6 +101,19 @@ def suspected(found: dict[str, Any]) -> None:
 
 def under_way(found: dict[str, Any]) -> None:
     found["changing"] = True
+
+
+def stands_still(found: dict[str, Any]) -> None:
+    """Its answers do not differ."""
+    found["ftlib"].update(step=7, finished_calls=7)
+
+
+def gone(_found: dict[str, Any]) -> None:
+    raise FTLibError("nobody answers")
+
+
+def unreadable(found: dict[str, Any]) -> None:
+    found["history"] = [{"size": 3}]
 
 
 def test_an_agent_looks_once_a_second_while_all_are_well() -> None:
@@ -250,6 +270,82 @@ def test_the_steps_a_second_are_not_mistaken() -> None:
         for _ in range(100):
             await job.passes(0.1)
             assert job.page["rate"] == pytest.approx(4.0, abs=0.5)
+        await job.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize(
+    ("odd", "why"), [(gone, "nobody answers"), (unreadable, "a status cannot be read (KeyError: 'epoch')")]
+)
+def test_a_page_says_that_nobody_answers_until_somebody_does(
+    odd: Callable[[dict[str, Any]], None], why: str, *, inside: bool
+) -> None:
+    """Also where the answers are the same as before."""
+
+    async def main() -> None:
+        job = Job(inside=inside, size=1)
+        job.change = stands_still
+        await job.passes(20.0)
+        assert job.silent == ""
+        job.change = odd
+        await job.passes(3.0)
+        assert why in job.silent
+        job.change = stands_still
+        await job.passes(2.0)
+        assert job.silent == ""
+        assert job.page["step"] == 7
+        await job.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("odd", [unreadable, lambda found: found["members"].append({})])
+def test_another_member_is_asked_where_the_first_cannot_be_understood(odd: Callable[[dict[str, Any]], None]) -> None:
+    async def main() -> None:
+        job = Job(inside=False)
+        await job.passes(5.0)
+        job.change = lambda found: odd(found) if found["member"] == FIRST else None
+        await job.passes(5.0)
+        assert job.silent == ""
+        assert job.page["asked"] in (SECOND, THIRD)
+        await job.close()
+
+    run(main())
+
+
+def test_members_that_drop_packets_are_asked_at_once() -> None:
+    """Each costs two seconds: one after the other they would keep the page still for as many times that."""
+
+    def dead(found: dict[str, Any]) -> None:
+        if found["address"] != "127.0.0.1:7055":
+            raise FTLibError("no answer within 2 s")
+
+    async def main() -> None:
+        job = Job(inside=False, size=40)
+        await job.passes(20.0)
+        job.change = dead
+        await job.passes(8.0)
+        assert job.silent == "no answer within 2 s"
+        job.sought, job.size = ["127.0.0.1:7055"], 60
+        await job.passes(16.0)
+        assert job.page["asked"] == member_id(55)
+        await job.close()
+
+    run(main(), away=2.0)
+
+
+def test_a_member_whose_answer_raises_is_asked_again() -> None:
+    def broken(found: dict[str, Any]) -> None:
+        if found["member"] == THIRD:
+            raise RuntimeError("too many levels")
+
+    async def main() -> None:
+        job = Job(inside=True)
+        job.change = broken
+        await job.passes(10.0)
+        assert len(job.asked[THIRD]) > 2
         await job.close()
 
     run(main())
