@@ -117,16 +117,19 @@ def get(
     ring: KeyRing | None = None,
     *,
     timeout: float = 5.0,
+    within: float | None = None,
     go_on: Callable[[], bool] | None = None,
 ) -> Answer:
     """``GET target`` (path and query) of the member at ``address``, signed with ``ring``.
 
-    ``timeout``: seconds without a byte. ``go_on``: called every second without a byte, until the answer is closed; once it
-    returns False, ConnectionAbortedError is raised. Raises OSError or ``http.client.HTTPException`` if nobody answers, or no
-    member; SecretError if the two sides do not have the same secret.
+    ``timeout``: seconds without a byte. ``within``: seconds for all, the last byte of the body included, after which each read
+    raises TimeoutError; not beside ``go_on``. ``go_on``: called every second without a byte, until the answer is closed; once
+    it returns False, ConnectionAbortedError is raised. Raises OSError or ``http.client.HTTPException`` if nobody answers, or
+    no member; SecretError if the two sides do not have the same secret.
     """
+    assert within is None or go_on is None, "go_on decides how long"
     host, port = address
-    connection = Connection(host, port, timeout=timeout) if go_on is None else _Patient(host, port, timeout, go_on)
+    connection = Connection(host, port, timeout, within) if go_on is None else _Patient(host, port, timeout, go_on)
     try:
         connection.connect()
         if ring is None:
@@ -144,12 +147,24 @@ class Connection(http.client.HTTPConnection):
 
     auto_open = 0
 
+    def __init__(self, host: str, port: int, timeout: float, within: float | None = None) -> None:
+        """``timeout``, ``within``: see :func:`get`; what is read counts, not what is sent."""
+        super().__init__(host, port, timeout=timeout)
+        self._longest = timeout
+        self._over = None if within is None else time.monotonic() + within
+
+    def connect(self) -> None:
+        """Connect, in ``timeout`` seconds."""
+        super().connect()
+        if self._over is not None:
+            self.sock: socket.socket = _TimedSocket(self.sock, self._longest, self._over)
+
 
 class _Patient(Connection):
     """A connection that is given up when ``go_on`` returns False."""
 
     def __init__(self, host: str, port: int, timeout: float, go_on: Callable[[], bool]) -> None:
-        super().__init__(host, port, timeout=min(_LOOK, timeout))
+        super().__init__(host, port, min(_LOOK, timeout))
         self._patience = timeout
         self._go_on = go_on
 
@@ -165,6 +180,25 @@ class _Patient(Connection):
                     raise
                 _ask(self._go_on)
         self.sock: socket.socket = _Socket(self.sock, self._patience, self._go_on)
+
+
+class _TimedSocket(socket.socket):
+    """A socket from which nothing is read after the moment ``over``: a server that sends a byte now and then is not endless."""
+
+    def __init__(self, connected: socket.socket, longest: float, over: float) -> None:
+        """``longest``: seconds without a byte."""
+        super().__init__(connected.family, connected.type, connected.proto, connected.detach())
+        self.settimeout(longest)
+        self._longest = longest
+        self._over = over
+
+    def recv_into(self, *args: Any) -> int:
+        """All reads from this socket end up here."""
+        left = self._over - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("timed out")
+        self.settimeout(min(left, self._longest))
+        return super().recv_into(*args)
 
 
 class _Socket(socket.socket):

@@ -29,7 +29,7 @@ from ..runtime.net.names import Endpoint, link_local, numeric
 from ..runtime.net.pings import TRIES, Pings
 from ..runtime.net.udp import NETWORK_LIMIT
 from ..wire.keys import KeyRing
-from .client import get
+from .client import Answer, Connection, get
 from .interfaces import interface_of
 
 _MAX_BODY = 16 << 20
@@ -171,7 +171,7 @@ class _Patient:
     def check_identity(self) -> bool:  # noqa: PLR0911 - one return a finding
         listens = f"something listens at {self._where}, but"
         try:
-            status, headers, _ = self._get("/identity")
+            status, headers = self._identity()
         except SecretError as error:
             return self._add("secret", Grade.BAD, str(error), "give both sides the same secret or secret_file")
         except TimeoutError:
@@ -300,7 +300,7 @@ class _Patient:
     def _find_the_lost(self, pings: Pings) -> bool:
         """Datagrams get no answer: find out in which direction they are lost."""
         try:
-            self._get("/identity")
+            self._identity()
         except (OSError, EOFError, SecretError, http.client.HTTPException):
             return self._add(
                 "identity",
@@ -343,8 +343,9 @@ class _Patient:
         for _ in range(TRIES):
             seq, data = pings.ping()
             with contextlib.suppress(OSError, http.client.HTTPException):
-                connection = http.client.HTTPConnection(*self._address, timeout=self._timeout)
+                connection = Connection(*self._address, self._timeout, self._timeout)
                 try:
+                    connection.connect()
                     connection.request("POST", "/message", body=data)
                     connection.getresponse().read()
                 finally:
@@ -378,16 +379,19 @@ class _Patient:
     def _status(self) -> dict[str, Any]:
         """The member's status; empty if it gives none."""
         try:
-            status, _, body = self._get("/status", max(self._timeout, _STATUS_TIMEOUT))
-            value = json.loads(body) if status == 200 else None
+            with self._ask("/status", max(self._timeout, _STATUS_TIMEOUT)) as answer:
+                value = json.loads(answer.read(_MAX_BODY)) if answer.status == http.HTTPStatus.OK else None
         except (OSError, EOFError, SecretError, http.client.HTTPException, ValueError):
             return {}
         return value if isinstance(value, dict) else {}
 
-    def _get(self, path: str, timeout: float | None = None) -> tuple[int, dict[str, str], bytes]:
-        with get(self._address, path, self._ring, timeout=timeout or self._timeout) as answer:
-            body = b"" if answer.status == http.HTTPStatus.NO_CONTENT else answer.read(_MAX_BODY)
-            return answer.status, answer.headers, body
+    def _identity(self) -> tuple[int, dict[str, str]]:
+        """Status and headers, which say all: with a secret the member has proven them."""
+        with self._ask("/identity", self._timeout) as answer:
+            return answer.status, answer.headers
+
+    def _ask(self, path: str, timeout: float) -> Answer:
+        return get(self._address, path, self._ring, timeout=timeout, within=timeout)
 
 
 def _ms(seconds: float) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import io
 import socket
-import time
 from typing import Any
 
 from ..errors import DialError, SealError, SecretError
@@ -26,12 +25,11 @@ def dial(member: Member, path: str, here: Member, job: str, ring: KeyRing | None
 
     Raises DialError if there is none, SecretError if the two sides do not have the same secret.
     """
-    deadline = time.monotonic() + timeout
     asked = dialled(member.id, job, here, timeout)
-    connection = _Unbuffered(*member.address, timeout=max(0.001, timeout))
+    timeout = max(0.001, timeout)
+    connection = _Unbuffered(*member.address, timeout, timeout)
     try:
         connection.connect()
-        connection.sock.settimeout(max(0.001, deadline - time.monotonic()))
         upgrade = {"Connection": "Upgrade", "Upgrade": PROTOCOL}
         target = asked.target(path)
         if ring is None:

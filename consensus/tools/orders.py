@@ -17,7 +17,7 @@ def give_order(address: Address, order: OutsideOrder, ring: KeyRing, *, timeout:
 
     Raises OSError if none comes in time, SecretError if the two sides do not have the same secret.
     """
-    connection = Connection(*address, timeout=timeout)
+    connection = Connection(*address, timeout, timeout)
     try:
         connection.connect()
         response, exchange = ask_signed(connection, order.target(), ring, method="POST")

@@ -43,7 +43,7 @@ def signed_get(address: str, target: str, timeout: float = 5.0, rings: Rings | N
 def _get(address: Address, target: str, ring: KeyRing | None, timeout: float) -> tuple[int, bytes]:
     where = format_address(address)
     try:
-        with get(address, target, ring, timeout=timeout) as answer:
+        with get(address, target, ring, timeout=timeout, within=timeout) as answer:
             return answer.status, answer.read(_MAX_ANSWER)
     except TimeoutError:
         raise FTLibError(

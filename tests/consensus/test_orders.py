@@ -8,10 +8,11 @@ import signal
 
 import pytest
 
-from consensus import KeyRing, OrderKind, SecretError, give_order, new_order
+from consensus import KeyRing, OrderKind, SecretError, give_order, new_order, parse_address
 from consensus.runtime.agent.orders import Orders
 from consensus.wire.orders import OutsideOrder
 from tests.harness.basics import TIMEOUT
+from tests.harness.drip import dripping
 
 from .fake_core import Rig, rig
 
@@ -91,6 +92,11 @@ def test_only_the_newest_orders_are_remembered() -> None:
     for order in (first, *(new_order(OrderKind.DRAIN, "aaaa") for _ in range(100)), first):
         assert bench.give(order) == 200
     assert len(bench.sent) == 102
+
+
+def test_an_answer_without_an_end_is_not_waited_for() -> None:
+    with dripping() as slow, pytest.raises(TimeoutError):
+        give_order(parse_address(slow), new_order(OrderKind.KILL, "aaaa", 3), RING, timeout=0.3)
 
 
 async def given(there: Rig, order: OutsideOrder, ring: KeyRing = RING) -> tuple[int, str]:

@@ -12,9 +12,10 @@ from collections.abc import Callable
 
 import pytest
 
-from consensus import ConfigError, ConsensusError, DialError, Gossip, Home, KeyRing, Member, SecretError, Stream
+from consensus import ConfigError, ConsensusError, DialError, Gossip, Home, KeyRing, Member, SecretError, Stream, parse_address
 from consensus.tools.dial import dial
 from tests.harness.basics import eventually
+from tests.harness.drip import dripping
 
 from .group import address, agree, begin, members, peers
 from .secret import OTHER, SECRET
@@ -157,6 +158,13 @@ def test_strangers_get_none() -> None:
         with pytest.raises(SecretError), begun_open() as other:
             dial(other.member, PATH, me, "test", KeyRing([SECRET]), TIMEOUT)
     assert not taken
+
+
+def test_an_answer_without_an_end_has_a_deadline() -> None:
+    with dripping() as slow:
+        there, me = Member("2" * 16, *parse_address(slow)), Member("1" * 16, "127.0.0.1", 1)
+        with pytest.raises(DialError, match=r"within 0\.3 s"):
+            dial(there, PATH, me, "test", None, 0.3)
 
 
 def begun_open() -> _Begun:

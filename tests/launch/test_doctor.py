@@ -32,6 +32,7 @@ from ftlib.cli.main import main
 from ftlib.launch.processes.credentials import Credentials
 from tests.consensus.peer import ROOT, spawn
 from tests.harness.basics import TIMEOUT
+from tests.harness.drip import dripping
 from tests.harness.network import Host, Network, needs_filter, needs_network
 
 PATIENT = 20.0
@@ -141,6 +142,19 @@ def answering(data: bytes) -> Iterator[str]:
 def test_something_else_listens(data: bytes, text: str) -> None:
     with answering(data) as address:
         other = found(address)
+        assert failed(other) == "identity" and text in other.verdict
+
+
+@pytest.mark.parametrize(
+    ("head", "text"),
+    [
+        (b"HTTP/1.1 200 OK\r\nX-Slow: ", "but it does not answer within 0.5 s"),
+        (b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n", "(status 200), but it is no member of ftlib"),
+    ],
+)
+def test_an_answer_without_an_end_is_not_waited_for(head: bytes, text: str) -> None:
+    with dripping(head) as address:
+        other = found(address, timeout=0.5)
         assert failed(other) == "identity" and text in other.verdict
 
 

@@ -20,6 +20,7 @@ from ftlib.cli.overview import show, watch_status
 from ftlib.cli.status import fetch_status, with_followers
 from ftlib.errors import FTLibError
 from tests.harness.basics import TIMEOUT
+from tests.harness.drip import dripping
 
 NOW = time.time()
 FIRST, SECOND = "a1" * 8, "b2" * 8
@@ -290,6 +291,13 @@ def test_silence_has_a_deadline(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
         assert run("status", f"127.0.0.1:{mute.getsockname()[1]}", "--timeout", "0.1") == 1
     assert "did not answer within 0.1 s" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\nX-Slow: ", b"HTTP/1.1 200 OK\r\n\r\n{"])
+def test_an_answer_without_an_end_has_a_deadline_too(head: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    with dripping(head) as address:
+        assert run("status", address, "--timeout", "0.3") == 1
+    assert "did not answer within 0.3 s" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("address", ["nonsense", "host:port", "1.2.3.4:99999"])

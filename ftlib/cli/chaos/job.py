@@ -132,7 +132,8 @@ class Job:
 
     def _ask(self, seen: Seen, query: Mapping[str, str], ring: KeyRing) -> dict[str, Any]:
         try:
-            with get(parse_address(seen.address), f"{_PATH}?{urlencode(query)}", ring, timeout=self._timeout) as answer:
+            where, limit = parse_address(seen.address), self._timeout
+            with get(where, f"{_PATH}?{urlencode(query)}", ring, timeout=limit, within=limit) as answer:
                 line = b""
                 while not line.endswith(b"\n") and len(line) < _MOST_LINE and (byte := answer.read(1)):
                     line += byte  # no more than the line: what comes after it, a killed worker does not send
