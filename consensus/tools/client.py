@@ -154,8 +154,11 @@ class Connection(http.client.HTTPConnection):
         self._over = None if within is None else time.monotonic() + within
 
     def connect(self) -> None:
-        """Connect, in ``timeout`` seconds."""
-        super().connect()
+        """Connect, in ``timeout`` seconds. OSError, also for what cannot be the name of a host."""
+        try:
+            super().connect()
+        except UnicodeError:  # a part of it is empty, or too long
+            raise socket.gaierror(socket.EAI_NONAME, f"{self.host!r} is no host name") from None
         if self._over is not None:
             self.sock: socket.socket = _TimedSocket(self.sock, self._longest, self._over)
 

@@ -94,11 +94,15 @@ def _count_of_workers(_context: click.Context, _option: click.Parameter, value: 
     return int(value)
 
 
-def _seconds(_context: click.Context, _option: click.Parameter, value: float) -> float:
-    """A finite number of at least 0: click takes nan and inf for numbers, too."""
-    if not math.isfinite(value) or value < 0:
-        raise click.BadParameter(f"{value:g}: give seconds, at least 0.")
-    return value
+class Seconds(click.FloatRange):
+    """A finite number of seconds: click takes nan for one that is within any range."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """As click does; also refuses nan and inf."""
+        found = float(super().convert(value, param, ctx))
+        if not math.isfinite(found):
+            self.fail(f"{found:g} is no number of seconds.", param, ctx)
+        return found
 
 
 def _words(_context: click.Context, option: click.Parameter, value: str | None) -> str | None:
@@ -152,14 +156,13 @@ def _place(text: str) -> Path | str:
 )
 @click.option(
     "--restart-delay",
-    type=float,
-    callback=_seconds,
+    type=Seconds(min=0.0),
     default=1.0,
     show_default=True,
     help="Seconds from a death to the restart.",
 )
 @click.option(
-    "--grace", type=float, callback=_seconds, default=10.0, show_default=True, help="Seconds to drain after Ctrl-C or SIGTERM."
+    "--grace", type=Seconds(min=0.0), default=10.0, show_default=True, help="Seconds to drain after Ctrl-C or SIGTERM."
 )
 @click.option("--log-dir", type=click.Path(path_type=Path), default=None, help="Write worker-N.log there, too.")
 @click.option("--events", type=click.Path(path_type=Path), default=None, help="Append one JSON line an event to this file.")

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from pathlib import Path
 
 import pytest
 
 from ftlib.cli.chaos import campaign
+from ftlib.cli.chaos import main as command
 from ftlib.cli.chaos.campaign import Campaign
 from ftlib.cli.chaos.job import Seen, Sight, UnansweredError
 from ftlib.cli.chaos.plan import Planned
+from ftlib.cli.main import main
 from ftlib.errors import FTLibError
 
 KILL = Planned(1, 0.0, "kill", "worker-1", 1.0)
@@ -73,6 +77,29 @@ def test_who_never_answers_ends_it() -> None:
     job = MadeUp(*[UnansweredError("nobody there")] * 1000)
     with pytest.raises(UnansweredError):
         list(Campaign(job, [KILL], patience=0.1, beyond=False).run())
+
+
+class Offering(MadeUp):
+    """Its workers take faults."""
+
+    def offers(self, seen: Seen) -> tuple[str, ...]:
+        del seen
+        return ("kill",)
+
+
+def test_a_full_disk_costs_lines_of_the_log_and_not_the_campaign(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(command, "Job", lambda *_: Offering())
+    plan = tmp_path / "plan.jsonl"
+    plan.write_text("".join(json.dumps(dataclasses.replace(KILL, number=number).as_dict()) + "\n" for number in (1, 2)))
+    with pytest.raises(SystemExit) as ended:
+        main(["chaos", "here:1", "--replay", str(plan), "--log", "/dev/full", "--json"])
+    out, err = capsys.readouterr()
+    assert [json.loads(line)["number"] for line in out.splitlines()] == [1, 2]
+    assert ended.value.code == 1
+    assert err.startswith("ftlib: error: --log: /dev/full cannot be written (No space left on device)")
+    assert err.count("\n") == 1
 
 
 class Silent(MadeUp):

@@ -210,7 +210,7 @@ def test_own_settings_that_cannot_work() -> None:
     assert failed(far) == "bind" and "FTLIB_BIND=127.0.0.1:7000 is loopback, which 192.0.2.1 cannot reach" in far.verdict
 
 
-@pytest.mark.parametrize("arguments", [["nonsense"], ["127.0.0.1:0"]])
+@pytest.mark.parametrize("arguments", [["nonsense"], ["127.0.0.1:0"], ["--listen", "nonsense"]])
 def test_a_wrong_command_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*arguments) == 2
     assert capsys.readouterr().err.count("\n") == 1

@@ -126,6 +126,9 @@ def test_many_seeds_tell_which_fail(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--picture", "out.gif"], "--picture out.gif: the name must end with .svg or .png"),
         (["--picture", "/nowhere/out.svg"], "there is no directory /nowhere; make it first"),
         (["--transcript", "/nowhere/out.txt"], "--transcript /nowhere/out.txt: there is no directory /nowhere; make it first"),
+        (["--transcript", "/proc/out.txt"], "--transcript /proc/out.txt: it cannot be written"),
+        (["--picture", "/proc/out.svg"], "--picture /proc/out.svg: it cannot be written"),
+        (["--seconds", "nan"], "Invalid value for '--seconds'"),
         (["--seeds", "3", "--transcript", "x.txt"], "--transcript is for one run, --seeds for many: give one of them"),
         (["--members", "0"], "Invalid value for '--members'"),
         (["--seeds", "3", "--picture", "x.svg"], "--picture is for one run, --seeds for many: give one of them"),
@@ -137,6 +140,13 @@ def test_what_makes_no_sense_is_one_line(arguments: list[str], text: str, capsys
     assert not out
     assert text in err
     assert err.count("\n") == 1
+
+
+def test_a_disk_that_is_full_after_the_run_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of(cli.commands, [*SHORT, "--transcript", "/dev/full"], "ftlib") == 1
+    out, err = capsys.readouterr()
+    assert "4 members, seed 5" in out
+    assert err == "ftlib: error: --transcript /dev/full: it cannot be written (No space left on device); give another file\n"
 
 
 def test_groups_stand_for_several_faults() -> None:

@@ -287,6 +287,12 @@ def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize("command", [["status"], ["explain"], ["stack"], ["drain", "--yes"], ["dashboard"], ["chaos"]])
+def test_what_cannot_be_the_name_of_a_host_is_one_line(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*command, "node..one:7000") == 1
+    assert capsys.readouterr().err.startswith("ftlib: error: no member answers at node..one:7000 ('node..one' is no host name)")
+
+
 def test_silence_has_a_deadline(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
         assert run("status", f"127.0.0.1:{mute.getsockname()[1]}", "--timeout", "0.1") == 1
@@ -316,6 +322,11 @@ def test_a_malformed_address_is_named(address: str, capsys: pytest.CaptureFixtur
         (["run", "-n", "2", "--min", "3", __file__], "--min 3"),
         (["run", "-n", "2", "no-such-script.py"], "no script no-such-script.py"),
         (["run", "-n", "2", "-m", "no_such_module"], "no module named no_such_module"),
+        (["status", "127.0.0.1:1", "--timeout", "-1"], "Invalid value for '--timeout'"),
+        (["status", "127.0.0.1:1", "--timeout", "nan"], "Invalid value for '--timeout'"),
+        (["drain", "127.0.0.1:1", "--timeout", "inf"], "Invalid value for '--timeout'"),
+        (["doctor", "127.0.0.1:1", "--timeout", "-1"], "Invalid value for '--timeout'"),
+        (["chaos", "127.0.0.1:1", "--mtbf", "nan"], "Invalid value for '--mtbf'"),
         (["fly"], "No such command 'fly'"),
     ],
 )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO, Self
 
 import click
 
@@ -48,20 +49,16 @@ def chaos(wanted: Wanted, *, dry_run: bool, as_json: bool, log: Path | None) -> 
     _check(job, sight, plan)
     rows: list[Row] = []
     failed = ""
-    file = None if log is None else _opened(log)
-    try:
-        for row in Campaign(job, plan, patience=wanted.patience, beyond=wanted.beyond).run():
-            rows.append(row)
-            line = json.dumps(row.as_dict())
-            if file is not None:
-                file.write(line + "\n")
-                file.flush()
-            click.echo(line if as_json else f"{_announced(row.planned)}: {row.back}, {row.pause:.3f} s of pause")
-    except FTLibError as error:
-        failed = str(error)
-    finally:
-        if file is not None:
-            file.close()
+    with _Log(log) as kept:
+        try:
+            for row in Campaign(job, plan, patience=wanted.patience, beyond=wanted.beyond).run():
+                rows.append(row)
+                line = json.dumps(row.as_dict())
+                kept.note(line)
+                click.echo(line if as_json else f"{_announced(row.planned)}: {row.back}, {row.pause:.3f} s of pause")
+        except FTLibError as error:
+            failed = str(error)
+    failed = failed or kept.failed
     if not as_json:
         click.echo(_table(rows))
     if failed:
@@ -115,11 +112,39 @@ def _check(job: Job, sight: Sight, plan: Sequence[Planned]) -> None:
             raise FTLibError(f"{name} does not offer {', '.join(sorted(missing))}: leave them out of --kinds")
 
 
-def _opened(path: Path) -> TextIO:
-    try:
-        return path.open("w", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--log: {path} cannot be written ({error.strerror}): give another file") from None
+class _Log:
+    """The file of ``--log``, if there is one. A disk that is full costs lines, and not the campaign."""
+
+    def __init__(self, path: Path | None) -> None:
+        """ConfigError if it cannot be opened."""
+        self.failed = ""
+        """Why lines are missing."""
+        self._path = path
+        self._file: BinaryIO | None = None
+        if path is not None:
+            try:
+                self._file = path.open("wb", buffering=0)  # as each line is to be there at once, and is not tried again
+            except OSError as error:
+                raise ConfigError(f"--log: {path} cannot be written ({error.strerror}): give another file") from None
+
+    def note(self, line: str) -> None:
+        """Write it, unless one before was not."""
+        if self._file is None or self.failed:
+            return
+        self._try(partial(self._file.write, f"{line}\n".encode()))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._try(self._file.close)
+
+    def _try(self, write: Callable[[], object]) -> None:
+        try:
+            write()
+        except OSError as error:
+            self.failed = f"--log: {self._path} cannot be written ({error.strerror}): it is not whole, the campaign was"
 
 
 def _announced(planned: Planned) -> str:

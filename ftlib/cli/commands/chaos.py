@@ -6,14 +6,13 @@ from pathlib import Path
 
 import click
 
+from ...launch.command import Seconds
 from .options import AS_JSON, ONE, TIMEOUT
 
 
 @click.command(short_help="Break workers of a job at random moments.")
 @ONE
-@click.option(
-    "--mtbf", type=click.FloatRange(min=0.01), default=30.0, show_default=True, help="Seconds between faults, on average."
-)
+@click.option("--mtbf", type=Seconds(min=0.01), default=30.0, show_default=True, help="Seconds between faults, on average.")
 @click.option(
     "--kinds", default="kill,stop,wedge,slow", show_default=True, help="Of kill, stop, wedge, slow, cut, leave and agent."
 )
@@ -23,14 +22,12 @@ from .options import AS_JSON, ONE, TIMEOUT
 @click.option("--spare-last", is_flag=True, help="Never the worker with the last name, nor its replica.")
 @click.option(
     "--seconds",
-    type=click.FloatRange(min=0.01, max=3600.0),
+    type=Seconds(min=0.01, max=3600.0),
     default=5.0,
     show_default=True,
     help="How long stop, wedge, slow and cut last.",
 )
-@click.option(
-    "--patience", type=click.FloatRange(min=0.1), default=60.0, show_default=True, help="Seconds to come back within."
-)
+@click.option("--patience", type=Seconds(min=0.1), default=60.0, show_default=True, help="Seconds to come back within.")
 @click.option("--beyond", is_flag=True, help="Go on while replicas are missing, or with the only one: the job may be lost.")
 @click.option("--dry-run", is_flag=True, help="Show the faults, and inject none.")
 @click.option("--log", type=click.Path(dir_okay=False, path_type=Path), default=None, help="Write one JSON line a fault there.")

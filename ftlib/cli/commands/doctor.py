@@ -6,7 +6,7 @@ import os
 
 import click
 
-from .options import AS_JSON
+from .options import AS_JSON, WAIT
 
 
 @click.command(short_help="Find out why a member cannot be reached.")
@@ -16,7 +16,7 @@ from .options import AS_JSON
 @click.option("--job", default=None, help="The job that the member should belong to  [default: FTLIB_JOB]")
 @AS_JSON
 @click.option("-v", "--verbose", is_flag=True, help="Show every check, not only the verdict.")
-@click.option("--timeout", type=float, default=2.0, show_default=True, help="Seconds to wait for each answer.")
+@click.option("--timeout", type=WAIT, default=2.0, show_default=True, help="Seconds to wait for each answer.")
 def doctor(
     *, address: str | None, nccl: bool, listening: bool, job: str | None, as_json: bool, verbose: bool, timeout: float
 ) -> int:

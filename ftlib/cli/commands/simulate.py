@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from ...launch.command import Seconds
 from .options import AS_JSON
 
 
@@ -16,7 +17,7 @@ from .options import AS_JSON
 @click.option("--faults", default="all", show_default=True, help="all, none, or names: see above.")
 @click.option(
     "--seconds",
-    type=click.FloatRange(min=0.0, max=86400.0),
+    type=Seconds(min=0.0, max=86400.0),
     default=20.0,
     show_default=True,
     help="How long faults go on; then the network is healed.",

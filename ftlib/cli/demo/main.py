@@ -15,6 +15,7 @@ from rich.console import Console
 
 from ...common.processes import describe_exit
 from ...errors import ConfigError
+from ...launch.command import Seconds
 from ...launch.processes.process import require_linux
 from ...launch.run.plan import random_job
 from .crew import Crew, prepare
@@ -45,9 +46,7 @@ def main(args: list[str]) -> int:
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--seconds", type=click.FloatRange(min=10), default=36.0, show_default=True, help="How long the workers train, at least."
-)
+@click.option("--seconds", type=Seconds(min=10), default=36.0, show_default=True, help="How long the workers train, at least.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
@@ -58,7 +57,7 @@ def main(args: list[str]) -> int:
 @click.option("--seed", type=int, default=7, show_default=True, help="Of the model and of the data's order.")
 @click.option(
     "--rest",
-    type=click.FloatRange(min=0),
+    type=Seconds(min=0),
     default=0.0,
     show_default=True,
     help="Seconds that every worker sleeps after each step, where the processors are wanted by others.",

@@ -135,9 +135,9 @@ def listen(address: str, console: Console, facts: Mapping[str, str]) -> int:
 
     ``facts``: what it tells that doctor.
     """
-    gossip = Gossip(Config(job=f"doctor-{secrets.token_hex(8)}", bind=address, agent=Home.THREAD, insecure=True))
     over = threading.Event()
     try:
+        gossip = Gossip(Config(job=f"doctor-{secrets.token_hex(8)}", bind=address, agent=Home.THREAD, insecure=True))
         gossip.start(meta=facts)
     except ConfigError as error:
         raise errors.ConfigError(str(error)) from None

@@ -55,15 +55,17 @@ def write(directory: Path, addresses: Sequence[str], token: str | None, interval
         SCRAPE: scrape(addresses, token=token is not None, interval=interval),
         **({} if token is None else {TOKEN: token}),
     }
+    path = directory
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
+            path = directory / name
             mode = 0o600 if name == TOKEN else 0o666
-            handle = os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 if name == TOKEN:  # an older file keeps its mode; its group may be that of Prometheus
                     os.fchmod(handle, mode | (os.fstat(handle).st_mode & stat.S_IRGRP))
                 file.write(text)
     except OSError as error:
-        raise ConfigError(f"{error.filename} cannot be written: {error.strerror}; give another directory") from None
+        raise ConfigError(f"{path} cannot be written: {error.strerror}; give another directory") from None
     return [directory / name for name in texts]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import click
 
 from consensus.simulation.transcript import Transcript
 
+from ...errors import FTLibError
 from .account import account, text_of
 from .order import Order, seeds_of
 from .picture import draw, refuse_nowhere, refuse_path
@@ -48,12 +51,22 @@ def simulate(
     _say(f"{run.world.events / max(1e-9, time.monotonic() - began):,.0f} events/s, {time.monotonic() - began:.1f} s")
     click.echo(json.dumps(account(run), indent=2) if as_json else text_of(run))
     if picture is not None:
-        _draw(run, picture)
+        with _written("--picture", picture):
+            _draw(run, picture)
         _say(f"picture: {picture}")
     if transcript is not None:
-        transcript.write_text(f"{run.scenario}\n\n{page}", encoding="utf-8")
+        with _written("--transcript", transcript):
+            transcript.write_text(f"{run.scenario}\n\n{page}", encoding="utf-8")
         _say(f"transcript: {transcript}")
     return _INTERRUPTED if run.outcome == INTERRUPTED else 0 if run.good else 1
+
+
+@contextmanager
+def _written(option: str, path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:  # a full disk: it could be opened before the run
+        raise FTLibError(f"{option} {path}: it cannot be written ({error.strerror or error}); give another file") from None
 
 
 def _draw(run: Run, path: Path) -> None:

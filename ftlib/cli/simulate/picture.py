@@ -30,18 +30,22 @@ _MARKS: dict[Mark, tuple[str, str]] = {
 
 
 def refuse_nowhere(option: str, path: Path) -> None:
-    """Raise ConfigError unless there is a directory for the file: before a long run, not after it."""
+    """Raise ConfigError unless the file can be written, which is made if there is none: before a long run, not after it."""
     if not path.absolute().parent.is_dir():
         raise ConfigError(f"{option} {path}: there is no directory {path.absolute().parent}; make it first")
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise ConfigError(f"{option} {path}: it cannot be written ({error.strerror}); give another file") from None
 
 
 def refuse_path(path: Path) -> None:
     """Raise ConfigError unless the picture can be drawn there: before a long run, not after it."""
     if path.suffix.lower() not in KINDS:
         raise ConfigError(f"--picture {path}: the name must end with {' or '.join(KINDS)}")
-    refuse_nowhere("--picture", path)
     if find_spec("matplotlib") is None:
         raise ConfigError("--picture needs the package matplotlib: pip install 'ftlib[demo]'")
+    refuse_nowhere("--picture", path)
 
 
 def draw(

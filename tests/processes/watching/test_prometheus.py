@@ -22,6 +22,7 @@ from ftlib.cli.main import main
 from ftlib.cli.observability.board import expressions
 from ftlib.cli.observability.files import write
 from ftlib.cli.observability.rules import ALERTS, RECORDINGS
+from ftlib.errors import ConfigError
 from tests.documents.pages import ROOT
 from tests.harness.basics import TIMEOUT
 from tests.harness.cluster import Cluster
@@ -166,6 +167,12 @@ def test_a_token_is_for_no_other_user_whatever_was_there(before: int, after: int
     write(tmp_path, [], "the token", INTERVAL)
     assert token.read_text() == "the token"
     assert token.stat().st_mode & 0o777 == after
+
+
+def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "rules.yml").symlink_to("/dev/full")
+    with pytest.raises(ConfigError, match=r"rules\.yml cannot be written: No space left on device; give another directory"):
+        write(tmp_path, [], None, "15s")
 
 
 def test_without_a_secret_there_is_no_token(tmp_path: Path) -> None:
