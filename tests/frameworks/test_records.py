@@ -52,7 +52,8 @@ from ftlib.frameworks.isolated.records import (
     unpack,
 )
 from ftlib.frameworks.isolated.segments import Segments
-from tests.harness.basics import lives
+from ftlib.frameworks.isolated.spares import Spares
+from tests.harness.basics import eventually, lives
 
 CASES = 100_000
 MOST = 40 * LIMIT
@@ -293,6 +294,19 @@ def test_a_child_that_has_ended_since_it_was_taken_builds_nothing_and_says_so_at
     told: list[Ended] = []
     child.build(GroupSpec("v", 1, 0, 2, {}, 30.0), "127.0.0.1", told.append)
     assert [each.text.split(": ")[0] for each in told] == [f"the group's process {child.pid} is gone"]
+
+
+@pytest.mark.process
+def test_a_child_that_nothing_is_left_to_listen_to_ends(nursery: Nursery) -> None:
+    pids: list[int] = []
+
+    def adopt(_sock: object, pid: int, *_: object) -> GroupProcess:
+        pids.append(pid)
+        raise OSError(24, "Too many open files")
+
+    with pytest.raises(GroupError, match="Too many open files"):
+        Spares(nursery, adopt, GroupProcess.warm).take()
+    eventually(lambda: not lives(pids[0]), "its end")
 
 
 @pytest.mark.process

@@ -7,6 +7,7 @@ never waits for an import. What the others need to meet, the store, is in the tr
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import socket
 import threading
@@ -29,6 +30,8 @@ from .records import Ended
 from .segments import Segments
 from .spares import Spares
 
+_log = logging.getLogger(__name__)
+
 _FINISH = 2.0
 """Seconds that ``close`` waits for what runs in the background."""
 _ROLE = "ftlib.frameworks.isolated.group_child:prepare"
@@ -46,7 +49,9 @@ class IsolatedFramework(Framework):
         self._server: StoreServer | None = None
         self._builder = GroupBuilder(self._make, lambda _spec: True)
         self._process = os.getpid()
-        self._spares = Spares(Nursery(_ROLE), self._adopt, GroupProcess.warm)
+        self._spares = self._new_spares()
+        self._replaced = 0
+        """By those that were there before ``_spares``."""
 
     @property
     def family(self) -> str:
@@ -62,7 +67,7 @@ class IsolatedFramework(Framework):
     @property
     def replaced(self) -> int:
         """See ``Framework``."""
-        return self._spares.replaced
+        return self._replaced + self._spares.replaced
 
     def start(self, host: str) -> Mapping[str, str]:
         """Start the store and a spare child, which takes seconds. ConfigError if ``host`` is no address of this machine."""
@@ -79,6 +84,9 @@ class IsolatedFramework(Framework):
             self._server = StoreServer(self._host)
             self._process = os.getpid()
             atexit.register(self.close)
+        if self._spares.closed:
+            self._replaced += self._spares.replaced
+            self._spares = self._new_spares()
         self._spares.fork_ahead()  # whoever meets others can build a group in time, however long torch takes to import
         return {"store": join_address(self._server.address)}
 
@@ -114,7 +122,7 @@ class IsolatedFramework(Framework):
         return self._segments.allocate(count, dtype)
 
     def close(self) -> None:
-        """End all processes, stop the store. Idempotent. Nothing happens in a forked child."""
+        """End all processes, stop the store, until the next start. Idempotent. Nothing happens in a forked child."""
         atexit.unregister(self.close)
         if os.getpid() != self._process:
             return
@@ -134,6 +142,9 @@ class IsolatedFramework(Framework):
     def child(self) -> GroupProcess:
         """See ``Spares.take``."""
         return self._spares.take()
+
+    def _new_spares(self) -> Spares[GroupProcess]:
+        return Spares(Nursery(_ROLE), self._adopt, GroupProcess.warm)
 
     def _adopt(self, sock: socket.socket, pid: int, pidfd: int, lost: Callable[[str], None]) -> GroupProcess:
         return GroupProcess(sock, pid, pidfd, self._segments, lost)
@@ -192,15 +203,17 @@ class _IsolatedBuild(Build):
     def _run(self) -> None:
         try:
             child = self._framework.child()
+            with self._lock:
+                wanted, self._child = not self._given_up, child
+            if wanted:
+                child.build(self.spec, self._host, self._built)
+            else:
+                child.kill("given up")
         except GroupError as error:
             self._end(error)
-            return
-        with self._lock:
-            wanted, self._child = not self._given_up, child
-        if wanted:
-            child.build(self.spec, self._host, self._built)
-        else:
-            child.kill("given up")
+        except Exception as error:  # noqa: BLE001 - it must reach the thread that waits
+            _log.debug("building the group failed", exc_info=True)
+            self._end(GroupError(f"building the group of epoch {self.spec.epoch} failed: {error}"))
 
     def _built(self, ended: Ended) -> None:
         child = self._child

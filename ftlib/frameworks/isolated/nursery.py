@@ -33,7 +33,7 @@ class Nursery:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._sock: socket.socket | None = None
-        self._closed = False
+        self._closed = threading.Event()
         self._descriptors: list[int] = []
         descriptors = self._descriptors
         release_in_children(self, lambda: tuple(descriptors))
@@ -41,10 +41,17 @@ class Nursery:
     @property
     def pid(self) -> int:
         """0 where it does not run."""
-        return 0 if self._process is None else self._process.pid
+        process = self._process
+        return 0 if process is None else process.pid
 
     def fork(self) -> tuple[socket.socket, int, int]:
         """A new child: the socket to it, its pid, and a pidfd. GroupError where there is none."""
+        try:
+            return self._fork()
+        except OSError as error:  # no descriptor is left, or no process, or the current directory was removed
+            raise GroupError(f"no process for a group could be forked: {error}") from error
+
+    def _fork(self) -> tuple[socket.socket, int, int]:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with self._lock, theirs:
@@ -64,13 +71,16 @@ class Nursery:
         raise GroupError("no process for a group could be forked: the process that forks them has ended")
 
     def close(self) -> None:
-        """End the process, and its children with it. Idempotent."""
+        """End the process, and its children with it. A fork under way fails at once. Idempotent."""
+        self._closed.set()  # before the look at the process: ``_start`` looks in the other order
+        process = self._process
+        if process is not None:  # a fork that waits for its answer has the lock
+            process.kill()
         with self._lock:
-            self._closed = True
             self._stop()
 
     def _start(self) -> None:
-        if self._closed:
+        if self._closed.is_set():
             raise GroupError("the framework is closed")
         if self._process is not None and self._process.poll() is None:
             return
@@ -90,6 +100,9 @@ class Nursery:
                 raise
         self._sock = ours
         self._descriptors[:] = [ours.fileno()]
+        if self._closed.is_set():
+            self._stop()
+            raise GroupError("the framework is closed")
 
     def _ask(self, theirs: socket.socket, deadline: float) -> tuple[int, int] | None:
         """Have it fork a child that gets ``theirs``. None where it has ended."""

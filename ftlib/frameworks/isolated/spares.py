@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -37,6 +38,11 @@ class Spares(Generic[P]):
         self._closed = threading.Event()
         self.replaced = 0
         """Children that ended or hung though nobody had asked for that."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is closed, and gives nothing any more."""
+        return self._closed.is_set()
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -108,7 +114,13 @@ class Spares(Generic[P]):
         return self._spare is not None and self._spare.usable
 
     def _fork(self) -> P:
-        return self._adopt(*self._nursery.fork(), self._lost)
+        sock, pid, pidfd = self._nursery.fork()
+        try:
+            return self._adopt(sock, pid, pidfd, self._lost)
+        except (OSError, RuntimeError) as error:  # no descriptor is left, or no thread
+            sock.close()  # so it ends
+            os.close(pidfd)
+            raise GroupError(f"a process for a group cannot be used: {error}") from error
 
     def _fork_later(self) -> None:
         self._closed.wait(_REST)

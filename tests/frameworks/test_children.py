@@ -1,0 +1,117 @@
+"""The processes that groups live in: without descriptors, stopped, started again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ftlib.errors import GroupError
+from ftlib.frameworks import GroupSpec, sockets
+from ftlib.frameworks.isolated.framework import IsolatedFramework
+from ftlib.frameworks.isolated.nursery import Nursery
+from tests.frameworks.crew import Crew, Worker
+from tests.harness.basics import TIMEOUT, eventually, lives
+
+pytestmark = [pytest.mark.process, pytest.mark.skipif(not sockets.supported(), reason="needs /proc")]
+
+ROLE = "ftlib.frameworks.isolated.group_child:prepare"
+SOON = 20.0
+"""Seconds that are long, and yet short of any deadline here."""
+
+
+@pytest.fixture(scope="module")
+def crew() -> Iterator[Crew]:
+    crew = Crew("isolated:gloo")
+    yield crew
+    crew.close()
+
+
+@contextlib.contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    """In a process of its own: whoever opens anything fails."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.ExitStack() as stack:
+        highest = max(int(each.name) for each in Path("/proc/self/fd").iterdir())
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 8, hard))
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        with contextlib.suppress(OSError):
+            while True:
+                stack.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        yield
+
+
+# --- what workers are told ---------------------------------------------------------------------------------------------
+
+
+def rebuild_without_descriptors(worker: Worker, spec: GroupSpec, later: GroupSpec) -> tuple[str, float]:
+    """What is said where neither a spare process nor another one can be had, and after how long; later there is one."""
+    framework = worker.framework
+    assert isinstance(framework, IsolatedFramework)
+    spare = framework._spares.take()
+    with no_descriptor_left():
+        begin = time.monotonic()
+        with pytest.raises(GroupError) as caught:
+            framework.rebuild(spec)
+        took = time.monotonic() - begin
+        framework._spares.fork_ahead()  # whoever needs one finds that out
+        assert framework._spares.await_spare(0.0) is None
+    spare.kill("the test needs it no more")
+    assert framework.rebuild(later).barrier().wait(TIMEOUT)
+    return str(caught.value), took
+
+
+# --- the tests ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_close_does_not_wait_for_a_process_that_does_not_answer() -> None:
+    nursery = Nursery(ROLE)
+    sock, _, pidfd = nursery.fork()
+    sock.close()
+    os.close(pidfd)
+    os.kill(nursery.pid, signal.SIGSTOP)
+    errors: list[str] = []
+
+    def fork() -> None:
+        try:
+            nursery.fork()
+        except GroupError as error:
+            errors.append(str(error))
+
+    forking = threading.Thread(target=fork)
+    forking.start()
+    eventually(nursery._lock.locked, "it is asked for a child")
+    begin = time.monotonic()
+    nursery.close()
+    forking.join(TIMEOUT)
+    assert time.monotonic() - begin < SOON
+    assert errors == ["the framework is closed"]
+    with pytest.raises(GroupError, match="closed"):
+        nursery.fork()
+
+
+def test_a_group_that_no_process_can_be_had_for_fails_at_once(crew: Crew) -> None:
+    """Not after the whole timeout; and there is one as soon as there are descriptors again."""
+    hands = crew.hire(2)[:1]
+    [spec], [later] = crew.specs(hands), crew.specs(hands)
+    [(text, took)] = crew.run(hands, rebuild_without_descriptors, spec, later)
+    assert "Too many open files" in text
+    assert took < SOON
+
+
+def test_a_framework_that_was_closed_can_be_started_again() -> None:
+    framework = IsolatedFramework()
+    for epoch in (1, 2):
+        facts = framework.start("127.0.0.1")
+        group = framework.rebuild(GroupSpec(f"v{epoch}", epoch, 0, 1, facts, TIMEOUT))
+        assert group.barrier().wait(TIMEOUT)
+        pids = framework.pids
+        framework.close()
+        eventually(lambda pids=pids: not any(map(lives, pids)), "the end of its processes")  # type: ignore[misc]
