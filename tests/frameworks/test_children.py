@@ -1,4 +1,4 @@
-"""The processes that groups live in: without descriptors, stopped, started again."""
+"""The processes that groups live in: without descriptors, stopped, told much at once, started again."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from ftlib.errors import GroupError
 from ftlib.frameworks import GroupSpec, sockets
 from ftlib.frameworks.isolated.framework import IsolatedFramework
+from ftlib.frameworks.isolated.group import IsolatedGroup
 from ftlib.frameworks.isolated.nursery import Nursery
 from tests.frameworks.crew import Crew, Worker
 from tests.harness.basics import TIMEOUT, eventually, lives
@@ -68,6 +70,16 @@ def rebuild_without_descriptors(worker: Worker, spec: GroupSpec, later: GroupSpe
     return str(caught.value), took
 
 
+def begin_at_once(worker: Worker, count: int) -> tuple[set[float], bool]:
+    """Begin so many operations before any is waited for: what they have come to, and whether the process has outlived them."""
+    group = worker.group
+    assert isinstance(group, IsolatedGroup)
+    rows = [worker.framework.allocate(4, torch.float32).fill_(1.0) for _ in range(count)]
+    for work in [group.allreduce(row) for row in rows]:
+        assert work.wait(TIMEOUT)
+    return {float(value) for row in rows for value in row}, group._child.usable
+
+
 # --- the tests ---------------------------------------------------------------------------------------------------------
 
 
@@ -104,6 +116,14 @@ def test_a_group_that_no_process_can_be_had_for_fails_at_once(crew: Crew) -> Non
     [(text, took)] = crew.run(hands, rebuild_without_descriptors, spec, later)
     assert "Too many open files" in text
     assert took < SOON
+
+
+@pytest.mark.parametrize("count", [600, 1500])
+def test_more_operations_at_once_than_the_process_is_told_of_at_once(crew: Crew, count: int) -> None:
+    """More than the queue to it has room for; and more than may be under way."""
+    hands = crew.hire(2)
+    crew.build(hands)
+    assert crew.run(hands, begin_at_once, count) == [({2.0}, True)] * 2
 
 
 def test_a_framework_that_was_closed_can_be_started_again() -> None:

@@ -21,6 +21,8 @@ from .records import LIMIT, Packed, Ping, RecordError, Segment
 
 _LOOK = 0.2
 """Seconds between two looks at a child that has something under way."""
+_PATIENCE = 1.0
+"""Seconds for the child to read what it is told at once, where that does not fit into the queue to it."""
 
 
 class ChildProcess(ABC):
@@ -41,13 +43,17 @@ class ChildProcess(ABC):
         self._sock, self._pidfd = sock, pidfd
         sock.setblocking(False)
         self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        """Something has ended there, or the child is not to be used any more."""
+        self._telling = threading.Lock()
+        """Whoever holds it gives orders, which may have to wait for room. Taken before ``_lock``, which who listens needs."""
         self._ear = threading.Lock()
         """Whoever holds it reads records. A thread that waits for an operation does so, if nobody else does."""
         self._poll = select.epoll(2)
         self._heard = 0
         """Records so far, give or take: only whether it stands still is looked at."""
         self._given: dict[int, Callable[[], bool]] = {}
-        """Memory that it has, by number: whether each is still used."""
+        """Memory that it has, by number: whether each is still used. Guarded by ``_telling``."""
         self._why = ""
         """Why it was killed, or is not to be used."""
         self._asked = False
@@ -107,6 +113,7 @@ class ChildProcess(ABC):
         with self._lock:
             self._asked = self._asked or (asked and not self._why)
             self._why = self._why or why
+            self._changed.notify_all()
             if not self.gone.is_set():
                 with contextlib.suppress(OSError):
                     signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
@@ -194,6 +201,7 @@ class ChildProcess(ABC):
         """It is gone: whatever is under way has ended."""
         with self._ear, self._lock:  # whoever listens instead stops, as the child is gone
             self._why = self._why or "it has ended"
+            self._changed.notify_all()
             self.gone.set()
             finish = self._bury()
             text = f"{self.WORD} {self.pid} is gone: {self._why}"
@@ -208,7 +216,7 @@ class ChildProcess(ABC):
     # --- under the lock ------------------------------------------------------------------------------------------------
 
     def _send(self, record: Packed, fd: int = -1) -> bool:
-        """Whether it went out. The queue to a child that does not read is short."""
+        """Whether it went out. The queue to a child is short: see ``_send_soon``."""
         try:
             if fd < 0:
                 self._sock.send(record.pack())
@@ -218,17 +226,34 @@ class ChildProcess(ABC):
             return False
         return True
 
+    # --- with ``_telling``, and without the lock -----------------------------------------------------------------------
+
+    def _send_soon(self, record: Packed, fd: int = -1) -> bool:
+        """As ``_send``, where much is told at once: waits until the child has read some of it."""
+        until = time.monotonic() + _PATIENCE
+        while True:
+            with self._lock:
+                if self.gone.is_set():
+                    return False
+                if self._send(record, fd):
+                    return True
+                poll = select.poll()
+                poll.register(self._sock, select.POLLOUT)
+            left = until - time.monotonic()
+            # Should another descriptor have its number by now, the child is gone, which the next look sees.
+            if left <= 0 or not any(events == select.POLLOUT for _, events in poll.poll(left * 1000)):
+                return False
+
     def _give(self, number: int, used: Callable[[], bool], record: Packed, fd: int = -1) -> bool:
         """Have it share memory, by a record that is sent once. False if it cannot be told. ``used``: see ``_given``."""
         if number in self._given:
             return True
         self._given[number] = used
-        fine = self._send(record, fd)
-        self._forget()
-        return fine
+        return self._send_soon(record, fd) and self._forget()
 
-    def _forget(self) -> None:
-        """Tell it which memory is not used any more."""
-        for number in [number for number, used in self._given.items() if not used()]:
+    def _forget(self) -> bool:
+        """Tell it which memory is not used any more. False if it cannot be told."""
+        unused = [number for number, used in self._given.items() if not used()]
+        for number in unused:
             del self._given[number]
-            self._send(Segment(number, 0))
+        return all(self._send_soon(Segment(number, 0)) for number in unused)

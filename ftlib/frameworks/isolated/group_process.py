@@ -111,7 +111,10 @@ class GroupProcess(ChildProcess):
             self._give_up("the process for the group does not take orders")
 
     def run(self, operation: Operation) -> IsolatedWork:
-        """Begin an operation on a contiguous CPU tensor. It may have failed already."""
+        """Begin an operation on a contiguous CPU tensor. It may have failed already.
+
+        Where as many as may be are under way, one of them ends first.
+        """
         kind, tensor = operation.kind, operation.tensor.detach()
         found, buffer = self._segments.find(tensor), None
         if found is None:
@@ -123,21 +126,20 @@ class GroupProcess(ChildProcess):
         segment, offset = found
         dtype = tensor.dtype if kind is OperationKind.ALLREDUCE and carried(tensor.dtype) else torch.uint8
         count = tensor.nbytes // dtype.itemsize
-        with self._lock:
-            work = IsolatedWork(next(self._numbers), operation, buffer, self._segments, self.attend)
-            record = Run(work.number, kind, operation.op, dtype, operation.peer, operation.tag, segment.number, offset, count)
-            usable = self.usable and len(self._pending) < _MOST
-            if usable:
+        work = IsolatedWork(next(self._numbers), operation, buffer, self._segments, self.attend)
+        record = Run(work.number, kind, operation.op, dtype, operation.peer, operation.tag, segment.number, offset, count)
+        with self._telling:
+            with self._changed:
+                self._changed.wait_for(lambda: self._why or len(self._pending) < _MOST)
+                if self._why:
+                    error = GroupError(f"{self.WORD} {self.pid}: {self._why}", () if self._asked else self._blamed)
+                    work.finish(error, changes=False)
+                    return work
                 self._pending[work.number] = work, kind in _TARGETS
-                given = self._give(segment.number, lambda: segment.alive, Segment(segment.number, segment.nbytes), segment.fd)
-                usable = given and self._send(record)
-                why = "" if usable else "it does not take orders"
-            else:
-                why = self._why or f"{_MOST} operations are under way"
-                blamed = () if self._asked else self._blamed
-                work.finish(GroupError(f"the group's process {self.pid}: {why}", blamed), changes=False)
-        if not usable:
-            self._give_up(why)
+            given = self._give(segment.number, lambda: segment.alive, Segment(segment.number, segment.nbytes), segment.fd)
+            fine = given and self._send_soon(record)
+        if not fine:
+            self._give_up("it does not take orders")
         return work
 
     def close(self, why: str) -> None:
@@ -149,6 +151,7 @@ class GroupProcess(ChildProcess):
             if self._why:
                 return
             self._why, self._asked = why, True
+            self._changed.notify_all()
             if not self._pending:
                 self._quiet.set()
             fine = not self.gone.is_set() and self._send(Close())
@@ -179,6 +182,7 @@ class GroupProcess(ChildProcess):
                 building, self._building = self._building, None
             else:
                 work, changes = self._pending.pop(record.number, (None, False))
+                self._changed.notify()
                 if not record.text:
                     self._blamed = (self._rank,)
                 if self._why and not self._pending:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import subprocess
 import threading
+from collections.abc import Iterable, Iterator
 
 import pytest
 import torch
@@ -20,11 +22,14 @@ from ftlib.frameworks.accelerators.isolated.accelerator import IsolatedAccelerat
 from ftlib.frameworks.accelerators.isolated.communicator import IsolatedCommunicator, IsolatedTicket
 from ftlib.frameworks.accelerators.isolated.memory import HostMemory
 from ftlib.frameworks.accelerators.isolated.process import CommunicatorProcess
-from ftlib.frameworks.accelerators.isolated.records import Decided
+from ftlib.frameworks.accelerators.isolated.records import Decided, Piece, unpack
+from ftlib.frameworks.accelerators.isolated.records import Launch as LaunchRecord
 from ftlib.frameworks.accelerators.rehearsal.accelerator import PLACE, RehearsedAccelerator
 from ftlib.frameworks.accelerators.rehearsal.faults import Faults
 from ftlib.frameworks.base import Operation, OperationKind
-from tests.harness.basics import TIMEOUT
+from ftlib.frameworks.isolated import child_process
+from ftlib.frameworks.isolated.records import LIMIT, Ended
+from tests.harness.basics import TIMEOUT, eventually
 
 SPEC = GroupSpec("v", 1, 0, 2, {}, 1.0)
 MADE_BY = "ftlib.frameworks.accelerators.rehearsal:rehearsed"
@@ -111,6 +116,64 @@ def test_a_child_is_not_given_up_while_it_builds_and_nobody_waits() -> None:
         finally:
             silent.kill()
             its.close()
+
+
+class Launch:
+    """A ``Launched``."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+
+    def end(self, error: str) -> None:
+        assert not error
+        self.ended.set()
+
+
+def test_a_child_is_heard_while_there_is_no_room_for_what_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it may wait for room itself, for what it has to say, and read no further. Nor do many launches end it."""
+    monkeypatch.setattr(child_process, "_PATIENCE", TIMEOUT)
+    monkeypatch.setattr(CommunicatorProcess, "SILENT", 10_000)
+    mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    its.settimeout(TIMEOUT)
+    memory = HostMemory()
+    row = memory.row(PLACE, 10, torch.float32)
+    span = memory.find(row)
+    assert span is not None
+    piece = Piece(OperationKind.ALLREDUCE, "SUM", row.dtype, 0, span.number, span.offset, row.numel())
+    launches, said = [Launch() for _ in range(1500)], list[str]()
+
+    def told(count: int) -> Iterator[int]:
+        """The numbers of so many launches."""
+        while count:
+            record = unpack(its.recv(LIMIT))
+            if isinstance(record, LaunchRecord):
+                count -= 1
+                yield record.number
+
+    def answer(numbers: Iterable[int]) -> None:
+        for number in numbers:
+            its.send(Ended(number).pack())
+
+    with subprocess.Popen(["sleep", "600"]) as silent, its:
+        try:
+            child = CommunicatorProcess(mine, silent.pid, os.pidfd_open(silent.pid))
+
+            def launch() -> None:
+                said.extend(child.launch([(piece, span)], [row], each) for each in launches)
+
+            launching = threading.Thread(target=launch)
+            launching.start()
+            eventually(lambda: not select.select([], [mine], [], 0.0)[1], "it is told more than there is room for")
+            answer(told(1))
+            assert launches[0].ended.wait(TIMEOUT)
+            assert launching.is_alive()
+            answer(list(told(1024)))  # so many are under way; the others have to wait
+            answer(told(475))
+            launching.join(TIMEOUT)
+            assert said == [""] * 1500
+            assert all(each.ended.wait(TIMEOUT) for each in launches)
+        finally:
+            silent.kill()
 
 
 @pytest.mark.parametrize("failing", ["device", "memory"])

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-import select
 import socket
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -43,8 +41,6 @@ _MOST = 1024
 _STARTING = 50
 """As ``ChildProcess.SILENT``, while the accelerator starts or a communicator is built: nobody waits for it, a busy machine may
 not let a new process run for a second, and a busy device may not let it load its first kernels, with Python's lock held."""
-_PATIENCE = 1.0
-"""Seconds for the child to read what it is told at once, where that does not fit into the queue to it."""
 
 
 class Launched(Protocol):
@@ -154,10 +150,11 @@ class CommunicatorProcess(ChildProcess):
     def build(self, spec: GroupSpec, facts: Sequence[Facts], builder: Builder) -> None:
         """Have it build a communicator. GroupError if it cannot be told."""
         records = [*telling(facts), Begin(spec)]
-        with self._lock:
-            if self._why:
-                raise GroupError(f"{self.WORD} {self.pid} is of no use: {self._why}")
-            self._builder, self._building = builder, True
+        with self._telling:
+            with self._lock:
+                if self._why:
+                    raise GroupError(f"{self.WORD} {self.pid} is of no use: {self._why}")
+                self._builder, self._building = builder, True
             fine = all(self._send_soon(record) for record in records)
         if not fine:
             self._give_up("it does not take orders")
@@ -165,18 +162,18 @@ class CommunicatorProcess(ChildProcess):
     def launch(self, pieces: Sequence[tuple[Piece, Span]], tensors: Sequence[torch.Tensor], launched: Launched) -> str:
         """Have it launch operations, in order, some thousands at a time; why that cannot be, or an empty string.
 
-        ``launched.end`` is called once for each part: see ``parts``.
+        ``launched.end`` is called once for each part: see ``parts``. Where as many as may be are under way, one ends first.
         """
-        with self._lock:
-            if self._why or len(self._pending) + parts(len(pieces)) > _MOST:
-                return self._why or f"{_MOST} launches are under way"
-            fine = True
-            for _, span in pieces:
-                fine = fine and self._give(span.number, functools.partial(_alive, span), span.record, span.fd)
-            for begin in range(0, len(pieces), PIECES):
-                number = next(self._numbers)
-                self._pending[number] = launched, tensors
-                fine = fine and self._send_soon(Launch(number, tuple(piece for piece, _ in pieces[begin : begin + PIECES])))
+        begins = range(0, len(pieces), PIECES)
+        launches = [Launch(next(self._numbers), tuple(piece for piece, _ in pieces[at : at + PIECES])) for at in begins]
+        with self._telling:
+            with self._changed:
+                self._changed.wait_for(lambda: self._why or len(self._pending) < _MOST)
+                if self._why:
+                    return self._why
+                self._pending.update({launch.number: (launched, tensors) for launch in launches})
+            fine = all(self._give(span.number, functools.partial(_alive, span), span.record, span.fd) for _, span in pieces)
+            fine = fine and all(self._send_soon(launch) for launch in launches)
         if not fine:
             self._give_up("it does not take orders")  # and what it was told ends with it
         return ""
@@ -210,6 +207,7 @@ class CommunicatorProcess(ChildProcess):
             case Ended(number, text):
                 with self._lock:
                     launched, _ = self._pending.pop(number, (None, ()))
+                    self._changed.notify()
                 if launched is not None:
                     launched.end(text)
 
@@ -236,17 +234,6 @@ class CommunicatorProcess(ChildProcess):
                 launched.end(text)
 
         return finish
-
-    def _send_soon(self, record: Packed) -> bool:
-        """As ``_send``, where much is told at once. With the lock."""
-        until = time.monotonic() + _PATIENCE
-        while not self._send(record):
-            left = until - time.monotonic()
-            poll = select.poll()
-            poll.register(self._sock, select.POLLOUT)
-            if left <= 0 or not any(events == select.POLLOUT for _, events in poll.poll(left * 1000)):
-                return False
-        return True
 
 
 def parts(count: int) -> int:
