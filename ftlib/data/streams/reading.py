@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ _FEW = 2
 class Records(torch.utils.data.Dataset[Any]):
     """The dataset of a stream's loader. Keeps a few shards open, to go on where it stopped."""
 
-    def __init__(self, shards: Sequence[Any], opened: Callable[[Any, int], Iterator[Any]], most: int) -> None:
+    def __init__(self, shards: Sequence[Any], opened: Callable[[Any, int], Iterable[Any]], most: int) -> None:
         """``opened``: yields a shard's records from a given one on. ``most``: shards kept open in one process."""
         self._shards, self._opened, self._most = shards, opened, most
         self.ends = torch.full((len(shards),), -1, dtype=torch.int64, device="cpu").share_memory_()  # type: ignore[no-untyped-call]
@@ -93,7 +93,7 @@ class Records(torch.utils.data.Dataset[Any]):
 class _Reader:
     """An open shard. It has always looked one record ahead, so that its end is known with its last record."""
 
-    def __init__(self, records: Iterator[Any]) -> None:
+    def __init__(self, records: Iterable[Any]) -> None:
         self._records = iter(records)
         self._ahead: list[Any] = []
         self.ended = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,13 +19,8 @@ def tar_records(path: str, start: int) -> Iterator[dict[str, Any]]:
     What comes before ``start`` is passed over by its headers. A URL (``s3://...``) is opened by fsspec.
     """
     with _opened(path) as file, tarfile.open(fileobj=file, mode="r:*") as archive:
-        members = (member for member in archive if member.isfile() and _key(member.name)[1])
-        groups = itertools.groupby(members, key=lambda member: _key(member.name)[0])
-        for number, (key, group) in enumerate(groups):
-            files = list(group) if number >= start else ()
-            if files:
-                yield {"__key__": key, **{_key(member.name)[1]: _content(archive, member) for member in files}}
-            archive.members.clear()  # type: ignore[attr-defined]  # else it remembers each file of the shard
+        for key, files in itertools.groupby(_files(archive, start), key=operator.itemgetter(0)):
+            yield {"__key__": key, **{kind: content for _, kind, content in files}}
 
 
 class HuggingFace:
@@ -84,6 +80,21 @@ def _key(name: str) -> tuple[str, str]:
     folder, slash, base = name.rpartition("/")
     stem, _, kind = base.partition(".")
     return folder + slash + stem, kind.lower()
+
+
+def _files(archive: tarfile.TarFile, start: int) -> Iterator[tuple[str, str, bytes]]:
+    """Yield the key, the kind and the content of each file of the records from number ``start`` on.
+
+    A file is read when it is reached: in a compressed archive, going back means to decompress it from its beginning.
+    """
+    number, before = -1, None
+    for member in archive:
+        key, kind = _key(member.name)
+        if member.isfile() and kind:
+            number, before = number + (key != before), key
+            if number >= start:
+                yield key, kind, _content(archive, member)
+        archive.members.clear()  # type: ignore[attr-defined]  # else it remembers each file of the shard
 
 
 def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:

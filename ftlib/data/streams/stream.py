@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -44,6 +45,8 @@ class ElasticStream(Elastic):
         """
         self.batch_size = integer("batch_size", batch_size, 1)
         lanes, seed, shuffle = integer("lanes", lanes, 1), integer("seed", seed), bool(shuffle)
+        if isinstance(shards, str | bytes | os.PathLike):  # else its letters are the shards
+            raise ConfigError(f"{shards!r} is one shard: pass a list of them")
         names = list(shards)
         if not 0 < len(names) <= MOST_SHARDS:
             raise ConfigError(f"a stream needs between 1 and {MOST_SHARDS} shards, not {len(names)}")
@@ -61,7 +64,7 @@ class ElasticStream(Elastic):
         }
         plan = Shards(len(names), counts, self.batch_size, lanes, shuffle, seed, zlib.crc32(repr(made).encode()))
         self._plan = plan
-        self.records = Records(names, lambda shard, start: iter(open(shard, start)), 2 * lanes)
+        self.records = Records(names, open, 2 * lanes)
         """The dataset for a loader: ``DataLoader(stream.records, batch_sampler=stream)``."""
         few = min(2, self.batch_size)
         super().__init__(

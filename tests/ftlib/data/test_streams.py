@@ -17,6 +17,7 @@ import pytest
 from ftlib import ElasticStream
 from ftlib.data.dealing.replica import Replica
 from ftlib.data.sampling import Sampling
+from ftlib.data.streams import sources
 from ftlib.data.streams.schedule import Schedule
 from ftlib.data.streams.shards import ShardDeal
 from ftlib.data.streams.sources import HuggingFace, tar_records
@@ -155,6 +156,12 @@ def test_unregistered_it_is_read_from_end_to_end(kind: str) -> None:
     assert sorted(second) == ALL  # the first loop had fillers, as it did not know yet where shards end
 
 
+def test_workers_that_are_not_forked_read_it() -> None:
+    """They get ``open`` pickled, as spawn and forkserver do."""
+    loader = _stream().loader(collate_fn=list, num_workers=1, multiprocessing_context="spawn")
+    assert set(itertools.chain(*loader)) == set(ALL)
+
+
 def test_a_member_goes_on_with_its_shard_after_another_one_died() -> None:
     """With lanes=1 it opens each of its own shards once, though members go and its batches are dealt again."""
     opened: list[tuple[int, int]] = []
@@ -189,6 +196,8 @@ def test_a_member_goes_on_with_its_shard_after_another_one_died() -> None:
     ("arguments", "text"),
     [
         ({"shards": []}, "between 1 and"),
+        ({"shards": "a.tar"}, "'a.tar' is one shard: pass a list"),
+        ({"shards": Path("a.tar")}, r"a\.tar'\) is one shard: pass a list"),
         ({"sizes": (1, 2)}, "records of each of the 6 shards"),
         ({"sizes": (0,) * 6}, "not 0 of all"),
         ({"batch_size": 0}, "batch_size=0 must be at least 1"),
@@ -204,7 +213,7 @@ def test_arguments(arguments: dict[str, Any], text: str) -> None:
 def test_a_state_of_other_shards_is_refused() -> None:
     state = _stream().state_dict()
     with pytest.raises(ConfigError, match="made with other shards"):
-        ElasticStream("abcdef", _records, batch_size=4, seed=3).load_state_dict(state)
+        ElasticStream(list("abcdef"), _records, batch_size=4, seed=3).load_state_dict(state)
     with pytest.raises(ConfigError, match="lanes=1, this ElasticStream has 2"):
         _stream(lanes=2).load_state_dict(state)
     assert isinstance(_stream(), Sampling)
@@ -252,6 +261,34 @@ def test_a_stream_of_tar_files(tmp_path: Path) -> None:
     loader = ElasticStream.tar(paths, batch_size=3).loader(collate_fn=list)
     keys = {record["__key__"] for _ in range(2) for batch in loader for record in batch}
     assert keys == {f"part/{10 * shard + number:04}" for shard in range(5) for number in range(shard)}
+
+
+class Counted(io.FileIO):
+    """A file that knows how many bytes were read from it."""
+
+    count = 0
+
+    def read(self, size: int = -1, /) -> bytes:
+        data = super().read(size) or b""
+        self.count += len(data)
+        return data
+
+
+@pytest.mark.parametrize("kind", ["gz", "bz2", "xz"])
+def test_a_compressed_tar_file_is_read_once(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To go back in it means to decompress it from its beginning."""
+    path, content, records = tmp_path / f"a.tar.{kind}", np.random.default_rng(1).bytes(16_000), 30
+    with tarfile.open(path, f"w:{kind}") as archive:  # type: ignore[call-overload]
+        for record in range(records):
+            for name in ("jpg", "seg.png"):
+                info = tarfile.TarInfo(f"{record:04}.{name}")
+                info.size = len(content)
+                archive.addfile(info, io.BytesIO(content))
+    with Counted(path) as file:
+        monkeypatch.setattr(sources, "_opened", lambda _: file)
+        read = list(tar_records(str(path), 1))
+        assert [record["jpg"] for record in read] == [content] * (records - 1)
+        assert file.count < 2 * path.stat().st_size
 
 
 def test_a_url_is_opened_by_fsspec(tmp_path: Path) -> None:
