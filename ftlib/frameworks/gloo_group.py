@@ -191,6 +191,7 @@ class GlooGroup(Group):
                 if len(works) > _LOOKED_THROUGH:
                     while len(works) > 1 and works[0].done():
                         works.popleft()
+                    works.rotate(-1)  # a receive that nobody answers would keep all after it
             return work
         finally:
             self._beginning.pop()

@@ -111,6 +111,20 @@ def exchange(worker: Worker, elements: int) -> float:
     return theirs[-1].item()
 
 
+def reduce_beside_an_open_receive(worker: Worker, count: int) -> int:
+    """Of so many reductions, how many the group remembers. The receive is answered after all of them."""
+    group = worker.group
+    assert isinstance(group, GlooGroup)
+    received = group.recv(torch.zeros(4), 1, 99) if group.rank == 0 else None
+    for _ in range(count):
+        assert group.allreduce(torch.zeros(1000)).wait(TIMEOUT)
+    remembered = len(group._works)
+    if group.rank == 1:
+        assert group.send(torch.ones(4), 0, 99).wait(TIMEOUT)
+    assert received is None or received.wait(TIMEOUT)
+    return remembered
+
+
 def operate_in_parts(worker: Worker) -> dict[str, Any]:
     """What this rank has after each operation; the parts name who sent them, and to whom."""
     group, results = worker.group, {}

@@ -23,6 +23,7 @@ from tests.frameworks.orders import (
     meet_and_never_connect,
     rebuild_blindly,
     receive_from_the_dead,
+    reduce_beside_an_open_receive,
     reduce_few_bytes,
     reduce_one,
     send_ones,
@@ -52,6 +53,13 @@ def test_close_gives_everything_back(crew: Crew) -> None:
     print(f"\nclose took {1e3 * max(took for took, _ in answers):.2f} ms")
     assert all(took < SOON for took, _ in answers)
     assert all(freed >= 4 for _, freed in answers), answers  # listener, two connections, store
+
+
+def test_operations_that_have_ended_are_forgotten_although_a_receive_is_open(crew: Crew) -> None:
+    hands = crew.hire(3)[:2]
+    crew.build(hands)
+    remembered = crew.run(hands, reduce_beside_an_open_receive, 100)
+    assert max(remembered) < 20
 
 
 def test_few_bytes_are_exchanged_and_reduced_in_the_order_of_the_ranks(crew: Crew) -> None:
