@@ -133,7 +133,7 @@ class Elastic(torch.utils.data.Sampler[list[Any]]):
                 if epoch is None:
                     return iter(())
                 raise ConfigError(f"no ledger of epoch {epoch}: kept are those of {sorted(books)}")
-            entries = sorted(books[chosen], key=operator.attrgetter("step", "member"))
+            entries = iter(books[chosen])
         return self._rows(chosen, entries)
 
     def __len__(self) -> int:
@@ -325,7 +325,7 @@ class Elastic(torch.utils.data.Sampler[list[Any]]):
             order = self._cached = self._make_order(epoch)
         return order
 
-    def _rows(self, epoch: int, entries: list[Entry]) -> Iterator[LedgerRow]:
+    def _rows(self, epoch: int, entries: Iterator[Entry]) -> Iterator[LedgerRow]:
         order = self._cached
         if order is None or order.epoch != epoch:
             order = self._make_order(epoch)

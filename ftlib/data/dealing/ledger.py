@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import array
+import heapq
 import itertools
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -83,14 +85,14 @@ class Ledger:
                 self._replace(member, _Run(step, granted, 1, 1, piece[0], 0, _size(piece)))
 
     def __iter__(self) -> Iterator[Entry]:
-        """Yield all entries as of now, run by run: in the order of steps for each member, but not over all members."""
-        names = list(self._members)
-        runs = self._runs()
-        for at in range(0, len(runs), _FIELDS):
-            member, step, granted, per, count, start, stride, size = runs[at : at + _FIELDS]
-            for index in range(count):
-                first = start + stride * index
-                yield Entry(step + index // per, names[member], bool(granted), first, first + size)
+        """Return all entries as of now, in the order of steps, and within a step in that of the members' names.
+
+        Runs are expanded one by one as they are read: there may be millions of entries.
+        """
+        flat = self._runs()
+        runs = np.frombuffer(flat, dtype=np.int64).reshape(-1, _FIELDS) if flat else np.zeros((0, _FIELDS), np.int64)
+        members = [_expanded(name, runs[runs[:, 0] == number]) for name, number in self._members.items()]
+        return heapq.merge(*members, key=operator.attrgetter("step", "member"))
 
     def state(self) -> dict[str, Any]:
         """Everything, as plain values."""
@@ -128,6 +130,15 @@ class Ledger:
         for block in self._blocks:
             runs.extend(_rows(block))
         return runs + self._closed + self._unclosed()
+
+
+def _expanded(member: str, runs: np.ndarray[Any, np.dtype[np.int64]]) -> Iterator[Entry]:
+    """Yield the entries of one member's runs, which are in the order of steps."""
+    for run in runs:
+        _, step, granted, per, count, start, stride, size = run.tolist()
+        for index in range(count):
+            first = start + stride * index
+            yield Entry(step + index // per, member, bool(granted), first, first + size)
 
 
 def _size(piece: Range) -> int:
