@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from torch import nn
@@ -31,7 +31,7 @@ def fragments_of(model: nn.Module, fragments: int | Sequence[nn.Module]) -> list
             )
         starts = balanced([parameter.numel() for _, parameter in named], fragments)
         return [named[start:stop] for start, stop in pairwise([*starts, len(named)])]
-    return _by_modules(named, list(fragments))
+    return _by_modules(named, list(fragments) if isinstance(fragments, Iterable) else [])
 
 
 def balanced(sizes: Sequence[int], count: int) -> list[int]:
@@ -62,7 +62,7 @@ def _filled(sizes: Sequence[int], count: int, limit: int) -> list[int]:
 
 def _by_modules(named: Named, modules: list[nn.Module]) -> list[Named]:
     if not modules or not all(isinstance(module, nn.Module) for module in modules):
-        raise ConfigError("fragments= takes a number, or a list of modules of the model")
+        raise ConfigError("fragments= takes a whole number, or a list of modules of the model")
     fragments: list[Named] = [[] for _ in modules]
     inside = [frozenset(map(id, module.parameters())) for module in modules]
     for name, parameter in named:

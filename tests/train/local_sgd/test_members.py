@@ -488,6 +488,7 @@ def test_what_cannot_be_used(worker: Worker) -> None:
         ({"weight": "rank"}, "weight='rank': choose one of steps, samples, equal"),
         ({"delay": 2}, "delay=2 must be below 2"),
         ({"fragments": 3}, "fragments=3 must be 1 to 2"),
+        ({"fragments": 2.0}, "fragments= takes a whole number, or a list of modules"),
         ({"compression": "zip"}, "zip"),
     ]
     for arguments, text in refused:

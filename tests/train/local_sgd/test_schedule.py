@@ -97,7 +97,7 @@ def test_fragments_by_modules() -> None:
         fragments_of(model, [model, nn.ReLU()])
     with pytest.raises(ConfigError, match=r"fragments=6 must be\s+1 to 5"):
         fragments_of(model, 6)
-    with pytest.raises(ConfigError, match="a number, or a list of modules"):
+    with pytest.raises(ConfigError, match="a whole number, or a list of modules"):
         fragments_of(model, [])
     for parameter in model.parameters():
         parameter.requires_grad_(requires_grad=False)
