@@ -90,7 +90,9 @@ def replaced(worker: Worker) -> int:
 
 
 def judge(cluster: Cluster) -> int:
-    """All checks; how many steps there were."""
+    """All checks, once there is enough to judge, and all have ended; how many steps there were."""
+    cluster.until("there is enough to judge", lambda: all(worker.last["step"] > 10 for worker in cluster.alive()))
+    cluster.drain()
     verdict = Verdict()
     cluster.read()
     verdict.check(cluster.workers)
@@ -125,7 +127,6 @@ def test_killed_joined_left_and_nobody_stays(cluster: Cluster) -> None:
     assert workers[0].code == 0
     cluster.training(2)
     left |= {pid for worker in cluster.alive() for pid in descendants(worker.pid)}
-    cluster.drain()
     assert judge(cluster) > 10
     eventually(lambda: not any(map(lives, left)), "no process is left behind")
 
@@ -174,7 +175,6 @@ def test_members_with_and_without_such_processes_train_together(cluster: Cluster
     joiners[0].kill()
     cluster.training(2)
     cluster.advanced()
-    cluster.drain()
     assert judge(cluster) > 10
 
 
@@ -209,7 +209,6 @@ def test_the_process_of_a_group(cluster: Cluster, number: signal.Signals, isolat
     redone(cluster, workers, before)
     if isolated == "isolated:rehearsal":
         accelerated(cluster, 3, before)
-    cluster.drain()
     assert judge(cluster) > 10
 
 
@@ -221,7 +220,6 @@ def test_a_process_that_dies_as_it_builds_is_followed_by_another_one(cluster: Cl
     for pid in named(workers[0].pid, CHILDREN["isolated:rehearsal"]):
         os.kill(pid, signal.SIGKILL)
     accelerated(cluster, 2, since=1)
-    cluster.drain()
     assert judge(cluster) > 10
 
 
