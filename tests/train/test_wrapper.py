@@ -16,6 +16,7 @@ from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ftlib import ConfigError, DistributedDataParallel, Status
+from ftlib.common.local_parts import local_part
 from ftlib.core.calls.open_call import OpenCall
 from ftlib.core.engine.open_calls import OpenCalls
 from ftlib.core.plane.plane import Plane
@@ -781,6 +782,116 @@ def test_sharded_parameters_are_averaged_by_their_local_part(ft: FTLib, index: i
         near([weight.to_local(), bias], [times * each for each in found])
         assert not spare.to_local().any()
         assert weight.placements == (Shard(0),)
+
+
+class Ways(nn.Module):
+    """Each call uses the parameters that it names."""
+
+    def __init__(self, mesh: DeviceMesh | None = None) -> None:
+        super().__init__()
+        for name in "ab":
+            weight = torch.ones(2)
+            if mesh is not None:
+                from torch.distributed.tensor import Shard, distribute_tensor
+
+                weight = distribute_tensor(weight, mesh, [Shard(0)])
+            self.register_parameter(name, nn.Parameter(weight))
+
+    def forward(self, names: str) -> torch.Tensor:
+        used = [local_part(getattr(self, name)) for name in names]
+        return torch.stack([each.sum() for each in used]).sum()
+
+    def found(self) -> list[list[float] | None]:
+        return [None if each.grad is None else local_part(each.grad).tolist() for each in self.parameters()]
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["plain", "sharded"])
+@pytest.mark.parametrize("reset", ["to_none", "to_zero", "not"])
+@pytest.mark.parametrize("apart", [False, True], ids=["at_once", "no_sync"])
+@by_all("crew")
+def test_what_only_a_member_of_weight_0_used_was_used_by_nobody(
+    ft: FTLib, index: int, mesh: DeviceMesh, sharded: bool, reset: str, apart: bool
+) -> None:
+    """Its gradients stay what they were, too, so that all members apply the same."""
+    module = Ways(mesh if sharded else None)
+    model = DistributedDataParallel(ft, module, find_unused_parameters=True)
+    model("ab").backward()
+    if reset != "not":
+        model.zero_grad(set_to_none=reset == "to_none")
+    if apart:
+        with model.no_sync():
+            model("b" if ft.rank == 0 else "a").backward()
+    model.weigh(0.0 if ft.rank == 0 else 1.0)
+    model("b" if ft.rank == 0 and not apart else "a").backward()
+    assert model.status is Status.SUCCESS
+    of_a = 1.0 + (reset == "not") + apart
+    assert module.found() == [[of_a] * 2, {"to_none": None, "to_zero": [0.0] * 2, "not": [1.0] * 2}[reset]]
+    model.zero_grad()
+    model("b").backward()
+    assert module.found() == [None, [1.0, 1.0]], "the weight was for one average"
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["plain", "sharded"])
+@by_all("crew")
+def test_a_gradient_that_nobody_used_is_none_of_an_earlier_step(ft: FTLib, index: int, mesh: DeviceMesh, sharded: bool) -> None:
+    module = Ways(mesh if sharded else None)
+    model = DistributedDataParallel(ft, module, find_unused_parameters=True)
+    for name in "abbab":
+        model.zero_grad()
+        model(name).backward()
+        assert module.found() == [[1.0, 1.0] if name == each else None for each in "ab"]
+
+
+@by_all("crew")
+def test_what_was_used_in_a_step_that_failed_counts_until_it_is_dropped(ft: FTLib, index: int) -> None:
+    module = Ways()
+    model = DistributedDataParallel(ft, module, find_unused_parameters=True)
+    for dropped in (True, False):
+        model.zero_grad()
+        model.weigh(0.0)
+        model("a").backward()
+        assert model.status is Status.FAIL
+        if dropped:
+            model.zero_grad()
+        model("b").backward()
+        assert module.found() == [None if dropped else [1.0, 1.0], [1.0, 1.0]]
+    with model.no_sync():
+        model("a").backward()
+    model.zero_grad(set_to_none=False)
+    model.begin_step()
+    model("b").backward()
+    assert module.found() == [[0.0, 0.0], [1.0, 1.0]]
+
+
+@by_all("crew")
+def test_what_a_backward_that_failed_has_added_is_used(ft: FTLib, index: int) -> None:
+    module = Ways()
+    model = DistributedDataParallel(ft, module, find_unused_parameters=True)
+    for _ in range(2):  # the second time the gradients come in the order in which they are used
+        model.zero_grad()
+        model("ab").backward()
+    model.zero_grad()
+    if ft.rank == 1:
+        with breaking(module.a), pytest.raises(Broken):
+            model("ab").backward()
+    kept = module.b.grad is not None
+    model("a").backward()
+    near([module.a.grad], [torch.ones(2)])
+    assert kept == (ft.rank == 1), "the one before the one that broke"
+    near([module.b.grad], [torch.full((2,), 0.5)])
+
+
+def test_alone_nothing_is_used_in_two_steps() -> None:
+    """Another worker joins afterwards: what was used before it came counts no more."""
+
+    def train(worker: Worker) -> list[bool]:
+        model = DistributedDataParallel(worker.ft, Ways(), find_unused_parameters=True)
+        model("a").backward()
+        assert model.status is Status.NO_NEED
+        return list(model._backward._used.here)  # type: ignore[union-attr]
+
+    with Job(1) as job:
+        assert job.run({"a": train}) == {"a": [False, False]}
 
 
 def test_averages_that_leave_gradients_out_are_not_replayed() -> None:

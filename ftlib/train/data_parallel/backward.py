@@ -127,6 +127,11 @@ class Backward:
         """True if forward runs within backward, as checkpoints do."""
         return within_backward()
 
+    def begin_step(self) -> None:
+        """A step begins: what was accumulated before is dropped."""
+        if self._used is not None:
+            self._used.clear()
+
     def disarm(self) -> None:
         """Forward begins, and backward will not average."""
         self._armed = False
@@ -191,10 +196,14 @@ class Backward:
         """Backward has reached an output of the module, and will not average."""
         if self._phase[0] == _IDLE:
             self._keep_results()
+            if self._used is not None:
+                self._used.begin(self._trained.pairs)
 
     def failed(self) -> None:
         """There will be no more gradients."""
         average, opened = self._average, self._phase[0] == _OPEN
+        if opened:
+            self._note_used()  # what has come is in the gradients
         self._close(None)
         if opened and average is not None:
             average.abandon()
@@ -241,7 +250,7 @@ class Backward:
                     "backward has reached parameters within a re-entrant checkpoint, but no tensor that forward returned: its "
                     "end cannot be seen there; use checkpoint(..., use_reentrant=False), or return the tensors from forward"
                 )
-            self._begin()
+            self._begin(number)
         self._open()
         return True
 
@@ -283,8 +292,11 @@ class Backward:
             if self._average is not None:
                 self._average.restart()
 
-    def _begin(self) -> None:
+    def _begin(self, reached: int | None = None) -> None:
+        """``reached``: the number of a parameter whose gradient is there already."""
         self._keep_results()
+        if self._used is not None:
+            self._used.begin(self._trained.pairs, reached)
         self._average = None  # and with it the memory of the last gradients
         self._room.of({})
         self._roots.clear()
@@ -425,9 +437,8 @@ class Backward:
         assert average is not None
         countdown.remaining[-1] -= 1  # the flags come now
         if used is not None:
-            for number in trained.numbers:
-                used.here[number] |= countdown.times(number) > 0
-            used.enter(trained.numbers, trained.owners)
+            self._note_used()
+            used.enter(trained.numbers)
         trained.lend()
         for number in range(self._pushed, len(average.layout.buckets)):
             self._push_one(number)
@@ -436,12 +447,20 @@ class Backward:
                 status = average.finish()
         else:
             status = average.finish()
-        if used is not None:
-            used.leave(averaged=status is Status.SUCCESS)
         trained.take_back()
+        if used is not None and status is Status.SUCCESS:
+            used.leave(trained.pairs)
+        elif used is not None and status is Status.NO_NEED:  # the gradients are used up as they are
+            used.clear()
         if status is not Status.ABORT:
             self._learn()
         return status
+
+    def _note_used(self) -> None:
+        """Flag the parameters whose gradients have come in this pass."""
+        if self._used is not None:
+            for number in self._trained.numbers:
+                self._used.here[number] |= self._countdown.times(number) > 0
 
     def _learn(self) -> None:
         """This pass shows how often each gradient comes, and in what order: later ones wait for as many."""

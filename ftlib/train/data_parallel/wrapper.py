@@ -166,6 +166,7 @@ class DistributedDataParallel(nn.Module):
     def begin_step(self) -> None:
         """A step begins: what came before does not count in ``outcome`` any more."""
         self._outcomes.begin()
+        self._backward.begin_step()
 
     def outcome(self) -> Status | None:
         """The worst of the averages since ``begin_step``; a backward that failed counts as FAIL. None if there were none."""
