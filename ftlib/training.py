@@ -89,6 +89,7 @@ class Calls(ABC):
         """Whether the warning that there is no gradient was logged."""
         self._trains = False
         """Whether gradients were averaged."""
+        self._declined = 0
         self._reminders = Reminders()
         self.agreed = Agreed()
         """Values that the members agreed upon; they travel with the registered state."""
@@ -156,9 +157,7 @@ class Calls(ABC):
             raise ConfigError(_UNCOMPRESSED)
         if not wait:
             self._may_go_on()
-        share = 1.0 if weight is None else _weight(weight)
-        if type(batches) is not int or not 0 <= batches <= MOST_BATCHES:
-            raise _not_a_count(batches)
+        share = checked_share(weight, batches)
         targets = targets_of(target)
         self._trains = self._trains or (bool(targets.owners) and isinstance(targets.owners[0], torch.nn.Parameter))
         if not self._told and targets.owners and targets.sources[0] is None:
@@ -187,9 +186,7 @@ class Calls(ABC):
         self, parameters: Sequence[torch.Tensor], *, weight: float | None, batches: int
     ) -> tuple[Status, Norms]:
         """As ``allreduce_average``, also of the norms of the averages, in as far as they come with the look for inf and nan."""
-        share = 1.0 if weight is None else _weight(weight)
-        if type(batches) is not int or not 0 <= batches <= MOST_BATCHES:
-            raise _not_a_count(batches)
+        share = checked_share(weight, batches)
         targets = targets_of(parameters)
         self._trains = True
         if not self._told:
@@ -227,6 +224,11 @@ class Calls(ABC):
     def leave_now(self) -> None:
         """Leave between two calls, as a notice requires: the next one is too far. SystemExit ends the program."""
         self._drained()
+
+    @property
+    def declined(self) -> int:
+        """How many calls the program has declined."""
+        return self._declined
 
     @property
     def data_ends(self) -> bool:
@@ -289,8 +291,7 @@ class Calls(ABC):
         nobody: the program's next average uses them up, besides those drawn since. The rest: see ``allreduce_average``. Nothing
         is begun yet.
         """
-        if type(batches) is not int or not 0 <= batches <= MOST_BATCHES:
-            raise _not_a_count(batches)
+        share = checked_share(weight, batches)
         if layout.compression is not None and self._execution is not None:
             raise ConfigError(_UNCOMPRESSED)
         for place in layout.places:
@@ -299,7 +300,7 @@ class Calls(ABC):
         call = OpenCall(
             layout,
             targets.owners,
-            weight=1.0 if weight is None else _weight(weight),
+            weight=share,
             by_samples=weight is None,
             batches=batches,
             veto=self._veto,
@@ -405,8 +406,8 @@ class Calls(ABC):
         """
         if self._execution is not None:
             raise ConfigError("decline was called within execute: raise an exception there, and no member applies the step")
-        if type(batches) is not int or not 0 <= batches <= MOST_BATCHES:
-            raise _not_a_count(batches)
+        _check_count(batches)
+        self._declined += 1
         try:
             return self._run(Declined(veto=self._veto, batches=batches))
         except NoFollowing as reason:
@@ -627,8 +628,16 @@ class Calls(ABC):
                 self._untold = [functools.partial(callback, straggler) for callback in self._on_straggler]
 
 
-def _not_a_count(batches: Any) -> ConfigError:
-    return ConfigError(f"batches={batches!r} must be a whole number from 0 to {MOST_BATCHES}")
+def checked_share(weight: Any, batches: Any) -> float:
+    """The weight of an average, 1 where None was given. ConfigError if that or ``batches`` cannot be used."""
+    share = 1.0 if weight is None else _weight(weight)
+    _check_count(batches)
+    return share
+
+
+def _check_count(batches: Any) -> None:
+    if type(batches) is not int or not 0 <= batches <= MOST_BATCHES:
+        raise ConfigError(f"batches={batches!r} must be a whole number from 0 to {MOST_BATCHES}")
 
 
 def _weight(weight: Any) -> float:

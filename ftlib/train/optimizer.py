@@ -20,6 +20,7 @@ from ..state.replay import replaying
 from ..status import Status
 from .clipping import clip
 from .data_parallel.room import FormerGradients
+from .share import NextShare
 from .wrapped import Wrapped, worst, wrapped_in
 
 __all__ = ["Optimizer"]
@@ -63,8 +64,7 @@ class Optimizer(torch.optim.Optimizer):
         self._schedule = schedule
         self._copies = FormerGradients()
         self._status: Status | None = None
-        self._share: tuple[float | None, int] = (None, 1)
-        """Weight and batches of the next average."""
+        self._share = NextShare(ft)
         self._compared: Registered | None = None
         """What was registered when it was last compared with this optimizer."""
         if scaler is not None and _owner(scaler) is None:
@@ -95,7 +95,7 @@ class Optimizer(torch.optim.Optimizer):
             raise ConfigError(
                 "Optimizer.weigh: the gradients are averaged in backward already; call weigh() of the DistributedDataParallel"
             )
-        self._share = (weight, batches)
+        self._share.say(weight, batches)
 
     def step(self, closure: None = None) -> Status:  # type: ignore[override]
         """Average the gradients over all members, and apply the average if the status is truthy; returns the status.
@@ -270,11 +270,20 @@ class Optimizer(torch.optim.Optimizer):
 
     def _average(self, parameters: list[torch.Tensor]) -> tuple[Status, Sequence[Norms]]:
         """Average what is in the gradients now."""
-        (weight, batches), self._share = self._share, (None, 1)
-        if not self._norms_help:
-            return self._ft.allreduce_average(parameters, weight=weight, batches=batches), ()
-        status, norms = self._ft.average_for_clipping(parameters, weight=weight, batches=batches)
-        return status, (norms,)
+        (weight, batches), before = self._share.get(), self._ft.step
+        norms: Sequence[Norms] = ()
+        try:
+            if self._norms_help:
+                status, found = self._ft.average_for_clipping(parameters, weight=weight, batches=batches)
+                norms = (found,)
+            else:
+                status = self._ft.allreduce_average(parameters, weight=weight, batches=batches)
+        except BaseException:
+            if self._ft.step != before:  # it has ended, and a callback of the program's has raised
+                self._share.used()
+            raise
+        self._share.used()
+        return status, norms
 
 
 def _check(ft: Any, optimizer: Any, clip_norm: float | None, scaler: Any, schedule: Any) -> None:

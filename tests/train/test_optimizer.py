@@ -110,6 +110,36 @@ def test_weights_count(ft: FTLib, i: int) -> None:
         assert torch.equal(weight, torch.full((2,), expected))
 
 
+@by_all("pair")
+def test_a_weight_holds_until_an_average_has_ended(ft: FTLib, i: int) -> None:
+    weight = nn.Parameter(torch.zeros(2))
+    optimizer = Optimizer(ft, torch.optim.SGD([weight], lr=1.0))
+    optimizer.weigh(1.0 + 2.0 * i)
+    weight.grad = torch.ones(2).to_sparse()
+    with pytest.raises(ConfigError, match="sparse"):
+        optimizer.step()
+    weight.grad = torch.full((2,), 4.0 + 4.0 * i)
+    assert optimizer.step()
+    assert torch.equal(weight, torch.full((2,), -7.0))
+    optimizer.weigh(-1.0)
+    with pytest.raises(ConfigError, match=r"weight=-1.0"):
+        optimizer.step()
+    pending = [ZeroDivisionError()]
+
+    def fails(_: object) -> None:
+        if pending:
+            raise pending.pop()
+
+    ft.on_view_change(fails)
+    ft._plane.news.changes.append(ft.view)  # type: ignore[arg-type]
+    optimizer.weigh(1.0 + 2.0 * i)
+    with pytest.raises(ZeroDivisionError):
+        optimizer.step()
+    weight.grad = torch.full((2,), 4.0 + 2.0 * i)
+    assert optimizer.step()
+    assert torch.equal(weight, torch.full((2,), -12.0))
+
+
 @pytest.mark.parametrize("bad", [math.inf, math.nan])
 @by_all("pair")
 def test_what_is_vetoed_is_applied_by_nobody(ft: FTLib, i: int, bad: float) -> None:

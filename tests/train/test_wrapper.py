@@ -223,6 +223,50 @@ def test_weights_hold_for_one_average(ft: FTLib, index: int) -> None:
     near(gradients(model), gradients(alone))
 
 
+@pytest.mark.parametrize("place", [0, 3])
+@by_all("crew")
+def test_a_weight_holds_until_an_average_has_ended(ft: FTLib, index: int, place: int) -> None:
+    """Also where backward fails before its average has begun, or when it is under way already."""
+    model = DistributedDataParallel(ft, small(), bucket_mb=1e-4)
+    for _ in range(3):
+        loss(model, ft.rank).backward()
+        model.zero_grad()
+    model.weigh(3.0 if ft.rank else 1.0)
+    if ft.rank == 1:
+        with breaking(list(model.parameters())[place]), pytest.raises(Broken):
+            loss(model, ft.rank).backward()
+        model.zero_grad()
+    loss(model, ft.rank).backward()
+    near(gradients(model), [each / 2 for each in expected(small, lambda module, rank: loss(module, rank) * (1 + 2 * rank))])
+    model.zero_grad()
+    loss(model, ft.rank).backward()
+    near(gradients(model), expected(small, loss))
+
+
+@by_all("crew")
+def test_a_weight_is_gone_with_its_average(ft: FTLib, index: int) -> None:
+    """A callback raises when it has ended; or the program declines the call instead."""
+    model, pending = DistributedDataParallel(ft, small()), [Broken()]
+
+    def fails(_: object) -> None:
+        if pending:
+            raise pending.pop()
+
+    ft.on_view_change(fails)
+    ft._plane.news.changes.append(ft.view)  # type: ignore[arg-type]
+    model.weigh(1.0 + ft.rank)
+    with pytest.raises(Broken):
+        loss(model, ft.rank).backward()
+    model.zero_grad()
+    loss(model, ft.rank).backward()
+    near(gradients(model), expected(small, loss))
+    model.zero_grad()
+    model.weigh(1.0 + ft.rank)
+    assert ft.decline() is Status.FAIL
+    loss(model, ft.rank).backward()
+    near(gradients(model), expected(small, loss))
+
+
 @by_all("crew")
 def test_inf_is_applied_by_nobody(ft: FTLib, index: int) -> None:
     model = DistributedDataParallel(ft, small())

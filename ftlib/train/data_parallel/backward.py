@@ -27,6 +27,7 @@ from ...errors import ConfigError
 from ...ftlib import FTLib
 from ...status import Status
 from ..backward_end import at_end_of_backward, within_backward, within_checkpoint
+from ..share import NextShare
 from ..wrapped import Outcomes
 from .countdown import Countdown
 from .outputs import reaches
@@ -108,8 +109,7 @@ class Backward:
         """True if gradients become views of the present average, or are of the last one."""
         self._clips = False
         """True if the program has asked for the norms of the last average."""
-        self._weight: float | None = None
-        self._batches = 1
+        self._share = NextShare(ft)
         self._views_told = not options.views
 
     # --- outside of backward -------------------------------------------------------------------------------------------
@@ -136,9 +136,9 @@ class Backward:
         """Forward begins, and backward will not average."""
         self._armed = False
 
-    def weigh(self, weight: float | None, batches: int) -> None:
-        """Of the next pass."""
-        self._weight, self._batches = weight, batches
+    def weigh(self, weight: float, batches: int) -> None:
+        """Of the next average."""
+        self._share.say(weight, batches)
 
     def look(self) -> None:
         """Take account of parameters that were frozen, or are trained again."""
@@ -354,13 +354,14 @@ class Backward:
                 "helped once they have been changed in place; call register_state before the first backward"
             )
         self._viewing = views
+        weight, batches = self._share.get()
         self._average = self._ft.open_average(
             self._owners(),
             self._lay_out(),
             self._lay_out,
             module=self._module,
-            weight=self._weight,
-            batches=self._batches,
+            weight=weight,
+            batches=batches,
             views=views,
             norms=views and self._clips,  # copies may be changed in ways that nobody sees
         )
@@ -471,10 +472,12 @@ class Backward:
         self._order.finished(countdown.seen, trained.numbers)
 
     def _close(self, status: Status | None) -> None:
-        """The pass is over; None: it failed."""
+        """The pass is over; None: it failed, perhaps as a callback of the program's has raised once its average had ended."""
+        average = self._average if self._phase[0] != _IDLE else None
+        if status is not None or (average is not None and average.status is not None):
+            self._share.used()
         self._leave()
         self._armed = False
-        self._weight, self._batches = None, 1
         self._outcomes.ended(status)
 
     def _leave(self) -> None:
