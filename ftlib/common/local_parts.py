@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["is_sharded", "like", "local_part", "local_parts"]
+__all__ = ["gradient_of", "is_sharded", "like", "local_part", "local_parts"]
 
 
 def is_sharded(tensor: object) -> bool:
@@ -21,6 +21,20 @@ def local_part(tensor: Any) -> torch.Tensor:
     """The tensor itself; of a DTensor its local part, on the same memory."""
     part: torch.Tensor = tensor.to_local() if is_sharded(tensor) else tensor
     return part
+
+
+def gradient_of(parameter: Any) -> Any:
+    """The gradient of a DTensor, laid out over the mesh as the parameter is; None if there is none.
+
+    Backward may leave another layout: of a replicated parameter that was multiplied by sharded activations, each process has
+    a part of the sum (``Partial``). Members average local parts, and one that has no gradient could not know what the others'
+    parts are of. So the processes of the mesh put it together before, which an optimizer would make them do after it.
+    """
+    gradient = parameter.grad
+    if gradient is None or gradient.placements == parameter.placements:
+        return gradient
+    with torch.no_grad():
+        return gradient.redistribute(placements=parameter.placements)
 
 
 def local_parts(tree: Any) -> Any:

@@ -828,6 +828,55 @@ def test_sharded_parameters_are_averaged_by_their_local_part(ft: FTLib, index: i
         assert weight.placements == (Shard(0),)
 
 
+class Scaled(nn.Module):
+    """A replicated weight beside sharded activations, as norms have it: backward leaves a part of its gradient."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        super().__init__()
+        from torch.distributed.tensor import DTensor, Replicate
+
+        self._mesh = mesh
+        self.weight = nn.Parameter(DTensor.from_local(torch.ones(3), mesh, [Replicate()]))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        from torch.distributed.tensor import DTensor, Shard
+
+        scaled = DTensor.from_local(inputs, self._mesh, [Shard(0)]) * self.weight
+        found: torch.Tensor = scaled.to_local().sum()
+        return found
+
+
+@pytest.mark.parametrize("wraps", [False, True], ids=["call", "wrapper"])
+@by_all("crew")
+def test_gradients_are_averaged_as_their_parameters_are_sharded(ft: FTLib, index: int, mesh: DeviceMesh, wraps: bool) -> None:
+    """Parts of sums are put together before, as a member without a gradient could not know that they are such."""
+    module = Scaled(mesh)
+    model = DistributedDataParallel(ft, module) if wraps else module
+    for step in range(3):
+        model.zero_grad()
+        inputs = torch.full((4, 3), 1.0 + ft.rank)
+        if step != 1:
+            model(inputs).backward()
+        elif ft.rank == 0 or wraps:  # a wrapped model has a backward in each step
+            (model(inputs) * (ft.rank == 0)).backward()
+        status = model.status if wraps else ft.allreduce_average(module)
+        assert status is Status.SUCCESS
+        assert module.weight.grad.placements == module.weight.placements
+        near([local_part(module.weight.grad)], [torch.full((3,), 2.0 if step == 1 else 6.0)])
+
+
+@by_all("crew")
+def test_a_call_without_a_result_makes_no_gradient_of_a_sharded_parameter(ft: FTLib, index: int, mesh: DeviceMesh) -> None:
+    module = Scaled(mesh)
+    assert ft.allreduce_average(module, weight=0.0) is Status.FAIL
+    assert module.weight.grad is None
+    model = DistributedDataParallel(ft, module)
+    model.weigh(0.0)
+    model(torch.ones(4, 3)).backward()
+    assert model.status is Status.FAIL
+    near([module.weight.grad.full_tensor()], [torch.full((3,), 4.0)])
+
+
 class Ways(nn.Module):
     """Each call uses the parameters that it names."""
 

@@ -12,6 +12,7 @@ from enum import Enum
 import torch
 
 from ...common.device_waits import Fence
+from ...common.local_parts import is_sharded, like, local_part
 from ...data.mates import Drawing
 from ...data.sampling import Share
 from ...errors import ConfigError
@@ -370,7 +371,7 @@ class Call:
         """Attach this call's gradients to their parameters again: applying a result may have dropped them."""
         for owner, source in zip(self.owners, self.sources, strict=False):
             if isinstance(owner, torch.nn.Parameter) and source is not None and owner.grad is not source:
-                owner.grad = source
+                _attach(owner, source)
 
     def anew(self) -> None:
         """The call was in progress when its lifetime ended; it becomes this worker's first call of the next one."""
@@ -515,8 +516,9 @@ class Call:
     def _target(self, index: int) -> torch.Tensor:
         target = self.sources[index]
         if target is None:
-            target = torch.empty_like(self.owners[index], requires_grad=False)
-            self.owners[index].grad = target
+            owner = self.owners[index]
+            target = torch.empty_like(local_part(owner), requires_grad=False)
+            _attach(owner, target)
             self.sources[index] = target
         return target
 
@@ -540,6 +542,11 @@ class Call:
         if flat is None:
             flat = self._flat[index] = tensor.contiguous().view(-1)
         return flat
+
+
+def _attach(owner: torch.Tensor, gradient: torch.Tensor) -> None:
+    """``gradient`` becomes that of ``owner``; of a DTensor its local part."""
+    owner.grad = like(owner, gradient) if is_sharded(owner) else gradient
 
 
 def _versions(sources: Sequence[torch.Tensor | None]) -> list[int]:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from ...common.devices import device_at
-from ...common.local_parts import is_sharded, local_part
+from ...common.local_parts import gradient_of, is_sharded, local_part
 from ...errors import ConfigError
 from ...frameworks.base import Framework
 from .compression.compression import Compression
@@ -86,12 +86,14 @@ def targets_of(target: Any) -> Targets:
 
 
 def _gradient(parameter: torch.Tensor) -> torch.Tensor | None:
-    """The gradient, None if there is none; of a DTensor its local part, and zeros where there is none yet."""
+    """The gradient, None if there is none; of a DTensor its local part."""
     if not is_sharded(parameter):
         return parameter.grad
-    if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
-    return local_part(parameter.grad)
+    gradient = gradient_of(parameter)
+    if gradient is None:
+        return None
+    parameter.grad = gradient
+    return local_part(gradient)
 
 
 def _single(item: Any, index: int) -> torch.Tensor:
@@ -142,7 +144,8 @@ class Layouts:
 
         ConfigError names a tensor that cannot take part, and says why; or says that a device only records what it is told.
         """
-        found = [owner if source is None else source for source, owner in zip(targets.sources, targets.owners, strict=True)]
+        pairs = zip(targets.sources, targets.owners, strict=True)
+        found = [local_part(owner) if source is None else source for source, owner in pairs]
         try:
             key = (kind, op, views, compression, *((t.dtype, t.shape, t.layout, t.device) for t in found))
         except RuntimeError:  # tensors without a shape

@@ -434,9 +434,9 @@ class Backward:
         self._close(status)
 
     def _finish(self) -> Status:
-        trained, countdown, used, average = self._trained, self._countdown, self._used, self._average
+        trained, used, average = self._trained, self._used, self._average
         assert average is not None
-        countdown.remaining[-1] -= 1  # the flags come now
+        self._countdown.remaining[-1] -= 1  # the flags come now
         if used is not None:
             self._note_used()
             used.enter(trained.numbers)
@@ -448,14 +448,19 @@ class Backward:
                 status = average.finish()
         else:
             status = average.finish()
-        trained.take_back()
+        self._finished(status)
+        return status
+
+    def _finished(self, status: Status | None) -> None:
+        """The average has ended; None: it has not."""
+        trained, used = self._trained, self._used
+        trained.take_back(averaged=status is Status.SUCCESS)
         if used is not None and status is Status.SUCCESS:
             used.leave(trained.pairs)
         elif used is not None and status is Status.NO_NEED:  # the gradients are used up as they are
             used.clear()
-        if status is not Status.ABORT:
+        if status is not None and status is not Status.ABORT:
             self._learn()
-        return status
 
     def _note_used(self) -> None:
         """Flag the parameters whose gradients have come in this pass."""

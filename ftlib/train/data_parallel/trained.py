@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from ...common.local_parts import is_sharded, local_part
+from ...common.local_parts import gradient_of, is_sharded, like, local_part
 from ...errors import ConfigError
 
 __all__ = ["Trained"]
@@ -61,18 +61,15 @@ class Trained:
     def lend(self) -> None:
         """Before an average: give the local parts of sharded gradients to the plain parameters."""
         for parameter, plain in self._sharded:
-            plain.grad = None if parameter.grad is None else parameter.grad.to_local()
+            gradient = gradient_of(parameter)
+            plain.grad = None if gradient is None else local_part(gradient)
 
-    def take_back(self) -> None:
-        """After an average: the results are the local parts of the sharded gradients."""
+    def take_back(self, *, averaged: bool) -> None:
+        """After an average. If ``averaged``, the results are the local parts of the sharded gradients; else those stay."""
         for parameter, plain in self._sharded:
-            if plain.grad is None or (parameter.grad is not None and parameter.grad.to_local() is plain.grad):
-                continue
-            mesh, placements = parameter.device_mesh, parameter.placements
-            shape, stride = parameter.shape, parameter.stride()
-            parameter.grad = type(parameter.data).from_local(
-                plain.grad, mesh, placements, run_check=False, shape=shape, stride=stride
-            )
+            result, plain.grad = plain.grad, None
+            if averaged and result is not None:
+                parameter.grad = like(parameter, result)
 
     @property
     def sharded(self) -> bool:

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.utils.data import DataLoader
 
 from ftlib import ConfigError, DiLoCo, DistributedDataParallel, ElasticSampler, FTLib, Optimizer, ReplicaLost
@@ -206,6 +207,27 @@ class Telling(torch.nn.Module):
         return loss
 
 
+class Scaling(Telling):
+    """And one weight for each feature, equal at all processes of the replica, of whose gradient each has a part of the sum."""
+
+    def __init__(self, sharded: torch.nn.Sequential, who: int) -> None:
+        super().__init__(sharded, who)
+        self._mesh = sharded[0].weight.device_mesh
+        self.scale = torch.nn.Parameter(DTensor.from_local(torch.ones(WIDTH), self._mesh, [Replicate()]))
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        """The loss."""
+        scaled = DTensor.from_local(batch, self._mesh, [Shard(0)]) * self.scale
+        return super().forward(scaled.to_local())
+
+    def differs(self) -> bool:
+        """True if the processes of the replica have different ones."""
+        assert isinstance(self.scale, DTensor)
+        own = DTensor.from_local(self.scale.to_local().detach()[None], self._mesh, [Shard(0)])
+        rows = own.full_tensor()
+        return not torch.equal(rows[0], rows[1])
+
+
 def _model(ft: FTLib) -> torch.nn.Sequential:
     """Two layers, by FSDP over this replica."""
     mesh = ft.device_mesh("cpu", (ft.settings.shards,), ("shard",))
@@ -226,9 +248,9 @@ def wrapped(task: Task, lines: Lines) -> int:
 
 def _train_wrapped(ft: FTLib, task: Task, lines: Lines) -> None:
     shard, who = ft.settings.shard, task.given["who"]
-    telling = Telling(_model(ft), who)
+    telling = Scaling(_model(ft), who)
     model = DistributedDataParallel(ft, telling)
-    optimizer = Optimizer(ft, torch.optim.SGD(telling.sharded.parameters(), lr=1e-3))
+    optimizer = Optimizer(ft, torch.optim.SGD([*telling.sharded.parameters(), telling.scale], lr=1e-3))
     ft.register_state(model=model, optimizer=optimizer)
     while True:
         optimizer.zero_grad()
@@ -237,7 +259,10 @@ def _train_wrapped(ft: FTLib, task: Task, lines: Lines) -> None:
         assert telling.tells.grad is not None
         mask = sum(1 << int(number) for number in telling.tells.grad.nonzero())
         applied = bool(optimizer.step())
-        digest = hash(tuple(telling.sharded[0].weight.to_local().flatten().tolist()))  # type: ignore[index]
+        parts = telling.sharded[0].weight.to_local(), telling.scale.to_local()  # type: ignore[index,operator]
+        digest = hash(tuple(number for part in parts for number in part.flatten().tolist()))
+        if telling.differs():
+            raise AssertionError("the processes of a replica have different weights")
         told: dict[str, Any] = {"who": mask, "hash": digest, "shard": shard, "replica": who, "applied": applied}
         lines.write(**told, **place(ft))
 
