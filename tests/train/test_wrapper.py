@@ -725,6 +725,26 @@ def test_the_order_is_agreed_after_the_first_average(ft: FTLib, index: int) -> N
 
 
 @by_all("crew")
+def test_the_order_is_agreed_though_a_callback_raises(ft: FTLib, index: int) -> None:
+    """The average has ended, and one of the two workers alone would not know that the order is to be agreed."""
+    model, pending = DistributedDataParallel(ft, built(Shuffled())), [Broken()]
+
+    def fails(_: object) -> None:
+        if pending:
+            raise pending.pop()
+
+    if ft.rank == 1:
+        ft.on_view_change(fails)
+        ft._plane.news.changes.append(ft.view)  # type: ignore[arg-type]
+    for step in range(3):
+        model.zero_grad()
+        with pytest.raises(Broken) if ft.rank == 1 and not step else contextlib.nullcontext():
+            loss(model, ft.rank).backward()
+        near(gradients(model), expected(lambda: built(Shuffled()), loss))
+    assert set(order_of(model)[:2]) == {2, 3}
+
+
+@by_all("crew")
 def test_the_order_is_that_of_rank_0(ft: FTLib, index: int) -> None:
     class Two(nn.Module):
         def __init__(self) -> None:

@@ -443,13 +443,13 @@ class Backward:
         trained.lend()
         for number in range(self._pushed, len(average.layout.buckets)):
             self._push_one(number)
-        if profiler._is_profiler_enabled:  # noqa: SLF001
-            with profiler.record_function("ftlib finish"):
-                status = average.finish()
-        else:
-            status = average.finish()
-        self._finished(status)
-        return status
+        try:
+            if profiler._is_profiler_enabled:  # noqa: SLF001
+                with profiler.record_function("ftlib finish"):
+                    return average.finish()
+            return average.finish()
+        finally:  # also where a callback of the program's raises, as the others have this average, too
+            self._finished(average.status)
 
     def _finished(self, status: Status | None) -> None:
         """The average has ended; None: it has not."""
