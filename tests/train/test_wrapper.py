@@ -740,6 +740,8 @@ def test_the_order_is_agreed_though_a_callback_raises(ft: FTLib, index: int) -> 
         model.zero_grad()
         with pytest.raises(Broken) if ft.rank == 1 and not step else contextlib.nullcontext():
             loss(model, ft.rank).backward()
+        assert model.status is Status.SUCCESS
+        assert model.outcome() is Status.SUCCESS
         near(gradients(model), expected(lambda: built(Shuffled()), loss))
     assert set(order_of(model)[:2]) == {2, 3}
 

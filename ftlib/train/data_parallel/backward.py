@@ -200,12 +200,14 @@ class Backward:
                 self._used.begin(self._trained.pairs)
 
     def failed(self) -> None:
-        """There will be no more gradients."""
-        average, opened = self._average, self._phase[0] == _OPEN
-        if opened:
+        """There will be no more gradients; or a callback of the program's has raised once they were averaged."""
+        opened = self._phase[0] == _OPEN
+        average = self._average if opened else None
+        status = None if average is None else average.status
+        if opened and status is None:
             self._note_used()  # what has come is in the gradients
-        self._close(None)
-        if opened and average is not None:
+        self._close(status)
+        if average is not None:
             average.abandon()
 
     def _hook(self, number: int) -> Callable[[torch.Tensor], None]:
@@ -477,9 +479,10 @@ class Backward:
         self._order.finished(countdown.seen, trained.numbers)
 
     def _close(self, status: Status | None) -> None:
-        """The pass is over; None: it failed, perhaps as a callback of the program's has raised once its average had ended."""
-        average = self._average if self._phase[0] != _IDLE else None
-        if status is not None or (average is not None and average.status is not None):
+        """The pass is over. ``status``: of its average, also where a callback of the program's has raised after that; None: it
+        failed before.
+        """
+        if status is not None:
             self._share.used()
         self._leave()
         self._armed = False

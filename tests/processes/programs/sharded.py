@@ -249,6 +249,7 @@ def wrapped(task: Task, lines: Lines) -> int:
 def _train_wrapped(ft: FTLib, task: Task, lines: Lines) -> None:
     shard, who = ft.settings.shard, task.given["who"]
     telling = Scaling(_model(ft), who)
+    torch.manual_seed(shard)  # other batches at each process
     model = DistributedDataParallel(ft, telling)
     optimizer = Optimizer(ft, torch.optim.SGD([*telling.sharded.parameters(), telling.scale], lr=1e-3))
     ft.register_state(model=model, optimizer=optimizer)
