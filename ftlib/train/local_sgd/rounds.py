@@ -134,23 +134,47 @@ class Rounds:
 
     def _ended(self, average: OpenAverage) -> None:
         """The sync has ended, by an exception perhaps."""
-        status, part = average.status, self._model.parts[self._fragment]
+        status = average.status
         try:
             if status:
                 status = self._step(status)
+        except BaseException:
+            status = self._give_up(status)
+            raise
         finally:
             self._average = None
-            part.clear()
-        if status is None:
-            return
+            self._model.parts[self._fragment].clear()
+            if status is not None:
+                self._count(status, finished=average.finished)
+
+    def _count(self, status: Status, *, finished: bool) -> None:
+        """The sync is over, outer step included. ``finished``: other members have finished it, too."""
         self.status = status
-        if average.finished:
+        if finished:
             self._ft.agreed.put(self._counter, (self.syncs + 1).to_bytes(_COUNTER, "little"))
             self._place.ended(self._fragment, applied=bool(status))
             if status:
                 with torch.no_grad():
-                    part.merge(self._alpha)
+                    self._model.parts[self._fragment].merge(self._alpha)
         self.enter()
+
+    def _give_up(self, status: Status | None) -> Status:
+        """The outer step has raised (a hook of the optimizer's, an interrupt), and is undone. The others have taken it, so what
+        this member has is not what they share any more: nobody may get it from here, nor may it count in a later sync. Alone it
+        is one sync that failed. ``status``: of the average. Returns that of the sync.
+        """
+        self._outer_step.undo()
+        if status is Status.NO_NEED:
+            return Status.FAIL
+        logger.error(
+            "the outer step of fragment %d of %d has raised, and is undone: this worker leaves, as the others have taken it "
+            "and go on from other weights; start it again",
+            self._fragment + 1,
+            len(self._model.parts),
+            extra={"ftlib_event": "outer_step_raised", "fragment": self._fragment},
+        )
+        self._ft.leave()
+        return Status.ABORT
 
     def _step(self, status: Status) -> Status:
         """The outer step with the average that has come, which ended with ``status``; FAIL if no member keeps it.

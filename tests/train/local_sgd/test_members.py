@@ -290,6 +290,57 @@ def test_a_callback_that_raises_keeps_no_member_from_the_outer_step(delay: int) 
         assert one == two and one[:2] == [3, 3]
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("error", [OSError(), KeyboardInterrupt()], ids=["hook", "Ctrl-C"])
+def test_who_cannot_take_an_outer_step_leaves(when: str, error: BaseException) -> None:
+    """The others have taken it: they go on without this one, and nobody gets from it what it has instead."""
+
+    def fails(*_: object) -> None:
+        calls.append(0)
+        if len(calls) == 2:
+            raise error
+
+    def learn(ft: FTLib, model: Layers, inner: torch.optim.Optimizer, diloco: DiLoCo) -> tuple[Any, ...]:
+        raised = None
+        with diloco:
+            for step in range(1, 9):
+                try:
+                    inner_step(model, inner)
+                except type(error):
+                    raised = step, diloco.status, diloco.syncs
+        return raised, diloco.status, [weight.item() for weight in diloco.global_model.parameters()]
+
+    calls: list[int] = []
+    with company(2) as crew:
+        learners = at_once(*[lambda ft=ft: (ft, *local(ft, sync_every=2)) for ft in crew.members])
+        optimizer = learners[1][3]._optimizers[0]
+        hook = optimizer.register_step_pre_hook if when == "before" else optimizer.register_step_post_hook
+        hook(fails)
+        goes_on, left = at_once(*[functools.partial(learn, *each) for each in learners])
+    assert goes_on == (None, Status.NO_NEED, [1.0 - 8.0] * 2)
+    assert left == ((4, Status.ABORT, 2), Status.ABORT, [1.0 - 2.0] * 2)
+
+
+def test_alone_an_outer_step_that_raises_is_a_sync_that_failed() -> None:
+    def fails(*_: object) -> None:
+        calls.append(0)
+        if len(calls) == 2:
+            raise ZeroDivisionError
+
+    calls: list[int] = []
+    with company(1) as crew:
+        model, inner, diloco = local(crew.members[0], sync_every=2)
+        diloco._optimizers[0].register_step_post_hook(fails)
+        found = []
+        with diloco:
+            for step in range(6):
+                with pytest.raises(ZeroDivisionError) if step == 3 else contextlib.nullcontext():
+                    inner_step(model, inner)
+                found.append((diloco.syncs, diloco.status, next(diloco.global_model.parameters()).item()))
+    done, failed = Status.NO_NEED, Status.FAIL
+    assert found[1::2] == [(1, done, -1.0), (2, failed, -1.0), (3, done, -5.0)]
+
+
 def test_a_loop_that_ends_in_the_middle_of_a_sync_ends_it() -> None:
     with company(2) as crew:
 
