@@ -24,6 +24,7 @@ from .core.engine.catching_up import CatchUp
 from .core.engine.engine import Engine
 from .core.engine.open_average import OpenAverage
 from .core.engine.reminders import Reminders
+from .core.engine.whole_average import WholeAverage
 from .core.execute.inner import PendingCall
 from .core.execute.unit import WITHIN, Running, Unit
 from .core.plane.phase import Phase
@@ -33,7 +34,6 @@ from .core.tensors.compression.compression import Compression
 from .core.tensors.compression.names import compression_of
 from .core.tensors.device_copies import assign, duplicate
 from .core.tensors.layout import Layout
-from .core.tensors.norms import Norms
 from .core.tensors.presentation import Inputs
 from .core.tensors.targets import Layouts, Targets, check_writable, targets_of
 from .data.unregistered import READ
@@ -182,10 +182,12 @@ class Calls(ABC):
             self._inputs.keep(targets.owners[0], targets.sources)
         return self._run(call) if wait else self._begin(call)
 
-    def average_for_clipping(
-        self, parameters: Sequence[torch.Tensor], *, weight: float | None, batches: int
-    ) -> tuple[Status, Norms]:
-        """As ``allreduce_average``, also of the norms of the averages, in as far as they come with the look for inf and nan."""
+    def average_of(
+        self, parameters: Sequence[torch.Tensor], *, weight: float | None, batches: int, norms: bool
+    ) -> WholeAverage:
+        """The call that ``allreduce_average`` makes of the parameters' gradients; it is not begun yet. ``norms``: those of the
+        averages are wanted, too.
+        """
         share = checked_share(weight, batches)
         targets = targets_of(parameters)
         self._trains = True
@@ -201,11 +203,11 @@ class Calls(ABC):
             batches=batches,
             divide=True,
             veto=self._veto,
-            norms=True,
+            norms=norms,
             name=targets.name,
             remark=targets.remark,
         )
-        return self._run(call), call.gradient_norms
+        return WholeAverage(call, self._run)
 
     @property
     def has_state(self) -> bool:
@@ -563,24 +565,24 @@ class Calls(ABC):
                 list(call.owners), weight=None if call.by_samples else call.weight, batches=call.batches
             )
             return call.status
-        return self._carry_out(call, functools.partial(self._end_open, call), opened=opened)
-
-    def _end_open(self, call: OpenCall) -> Status:
-        call.status = self._finish(call)
-        return call.status
+        return self._carry_out(call, functools.partial(self._finish, call), opened=opened)
 
     def _run(self, call: Call) -> Status:
         if self._unit is not None and self._execution is not None:
-            return self._begin(call).wait()
+            call.status = self._begin(call).wait()
+            return call.status
         return self._carry_out(call, functools.partial(self._finish, call))
 
     def _finish(self, call: Call) -> Status:
         """Finish ``call`` while this thread has the call lock: in this lifetime, or in the next one if this one ends."""
         try:
-            return self._lives.life.run(call)
+            call.status = self._lives.life.run(call)
         except Excluded as error:
             ended = error
-        return self._lives.carry_on(call, ended)
+        else:
+            return call.status
+        call.status = self._lives.carry_on(call, ended)
+        return call.status
 
     def _carry_out(self, call: Call, carry_out: Callable[[], Status], *, opened: bool = False) -> Status:
         """``opened``: True if this thread has the call lock already."""

@@ -115,20 +115,16 @@ class Optimizer(torch.optim.Optimizer):
         parameters = self._parameters()
         models = self._models(parameters)
         if models:
-            status = self._outcome(models, parameters)
-            norms: Sequence[Norms] = [model.norms() for model in models] if self._norms_help else ()
-        else:
-            status, norms = self._average(parameters)
-        self._status = status
-        if status and self._plain:
-            self._inner.step()
-        elif status:
-            former = [found for model in models if (found := model.former_gradients()) is not None]
-            places = ((at, each.get(id(parameter))) for at, parameter in enumerate(parameters) for each in former)
-            self._copies.of({at: gradient for at, gradient in places if gradient is not None})
-            self._apply(in_place=not former, norms=norms)  # else another member may need the average
-            self._copies.of({})
-        return status
+            norms = [model.norms() for model in models] if self._norms_help else ()
+            return self._take(self._outcome(models, parameters), parameters, models, norms)
+        weight, batches = self._share.get()
+        average = self._ft.average_of(parameters, weight=weight, batches=batches, norms=self._norms_help)
+        try:
+            return average.finish()
+        finally:  # also where a callback of the program's raises: the others apply what has been averaged
+            if average.status is not None:
+                self._share.used()
+                self._take(average.status, parameters, (), (average.norms,) if self._norms_help else ())
 
     def apply(self) -> None:
         """Apply the averages that are in the gradients: unscale and clip them, schedule, step, and update the scaler.
@@ -214,6 +210,23 @@ class Optimizer(torch.optim.Optimizer):
 
     # --- inside --------------------------------------------------------------------------------------------------------
 
+    def _take(
+        self, status: Status, parameters: list[torch.Tensor], models: Sequence[Wrapped], norms: Sequence[Norms]
+    ) -> Status:
+        """Apply the averages that have come, by ``models`` or by a call, unless ``status`` says that nobody does. ``norms``: of
+        the averages, as far as they are known. Returns ``status``.
+        """
+        self._status = status
+        if status and self._plain:
+            self._inner.step()
+        elif status:
+            former = [found for model in models if (found := model.former_gradients()) is not None]
+            places = ((at, each.get(id(parameter))) for at, parameter in enumerate(parameters) for each in former)
+            self._copies.of({at: gradient for at, gradient in places if gradient is not None})
+            self._apply(in_place=not former, norms=norms)  # else another member may need the average
+            self._copies.of({})
+        return status
+
     def _parameters(self) -> list[torch.Tensor]:
         return [parameter for group in self._inner.param_groups for parameter in group["params"]]
 
@@ -267,23 +280,6 @@ class Optimizer(torch.optim.Optimizer):
                     f"parameter {number} of the optimizer, of {list(parameter.shape)}, is in no wrapped model, as others are: "
                     "nobody averages its gradient; make it a parameter of the module, or give it an Optimizer of its own"
                 )
-
-    def _average(self, parameters: list[torch.Tensor]) -> tuple[Status, Sequence[Norms]]:
-        """Average what is in the gradients now."""
-        (weight, batches), before = self._share.get(), self._ft.step
-        norms: Sequence[Norms] = ()
-        try:
-            if self._norms_help:
-                status, found = self._ft.average_for_clipping(parameters, weight=weight, batches=batches)
-                norms = (found,)
-            else:
-                status = self._ft.allreduce_average(parameters, weight=weight, batches=batches)
-        except BaseException:
-            if self._ft.step != before:  # it has ended, and a callback of the program's has raised
-                self._share.used()
-            raise
-        self._share.used()
-        return status, norms
 
 
 def _check(ft: Any, optimizer: Any, clip_norm: float | None, scaler: Any, schedule: Any) -> None:

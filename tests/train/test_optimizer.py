@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import io
@@ -137,7 +138,29 @@ def test_a_weight_holds_until_an_average_has_ended(ft: FTLib, i: int) -> None:
         optimizer.step()
     weight.grad = torch.full((2,), 4.0 + 2.0 * i)
     assert optimizer.step()
-    assert torch.equal(weight, torch.full((2,), -12.0))
+    assert torch.equal(weight, torch.full((2,), -19.0))
+
+
+@pytest.mark.parametrize("clip_norm", [None, 1.0])
+@by_all("pair")
+def test_a_callback_that_raises_keeps_no_worker_from_the_step(ft: FTLib, i: int, clip_norm: float | None) -> None:
+    weight, pending = nn.Parameter(torch.zeros(1)), [ZeroDivisionError()]
+    optimizer = Optimizer(ft, torch.optim.SGD([weight], lr=1.0), clip_norm=clip_norm)
+
+    def fails(_: object) -> None:
+        if pending:
+            raise pending.pop()
+
+    if i == 1:
+        ft.on_view_change(fails)
+        ft._plane.news.changes.append(ft.view)  # type: ignore[arg-type]
+    for step in range(3):
+        optimizer.zero_grad()
+        weight.grad = torch.full((1,), 4.0)
+        with pytest.raises(ZeroDivisionError) if i == 1 and not step else contextlib.nullcontext():
+            optimizer.step()
+        assert optimizer.status is Status.SUCCESS
+    torch.testing.assert_close(weight.detach(), torch.full((1,), -12.0 if clip_norm is None else -3.0))
 
 
 @pytest.mark.parametrize("bad", [math.inf, math.nan])

@@ -16,6 +16,7 @@ from ...common.local_parts import is_sharded, like, local_part
 from ...data.mates import Drawing
 from ...data.sampling import Share
 from ...errors import ConfigError
+from ...status import Status
 from ..tensors.device_copies import bring, each_finite, fetch, flatten, fold, gather
 from ..tensors.dtypes import EXTREMES, load, store
 from ..tensors.layout import Bucket, Layout, Piece
@@ -235,6 +236,8 @@ class Call:
         self.root_rank = root_rank
         self._root = ""
         self.number = 0
+        self.status: Status | None = None
+        """How it has ended; None: it has not, or by an exception. Known before the program's callbacks, which may raise."""
         self.began = 0.0
         """When the call was entered, on the clock of the threads that carry it out."""
         self.computing = False

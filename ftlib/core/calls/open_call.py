@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ...status import Status
 from ..tensors.layout import Bucket, Layout
 from ..tensors.staging import Slot
 from .call import Call, Kind
@@ -60,8 +59,6 @@ class OpenCall(Call):
         self.by_samples = by_samples
         self.draws_beside = draws_beside
         self.keeps_batches = keeps_batches
-        self.status: Status | None = None
-        """How it has ended; None: it has not, or by an exception. Known before the program's callbacks, which may raise."""
         self._relaid = relaid
         self._ahead: dict[int, tuple[torch.Tensor, int]] = {}
         """By index: gradients that were staged before the rest of their bucket, each with its version then."""
