@@ -165,7 +165,7 @@ class Border:
         try:
             if copy.fence is not None:
                 copy.fence.share_device()
-            for chunk in encode(registered.tree(plane.step, private=copy.tree), copy.fence):
+            for chunk in encode(registered.tree(plane.step, private=copy.part), copy.fence):
                 if not plane.settled(number):  # checked after the copy: what was read before is intact
                     raise ConnectionAbortedError(f"call {number} ended while the state before it was being sent")
                 yield chunk

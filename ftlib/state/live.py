@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
-from typing import Any
+from collections.abc import Hashable
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from .codec import DTYPES
+from .parts import parameters_of
 from .registry import Registered
 
 Place = tuple[str, int]
@@ -81,13 +81,3 @@ def memory(tensor: torch.Tensor) -> Hashable:
 def nbytes_of_parameters(registered: Registered) -> int:
     """Bytes of the registered modules' parameters."""
     return sum(parameter.numel() * parameter.element_size() for parameter in by_memory(registered).values())
-
-
-def parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:
-    """The parameters in the order in which ``state_dict`` numbers them."""
-    return [p for group in optimizer.param_groups for p in group["params"]]
-
-
-def mapping(value: object) -> Mapping[Any, Any]:
-    """``value`` if it is a mapping, else an empty one."""
-    return value if isinstance(value, Mapping) else {}

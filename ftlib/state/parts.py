@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
+import torch
+from torch.optim import Optimizer
+
 from ..errors import ConfigError
 
-__all__ = ["Composite", "Parts", "Stateful", "listed_objects", "load_into"]
+__all__ = ["Composite", "Parts", "Stateful", "listed_objects", "load_into", "mapping", "parameters_of"]
 
 
 @runtime_checkable
@@ -62,3 +65,13 @@ def load_into(role: str, load: Callable[[Any], Any], state: object) -> None:
     except Exception as error:  # the program's own code: whatever it raises, the two states do not fit
         text = " ".join(str(error).split())
         raise ConfigError(f"{role}: the job's state does not fit this worker's ({text}): build the same everywhere") from error
+
+
+def parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:
+    """The parameters in the order in which ``state_dict`` numbers them."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def mapping(value: object) -> Mapping[Any, Any]:
+    """``value`` if it is a mapping, else an empty one."""
+    return value if isinstance(value, Mapping) else {}

@@ -12,6 +12,7 @@ from typing import Any, Self
 from torch.optim import Optimizer
 
 from ..errors import ConfigError
+from .notes import notes_of
 from .parts import Stateful, listed_objects
 from .sharded import state_of
 
@@ -73,8 +74,16 @@ class Private:
         """The state now. Tensors are not copied."""
         return {name: [state_of(item) for item in items] for name, items in self._named.items()}
 
-    def pairs(self, tree: object) -> list[tuple[str, Stateful, Any]]:
-        """Each object with its name and its part of ``tree``. ConfigError if ``tree`` is of other objects."""
+    def part(self) -> dict[str, Any]:
+        """The state now with its notes: all that ``Registered.tree`` takes for it."""
+        state = self.tree()
+        return {"state": state, "notes": notes_of(state, self._named)}
+
+    def pairs(self, tree: object) -> list[tuple[tuple[str, int], Stateful, Any]]:
+        """Each object with its name, its place under that name, and its part of ``tree``.
+
+        ConfigError if ``tree`` is of other objects.
+        """
         there = tree if isinstance(tree, Mapping) else {}
         theirs = {str(name): len(states) if isinstance(states, list) else -1 for name, states in there.items()}
         ours = {name: len(items) for name, items in self._named.items()}
@@ -84,9 +93,9 @@ class Private:
                 "everywhere"
             )
         return [
-            (f"private {name}", item, state)
+            ((name, index), item, state)
             for name, items in self._named.items()
-            for item, state in zip(items, there[name], strict=True)
+            for index, (item, state) in enumerate(zip(items, there[name], strict=True))
         ]
 
     def described(self) -> list[str]:

@@ -16,7 +16,8 @@ from ..common.devices import HOST, place_of
 from ..data.sampling import Sampling
 from ..errors import ConfigError
 from .agreed import Agreed
-from .parts import Composite, Parts, Stateful, listed_objects, load_into
+from .notes import Notes, notes_of
+from .parts import Composite, Parts, Stateful, listed_objects, load_into, mapping
 from .private import Private
 from .sharded import fitting, state_of
 
@@ -26,6 +27,10 @@ _AGREED = "agreed"
 """The key of ``Registered.agreed`` in the tree, beside the roles."""
 _PRIVATE = "private"
 """The key of the private state there. Unlike a role's it has a dict for its value, of lists by name."""
+_NOTES, _SHARED = "notes", "shared"
+"""The key of the notes there: a dict, with those of the private state under ``_PRIVATE``, and of all else under ``_SHARED``."""
+_CUSTOM = "custom"
+"""The key of what ``state_dict=`` returned."""
 
 Kind = TypeVar("Kind")
 
@@ -72,22 +77,27 @@ class Registered:
         """What applies the gradients in the parameters of a registered optimizer, if that is more than its ``step``."""
         return self._applying.get(id(optimizer))
 
-    def tree(self, step: int, *, own: bool = False, private: object = None) -> dict[str, Any]:
+    def tree(self, step: int, *, own: bool = False, private: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The state now, as another member would get it. Tensors are not copied.
 
-        ``own``: with private state that no other member gets, too. ``private``: this in the place of the private state.
+        ``own``: with private state that no other member gets, too. ``private``: a copy of ``Private.part``, to be used instead.
         """
         tree = self.shared(step)
         if self.private is not None and (own or self.private.travels):
-            tree[_PRIVATE] = self.private.tree() if private is None else private
+            part = self.private.part() if private is None else private
+            tree[_PRIVATE], tree[_NOTES][_PRIVATE] = part["state"], part["notes"]
         return tree
 
     def shared(self, step: int) -> dict[str, Any]:
         """The state now without what is private: equal at all members that have it. Tensors are not copied."""
+        tree = self._states()
+        return {"step": step, _AGREED: self.agreed.state(), _NOTES: {_SHARED: notes_of(tree, self._roles)}, **tree}
+
+    def _states(self) -> dict[str, Any]:
         tree: dict[str, Any] = {role: [state_of(item) for item in items] for role, items in self._roles.items()}
         if self._save is not None:
-            tree["custom"] = self._save()
-        return {"step": step, _AGREED: self.agreed.state(), **tree}
+            tree[_CUSTOM] = self._save()
+        return tree
 
     def of(self, kind: type[Kind]) -> dict[tuple[str, int], Kind]:
         """The objects of class ``kind``, by role and index: ``tree()[role][index]`` is such an object's state."""
@@ -153,20 +163,31 @@ class Registered:
         for _, item, state in owned:
             if isinstance(item, Optimizer):
                 _same_algorithm(item, state)
+        notes = self._notes(tree, _SHARED, self._states)
+        theirs = notes if private is None else self._notes(tree, _PRIVATE, private.tree)
         settle(self.places())  # what is loaded must not be overwritten by what is still under way
         for role, items in self._roles.items():
             for item, state in zip(items, tree[role], strict=True):
                 if isinstance(item, Optimizer):
                     _same_algorithm(item, state)
         for role, items in self._roles.items():
-            for item, state in zip(items, tree[role], strict=True):
+            for index, (item, state) in enumerate(zip(items, tree[role], strict=True)):
                 if elastic or not isinstance(item, Sampling):
-                    load_into(role, item.load_state_dict, fitting(item, state))
+                    load_into(role, notes.loader(item, role, index), notes.label(fitting(item, state), role, index))
         if self._load is not None:
-            load_into("load_state_dict", self._load, tree["custom"])
-        for name, item, state in owned:
-            load_into(name, item.load_state_dict, fitting(item, state))
+            load_into("load_state_dict", self._load, notes.label(tree[_CUSTOM], _CUSTOM))
+        for (name, index), item, state in owned:
+            load = theirs.loader(item, name, index)
+            load_into(f"private {name}", load, theirs.label(fitting(item, state), name, index))
         self.agreed.load(tree.get(_AGREED))
+
+    @staticmethod
+    def _notes(tree: Mapping[str, Any], part: str, own: Callable[[], Mapping[str, Any]]) -> Notes:
+        """The notes of a part of ``tree``. ``own``: that part of the state here, whose versions count where there are none: in
+        checkpoints of older releases.
+        """
+        notes = mapping(tree.get(_NOTES)).get(part)
+        return Notes.read(notes_of(own(), {}) if notes is None else notes)
 
     def check(self, tree: object) -> None:
         """ConfigError if ``tree`` has other roles, or another number of objects."""

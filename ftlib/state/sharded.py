@@ -9,6 +9,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from ..common.local_parts import is_sharded, like, local_part, local_parts
+from .notes import labelled
 from .parts import Stateful
 
 __all__ = ["fitting", "state_of"]
@@ -24,7 +25,10 @@ def _sharded(item: object) -> bool:
 def state_of(item: Stateful) -> Any:
     """The object's state; of DTensors the parts that are here, as the other members of the same shard have them."""
     state = item.state_dict()
-    return local_parts(state) if _sharded(item) else state
+    if not _sharded(item):
+        return state
+    parts = local_parts(state)
+    return labelled(parts, versions) if (versions := getattr(state, "_metadata", None)) is not None else parts
 
 
 def fitting(item: Stateful, state: Any) -> Any:

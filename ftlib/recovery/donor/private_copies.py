@@ -39,7 +39,8 @@ class PrivateCopy:
         """The call before which it was copied; 0: not yet."""
         self.until = 0.0
         """When nobody is expected to ask for it any more."""
-        self.tree: object = None
+        self.part: Any = None
+        """Of ``Private.part``."""
         self.nbytes = 0
         self.fence: Fence | None = None
         """Other threads may read the registered state on devices after that."""
@@ -60,13 +61,13 @@ class PrivateCopy:
         """Copy the private state, or note what buffers that takes. On the training thread."""
         private = registered.private
         assert private is not None
-        packed, tensors = flatten(private.tree() if private.travels else {})
+        packed, tensors = flatten(private.part() if private.travels else {})
         self.nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         if self.nbytes > _SMALL and self._tries < _TRIES and not self._backup.prepared(tensors):
             self._tries += 1
             self.lacks = {path: Blank.of(tensor) for path, tensor in tensors.items()}
             return
-        self.tree = fill(packed, self._backup.copy(tensors).values())
+        self.part = fill(packed, self._backup.copy(tensors).values())
         places = {*registered.places(), *map(place_of, tensors.values())}
         self.fence = Fence(sorted(filter(None, places))) if any(places) else None
         self.version = version

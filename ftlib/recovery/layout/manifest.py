@@ -27,7 +27,8 @@ from ...common.devices import device_at, place_of
 from ...common.memory import huge
 from ...errors import ConfigError
 from ...state.codec import DTYPES, decode, snapshot
-from ...state.live import Place, by_memory, mapping, memory, optimizers_of, parameters_of, plain, separable, stepping
+from ...state.live import Place, by_memory, memory, optimizers_of, plain, separable, stepping
+from ...state.parts import mapping, parameters_of
 from ...state.registry import Registered
 from .flat_state import FlatState
 
@@ -229,7 +230,7 @@ def _take(registered: Registered, packed: bytes, *, create: bool) -> FlatState:
     registered.load(tree)
     optimizers = optimizers_of(registered)
     for hole in holes:
-        if hole.place in optimizers:  # torch has kept the tensors themselves, except those that it casts
+        if hole.place in optimizers:  # torch has kept the tensors themselves, perhaps except some that it has cast
             optimizer, (_, number, name) = optimizers[hole.place], hole.keys
             optimizer.state[parameters_of(optimizer)[int(number)]][name] = flat.tensors[hole.index]
     settle(registered.places())  # other threads write these tensors from now on

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ...errors import ConfigError
+from ...state.notes import labelled
 from .fragments import Named
 from .outer import Contribution
 from .room import Room
@@ -132,8 +133,10 @@ class Remainder:
         self._trained = frozenset(trained)
 
     def state_dict(self) -> dict[str, Any]:
-        """By the names that they have in the model."""
-        return {name: value for name, value in self._model.state_dict().items() if name not in self._trained}
+        """By the names that they have in the model, with the versions of its modules."""
+        state = self._model.state_dict()
+        own = {name: value for name, value in state.items() if name not in self._trained}
+        return labelled(own, getattr(state, "_metadata", None))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over such a state."""

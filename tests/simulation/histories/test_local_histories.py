@@ -48,7 +48,7 @@ def test_private_state_that_is_not_copied_is_noticed(monkeypatch: pytest.MonkeyP
     def shows(copy: PrivateCopy, registered: Registered, version: int) -> None:
         make(copy, registered, version)
         assert registered.private is not None
-        copy.tree = registered.private.tree()
+        copy.part = registered.private.part()
 
     monkeypatch.setattr(PrivateCopy, "make", shows)
     with pytest.raises(AssertionError, match="private state in the middle of a step"):
