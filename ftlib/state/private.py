@@ -6,7 +6,7 @@ keeps what it has. The rest of the registered state is *shared*: equal at all me
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from torch.optim import Optimizer
@@ -51,12 +51,27 @@ class Private:
         return cls(named, travels=source == DONOR)
 
     @classmethod
-    def joined(cls, first: Mapping[str, Stateful], given: Self | None) -> Self | None:
-        """The objects in ``first``, and then those that were ``given`` besides; None if there are none."""
+    def joined(cls, parts: Sequence[Mapping[str, Stateful]], given: Self | None) -> Self | None:
+        """The ``parts`` of composites, and then the objects that were ``given`` besides; None if there are none.
+
+        All composites of a kind give their parts the same names. So of several each one's number is put before the names.
+        ConfigError if an object was given under the name of a part.
+        """
+        first = {
+            f"{number}.{name}" if len(parts) > 1 else name: part
+            for number, named in enumerate(parts)
+            for name, part in named.items()
+        }
         if not first:
             return given
         if given is None:
             return cls(first, travels=True)
+        for name in given._named:  # noqa: SLF001 - its like
+            if name in first:
+                raise ConfigError(
+                    f"private=: the name {name!r} is taken by the {type(first[name]).__name__} of what is registered besides: "
+                    "give the object another name"
+                )
         return cls({**first, **given._named}, travels=given.travels)  # noqa: SLF001 - its like
 
     @property

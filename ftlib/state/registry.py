@@ -58,8 +58,7 @@ class Registered:
             id(item): item.registered_parts() for items in listed.values() for item in items if isinstance(item, Composite)
         }
         self._roles = _taken_apart(listed, composites)
-        own = {name: value for parts in composites.values() for name, value in parts.private.items()}
-        self.private = private = Private.joined(own, private)
+        self.private = private = Private.joined([parts.private for parts in composites.values() if parts.private], private)
         _check_apart(self._roles, private)
         self._applying = {id(parts.wrapped): parts.apply for parts in composites.values() if parts.apply is not None}
         """How composites apply gradients, by the ``id`` of the optimizer that each wraps."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from ftlib import ConfigError, ElasticSampler, FTLib
+from ftlib import ConfigError, ElasticSampler, FTLib, LocalSGD
 from ftlib.state.codec import decode, snapshot
 from ftlib.state.digests import difference, digests, pack, unpack
 from ftlib.state.private import Private
@@ -107,6 +108,41 @@ def test_one_object_a_list_or_names() -> None:
     assert found is not None
     assert found.first_optimizer is inner
     assert Private.of(None) is None
+
+
+def averaging(ft: FTLib, *widths: int, steps: int = 0) -> tuple[list[LocalSGD], list[torch.optim.Adam]]:
+    """Models that train locally, as the two of a program with a generator and a discriminator."""
+    models = [nn.Linear(width, width) for width in widths]
+    inner = [torch.optim.Adam(model.parameters()) for model in models]
+    found = [LocalSGD(ft, model, sync_every=100, inner=each) for model, each in zip(models, inner, strict=True)]
+    ft.register_state(model=found)
+    for local, model, each in zip(found, models, inner, strict=True):
+        with local:
+            for _ in range(steps):
+                model(torch.ones(model.in_features)).sum().backward()
+                each.step()
+    return found, inner
+
+
+def test_each_of_several_models_that_train_locally_has_its_private_state(tmp_path: Path) -> None:
+    with FTLib.init(config={}, framework="memory") as ft:
+        _, there = averaging(ft, 2, 3, steps=4)
+        ft.save(tmp_path)
+    with FTLib.init(config={}, framework="memory") as ft:
+        locals_, here = averaging(ft, 2, 3)
+        assert ft.load(tmp_path) is not None
+        for one, other in zip(there, here, strict=True):
+            assert one.state_dict()["state"][0]["step"] == other.state_dict()["state"][0]["step"] == 4
+            assert torch.equal(one.state_dict()["state"][0]["exp_avg"], other.state_dict()["state"][0]["exp_avg"])
+        registered = ft.registered
+        assert registered is not None and registered.private is not None
+        assert list(registered.private.tree()) == [f"{at}.{name}" for at in (0, 1) for name in ("place", "remainder", "inner")]
+        ft.register_state(model=locals_[0], private={"mine": here[1]})
+        registered = ft.registered
+        assert registered is not None and registered.private is not None
+        assert list(registered.private.tree()) == ["place", "remainder", "inner", "mine"], "a single one's names stay"
+        with pytest.raises(ConfigError, match="the name 'inner' is taken by the Adam of what is registered"):
+            ft.register_state(model=locals_[0], private={"inner": here[1]})
 
 
 def test_buffers_that_were_prepared_are_filled() -> None:
