@@ -29,6 +29,7 @@ from ..common.units import size, span
 from ..core.calls.session import Session
 from ..core.plane.phase import Phase
 from ..core.plane.plane import Plane
+from ..errors import ConfigError
 from ..state.codec import flatten
 from ..state.registry import Registered
 from .checkpoint import Taken
@@ -289,6 +290,8 @@ class _Writing:
         """Return what is wrong, and what to do. On a full disk, torch reports only that writing failed."""
         number = error.errno if isinstance(error, OSError) else None
         text = error.strerror or str(error) if isinstance(error, OSError) else " ".join(str(error).split())
+        if isinstance(error, ConfigError):
+            return text, "register what can be kept"
         if isinstance(error, _Foreign):
             return text, "move it away, load it, or give save another directory"
         if number in _ROOM or (number is None and self._depot.full):

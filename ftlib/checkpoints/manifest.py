@@ -19,6 +19,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..errors import ConfigError
+
 FILE = "manifest.json"
 LIMIT = 256 << 20
 """Bytes that a manifest may have."""
@@ -88,7 +90,7 @@ class CheckpointManifest:
         return sum(file.size for file in self.files.values())
 
     def packed(self) -> bytes:
-        """The manifest's text."""
+        """The manifest's text. ConfigError if it is too long to be read."""
         body = {
             "format": _FORMAT,
             "step": self.step,
@@ -100,10 +102,15 @@ class CheckpointManifest:
         }
         if self.folder:
             body["folder"] = self.folder
-        return json.dumps({**body, "digest": _digest(body)}, indent=1, allow_nan=False).encode("ascii")
+        data = json.dumps({**body, "digest": _digest(body)}, indent=1, allow_nan=False).encode("ascii")
+        if len(data) > LIMIT:
+            raise ConfigError(
+                f"what is in no tensor takes {len(data)} bytes in {FILE}, and {LIMIT} can be read; keep large values in tensors"
+            )
+        return data
 
     def write(self, directory: Path) -> None:
-        """Write to ``directory``, synced to the disk. Raises OSError."""
+        """Write to ``directory``, synced to the disk. Raises OSError, and ConfigError as ``packed`` does."""
         with (directory / FILE).open("xb") as file:
             file.write(self.packed())
             file.flush()

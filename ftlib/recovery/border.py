@@ -31,7 +31,7 @@ from ..state.live import nbytes_of_parameters
 from ..state.registry import Registered
 from .donor.private_copies import PrivateCopy
 from .joiner.http_transport import FetchError, Later, Midway, Nothing
-from .layout.requests import POLL, Body
+from .layout.requests import POLL, Body, unfit
 from .layout.shards import LARGE
 from .whole_state import RETRY, Transfer, in_turn, registered_nothing
 
@@ -131,12 +131,15 @@ class Border:
                 plane.changed.wait_for(lambda: plane.has_state or plane.current is not None, POLL)
                 calls = plane.current is not None and not plane.has_state
             raise (Refusal.NOTHING if calls else Refusal.LATER).error("no state is registered here")
-        copy = None
+        copy: PrivateCopy | None = None
         if registered.private is not None and self._beside_training:
             copy = transfer.copies.of(member, number, POLL, lambda: self._inside(number))
         else:
             with plane.changed:
                 plane.changed.wait_for(lambda: self._inside(number), POLL)
+        if copy is not None and copy.refusal is not None:
+            transfer.copies.drop(member, copy)
+            raise copy.refusal
         with plane.changed:
             if plane.origin != origin:
                 raise Refusal.LATER.error("this member does not hold that state")
@@ -159,7 +162,7 @@ class Border:
 
     def _beside(self, registered: Registered, number: int, copy: PrivateCopy, member: str) -> Body:
         """The shared state as it is, with the copy of the private one, while the program computes."""
-        plane = self._plane
+        plane, begun = self._plane, False
         if nbytes_of_parameters(registered) + copy.nbytes >= LARGE:
             stand_back()  # training goes first; this thread serves only this request
         try:
@@ -168,8 +171,12 @@ class Border:
             for chunk in encode(registered.tree(plane.step, private=copy.part), copy.fence):
                 if not plane.settled(number):  # checked after the copy: what was read before is intact
                     raise ConnectionAbortedError(f"call {number} ended while the state before it was being sent")
+                begun = True
                 yield chunk
-        except ConfigError as error:  # before the first chunk
-            raise Refusal.UNFIT.error(str(error)) from None
+        except Exception as error:
+            refused = None if begun or not plane.settled(number) else unfit(error)
+            if refused is None:
+                raise
+            raise refused from error
         finally:
             self._transfer.copies.drop(member, copy)

@@ -25,13 +25,13 @@ from ..core.calls.session import Session
 from ..core.plane.phase import Phase
 from ..core.plane.plane import Plane
 from ..errors import ConfigError, FTLibError, RebuildTimeout, StateLost
-from ..state.codec import StateReader, encode, flatten, snapshot
+from ..state.codec import StateReader, encode, flatten, header_of, snapshot
 from ..state.digests import difference, digests, pack, unpack
 from ..state.registry import Registered
 from .donor.private_copies import PrivateCopies
 from .joiner.http_transport import FetchError, Later, Nothing, Refused, Unfit, request
 from .joiner.progress_log import ArrivingState
-from .layout.requests import POLL, Body, noted, pieces
+from .layout.requests import POLL, Body, noted, pieces, unfit
 
 logger = logging.getLogger("ftlib")
 
@@ -98,7 +98,9 @@ class Transfer(Observer):
         ConfigError if the state cannot be transferred: also at a lone worker, as others may join later.
         """
         plane = self._plane
-        _, tensors = flatten(registered.tree(plane.step, own=True))
+        packed, tensors = flatten(registered.tree(plane.step, own=True))
+        if registered.private is None or registered.private.travels:
+            header_of(packed)
         places = {*registered.places(), *map(place_of, tensors.values())} - {HOST}
         self.copies.watch(registered)
         with plane.changed:
@@ -432,15 +434,20 @@ class Transfer(Observer):
 
     def guarded(self, call: int, entry: Callable[[], object], fence: Fence | None) -> Body:
         """The state on entry to ``call``, that ``entry`` returns, for as long as the program is in that call."""
+        begun = False
         try:
             if fence is not None:
                 fence.share_device()
             for chunk in encode(entry(), fence):
                 if self.entry(call) != entry:  # checked after the copy: a copy made before the call ended is intact
                     raise ConnectionAbortedError(f"call {call} ended while its state was being sent")
+                begun = True
                 yield chunk
-        except ConfigError as error:  # before the first chunk
-            raise Refusal.UNFIT.error(str(error)) from None
+        except Exception as error:
+            refused = None if begun or self.entry(call) != entry else unfit(error)
+            if refused is None:
+                raise
+            raise refused from error
 
 
 def in_turn(session: Session, after: int = 0) -> list[Member]:

@@ -31,6 +31,7 @@ _DIGEST = 16
 _CHUNK = 1 << 20
 HEADER_LIMIT = 256 << 20
 DEPTH_LIMIT = 64
+_ANY_TEXT = "surrogatepass"
 
 DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name)
@@ -68,7 +69,7 @@ def encode(tree: object, after: Fence | None = None) -> Iterator[bytes]:
     ``after``: where tensors are on devices, the fence of the thread that changes them, if it is another one than this.
     """
     packed, tensors = flatten(tree)
-    header = msgpack.packb(packed)
+    header = header_of(packed)
     digest = hashlib.blake2b(digest_size=_DIGEST)
     for chunk in (MAGIC + _LENGTH.pack(len(header)), header):
         digest.update(chunk)
@@ -84,6 +85,25 @@ def flatten(tree: object) -> tuple[object, dict[str, torch.Tensor]]:
     """``tree`` as plain values with placeholders for tensors; the tensors by path, in order. ConfigError names the path."""
     tensors: dict[str, torch.Tensor] = {}
     return _pack(tree, "state", tensors, 0), tensors
+
+
+def header_of(packed: object) -> bytes:
+    """The bytes of what ``flatten`` returned. ConfigError if a reader would refuse as many."""
+    try:
+        header = plain_bytes(packed)
+    except ValueError:  # msgpack has no text or bytes of 4 GiB
+        header = None
+    if header is None or len(header) > HEADER_LIMIT:
+        size = "over 4 GiB" if header is None else f"{len(header)} bytes"
+        most = f"{HEADER_LIMIT} bytes can be transferred"
+        raise ConfigError(f"state: what is in no tensor takes {size}, and {most}; keep large values in tensors")
+    return header
+
+
+def plain_bytes(values: object) -> bytes:
+    """Plain values as bytes. A text may be a file's name, which need not be Unicode."""
+    data: bytes = msgpack.packb(values, unicode_errors=_ANY_TEXT)
+    return data
 
 
 def restore(packed: object, limit: int) -> tuple[object, list[torch.Tensor]]:
@@ -125,7 +145,7 @@ class StateReader:
         if length > min(limit, HEADER_LIMIT):
             raise ValueError(f"state header of {length} bytes; at most {min(limit, HEADER_LIMIT)} are accepted")
         try:
-            packed = msgpack.unpackb(self._take(length), strict_map_key=False)
+            packed = msgpack.unpackb(self._take(length), strict_map_key=False, unicode_errors=_ANY_TEXT)
         except EOFError:
             raise
         except Exception as error:
@@ -169,7 +189,7 @@ def decode(data: bytes, limit: int | None = None) -> object:
 
 def raw(tensor: torch.Tensor) -> Iterator[bytes]:
     """The bytes of a tensor on the CPU in pieces, in the order of its elements."""
-    flat = tensor.detach().contiguous().view(-1)
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
     if not flat.numel():
         return
     data = flat.view(torch.uint8).numpy().data
@@ -184,6 +204,9 @@ def _pack_tensor(tensor: torch.Tensor, path: str, tensors: dict[str, torch.Tenso
         raise ConfigError(
             f"{path}: a tensor of {tensor.dtype} with layout {tensor.layout} cannot be transferred; make it dense"
         )
+    if tensor.is_meta or type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        kind = "a tensor of the meta device" if tensor.is_meta else f"a tensor of class {type(tensor).__name__}"
+        raise ConfigError(f"{path}: {kind} cannot be transferred; use plain tensors")
     tensors[path] = tensor
     return ["T", _NAMES[tensor.dtype], list(tensor.shape)]
 
@@ -197,15 +220,15 @@ def _pack(tree: Any, path: str, tensors: dict[str, torch.Tensor], depth: int) ->
     if tree is None or kind in (bool, float, str, bytes):
         return tree
     if kind is int:
-        if not -(2**63) <= tree < 2**64:
-            raise ConfigError(f"{path}: the integer {tree} does not fit 64 bits")
-        return tree
+        return _checked(tree, path)
     if isinstance(tree, torch.Tensor):
         return _pack_tensor(tree, path, tensors)
     if isinstance(tree, Mapping):
         for key in tree:
             if type(key) not in (str, int):
                 raise ConfigError(f"{path}: a key of type {type(key).__name__} cannot be transferred; use str or int")
+            if type(key) is int:
+                _checked(key, path)
         return ["D", [[key, _pack(value, f"{path}[{key!r}]", tensors, depth + 1)] for key, value in tree.items()]]
     if isinstance(tree, (list, tuple)):
         tag = "L" if isinstance(tree, list) else "U"
@@ -213,6 +236,12 @@ def _pack(tree: Any, path: str, tensors: dict[str, torch.Tensor], depth: int) ->
     raise ConfigError(
         f"{path}: a value of type {kind.__name__} cannot be transferred; use tensors, numbers, strings, lists, tuples and dicts"
     )
+
+
+def _checked(number: int, path: str) -> int:
+    if not -(2**63) <= number < 2**64:
+        raise ConfigError(f"{path}: the integer {number} does not fit 64 bits")
+    return number
 
 
 def _filled(packed: Any, tensors: Iterator[torch.Tensor]) -> Any:

@@ -8,7 +8,7 @@ import msgpack
 import xxhash
 
 from ..common.host_copies import on_host
-from .codec import flatten, raw
+from .codec import flatten, plain_bytes, raw
 
 __all__ = ["difference", "digests", "pack", "unpack"]
 
@@ -19,7 +19,7 @@ _REST = "a number, a text or the shape of a tensor"
 def digests(tree: object) -> dict[str, bytes]:
     """A digest of each tensor in ``tree`` by path, and one of the rest. ConfigError names a value that has none."""
     packed, tensors = flatten(tree)
-    found = {_REST: xxhash.xxh3_128_digest(msgpack.packb(packed))}
+    found = {_REST: xxhash.xxh3_128_digest(plain_bytes(packed))}
     for path, tensor in zip(tensors, on_host(tensors.values()), strict=True):
         digest = xxhash.xxh3_128()
         for data in raw(tensor):

@@ -141,7 +141,7 @@ class Registered:
                 if isinstance(parameter, UninitializedParameter):
                     return UNKNOWN
                 text.append(f"{role}[{index}].{name} {parameter.dtype} {tuple(parameter.shape)}")
-        return hashlib.blake2b("\n".join(text).encode(), digest_size=len(UNKNOWN)).digest()
+        return hashlib.blake2b("\n".join(text).encode(errors="surrogatepass"), digest_size=len(UNKNOWN)).digest()
 
     def load(self, tree: object) -> None:
         """Load ``tree``. ConfigError if another program wrote it."""

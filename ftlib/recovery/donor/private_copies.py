@@ -12,6 +12,8 @@ import weakref
 from collections.abc import Callable, Collection
 from typing import Any
 
+from consensus import RefusalError
+
 from ...common.device_waits import Fence
 from ...common.devices import place_of
 from ...common.threads import stand_back
@@ -21,6 +23,7 @@ from ...state.codec import fill, flatten
 from ...state.registry import Registered
 from ...state.replay import replaying
 from ...state.snapshot import Backup, Blank
+from ..layout.requests import unfit
 
 _SMALL = 4 << 20
 """Bytes that are copied at once: to make such buffers takes no longer than to ask for them."""
@@ -41,6 +44,8 @@ class PrivateCopy:
         """When nobody is expected to ask for it any more."""
         self.part: Any = None
         """Of ``Private.part``."""
+        self.refusal: RefusalError | None = None
+        """Why there is none, instead: the state holds what cannot travel."""
         self.nbytes = 0
         self.fence: Fence | None = None
         """Other threads may read the registered state on devices after that."""
@@ -58,7 +63,18 @@ class PrivateCopy:
             self.lacks = None
 
     def make(self, registered: Registered, version: int) -> None:
-        """Copy the private state, or note what buffers that takes. On the training thread."""
+        """Copy the private state, or note what buffers that takes, or why it cannot be had. On the training thread."""
+        try:
+            self._make(registered, version)
+        except Exception as error:  # the joiner is told; the training goes on without it
+            self.refusal = unfit(error)
+            if self.refusal is None:
+                raise
+            self.version = version
+
+    # --- inside --------------------------------------------------------------------------------------------------------
+
+    def _make(self, registered: Registered, version: int) -> None:
         private = registered.private
         assert private is not None
         packed, tensors = flatten(private.part() if private.travels else {})

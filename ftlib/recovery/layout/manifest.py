@@ -16,7 +16,6 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
-import msgpack
 import torch
 import xxhash
 from torch import nn
@@ -26,7 +25,7 @@ from ...common.device_waits import Fence, settle
 from ...common.devices import device_at, place_of
 from ...common.memory import huge
 from ...errors import ConfigError
-from ...state.codec import DTYPES, decode, snapshot
+from ...state.codec import DTYPES, decode, plain_bytes, snapshot
 from ...state.live import Place, by_memory, memory, optimizers_of, plain, separable, stepping
 from ...state.parts import mapping, parameters_of
 from ...state.registry import Registered
@@ -98,7 +97,7 @@ def split(registered: Registered, step: int, fence: Fence | None = None) -> tupl
         holes.append(_Hole(place, keys, tensor.dtype, tuple(tensor.shape), index))
         _put(tree, holes[-1], None)
     listed = [[*hole.place, list(hole.keys), _NAMES[hole.dtype], list(hole.shape), hole.index] for hole in holes]
-    fingerprint = xxhash.xxh3_128_hexdigest(msgpack.packb(listed))
+    fingerprint = xxhash.xxh3_128_hexdigest(plain_bytes(listed))
     first = _first(holes)
     flat = FlatState(tensors, [hole.path for hole in first], fence)
     streamed = tuple(Streamed(hole.path, hole.dtype, hole.shape) for hole in first)

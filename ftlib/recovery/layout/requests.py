@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 
+import torch
+
+from consensus import RefusalError
+
+from ...common.refusals import Refusal
 from ...common.traces import SendRecord, Traces
+from ...errors import ConfigError, FTLibError
 
 PATH = "/recovery"
 ANY = "any"
@@ -30,6 +36,18 @@ def pieces(data: bytes | memoryview) -> Body:
     """``data`` in pieces."""
     view = memoryview(data)
     return iter([view[start : start + PIECE] for start in range(0, len(view), PIECE)])
+
+
+def unfit(error: Exception) -> RefusalError | None:
+    """The refusal of a donor that cannot make its state's bytes; None if it may be able to in a moment.
+
+    The state's parts are the program's own code: they may raise anything, and the next time again.
+    """
+    if isinstance(error, ConfigError):
+        return Refusal.UNFIT.error(str(error))
+    if isinstance(error, (FTLibError, MemoryError, torch.cuda.OutOfMemoryError)):
+        return None
+    return Refusal.UNFIT.error(f"{type(error).__name__}: {' '.join(str(error).split())}")
 
 
 def noted(body: Body, traces: Traces | None, now: Callable[[], float], joiner: str, part: int = -1) -> Body:

@@ -142,6 +142,30 @@ def test_with_fresh_it_keeps_its_own() -> None:
 
 
 @pytest.mark.soak
+class Odd(Local):
+    """It keeps something with its private state that cannot be sent, but not yet when it registers."""
+
+    kept: object = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "kept": self.kept}
+
+
+def test_private_state_that_cannot_be_sent_any_more_ends_the_joiner_alone() -> None:
+    with training(1, Odd) as (crew, [first]):
+        first.kept = object()
+        eventually(lambda: first.ft.step >= 1, "it trains")
+        rounds([first], FOREVER)  # so that its private state is copied between two of its steps
+        with pytest.raises(
+            ConfigError, match=r"cannot be given to this worker: .*a value of type object cannot be transferred"
+        ):
+            Odd(crew.init(), 99)
+        crew.members[-1].close()
+        before = first.inner_steps
+        eventually(lambda: first.inner_steps > before + 20 and first.ft.size == 1, "it trains on")
+        assert first.error is None
+
+
 def test_private_state_that_is_not_registered() -> None:
     with training(2, functools.partial(Unregistered, private="fresh")) as (crew, made):
         eventually(lambda: made[0].hashes, "they average")

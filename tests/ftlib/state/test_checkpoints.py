@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 
+import ftlib.checkpoints.manifest as manifests
 from ftlib import ConfigError
 from ftlib.checkpoints.checkpoint import Taken, newest, publish, read, remove
 from ftlib.checkpoints.depot import damage as _damage
@@ -129,6 +130,16 @@ def test_an_optimizer_goes_on_from_it(tmp_path: Path) -> None:
 def test_what_cannot_be_kept_is_named() -> None:
     with pytest.raises(ConfigError, match=r"state\['a'\]\[1\]: a value of type object"):
         Taken.of({"a": [1, object()]}, Name(1, 1), 1)
+
+
+def test_what_no_reader_would_accept_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifests, "LIMIT", 2000)
+    assert read(write(tmp_path, {"x": bytes(300)})) == {"x": bytes(300)}
+    with pytest.raises(
+        ConfigError, match=r"takes \d+ bytes in manifest.json, and 2000 can be read; keep large values in tensors"
+    ):
+        write(tmp_path, {"x": bytes(2000)}, step=2)
+    assert newest(tmp_path).name == Name(1, 1)  # type: ignore[union-attr]
 
 
 def files(directory: Path) -> list[Path]:

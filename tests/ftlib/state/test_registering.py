@@ -160,6 +160,8 @@ class Best:
         self.value: object = 0.0
 
     def state_dict(self) -> dict[str, object]:
+        if isinstance(self.value, Exception):
+            raise self.value
         return {"best": self.value}
 
     def load_state_dict(self, state: dict[str, object]) -> None:
@@ -185,22 +187,27 @@ def test_what_cannot_be_transferred_is_refused_though_nobody_else_is_there() -> 
         ft.register_state(model=nn.Linear(2, 1), extra=best)
 
 
-@pytest.mark.parametrize("recovery", ["live", "wait"])
-def test_a_state_that_cannot_be_transferred_any_more_ends_the_joiner_alone(recovery: str) -> None:
+@pytest.mark.parametrize(
+    ("recovery", "value", "text"),
+    [
+        ("live", object(), "a value of type object cannot be transferred"),
+        ("wait", object(), "a value of type object cannot be transferred"),
+        ("wait", RuntimeError("it is closed"), "RuntimeError: it is closed"),
+    ],
+)
+def test_a_state_that_cannot_be_transferred_any_more_ends_the_joiner_alone(recovery: str, value: object, text: str) -> None:
     with founders(1, recovery=recovery) as crew:
         [alone] = crew.members
         model, best = nn.Linear(2, 1), Best()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         alone.register_state(model=model, optimizer=optimizer, extra=best, apply=optimizer.step)
-        best.value = object()
+        best.value = value
         thread = training(alone, model)
         joiner = crew.init()
         other = nn.Linear(2, 1)
         moved = torch.optim.SGD(other.parameters(), lr=0.1)
         joiner.register_state(model=other, optimizer=moved, extra=Best(), apply=moved.step)
-        with pytest.raises(
-            ConfigError, match=r"cannot be given to this worker: .*a value of type object cannot be transferred"
-        ):
+        with pytest.raises(ConfigError, match=f"cannot be given to this worker: .*{text}"):
             average(joiner, other)
         joiner.close()
         eventually(lambda: alone.size == 1, "it goes on by itself")

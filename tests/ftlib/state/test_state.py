@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import collections
+import os
 
 import numpy as np
 import pytest
@@ -8,9 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ftlib import ConfigError
+from ftlib import ConfigError, FTLib
+from ftlib.state import codec
 from ftlib.state.codec import decode, encode, snapshot
+from ftlib.state.digests import difference, digests
 from ftlib.state.registry import Registered
 
 leaves = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text() | st.binary()
@@ -59,6 +63,31 @@ def test_tensors_survive_bit_for_bit(dtype: torch.dtype) -> None:
         assert torch.equal(mine, theirs)
 
 
+def test_tensors_that_torch_turns_only_when_they_are_read_survive() -> None:
+    tensor = torch.randn(4, 3, dtype=torch.complex64)
+    tree = {"conj": tensor.conj(), "neg": tensor.conj().imag, "both": tensor.t().conj()}
+    found = decode(snapshot(tree))
+    assert all(torch.equal(found[name], value) for name, value in tree.items())  # type: ignore[index]
+    assert difference(digests(tree), digests(found)) == ""
+
+
+def test_names_of_files_survive_though_they_are_not_unicode() -> None:
+    name = os.fsdecode(b"caf\xe9.bin")
+    tree = {"newest": name, name: [1]}
+    assert decode(snapshot(tree)) == tree
+    assert difference(digests(tree), digests({**tree, "newest": "other"}))
+
+
+def test_what_no_reader_would_accept_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codec, "HEADER_LIMIT", 1000)
+    assert decode(snapshot({"x": bytes(900)})) == {"x": bytes(900)}
+    text = r"what is in no tensor takes \d+ bytes, and 1000 bytes can be transferred; keep large values in tensors"
+    with pytest.raises(ConfigError, match=text):
+        snapshot({"x": bytes(1000)})
+    with FTLib.init(framework="memory", config={}, agent="thread") as ft, pytest.raises(ConfigError, match=text):
+        ft.register_state(state_dict=lambda: {"x": bytes(1000)}, load_state_dict=lambda _: None)
+
+
 def test_an_optimizer_goes_on_where_the_other_was() -> None:
     def make() -> tuple[nn.Module, torch.optim.Optimizer]:
         model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
@@ -89,6 +118,9 @@ def test_an_optimizer_goes_on_where_the_other_was() -> None:
         ({"s": torch.eye(3).to_sparse()}, r"state\['s'\]: a tensor"),
         (lambda: 0, "state: a value of type function"),
         ({"a": np.ones(2)}, r"state\['a'\]: a value of type ndarray"),
+        ({"a": {2**64: 1}}, r"state\['a'\]: the integer"),
+        ({"a": torch.ones(2, device="meta")}, r"state\['a'\]: a tensor of the meta device cannot be transferred"),
+        ({"a": FakeTensorMode().from_tensor(torch.ones(2))}, r"state\['a'\]: a tensor of class FakeTensor"),
         ({"a": np.datetime64("2026-01-01")}, r"state\['a'\]: a value of type date"),
     ],
 )
