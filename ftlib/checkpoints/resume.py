@@ -28,6 +28,7 @@ from ..recovery.layout.requests import POLL, Body, pieces
 from ..recovery.whole_state import RETRY, Transfer
 from ..state.codec import snapshot
 from ..state.registry import Registered
+from ..state.snapshot import Before
 from .checkpoint import Found
 from .depot import Depot, is_url
 from .manifest import TornError
@@ -119,7 +120,7 @@ class Resumption(Observer):
                 return self._loaded
             reader = (*session.plan.holders, plane.member_id)[0]
             if reader == plane.member_id:
-                with self._told_of_reading():
+                with self._told_of_reading(), self._told_of_refusal():
                     taken = self._take(session, self._read(path), registered)
                 if taken:
                     self._await_others()
@@ -138,7 +139,7 @@ class Resumption(Observer):
             except FetchError:
                 plane.wait_end(session, RETRY)
             else:
-                if self._follow(session, got, registered):
+                if self._follow(session, reader, got, registered):
                     return self._loaded
             if plane.threads.now() > deadline:
                 who = session.name(reader)
@@ -160,6 +161,16 @@ class Resumption(Observer):
             yield
         finally:
             self._reading = False
+
+    @contextmanager
+    def _told_of_refusal(self) -> Iterator[None]:
+        """Answer the others that this block was refused, if it is: then none of them has a checkpoint from this round."""
+        try:
+            yield
+        except ConfigError as error:
+            self._decide(snapshot({"refused": str(error)}))
+            self._rounds += 1
+            raise
 
     def _read(self, path: Depot) -> Found | None:
         plane = self._plane
@@ -187,23 +198,28 @@ class Resumption(Observer):
         if found is None:
             data = snapshot(None)
         else:
-            plane.data.lost()
+            origin, path = f"{plane.member_id}@{found.name.step}", str(found.directory)
             try:
-                registered.load(found.tree)
+                # Before it is loaded: that is the program's own code, which may change what it gets.
+                data = snapshot({"origin": origin, "path": path, "state": found.tree, "step": found.name.step})
+                self._load(found.tree, registered)
             except ConfigError as error:
-                raise ConfigError(f"load: {found.directory}: {error}") from None
-            origin = f"{plane.member_id}@{found.name.step}"
-            data = snapshot({"origin": origin, "path": str(found.directory), "state": found.tree, "step": found.name.step})
+                raise ConfigError(f"load: {path}: {error}") from None
             if not plane.resumed(session, origin, found.name.step):
                 return False
             self._note(found.name.step, found.directory)
+        self._decide(data)
+        return True
+
+    def _decide(self, data: bytes) -> None:
+        """This is what the others get in this round."""
+        plane = self._plane
         with plane.changed:
             self._decided.append(data)
             self._observers.attach(self)
             self._finished = plane.finished
             self._progress = plane.threads.now()
             plane.changed.notify_all()
-        return True
 
     def _await_others(self) -> None:
         """Return once all founders in the view have got the state. Raises ConfigError naming members that do not request it."""
@@ -230,20 +246,51 @@ class Resumption(Observer):
 
     # --- the others ----------------------------------------------------------------------------------------------------
 
-    def _follow(self, session: Session, got: object, registered: Registered) -> bool:
-        """Begin with the checkpoint that the reader found; False if the session ended meanwhile."""
+    def _follow(self, session: Session, reader: str, got: object, registered: Registered) -> bool:
+        """Begin with the checkpoint that the reader found; False if the session ended meanwhile.
+
+        Raises ConfigError if it was refused there, or is here.
+        """
         plane = self._plane
         match got:
             case None:
                 return True
             case {"origin": str(origin), "path": str(path), "state": tree, "step": int(step)}:
-                plane.data.lost()
-                registered.load(tree)
+                try:
+                    self._load(tree, registered)
+                except ConfigError as error:
+                    plane.not_resumed(session, origin, step)
+                    raise ConfigError(f"load: {path}: {error}") from None
                 if not plane.resumed(session, origin, step):
                     return False
                 self._note(step, _path(path))
                 return True
+            case {"refused": str(text)}:
+                self._rounds += 1
+                raise ConfigError(f"load was refused at {session.name(reader)}: {text.removeprefix('load: ')}")
         raise ConfigError("load: what the others have loaded has the wrong shape: run one release everywhere")
+
+    # --- both ----------------------------------------------------------------------------------------------------------
+
+    def _load(self, tree: object, registered: Registered) -> None:
+        """Load ``tree``. If that is refused (ConfigError), the registered state is as before."""
+        plane, before = self._plane, Before(registered)
+        plane.data.lost()
+        try:
+            registered.load(tree)
+        except ConfigError:
+            self._return(before)
+            with plane.changed:
+                if plane.origin == plane.authority:
+                    plane.data.loaded()
+            raise
+
+    def _return(self, before: Before) -> None:
+        try:
+            before.restore()
+        except ConfigError:
+            self._plane.unload()  # what is half loaded must not count as the state that the others have
+            raise
 
     def _note(self, step: int, directory: Path | str) -> None:
         self._loaded = Loaded(step, directory)

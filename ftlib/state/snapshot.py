@@ -15,6 +15,7 @@ import torch
 
 from ..common.device_waits import Fence, settle
 from ..common.devices import device_at, place_of
+from ..common.host_copies import host_copies
 from ..common.memory import room, touch
 from .codec import fill, flatten
 from .registry import Registered
@@ -54,6 +55,20 @@ class Kept:
         settle(self._places)  # what the step did there may still be under way
         # Clones, because an optimizer keeps the tensor objects that it is given.
         self._registered.restore(fill(self._packed, [tensor.clone() for tensor in self._tensors.values()]))
+
+
+class Before:
+    """A copy of the registered state in CPU memory, as another member would get it, to return to if a load is refused."""
+
+    def __init__(self, registered: Registered) -> None:
+        """Copy it as it is now. ConfigError names a value that cannot be kept."""
+        self._registered = registered
+        self._packed, tensors = flatten(registered.tree(0))
+        self._copies = host_copies(tensors.values())
+
+    def restore(self) -> None:
+        """Restore the registered objects, once. ConfigError if they refuse their own state."""
+        self._registered.load(fill(self._packed, self._copies))
 
 
 class Backup:

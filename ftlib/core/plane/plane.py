@@ -368,6 +368,17 @@ class Plane:
                 self._has_loaded()
             return acting
 
+    def not_resumed(self, session: Session, origin: str, step: int) -> None:
+        """The others of ``session`` have loaded a checkpoint of ``step``, see ``resumed``, and this member cannot.
+
+        So it lacks their state: if its program goes on all the same, its next call loads that.
+        """
+        with self.changed:
+            if self._acting_in(session):
+                self.step = step
+                self.authority = origin
+                self.data.lost()
+
     def acting_in(self, session: Session) -> bool:
         """True if ``session`` is the active session."""
         with self.changed:

@@ -8,6 +8,7 @@ import logging
 import random
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from torch import nn
 
 import ftlib.checkpoints.resume as resuming
-from ftlib import ConfigError, FTLibError
+from ftlib import ConfigError, FTLib, FTLibError
 from ftlib.checkpoints.depot import DirectoryDepot
 from ftlib.checkpoints.names import Name
 from tests.ftlib.crews.saving import Trainee, all_of, crew, equal, steps
@@ -129,6 +130,100 @@ def test_one_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         made.members[0].register_state(model=nn.Linear(2, 2))
         with pytest.raises(ConfigError, match=r"load: .*step-.*register the same everywhere"):
             made.members[0].load(tmp_path)
+
+
+class Scaled(Trainee):
+    """It has a number of its own in the state; its program takes that out of what it loads, and refuses a large one."""
+
+    most = 10.0
+
+    def __init__(self, ft: FTLib) -> None:
+        super().__init__(ft)
+        self.scale = 1.0
+
+    def register(self) -> None:
+        self.ft.register_state(
+            model=self.model, optimizer=self.optimizer, state_dict=lambda: {"scale": self.scale}, load_state_dict=self.take
+        )
+
+    def take(self, state: dict[str, float]) -> None:
+        if state["scale"] > self.most:
+            raise ValueError(f"{state['scale']} is too large")
+        self.scale = state.pop("scale")
+
+
+def scaled(path: Path, scale: float) -> None:
+    """A checkpoint of step 2 with it."""
+    with company(1) as made:
+        trainee = Scaled(made.members[0])
+        trainee.register()
+        trainee.scale = scale
+        steps(2, [trainee])
+        trainee.ft.save(path)
+
+
+@contextlib.contextmanager
+def founders(size: int) -> Iterator[list[Scaled]]:
+    with company(size) as made:
+        trainees = [Scaled(ft) for ft in made.members]
+        at_once(*[trainee.register for trainee in trainees])
+        yield trainees
+
+
+def refused(trainee: Trainee, path: Path) -> str:
+    with pytest.raises(ConfigError) as found:
+        trainee.ft.load(path)
+    return str(found.value)
+
+
+def test_the_others_get_what_was_read_whatever_the_readers_program_does_to_it(tmp_path: Path) -> None:
+    scaled(tmp_path, 8.0)
+    with founders(2) as trainees:
+        all_of(trainees, lambda trainee: trainee.ft.load(tmp_path))
+        assert [trainee.scale for trainee in trainees] == [8.0, 8.0]  # type: ignore[attr-defined]
+
+
+def test_a_load_that_is_refused_changes_nothing_and_all_are_told(tmp_path: Path) -> None:
+    """The model and the optimizer fit, and would have been loaded by then. Another place may be tried."""
+    scaled(tmp_path / "large", 11.0)
+    scaled(tmp_path / "small", 9.0)
+    with founders(2) as trainees:
+        before = trainees[0].state()
+        texts = all_of(trainees, lambda trainee: refused(trainee, tmp_path / "large"))
+        first, second = (text.partition(f"{tmp_path / 'large' / str(Name(2, 1))}: load_state_dict: ") for text in texts)
+        assert first[0] == "load: " and "11.0 is too large" in first[2]
+        assert second[0].startswith("load was refused at ") and second[2] == first[2]
+        assert all(same(trainee.state().copies, before.copies) for trainee in trainees)
+        assert [each.step for each in all_of(trainees, lambda trainee: trainee.ft.load(tmp_path / "small"))] == [2, 2]
+        steps(1, trainees)
+        assert equal(*trainees)
+
+
+def test_if_none_is_intact_the_others_are_told_at_once(tmp_path: Path) -> None:
+    scaled(tmp_path, 8.0)
+    (tmp_path / str(Name(2, 1)) / "manifest.json").unlink()
+    with founders(2) as trainees:
+        texts = all_of(trainees, lambda trainee: refused(trainee, tmp_path))
+        assert all(f"no checkpoint in {tmp_path} is intact" in text for text in texts)
+        steps(1, trainees)
+        assert equal(*trainees)
+
+
+def test_who_alone_refuses_it_does_not_count_as_one_that_has_it(tmp_path: Path) -> None:
+    scaled(tmp_path, 8.0)
+    with founders(2) as trainees:
+        first, second = trainees
+        second.most = 5.0
+        loaded = all_of(trainees, lambda trainee: refused(trainee, tmp_path) if trainee is second else first.ft.load(tmp_path))
+        assert loaded[0].step == 2 and "8.0 is too large" in loaded[1]
+
+        def goes_on() -> None:
+            with pytest.raises(ConfigError, match=r"8\.0 is too large"):
+                second.step()
+            second.ft.close()
+
+        at_once(first.step, goes_on)
+        assert first.ft.step == 3
 
 
 def test_too_late_or_only_at_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
