@@ -65,8 +65,9 @@ class Resumption(Observer):
         """Times that ``load`` has returned here."""
         self._loaded: Loaded | None = None
         # Guarded by the plane's lock:
-        self._decided: list[bytes] = []
-        """What the reader found in each round, for the others; empty once it is not kept any more."""
+        self._decided: dict[int, bytes] = {}
+        """What was found in each round, for the others; empty once it is not kept any more. The reader files it under the same
+        round as those who ask: it may have become the reader only since the last one."""
         self._finished = 0
         """Calls finished at the last decision."""
         self._reading = False
@@ -108,8 +109,7 @@ class Resumption(Observer):
     def forget(self) -> None:
         """Drop the copies kept for other members."""
         with self._plane.changed:
-            if any(self._decided):
-                self._decided = [b"" for _ in self._decided]
+            self._decided = dict.fromkeys(self._decided, b"")
 
     def _settle(self, path: Depot, registered: Registered) -> Loaded | None:
         plane = self._plane
@@ -168,7 +168,7 @@ class Resumption(Observer):
         try:
             yield
         except ConfigError as error:
-            self._decide(snapshot({"refused": str(error)}))
+            self._keep(snapshot({"refused": str(error)}))
             self._rounds += 1
             raise
 
@@ -208,14 +208,14 @@ class Resumption(Observer):
             if not plane.resumed(session, origin, found.name.step):
                 return False
             self._note(found.name.step, found.directory)
-        self._decide(data)
+        self._keep(data)
         return True
 
-    def _decide(self, data: bytes) -> None:
-        """This is what the others get in this round."""
+    def _keep(self, data: bytes) -> None:
+        """Serve ``data`` as what was found in this round, until a call has finished."""
         plane = self._plane
         with plane.changed:
-            self._decided.append(data)
+            self._decided[self._rounds] = data
             self._observers.attach(self)
             self._finished = plane.finished
             self._progress = plane.threads.now()
@@ -223,7 +223,7 @@ class Resumption(Observer):
 
     def _await_others(self) -> None:
         """Return once all founders in the view have got the state. Raises ConfigError naming members that do not request it."""
-        plane, number = self._plane, len(self._decided) - 1
+        plane, number = self._plane, self._rounds
         with plane.changed:
             self._progress = plane.threads.now()
             while True:
@@ -254,6 +254,7 @@ class Resumption(Observer):
         plane = self._plane
         match got:
             case None:
+                self._keep(snapshot(None))  # the reader may end before all have heard it, and then this member is asked
                 return True
             case {"origin": str(origin), "path": str(path), "state": tree, "step": int(step)}:
                 try:
@@ -266,6 +267,7 @@ class Resumption(Observer):
                 self._note(step, _path(path))
                 return True
             case {"refused": str(text)}:
+                self._keep(snapshot(got))  # as above
                 self._rounds += 1
                 raise ConfigError(f"load was refused at {session.name(reader)}: {text.removeprefix('load: ')}")
         raise ConfigError("load: what the others have loaded has the wrong shape: run one release everywhere")
@@ -307,15 +309,15 @@ class Resumption(Observer):
         number = int(text)
         with plane.changed:
             plane.changed.wait_for(
-                lambda: len(self._decided) > number or plane.current is not None or plane.phase is Phase.STOPPED, POLL
+                lambda: number in self._decided or plane.current is not None or plane.phase is Phase.STOPPED, POLL
             )
-            if len(self._decided) <= number or not self._decided[number]:
+            data = self._decided.get(number, b"")
+            if not data:
                 if plane.current is not None:
                     raise Refusal.NOTHING.error("this member is in a call")
                 if self._reading:
                     raise Refusal.READING.error("it reads the checkpoint")
                 raise Refusal.LATER.error("load has not been called here")
-            data = self._decided[number]
         return self._given(data, number, member)
 
     def _given(self, data: bytes, number: int, member: str) -> Body:

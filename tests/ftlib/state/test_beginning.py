@@ -22,7 +22,7 @@ from ftlib.checkpoints.names import Name
 from tests.ftlib.crews.saving import Trainee, all_of, crew, equal, steps
 from tests.ftlib.state.test_checkpoints import same
 from tests.harness.basics import TIMEOUT, eventually
-from tests.harness.company import Company, at_once, company
+from tests.harness.company import Company, at_once, company, in_thread
 
 
 def trained(path: Path, size: int, count: int) -> Any:
@@ -49,7 +49,9 @@ def test_another_number_of_workers_goes_on_from_it(tmp_path: Path, size: int) ->
         assert {trainee.ft.step for trainee in trainees} == {6}
         assert all(equal(trainee, trainees[0]) for trainee in trainees)
         assert sum(trainee.ft.metrics()["state_loads"] for trainee in trainees) == 2 * size - 1
-        assert not any(any(trainee.ft._lives.life.resumption._decided) for trainee in trainees), "nobody needs it any more"
+        assert not any(any(trainee.ft._lives.life.resumption._decided.values()) for trainee in trainees), (
+            "nobody needs it any more"
+        )
 
 
 def test_a_joiner_gets_the_state_from_the_job(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -307,6 +309,42 @@ def test_the_reader_ends_when_only_some_have_it(tmp_path: Path) -> None:
         assert loaded[0].step == 3
         at_once(second.step, third.step)
         assert second.ft.step == third.ft.step == 5
+        assert equal(second, third)
+
+
+def test_the_reader_ends_between_two_loads(tmp_path: Path) -> None:
+    """The next one reads in the same round as the others ask for."""
+    trained(tmp_path / "there", 1, 2)
+    with crew(3) as trainees:
+        assert all_of(trainees, lambda trainee: trainee.ft.load(tmp_path / "none")) == [None] * 3
+        senior, *rest = trainees
+        senior.ft.leave()
+        loaded = all_of(rest, lambda trainee: trainee.ft.load(tmp_path / "there"))
+        assert [each.step for each in loaded] == [2, 2]
+        steps(1, rest)
+        assert equal(*rest)
+
+
+def test_the_reader_ends_when_only_some_know_that_there_is_nothing(tmp_path: Path) -> None:
+    """Who was told so tells the others."""
+    with crew(3) as trainees:
+        senior, second, third = trainees
+        errors: list[BaseException] = []
+
+        def load() -> None:
+            try:
+                senior.ft.load(tmp_path)
+            except BaseException as error:  # noqa: BLE001 - looked at below
+                errors.append(error)
+
+        thread = in_thread(load)
+        assert second.ft.load(tmp_path) is None
+        assert thread.is_alive(), "the reader waits for the third"
+        senior.ft.leave()
+        thread.join(TIMEOUT)
+        assert len(errors) == 1
+        assert third.ft.load(tmp_path) is None
+        steps(1, [second, third])
         assert equal(second, third)
 
 
