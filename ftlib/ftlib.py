@@ -242,7 +242,10 @@ class FTLib(Calls):
         directory = self._place("load", path)
         self._turn(State.COMPUTING)
         try:
-            return self._lives.life.resumption.load(directory)
+            loaded = self._lives.life.resumption.load(directory)
+            if loaded is not None:
+                self._keeper.begun_from(str(loaded.path))
+            return loaded
         finally:
             self._turn(State.COMPUTING, State.RECOVERING)
 

@@ -24,13 +24,15 @@ class Taken:
     """Members of the view."""
     state: object
     copies: dict[str, torch.Tensor]
+    run: str = ""
+    """See ``CheckpointManifest``."""
 
     @classmethod
-    def of(cls, tree: object, name: Name, size: int) -> Taken:
+    def of(cls, tree: object, name: Name, size: int, run: str = "") -> Taken:
         """Copy all tensors of ``tree``, waiting once for each device. ConfigError names the path of what cannot be kept."""
         state, originals = flatten(tree)
         copies = dict(zip(originals, host_copies(originals.values()), strict=True))
-        return cls(name, size, state, copies)
+        return cls(name, size, state, copies, run)
 
     def write(self, directory: Path) -> int:
         """Write to a new ``directory``, synced to the disk; returns its bytes. Raises OSError, or RuntimeError from torch."""
@@ -40,7 +42,8 @@ class Taken:
 
             tensors.write(directory, self.copies)
         files = {path.name: File.of(path) for path in sorted(directory.iterdir())}
-        manifest = CheckpointManifest(self.name.step, self.name.epoch, self.size, tuple(self.copies), self.state, files)
+        step, epoch = self.name
+        manifest = CheckpointManifest(step, epoch, self.size, tuple(self.copies), self.state, files, run=self.run)
         manifest.write(directory)
         _sync(directory)
         return manifest.nbytes + (directory / FILE).stat().st_size

@@ -72,9 +72,15 @@ class Keeper:
         self._writing: _Writing | None = None
         self._newest: tuple[Depot, Whole] | None = None
         """Where the program saved last."""
+        self._begun = ""
+        """The checkpoint from which this job began, as ``Depot.at`` names it."""
         self._lock = threading.Lock()
         self._checked = False
         """Whether the state is known to be of a kind that can be kept; from then on only the writer flattens the state."""
+
+    def begun_from(self, place: str) -> None:
+        """This job has begun from the checkpoint at ``place``: it needs no other one of that step."""
+        self._begun = place
 
     def save(self, depot: Depot, plane: Plane, registered: Registered, *, wait: bool, whole: Whole = tuple) -> None:
         """Begin to write if this member has rank 0; called on the training thread, outside of calls.
@@ -104,8 +110,8 @@ class Keeper:
                 text = "no checkpoint of step %d: this worker is late, and its sampler is further than its model"
                 logger.info(text, step, extra=plane.about("checkpoint_skipped", stage="LATE"))
                 return
-            taken = Taken.of(tree, name, session.size)
-            self._writing = _Writing(plane, session, number, depot, taken, Stay(self._keep, whole))
+            taken = Taken.of(tree, name, session.size, session.whole.cluster)
+            self._writing = _Writing(plane, session, number, depot, taken, Stay(self._keep, whole), self._begun)
             plane.saves.begin()
             self._writing.start()
 
@@ -152,13 +158,16 @@ class Keeper:
 class _Writing:
     """One checkpoint on its way."""
 
-    def __init__(self, plane: Plane, session: Session, number: int, depot: Depot, taken: Taken, stay: Stay) -> None:
-        """``number``: of the last call that had finished. ``stay``: which older ones stay."""
+    def __init__(self, plane: Plane, session: Session, number: int, depot: Depot, taken: Taken, stay: Stay, begun: str) -> None:
+        """``number``: of the last call that had finished. ``stay``: which older ones stay. ``begun``: the one from which
+        this job began.
+        """
         self.stage = _Stage.WRITING
         self.directory = depot.at(taken.name)
         self._plane, self._number = plane, number
         self._depot, self._part = depot, Part.of(taken.name, session.member_id)
-        self._name = taken.name
+        self._name, self._job_run = taken.name, taken.run
+        self._begun = begun
         self._taken: Taken | None = taken
         self._stay = stay
         self._torn: list[Name] = []
@@ -246,9 +255,15 @@ class _Writing:
                 if name == self._name and isinstance(torn, TornError):
                     self._depot.remove(self._name)
                 continue
-            if name.step == self._name.step:
-                raise _GivenUp(f"{name} is complete already")
-            raise _Foreign(f"{name} in it is of a later step, which this job does not continue")
+            if name.step > self._name.step:
+                raise _Foreign(f"{name} in it is of a later step, which this job does not continue")
+            if self._depot.at(name) == self._begun:
+                raise _GivenUp(f"this job has begun from {name}")
+            if name < self._name:  # of one step the newest epoch counts
+                continue
+            if self._depot.manifest(name).run != self._job_run:
+                raise _Foreign(f"{name} in it is of the same step of another run, which this job does not continue")
+            raise _GivenUp(f"{name} is complete already")
         for part in self._depot.parts():
             if part.name.step > self._name.step:  # of a run that this job does not continue, which must not complete it now
                 self._depot.remove(part)

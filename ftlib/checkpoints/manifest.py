@@ -79,6 +79,8 @@ class CheckpointManifest:
     files: Mapping[str, File]
     folder: str = ""
     """Where the other files are, beside the manifest; empty: in the same directory."""
+    run: str = ""
+    """Which founding of a job has written it: equal at all its members, joiners included. Empty: of an older release."""
 
     def within(self, folder: str) -> CheckpointManifest:
         """As this, with its files in another folder."""
@@ -100,8 +102,7 @@ class CheckpointManifest:
             "files": {name: [file.size, file.digest] for name, file in self.files.items()},
             "state": _plain(self.state),
         }
-        if self.folder:
-            body["folder"] = self.folder
+        body |= {key: value for key, value in (("folder", self.folder), ("run", self.run)) if value}
         data = json.dumps({**body, "digest": _digest(body)}, indent=1, allow_nan=False).encode("ascii")
         if len(data) > LIMIT:
             raise ConfigError(
@@ -141,7 +142,8 @@ class CheckpointManifest:
             folder = body.get("folder", "")
             if any("/" in name or name == ".." for name in (*files, folder)):
                 raise TornError(f"{FILE} names files that are elsewhere")
-            return cls(body["step"], body["epoch"], body["size"], tensors, _special(body["state"]), files, folder)
+            run = str(body.get("run", ""))
+            return cls(body["step"], body["epoch"], body["size"], tensors, _special(body["state"]), files, folder, run)
         except TornError:
             raise
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -144,6 +145,39 @@ def test_another_jobs_later_one_is_never_written_over(tmp_path: Path, caplog: py
         trainee.ft.save(tmp_path)
         trainee.step()
         eventually(lambda: complete(tmp_path) == [Name(500, 7), Name(1, 1)], "it was written")
+
+
+def saved(path: Path, *, load: bool = False) -> dict[str, Any]:
+    """What a run of its own counts, which saves its third step alone: or, with ``load``, the one from which it began."""
+    with crew(1) as [trainee]:
+        if load:
+            assert trainee.ft.load(path) is not None
+        else:
+            steps(3, [trainee])
+        trainee.ft.save(path)
+        trainee.ft.save(path)
+        metrics = trainee.ft.metrics
+    return metrics()
+
+
+def test_another_runs_one_of_the_same_step_is_an_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Else the model of a second run that saves its last step into the same directory would be lost without a word."""
+    assert saved(tmp_path)["checkpoint_failures"] == 0
+    assert saved(tmp_path, load=True)["checkpoint_failures"] == 0, "it has begun from that one"
+    assert saved(tmp_path)["checkpoint_failures"] > 0
+    assert "of the same step of another run, which this job does not continue" in caplog.text
+    assert "move it away, load it, or give save another directory" in caplog.text
+
+
+def test_one_of_the_same_step_and_a_lower_epoch_is_no_obstacle(tmp_path: Path) -> None:
+    """Who was cut off has completed it, and the others have computed the step again: of one step the newest epoch counts."""
+    write(tmp_path, {"x": 1}, step=1, epoch=1)
+    with crew(2) as trainees:
+        trainees[0].ft.leave()
+        eventually(lambda: trainees[1].ft.epoch == 2, "it is alone")
+        steps(1, trainees[1:])
+        trainees[1].ft.save(tmp_path)
+    assert complete(tmp_path) == [Name(1, 2), Name(1, 1)]
 
 
 @pytest.mark.parametrize("state", ["file", "nothing"])
