@@ -229,7 +229,7 @@ class FTLib(Calls):
         if not self._call_lock.departed:
             shards = self.settings.shards
             own = directory.of_shard(self.settings.shard, shards)
-            whole = functools.partial(directory.whole_steps, shards) if shards > 1 else tuple
+            whole = functools.partial(directory.whole_names, shards) if shards > 1 else tuple
             self._keeper.save(own, self._plane, registered, wait=wait, whole=whole)
 
     def load(self, path: str | os.PathLike[str]) -> Loaded | None:

@@ -17,9 +17,10 @@ import torch
 from ..common.units import size
 from ..errors import ConfigError
 from ..state.codec import flatten
+from .choice import newest_whole
 from .depot import Depot
 from .manifest import TornError
-from .names import Name, shard_folder
+from .names import Name, shard_folder, whole_names
 from .places import depot_of
 
 _Say = Callable[[Mapping[str, Any], str], None]
@@ -108,11 +109,12 @@ def exported(depot: Depot, file: str) -> int:
             f"there are checkpoints of replicas of {theirs} processes: give the place of one shard, e.g. "
             f"{depot.of_shard(0, shards)}"
         )
-    found = [depot.newest_of(shard, shards) for shard in range(shards)]
+    newest = depot.newest() if shards == 1 else None
+    found = newest_whole(depot, shards) if shards > 1 else None if newest is None else [newest]
+    if found is None:
+        what = "complete checkpoint" if shards == 1 else f"step with a complete checkpoint of all {shards} shards"
+        raise ConfigError(f"there is no {what} in {depot}: give another place")
     for shard, each in enumerate(found):
-        if each is None:
-            what = "complete checkpoint" if shards == 1 else f"step with a complete checkpoint of all {shards} shards"
-            raise ConfigError(f"there is no {what} in {depot}: give another place")
         _, tensors = flatten(each.tree)
         apart = {
             name: tensor.detach().contiguous().clone() for name, tensor in tensors.items() if isinstance(tensor, torch.Tensor)
@@ -159,8 +161,9 @@ def _steps(places: list[_Place], intact: list[_Place], say: _Say) -> int:
     count = 0
     for shards in sorted({place.shards for place in places} - {1}):
         own = [place for place in intact if place.shards == shards]
+        whole = {name.step for name in whole_names(place.names for place in own)}
         for step in sorted({name.step for place in places if place.shards == shards for name in place.names}, reverse=True):
-            missing = [place.shard for place in own if all(name.step != step for name in place.names)]
+            missing = [] if step in whole else _lacking(own, step)
             without = ", ".join(map(str, missing))
             text = (
                 f"not whole: there is no intact one of shard {without} of {shards}" if missing else f"whole: of {shards} shards"
@@ -168,6 +171,12 @@ def _steps(places: list[_Place], intact: list[_Place], say: _Say) -> int:
             say({"step": step, "shards": shards, "whole": not missing, "missing": missing}, f"step {step}  {text}")
             count += not missing
     return count
+
+
+def _lacking(own: list[_Place], step: int) -> list[int]:
+    """The shards that lack the newest checkpoint of ``step``: its highest epoch, which some of them have."""
+    newest = max((name for place in own for name in place.names if name.step == step), default=None)
+    return [place.shard for place in own if newest not in place.names]
 
 
 def _say_of_none(depot: Depot, places: list[_Place]) -> None:

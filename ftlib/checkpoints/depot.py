@@ -18,7 +18,7 @@ from typing import Self
 from ..errors import ConfigError
 from .checkpoint import Found, Taken, newest, publish, remove
 from .manifest import OF_ONE, CheckpointManifest, TornError
-from .names import Name, Part, complete, parts, shard_folder, shards_in, whole_steps
+from .names import Name, Part, complete, parts, shard_folder, shards_in, whole_names
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
@@ -97,29 +97,19 @@ class Depot(ABC):
         """Where the checkpoints of a shard are; this one if there is one shard."""
         return self.below(shard_folder(shard, shards))
 
-    def whole_steps(self, shards: int) -> set[int]:
-        """Steps of which all shards have a complete checkpoint here."""
-        return whole_steps(self.of_shard(number, shards).complete() for number in range(shards))
+    def whole_names(self, shards: int) -> list[Name]:
+        """Checkpoints that all shards have completed here, the newest first."""
+        return whole_names(self.of_shard(number, shards).complete() for number in range(shards))
 
-    def newest_of(self, shard: int, shards: int) -> Found | None:
-        """What a shard begins from: the newest intact checkpoint; of several shards, that of the newest step that all have.
-
-        None without any. TornError as for ``newest``; ConfigError if the checkpoints here are of another number of shards.
-        """
-        if self.single is not None:
-            return self.newest()
-        found = self.shards()
+    def check(self, shards: int) -> None:
+        """ConfigError if the checkpoints here are of another number of shards."""
+        found = set() if self.single is not None else self.shards()
         if found and shards not in found:
             theirs = ", ".join(map(str, sorted(found)))
             raise ConfigError(
                 f"load: the checkpoints in {self} are of replicas of {theirs} processes, and these have {shards}: start "
                 "as many (ftlib run --shards), or give another directory"
             )
-        if shards == 1:
-            return self.newest()
-        own, whole = self.of_shard(shard, shards), self.whole_steps(shards)
-        name = next((name for name in own.complete() if name.step in whole), None)
-        return None if name is None else own.below(str(name)).newest()
 
 
 class DirectoryDepot(Depot):

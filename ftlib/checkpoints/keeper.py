@@ -99,7 +99,8 @@ class Keeper:
                 outdated = plane.origin != plane.authority  # the next call brings the state
                 if session is None or session.rank != 0 or plane.phase is Phase.STOPPED or outdated:
                     return
-            name = Name(step, session.view.epoch)
+                # Not the epoch of a view that became active since: other processes of this replica may save before it does.
+                name = Name(step, plane.finished_epoch if plane.finished_in else session.view.epoch)
             if not self._free(plane, depot, depot.at(name), wait=wait):
                 return
             tree = registered.tree(step)

@@ -88,9 +88,12 @@ def shards_in(path: Path) -> set[int]:
     return found | ({1} if complete(path) else set())
 
 
-def whole_steps(shards: Iterable[Iterable[Name]]) -> set[int]:
-    """Steps of which all shards have a complete checkpoint. ``shards``: those of each."""
-    return set.intersection(*({name.step for name in names} for names in shards))
+def whole_names(shards: Iterable[Iterable[Name]]) -> list[Name]:
+    """Those that all shards have completed, the newest first. ``shards``: those of each.
+
+    One step in different epochs is not the same: it may have been computed again, by other members.
+    """
+    return sorted(set.intersection(*(set(names) for names in shards)), reverse=True)
 
 
 def of_shards(path: Path, shards: int) -> Iterator[list[Name]]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import posixpath
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,8 +31,10 @@ from ..state.codec import snapshot
 from ..state.registry import Registered
 from ..state.snapshot import Before
 from .checkpoint import Found
+from .choice import Chooser, ViewChangedError
 from .depot import Depot, is_url
 from .manifest import TornError
+from .names import Name
 
 logger = logging.getLogger("ftlib")
 
@@ -51,12 +54,12 @@ class Resumption(Observer):
     """Reader and receiver of a checkpoint at one member, in one lifetime."""
 
     def __init__(
-        self, plane: Plane, transfer: Transfer, patience: float, observers: Observers, shard: int, shards: int
+        self, plane: Plane, transfer: Transfer, patience: float, observers: Observers, chooser: Chooser, shards: int
     ) -> None:
         """``patience``: seconds without progress after which a worker stops waiting for others. ``observers``: of this
-        member's calls. ``shard``: which of its replica's ``shards`` this member is.
+        member's calls. ``chooser``: agrees with the other processes of its replica, if that has several ``shards``.
         """
-        self._shard, self._shards = shard, shards
+        self._chooser, self._shards = chooser, shards
         self._observers = observers
         self._plane = plane
         self._transfer = transfer
@@ -120,11 +123,9 @@ class Resumption(Observer):
                 return self._loaded
             reader = (*session.plan.holders, plane.member_id)[0]
             if reader == plane.member_id:
-                with self._told_of_reading(), self._told_of_refusal():
-                    taken = self._take(session, self._read(path), registered)
-                if taken:
-                    self._await_others()
+                if self._lead(session, path, registered):
                     return self._loaded
+                deadline = plane.threads.now() + self._patience
                 continue
             donor = session.view.member(reader)
             query = {"round": str(self._rounds), "member": plane.member_id}
@@ -153,6 +154,17 @@ class Resumption(Observer):
 
     # --- at the reader -------------------------------------------------------------------------------------------------
 
+    def _lead(self, session: Session, path: Depot, registered: Registered) -> bool:
+        """Read, begin with what was found, and wait until the others have it; False if the session ended meanwhile."""
+        try:
+            with self._told_of_reading(), self._told_of_refusal():
+                taken = self._take(session, self._read(session, path), registered)
+        except ViewChangedError:
+            return False
+        if taken:
+            self._await_others()
+        return taken
+
     @contextmanager
     def _told_of_reading(self) -> Iterator[None]:
         """Answer the others, while this block runs, that reading takes long."""
@@ -172,10 +184,14 @@ class Resumption(Observer):
             self._rounds += 1
             raise
 
-    def _read(self, path: Depot) -> Found | None:
+    def _read(self, session: Session, path: Depot) -> Found | None:
         plane = self._plane
         try:
-            found = path.newest_of(self._shard, self._shards)
+            if self._shards == 1 or path.single is not None:
+                path.check(self._shards)
+                found = path.newest()
+            else:
+                found = self._chooser.read(session, path, self._rounds)
         except TornError as error:
             raise ConfigError(f"load: no checkpoint in {path} is intact ({error}): give another directory") from None
         except OSError as error:
@@ -296,6 +312,7 @@ class Resumption(Observer):
 
     def _note(self, step: int, directory: Path | str) -> None:
         self._loaded = Loaded(step, directory)
+        self._chooser.begun(Name.parse(posixpath.basename(str(directory))))
         extra = self._plane.about("resumed", checkpoint=str(directory))
         logger.info("resumed at step %d from %s", step, directory, extra=extra)
 

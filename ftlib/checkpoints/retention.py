@@ -9,15 +9,15 @@ from .names import Name
 
 __all__ = ["Stay", "Whole"]
 
-Whole = Callable[[], Collection[int]]
-"""Returns the steps of which all shards have a complete checkpoint in the same place; nothing where there is one shard."""
+Whole = Callable[[], Collection[Name]]
+"""Returns the checkpoints that all shards have completed in the same place; nothing where there is one shard."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stay:
-    """Which complete checkpoints of a shard stay: the newest ones, and the newest of a step that all shards have.
+    """Which complete checkpoints of a shard stay: the newest ones, and the newest one that all shards have.
 
-    For as long as a shard cannot write, or lags behind, the job can begin again from that step alone.
+    For as long as a shard cannot write, or lags behind, the job can begin again from that one alone.
     """
 
     keep: int
@@ -28,4 +28,4 @@ class Stay:
         if len(names) <= self.keep:
             return []
         needed = max(self.whole(), default=None)
-        return [name for name in names[self.keep :] if name.step != needed]
+        return [name for name in names[self.keep :] if name != needed]

@@ -22,6 +22,7 @@ import torch
 from consensus import ConfigError as ConsensusConfigError
 from consensus import Consensus, ConsensusError, KeyRing, LeftError, Member, View, format_address
 
+from ..checkpoints.choice import Chooser
 from ..checkpoints.resume import PATH as RESUMPTION
 from ..checkpoints.resume import Resumption
 from ..common.device_waits import drop_held
@@ -146,7 +147,8 @@ class Lifetime:
         )
         registered = self.transfer.what
         self._border = Border(plane, self.transfer, settings.step_timeout, beside=settings.shards == 1)
-        self.resumption = Resumption(plane, self.transfer, config.join_timeout, observers, settings.shard, settings.shards)
+        self._chooser = Chooser(plane, means.ring, config.join_timeout, settings.shard, settings.shards)
+        self.resumption = Resumption(plane, self.transfer, config.join_timeout, observers, self._chooser, settings.shards)
         allocate = means.framework.allocate
         copies = allocate if settings.recovery_transport == "group" else room  # what goes by HTTP needs no special memory
         self.donor = Donor(plane, registered, layouts, observers, allocate, copies)
@@ -253,6 +255,7 @@ class Lifetime:
         consensus.serve(Border.PATH, self._border.source)
         consensus.serve(INQUIRY, self._inquiry.source)
         consensus.serve(RESUMPTION, self.resumption.source)
+        consensus.serve(Chooser.PATH, self._chooser.source)
         consensus.serve(Donor.PATH, self.donor.source)
         consensus.serve(stacks.PATH, stacks.source)
         if self._means.chaos is not None and self._means.ring is not None:  # without a secret anybody could ask

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ftlib.checkpoints.names import Name, of_shards, whole_steps
+from ftlib.checkpoints.names import Name, of_shards, whole_names
 from tests.harness.cluster import Worker
 from tests.harness.nursery import Nursery
 from tests.processes.jobs.launched import LaunchedRun
@@ -274,7 +274,7 @@ def test_a_job_that_died_whole_goes_on_from_a_step_of_all_shards(nursery: Nurser
     with Replicas(tmp_path / "first", nursery) as job:
         both = job.begin(2, given={"checkpoints": kept})
         job.together(*both, steps=40)
-        job.until("all shards have written one", lambda: any(whole_steps(of_shards(Path(kept), 2))))
+        job.until("all shards have written one", lambda: bool(whole_names(of_shards(Path(kept), 2))))
         for worker in job.workers:
             worker.kill()
         job.until("all are gone", lambda: all(worker.code is not None for worker in job.workers))
@@ -308,4 +308,4 @@ def test_there_is_always_a_step_of_all_shards(nursery: Nursery, tmp_path: Path, 
     with Replicas(tmp_path / "run", nursery) as job:
         job.begin(1, given={"checkpoints": str(kept), "disk": disk})
         names = job.until("both shards have written so much", written)
-    assert min(own[0].step for own in names) in whole_steps(names), names
+    assert min(own[0] for own in names) in whole_names(names), names

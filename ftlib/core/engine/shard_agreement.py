@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Sequence
 
 from ...data.mates import Drawing
-from ...errors import GroupError, StepMismatch
+from ...errors import ConfigError, GroupError, StepMismatch
 from ..calls.attempt import WAIT_SLICE
 from ..calls.call import Call, Kind, Results
 from ..calls.session import Session
@@ -106,11 +106,22 @@ class ShardAgreement:
 
         One of them may have got the state before the call, and its mates within it: founders the initial one, newcomers that of
         the others. Then the gradients of none of them count, or the shards of that call would be over different replicas.
+        ConfigError if its founders begin from different steps.
         """
         if not self._plane.newcomer and (session.plan.call or call.number != 1):
             return True
         said = WordFlag.INSIDE | WordFlag.STALE * call.outdated
-        verdict = self._verdict(call, session, Word.about_border(session.view.epoch, call.number, said))
+        word = Word.about_border(session.view.epoch, call.number, said)
+        if not self._plane.newcomer and not call.outdated:
+            word = word._replace(drawn=str(self._plane.step).encode())
+        verdict = self._verdict(call, session, word)
+        if verdict is not None and verdict.apart:
+            steps = " and ".join(step.decode(errors="replace") for step in verdict.apart)
+            error = ConfigError(
+                f"{call}: the processes of this replica begin from different steps, {steps}: load the same checkpoint at all"
+            )
+            self._failures.stop(error)
+            raise error
         return None if verdict is None else not (verdict.stale or verdict.midway)
 
     def border(self, call: CatchUp, session: Session, *, midway: bool) -> Verdict | None:

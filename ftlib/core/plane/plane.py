@@ -72,8 +72,9 @@ class Plane:
         """Why the phase is STOPPED."""
         self.session: Session | None = None
         """The newest activated session (kept while FROZEN)."""
-        self.finished, self.finished_in = 0, ""
-        """The newest finished call, and the view in which it was computed; empty if this member did not see that view."""
+        self.finished, self.finished_in, self.finished_epoch = 0, "", 0
+        """The newest finished call, the view in which it was computed (empty if this member did not see that view), and the epoch
+        in which it was finished here."""
         self.step: int = 0 if former is None else former.step  # shown before admission only; then it becomes the job's
         self.current: Call | None = None
         self.running: Session | None = None
@@ -620,6 +621,7 @@ class Plane:
 
     def _finished(self, call: Call, results: Results) -> None:
         self.finished, self.finished_in = call.number, results.view_id
+        self.finished_epoch = 0 if self.session is None else self.session.view.epoch
         self.current = None
         self._undecided = call.may_give_state
         self.tell()

@@ -59,7 +59,8 @@ class Word(NamedTuple):
     """A checksum of which replicas' contributions are in the result; 0: not known, as after an adoption. At a border: of which
     replica has given the private state; 0: there is none."""
     drawn: bytes = b""
-    """What its sampler says of the call (``Drawing``)."""
+    """What its sampler says of the call (``Drawing``). Of a founder at the border before its first call: the step from which it
+    begins; nothing if that is not known yet."""
 
     @property
     def said(self) -> WordFlag:
@@ -115,6 +116,8 @@ class Verdict(NamedTuple):
     """The same of ``SAVING``."""
     drawn: tuple[bytes, ...] = ()
     """What all of this replica have said of their samplers, by shard; nothing at a border."""
+    apart: tuple[bytes, ...] = ()
+    """At a border: the steps from which the processes of this replica begin, if these differ."""
 
 
 class Heard:
@@ -178,7 +181,8 @@ class Heard:
         others = [] if inside else [word for word in words if word is not None and WordFlag.INSIDE not in word.said]
         if any(word.turn < turn for word in others):
             return None
-        verdict = _verdict(words)
+        begun = sorted({word.drawn for word in words if word is not None and word.drawn})
+        verdict = _verdict(words)._replace(apart=tuple(begun) if len(begun) > 1 else ())
         return verdict._replace(alike=False) if any(word.turn > turn for word in others) else verdict
 
     @property

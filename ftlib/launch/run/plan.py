@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...checkpoints.names import Name, complete, of_shards, whole_steps
+from ...checkpoints.names import Name, complete, of_shards, whole_names
 from ...errors import ConfigError
 
 DEFAULT_RESTARTS = 3
@@ -155,7 +155,7 @@ class StartPlan:
         """Whether there is a checkpoint at ``path`` or in it, of all shards."""
         try:
             if self.shards > 1:
-                return bool(whole_steps(of_shards(path, self.shards)))
+                return bool(whole_names(of_shards(path, self.shards)))
             return (Name.parse(path.name) is not None and path.is_dir()) or bool(complete(path))
         except OSError as error:
             raise ConfigError(f"--resume {path}: {error.strerror}: give a directory that can be read") from None

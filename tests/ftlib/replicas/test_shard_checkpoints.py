@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ftlib import ConfigError, FTLib
-from ftlib.checkpoints.names import Name, of_shards, shard_folder, shards_in, whole_steps
+from ftlib.checkpoints.choice import Choice
+from ftlib.checkpoints.names import Name, of_shards, shard_folder, shards_in, whole_names
 from ftlib.checkpoints.retention import Stay
+from tests.ftlib.crews.saving import Trainee
+from tests.harness.basics import TIMEOUT, eventually
+from tests.harness.company import Company, at_once
 
 
 def written(path: Path, shard: int, shards: int, *steps: int) -> None:
@@ -19,21 +27,21 @@ def written(path: Path, shard: int, shards: int, *steps: int) -> None:
 def test_a_step_is_whole_once_all_shards_have_it(tmp_path: Path) -> None:
     written(tmp_path, 0, 2, 10, 20, 30)
     written(tmp_path, 1, 2, 10, 20)
-    assert whole_steps(of_shards(tmp_path, 2)) == {10, 20}
+    assert whole_names(of_shards(tmp_path, 2)) == [Name(20, 1), Name(10, 1)]
     assert shards_in(tmp_path) == {2}
 
 
 def test_without_a_step_of_all_shards_there_is_none(tmp_path: Path) -> None:
     written(tmp_path, 0, 2, 10)
-    assert whole_steps(of_shards(tmp_path, 2)) == set()
+    assert whole_names(of_shards(tmp_path, 2)) == []
 
 
 def test_what_all_shards_have_stays() -> None:
     names = [Name(step, 1) for step in (50, 40, 30, 20, 10)]
     assert Stay(2).others(names) == names[2:]
-    assert Stay(2, lambda: {50, 40, 10}).others(names) == names[2:], "one that stays anyway"
-    assert Stay(1, lambda: {20, 10}).others(names) == [Name(40, 1), Name(30, 1), Name(10, 1)]
-    assert Stay(5, lambda: {10}).others(names) == []
+    assert Stay(2, lambda: [Name(50, 1), Name(40, 1), Name(10, 1)]).others(names) == names[2:], "one that stays anyway"
+    assert Stay(1, lambda: [Name(20, 1), Name(10, 1)]).others(names) == [Name(40, 1), Name(30, 1), Name(10, 1)]
+    assert Stay(5, lambda: [Name(10, 1)]).others(names) == []
 
 
 @pytest.mark.parametrize("shards", [2, 3])
@@ -53,3 +61,111 @@ class Nothing:
 
     def load_state_dict(self, state: object) -> None:
         """Nothing to do."""
+
+
+def test_what_one_shard_cannot_read_none_begins_from() -> None:
+    new, old = Name(20, 1), Name(10, 1)
+    choice = Choice([new, old], 2)
+    choice.intact(0, str(new), "r")
+    assert choice.name == new and not choice.settled
+    choice.spoilt(str(new), "a file is gone")
+    assert choice.name == old and not choice.settled, "shard 0 has to read this one, too"
+    choice.intact(1, str(new), "r")
+    choice.intact(1, str(old), "r")
+    assert not choice.settled
+    choice.intact(0, str(old), "r")
+    choice.spoilt(str(old), "too late: shard 0 may have loaded it")
+    assert choice.settled and choice.name == old and choice.torn == {str(new): "a file is gone"}
+
+
+def test_shards_of_different_runs_are_passed_over() -> None:
+    choice = Choice([Name(20, 1)], 2)
+    choice.intact(0, str(Name(20, 1)), "r")
+    choice.intact(1, str(Name(20, 1)), "other")
+    assert choice.name is None and choice.settled and "different runs" in choice.torn[str(Name(20, 1))]
+
+
+def replica(body: Callable[[int, Trainee], Any], **settings: Any) -> list[Any]:
+    """What ``body`` returns at each of the two processes of one replica."""
+    made = Company(0, initial_size=1, replica="blue", shards=2, recovery="wait", **settings)
+    [first] = made.settings["introducers"]
+
+    def live(shard: int) -> Any:
+        with made.init(shard=shard, bind=("127.0.0.1:0", first)[not shard]) as ft:
+            trainee = Trainee(ft)
+            trainee.register()
+            return body(shard, trainee)
+
+    return at_once(*[functools.partial(live, shard) for shard in range(2)])
+
+
+def two_steps(path: Path) -> None:
+    def train(_shard: int, trainee: Trainee) -> None:
+        for _ in range(2):
+            trainee.step()
+            trainee.ft.save(path, wait=True)
+        trainee.step()
+        eventually(lambda: whole_names(of_shards(path, 2))[:1] == [Name(2, 1)], "both shards have the newest one")
+
+    replica(train)
+    assert whole_names(of_shards(path, 2)) == [Name(2, 1), Name(1, 1)]
+
+
+def test_all_processes_of_a_replica_begin_from_the_same_step(tmp_path: Path) -> None:
+    """Though shard 0 has looked before shard 1's newest one got its name, and shard 1 after that."""
+    two_steps(tmp_path)
+    late, hidden, choosers = tmp_path / "shard-1-of-2" / str(Name(2, 1)), tmp_path / "hidden", []
+    late.rename(hidden)
+
+    def resume(shard: int, trainee: Trainee) -> tuple[int, int]:
+        if shard == 0:
+            choosers.append(trainee.ft._lives.life._chooser)
+        else:
+            eventually(lambda: choosers and choosers[0]._choice is not None, "shard 0 has looked")
+            hidden.rename(late)
+        loaded = trainee.ft.load(tmp_path)
+        assert loaded is not None
+        trainee.step()
+        return loaded.step, trainee.ft.step
+
+    assert replica(resume) == [(1, 2), (1, 2)]
+
+
+def test_a_torn_one_of_one_shard_is_taken_by_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    two_steps(tmp_path)
+    (tmp_path / "shard-1-of-2" / str(Name(2, 1)) / ".metadata").unlink()
+
+    def resume(_shard: int, trainee: Trainee) -> int:
+        loaded = trainee.ft.load(tmp_path)
+        trainee.step()
+        return loaded.step if loaded is not None else 0
+
+    assert replica(resume) == [1, 1]
+    assert caplog.text.count(f"an older one is taken: {Name(2, 1)}: shard 1: ") == 2, "both say so"
+
+
+def test_a_process_of_a_replica_that_does_not_load_is_found_out(tmp_path: Path) -> None:
+    two_steps(tmp_path)
+    found_out = threading.Event()
+
+    def load(shard: int, trainee: Trainee) -> None:
+        trainee.ft._lives.life._chooser._patience = 0.5  # not by the setting: they shall have the time to meet
+        if shard == 0:
+            with pytest.raises(ConfigError, match=r"load was called here, but within 0.5 s not by the process of shard 1"):
+                trainee.ft.load(tmp_path)
+            found_out.set()
+        assert found_out.wait(TIMEOUT)
+
+    replica(load)
+
+
+def test_a_replica_does_not_train_on_pieces_of_different_steps(tmp_path: Path) -> None:
+    """Though its program names another checkpoint for each shard."""
+    two_steps(tmp_path)
+
+    def resume(shard: int, trainee: Trainee) -> None:
+        assert trainee.ft.load(tmp_path / shard_folder(shard, 2) / str(Name(shard + 1, 1))) is not None
+        with pytest.raises(ConfigError, match="begin from different steps, 1 and 2: load the same checkpoint"):
+            trainee.step()
+
+    replica(resume)

@@ -49,6 +49,13 @@ def test_what_all_have_drawn_is_heard_in_the_order_of_the_shards() -> None:
     assert said is not None and said.drawn == (b"a", b"b")
 
 
+def test_processes_that_begin_from_different_steps_are_apart() -> None:
+    one, other, unknown = (border(1)._replace(drawn=step) for step in (b"10", b"20", b""))
+    for word, apart in ((one, ()), (other, (b"10", b"20")), (unknown, ())):
+        said = heard(one, word)
+        assert said is not None and said.apart == apart
+
+
 def test_words_about_results_and_borders_are_apart() -> None:
     assert heard(border(4), Word(1, 3)) is None, "the call before has been held, which says nothing about the border after it"
     assert heard(Word(1, 4), border(4)) is None, "nor does the border before a call say that its result is there"

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,7 @@ import ftlib.checkpoints.command as stored
 import ftlib.checkpoints.keeper as keeping
 from ftlib import ConfigError
 from ftlib.checkpoints.checkpoint import Taken
+from ftlib.checkpoints.choice import newest_whole
 from ftlib.checkpoints.depot import Depot
 from ftlib.checkpoints.manifest import TornError
 from ftlib.checkpoints.names import Name, Part
@@ -172,11 +174,12 @@ def of_shards(depot: Depot, shards: int, *steps: list[int]) -> None:
 
 
 def test_a_shard_begins_from_the_newest_step_that_all_have(depot: Depot) -> None:
-    assert depot.shards() == set() and depot.newest_of(1, 2) is None
+    assert depot.shards() == set() and newest_whole(depot, 2) is None
     of_shards(depot, 2, [1, 3, 4], [1, 3])
-    for shard in range(2):
-        found = depot.newest_of(shard, 2)
-        assert found is not None and found.name == Name(3, 1)
+    begun = newest_whole(depot, 2)
+    assert begun is not None
+    for shard, found in enumerate(begun):
+        assert found.name == Name(3, 1)
         assert found.tree["shard"] == shard  # type: ignore[index]
         assert str(found.directory) == depot.of_shard(shard, 2).at(Name(3, 1))
     assert depot.complete() == [] and depot.newest() is None
@@ -184,8 +187,39 @@ def test_a_shard_begins_from_the_newest_step_that_all_have(depot: Depot) -> None
 
 def test_without_a_step_that_all_shards_have_none_of_them_begins_from_one(depot: Depot) -> None:
     of_shards(depot, 2, [4], [])
-    assert depot.newest_of(0, 2) is None
-    assert depot.newest_of(1, 2) is None
+    assert newest_whole(depot, 2) is None
+
+
+def test_one_step_in_different_epochs_is_not_the_same(depot: Depot) -> None:
+    """It was computed again by others, or by a run that was founded again: pieces of both are no state."""
+    of_shards(depot, 2, [3], [3])
+    write(depot.of_shard(0, 2), 4, epoch=4, shard=0)
+    write(depot.of_shard(1, 2), 4, epoch=3, shard=1)
+    assert depot.whole_names(2) == [Name(3, 1)]
+
+
+@pytest.mark.parametrize("damage", ["manifest", "data", "gone"])
+def test_one_of_which_a_shard_is_torn_is_taken_by_none(depot: Depot, damage: str) -> None:
+    of_shards(depot, 2, [3, 4], [3, 4])
+    spoil(depot.of_shard(1, 2), Name(4, 1), damage)
+    begun = newest_whole(depot, 2)
+    assert begun is not None and [found.name for found in begun] == [Name(3, 1)] * 2
+    assert all(found.torn[0].startswith(f"{Name(4, 1)}: shard 1: ") for found in begun)
+    spoil(depot.of_shard(0, 2), Name(3, 1), damage)
+    with pytest.raises(TornError):
+        newest_whole(depot, 2)
+
+
+def test_shards_of_different_runs_are_no_state(depot: Depot) -> None:
+    """A run that was killed when one shard had that step, and another one that went on from an older one."""
+    of_shards(depot, 2, [3], [3])
+    for shard in range(2):
+        part, own = Part.of(Name(4, 1), "aa"), depot.of_shard(shard, 2)
+        own.write(replace(taken(4), run=f"run-{shard}"), part)
+        own.publish(part)
+    begun = newest_whole(depot, 2)
+    assert begun is not None and [found.name for found in begun] == [Name(3, 1)] * 2
+    assert begun[0].torn == (f"{Name(4, 1)}: its shards are of different runs",)
 
 
 @pytest.mark.parametrize("shards", [1, 4])
@@ -193,13 +227,12 @@ def test_another_number_of_shards_is_refused(depot: Depot, shards: int) -> None:
     """Rather than begin from scratch, in silence."""
     of_shards(depot, 2, [3], [3])
     with pytest.raises(ConfigError, match=f"are of replicas of 2 processes, and these have {shards}: start as many"):
-        depot.newest_of(0, shards)
+        depot.check(shards)
     write(depot, 5)
     assert depot.shards() == {1, 2}
-    assert depot.newest_of(0, 1).name == Name(5, 1)  # type: ignore[union-attr]
-    assert depot.newest_of(0, 2).name == Name(3, 1)  # type: ignore[union-attr]
-    single = depot_of(depot.of_shard(0, 2).at(Name(3, 1)))
-    assert single.newest_of(1, 4).name == Name(3, 1)  # type: ignore[union-attr]
+    depot.check(1)
+    depot.check(2)
+    depot_of(depot.of_shard(0, 2).at(Name(3, 1))).check(4)
 
 
 def test_shards_that_have_completed_nothing_are_of_no_number(depot: Depot) -> None:
@@ -207,7 +240,7 @@ def test_shards_that_have_completed_nothing_are_of_no_number(depot: Depot) -> No
     own.prepare()
     own.write(taken(4), Part.of(Name(4, 1), "aa"))
     assert depot.shards() == set()
-    assert depot.newest_of(0, 4) is None
+    depot.check(4)
 
 
 def test_a_job_that_has_another_number_of_shards_does_not_begin(place: str) -> None:

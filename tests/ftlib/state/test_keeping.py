@@ -169,6 +169,16 @@ def test_another_runs_one_of_the_same_step_is_an_error(tmp_path: Path, caplog: p
     assert "move it away, load it, or give save another directory" in caplog.text
 
 
+def test_it_is_named_by_the_view_in_which_its_step_was_finished(tmp_path: Path) -> None:
+    """Not by one that became active since: another process of the replica may have saved before that."""
+    with crew(2) as trainees:
+        steps(1, trainees)
+        trainees[1].ft.leave()
+        eventually(lambda: trainees[0].ft.epoch == 2, "it is alone")
+        trainees[0].ft.save(tmp_path)
+    assert complete(tmp_path) == [Name(1, 1)]
+
+
 def test_one_of_the_same_step_and_a_lower_epoch_is_no_obstacle(tmp_path: Path) -> None:
     """Who was cut off has completed it, and the others have computed the step again: of one step the newest epoch counts."""
     write(tmp_path, {"x": 1}, step=1, epoch=1)
