@@ -220,10 +220,15 @@ class FTLib(Calls):
 
         Call it at every worker, after a step; the worker with rank 0 writes. The checkpoint becomes complete once a later call
         has finished, or when this worker leaves; ``close`` waits for it. While another checkpoint is being written, this one is
-        left out, with a line in the log; with ``wait``, the call waits instead. A failed write is logged as an error, and
-        counted. Only errors of the program raise (ConfigError: nothing is registered, or a part that cannot be kept).
+        left out, with a line in the log; with ``wait``, the call waits instead. What fails is logged as an error, and counted.
+        Only errors of the program raise (ConfigError: nothing is registered, or in the first one a part that cannot be kept).
         """
-        directory, registered = self._place("save", path), self._lives.life.transfer.registered
+        try:
+            directory = self._place("save", path)
+        except OSError as error:
+            self._keeper.nowhere(self._plane, os.fspath(path), error)
+            return
+        registered = self._lives.life.transfer.registered
         if registered is None:
             raise ConfigError("save: no state is registered: call register_state before it")
         if not self._call_lock.departed:
@@ -239,7 +244,10 @@ class FTLib(Calls):
         founder reads the checkpoint, and the others get it from that founder. Returns None and loads nothing if there is no
         checkpoint, and at a worker that joins a running job. Raises ConfigError if all are damaged, or it does not fit.
         """
-        directory = self._place("load", path)
+        try:
+            directory = self._place("load", path)
+        except OSError as error:
+            raise ConfigError(f"load: {path}: the current directory: {error.strerror}; give an absolute path") from None
         self._turn(State.COMPUTING)
         try:
             loaded = self._lives.life.resumption.load(directory)
@@ -480,7 +488,7 @@ class FTLib(Calls):
         return self._consensus.passive_or_active() is Mode.PASSIVE or self._consensus.confirm()
 
     def _place(self, what: str, path: str | os.PathLike[str]) -> Depot:
-        """The place that ``path`` names, whatever the current directory is later. Raises ConfigError."""
+        """The place that ``path`` names, whatever the current directory is later. ConfigError; OSError if that is gone."""
         if os.getpid() != self._process:
             raise ConfigError(f"{what}: this process was forked from a worker and is none")
         if self._call_lock.inside():

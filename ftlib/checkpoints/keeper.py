@@ -19,6 +19,7 @@ from __future__ import annotations
 import errno
 import logging
 import threading
+import time
 from enum import Enum
 
 from consensus import LeftError
@@ -70,13 +71,16 @@ class Keeper:
         self._keep = keep
         self._timeout = timeout
         self._writing: _Writing | None = None
+        """The newest one."""
+        self._waiting: list[_Writing] = []
+        """Those before it that are on the disk and wait for a later call, which only the training thread can make."""
         self._newest: tuple[Depot, Whole] | None = None
         """Where the program saved last."""
         self._begun = ""
         """The checkpoint from which this job began, as ``Depot.at`` names it."""
         self._lock = threading.Lock()
         self._checked = False
-        """Whether the state is known to be of a kind that can be kept; from then on only the writer flattens the state."""
+        """Whether the state was found to be of a kind that can be kept, at every worker alike."""
 
     def begun_from(self, place: str) -> None:
         """This job has begun from the checkpoint at ``place``: it needs no other one of that step."""
@@ -86,7 +90,7 @@ class Keeper:
         """Begin to write if this member has rank 0; called on the training thread, outside of calls.
 
         ``wait``: wait for a checkpoint under way instead of leaving this one out. ``whole``: see ``Whole``. Raises ConfigError
-        if the state cannot be kept.
+        if the state cannot be kept, at the first one. Later only the writer looks at the state, and logs and counts that.
         """
         self._newest = depot, whole
         if not self._checked:
@@ -111,10 +115,9 @@ class Keeper:
                 text = "no checkpoint of step %d: this worker is late, and its sampler is further than its model"
                 logger.info(text, step, extra=plane.about("checkpoint_skipped", stage="LATE"))
                 return
-            taken = Taken.of(tree, name, session.size, session.whole.cluster)
-            self._writing = _Writing(plane, session, number, depot, taken, Stay(self._keep, whole), self._begun)
-            plane.saves.begin()
-            self._writing.start()
+            writing = _Writing(plane, session, number, depot, name, Stay(self._keep, whole), self._begun)
+            if writing.start(tree):
+                self._writing = writing
 
     def save_again(self, plane: Plane, registered: Registered) -> None:
         """As ``save``, where the program saved last; nothing if it never has. What is registered is as on entry to a call."""
@@ -122,20 +125,34 @@ class Keeper:
             depot, whole = self._newest
             self.save(depot, plane, registered, wait=True, whole=whole)
 
+    def nowhere(self, plane: Plane, path: str, error: OSError) -> None:
+        """``save`` was called with a relative ``path``, and the current directory is gone: logged and counted by the writer."""
+        with plane.changed:
+            writes, step = plane.session is not None and plane.session.rank == 0, plane.step - plane.lag.steps
+        if writes:
+            text, extra = (
+                "no checkpoint of step %d in %s: %s; training goes on without it: %s",
+                plane.about("checkpoint_failed"),
+            )
+            logger.error(text, step, path, f"the current directory: {error.strerror}", "give an absolute path", extra=extra)
+            plane.counters.checkpoint_failures += 1
+
     def close(self) -> None:
         """Wait until the checkpoint under way is complete or given up; at most ``timeout`` seconds. Idempotent."""
-        writing = self._writing
-        if writing is None or writing.ended(0.0):
-            return
-        if not writing.ended(1.0):
-            logger.info("waiting for %s to be written", writing)
-        if not writing.ended(self._timeout):
-            logger.error("%s was not written within %g s, and is left incomplete", writing, self._timeout)
+        deadline = time.monotonic() + self._timeout
+        for writing in (*self._waiting, *([self._writing] if self._writing is not None else [])):
+            if writing.ended(0.0):
+                continue
+            if not writing.ended(1.0):
+                logger.info("waiting for %s to be written", writing)
+            if not writing.ended(max(0.0, deadline - time.monotonic())):
+                logger.error("%s was not written within %g s, and is left incomplete", writing, self._timeout)
 
     def _free(self, plane: Plane, depot: Depot, directory: str, *, wait: bool) -> bool:
         """Return True if no checkpoint is under way any more, so that ``directory`` can be written; else logs why not."""
+        self._waiting = [each for each in self._waiting if not each.ended(0.0)]
         writing = None if self._writing is None or self._writing.ended(0.0) else self._writing
-        if writing is not None and writing.directory == directory:
+        if any(each.directory == directory for each in (writing, *self._waiting) if each is not None):
             return False
         # Then all processes of the replica leave this one out, though some could write it: else shard 0 might have every other
         # step and shard 1 the steps between, so that the job could begin again from none of them.
@@ -143,10 +160,14 @@ class Keeper:
         if not together:
             if writing is None:
                 return True
-            if writing.written(self._timeout if wait else 0.0) and writing.due():
-                with plane.changed:
-                    plane.changed.notify_all()
-                if writing.ended(NAMING if depot.prompt else self._timeout if wait else 0.0):
+            if writing.written(self._timeout if wait else 0.0):
+                if writing.due():
+                    with plane.changed:
+                        plane.changed.notify_all()
+                    if writing.ended(NAMING if depot.prompt else self._timeout if wait else 0.0):
+                        return True
+                elif wait:  # for the call after this one: until then it holds no copy of the state, and both are written
+                    self._waiting.append(writing)
                     return True
         plane.counters.checkpoints_skipped += 1
         stage = _Stage.WRITING if writing is None else writing.stage
@@ -159,17 +180,19 @@ class Keeper:
 class _Writing:
     """One checkpoint on its way."""
 
-    def __init__(self, plane: Plane, session: Session, number: int, depot: Depot, taken: Taken, stay: Stay, begun: str) -> None:
+    def __init__(self, plane: Plane, session: Session, number: int, depot: Depot, name: Name, stay: Stay, begun: str) -> None:
         """``number``: of the last call that had finished. ``stay``: which older ones stay. ``begun``: the one from which
         this job began.
         """
         self.stage = _Stage.WRITING
-        self.directory = depot.at(taken.name)
+        self.directory = depot.at(name)
         self._plane, self._number = plane, number
-        self._depot, self._part = depot, Part.of(taken.name, session.member_id)
-        self._name, self._job_run = taken.name, taken.run
+        self._depot, self._part = depot, Part.of(name, session.member_id)
+        self._name, self._size, self._job_run = name, session.size, session.whole.cluster
         self._begun = begun
-        self._taken: Taken | None = taken
+        self._taken: Taken | None = None
+        self._told = False
+        """Whether the other processes of this replica have been told that this one writes it."""
         self._stay = stay
         self._torn: list[Name] = []
         """Newer checkpoints that are damaged: they are ignored."""
@@ -180,9 +203,18 @@ class _Writing:
     def __str__(self) -> str:
         return f"the checkpoint of step {self._name.step}"
 
-    def start(self) -> None:
-        """Write beside the training."""
-        self._plane.threads.thread(self._run, "ftlib-checkpoint").start()
+    def start(self, tree: object) -> bool:
+        """Copy ``tree``, and write the copy beside the training. False if that cannot be done, which is logged and counted."""
+        try:
+            self._taken = Taken.of(tree, self._name, self._size, self._job_run)
+            self._plane.saves.begin()
+            self._told = True
+            self._plane.threads.thread(self._run, "ftlib-checkpoint").start()
+        except Exception as error:  # noqa: BLE001 - no memory, no thread, a value of another kind: the training goes on
+            self._failed(error, "see to what is registered, and to this host's memory and threads")
+            self._end()
+            return False
+        return True
 
     def written(self, timeout: float) -> bool:
         """Wait at most ``timeout`` seconds; True if the checkpoint is on the disk, or no longer being written."""
@@ -208,12 +240,21 @@ class _Writing:
             self._depot.remove(self._part)
         except Exception as error:  # noqa: BLE001 - whatever it is, the training goes on without it
             self._failed(error)
+            self._depot.remove(self._part)
         finally:
-            self._taken = None
-            self.stage = _Stage.OVER
-            plane.saves.written()
-            self._written.set()
-            self._over.set()
+            self._end()
+
+    def _end(self) -> None:
+        self._taken = None
+        self.stage = _Stage.OVER
+        self._told_written()
+        self._written.set()
+        self._over.set()
+
+    def _told_written(self) -> None:
+        if self._told:
+            self._told = False
+            self._plane.saves.written()
 
     def _write(self) -> None:
         plane, taken = self._plane, self._taken
@@ -227,7 +268,7 @@ class _Writing:
         self._taken = taken = None
         self.stage = _Stage.WAITING
         if self._depot.prompt:  # else the next one is left out until this one has its name
-            plane.saves.written()
+            self._told_written()
         self._written.set()
         self._await_later_call()
         for name in self._depot.complete():
@@ -239,7 +280,11 @@ class _Writing:
         extra = plane.about("checkpoint", checkpoint=self.directory, checkpoint_bytes=nbytes, seconds=took)
         logger.info("%s is complete: %s, %s in %s", self, self.directory, size(nbytes), span(took), extra=extra)
         self._trace(written, nbytes)
-        self._tidy()
+        try:
+            self._tidy()
+        except OSError as error:  # it is complete all the same, and the next one tidies up
+            text, extra = "older checkpoints in %s were not looked through: %s", plane.about("checkpoints_not_tidied")
+            logger.info(text, self._depot, _text(error), extra=extra)
 
     def _trace(self, written: float, nbytes: int = 0, error: str = "") -> None:
         if (traces := self._plane.traces) is not None:
@@ -290,15 +335,15 @@ class _Writing:
             if part.name <= self._name:
                 self._depot.remove(part)
 
-    def _failed(self, error: Exception) -> None:
+    def _failed(self, error: Exception, remedy: str = "") -> None:
+        """``remedy``: instead of what ``error`` suggests."""
         plane = self._plane
         if plane.phase is Phase.STOPPED and not isinstance(plane.error, LeftError):
             logger.info("%s was given up: this worker is no member any more", self, extra=plane.about("checkpoint_given_up"))
             return
-        why, remedy = self._diagnosis(error)
-        self._depot.remove(self._part)
+        why, suggested = self._diagnosis(error) if not remedy else (_text(error), remedy)
         text, extra = "no checkpoint of step %d in %s: %s; training goes on without it: %s", plane.about("checkpoint_failed")
-        logger.error(text, self._name.step, self._depot, why, remedy, extra=extra)
+        logger.error(text, self._name.step, self._depot, why, suggested, extra=extra)
         plane.counters.checkpoint_failures += 1
         self._trace(0.0, error=why)
 
@@ -317,4 +362,11 @@ class _Writing:
             )
         if number in _RIGHTS:
             return text, "let this user write there, or give save another directory"
-        return f"{type(error).__name__}: {text}", "see to that file system, or give save another directory"
+        return _text(error), "see to that file system, or give save another directory"
+
+
+def _text(error: Exception) -> str:
+    """What is wrong, in one line."""
+    text = " ".join(str(getattr(error, "strerror", None) or error).split())
+    plain = isinstance(error, ConfigError) or (type(error) is OSError and error.errno is None)  # which says itself what it was
+    return text if plain else f"{type(error).__name__}: {text}"

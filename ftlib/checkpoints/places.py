@@ -11,7 +11,10 @@ from .depot import Depot, DirectoryDepot, is_url
 
 
 def depot_of(path: str | os.PathLike[str]) -> Depot:
-    """The place that ``path`` names: a URL, or a directory (relative to the current one as it is now). ConfigError."""
+    """The place that ``path`` names: a URL, or a directory (relative to the current one as it is now).
+
+    ConfigError if no such place can be; OSError if the current directory is gone.
+    """
     if not is_url(path):
         return DirectoryDepot(Path(os.fspath(path)).absolute())
     url = os.fspath(path)

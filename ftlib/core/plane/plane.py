@@ -73,8 +73,8 @@ class Plane:
         self.session: Session | None = None
         """The newest activated session (kept while FROZEN)."""
         self.finished, self.finished_in, self.finished_epoch = 0, "", 0
-        """The newest finished call, the view in which it was computed (empty if this member did not see that view), and the epoch
-        in which it was finished here."""
+        """The newest finished call, the view in which it was computed (empty if this member did not see that view), and the
+        epoch in which it was finished here."""
         self.step: int = 0 if former is None else former.step  # shown before admission only; then it becomes the job's
         self.current: Call | None = None
         self.running: Session | None = None

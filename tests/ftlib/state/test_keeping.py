@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import ftlib.checkpoints.keeper as keeping
 from ftlib import ConfigError, Excluded
+from ftlib.checkpoints import checkpoint
 from ftlib.checkpoints.checkpoint import Taken, read
 from ftlib.checkpoints.depot import DirectoryDepot
 from ftlib.checkpoints.names import Name, Part, complete, parts
@@ -231,6 +235,114 @@ def test_misuse_is_refused_at_every_worker(tmp_path: Path) -> None:
         for trainee in trainees:
             with pytest.raises(ConfigError, match=r"state\['custom'\]\['x'\]: a value of type object"):
                 trainee.ft.save(tmp_path)
+
+
+def test_two_places_are_saved_to_in_one_step(tmp_path: Path) -> None:
+    """The first waits for a later call, which only this thread can make: the second does not wait for that."""
+    with crew(1) as [trainee]:
+        trainee.step()
+        for name in ("one", "two", "three", "one"):
+            trainee.ft.save(tmp_path / name, wait=True)
+        assert trainee.ft._plane.saves.here is (trainee.ft._keeper._writing.stage is keeping._Stage.WRITING)  # type: ignore[union-attr]
+        assert trainee.ft.metrics()["checkpoints_skipped"] == 0
+    assert [complete(tmp_path / name) for name in ("one", "two", "three")] == [[Name(1, 1)]] * 3, "close waits for all"
+    assert not trainee.ft._plane.saves.here
+
+
+def test_what_cannot_be_kept_later_does_not_end_the_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Neither at all workers nor, which was worse, at the writer alone: a value of another kind, and more than memory holds."""
+    state: dict[str, object] = {}
+    with crew(2, registered=False) as trainees:
+        all_of(trainees, lambda t: t.ft.register_state(state_dict=lambda: state, load_state_dict=lambda _: None))
+        steps(1, trainees)
+        all_of(trainees, lambda trainee: trainee.ft.save(tmp_path))
+        for count, value in enumerate((object(), torch.zeros(1).expand(1 << 50)), 1):
+            state["x"] = value
+            steps(1, trainees)
+            all_of(trainees, lambda trainee: trainee.ft.save(tmp_path, wait=True))
+            assert [trainee.ft.metrics()["checkpoint_failures"] for trainee in trainees] == [count, 0]
+            assert not trainees[0].ft._plane.saves.here
+        del state["x"]
+        steps(1, trainees)
+        all_of(trainees, lambda trainee: trainee.ft.save(tmp_path, wait=True))
+        all_of(trainees, lambda trainee: trainee.ft.close())
+    assert complete(tmp_path) == [Name(4, 1), Name(1, 1)]
+    assert "state['custom']['x']: a value of type object cannot be transferred" in caplog.text
+    assert "this host's memory and threads" in caplog.text
+
+
+def test_without_a_thread_the_next_one_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def fail(thread: threading.Thread) -> None:
+        if thread.name == "ftlib-checkpoint":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with crew(1) as [trainee]:
+        trainee.step()
+        with monkeypatch.context() as full:
+            full.setattr(threading.Thread, "start", fail)
+            trainee.ft.save(tmp_path)
+        assert trainee.ft.metrics()["checkpoint_failures"] == 1
+        trainee.ft.save(tmp_path)
+        assert trainee.ft.metrics()["checkpoints_skipped"] == 0
+    assert complete(tmp_path) == [Name(1, 1)]
+
+
+def test_a_relative_path_in_a_directory_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    with crew(1) as [trainee]:
+        trainee.step()
+        monkeypatch.chdir(gone)
+        gone.rmdir()
+        trainee.ft.save("checkpoints")
+        assert trainee.ft.metrics()["checkpoint_failures"] == 1
+        assert "No such file or directory; training goes on without it: give an absolute path" in caplog.text
+        with pytest.raises(ConfigError, match=r"load: checkpoints: the current directory: .*; give an absolute path"):
+            trainee.ft.load("checkpoints")
+
+
+@pytest.mark.parametrize("what", ["listing", "syncing"])
+def test_one_that_is_complete_has_not_failed(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Though older ones cannot be listed after it has its name, or its directory cannot be synced."""
+    caplog.set_level(logging.INFO, "ftlib")
+    broken = threading.Event()
+    original, sync, listed = DirectoryDepot.publish, checkpoint._sync, DirectoryDepot.complete
+
+    def publish(depot: DirectoryDepot, part: Part) -> None:
+        if what == "syncing":
+            broken.set()
+        original(depot, part)
+        broken.set()
+
+    def fail_once_broken(then: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def call(place: Any) -> Any:
+            if broken.is_set():
+                raise OSError(errno.EIO, "Input/output error")
+            return then(place)
+
+        return call
+
+    monkeypatch.setattr(DirectoryDepot, "publish", publish)
+    if what == "listing":
+        monkeypatch.setattr(DirectoryDepot, "complete", fail_once_broken(listed))
+    else:
+        monkeypatch.setattr(checkpoint, "_sync", fail_once_broken(sync))
+    with crew(1) as [trainee]:
+        trainee.step()
+        trainee.ft.save(tmp_path)
+        trainee.step()
+        eventually(lambda: trainee.ft._keeper._writing.ended(0.0), "it is over")  # type: ignore[union-attr]
+        metrics = trainee.ft.metrics()
+        assert (metrics["checkpoints"], metrics["checkpoint_failures"]) == (1, 0)
+    assert complete(tmp_path) == [Name(1, 1)]
+    assert ("may not survive" if what == "syncing" else "were not looked through: OSError: Input/output error") in caplog.text
 
 
 @pytest.mark.parametrize("prompt", [True, False])
