@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from ..common.host_copies import host_copies
 from ..state.codec import flatten, restore
 from .manifest import FILE, OF_ONE, CheckpointManifest, File, TornError
 from .names import Name, complete
+
+logger = logging.getLogger("ftlib")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,10 @@ class Found:
 def publish(part: Path, directory: Path) -> None:
     """Rename ``part`` to ``directory``, durably. Raises OSError if ``directory`` exists already, or ``part`` does not."""
     part.rename(directory)  # never replaces a directory that has something in it
-    _sync(directory.parent)
+    try:
+        _sync(directory.parent)
+    except OSError as error:  # it is complete all the same
+        logger.info("%s has its name, but that may not survive a power cut: %s", directory, error)
 
 
 def read(directory: Path) -> object:

@@ -19,7 +19,7 @@ from ..errors import ConfigError
 from ..state.codec import flatten
 from .choice import newest_whole
 from .depot import Depot
-from .manifest import TornError
+from .manifest import OF_ONE, TornError
 from .names import Name, shard_folder, whole_names
 from .places import depot_of
 
@@ -58,7 +58,9 @@ def listed(depot: Depot, say: _Say) -> int:
         for name in place.names:
             try:
                 manifest = place.depot.manifest(name)
-            except TornError as error:
+            except (TornError, OSError) as error:
+                if isinstance(error, OSError) and error.errno not in OF_ONE:
+                    raise
                 torn.add(name)
                 say(place.facts(name, torn=str(error)), f"{place.path(name)}  torn: {error}")
                 continue
@@ -98,7 +100,8 @@ def verified(depot: Depot, say: _Say) -> int:
 def exported(depot: Depot, file: str) -> int:
     """The tensors of the newest intact one, each by its path in the state; of shards, into a file each."""
     try:
-        from safetensors.torch import save_file  # noqa: PLC0415 - an extra
+        from safetensors import SafetensorError  # noqa: PLC0415 - an extra
+        from safetensors.torch import save_file  # noqa: PLC0415 - as above
     except ImportError:
         raise ConfigError("export needs safetensors: pip install 'ftlib[export]'") from None
     counts = {1} if depot.single is not None else depot.shards()
@@ -122,7 +125,15 @@ def exported(depot: Depot, file: str) -> int:
         to = Path(file)
         if shards > 1:
             to = to.with_name(f"{to.stem}-{shard_folder(shard, shards)}{to.suffix}")
-        save_file(apart, str(to), metadata={"step": str(each.name.step), "from": str(each.directory)})
+        if not to.parent.is_dir():
+            raise ConfigError(f"{to.parent} is no directory: make it, or give another file")
+        try:
+            save_file(apart, str(to), metadata={"step": str(each.name.step), "from": str(each.directory)})
+        except KeyError as error:
+            names = ", ".join(name for name, tensor in apart.items() if tensor.dtype in error.args)
+            raise ConfigError(f"safetensors has no {error}, which {names} is of: nothing was exported") from None
+        except SafetensorError as error:
+            raise ConfigError(f"{to}: {error}: give another file") from None
         print(f"{len(apart)} tensors of step {each.name.step} are in {to}")
     return 0
 

@@ -13,11 +13,12 @@ within that moment both succeed, and the later manifest stays. It names the late
 
 from __future__ import annotations
 
+import functools
 import logging
 import posixpath
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
@@ -43,7 +44,7 @@ class RemoteDepot(Depot):
     """A prefix of an object store."""
 
     def __init__(self, url: str, system: Any, root: str) -> None:
-        """``system``: of fsspec. ``root``: the prefix as it knows it."""
+        """``system``: of fsspec, as a ``_Store``. ``root``: the prefix as it knows it."""
         self._url = url
         self._system = system
         self.root = root.rstrip("/")
@@ -68,7 +69,7 @@ class RemoteDepot(Depot):
                 "see to it that a job is not started twice",
                 scheme,
             )
-        return cls(url.rstrip("/"), system, root)
+        return cls(url.rstrip("/"), _Store(system), root)
 
     def __str__(self) -> str:
         return self._url
@@ -123,15 +124,15 @@ class RemoteDepot(Depot):
             raise FileNotFoundError(f"what was written of {self.at(part.name)} is gone")
         try:
             self._system.pipe_file(path, packed, mode="create")
-        except Exception as error:
+        except OSError:
             stored = None
-            with suppress(Exception):  # then nobody knows, and what the manifest may name stays: see ``remove``
+            with suppress(OSError):  # then nobody knows, and what the manifest may name stays: see ``remove``
                 stored = self._system.cat_file(path)
             if stored == packed:  # it arrived, its answer was lost, and the request was sent again
                 return
             if stored is not None:
                 raise FileExistsError(f"{self.at(part.name)} is complete already") from None
-            raise error if isinstance(error, OSError) else OSError(f"{type(error).__name__}: {error}") from error
+            raise
 
     def remove(self, name: Name | Part) -> None:
         """See ``Depot``."""
@@ -147,7 +148,7 @@ class RemoteDepot(Depot):
                 self._system.rm(self._path(name), recursive=True)
         except FileNotFoundError:
             pass
-        except Exception as error:  # noqa: BLE001 - of any store; a later save tries again
+        except OSError as error:  # a later save tries again
             logger.info("%s was not removed: %s: %s", self.at(name), type(error).__name__, error)
 
     def damage(self, name: Name) -> Exception | None:
@@ -270,6 +271,25 @@ class RemoteDepot(Depot):
             return []
         prefix = f"{self.root}/".lstrip("/")  # not every system says the first slash
         return [path.lstrip("/").removeprefix(prefix) for path in paths if path.lstrip("/").startswith(prefix)]
+
+
+class _Store:
+    """A file system of fsspec, whose methods raise nothing but OSError: the packages below it have errors of their own."""
+
+    def __init__(self, system: Any) -> None:
+        self._system = system
+
+    def __getattr__(self, name: str) -> Any:
+        """A method."""
+        return functools.partial(self._call, getattr(self._system, name))
+
+    def _call(self, method: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        try:
+            return method(*args, **options)
+        except OSError:
+            raise
+        except Exception as error:
+            raise OSError(f"{type(error).__name__}: {' '.join(str(error).split())}") from error
 
 
 @contextmanager

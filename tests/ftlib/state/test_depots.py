@@ -575,6 +575,46 @@ def test_shards_are_exported_to_a_file_each(depot: Depot, tmp_path: Path, asked:
     assert f"give the place of one shard, e.g. {depot.of_shard(0, 2)}" in asked("export", depot, files[0]).stderr
 
 
+def test_one_that_cannot_be_read_hides_no_other(tmp_path: Path, asked: Callable[..., SimpleNamespace]) -> None:
+    depot = depot_of(tmp_path)
+    for step in (3, 4):
+        write(depot, step)
+    manifest = tmp_path / str(Name(4, 1)) / "manifest.json"
+    manifest.unlink()
+    manifest.symlink_to(manifest.name)
+    said = asked("list", depot)
+    assert said.returncode == 0
+    assert [line.split()[0] for line in said.stdout.splitlines()] == [str(Name(4, 1)), str(Name(3, 1))]
+    assert "torn: " in said.stdout.splitlines()[0]
+
+
+def test_what_cannot_be_exported_is_said(tmp_path: Path, asked: Callable[..., SimpleNamespace]) -> None:
+    pytest.importorskip("safetensors")
+    depot = depot_of(tmp_path)
+    write(depot, 3)
+    exported = asked("export", depot, tmp_path / "none" / "x.safetensors")
+    assert exported.returncode == 1 and "none is no directory: make it" in exported.stderr
+    exported = asked("export", depot, tmp_path)
+    assert exported.returncode == 1 and "give another file" in exported.stderr
+    write(depot, 4, z=torch.ones(2, dtype=torch.complex128))
+    exported = asked("export", depot, tmp_path / "x.safetensors")
+    assert exported.returncode == 1 and "torch.complex128, which state['z'] is of" in exported.stderr
+
+
+def test_a_store_raises_what_an_operating_system_raises(tmp_path: Path, asked: Callable[..., SimpleNamespace]) -> None:
+    """Its package has errors of its own: here that there is no such name for a bucket."""
+    pytest.importorskip("s3fs")
+    with crew(1) as [trainee]:
+        with pytest.raises(ConfigError, match="load: s3://no,bucket/run cannot be read: "):
+            trainee.ft.load("s3://no,bucket/run")
+        trainee.step()
+        trainee.ft.save("s3://no,bucket/run", wait=True)
+        trainee.step()
+        eventually(lambda: trainee.ft.metrics()["checkpoint_failures"] == 1, "it was counted")
+    said = asked("list", "s3://no,bucket/run")
+    assert said.returncode == 1 and said.stderr.startswith("ftlib checkpoints: s3://no,bucket/run: ")
+
+
 def test_the_command_lists_verifies_and_exports(tmp_path: Path, asked: Callable[..., SimpleNamespace]) -> None:
     depot = depot_of(tmp_path / "run")
     depot.prepare()
