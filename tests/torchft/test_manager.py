@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.distributed import ReduceOp
 
 from ftlib import ConfigError, FTLibError
 from ftlib.torchft.checkpointing import CheckpointTransport, HTTPTransport
 from ftlib.torchft.checkpointing.pg_transport import PGTransport
 from ftlib.torchft.ddp import DistributedDataParallel, PureDistributedDataParallel
-from ftlib.torchft.manager import Manager
+from ftlib.torchft.manager import Manager, WorldSizeMode
+from ftlib.torchft.optim import OptimizerWrapper
 from tests.harness.basics import TIMEOUT
 from tests.harness.company import at_once
 
@@ -47,6 +49,46 @@ def test_replicas_average_and_commit(count: int, wrapper: Any) -> None:
         assert {each.manager.num_participants() for each in replicas} == {count}
     finally:
         shut(*[each.manager for each in replicas])
+
+
+class Branches(nn.Module):
+    """Parameters that each pass may use or not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ParameterList([torch.ones(2) for _ in range(3)])
+
+    def forward(self, used: list[int]) -> torch.Tensor:
+        return torch.stack([self.parts[index].sum() for index in used]).sum()
+
+
+@pytest.mark.usefixtures("meeting")
+@pytest.mark.parametrize("mode", list(WorldSizeMode))
+def test_a_parameter_that_one_replica_used_has_the_average_at_all(mode: WorldSizeMode) -> None:
+    """It kept no gradient where it was unused, and that replica's optimizer left it out."""
+    managers = [manager(2, world_size_mode=mode) for _ in range(2)]
+    models = [Branches() for _ in managers]
+
+    def run(number: int) -> list[Any]:
+        each, model = managers[number], models[number]
+        wrapped = DistributedDataParallel(each, model)
+        optimizer = OptimizerWrapper(each, torch.optim.SGD(model.parameters(), lr=1.0))
+        found = []
+        for used in ([0, number], [1 - number], [0, 1]):
+            optimizer.zero_grad()
+            wrapped(used).backward()
+            found.append([None if part.grad is None else float(part.grad[0]) for part in model.parts])
+            optimizer.step()
+        return found
+
+    try:
+        nobody = None if mode is WorldSizeMode.DYNAMIC else 0.0  # who is none of the others' may be a spare
+        found = at_once(*[functools.partial(run, number) for number in range(2)])
+        assert found == [[[1.5, 0.5, nobody], [0.5, 0.5, nobody], [1.0, 1.0, nobody]]] * 2
+        assert [each.current_step() for each in managers] == [3, 3]
+        assert all(map(torch.equal, models[0].parts, models[1].parts))
+    finally:
+        shut(*managers)
 
 
 @pytest.mark.usefixtures("meeting")
