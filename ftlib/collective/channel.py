@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import operator
 import os
 import queue
 import secrets
@@ -24,7 +25,7 @@ from consensus import Member
 
 from ..links.errors import CollectiveError, CollectiveTimeout, GroupClosed, Mismatch, Refused
 from .collective import Collective
-from .frames import Sort
+from .frames import Sort, check_name
 from .lane import Lane
 from .queues import Answer, Ask, Code, Queues
 from .values import Message, copied, decode, encode, hosted
@@ -68,6 +69,11 @@ class Channel:
     def __init__(self, collective: Collective, name: str, *, at: Member | str | None = None, maxsize: int = 0) -> None:
         if not isinstance(name, str):
             raise Refused(f"the name of a channel is a string, not {name!r:.80}")
+        check_name("the name of a channel", name)
+        try:
+            maxsize = operator.index(maxsize)
+        except TypeError:
+            raise Refused(f"maxsize is a number of items, not {maxsize!r:.80}") from None
         self.name = name
         self._process = os.getpid()
         self._classes = collective.classes
@@ -157,6 +163,7 @@ class Channel:
             raise GroupClosed("this process was forked from the one that has this channel: make another one here")
         if not isinstance(fields[1], str):
             raise Refused(f"the key of an item is a string, not {fields[1]!r}")
+        check_name("the key", fields[1])
 
         def made(answer: tuple[Code, list[int], list[Message]]) -> Any:
             code, sizes, found = answer

@@ -21,6 +21,7 @@ from ..errors import ConfigError
 from ..ftlib import FTLib
 from ..links.errors import CollectiveError, GroupClosed, PeerLost, Refused, called
 from ..links.loop import LinkLoop
+from .frames import check_name
 from .greeting import Greeter, Key
 from .group import CLOSE_TIMEOUT, CollectiveGroup, find
 from .lane import Lane, Terms
@@ -106,6 +107,7 @@ class Collective:
         name = group_name or ""
         if not isinstance(name, str) or name.startswith(CHANNEL):
             raise Refused(f"a group cannot be called {group_name!r}: give a string that does not begin with {CHANNEL!r}")
+        check_name("the name of a group", name)
         if isinstance(addresses, str):
             raise Refused(f"{addresses!r} is one string: give a list of the members")
         return self._group(addresses, name)

@@ -17,12 +17,14 @@ import numpy as np
 import torch
 
 from ..common.devices import HOST
-from ..links.errors import Mismatch
+from ..links.errors import Mismatch, Refused
 from .values import CARRIED, Leaf, Message, Shape, checked, memories, room_for
 
 VERSION = 1
 LONGEST = 60 << 10
 """Bytes of a header, its prefix aside."""
+NAME = 4 << 10
+"""The most bytes of a name or key that the program gives: a header has it beside all else."""
 _ALIGN = 64
 
 
@@ -54,8 +56,18 @@ def header_of(sort: Sort, fields: list[Any], shapes: list[Shape], tree: bytes) -
     return packed
 
 
+def check_name(what: str, name: str) -> None:
+    """Refused if ``name`` fits into no header."""
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError as error:
+        raise Refused(f"{what} {name!r:.80} is no text: {error.reason}") from None
+    if size > NAME:
+        raise Refused(f"{what} {name!r:.80} has {size} bytes; {NAME} are the most")
+
+
 def outgoing(sort: Sort, fields: list[Any], message: Message) -> Outgoing:
-    """The bytes of ``message``; of its leaves, their own memory."""
+    """The bytes of ``message``; of its leaves, their own memory. Refused if ``fields`` are too long for a header."""
     header = header_of(sort, fields, message.shapes, message.tree)
     if len(header) <= LONGEST:
         return Outgoing(header, memories(message.leaves, message.shapes), sealed=False)
@@ -65,7 +77,10 @@ def outgoing(sort: Sort, fields: list[Any], message: Message) -> Outgoing:
         gap = -size % _ALIGN
         parts += [memoryview(bytes(gap)), data] if gap else [data]
         size += gap + data.nbytes
-    return Outgoing(msgpack.packb([VERSION, sort, fields, len(front), size]), parts, sealed=True)
+    header = msgpack.packb([VERSION, sort, fields, len(front), size])
+    if len(header) > LONGEST:
+        raise Refused(f"names that need {len(header)} bytes in a header; {LONGEST} are the most: give shorter ones")
+    return Outgoing(header, parts, sealed=True)
 
 
 @dataclass(slots=True)

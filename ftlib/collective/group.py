@@ -103,7 +103,9 @@ class CollectiveGroup:
     ) -> Any:
         """``obj`` of the member ``src`` at all of them, in the same order as what ``src`` sends otherwise; returned at each.
 
-        ``src``: a member, its name or its id; by default the most senior member. ``obj`` is not looked at elsewhere.
+        ``src``: a member, its name or its id; by default the most senior member. ``obj`` is not looked at elsewhere. Where a
+        stream is not there yet, what its peer refuses is known later: the work is Refused, that peer gets Mismatch in its
+        order, and the others get ``obj``.
         """
         source = self.members[0] if src is None else self._member(src)
         if source.id != self.here.id:
@@ -111,6 +113,9 @@ class CollectiveGroup:
         limit = limit_of(async_op, timeout)
         message = self._encoded("broadcast", lambda: encode(obj, self._classes))
         with self._order:
+            refusal = next((why for lane in self._lanes.values() if (why := lane.refusal(message)) is not None), None)
+            if refusal is not None:  # before any of them has it
+                raise refusal.about(self.name, "broadcast")
             whom = [Sent(lane, "broadcast", lane.send(Sort.BROADCAST, message, "broadcast")) for lane in self._lanes.values()]
         all_sent = all_of([each.outcome for each in whom], Outcome())
         work = AsyncWork(all_sent, lambda _: obj, patience=_Each(whom), timeout=limit)

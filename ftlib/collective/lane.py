@@ -29,6 +29,8 @@ from .order import Order
 from .values import Leaf, Message, hosted
 from .works import Outcome, all_of
 
+NO_VALUE = Message(b"", [], [])
+"""In the place of a broadcast that a peer does not take: its turn comes there all the same."""
 _RUN_DRY = 0.25
 """Seconds in which the last bytes of a peer that is over are read."""
 
@@ -97,8 +99,23 @@ class Lane:
         """Whether operations wait for a link."""
         return self._wanted and self._over is None and self._link is None
 
+    def refusal(self, message: Message) -> Refused | None:
+        """Why the peer does not take it; None if it does, or if it is not known yet what it accepts."""
+        if self._link is None:
+            return None
+        most = min(self._terms.max_bytes, self.theirs.max_bytes)
+        if message.pickled and not self.theirs.allow_pickle:
+            return Refused("it needs pickle, and the peer has not set allow_pickle=True", peer=self.peer)
+        if message.nbytes > most:
+            why = f"it has {message.nbytes} bytes, and max_bytes is {most}: send it in parts, or raise max_bytes at both sides"
+            return Refused(why, peer=self.peer)
+        return None
+
     def send(self, sort: Sort, message: Message, operation: str, fields: list[Any] | None = None) -> Outcome:
-        """Queue a message. It has ended when its memory may be used again; with Refused at once if nothing is sent."""
+        """Queue a message. It has ended when its memory may be used again; with Refused at once if nothing is sent.
+
+        The peer finds a broadcast that it does not take in its order, as a Mismatch: other peers may take it.
+        """
         outcome = Outcome()
         if self.inherited:
             outcome.settle(error=_inherited().about(self.group, operation))
@@ -274,27 +291,33 @@ class Lane:
 
     def _put(self, link: Link, sort: Sort, fields: list[Any], message: Message, operation: str, outcome: Outcome) -> None:
         """Give a message to the link, if the peer takes it. Under the lock of sends."""
-        most = min(self._terms.max_bytes, self.theirs.max_bytes)
-        why = None
-        if message.pickled and not self.theirs.allow_pickle:
-            why = "it needs pickle, and the peer has not set allow_pickle=True"
-        elif message.nbytes > most:
-            why = f"it has {message.nbytes} bytes, and max_bytes is {most}: send it in parts, or raise max_bytes at both sides"
-        if why is not None:
-            outcome.settle(error=Refused(why, peer=self.peer).about(self.group, operation))
-            return
+        refusal = self.refusal(message)
+        if refusal is not None:
+            outcome.settle(error=refusal.about(self.group, operation))
+            if sort is not Sort.BROADCAST:
+                return
+            message, outcome = NO_VALUE, Outcome()
         if message.after or self._leaving.busy:
             self._leaving.put(lambda: self._load(link, sort, fields, message, operation, outcome))
         else:
             self._hand_on(link, sort, fields, message, operation, outcome)
 
-    def _hand_on(self, link: Link, sort: Sort, fields: list[Any], message: Message, operation: str, outcome: Outcome) -> None:
-        frame = outgoing(sort, fields, message)
+    def _hand_on(self, link: Link, sort: Sort, fields: list[Any], message: Message, operation: str, outcome: Outcome) -> bool:
+        """Give it to the link. Returns False if it cannot be sent: those behind it go on."""
+        try:
+            frame = outgoing(sort, fields, message)
+        except Exception as error:  # noqa: BLE001 - whatever a subclass of tensors or arrays raises
+            why = error if isinstance(error, Refused) else Refused(f"it cannot be sent: {error!r:.200}")
+            outcome.settle(error=Refused(str(why), peer=self.peer).about(self.group, operation))
+            if sort is Sort.BROADCAST:
+                self._hand_on(link, sort, [], NO_VALUE, operation, Outcome())
+            return False
 
         def done(error: BaseException | None, message: Message | None = message) -> None:  # noqa: ARG001 - kept until then
             outcome.settle(error=None if error is None else self._error(error).about(self.group, operation))
 
         link.send(frame.header, frame.payload, done, sealed=self._seal or frame.sealed)
+        return True
 
     def _load(self, link: Link, sort: Sort, fields: list[Any], message: Message, operation: str, outcome: Outcome) -> None:
         """Hand on a message with tensors on devices, or one behind it, on the thread of ``_leaving``."""
@@ -310,7 +333,9 @@ class Lane:
                 return
             parts = [Outcome(), Outcome()]
             all_of(parts, outcome)
-            self._hand_on(link, sort, fields, message, operation, parts[0])
+            if not self._hand_on(link, sort, fields, message, operation, parts[0]):
+                parts[1].settle()
+                return
             try:
                 freight.send(cargo)
             except Exception as error:  # noqa: BLE001 - the peer waits for these tensors: the stream cannot go on

@@ -163,17 +163,20 @@ class Meeting:
 
     def _find_stream(self, key: Key, lane: Lane, tries: int) -> None:
         """On a thread of its own. A stream that comes once this collective is closed is dropped: nobody waits for it."""
+        link = None
         try:
             link = self._dial(lane)
+            if link is not None:
+                self._open(key, lane, link, tries)
         except Exception as error:  # noqa: BLE001 - who waits for the stream must hear of it, whatever it was
             other = CollectiveError(f"no stream to {called(lane.peer)}: {error}", peer=lane.peer)
             lane.end(error if isinstance(error, CollectiveError) else other)
             self._dialled(key, lane)
+            if link is not None:
+                self._greeter.drop(link)
         else:
             if link is None:
                 self._dial_again(key, lane, tries)
-            else:
-                self._open(key, lane, link, tries)
 
     def _dial(self, lane: Lane) -> Link | None:
         """A new link; None if that may be possible later."""

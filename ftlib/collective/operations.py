@@ -132,6 +132,8 @@ class Receive(Sent):
         try:
             frame, message = arrival.complete()
             self._check(frame)
+            if frame.sort is Sort.BROADCAST and not message.tree:
+                raise Mismatch("its value could not be sent here, as the source was told; others may have it")
             if self._into is None:
                 leaves = [placed(leaf, shape) for leaf, shape in zip(message.leaves, message.shapes, strict=True)]
                 return decode(message.tree, leaves, self._classes) if self._classes else leaves[0]

@@ -182,7 +182,7 @@ class _Decoder:
                 return int.from_bytes(data, "little", signed=True)
             case Kind.SCALAR:
                 dtype, raw = self.unpack(data)
-                return np.frombuffer(raw, _array_dtype(dtype), 1)[0]
+                return np.ndarray((1,), _array_dtype(dtype), raw)[0]
             case Kind.DATACLASS:
                 return _built(self._classes, *self.unpack(data))
             case Kind.PICKLE if self._classes.allow_pickle:
@@ -227,6 +227,8 @@ def shape_of(leaf: Leaf) -> Shape:
         return [0, _NAMES[leaf.dtype], int(place_of(leaf) != HOST), *leaf.shape]
     if not isinstance(leaf, np.ndarray):
         raise Refused(f"a {type(leaf).__name__} is given: pass a tensor or a numpy array, or use send and recv")
+    if isinstance(leaf, np.ma.MaskedArray):
+        raise Refused("a masked array cannot be sent: its mask would be lost; send its data and its mask")
     if not _ARRAY.fullmatch(leaf.dtype.str) or leaf.dtype.names is not None:
         raise Refused(f"an array of {leaf.dtype} cannot be sent: convert its dtype")
     if not leaf.flags.c_contiguous:
@@ -269,7 +271,7 @@ def memory(leaf: Leaf) -> memoryview:
         if leaf.dtype in _PLAIN and leaf.dim() and not leaf.requires_grad:  # the short way
             return leaf.numpy().data.cast("B")
         leaf = leaf.detach().reshape(-1).view(torch.uint8).numpy()
-    flat: np.ndarray[Any, Any] = leaf.reshape(-1).view(np.uint8)
+    flat: np.ndarray[Any, Any] = np.asarray(leaf).reshape(-1).view(np.uint8)  # a matrix is never flat
     return flat.data
 
 

@@ -336,6 +336,81 @@ def test_refusals_come_at_the_call() -> None:
         assert b.recv(timeout=LIMIT) == "fine"
 
 
+@contextmanager
+def strict_third() -> Iterator[list[Any]]:
+    """Three members' part of one group; the last one takes no pickle."""
+    with members(3) as found, ExitStack() as stack:
+        agree(found, 3)
+        made = [stack.enter_context(Collective(each, allow_pickle=each is not found[2])) for each in found]
+        yield [each.create_collective_group([each.member.id for each in found]) for each in made]
+
+
+def test_a_broadcast_that_one_peer_refuses_is_sent_to_none() -> None:
+    with strict_third() as groups:
+        source = groups[0].here
+        works = [group.broadcast(None, source, async_op=True) for group in groups[1:]]
+        groups[0].broadcast("all have met", source, timeout=LIMIT)
+        assert [work.wait(LIMIT) for work in works] == ["all have met"] * 2
+        for async_op in (False, True):
+            with pytest.raises(Refused, match=r"broadcast in group .*needs pickle"):
+                groups[0].broadcast({1, 2}, source, async_op=async_op, timeout=LIMIT)
+        groups[0].broadcast("next", source, timeout=LIMIT)
+        assert [group.broadcast(None, source, timeout=LIMIT) for group in groups[1:]] == ["next"] * 2
+
+
+def test_a_broadcast_that_turns_out_to_be_refused_has_its_turn_there() -> None:
+    """What the third one takes is known once its stream is there: the second one has the value by then."""
+    with strict_third() as groups:
+        source = groups[0].here
+        first = groups[0].broadcast({1, 2}, source, async_op=True)
+        assert groups[1].broadcast(None, source, timeout=LIMIT) == {1, 2}
+        with pytest.raises(Mismatch, match="could not be sent here"):
+            groups[2].broadcast(None, source, timeout=LIMIT)
+        with pytest.raises(Refused, match="needs pickle"):
+            first.wait(LIMIT)
+        groups[0].broadcast("next", source, timeout=LIMIT)
+        assert [group.broadcast(None, source, timeout=LIMIT) for group in groups[1:]] == ["next"] * 2
+
+
+class Unreadable(torch.Tensor):
+    """Found out when its bytes are taken, not when it is given."""
+
+    def numpy(self, **_: Any) -> Any:
+        raise RuntimeError("it has no memory")
+
+
+@pytest.mark.parametrize("met", [False, True])
+def test_what_cannot_be_read_does_not_stop_those_behind_it(met: bool) -> None:
+    """Before the stream was there it kept the thread from handing over what was queued, for good."""
+    with two() as (a, b):
+        if met:
+            a.send("they have met", timeout=LIMIT)
+            assert b.recv(timeout=LIMIT)
+        strange = torch.ones(3).as_subclass(Unreadable)
+        if met:
+            for async_op in (False, True):
+                with pytest.raises(Refused, match=r"it cannot be sent: .*it has no memory"):
+                    a.send(strange, async_op=async_op)
+        else:
+            works = [a.send(strange, async_op=True), a.broadcast(strange, a.here, async_op=True)]
+            a.send("next", async_op=True)
+            with pytest.raises(Mismatch, match="could not be sent here"):
+                b.broadcast(None, a.here, timeout=LIMIT)
+            for work in works:
+                with pytest.raises(Refused, match=r"it cannot be sent: .*it has no memory"):
+                    work.wait(LIMIT)
+        a.send("last", timeout=LIMIT)
+        assert [b.recv(timeout=LIMIT) for _ in range(2 - met)] == ["next", "last"][met:]
+
+
+def test_a_first_word_that_is_too_long_ends_the_group() -> None:
+    """It was raised at nobody, and the group waited for its stream."""
+    with collectives(2) as (made, ids):
+        with pytest.raises(Refused, match="give shorter ones"):
+            made[0]._group(ids, "n" * 70_000).recv(timeout=LIMIT)
+        assert not made[0].meeting._dialling
+
+
 def test_a_receive_that_timed_out_leaves_its_message_to_the_next() -> None:
     with two() as (a, b):
         a.send(0, timeout=LIMIT)

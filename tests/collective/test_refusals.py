@@ -25,6 +25,7 @@ GROUP: list[tuple[Callable[[Any], Any], str]] = [
         lambda group: group.send({"w": torch.zeros(2, 3).t()}),
         "value['w']: the tensor is not contiguous: pass tensor.contiguous()",
     ),
+    (lambda group: group.send(np.ma.masked_array([1.0], [True])), "a masked array cannot be sent"),
     (lambda group: group.send({1, 2}), "allow_pickle=True at both sides"),
     (lambda group: group.recv(timeout="1"), "a timeout is a number of seconds, not '1'"),
     (lambda group: group.send(1, timeout="1"), "a timeout is a number of seconds, not '1'"),
@@ -50,6 +51,8 @@ def test_a_collective_refuses() -> None:
             (ids[0] + ids[1], None, "give a list"),
             (ids, 3, "give a string"),
             ([ids[0], 7], None, "7 is no"),
+            (ids, "n" * 5000, "the name of a group 'nnn.* has 5000 bytes; 4096 are the most"),
+            (ids, "\ud800", "the name of a group .* is no text"),
         ):
             with pytest.raises(Refused, match=text):
                 made[0].create_collective_group(addresses, name)  # type: ignore[arg-type]
@@ -77,6 +80,9 @@ def test_a_channel_refuses_and_goes_on() -> None:
                     channel.get_batch(weight)  # type: ignore[arg-type]
             with pytest.raises(FTLibError, match="the key of an item is a string"):
                 channel.put(1, key=3)  # type: ignore[arg-type]
+            for key, text in (("k" * 5000, "has 5000 bytes; 4096 are the most"), ("\ud800", "is no text")):
+                with pytest.raises(Refused, match=f"the key .* {text}"):
+                    channel.put(1, key=key, async_op=True)
             with pytest.raises(FTLibError, match="a timeout is a number"):
                 channel.get(timeout="1")  # type: ignore[arg-type]
             channel.put("a", weight=torch.tensor(2), timeout=LIMIT)  # type: ignore[arg-type]
@@ -84,3 +90,8 @@ def test_a_channel_refuses_and_goes_on() -> None:
             assert channel.get_batch(2.5, timeout=LIMIT) == ["a", "b"]
         with pytest.raises(Refused, match="the name of a channel is a string"):
             Channel(made[0], 3)  # type: ignore[arg-type]
+        with pytest.raises(Refused, match=r"the name of a channel .* has 5000 bytes"):
+            Channel(made[1], "n" * 5000, at=made[0].here)
+        with pytest.raises(Refused, match="maxsize is a number of items, not '16'"):
+            Channel(made[0], "other", maxsize="16")  # type: ignore[arg-type]
+        assert Channel(made[0], "other", maxsize=np.int64(1)).full() is False  # type: ignore[arg-type]

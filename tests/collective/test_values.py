@@ -50,6 +50,7 @@ def passed(value: object, mine: Classes = PLAIN, theirs: Classes = PLAIN) -> Any
 
 @given(values)
 @example({(1, "a", (None,)): [1j, b"", 2**64, -(2**63) - 1]})
+@example([np.str_(""), np.bytes_(b""), np.str_("a")])
 @example([Careful(given=2), Slotted("x", torch.ones(2)), Frozen(1, Frozen(2))])
 def test_all_kinds_arrive_as_they_were(value: object) -> None:
     assert same(passed(value), value)
@@ -82,6 +83,7 @@ def test_the_memory_is_the_programs_own() -> None:
         ([torch.eye(3).to_sparse()], r"value\[0\]: a tensor of torch.float32, torch.sparse_coo"),
         ([torch.empty(3, device="meta")], r"value\[0\]: .* on meta"),
         ([np.array([object()])], r"value\[0\]: an array of object cannot be sent"),
+        ([np.ma.masked_array([1.0], [True])], r"value\[0\]: a masked array cannot be sent"),
         (Frozen(1, Colour.RED), r"value.inside: a tests.collective.test_values.Colour is sent by pickle only"),
         (defaultdict(int), r"value: a collections.defaultdict is sent by pickle only"),
     ],
