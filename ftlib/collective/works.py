@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import sys
 import threading
 import time
@@ -25,7 +26,9 @@ _LOG = logging.getLogger("ftlib.collective")
 DEFAULT_TIMEOUT = 600.0
 """Seconds of a wait that says nothing else: nothing blocks forever."""
 _SETTLING = threading.RLock()
-"""Of all outcomes: held for some assignments only. A finalizer that runs in between may settle another one."""
+"""Of all outcomes: held for some assignments only. A finalizer that runs in between may settle another one. A forked child has
+one of its own.
+"""
 _ANSWER = 10.0
 """Seconds more for the answer, once an operation has been given up."""
 _IDLE = 5.0
@@ -373,6 +376,10 @@ class Callbacks:
     """Threads for callbacks: one more whenever none is idle, since a callback may wait for another one. Idle ones end."""
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """In a forked child: the threads are not there, nor is what they were to do, and one may have held the lock."""
         self._changed = threading.Condition()
         self._tasks: deque[Callable[[], None]] = deque()
         self._idle = 0
@@ -403,3 +410,13 @@ class Callbacks:
 
 
 CALLBACKS = Callbacks()
+
+
+def _forget() -> None:
+    """In a forked child: other threads are not there, and one may have held a lock."""
+    global _SETTLING  # noqa: PLW0603
+    _SETTLING = threading.RLock()
+    CALLBACKS.forget()
+
+
+os.register_at_fork(after_in_child=_forget)

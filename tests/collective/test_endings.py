@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from ftlib import Channel, CollectiveTimeout, GroupClosed, LinkBroken
+from ftlib import AsyncWork, Channel, CollectiveTimeout, GroupClosed, LinkBroken
+from ftlib.collective import works
 from ftlib.links.incoming import Incoming
 from ftlib.links.outgoing import Outgoing
 from tests.harness.basics import eventually
@@ -157,6 +158,41 @@ def test_a_forked_child_touches_no_stream(ring: bool) -> None:
         assert in_child(used) == 0
         a.send("it goes on", timeout=LIMIT)
         assert b.recv(timeout=LIMIT) == "it goes on" and served.get(timeout=LIMIT) == "an item"
+
+
+def test_callbacks_run_in_a_forked_child() -> None:
+    """It counted the parent's idle threads as its own, and a lock that one of the parent's threads held stayed held."""
+    ran = threading.Event()
+    works.CALLBACKS.submit(ran.set)
+    assert ran.wait(LIMIT)
+    eventually(lambda: works.CALLBACKS._idle, "a thread waits for the next callback")
+    held, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with works._SETTLING:
+            held.set()
+            release.wait(LIMIT)
+
+    def called() -> None:
+        outcome = works.Outcome()
+        following = AsyncWork(outcome).then(lambda value: value + 1)
+        outcome.settle(1)
+        assert following.wait(5.0) == 2
+
+    def within_a_while() -> None:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(10)  # a lock that nobody gives back has no time-out
+        called()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    try:
+        assert held.wait(LIMIT)
+        assert in_child(within_a_while) == 0
+    finally:
+        release.set()
+        thread.join()
+    called()
 
 
 def test_groups_of_one_name_are_counted_together() -> None:
