@@ -7,6 +7,7 @@ an item that was not goes back to the head of its queue when its getter dies.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import math
 import operator
@@ -15,7 +16,7 @@ import queue
 import secrets
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -81,9 +82,9 @@ class Channel:
         self.at = collective.member(here if at is None else at)
         if self.at.id == here.id:
             server = _Server(maxsize)
-            collective.services.serve(name, server.welcome)
             self._client = _Client(self.at, None, collective.later)
             self._client.use(server.local(self._client.answered))
+            collective.services.serve(name, server.welcome, self._client.ended)
             self._close: Callable[[], None] = lambda: collective.end_channel(name)
         else:
             group = collective.channel_group(self.at, f"{name}#{secrets.token_hex(4)}")
@@ -211,13 +212,14 @@ class _Client:
         outcome = Outcome()
         with self._lock:
             number = next(self._numbers)
+            if self._over is not None:
+                outcome.settle(error=self._over.about())
+                return number, outcome
             self._pending[number] = outcome
             taken, self._taken = self._taken, []
         sent = self.tell([*fields[:1], number, *fields[1:], taken], message)
         if isinstance(sent, Outcome):
-            sent.on_end(lambda: self._not_sent(number, sent.error))
-        if self._over is not None:
-            self._not_sent(number, self._over.about())
+            sent.on_end(lambda: self._not_sent(number, sent.error, taken))
         return number, outcome
 
     def tell(self, fields: list[Any], message: Message = _NOTHING) -> Any:
@@ -230,14 +232,8 @@ class _Client:
         verb = self.answered(fields, message)
         if verb is Verb.GIVE_BACK:
             self.tell([verb, fields[0], "", None, False])
-        elif verb is Verb.ACKNOWLEDGE:
-            with self._lock:
-                self._taken.append(fields[0])
-                full, timed, self._timed = len(self._taken) >= _TOGETHER, self._timed, True
-            if full:
-                self.acknowledge()
-            if not timed:
-                self._later(_SOON, self._lapse)
+        elif verb is Verb.ACKNOWLEDGE and self._to_acknowledge([fields[0]]) >= _TOGETHER:
+            self.acknowledge()
 
     def acknowledge(self) -> None:
         """Tell the server which items have arrived, if it does not know."""
@@ -245,6 +241,15 @@ class _Client:
             taken, self._taken = self._taken, []
         if taken:
             self.tell([Verb.ACKNOWLEDGE, 0, "", None, False, taken])
+
+    def _to_acknowledge(self, taken: Sequence[int]) -> int:
+        """These are due with the next request, or soon; returns how many are. Sends nothing."""
+        with self._lock:
+            self._taken += taken
+            count, timed, self._timed = len(self._taken), self._timed, True
+        if not timed:
+            self._later(_SOON, self._lapse)
+        return count
 
     def _lapse(self) -> None:
         with self._lock:
@@ -277,12 +282,15 @@ class _Client:
         for outcome in pending.values():
             outcome.settle(error=error)
 
-    def _not_sent(self, number: int, error: BaseException | None) -> None:
+    def _not_sent(self, number: int, error: BaseException | None, taken: Sequence[int] = ()) -> None:
+        """The request has gone, or ``error`` says why not: then the answers that it was to acknowledge still are due."""
         if error is not None:
             with self._lock:
                 outcome = self._pending.pop(number, None)
             if outcome is not None:
                 outcome.settle(error=error)
+            if taken:
+                self._to_acknowledge(taken)
 
 
 class _Asked(Patience):
@@ -334,10 +342,10 @@ class _Server:
         lane.serve(lambda fields, message: self._handle(reply, fields, message), lost)
 
     def local(self, answered: Reply) -> Reply:
-        """The server's own program as a client: what goes in and out is copied."""
+        """The server's own program as a client: what goes in is copied. What comes out is the program's."""
 
         def reply(fields: list[Any], message: Message) -> Any:
-            return answered(fields, copied(message) if fields[1] == Code.DONE else message)  # what was looked at stays
+            return answered(fields, message)
 
         return lambda fields, message: self._handle(reply, fields, copied(message))
 
@@ -360,7 +368,9 @@ class _Server:
                 case _:
                     answers = []
             sizes = [self._queues.size(str(key)), self._maxsize]
-            peeked = self._queues.items(str(key)) if verb == Verb.PEEK else ()
+            # A copy, made while the items are here: this program may get one, and write to it, before the answer is sent.
+            seen = self._queues.items(str(key)) if verb == Verb.PEEK else ()
+            peeked = tuple(dataclasses.replace(item, value=copied(item.value)) for item in seen)
         if verb == Verb.SIZE:
             reply([number, Code.DONE, sizes], _NOTHING)
         elif verb == Verb.PEEK:

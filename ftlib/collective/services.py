@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import ConfigError
@@ -21,6 +22,15 @@ def channel_of(name: str) -> str:
     return name.removeprefix(CHANNEL).rpartition("#")[0] if name.startswith(CHANNEL) else ""
 
 
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """A channel: who takes the streams of its clients, who hears that it was closed here, and those streams."""
+
+    handler: Callable[[Lane], None]
+    ended: Callable[[CollectiveError], None]
+    lanes: list[Lane] = field(default_factory=list)
+
+
 class Services:
     """Channels by name. Any thread."""
 
@@ -29,41 +39,44 @@ class Services:
         self._terms = terms
         self._seal = seal
         self._lock = threading.Lock()
-        self._handlers: dict[str, Callable[[Lane], None]] = {}
-        self._lanes: dict[str, list[Lane]] = {}
+        self._served: dict[str, _Served] = {}
         self._waiting: list[Caller] = []
         """Clients of channels that are not served here yet."""
 
-    def serve(self, name: str, handler: Callable[[Lane], None]) -> None:
-        """Give every stream to the channel ``name`` here to ``handler``, those that have waited for it as well."""
+    def serve(self, name: str, handler: Callable[[Lane], None], ended: Callable[[CollectiveError], None]) -> None:
+        """Give every stream to the channel ``name`` here to ``handler``, those that have waited for it as well.
+
+        ``ended`` is called when the channel is closed here.
+        """
         with self._lock:
-            if name in self._handlers:
+            if name in self._served:
                 raise ConfigError(f"this member serves a channel {name!r} already: choose another name")
-            self._handlers[name] = handler
-            self._lanes[name] = []
+            self._served[name] = _Served(handler, ended)
             ready = [each for each in self._waiting if channel_of(each.opening.key[1]) == name]
             self._waiting = [each for each in self._waiting if each not in ready]
         for each in ready:
             self._take(name, each)
 
     def stop(self, name: str, deadline: float) -> None:
-        """End the channel ``name`` at this member: those who wait for it get GroupClosed."""
+        """End the channel ``name`` at this member: those who wait for it get GroupClosed, here and elsewhere."""
         with self._lock:
-            self._handlers.pop(name, None)
-            lanes = self._lanes.pop(name, [])
-        for lane in lanes:
+            served = self._served.pop(name, None)
+        if served is None:
+            return
+        served.ended(GroupClosed(f"the channel {name!r} was closed here"))
+        for lane in served.lanes:
             lane.close(deadline)
 
     def lanes(self) -> dict[str, list[Lane]]:
         """The streams to channels that are served here, by the channel's name."""
         with self._lock:
-            return {name: list(lanes) for name, lanes in self._lanes.items()}
+            return {name: list(served.lanes) for name, served in self._served.items()}
 
     def come(self, caller: Caller) -> None:
         """A client asks for a channel: it waits, if that is not served here yet."""
         name = channel_of(caller.opening.key[1])
         with self._lock:
-            served, full = name in self._handlers, len(self._waiting) >= UNCLAIMED
+            served, full = name in self._served, len(self._waiting) >= UNCLAIMED
             if not served and not full:
                 self._waiting.append(caller)
         if full and not served:
@@ -103,12 +116,12 @@ class Services:
             lane = Lane(CHANNEL + name, caller.link.peer, self._terms, lambda _: None, seal=self._seal)
             lane.attach(caller.link, caller.opening.terms)
             with self._lock:
-                handler = self._handlers.get(name)
-                if handler is not None:
-                    self._lanes[name][:] = [*(each for each in self._lanes[name] if each.over is None), lane]
-            if handler is None:
+                served = self._served.get(name)
+                if served is not None:
+                    served.lanes[:] = [*(each for each in served.lanes if each.over is None), lane]
+            if served is None:
                 lane.end(GroupClosed(f"the channel {name!r} was closed", peer=caller.link.peer))
             else:
-                handler(lane)
+                served.handler(lane)
 
         hear(caller.link, last)

@@ -153,7 +153,7 @@ def left(here: Here, name: str) -> int:
 
 def on_the_way(here: Here, name: str) -> int:
     """At the server: items that were given, and not acknowledged yet."""
-    server: Any = here.collective.services._handlers[name]
+    server: Any = here.collective.services._served[name].handler
     return len(server.__self__._queues._given)
 
 

@@ -16,8 +16,10 @@ import torch
 
 from ftlib import Channel, Collective, CollectiveTimeout, GroupClosed, LinkBroken, Refused
 from ftlib.collective import works
+from ftlib.collective.channel import Verb
 from ftlib.collective.frames import Sort
 from ftlib.collective.values import Message
+from ftlib.links.ring import SIZE as RING
 from tests.consensus.group import agree, members
 from tests.harness.basics import eventually
 
@@ -33,7 +35,7 @@ def opened(made: list[Collective], **options: Any) -> Pair:
 
 
 def server(made: list[Collective]) -> Any:
-    return made[0].services._handlers["q"].__self__  # type: ignore[attr-defined]
+    return made[0].services._served["q"].handler.__self__  # type: ignore[attr-defined]
 
 
 def test_full_and_empty_are_pythons_own() -> None:
@@ -63,6 +65,42 @@ def test_what_was_looked_at_stays_as_it_is() -> None:
             channel.put(torch.ones(3), timeout=LIMIT)
             channel.peek_all()[0].zero_()
             assert channel.get(timeout=LIMIT).sum() == 3
+
+
+def test_what_is_being_looked_at_elsewhere_is_not_what_a_getter_here_writes_to() -> None:
+    """The server's program gets an item, and changes it, while the bytes of a look at it are still on their way."""
+    with collectives(2) as (made, _):
+        channel, far = opened(made)
+        channel.put(torch.ones(2 * RING, dtype=torch.uint8), timeout=LIMIT)
+        assert far.qsize() == 1
+        lane: Any = made[0].services.lanes()["q"][0]
+        link = far._client.lane.link
+        eventually(link._turn.take, "that thread reads, it is said: nobody does")
+        link._interest()
+        try:
+            looked = far._ask([Verb.PEEK, "default", None, False], [], list, True)
+            eventually(lambda: lane.link.stats.sent_bytes > RING // 2, "a part of the answer is on its way")
+            assert lane.link.stats.queued_out, "and the rest waits"
+            channel.get(timeout=LIMIT).zero_()
+        finally:
+            link._turn.hand_back()
+        assert looked.wait(LIMIT)[0].all()
+
+
+def test_an_item_is_acknowledged_though_the_next_request_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The acknowledgement was lost with it: the item went back when the client left, and was delivered twice."""
+    monkeypatch.setattr("ftlib.collective.channel._SOON", 0.3)
+    with members(2) as found, ExitStack() as stack:
+        agree(found, 2)
+        made = [stack.enter_context(Collective(found[0])), stack.enter_context(Collective(found[1], max_bytes="1 KiB"))]
+        channel, far = opened(made)
+        channel.put("an item", timeout=LIMIT)
+        assert far.get(timeout=LIMIT) == "an item"
+        with pytest.raises(Refused, match="max_bytes"):
+            far.put(bytes(2000), timeout=LIMIT)
+        eventually(lambda: not server(made)._queues._given, "the server knows that the item has arrived")
+        far.close()
+        assert channel.empty()
 
 
 @pytest.mark.parametrize("late", ["answer", "dropped", "cancelled"])

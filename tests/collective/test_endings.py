@@ -195,6 +195,30 @@ def test_callbacks_run_in_a_forked_child() -> None:
     called()
 
 
+@pytest.mark.parametrize("by", ["the channel", "the collective"])
+def test_who_waits_at_the_server_of_a_channel_hears_of_its_end(by: str) -> None:
+    """As everybody else does: it waited for its whole time-out, and could go on putting."""
+    with collectives(2) as (made, _):
+        here, far = Channel(made[0], "q", maxsize=1), Channel(made[1], "q", at=made[0].here)
+        here.put("the only one", key="full", timeout=LIMIT)
+        waiting = [here.get(async_op=True), here.put("no room", key="full", async_op=True), far.get(async_op=True)]
+        far.qsize()
+        if by == "the channel":
+            here.close()
+        else:
+            made[0].close()
+        for work in waiting:
+            with pytest.raises(GroupClosed):
+                work.wait(LIMIT)
+        for call in (partial(here.put, "lost"), here.get_nowait, here.qsize):
+            with pytest.raises(GroupClosed, match="the channel 'q' was closed here"):
+                call()
+        if by == "the channel":
+            again = Channel(made[0], "q")
+            again.put("of the next one", timeout=LIMIT)
+            assert again.get(timeout=LIMIT) == "of the next one"
+
+
 def test_groups_of_one_name_are_counted_together() -> None:
     with collectives(3) as (made, ids):
         for other in (1, 2):
