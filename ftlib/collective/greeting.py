@@ -10,7 +10,7 @@ import contextlib
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -25,9 +25,8 @@ from .frames import Incoming, Sort, outgoing
 from .lane import Terms
 from .values import Message
 
-UNCLAIMED = 256
-"""Streams that may wait for their group, or their channel, to be made here."""
-FULL = f"{UNCLAIMED} streams wait there for groups that were not made"
+_UNCLAIMED = 256
+"""Streams of one peer that may wait for their group, or their channel, to be made here."""
 _GOODBYE = 1.0
 """The most seconds until a peer's host has the last word on a stream that nobody has used here."""
 Key = tuple[frozenset[str], str]
@@ -127,6 +126,24 @@ class Caller:
 
     link: Link
     opening: Opening
+
+    @property
+    def over(self) -> bool:
+        """Whether the peer has closed it, or the connection has ended."""
+        return self.link.closed or self.link.broken
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing has come behind the first word but the last one."""
+        return self.link.stats.queued_in <= 1
+
+
+def no_room(waiting: Iterable[Caller], caller: Caller) -> str:
+    """Why ``caller`` may not wait with the others; "" if it may."""
+    names = [each.opening.key[1] for each in waiting if each.link.peer.id == caller.link.peer.id]
+    if len(names) < _UNCLAIMED:
+        return ""
+    return f"{_UNCLAIMED} streams from here wait there for groups or channels that were not made there, as {names[0]!r:.60}"
 
 
 class Greeter:

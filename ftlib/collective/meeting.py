@@ -19,7 +19,7 @@ from consensus import Consensus, DialError, Member, Stream
 from ..links.errors import CollectiveError, GroupClosed, PeerLost, Refused, called
 from ..links.link import Link
 from ..links.loop import LinkLoop
-from .greeting import FULL, UNCLAIMED, Answer, Caller, Greeter, Key, Opening, Word, hear, read
+from .greeting import Answer, Caller, Greeter, Key, Opening, Word, hear, no_room, read
 from .lane import Lane, Terms
 from .pairing import Fate, Place
 from .services import Services, channel_of
@@ -296,7 +296,7 @@ class Meeting:
 
     def _for_group(self, come: Caller) -> None:
         link, opening, here, peer = come.link, come.opening, self._current().member, come.link.peer
-        behind = None
+        behind, over, full = None, list[Caller](), ""
         with self._lock:
             seat = self._seats.get((opening.key, peer.id)) or self._seats.setdefault(
                 (opening.key, peer.id), self._seat(peer.id)
@@ -304,7 +304,11 @@ class Meeting:
             self._met[peer.id] = opening.whose
             lane = seat.lane
             fate = seat.place.judge(opening.number, opening.whose, is_open=seat.open, free=seat.free)
-            full = fate is Fate.KEEP and len(self._unclaimed) >= UNCLAIMED
+            if fate is Fate.KEEP and no_room(self._unclaimed, come):
+                # Whoever makes the groups of these finds them closed by their numbers. What has messages is still read.
+                over = [each for each in self._unclaimed if each.over and each.empty]
+                self._unclaimed = deque(each for each in self._unclaimed if each not in over)
+                full = no_room(self._unclaimed, come)
             holds = fate is Fate.TAKE and lane in self._dialling and here.id < peer.id
             if fate is Fate.KEEP and not full:
                 self._unclaimed.append(come)
@@ -314,8 +318,10 @@ class Meeting:
                 self._held[lane] = come
             elif lane is not None and fate is Fate.TAKE:
                 self._promised.add(lane)
+        for each in over:
+            self._greeter.drop(each.link)
         if full:
-            self._decline(come, Word.REFUSED, FULL)
+            self._decline(come, Word.REFUSED, full)
         elif fate is Fate.KEEP:
             self._greeter.answer(link, Word.TAKEN, opening.number)
         elif fate is Fate.CLOSED:

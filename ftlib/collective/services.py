@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import ConfigError
 from ..links.errors import CollectiveError, GroupClosed
-from .greeting import FULL, UNCLAIMED, Answer, Caller, Greeter, Word, hear, read
+from .greeting import Answer, Caller, Greeter, Word, hear, no_room, read
 from .lane import Lane, Terms
 
 CHANNEL = "channel:"
@@ -76,11 +76,16 @@ class Services:
         """A client asks for a channel: it waits, if that is not served here yet."""
         name = channel_of(caller.opening.key[1])
         with self._lock:
-            served, full = name in self._served, len(self._waiting) >= UNCLAIMED
+            served = name in self._served
+            over = [each for each in self._waiting if each.over]  # nobody would get an answer
+            self._waiting = [each for each in self._waiting if each not in over]
+            full = "" if served else no_room(self._waiting, caller)
             if not served and not full:
                 self._waiting.append(caller)
-        if full and not served:
-            self._greeter.decline(caller.link, Word.REFUSED, 0, FULL)
+        for each in over:
+            self._greeter.drop(each.link)
+        if full:
+            self._greeter.decline(caller.link, Word.REFUSED, 0, full)
             return
         self._greeter.answer(caller.link, Word.TAKEN, 0)
         if served:

@@ -103,6 +103,31 @@ def test_an_item_is_acknowledged_though_the_next_request_is_refused(monkeypatch:
         assert channel.empty()
 
 
+def test_clients_that_have_gone_take_nobody_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams to a channel that is not served yet wait, so many of each peer; who has closed its own does not wait."""
+    monkeypatch.setattr("ftlib.collective.greeting._UNCLAIMED", 3)
+    with collectives(3) as (made, _):
+
+        def client(name: str, number: int = 1) -> Any:
+            channel = Channel(made[number], name, at=made[0].here)
+            work = channel.put(name, async_op=True)
+            eventually(lambda: channel._client.lane.link is not None or work.done(), "its stream is there, or refused")
+            return channel, work
+
+        for _ in range(4):
+            client("nobody serves this")[0].close()
+        eventually(lambda: all(each.over for each in made[0].services._waiting), "they have gone")
+        works = [client("q")[1] for _ in range(3)]
+        refused = client("q")[1]
+        with pytest.raises(Refused, match=r"3 streams from here wait there for .*'channel:q#"):
+            refused.wait(LIMIT)
+        works.append(client("q", 2)[1])
+        channel = Channel(made[0], "q")
+        for work in works:
+            work.wait(LIMIT)
+        assert channel.qsize() == 4
+
+
 @pytest.mark.parametrize("late", ["answer", "dropped", "cancelled"])
 def test_an_item_that_comes_too_late_goes_back(late: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server answers a get as nobody waits for it any more, and before it hears so: the item was lost."""

@@ -411,6 +411,37 @@ def test_a_first_word_that_is_too_long_ends_the_group() -> None:
         assert not made[0].meeting._dialling
 
 
+def test_groups_that_were_closed_take_no_other_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams whose group was not made here wait, so many of each peer: but not those with nothing to read."""
+    monkeypatch.setattr("ftlib.collective.greeting._UNCLAIMED", 3)
+    with collectives(3) as (made, ids):
+
+        def group(name: str, value: Any = None, number: int = 1) -> Any:
+            made_ = made[number].create_collective_group([ids[0], ids[number]], name)
+            if value is None:
+                made_.recv(async_op=True)
+                eventually(lambda: made_.lane(ids[0]).link is not None, "its stream waits there")
+            else:
+                made_.send(value, timeout=LIMIT)
+            return made_
+
+        for number in range(3):
+            group(f"empty {number}").close()
+        eventually(lambda: len(made[0].meeting._unclaimed) == 3, "they wait")
+        eventually(lambda: all(each.over for each in made[0].meeting._unclaimed), "their ends are there")
+        for number in range(3):
+            group(f"{number}", number).close()
+        with pytest.raises(Refused, match=r"3 streams from here wait there for .*'0'"):
+            group("one more", 3)
+        group("another's", 4, 2)
+        for number in range(3):
+            assert made[0].create_collective_group(ids[:2], f"{number}").recv(timeout=LIMIT) == number
+        assert made[0].create_collective_group([ids[0], ids[2]], "another's").recv(timeout=LIMIT) == 4
+        for number in range(3):
+            with pytest.raises(GroupClosed):
+                made[0].create_collective_group(ids[:2], f"empty {number}").recv(timeout=LIMIT)
+
+
 def test_a_receive_that_timed_out_leaves_its_message_to_the_next() -> None:
     with two() as (a, b):
         a.send(0, timeout=LIMIT)
