@@ -9,12 +9,13 @@ import signal
 import subprocess
 import time
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from consensus import ConsensusError, Gossip, Home, NullPlane
+from consensus import Config, ConsensusError, Gossip, Home, NullPlane
 from consensus.border import Order, Stopped
 from tests.harness.basics import TIMEOUT, eventually, lives
 
@@ -214,3 +215,63 @@ def test_facts_of_the_layer_above() -> None:
             assert json.load(response)["ftlib"] == {"step": 7}
     finally:
         gossip.stop()
+
+
+class _Shipping(logging.Handler):
+    """A handler whose log server is away from some moment on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.away = False
+        self.lost = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self.away:
+            self.lost += 1
+            raise ConnectionError("the log server is away")
+
+
+@pytest.fixture
+def shipping() -> Iterator[_Shipping]:
+    handler, log = _Shipping(), logging.getLogger("ftlib.consensus")
+    log.addHandler(handler)
+    level = log.level
+    log.setLevel(logging.INFO)
+    yield handler
+    log.setLevel(level)
+    log.removeHandler(handler)
+
+
+@pytest.mark.parametrize("home", list(Home))
+def test_a_log_handler_that_raises_costs_its_record_alone(
+    home: Home, shipping: _Shipping, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with members(1, agent=home) as [alone]:
+        view = agree([alone], 1)
+        shipping.away = True
+        assert alone.cut_off(0.001)  # it is logged
+        eventually(lambda: shipping.lost, "the record came")
+        assert not alone.status().get("stale"), "its agent answers"
+        assert alone.stopped is None and alone.view == view
+    assert "ConnectionError: the log server is away" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("home", list(Home))
+def test_a_log_handler_that_raises_does_not_hide_the_end(home: Home, shipping: _Shipping) -> None:
+    class Failing(NullPlane):
+        told: Stopped | None = None
+
+        def handle(self, order: Order) -> None:
+            assert isinstance(order, Stopped), "broken plane"
+            self.told = order
+
+    alone = Gossip(Config(agent=home))
+    plane = Failing(alone)
+    shipping.away = True
+    alone.start(plane)
+    try:
+        alone.seek_admission()
+        eventually(lambda: alone.stopped is not None and plane.told, "the data plane and the callers are told")
+    finally:
+        alone.stop()
+    assert "broken plane" in str(alone.stopped)

@@ -21,11 +21,12 @@ from ...messages import Envelope
 from ...progress import Progress
 from ...protocol.state.effects import Ask, Check, Effect, Fence, Note, Quit, Send, Tether
 from ...protocol.state.inputs import Died, Input
+from ..logs import CarefulLogger
 from .clock import now
 from .ports import Carrier, DrivenMachine
 from .snapshot import Snapshot
 
-_LOG = logging.getLogger("ftlib.consensus")
+_LOG = CarefulLogger()
 _NOTES = 500
 _HELD_POLL = 0.02
 _PLACES = 0.2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,8 +10,9 @@ from dataclasses import dataclass, field
 from ...errors import StoppedError
 from ...member import Member
 from ...view import Reason, View
+from ..logs import CarefulLogger
 
-_LOG = logging.getLogger("ftlib.consensus")
+_LOG = CarefulLogger()
 
 
 @dataclass(frozen=True, slots=True)

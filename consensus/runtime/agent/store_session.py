@@ -23,10 +23,11 @@ from ...storage.store_executor import StoreExecutor
 from ...storage.view_log import PREFIX
 from ...store_requests import Away, Beat, ReadLeases, StoreOp, StoreReply, Withdraw
 from ...wire.keys import KeyRing
+from ..logs import CarefulLogger
 from .driver import Driver
 from .store_gauge import StoreGauge
 
-_LOG = logging.getLogger("ftlib.consensus")
+_LOG = CarefulLogger()
 
 _FIRST_PAUSE = 0.1
 _LAST_PAUSE = 5.0

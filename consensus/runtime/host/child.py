@@ -29,6 +29,7 @@ from ...protocol.machine import Machine
 from ...protocol.state.inputs import Died
 from ...wire.slices import short_slices
 from ..agent.agent import Agent, Outside
+from ..logs import CarefulLogger
 from ..net.sockets import SocketPair
 from ..net.sources import Request
 from ..net.web import load
@@ -39,7 +40,7 @@ from .pipe import LoopPipe
 from .progress_cell import ProgressCell
 from .signals import ignored
 
-_LOG = logging.getLogger("ftlib.consensus")
+_LOG = CarefulLogger()
 _FACTS_TIMEOUT = 0.3
 """Seconds that the training process gets to send its facts: it may be busy, and status must answer all the same."""
 

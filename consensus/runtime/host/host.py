@@ -26,6 +26,7 @@ from ...interface import DataPlane, Source, Stream
 from ...member import Member
 from ...wire.slices import short_slices
 from ..agent.snapshot import Snapshot
+from ..logs import CarefulLogger, handle_record
 from ..net.acceptors import Acceptors
 from ..net.fork import release_in_children
 from ..net.names import Introducers
@@ -35,7 +36,7 @@ from .exchange import Asked, CutOff, FactsAsked, FactsReply, Failed, Question, R
 from .pipe import Pipe
 from .progress_cell import ProgressCell
 
-_LOG = logging.getLogger("ftlib.consensus")
+_LOG = CarefulLogger()
 _REQUEST_LIMIT = 256 * 1024
 """The most bytes of a request that the agent hands over: more than its limit for a request line (see ``authenticator``)."""
 
@@ -224,10 +225,12 @@ class Host(ABC):
             if not self._stopping:
                 self._lost(f"this worker's agent {self._place} ended unexpectedly ({self._exit()})")
         except Exception as error:  # noqa: BLE001 - it ends this lifetime
-            _LOG.exception("what the agent said could not be carried out")
             if not self._started.done():  # the agent did start; the layer above fails
                 self._started.set_result(None)
-            self._lost(f"the agent's word could not be carried out: {type(error).__name__}: {error}")
+            try:
+                self._lost(f"the agent's word could not be carried out: {type(error).__name__}: {error}")
+            finally:
+                _LOG.error("what the agent said could not be carried out", exc_info=error)
         finally:
             self._end()
 
@@ -247,9 +250,7 @@ class Host(ABC):
             case FactsAsked(number):
                 self._send(FactsReply(number, plain(ears.plane.facts())))
             case logging.LogRecord():
-                logger = logging.getLogger(value.name)
-                if logger.isEnabledFor(value.levelno):
-                    logger.handle(value)
+                handle_record(value)
             case _:
                 ears.plane.handle(value)
 

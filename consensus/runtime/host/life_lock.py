@@ -14,7 +14,6 @@ The mutex only shows that a thread has ended; whether its process has, the kerne
 from __future__ import annotations
 
 import contextlib
-import logging
 import mmap
 import os
 import signal
@@ -23,10 +22,11 @@ import time
 from collections.abc import Callable
 
 from ...wire.slices import short_slices
+from ..logs import CarefulLogger
 from .parent_watcher import ParentWatcher
 from .robust_mutex import RobustMutex, Waited
 
-_LOG = logging.getLogger("ftlib.consensus")
+_LOG = CarefulLogger()
 _START_TIMEOUT = 1.0
 """Seconds for a thread to start and lock a mutex that no other thread knows."""
 _SLICE = 1.0

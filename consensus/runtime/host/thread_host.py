@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import selectors
 import socket
 import threading
 import weakref
 from collections.abc import Callable, Iterable
 
+from ..logs import CarefulLogger
 from ..net.fork import release_in_children
 from .child import Child
 from .host import Host
 from .progress_cell import ProgressCell
 
-_LOG = logging.getLogger("ftlib.consensus")
+_LOG = CarefulLogger()
 _QUIT_TIMEOUT = 5.0
 
 

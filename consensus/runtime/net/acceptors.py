@@ -7,7 +7,6 @@ side has to be first, and nobody asks again and again. Where the program has end
 from __future__ import annotations
 
 import contextlib
-import logging
 import select
 import socket
 import threading
@@ -19,10 +18,11 @@ from ...errors import CodecError
 from ...interface import Stream
 from ...member import Member
 from ...wire.streams import ENDED, PROTOCOL, read_query
+from ..logs import CarefulLogger
 from .fork import release_in_children
 from .sources import Request, refuse
 
-_LOG = logging.getLogger("ftlib.consensus")
+_LOG = CarefulLogger()
 _MOST = 256
 """The most streams that wait for their paths."""
 _ANSWER_TIMEOUT = 1.0

@@ -8,7 +8,6 @@ strangers'.
 from __future__ import annotations
 
 import hmac
-import logging
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -22,10 +21,11 @@ from ...errors import SealError
 from ...member import Member, format_address
 from ...wire.keys import KeyRing
 from ...wire.proofs import IDENTITY, NONCE, PROOF_HEADER, SCHEME, Exchange, encode, exchange_of
+from ..logs import CarefulLogger
 from .door import Door, StrangerStage, UnprovenPeer, places
 from .metrics import TARGETS
 
-_LOG = logging.getLogger("ftlib.consensus")
+_LOG = CarefulLogger()
 _REFUSAL = f"HTTP/1.1 401 {SCHEME}\r\n\r\n".encode()
 _LEAST = 300
 """Bytes of a request that is answered by a challenge, which with aiohttp's headers takes about 220."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import http
-import logging
 import socket
 import struct
 import threading
@@ -18,8 +17,9 @@ from dataclasses import dataclass, field
 from ...errors import RefusalError
 from ...interface import Source
 from ...wire.proofs import PIECE, Frames
+from ..logs import CarefulLogger
 
-_LOG = logging.getLogger("ftlib.consensus")
+_LOG = CarefulLogger()
 _AT_A_TIME = 32
 _CHUNK_TIMEOUT = 60.0
 _RESET = struct.pack("ii", 1, 0)
