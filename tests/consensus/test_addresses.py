@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from consensus import Config, ConfigError, Gossip, Home, JoinError, format_address
+from consensus import Config, ConfigError, Gossip, Home, JoinError, addresses_here, format_address
 from consensus.runtime.net.names import lookup, resolve_all
 from consensus.runtime.net.sockets import SocketPair, open_pair
 from tests.harness.basics import PATIENT, eventually, free_ports
@@ -269,6 +269,55 @@ def test_wildcards_second_addresses_and_both_families() -> None:
         with members({"bind": "[::]:7000", **six}, {"bind": "", **six}, host=[one, two]) as group:
             together(group)
             assert [member.member.host for member in group] == ["fd77::1", "fd77::2"]
+
+
+@needs_network
+def test_an_address_that_can_be_bound_is_not_yet_this_hosts() -> None:
+    """Where the kernel lets anybody bind any address, for one that moves between hosts, say."""
+    with Network(2) as [one, two]:
+        two.run("sysctl", "-w", "net.ipv4.ip_nonlocal_bind=1", "net.ipv6.ip_nonlocal_bind=1")
+        two.ip("addr add 10.77.0.99/24 dev eth0")  # packets to it leave from 10.77.0.2: its network has one first address
+        for first, second, third in ((one.v4, two.v4, "10.77.0.99"), (f"[{one.v6}]", f"[{two.v6}]", "10.77.0.99")):
+            introducers = {"introducers": (f"{first}:7000", f"{second}:7000", f"{third}:7000"), "bind": ""}
+            with two.inside():
+                assert [format_address(each) for each in addresses_here(introducers["introducers"])] == [
+                    f"{second}:7000",
+                    f"{third}:7000",
+                ]
+            with members(introducers, introducers, host=[one, two]) as group:
+                together(group)
+                assert [format_address(member.member.address) for member in group] == [f"{first}:7000", f"{second}:7000"]
+        with two.inside(), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(socket, "getaddrinfo", _naming("anchor.test", one.v4, real=socket.getaddrinfo))
+            with pytest.raises(ConfigError, match=f"{one.v4} is no address of this host"):
+                opened(Config(bind="anchor.test:0"))
+
+
+def _naming(name: str, address: str, real: Any) -> Any:
+    """``getaddrinfo`` where ``name`` stands for ``address``."""
+
+    def getaddrinfo(host: str, *args: Any, flags: int = 0, **named: Any) -> Any:
+        found = address if host == name and not flags & socket.AI_NUMERICHOST else host
+        return real(found, *args, flags=flags, **named)
+
+    return getaddrinfo
+
+
+@needs_network
+def test_a_wildcard_of_ipv6_is_every_interface_whatever_the_kernels_default() -> None:
+    with Network(1) as [one]:
+        one.run("sysctl", "-w", "net.ipv6.bindv6only=1")
+        with one.inside():
+            pair = open_pair(Config(bind="[::]:0", advertise=f"{one.v4}:0"))
+            try:
+                for family, host in ((socket.AF_INET, one.v4), (socket.AF_INET6, one.v6)):
+                    with socket.socket(family, socket.SOCK_DGRAM) as sock:
+                        sock.connect((host, pair.advertised[1]))
+                        sock.send(b"hello")  # refused packets are known at once, on one host
+                        assert sock.send(b"hello") == 5
+                    socket.create_connection((host, pair.advertised[1]), TIMEOUT).close()
+            finally:
+                pair.close()
 
 
 @needs_network

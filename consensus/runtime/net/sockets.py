@@ -26,9 +26,12 @@ _BACKLOG = 4096
 _RECEIVE_BUFFER = 1 << 20
 """Bytes: enough for a burst while a long hold of the GIL keeps the agent from reading."""
 
+_DISCARD = 9
+"""A port for routes that are looked up: nothing is sent there."""
+
 _LOOPBACK: Address = ("127.0.0.1", 0)
 _WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - recognised, not bound
-_FAR: tuple[Address, ...] = (("192.0.2.1", 9), ("2001:db8::1", 9))
+_FAR: tuple[Address, ...] = (("192.0.2.1", _DISCARD), ("2001:db8::1", _DISCARD))
 """Documentation addresses (RFC 5737, RFC 3849): the route to them is the default route. Nothing is sent there."""
 
 _Sockets = tuple[socket.socket, socket.socket]
@@ -139,7 +142,10 @@ def _mismatch(udp: socket.socket, tcp: socket.socket) -> str | None:
 
 
 def _bind(text: str, introducers: Sequence[Address], *, elsewhere: bool = False) -> _Sockets:
-    """Both sockets at ``text``; for a name at the first of its addresses that is this host's."""
+    """Both sockets at ``text``; for a name at the first of its addresses that is this host's.
+
+    A number may be one that this host has only later (``ip_nonlocal_bind``): whoever gives it knows.
+    """
     host, port = parse_address(text)
     refuse_link_local("bind", (host, port))
     try:
@@ -147,9 +153,12 @@ def _bind(text: str, introducers: Sequence[Address], *, elsewhere: bool = False)
     except OSError as error:
         raise ConfigError(f"bind={text}: cannot resolve {host!r}: {error.strerror}; give an address of this host") from None
     hosts = [str(each.sockaddr[0]) for each in found]
+    named = numeric((host, port)) is None
     refused: OSError | None = None
     for each in hosts:
         try:
+            if named and not _is_local(each):
+                raise OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
             return _open((each, port))
         except OSError as error:
             if elsewhere and error.errno == errno.EADDRINUSE:
@@ -186,7 +195,7 @@ def _bind_first(config: Config, advertise: Address | None, introducers: Sequence
         return _open(_LOOPBACK)
     wanted = [*([] if advertise is None else [advertise]), *introducers]
     for address in wanted:
-        opened = _try(address) if numeric(address) is not None else None
+        opened = _try(address) if _is_local(address[0]) else None
         if opened is not None:
             return opened
     host = _towards(introducers)
@@ -231,6 +240,9 @@ def _open(address: Address) -> _Sockets:
         tcp = socket.socket(family, socket.SOCK_STREAM)
         udp = socket.socket(family, socket.SOCK_DGRAM)
         try:
+            if sockaddr[0] == _WILDCARDS[1]:  # every interface is both families' whatever bindv6only says
+                for each in (tcp, udp):
+                    each.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
             tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # past TIME_WAIT; a live listener still conflicts
             tcp.bind(sockaddr)
             tcp.listen(_BACKLOG)
@@ -306,12 +318,16 @@ def _route(targets: Iterable[Address]) -> str | None:
 
 def _is_local(host: str) -> bool:
     """Whether ``host`` (numeric) is an address of this host."""
-    endpoint = numeric((host, 0))
+    endpoint = numeric((host, _DISCARD))
     if endpoint is None:
         return False
     with socket.socket(endpoint.family, socket.SOCK_DGRAM) as probe:
         try:
-            probe.bind(endpoint.sockaddr)
+            # Where ip_nonlocal_bind is set every address can be bound, but IPv4 has no route from one of another host.
+            if endpoint.family == socket.AF_INET:
+                probe.bind((host, 0))
+            probe.connect(endpoint.sockaddr)  # UDP: chooses the route, sends nothing
         except OSError:
             return False
-    return True
+        # IPv6 would take such a source, but chooses the address itself only if it is this host's.
+        return host in _WILDCARDS or probe.getsockname()[0] == endpoint.sockaddr[0]
