@@ -407,7 +407,10 @@ class FTLib(Calls):
         return {**facts(self._plane, self._framework, self._more_facts), "size": self.size, **shared}
 
     def add_metrics(self, name: str, get: Callable[[], Any]) -> None:
-        """``metrics`` and ``/metrics`` show from now on, under ``name``, what ``get`` returns at once: plain values."""
+        """``metrics`` and ``/status`` show from now on, under ``name``, what ``get`` returns at once: plain values.
+
+        Where it raises they show the error.
+        """
         self._more_facts[name] = get
 
     # --- inside --------------------------------------------------------------------------------------------------------

@@ -217,6 +217,26 @@ def test_facts_of_the_layer_above() -> None:
         gossip.stop()
 
 
+@pytest.mark.parametrize("home", list(Home))
+def test_facts_that_cannot_be_had_end_nothing(home: Home) -> None:
+    class Plane(NullPlane):
+        def facts(self) -> dict[str, Any]:
+            return {"mine": 1 / 0}
+
+    gossip = Gossip(Config(agent=home))
+    gossip.start(Plane(gossip))
+    try:
+        view = gossip.wait_view(TIMEOUT)
+        for path in ("/status", "/metrics"):
+            with urllib.request.urlopen(f"http://{address(gossip)}{path}", timeout=TIMEOUT) as response:
+                body = response.read()
+            assert path == "/metrics" or json.loads(body)["ftlib"] == {"error": "ZeroDivisionError: division by zero"}
+        assert gossip.status()["stopped"] is None
+        assert gossip.view == view
+    finally:
+        gossip.stop()
+
+
 class _Shipping(logging.Handler):
     """A handler whose log server is away from some moment on."""
 

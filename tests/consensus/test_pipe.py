@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import time
 from enum import IntEnum
@@ -76,3 +77,9 @@ def test_facts_are_made_of_what_every_process_has() -> None:
     assert made == {"a": ["b", [1, 0.5], None, True], 2: [3], "other": str(Version)}
     inner = made["a"][1]
     assert [type(each) for each in (*made, made["a"][0], *inner, made["a"][3])] == [str, int, str, str, int, float, bool]
+
+
+def test_a_key_of_facts_that_json_has_not_becomes_its_text() -> None:
+    given = {("a", 1): 2, frozenset((3,)): 4, b"c": 5, None: 6, 1.5: 7}
+    assert plain(given) == {"('a', 1)": 2, "frozenset({3})": 4, "b'c'": 5, None: 6, 1.5: 7}
+    json.dumps(plain(given))

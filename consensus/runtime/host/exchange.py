@@ -126,7 +126,12 @@ def plain(value: Any) -> Any:
         case Real():
             return int(value) if isinstance(value, Integral) else float(value)
         case Mapping():
-            return {plain(key): plain(each) for key, each in value.items()}
+            return {_plain_key(key): plain(each) for key, each in value.items()}
         case list() | tuple() | set() | frozenset():
             return [plain(each) for each in value]
     return str(value)
+
+
+def _plain_key(key: Any) -> Any:
+    """A key as JSON takes it: of a tuple, say, its text."""
+    return plain(key) if isinstance(key, str | Real | None) else str(key)

@@ -14,7 +14,7 @@ import pickle
 import socket
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -248,7 +248,7 @@ class Host(ABC):
                 if answer is not None:
                     _settle(answer, value)
             case FactsAsked(number):
-                self._send(FactsReply(number, plain(ears.plane.facts())))
+                self._send(FactsReply(number, _facts_of(ears.plane)))
             case logging.LogRecord():
                 handle_record(value)
             case _:
@@ -321,6 +321,14 @@ def _settle(future: Future[Any], answer: Reply) -> None:
             future.set_result(answer.value)
         else:
             future.set_exception(answer.error)
+
+
+def _facts_of(plane: DataPlane) -> Mapping[str, Any]:
+    """Its facts, made plain; why there are none, if they cannot be had: whoever asks must not end this member."""
+    try:
+        return {**plain(plane.facts())}
+    except Exception as error:  # noqa: BLE001 - of the layer above, or of the program
+        return {"error": f"{type(error).__name__}: {error}"}
 
 
 def _descriptors_of(pipe: Pipe, doors: socket.socket) -> Callable[[], Iterable[int]]:

@@ -23,7 +23,7 @@ __all__ = ["facts"]
 def facts(plane: Plane, framework: Framework, more: Mapping[str, Callable[[], Any]] | None = None) -> dict[str, Any]:
     """Counts since the start, and this worker's place. Any thread; waits only for the plane's lock. Times in seconds.
 
-    ``more``: what layers above add, by its name.
+    ``more``: what layers above add, by its name; where that raises, the error.
     """
     counters = plane.counters
     now = plane.threads.now()
@@ -56,7 +56,7 @@ def facts(plane: Plane, framework: Framework, more: Mapping[str, Callable[[], An
         spent = plane.counters.time_use.shown(now, _guess(plane, behind=behind))
     return {
         **framework.metrics(),
-        **{name: get() for name, get in dict(more or {}).items()},
+        **{name: _got(get) for name, get in dict(more or {}).items()},
         "build": _build(),
         "phase": phase.value,
         "rank": -1 if session is None else session.rank,
@@ -99,6 +99,14 @@ def facts(plane: Plane, framework: Framework, more: Mapping[str, Callable[[], An
         "checkpoints_skipped": counters.checkpoints_skipped,
         "checkpoint_step": counters.checkpoint_step,
     }
+
+
+def _got(get: Callable[[], Any]) -> Any:
+    """What a layer above adds. Its fault costs no other fact."""
+    try:
+        return get()
+    except Exception as error:  # noqa: BLE001 - it may be the program's
+        return {"error": f"{type(error).__name__}: {error}"}
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import torch
 
 from consensus import Member, View
-from consensus.runtime.net.metrics import METRICS
+from consensus.runtime.net.metrics import METRICS, render
 from ftlib import Excluded
 from ftlib.core.calls.salvage import SalvagePlan
 from ftlib.core.calls.session import Session
@@ -142,3 +142,12 @@ def test_who_follows_and_who_is_late_is_told_apart() -> None:
     assert (found["size"], found["epoch"]) == (5, 3)
     told = {name: (each["following"], each["late"], each["inner_steps"]) for name, each in found["peers"].items()}
     assert told == {"b": (True, False, 0), "c": (False, True, 0), "d": (False, True, 0), "e": (False, False, 0)}
+
+
+def test_a_figure_that_raises_costs_no_other() -> None:
+    """A collective's error is none of its groups."""
+    more = {"mine": lambda: 1 / 0, "other": lambda: 7, "collective": lambda: {}["gone"]}
+    found = facts(Plane("a"), framework_by_name("memory"), more)
+    assert found["mine"] == {"error": "ZeroDivisionError: division by zero"}
+    assert found["other"] == 7 and found["size"] == 0
+    assert b"ftlib_collective" not in render({"ftlib": found})

@@ -62,11 +62,17 @@ def own_step(key: str) -> Callable[[Status], Any]:
     return value
 
 
+def _groups(status: Status) -> dict[str, Mapping[str, Any]]:
+    """The groups of a collective; the text of an error, which may stand there, is none."""
+    found = at(status, "ftlib.collective") or {}
+    return {name: group for name, group in found.items() if isinstance(group, Mapping)}
+
+
 def groups(**keys: str) -> Callable[[Status], Rows | None]:
     """Rows of the groups of a collective, by name; with more than one key, by what each stands for."""
 
     def rows(status: Status) -> Rows | None:
-        groups = at(status, "ftlib.collective")
+        groups = _groups(status)
         if not groups:
             return None
         ways = [(name, group, way, key) for name, group in sorted(groups.items()) for way, key in keys.items()]
@@ -77,7 +83,7 @@ def groups(**keys: str) -> Callable[[Status], Rows | None]:
 
 def group_paths(status: Status) -> Rows | None:
     """Rows of the ways that messages of a collective's groups travel."""
-    groups = at(status, "ftlib.collective") or {}
+    groups = _groups(status)
     return [((name, path), 1) for name, group in sorted(groups.items()) for path in group["paths"]] or None
 
 
