@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from consensus.progress import NOWHERE, Progress
 from consensus.runtime.host.progress_cell import ProgressCell
 
@@ -49,3 +51,23 @@ def test_a_commitment_is_read_though_the_writer_is_held_up_in_its_next_value() -
     writer.commit_to_leave()
     tear(writer)
     assert reader.read() == Progress(6, 7, 8.5, busy=True, leaving=True, inner=9)
+
+
+def test_a_reader_never_sees_a_value_that_nobody_wrote() -> None:
+    """Not even of zeros, with another process that writes as fast as it can."""
+    writer, fd = ProgressCell.shared()
+    reader = ProgressCell.open(fd)
+    pid = os.fork()
+    if pid == 0:
+        for number in range(1, 200_000):
+            writer.write(Progress(number, number, float(number), busy=True, inner=number))
+        os._exit(0)
+    seen, ended = [0], False
+    while not ended:
+        ended = os.waitpid(pid, os.WNOHANG)[0] == pid
+        for _ in range(1000):
+            place = reader.read()
+            assert place.finished == place.current == place.since == place.inner
+            if place.finished != seen[-1]:
+                seen.append(place.finished)
+    assert seen == sorted(seen) and seen[-1] == 199_999

@@ -12,21 +12,27 @@ from dataclasses import replace
 
 from ...progress import NOWHERE, Progress
 
-_CELL = struct.Struct("<QQQd?Q")
-_LEAVING = _CELL.size
+_PLACE = struct.Struct("<QQd?Q")
+_SEQUENCE = 8
+"""Bytes of the sequence number, which comes first."""
+_LEAVING = _SEQUENCE + _PLACE.size
 """The position of the last byte, ``leaving``. It is outside the sequence: a reader must not miss it during another write."""
 _SIZE = _LEAVING + 1
 
 
 class ProgressCell:
-    """One writer, one reader. A sequence number that is odd during a write shows the reader a torn value."""
+    """One writer, one reader. A sequence number that is odd during a write shows the reader a torn value.
+
+    It is written by itself, before the value and after it: ``pack_into`` clears all of its place before it fills it, so that a
+    number among the fields would be 0, and even, in the middle of a write.
+    """
 
     def __init__(self, memory: mmap.mmap | None = None) -> None:
         """``memory``: shared with another process; None: private memory."""
         self._memory = mmap.mmap(-1, _SIZE) if memory is None else memory
         self._sequence = 0
         self._latest = NOWHERE
-        self._read = 0
+        self._read = bytes(_SEQUENCE)
         """The sequence number of ``_latest``."""
 
     @classmethod
@@ -48,10 +54,10 @@ class ProgressCell:
         """Replace the value, except ``leaving``."""
         memory, sequence = self._memory, self._sequence
         place = progress.finished, progress.current, progress.since, progress.busy, progress.inner
-        _CELL.pack_into(memory, 0, sequence + 1, 0, 0, 0.0, False, 0)
-        _CELL.pack_into(memory, 0, sequence + 1, *place)
+        memory[:_SEQUENCE] = (sequence + 1).to_bytes(_SEQUENCE, "little")
+        _PLACE.pack_into(memory, _SEQUENCE, *place)
         self._sequence = sequence + 2
-        memory[:8] = (sequence + 2).to_bytes(8, "little")
+        memory[:_SEQUENCE] = (sequence + 2).to_bytes(_SEQUENCE, "little")
 
     def commit_to_leave(self) -> None:
         """``leaving`` is True from now on for every read after this call has returned."""
@@ -59,12 +65,13 @@ class ProgressCell:
 
     def read(self) -> Progress:
         """The value, or the previous one during a write; ``leaving`` is always current."""
-        sequence, finished, current, since, busy, inner = _CELL.unpack_from(self._memory)
-        leaving = self._memory[_LEAVING] == 1
-        if sequence == self._read and leaving == self._latest.leaving:
-            return self._latest  # the usual case: the agent reads several times in a call
-        if sequence % 2 == 0 and self._memory[:8] == sequence.to_bytes(8, "little"):
+        memory, latest = self._memory, self._latest
+        sequence, leaving = memory[:_SEQUENCE], memory[_LEAVING] == 1
+        if sequence == self._read and leaving == latest.leaving:
+            return latest  # the usual case: the agent reads several times in a call
+        finished, current, since, busy, inner = _PLACE.unpack_from(memory, _SEQUENCE)
+        if sequence[0] % 2 == 0 and memory[:_SEQUENCE] == sequence:
             self._latest, self._read = Progress(finished, current, since, busy, leaving, inner), sequence
-        elif leaving and not self._latest.leaving:
-            self._latest = replace(self._latest, leaving=True)
+        elif leaving and not latest.leaving:
+            self._latest = replace(latest, leaving=True)
         return self._latest
