@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -215,6 +216,33 @@ def test_facts_of_the_layer_above() -> None:
             assert json.load(response)["ftlib"] == {"step": 7}
     finally:
         gossip.stop()
+
+
+SEIZE = """
+import ctypes, sys
+PTRACE_SEIZE = 0x4206
+print(ctypes.CDLL(None).ptrace(PTRACE_SEIZE, int(sys.argv[1]), 0, 0), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_an_agent_that_does_not_end_leaves_nothing_open(caplog: pytest.LogCaptureFixture) -> None:
+    """Killed in a system call that nothing interrupts, say: here a debugger keeps the end of its process to itself."""
+    with members(1, agent=Home.PROCESS) as [alone]:
+        agree([alone], 1)
+        host, pid = alone._host, alone.agent_pid
+        assert host is not None
+        with subprocess.Popen(
+            [sys.executable, "-c", SEIZE, str(pid)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as debugger:
+            assert debugger.stdout is not None
+            if debugger.stdout.readline().strip() != "0":
+                pytest.skip("the kernel lets nobody debug another process here")
+            alone.stop()
+            assert (host._pipe.fileno(), host._doors.fileno()) == (-1, -1)  # type: ignore[union-attr]
+            assert f"process {pid} was killed, and has not ended" in caplog.text
+            debugger.communicate()
+        host._process.wait(TIMEOUT)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("home", list(Home))

@@ -304,7 +304,13 @@ class Host(ABC):
         if self._doors is not None:
             with contextlib.suppress(OSError):
                 self._doors.shutdown(socket.SHUT_RDWR)
-        self._quit(now=now)
+        try:
+            self._quit(now=now)
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        """Give back what this side holds."""
         self.cell = ProgressCell()  # nobody reads the old one any more: free its memory
         if self._pipe is not None:
             self._pipe.close()

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 from ...errors import ConsensusError
+from ..logs import CarefulLogger
 from .host import Host
 from .life_lock import LifeLock
 from .progress_cell import ProgressCell
@@ -26,6 +27,11 @@ _COMMAND = "import gc; gc.disable(); from consensus.runtime.host.child import ma
 _WITHOUT_TLS = "import sys; sys.modules['ssl'] = None; "
 """``asyncio`` and ``aiohttp`` then do without ``ssl``. It takes long to import, and with it ``aiohttp`` reads all certificates.
 """
+
+_REAP_TIMEOUT = 1.0
+"""Seconds for a killed process to end."""
+
+_LOG = CarefulLogger()
 
 
 class ProcessHost(Host):
@@ -94,7 +100,14 @@ class ProcessHost(Host):
                 self._process.wait(0.0 if now else 1.0)
             except subprocess.TimeoutExpired:
                 self._process.kill()
-                self._process.wait(1.0)
+                self._reap(self._process)
+
+    def _reap(self, process: subprocess.Popen[bytes]) -> None:
+        """Wait a while for the killed process: one in a system call that cannot be interrupted ends when that does."""
+        try:
+            process.wait(_REAP_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            _LOG.error("the agent's process %d was killed, and has not ended within %g s: it hangs", process.pid, _REAP_TIMEOUT)
 
     def _close_cell_fd(self) -> None:
         fd, self._cell_fd = self._cell_fd, -1
