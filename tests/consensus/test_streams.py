@@ -248,3 +248,10 @@ def test_a_socket_is_no_childs() -> None:
         with ours.socket, found.get(timeout=TIMEOUT).socket as theirs:
             assert isinstance(ours.socket, socket.socket)
             assert not os.get_inheritable(ours.socket.fileno()) and not os.get_inheritable(theirs.fileno())
+
+
+def test_sockets_that_an_agent_on_a_thread_has_are_no_childs() -> None:
+    with members(1, agent=Home.THREAD) as [alone]:
+        agree([alone], 1)
+        child = alone._host.child  # type: ignore[union-attr]
+        assert not any(map(os.get_inheritable, child.descriptors()))

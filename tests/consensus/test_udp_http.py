@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import logging
@@ -22,9 +23,10 @@ from consensus.protocol.state.effects import Fence, Send
 from consensus.protocol.state.inputs import Accusation
 from consensus.runtime.net.names import numeric, resolve_all
 from consensus.runtime.net.sockets import SocketPair, open_pair
+from consensus.runtime.net.sources import Request, Sources
 from consensus.runtime.net.udp import fits
 from consensus.wire.codec import Codec
-from tests.harness.basics import around
+from tests.harness.basics import TIMEOUT, around
 
 from .fake_core import Rig, rig, until
 
@@ -291,6 +293,39 @@ class TestHttp:
                 assert response.status == 200
                 with pytest.raises(aiohttp.ClientPayloadError):
                     await response.read()
+
+    @pytest.mark.parametrize("cut", [False, True])
+    def test_a_fork_keeps_no_connection_that_is_being_answered(self, cut: bool) -> None:
+        """A child that outlives the answer, as a DataLoader's worker does: the client hears of its end at once."""
+        forked = threading.Event()
+
+        def source(query: Mapping[str, str]) -> Iterator[bytes]:
+            yield b"begun"
+            assert forked.wait(TIMEOUT)
+            if cut:
+                raise ValueError("broken")
+
+        sources = Sources()
+        sources.serve("/data", source)
+        with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as client:
+            client.settimeout(TIMEOUT)
+            sources.answer(listener.accept()[0], Request("/data", {}))
+            while b"begun" not in client.recv(65536):
+                continue
+            asleep, ours = os.pipe()
+            pid = os.fork()
+            if pid == 0:
+                os.close(ours)
+                os.read(asleep, 1)  # until the parent is done, or gone
+                os._exit(0)
+            forked.set()
+            with contextlib.suppress(ConnectionResetError):
+                while client.recv(65536):
+                    continue
+            assert os.waitpid(pid, os.WNOHANG) == (0, 0), "the child lives"
+            os.close(ours)
+            os.close(asleep)
+            os.waitpid(pid, 0)
 
     async def test_a_source_is_closed_when_its_client_goes(self) -> None:
         closed = threading.Event()

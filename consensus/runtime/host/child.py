@@ -30,7 +30,7 @@ from ...protocol.state.inputs import Died
 from ...wire.slices import short_slices
 from ..agent.agent import Agent, Outside
 from ..logs import CarefulLogger
-from ..net.sockets import SocketPair
+from ..net.sockets import SocketPair, receive_fds
 from ..net.sources import Request
 from ..net.web import load
 from .exchange import Asked, CutOff, FactsAsked, FactsReply, Failed, Question, ReadStatus, Reply, Serve, Setup, Started, Stop
@@ -196,7 +196,7 @@ class Child:
             root.setLevel(setup.level)
         self._served = setup.served
         self._doors.setblocking(True)
-        _, (udp, tcp), _, _ = socket.recv_fds(self._doors, 1, 2, socket.MSG_CMSG_CLOEXEC)
+        _, (udp, tcp) = receive_fds(self._doors, 1, 2)
         self._doors.setblocking(False)
         self._sockets = SocketPair(socket.socket(fileno=udp), socket.socket(fileno=tcp), setup.advertised)
         outside = Outside(

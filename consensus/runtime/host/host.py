@@ -30,7 +30,7 @@ from ..logs import CarefulLogger, handle_record
 from ..net.acceptors import Acceptors
 from ..net.fork import release_in_children
 from ..net.names import Introducers
-from ..net.sockets import SocketPair
+from ..net.sockets import SocketPair, receive_fds
 from ..net.sources import Request, Sources
 from .exchange import Asked, CutOff, FactsAsked, FactsReply, Failed, Question, Reply, Serve, Setup, Started, Stop, plain
 from .pipe import Pipe
@@ -258,14 +258,13 @@ class Host(ABC):
         """Take the connections that the agent hands over."""
         while True:
             try:
-                data, fds, _, _ = socket.recv_fds(doors, _REQUEST_LIMIT, 1)
+                data, fds = receive_fds(doors, _REQUEST_LIMIT, 1)
             except OSError:
                 return
             if not data:
                 return
             if fds:
                 connection = socket.socket(fileno=fds[0])
-                connection.set_inheritable(False)
                 try:
                     self._connected(connection, pickle.loads(data))  # noqa: S301 - from our own child
                 except Exception:  # noqa: BLE001 - one request must not end the others

@@ -8,6 +8,7 @@ data plane makes sockets of its own: the advertised address if it is one of this
 
 from __future__ import annotations
 
+import array
 import contextlib
 import errno
 import os
@@ -92,6 +93,20 @@ def addresses_here(texts: Sequence[str]) -> tuple[Address, ...]:
     own = tuple(address for address in found if _is_local(address[0]))
     named = [address[1] for address in map(parse_address, texts) if numeric(address) is None]
     return own or ((_towards(found), named[0] if named else 0),)
+
+
+def receive_fds(sock: socket.socket, size: int, most: int) -> tuple[bytes, list[int]]:
+    """A packet of at most ``size`` bytes, and its at most ``most`` descriptors, which no program that is started gets.
+
+    As ``socket.recv_fds``, which takes flags and ignores them.
+    """
+    space = socket.CMSG_LEN(most * array.array("i").itemsize)
+    data, ancillary, _, _ = sock.recvmsg(size, space, socket.MSG_CMSG_CLOEXEC)
+    fds = array.array("i")
+    for level, kind, found in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(found[: len(found) - len(found) % fds.itemsize])
+    return data, list(fds)
 
 
 def require_secret(config: Config, pair: SocketPair) -> None:

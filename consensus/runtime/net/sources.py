@@ -18,6 +18,7 @@ from ...errors import RefusalError
 from ...interface import Source
 from ...wire.proofs import PIECE, Frames
 from ..logs import CarefulLogger
+from .fork import release_in_children
 
 _LOG = CarefulLogger()
 _AT_A_TIME = 32
@@ -91,6 +92,7 @@ class _Response:
     """One HTTP response on a socket of its own. An error after its first chunk cuts the connection: a torn body."""
 
     def __init__(self, connection: socket.socket, request: Request) -> None:
+        release_in_children(self, lambda: [connection.fileno()])  # a child would keep the client waiting for the rest
         connection.settimeout(_CHUNK_TIMEOUT)
         self._connection = connection
         self._headers = request.headers
