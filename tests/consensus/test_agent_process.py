@@ -182,6 +182,16 @@ def test_an_interpreter_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) 
         begin(agent=Home.PROCESS)
 
 
+def test_what_python_skips_in_its_path_its_agent_skips(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whatever is no text; and a working directory that was removed."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    (tmp_path / "here").rmdir()
+    monkeypatch.setattr("sys.path", ["", tmp_path, None, *sys.path])
+    with members(1, agent=Home.PROCESS) as [alone]:
+        agree([alone], 1)
+
+
 def test_an_agent_that_dies_at_once(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("consensus.runtime.host.process_host._COMMAND", "raise SystemExit('no such luck')")
     with pytest.raises(ConsensusError, match="exit code 1"):

@@ -7,11 +7,13 @@ process holds while it lives (``life_lock``).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from ...errors import ConsensusError
@@ -58,10 +60,9 @@ class ProcessHost(Host):
 
     def _launch(self, name: str, pipe: socket.socket, doors: socket.socket) -> None:
         """Start the process, which begins with its imports."""
+        path = os.pathsep.join([_ROOT, *_import_path()])
         life = self._life.hold(f"{name}-life")
         descriptors = (pipe.fileno(), doors.fileno(), self._cell_fd, life)
-        # The child imports from the same path as this process, to which ``site`` has already contributed here.
-        path = os.pathsep.join([_ROOT, *(entry or os.getcwd() for entry in sys.path)])  # noqa: PTH109
         with pipe, doors:
             try:
                 with held_back():
@@ -113,6 +114,14 @@ class ProcessHost(Host):
         fd, self._cell_fd = self._cell_fd, -1
         if fd >= 0:
             os.close(fd)
+
+
+def _import_path() -> Iterator[str]:
+    """Where this process imports from, to which ``site`` has already contributed. As Python does it, skip all but texts."""
+    for entry in sys.path:
+        if isinstance(entry, str):
+            with contextlib.suppress(FileNotFoundError):  # the working directory was removed
+                yield entry or os.getcwd()  # noqa: PTH109
 
 
 def _signal_name(number: int) -> str:
