@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from .border import Boundary, Built, Flushed, Hint, Leave, Report, SeekAdmission, Stopped
 from .config import Config, Home, Policy
-from .errors import ConfigError, ConsensusError, DialError, StoppedError
+from .errors import CodecError, ConfigError, ConsensusError, DialError, StoppedError
 from .interface import Bound, Consensus, DataPlane, Mode, NullPlane, Source, Stream
 from .member import Address, Member
 from .progress import Progress
@@ -33,6 +33,7 @@ from .runtime.net.sockets import SocketPair, open_pair, require_secret
 from .storage.locate import store_at
 from .tools.dial import dial
 from .view import Reason, View
+from .wire.codec import Facts, check_facts
 from .wire.keys import KeyRing
 
 _LOG = logging.getLogger("ftlib.consensus")
@@ -127,16 +128,17 @@ class Membership(Consensus):
     def start(self, data_plane: DataPlane | None = None, *, meta: Mapping[str, str] | None = None) -> None:
         """Bind, start the agent, and look for the cluster; raises ConfigError if the settings cannot work on this host.
 
-        Without a ``data_plane`` views are installed at once (``NullPlane``). This process's ``pid`` is added to ``meta``.
+        Without a ``data_plane`` views are installed at once (``NullPlane``). This process's ``pid`` is added to ``meta``: at
+        most 64 facts, each name and value at most 4096 bytes.
         """
         if self._host is not None or self._stopping:
             raise ConsensusError("start was called before; a new lifetime needs a new " + type(self).__name__)
+        facts = _facts(meta or {})
         self.bind()
         sockets, introducers, place = self._pair, self._introducers, self._begun
         assert sockets is not None and place is not None  # bound above
         host, port = sockets.advertised
-        facts = {"pid": str(os.getpid()), **(meta or {})}
-        self.member = Member(self._id, host, port, tuple(sorted(facts.items())))
+        self.member = Member(self._id, host, port, facts)
         self._plane = data_plane if data_plane is not None else NullPlane(self)
         self._host, self._begun = place, None
         for path, source in self._sources.items():
@@ -389,6 +391,16 @@ class Membership(Consensus):
 def _require_path(path: str) -> None:
     if not path.startswith("/") or path in _OWN_PATHS or "?" in path:
         raise ConfigError(f"path {path!r} cannot be served: give one that starts with / and is none of {_OWN_PATHS}")
+
+
+def _facts(meta: Mapping[str, str]) -> Facts:
+    """What the other members are to know of this one; raises ConfigError if they could not read it."""
+    facts = tuple(sorted({"pid": str(os.getpid()), **meta}.items()))
+    try:
+        check_facts(facts)
+    except CodecError as error:
+        raise ConfigError(f"meta: {error}") from None
+    return facts
 
 
 def _require_command(line: str) -> None:

@@ -44,6 +44,7 @@ _MAX_HOST = 255
 _MAX_META = 64
 _INT_LIMIT = 1 << 63
 
+Facts = tuple[tuple[str, str], ...]
 _Encode = Callable[[Any], Any]
 _Decode = Callable[[Any], Any]
 
@@ -60,7 +61,10 @@ class Codec:
         self._encoders, self._decoders = _compiled(self._max_members)
 
     def encode(self, envelope: Envelope) -> bytes:
-        """The packet for ``envelope``; raises CodecError if no receiver could accept it (size, type, job)."""
+        """The packet for ``envelope``; raises CodecError if no receiver could accept it (size, type, job).
+
+        Members are not looked at again: what the layers above want them to tell has passed ``check_facts``.
+        """
         if envelope.job != self._job:
             raise CodecError(f"an envelope of job {envelope.job!r} was given to the codec of job {self._job!r}")
         message = envelope.message
@@ -140,6 +144,22 @@ def _check_member(member: Member) -> None:
     _check_identity(member.id, member.host, member.port)
     if len(member.meta) > _MAX_META:
         raise CodecError(f"a member with more than {_MAX_META} facts")
+
+
+def check_facts(facts: Facts) -> None:
+    """Raise CodecError if no receiver could accept a member with these."""
+    if len(facts) > _MAX_META:
+        raise CodecError(f"{len(facts)} facts of a member: at most {_MAX_META} are sent")
+    for pair in facts:
+        for text in pair:
+            if type(text) is not str:
+                raise CodecError(f"the facts of a member are texts, and {pair[0]!r:.40} has {type(text).__name__}")
+            try:
+                size = len(text.encode())
+            except UnicodeEncodeError as error:
+                raise CodecError(f"the fact {pair[0]!r:.40} of a member is no text: {error}") from None
+            if size > _MAX_TEXT:
+                raise CodecError(f"the fact {pair[0]!r:.40} of a member has {size} bytes: at most {_MAX_TEXT} are sent")
 
 
 def _check_view(view: View) -> None:

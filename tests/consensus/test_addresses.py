@@ -182,6 +182,8 @@ def test_without_a_list_it_is_loopback() -> None:
         ({"bind": "[fe80::1%lo]:0"}, r"bind=\[fe80::1%lo\]:0 is link-local.*fd00::/8"),
         ({"advertise": "[fe80::1]:7000"}, "advertise=.*link-local"),
         ({"introducers": ("[fe80::1%lo]:7000",)}, "introducers=.*link-local"),
+        ({"advertise": f"{'x' * 64}.test:7000"}, "advertise: .* is no name of a host"),
+        ({"advertise": f"{'a.' * 127}test:7000"}, "advertise: .* is no name of a host"),
         ({"advertise": "0.0.0.0:7000"}, "every interface, which nobody can connect to"),
         ({"bind": "no.such.host.invalid:0"}, "cannot resolve 'no.such.host.invalid'"),
         ({"bind": "no..name:0"}, "cannot resolve 'no..name': no host name"),

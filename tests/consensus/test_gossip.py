@@ -220,6 +220,34 @@ def test_other_terms_are_refused() -> None:
             other.stop()
 
 
+@pytest.mark.parametrize(
+    ("meta", "text"),
+    [
+        ({"name": "x" * 4097}, "the fact 'name' of a member has 4097 bytes: at most 4096"),
+        ({"name": "ü" * 2100}, "has 4200 bytes"),
+        ({"x" * 5000: "name"}, "has 5000 bytes"),
+        ({"name": "\udc80"}, "the fact 'name' of a member is no text"),
+        ({"size": 5}, "are texts, and 'size' has int"),
+        ({f"fact {number}": "" for number in range(64)}, "65 facts"),
+    ],
+)
+def test_facts_that_nobody_could_read_are_refused_at_once(meta: dict[str, Any], text: str) -> None:
+    """Others would drop all packets with them, and the joiner would hear of nobody."""
+    with pytest.raises(ConfigError, match=text):
+        begin(meta=meta)
+
+
+def test_facts_of_the_most_bytes_are_read() -> None:
+    with members(1) as [founder]:
+        joiner = begin(job="test", introducers=(address(founder),), meta={"name": "ü" * 2048})
+        try:
+            joiner.seek_admission()
+            view = agree([founder, joiner], 2)
+            assert [member.fact("name") for member in view.members if member.id == joiner.id] == ["ü" * 2048]
+        finally:
+            joiner.stop()
+
+
 def test_status_over_http_and_what_is_served() -> None:
     with members(2) as group:
         agree(group, 2)

@@ -30,6 +30,9 @@ _RECEIVE_BUFFER = 1 << 20
 _DISCARD = 9
 """A port for routes that are looked up: nothing is sent there."""
 
+_LONGEST_NAME = 253
+"""Characters of a host's name (RFC 1035)."""
+
 _LOOPBACK: Address = ("127.0.0.1", 0)
 _WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - recognised, not bound
 _FAR: tuple[Address, ...] = (("192.0.2.1", _DISCARD), ("2001:db8::1", _DISCARD))
@@ -284,7 +287,9 @@ def _advertisable(text: str) -> Address:
     refuse_link_local("advertise", (host, port))
     try:
         address = str(endpoints((host, port))[0].sockaddr[0])
-    except OSError:
+    except OSError as error:
+        if error.errno == errno.EINVAL or len(host) > _LONGEST_NAME:
+            raise ConfigError(f"advertise: {text!r:.80} is no name of a host") from None
         return (host, port)
     if address in _WILDCARDS:
         raise ConfigError(f"advertise={text} is every interface, which nobody can connect to: give the address that others use")
