@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import pickle
@@ -19,6 +20,7 @@ from consensus import Config, ConsensusError, Member
 from consensus.border import Stopped
 from consensus.runtime.host.child import Child
 from consensus.runtime.host.exchange import Failed, Serve, Setup, Started
+from consensus.runtime.host.handoff import Handoff
 from consensus.runtime.host.parent_watcher import ParentWatcher
 from consensus.runtime.host.pipe import Pipe
 from consensus.runtime.host.process_host import ProcessHost
@@ -37,10 +39,7 @@ def served(answer: Callable[[socket.socket], None]) -> bytes:
     with near:
         near.settimeout(TIMEOUT)
         answer(far)
-        data = b""
-        while piece := near.recv(65536):
-            data += piece
-        return data
+        return all_of(near)
 
 
 def test_too_many_threads_are_refused_and_cost_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,6 +78,59 @@ def test_a_request_that_fails_is_not_the_last(caplog: pytest.LogCaptureFixture) 
         thread.join(TIMEOUT)
         assert not thread.is_alive()
     assert "could not be answered" in caplog.text
+
+
+async def test_requests_wait_while_the_training_process_takes_none_and_no_more_than_have_room() -> None:
+    """It holds the interpreter's lock, say. None is closed without an answer."""
+    host = ProcessHost()
+    host.serve("/state", lambda query: iter([query["number"].encode()]))
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.setblocking(False)
+    refused: list[Request] = []
+    handoff = Handoff(theirs, refused.append)
+    clients = []
+    for number in range(600):
+        near, far = socket.socketpair()
+        near.settimeout(TIMEOUT)
+        clients.append(near)
+        handoff.give(far, Request("/state", {"number": f"<{number}>"}))
+    waiting = len(list(handoff.descriptors()))
+    assert waiting and refused, "more than there is room"
+    served = len(clients) - len(refused)
+    thread = threading.Thread(target=host._answer_doors, args=(ours,), daemon=True)
+    with ours:
+        thread.start()
+        for number, client in enumerate(clients):
+            answer = await asyncio.to_thread(all_of, client)
+            if number < served:
+                assert answer.startswith(b"HTTP/1.1 503 ") or f"<{number}>".encode() in answer  # it has few threads, too
+            else:
+                assert answer.startswith(b"HTTP/1.1 503 ") and b"this process does not answer for now" in answer
+        assert not list(handoff.descriptors())
+        theirs.close()
+        await asyncio.to_thread(thread.join, TIMEOUT)
+
+
+async def test_requests_that_wait_are_closed_at_the_end() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.setblocking(False)
+    handoff = Handoff(theirs, lambda request: None)
+    with ours, theirs, contextlib.ExitStack() as clients:
+        while not handoff.descriptors():
+            near, far = socket.socketpair()
+            clients.enter_context(near).settimeout(TIMEOUT)
+            handoff.give(far, Request("/state", {}))
+        handoff.close()
+        assert not handoff.descriptors() and near.recv(1) == b""
+
+
+def all_of(client: socket.socket) -> bytes:
+    """All that comes."""
+    with client:
+        data = b""
+        while piece := client.recv(65536):
+            data += piece
+        return data
 
 
 @pytest.mark.parametrize(("number", "name"), [(signal.SIGKILL, "SIGKILL"), (40, "signal 40")])

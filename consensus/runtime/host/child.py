@@ -7,7 +7,6 @@ announces the death to the other members: the message arrives before they could 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ctypes
 import functools
 import gc
@@ -15,7 +14,6 @@ import itertools
 import logging
 import logging.handlers
 import os
-import pickle
 import queue
 import random
 import socket
@@ -29,11 +27,13 @@ from ...protocol.machine import Machine
 from ...protocol.state.inputs import Died
 from ...wire.slices import short_slices
 from ..agent.agent import Agent, Outside
+from ..agent.traffic import Direction
 from ..logs import CarefulLogger
 from ..net.sockets import SocketPair, receive_fds
 from ..net.sources import Request
 from ..net.web import load
 from .exchange import Asked, CutOff, FactsAsked, FactsReply, Failed, Question, ReadStatus, Reply, Serve, Setup, Started, Stop
+from .handoff import Handoff
 from .life_lock import watch_life
 from .parent_watcher import ParentWatcher
 from .pipe import LoopPipe
@@ -100,6 +100,7 @@ class Child:
         """
         self._doors = doors
         self._progress = progress
+        self._handoff = Handoff(doors, self._not_handed_over)
         self._parent = parent
         self._life = life
         self._pipe = LoopPipe(self._received, self._orphaned)
@@ -124,6 +125,7 @@ class Child:
 
     def close(self) -> None:
         """Close the remaining sockets. Idempotent."""
+        self._handoff.close()
         self._doors.close()
         if self._sockets is not None:
             self._sockets.close()
@@ -131,7 +133,11 @@ class Child:
     def descriptors(self) -> Iterable[int]:
         """The descriptors of its own sockets. Takes no lock."""
         pair = self._sockets
-        return [self._doors.fileno(), *(() if pair is None else (pair.udp.fileno(), pair.tcp.fileno()))]
+        return [
+            self._doors.fileno(),
+            *self._handoff.descriptors(),
+            *(() if pair is None else (pair.udp.fileno(), pair.tcp.fileno())),
+        ]
 
     def _orphaned(self) -> None:
         """The training process has ended: announce that, and end at once."""
@@ -204,7 +210,7 @@ class Child:
             progress=self._progress,
             facts=self._ask_facts,
             served=lambda: self._served,
-            hand_over=self._hand_over,
+            hand_over=self._handoff.give,
             signal=functools.partial(os.kill, os.getpid()) if self._parent is None else self._parent.signal,
             held=(lambda: False) if self._parent is None else self._parent.held,
             load_http=load,
@@ -251,9 +257,9 @@ class Child:
         finally:
             self._facts.pop(number, None)
 
-    def _hand_over(self, connection: socket.socket, request: Request) -> None:
-        with connection, contextlib.suppress(OSError):  # a full queue of requests: this one is dropped
-            socket.send_fds(self._doors, [pickle.dumps(request)], [connection.fileno()])
+    def _not_handed_over(self, _request: Request) -> None:
+        if self.agent is not None:
+            self.agent.traffic.count(Direction.DROPPED, "unanswered", 0)
 
     def _spawn(self, coroutine: Any) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
