@@ -42,6 +42,8 @@ _START_TIMEOUT = 10.0
 _STOP_TIMEOUT = 5.0
 _STATUS_TIMEOUT = 1.0
 _FIND_TIMEOUT = 1.5
+_RENEW_TIMEOUT = 0.5
+"""Seconds for a look at the file with the secrets."""
 _MET = 16
 """The next lifetime asks so many members of the view to let it in: one that lives suffices, and names the others."""
 _OWN_PATHS = ("/message", "/tether", "/identity", "/status", "/metrics")
@@ -76,7 +78,8 @@ class Membership(Consensus):
         self._introducers = Introducers()
         self._pair: SocketPair | None = None
         self._ring: KeyRing | None = None
-        """The secrets that ``dial`` signs with, once it was called."""
+        """The secrets that ``dial`` signs with."""
+        self._renewing: threading.Thread | None = None
         self._accepted: dict[str, Callable[[Stream], None]] = {}
         self._cancels: dict[str, Callable[[], None]] = {}
         """What ends each of those that were accepted before the start."""
@@ -103,7 +106,7 @@ class Membership(Consensus):
         extra time.
         """
         if self._pair is None:
-            KeyRing.of(self._config)  # a fault of the file is raised here, to the caller
+            self._ring = KeyRing.of(self._config)  # a fault of the file is raised here, to the caller
             _require_command(self._config.fence_command)
             _require_store(self._config)
             host = self._begun = _host_for(self._config)
@@ -324,10 +327,8 @@ class Membership(Consensus):
             raise ConsensusError("dial waits for the network and cannot be called from a callback of the agent")
         if member.id == self._id:
             raise DialError(f"{member} is this member itself: there is no stream to oneself")
-        if self._ring is None:
-            self._ring = KeyRing.of(self._config)
-        if self._ring is not None and (line := self._ring.renew()) is not None:
-            _LOG.info("%s", line)
+        if self._ring is not None and not self._renewed(self._ring, within := min(timeout, _RENEW_TIMEOUT)):
+            timeout -= within
         return dial(member, path, self.member, self._config.job, self._ring, timeout)
 
     def watch(self, callback: Callable[[Member, str], None]) -> Callable[[], None]:
@@ -354,6 +355,16 @@ class Membership(Consensus):
         if self._host is None or not self._host.running:
             raise ConsensusError("the agent does not run: call start first" if self._host is None else "the agent has stopped")
         return self._host
+
+    def _renewed(self, ring: KeyRing, within: float) -> bool:
+        """Whether it follows its file by now. A file system may hang: then the keys stay as they are."""
+        renewing = self._renewing
+        if renewing is None or not renewing.is_alive():
+            renewing = threading.Thread(target=_follow, args=(ring,), name="ftlib-keys", daemon=True)
+            renewing.start()
+            self._renewing = renewing
+        renewing.join(within)
+        return not renewing.is_alive()
 
     def _tell(self, report: Report) -> None:
         """Hand ``report`` to the agent; after ``stop`` it is dropped, as the messages of a dead member are."""
@@ -391,6 +402,11 @@ class Membership(Consensus):
 def _require_path(path: str) -> None:
     if not path.startswith("/") or path in _OWN_PATHS or "?" in path:
         raise ConfigError(f"path {path!r} cannot be served: give one that starts with / and is none of {_OWN_PATHS}")
+
+
+def _follow(ring: KeyRing) -> None:
+    if (line := ring.renew()) is not None:
+        _LOG.info("%s", line)
 
 
 def _facts(meta: Mapping[str, str]) -> Facts:

@@ -58,8 +58,9 @@ class ThreadPool:
         """The number of threads in calls that were given up."""
         return self._hanging
 
-    async def run(self, function: Callable[[Call[T]], T], seconds: float, ended: Callable[[], None] = lambda: None) -> T:
-        """What ``function`` returns or raises, within ``seconds``; else ``NotBegunError`` or ``UnfinishedError``.
+    async def run(self, function: Callable[[Call[T]], T], seconds: float | None, ended: Callable[[], None] = lambda: None) -> T:
+        """What ``function`` returns or raises, within ``seconds`` (None: whenever that is); else ``NotBegunError`` or
+        ``UnfinishedError``.
 
         ``ended`` is called on the loop once the call is over, however late, and also if it was never begun.
         """
@@ -145,3 +146,18 @@ class ThreadPool:
         elif not call.given_up and error is not None:
             call.result.set_exception(error)
         call.ended()
+
+
+async def on_daemon(function: Callable[..., T], *args: object) -> T:
+    """What ``function(*args)`` returns or raises, on a thread of its own, however long it takes.
+
+    As ``asyncio.to_thread``, but if it hangs neither the loop nor the interpreter waits for it at its end. Raises RuntimeError
+    if this process may start no more threads.
+    """
+    pool = ThreadPool("ftlib-aside", 1)
+    try:
+        return await pool.run(lambda _call: function(*args), None)
+    except NotBegunError as error:
+        raise RuntimeError(str(error)) from None
+    finally:
+        pool.close()

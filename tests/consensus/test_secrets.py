@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import queue
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from consensus import ConfigError, JoinError, KeyRing, SecretError, get
-from tests.harness.basics import eventually
+from consensus import ConfigError, JoinError, KeyRing, SecretError, Stream, get
+from tests.harness.basics import TIMEOUT, eventually
 
 from .fake_core import rig, until
 from .group import address, agree, begin, members
+from .peer import ROOT
 from .secret import OTHER, RING, SECRET, dropped
 
 
@@ -22,6 +30,40 @@ def secret_file(path: Path, *secrets: str) -> str:
     part.write_text("# a comment\n\n" + "\n".join(secrets) + "\n")
     part.replace(path)
     return str(path)
+
+
+@contextmanager
+def hanging(path: Path) -> Iterator[None]:
+    """Whoever reads the file waits until the end. Entered once somebody does."""
+    part = path.with_suffix(".part")
+    os.mkfifo(part, 0o600)
+    part.replace(path)
+    writers: list[int] = []
+
+    def read() -> bool:
+        with contextlib.suppress(OSError):  # ENXIO: nobody reads
+            writers.append(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+        return bool(writers)
+
+    eventually(read, "somebody reads the file")
+    try:
+        yield
+    finally:
+        os.close(writers[0])
+
+
+HANGS = """
+import sys
+from consensus import Config, Gossip, Home
+
+member = Gossip(Config(secret_file=sys.argv[1], agent=Home.THREAD))
+member.start()
+member.seek_admission()
+assert member.wait_view(120)
+print("meets", flush=True)
+sys.stdin.readline()
+member.stop()
+"""
 
 
 class TestMeeting:
@@ -84,6 +126,32 @@ class TestMeeting:
             with pytest.raises(SecretError):
                 get(group[0].member.address, "/status", RING)
             assert OTHER not in caplog.text
+
+    def test_a_file_that_hangs_holds_up_no_stream(self, tmp_path: Path) -> None:
+        path = tmp_path / "secret"
+        with members(2, secret_file=secret_file(path, SECRET)) as group:
+            agree(group, 2)
+            arrived: queue.Queue[Stream] = queue.Queue()
+            group[1].accept("/stream", arrived.put)
+            with hanging(path):
+                stream = group[0].dial(group[1].member, "/stream", timeout=TIMEOUT)
+                with stream.socket, arrived.get(timeout=TIMEOUT).socket:
+                    assert agree(group, 2).epoch == 1
+
+    @pytest.mark.process
+    def test_a_file_that_hangs_keeps_no_program_from_its_end(self, tmp_path: Path) -> None:
+        """Nothing can end a thread in such a call, and the interpreter would wait for one that is no daemon."""
+        path = tmp_path / "secret"
+        started = [sys.executable, "-c", HANGS, secret_file(path, SECRET)]
+        with subprocess.Popen(started, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
+            try:
+                assert program.stdout is not None
+                assert program.stdout.readline() == "meets\n"
+                with hanging(path):
+                    program.communicate("go on\n", TIMEOUT)
+                    assert program.returncode == 0
+            finally:
+                program.kill()
 
     def test_beyond_loopback_a_secret_is_needed(self) -> None:
         with pytest.raises(ConfigError, match=r"reachable from other hosts.*secret.*insecure=True"):

@@ -20,6 +20,7 @@ from ...member import Address, Member, format_address
 from ...messages import Envelope, EvidenceKind, Message, Piece
 from ...progress import Progress
 from ...protocol.state.inputs import Accusation, Answered, Checked
+from ...storage.thread_pool import on_daemon
 from ...store_requests import Away, StoreOp
 from ...wire.codec import MAX_DATAGRAM, Codec
 from ...wire.envelope import Open, Sealed, Sealer
@@ -412,7 +413,7 @@ class Agent:
     async def _follow_keys(self, ring: KeyRing) -> None:
         """Follow the file with the secrets, one check at a time and on a thread: its file system may hang."""
         while not self._closed:
-            if (line := await asyncio.to_thread(ring.renew)) is not None:
+            if (line := await on_daemon(ring.renew)) is not None:
                 self.driver.note(logging.WARNING, "keys", line)
             await asyncio.sleep(_RENEW_KEYS)
 

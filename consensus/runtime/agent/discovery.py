@@ -16,6 +16,7 @@ from ...config import PROTOCOL_VERSION, Config
 from ...errors import JoinError
 from ...member import Address, Member, format_address
 from ...protocol.state.inputs import Introduced, Listening, Resolved
+from ...storage.thread_pool import on_daemon
 from ...wire.keys import KeyRing
 from ..net.liveness_connection import Doubt, Identity, ask
 from ..net.names import Introducers, lookup
@@ -151,10 +152,10 @@ class Discovery:
         """Report to the core the addresses of the introducers' names, until it has a view."""
         if not Introducers(self._config.introducers).named:
             return
-        loop, config, driver = asyncio.get_running_loop(), self._config, self._driver
+        config, driver = self._config, self._driver
         while driver.core.active_view is None:
             await asyncio.sleep(_LOOKUP_EVERY)
-            found = replace(await loop.run_in_executor(None, lookup, config.introducers), met=self._listed.met)
+            found = replace(await on_daemon(lookup, config.introducers), met=self._listed.met)
             if found == self._listed or driver.core.active_view is not None or self._held():
                 continue
             self._listed = found

@@ -28,6 +28,7 @@ from aiohttp.web_protocol import RequestHandler
 
 from ...errors import CodecError
 from ...member import Address, format_address
+from ...storage.thread_pool import on_daemon
 from ...wire.envelope import Sealer
 from ...wire.keys import Key
 from ...wire.orders import PATH as ORDER
@@ -237,7 +238,7 @@ class HttpServer:
             case "/status":
                 return 200, json.dumps(dict(await self._status()), default=str).encode(), "application/json"
             case "/metrics":
-                return 200, await asyncio.to_thread(render, await self._status()), CONTENT_TYPE
+                return 200, await on_daemon(render, await self._status()), CONTENT_TYPE
             case "/targets":
                 return 200, json.dumps(targets(await self._status())).encode(), "application/json"
         return 404, f"nothing is served at {path}\n".encode(), "text/plain"

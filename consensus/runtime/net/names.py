@@ -6,7 +6,6 @@ cluster it looks names up again (``Discovery``). Lookups that may block are kept
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import functools
 import ipaddress
@@ -17,6 +16,7 @@ from typing import Any
 
 from ...errors import ConfigError
 from ...member import Address, format_address, parse_address
+from ...storage.thread_pool import on_daemon
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ async def resolve(address: Address) -> Endpoint:
     """The first endpoint of ``address``; raises OSError if there is none."""
     endpoint = numeric(address)
     if endpoint is None:
-        endpoint = (await asyncio.get_running_loop().run_in_executor(None, endpoints, address))[0]
+        endpoint = (await on_daemon(endpoints, address))[0]
     return endpoint
 
 

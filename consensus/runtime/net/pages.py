@@ -20,6 +20,7 @@ from urllib.parse import parse_qsl
 from aiohttp import web
 
 from ...member import Address
+from ...storage.thread_pool import on_daemon
 from ...wire.keys import KeyRing
 from .authenticator import prove
 
@@ -125,7 +126,7 @@ class MountedPages:
             if self._pages is None:
                 prove(request)  # else the stranger's time would be up before all is imported
                 module, _, function = self._name.partition(":")
-                make = getattr(await asyncio.to_thread(importlib.import_module, module), function)
+                make = getattr(await on_daemon(importlib.import_module, module), function)
                 self._pages = make(self._mount, PREFIX)
         pages: Pages = self._pages
         return await pages.answer(request, lambda: prove(request))

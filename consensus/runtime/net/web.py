@@ -16,6 +16,7 @@ from socket import socket
 from typing import TYPE_CHECKING, Any
 
 from ...member import Address
+from ...storage.thread_pool import on_daemon
 from ...wire.keys import Key
 from .early_acceptor import EarlyAcceptor
 
@@ -66,7 +67,7 @@ class Web:
         acceptor.open()
         try:
             await self._due.wait()
-            await asyncio.to_thread(self._prepare)
+            await on_daemon(self._prepare)
             if self._closed:
                 return
             from .http import HttpClient  # noqa: PLC0415 - imported by now
