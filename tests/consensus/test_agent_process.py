@@ -21,7 +21,7 @@ from consensus.border import Order, Stopped
 from tests.harness.basics import TIMEOUT, eventually, lives
 
 from .group import address, agree, begin, members, peers
-from .peer import Peer
+from .peer import ROOT, Peer
 
 pytestmark = pytest.mark.process
 
@@ -190,6 +190,46 @@ def test_what_python_skips_in_its_path_its_agent_skips(monkeypatch: pytest.Monke
     monkeypatch.setattr("sys.path", ["", tmp_path, None, *sys.path])
     with members(1, agent=Home.PROCESS) as [alone]:
         agree([alone], 1)
+
+
+NAMESAKE = """
+import sys, time, urllib.request
+from consensus import Config, Gossip, Home
+
+print("begins", flush=True)
+member = Gossip(Config(agent=Home.PROCESS))
+member.start()
+member.seek_admission()
+assert member.wait_view(120)
+address = "http://%s:%d/status" % member.member.address
+if sys.argv[1] == "answers":
+    urllib.request.urlopen(address, timeout=120).close()
+else:
+    until = time.monotonic() + 120
+    while member.stopped is None and time.monotonic() < until:
+        time.sleep(0.01)
+print(member.stopped, flush=True)
+member.stop()
+"""
+
+
+@pytest.mark.parametrize(("name", "what", "text"), [("mimetypes", "answers", "None"), ("aiohttp", "ends", "rename it")])
+def test_a_program_whose_file_is_a_modules_namesake_runs_once(name: str, what: str, text: str, tmp_path: Path) -> None:
+    """Of one of Python's, or of a library's that is found only later in the path. Each agent would start the next one."""
+    program = tmp_path / f"{name}.py"
+    program.write_text(NAMESAKE)
+    path = os.pathsep.join(map(str, (ROOT, tmp_path)))
+    done = subprocess.run(
+        [sys.executable, program, what],
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=TIMEOUT,
+        check=True,
+    )
+    begins, said = done.stdout.splitlines()
+    assert begins == "begins" and text in said
+    assert what == "answers" or f"{program} was imported by an agent" in said
 
 
 def test_an_agent_that_dies_at_once(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

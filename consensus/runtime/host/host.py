@@ -12,11 +12,14 @@ import itertools
 import logging
 import pickle
 import socket
+import sys
 import threading
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 from ...border import Report
@@ -37,6 +40,9 @@ from .pipe import Pipe
 from .progress_cell import ProgressCell
 
 _LOG = CarefulLogger()
+RUN = "from consensus.runtime.host.child import main; main()"
+"""What an agent's process is started with."""
+_OWN = Path(__file__).resolve().parents[2]
 _REQUEST_LIMIT = 256 * 1024
 """The most bytes of a request that the agent hands over: more than its limit for a request line (see ``authenticator``)."""
 
@@ -107,6 +113,7 @@ class Host(ABC):
 
     def begin(self, member_id: str) -> None:
         """Begin to start, while the caller works until ``start``. Raises ConsensusError if that is not possible."""
+        _refuse_within_agent()
         name = self._name = f"ftlib-agent-{member_id[:6]}"
         pipe, their_pipe = socket.socketpair()
         doors, their_doors = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -318,6 +325,20 @@ class Host(ABC):
         if self._doors is not None:
             self._doors.close()
         self._acceptors.close()
+
+
+def _refuse_within_agent() -> None:
+    """Raise ConsensusError in an agent's process: each agent would have one of its own.
+
+    It is there because the agent has imported a file of the program's, by a name that should stand for something else.
+    """
+    if not any(RUN in argument for argument in sys.orig_argv):
+        return
+    for frame, _ in traceback.walk_stack(None):
+        path = Path(frame.f_code.co_filename)
+        if frame.f_code.co_name == "<module>" and not path.is_relative_to(_OWN):
+            raise ConsensusError(f"{path} was imported by an agent, for its name is that of a module that it needs: rename it")
+    raise ConsensusError("an agent has none of its own")
 
 
 def _settle(future: Future[Any], answer: Reply) -> None:

@@ -18,14 +18,19 @@ from pathlib import Path
 
 from ...errors import ConsensusError
 from ..logs import CarefulLogger
-from .host import Host
+from .host import RUN, Host
 from .life_lock import LifeLock
 from .progress_cell import ProgressCell
 from .signals import held_back
 
 _ROOT = str(Path(__file__).resolve().parents[3])
-_COMMAND = "import gc; gc.disable(); from consensus.runtime.host.child import main; main()"
-"""Imported objects stay: garbage collections during the imports would take a tenth of their time."""
+_PATH = "FTLIB_AGENT_PATH"
+_COMMAND = (
+    f"import os, sys; os.environ['PYTHONPATH'] = path = os.environ.pop('{_PATH}'); sys.path += path.split(os.pathsep); "
+    f"import gc; gc.disable(); {RUN}"
+)
+"""Python's own modules come first: a file of the program's with the name of one, which the program itself does not import, must
+not run in the agent. Imported objects stay: garbage collections during the imports would take a tenth of their time."""
 _WITHOUT_TLS = "import sys; sys.modules['ssl'] = None; "
 """``asyncio`` and ``aiohttp`` then do without ``ssl``. It takes long to import, and with it ``aiohttp`` reads all certificates.
 """
@@ -61,6 +66,7 @@ class ProcessHost(Host):
     def _launch(self, name: str, pipe: socket.socket, doors: socket.socket) -> None:
         """Start the process, which begins with its imports."""
         path = os.pathsep.join([_ROOT, *_import_path()])
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         life = self._life.hold(f"{name}-life")
         descriptors = (pipe.fileno(), doors.fileno(), self._cell_fd, life)
         with pipe, doors:
@@ -68,7 +74,7 @@ class ProcessHost(Host):
                 with held_back():
                     self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and code
                         [sys.executable, "-P", "-S", "-c", self._command, name, str(os.getpid()), *map(str, descriptors)],
-                        env={**os.environ, "PYTHONPATH": path},
+                        env={**environment, _PATH: path},
                         stdin=subprocess.DEVNULL,
                         stdout=subprocess.DEVNULL,
                         pass_fds=[fd for fd in descriptors if fd >= 0],
