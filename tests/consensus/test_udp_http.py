@@ -21,6 +21,7 @@ from consensus.member import Member, format_address
 from consensus.messages import Accepted, Envelope, Nack
 from consensus.protocol.state.effects import Fence, Send
 from consensus.protocol.state.inputs import Accusation
+from consensus.runtime.net.http import HttpClient
 from consensus.runtime.net.names import numeric, resolve_all
 from consensus.runtime.net.sockets import SocketPair, open_pair
 from consensus.runtime.net.sources import Request, Sources
@@ -182,6 +183,36 @@ async def test_a_name_is_resolved_on_the_way() -> None:
     async with rig("a" * 16) as a, rig("b" * 16) as b:
         a.ask(Send(("localhost", b.member.port), Nack(1)))
         await until(lambda: b.core.named("receive"))
+
+
+@contextlib.contextmanager
+def silence() -> Iterator[tuple[str, int]]:
+    """An address that takes no connection and refuses none, as that of a host that has lost its network."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        while True:
+            waits = stack.enter_context(socket.socket())
+            waits.settimeout(0.05)
+            try:
+                waits.connect(listener.getsockname())
+            except TimeoutError:  # its queue is full
+                break
+        yield listener.getsockname()
+
+
+async def test_hosts_that_are_silent_hold_up_no_message_to_others() -> None:
+    """To each of them the same is sent again and again, more than a client has connections in all."""
+    with contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(silence()) for _ in range(17)]
+        client = HttpClient()
+        async with rig() as a, asyncio.TaskGroup() as group:
+            assert await client.post(a.member.address, b"nonsense")  # which it takes, and drops
+            lost = [group.create_task(client.post(each, bytes(3000))) for _ in range(16) for each in silent]
+            await asyncio.sleep(0)
+            async with asyncio.timeout(2.5):  # half of what a message may take that was not even begun
+                assert all(await asyncio.gather(*(client.post(a.member.address, b"nonsense") for _ in range(16))))
+        assert not any(each.result() for each in lost)
+        await client.close()
 
 
 async def test_sending_into_nothing_is_counted_not_raised() -> None:

@@ -469,7 +469,7 @@ class Agent:
             self._send_datagram(endpoint, kind, sealed)
             return True
         self.traffic.count(Direction.SENT, kind, len(sealed))
-        if await self._web.post(address, sealed):
+        if await self._web.post((endpoint.sockaddr[0], endpoint.sockaddr[1]), sealed):  # not to look the name up again
             return True
         self.traffic.count(Direction.DROPPED, "undelivered", len(sealed))
         return False

@@ -53,8 +53,17 @@ _FENCE_TIMEOUT = 10.0
 _CONNECTIONS = 256
 """The most at a time: the first view of a thousand members goes to all of them by HTTP, and a process has 1024 descriptors."""
 
+_CONNECT_TIMEOUT = 0.5
+"""Seconds for a connection. A host that is away takes none, and must not keep a place for longer: messages are repeated."""
+
 _POSTS_IN_FLIGHT = 16
 """The most to one address; more are dropped, as a full socket buffer would do it."""
+
+_UNANSWERED = 2
+"""The most to an address that has answered nothing, or not the last one: many such must not take all places."""
+
+_ANSWERED = 16384
+"""The most addresses to remember."""
 
 
 class HttpServer:
@@ -297,6 +306,8 @@ class HttpClient:
         """Call on the loop's thread."""
         self._session: aiohttp.ClientSession | None = None
         self._posts: dict[Address, int] = {}
+        self._answered: set[Address] = set()
+        """The addresses that have answered what came there last."""
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None or self._session.closed:
@@ -306,21 +317,31 @@ class HttpClient:
     async def post(self, address: Address, data: bytes) -> bool:
         """POST a packet. Returns whether it was taken; an error or a full queue loses the message, as on UDP."""
         flying = self._posts.get(address, 0)
-        if flying >= _POSTS_IN_FLIGHT:
+        if flying >= (_POSTS_IN_FLIGHT if address in self._answered else _UNANSWERED):
             return False
         self._posts[address] = flying + 1
         url = f"http://{format_address(address)}/message"
         try:
-            limit = aiohttp.ClientTimeout(total=_POST_TIMEOUT)
+            limit = aiohttp.ClientTimeout(total=_POST_TIMEOUT, sock_connect=_CONNECT_TIMEOUT)
             async with self._open().post(url, data=io.BytesIO(data), timeout=limit) as response:
+                self._note(address, answered=True)
                 return response.status == 204
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
+            self._note(address, answered=False)
             return False
         finally:
             if self._posts[address] == 1:
                 del self._posts[address]
             else:
                 self._posts[address] -= 1
+
+    def _note(self, address: Address, *, answered: bool) -> None:
+        if not answered:
+            self._answered.discard(address)
+        elif address not in self._answered:
+            if len(self._answered) >= _ANSWERED:
+                self._answered.clear()
+            self._answered.add(address)
 
     async def fence(self, supervisor: str, request: Mapping[str, Any], key: Key | None = None) -> Mapping[str, Any]:
         """POST a fence request to a supervisor and return its answer; raises OSError if none comes in time.
