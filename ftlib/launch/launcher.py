@@ -201,7 +201,7 @@ class Launcher:
             results=self.results,
             preload=() if command else tuple(self.preload),
             directory=os.getcwd(),  # noqa: PTH109 - text for another machine
-            path=[os.path.abspath(each) for each in sys.path],  # noqa: PTH100 - as above
+            path=[os.path.abspath(each) for each in sys.path if isinstance(each, str)],  # noqa: PTH100 - as above
             max_workers=int(self.max_workers) if self.max_workers is not None else None,
             resume=resume,
             log_dir=Path(self.log_dir) if self.log_dir is not None else None,

@@ -14,6 +14,7 @@ import sys
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -252,6 +253,18 @@ def nursery() -> Iterator[Nursery]:
     nursery = Nursery("ftlib.frameworks.isolated.group_child:prepare")
     yield nursery
     nursery.close()
+
+
+@pytest.mark.process
+def test_what_python_skips_in_its_path_is_skipped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("sys.path", [tmp_path, None, *sys.path])
+    nursery = Nursery("ftlib.frameworks.isolated.group_child:prepare")
+    try:
+        sock, _, pidfd = nursery.fork()
+        sock.close()
+        os.close(pidfd)
+    finally:
+        nursery.close()
 
 
 GARBAGE: list[Callable[[random.Random], bytes]] = [

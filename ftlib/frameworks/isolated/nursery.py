@@ -85,8 +85,9 @@ class Nursery:
         if self._process is not None and self._process.poll() is None:
             return
         self._stop()
+        entries = [entry or os.getcwd() for entry in sys.path if isinstance(entry, str)]  # noqa: PTH109 - Python skips others
+        path = os.pathsep.join([_ROOT, *entries])
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        path = os.pathsep.join([_ROOT, *(entry or os.getcwd() for entry in sys.path)])  # noqa: PTH109
         with theirs:
             try:
                 self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and code
