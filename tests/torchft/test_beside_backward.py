@@ -298,8 +298,9 @@ def test_whatever_happens_all_commit_the_same_steps_with_the_same_results(seed: 
 def test_a_tensor_without_room_for_a_result_is_refused() -> None:
     def train(worker: Worker) -> None:
         trainer = Trainer(worker)
-        for tensor in (torch.zeros(()).expand(3), torch.zeros(2, 2).to_sparse()):
-            with pytest.raises(ConfigError, match=r"several elements at one place|only dense ones"):
+        negated = torch.zeros(3, dtype=torch.complex64).conj().imag
+        for tensor in (torch.zeros(()).expand(3), torch.zeros(2, 2).to_sparse(), negated):
+            with pytest.raises(ConfigError, match=r"several elements at one place|only dense ones|negates or conjugates"):
                 trainer.step.settle(trainer.step.add(tensor, AVERAGE, quantized=False))
             trainer.begin()
         assert trainer.step.commit() == 1

@@ -148,6 +148,53 @@ def test_every_operation_of_every_kind(kind: Any, store: TCPStore) -> None:
         made[0].barrier()
 
 
+def test_views_that_conjugate_or_negate_their_memory(store: TCPStore) -> None:
+    """Every operation sends and fills what such a view shows, which is not what lies in its memory."""
+    made = connected(store, groups.ProcessGroupGloo, 2)
+
+    def lazy(value: complex) -> tuple[torch.Tensor, torch.Tensor]:
+        memory = torch.full((2,), value, dtype=torch.complex64)
+        return memory.conj(), memory.conj().imag
+
+    def run(rank: int) -> None:
+        pg, peer = made[rank], 1 - rank
+        for which, sent in ((0, [1 - 2j, 5 - 6j]), (1, [-2.0, -6.0])):
+            given, others = lazy([1 + 2j, 5 + 6j][rank])[which], [sent[peer]] * 2
+            for plain in (False, True):
+                got = lazy(0)[which].clone() if plain else lazy(0)[which]
+                if rank == 0:
+                    pg.send([given], 1, 0).wait()
+                    pg.recv([got], 1, 0).wait()
+                else:
+                    pg.recv([got], 0, 0).wait()
+                    pg.send([given], 0, 0).wait()
+                assert got.tolist() == others
+            shown = lazy([1 + 2j, 5 + 6j][rank])[which]
+            pg.broadcast_one(shown, 1).wait()
+            assert shown.tolist() == [sent[1]] * 2
+            for sizes in ([], [1, 1]):
+                got = lazy(0)[which]
+                pg.alltoall_base(got, given, sizes, sizes).wait()
+                assert got.tolist() == sent
+            rows = [[lazy(0)[which] for _ in range(2)]]
+            pg.allgather(rows, [given]).wait()
+            assert [row.tolist() for row in rows[0]] == [[value] * 2 for value in sent]
+        for op, expected in ((ReduceOp.SUM, -8.0), (ReduceOp.MIN, -6.0), (ReduceOp.PRODUCT, 12.0)):
+            given = lazy([1 + 2j, 5 + 6j][rank])[1]
+            assert given.is_neg() and pg.allreduce([given], op).wait() and given.tolist() == [expected] * 2
+        options = ReduceScatterOptions()
+        options.reduceOp = ReduceOp.MAX
+        mine = torch.zeros(1)
+        pg.reduce_scatter_tensor_coalesced([mine], [lazy([1 + 2j, 5 + 6j][rank])[1]], options).wait()
+        assert mine.item() == -2.0
+
+    try:
+        at_once(functools.partial(run, 0), functools.partial(run, 1))
+    finally:
+        for pg in made:
+            pg.shutdown()
+
+
 @pytest.mark.parametrize("kind", [groups.ProcessGroupGloo, groups.ProcessGroupBabyGloo])
 def test_an_abort_ends_what_is_under_way_at_all_ranks_and_fewer_go_on(kind: Any, store: TCPStore) -> None:
     made = connected(store, kind)

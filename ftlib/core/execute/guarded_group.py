@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from ...errors import GroupError
+from ...errors import ConfigError, GroupError
 from ...frameworks.base import Group, Operation, Work
 
 
@@ -27,7 +27,12 @@ class GuardedGroup(Group):
         """Operations for whose end the program has not waited."""
 
     def submit(self, operation: Operation) -> Work:
-        """See ``Group``."""
+        """See ``Group``. ConfigError for a tensor whose memory holds other values than it, as its bytes are sent."""
+        if operation.tensor.is_neg() or operation.tensor.is_conj():
+            raise ConfigError(
+                f"{operation.kind.value}: the tensor is a view that negates or conjugates what is in memory, as x.conj().imag: "
+                "pass tensor.resolve_conj().resolve_neg(), which is a tensor of its own"
+            )
         guarded = _GuardedWork(self._group.submit(operation), self)
         self.works.append(guarded)
         return guarded

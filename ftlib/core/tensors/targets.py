@@ -167,7 +167,7 @@ class Layouts:
             self._known[key] = layout
             while len(self._known) > _LAYOUTS_KEPT:
                 self._known.popitem(last=False)
-        if not all(source is None or source.is_contiguous() for source in targets.sources):
+        if not all(source is None or (source.is_contiguous() and not source.is_neg()) for source in targets.sources):
             check_writable(targets)
         for place in layout.places:
             device_at(place).check_capture()
@@ -219,8 +219,15 @@ def _check_places(places: Sequence[str], compression: Compression | None) -> Non
 
 
 def check_writable(targets: Targets) -> None:
-    """Raises ConfigError for a tensor with several elements at one place, as after ``expand``: no result fits there."""
+    """Raises ConfigError for a tensor that takes no result: with several elements at one place, as after ``expand``, or a view
+    that changes the values of its memory lazily, as ``x.conj().imag``.
+    """
     for index, tensor in enumerate(targets.sources):
+        if tensor is not None and (tensor.is_neg() or tensor.is_conj()):
+            raise ConfigError(
+                f"{targets.name(index)} of {list(tensor.shape)} is a view that negates or conjugates what is in memory, as "
+                "x.conj().imag: pass tensor.resolve_conj().resolve_neg(), which is a tensor of its own"
+            )
         if tensor is not None and not tensor.is_contiguous() and _overlaps(tensor):
             raise ConfigError(
                 f"{targets.name(index)} of {list(tensor.shape)} has several elements at one place in memory (expand, "

@@ -110,17 +110,18 @@ class FrameworkGroup(ProcessGroup):
     def reduce_scatter_tensor_coalesced(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Any:
         """By an allreduce of which each rank keeps its part."""
         size = self._group.size
-        return self._scatter(output_tensors, [each.detach().clone().reshape(size, -1) for each in input_tensors], opts)
+        rows = [_plain(each).clone().reshape(size, each.numel() // size) for each in input_tensors]
+        return self._scatter(output_tensors, rows, opts)
 
     def alltoall_base(
         self, output_buffer: Any, input_buffer: Any, output_split_sizes: Any, input_split_sizes: Any, opts: Any = None
     ) -> Any:
         """Any dtype."""
         if not output_split_sizes and not input_split_sizes:
-            given = input_buffer.detach().to("cpu", copy=True).reshape(-1)
+            given = _plain(input_buffer).to("cpu", copy=True).reshape(-1)
             works = self._submit(OperationKind.ALL_TO_ALL, [given])
             return self._under_way(works, lambda: output_buffer.copy_(given.view(output_buffer.shape)), [output_buffer], opts)
-        given = input_buffer.detach().cpu().contiguous()
+        given = _on_host(_plain(input_buffer)).contiguous()
         got = torch.empty(output_buffer.shape, dtype=output_buffer.dtype, device="cpu")
         self._exchanges += 1
         works = list(self._exchange(_cut(given, input_split_sizes, self.size()), _cut(got, output_split_sizes, self.size())))
@@ -132,7 +133,7 @@ class FrameworkGroup(ProcessGroup):
 
     def send(self, tensors: Any, dst_rank: int, tag: int) -> Any:
         """Any dtype."""
-        works = [self._group.send(_on_host(tensor.detach()).contiguous(), dst_rank, tag) for tensor in tensors]
+        works = [self._group.send(_on_host(_plain(tensor)).contiguous(), dst_rank, tag) for tensor in tensors]
         return self._under_way(works, _nothing, tensors, None)
 
     def recv(self, tensors: Any, src_rank: int, tag: int) -> Any:
@@ -232,7 +233,7 @@ class _Staged:
 
     def __init__(self, tensor: torch.Tensor, near: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._tensor = tensor.detach()
-        self.buffer = near(self._tensor).contiguous()
+        self.buffer = near(_plain(self._tensor)).contiguous()
 
     def put_back(self) -> None:
         """Copy results, if operations worked on a copy."""
@@ -247,6 +248,11 @@ def _nothing() -> None:
 def _put_back(staged: Sequence[_Staged]) -> None:
     for each in staged:
         each.put_back()
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor`` with memory that holds its values: that of ``x.conj()`` and ``x.conj().imag`` is changed as it is read."""
+    return tensor.detach().resolve_conj().resolve_neg()
 
 
 def _on_host(tensor: torch.Tensor) -> torch.Tensor:

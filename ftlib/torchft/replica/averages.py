@@ -130,7 +130,7 @@ class StepAverage:
 
     def add(self, tensor: torch.Tensor) -> None:
         """Average ``tensor`` in place. Never waits for another replica."""
-        if not tensor.is_contiguous():
+        if not tensor.is_contiguous() or tensor.is_neg():
             check_writable(Targets([tensor], [tensor]))
         index = len(self._tensors)
         self._tensors.append(tensor)

@@ -191,6 +191,22 @@ def test_the_programs_function_may_hide_what_failed() -> None:
 
 
 @workers(2)
+def test_the_group_refuses_a_tensor_whose_memory_holds_other_values(worker: Worker) -> None:
+    lazy = torch.ones(2, dtype=torch.complex64).conj()
+    worker.ft.register_state(state_dict=dict, load_state_dict=lambda _: None)
+
+    def step() -> float:
+        for tensor in (lazy, lazy.imag):
+            with pytest.raises(ConfigError, match="negates or conjugates what is in memory"):
+                worker.ft.group.broadcast(tensor, 0)
+        plain = torch.ones(1)
+        assert worker.ft.group.allreduce(plain, "SUM").wait(TIMEOUT)
+        return plain.item()
+
+    assert worker.ft.execute(step) == 2.0
+
+
+@workers(2)
 def test_a_group_of_a_view_that_is_over_is_the_programs_error(worker: Worker) -> None:
     ft = worker.ft
     ft.register_state(state_dict=dict, load_state_dict=lambda _: None)
