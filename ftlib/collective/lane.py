@@ -18,6 +18,7 @@ import msgpack
 from consensus import Member
 
 from ..common.devices import HOST, Event
+from ..common.threads import LONGEST
 from ..links.errors import CollectiveError, GroupClosed, LinkBroken, Mismatch, Refused, called
 from ..links.link import Link
 from .devices.carriers import await_event, failure
@@ -259,11 +260,11 @@ class Lane:
             return
         self._closing()
         if self._outbox:
-            self._connected.wait(max(0.0, deadline - time.monotonic()))
+            self._connected.wait(_left(deadline))
         if self._over is None:
-            self._leaving.rest(max(0.0, deadline - time.monotonic()))
+            self._leaving.rest(_left(deadline))
         if self._link is not None and self._over is None:
-            self._link.close(max(0.0, deadline - time.monotonic()))
+            self._link.close(_left(deadline))
         self.end(GroupClosed("the group was closed here", peer=self.peer))
 
     def facts(self) -> dict[str, Any]:
@@ -279,7 +280,7 @@ class Lane:
         if ready():
             return
         if self._link is None:
-            self._connected.wait(max(0.0, deadline - time.monotonic()))
+            self._connected.wait(_left(deadline))
         if self._link is not None:
             self._link.help(ready, deadline)
 
@@ -416,6 +417,11 @@ class Lane:
         if isinstance(error, CollectiveError):
             return error if self._over is None or isinstance(error, (Mismatch, Refused)) else self._over
         return LinkBroken(f"the connection to {called(self.peer)} failed: {error}", peer=self.peer)
+
+
+def _left(deadline: float) -> float:
+    """Seconds until then, as far as one wait may be."""
+    return min(max(0.0, deadline - time.monotonic()), LONGEST)
 
 
 def _inherited() -> GroupClosed:

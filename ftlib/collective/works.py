@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import sys
 import threading
@@ -19,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any
 
+from ..common.threads import LONGEST
 from ..links.errors import CollectiveError, CollectiveTimeout, Refused
 from ..links.parts import each_guarded, guarded
 
@@ -35,13 +37,18 @@ _IDLE = 5.0
 """Seconds after which an idle thread for callbacks ends."""
 
 
+def check_timeout(timeout: float | None) -> None:
+    """Refused unless it is a number of seconds, or None."""
+    if timeout is not None and (not isinstance(timeout, (int, float)) or math.isnan(timeout)):
+        raise Refused(f"a timeout is a number of seconds, not {timeout!r:.80}")
+
+
 def limit_of(async_op: bool, timeout: float | None) -> float | None:
     """The time-out of an operation: one that blocks has one always, since nobody else could take it back.
 
     Refused, before anything is sent or asked for, if ``timeout`` is no number of seconds.
     """
-    if timeout is not None and not isinstance(timeout, (int, float)):
-        raise Refused(f"a timeout is a number of seconds, not {timeout!r:.80}")
+    check_timeout(timeout)
     return DEFAULT_TIMEOUT if timeout is None and not async_op else timeout
 
 
@@ -113,7 +120,7 @@ class Outcome:
             release = ended.release
             self.on_end(release)
             try:
-                ended.acquire(timeout=timeout)
+                ended.acquire(timeout=min(timeout, LONGEST))
             finally:
                 self.off_end(release)
         return self._done
@@ -247,7 +254,8 @@ class AsyncWork:
         raise failure.about() if isinstance(failure, CollectiveError) else failure.with_traceback(None)
 
     def _until(self, timeout: float | None) -> tuple[float, bool]:
-        """Until when to wait, and whether the operation's own time is over then."""
+        """Until when to wait, and whether the operation's own time is over then. Refused if ``timeout`` is no number."""
+        check_timeout(timeout)
         now = time.monotonic()
         until = now + (DEFAULT_TIMEOUT if timeout is None else timeout)
         if self._deadline is not None and (timeout is None or self._deadline <= until):

@@ -16,6 +16,10 @@ from typing import Any, Protocol
 
 from consensus import short_slices
 
+LONGEST = 20 * 86400.0
+"""Seconds that one wait may be. poll takes milliseconds in 31 bits, hardly more than this, and other waits overflow later: who
+waits for longer does so in parts, or gives up by then.
+"""
 _NICE = 10
 
 

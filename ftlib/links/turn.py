@@ -18,6 +18,8 @@ _GLANCE, _GAZE = 20e-6, 150e-6
 """Seconds in which a thread that waits for a message looks for it again and again until it sleeps: about as long as being woken
 takes; and where the message before came as soon as that, the longest turn of a peer that answers short messages.
 """
+_LONGEST = 3600.0
+"""Seconds of one wait, which is followed by another one: poll takes no more milliseconds than 31 bits hold."""
 _SHORT = 1 << 16
 """Bytes that a short message has at most."""
 
@@ -87,13 +89,15 @@ class Watch:
         return found
 
     def wait(self, path: int, seconds: float) -> tuple[bool, bool]:
-        """Wait so long at most; whether there are news at all, and whether the stream has ended, where it is not the path."""
+        """Wait so long at most, or less; whether there are news at all, and whether the stream has ended, where that is not the
+        path.
+        """
         if path != self._path:  # it was agreed on meanwhile
             self._path = path
             self._poll.register(path, IN)
             self._poll.register(self._stream, IN)
         began = time.monotonic()
-        found = self._poll.poll(seconds * 1000.0)
+        found = self._poll.poll(min(seconds, _LONGEST) * 1000.0)
         self._prompt = time.monotonic() - began < _GAZE
         ended = len(found) > 1 or (len(found) == 1 and found[0][0] != path)
         if ended:

@@ -13,6 +13,8 @@ from typing import Any, TypeAlias
 
 import consensus
 
+from ..common.threads import LONGEST
+
 Reader: TypeAlias = Callable[[Any], Any]
 
 _UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
@@ -42,6 +44,8 @@ def as_duration(value: Any) -> float:
     seconds = _seconds(value)
     if not math.isfinite(seconds) or seconds <= 0:
         raise ValueError("expected a positive number of seconds")
+    if seconds > LONGEST:
+        raise ValueError(f"expected at most {LONGEST:.0f} seconds, which are {LONGEST / 86400:g} days")
     return seconds
 
 

@@ -15,11 +15,14 @@ from typing import Any, TypeVar
 import torch
 from torch.futures import Future
 
+from ..common.threads import LONGEST
 from ..frameworks.background import start_task
 
 __all__ = ["context_timeout", "future_timeout", "future_wait", "stream_timeout"]
 
 T = TypeVar("T")
+_AGAIN = 0.1
+"""Seconds until a thread is asked for again, where the process has as many as it may."""
 
 
 class _Deadlines:
@@ -39,11 +42,12 @@ class _Deadlines:
     def at(self, timeout: timedelta, function: Callable[[], None]) -> Callable[[], None]:
         """Call ``function`` after ``timeout``, unless what this returns is called before."""
         with self._changed:
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="ftlib-deadlines", daemon=True)
+                thread.start()  # it waits for this lock; where no thread is to be had, the next call tries again
+                self._thread = thread
             number = next(self._numbers)
             heapq.heappush(self._due, (time.monotonic() + timeout.total_seconds(), number, function))
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="ftlib-deadlines", daemon=True)
-                self._thread.start()
             self._changed.notify()
 
         def call_off() -> None:
@@ -55,17 +59,20 @@ class _Deadlines:
 
     def _run(self) -> None:
         """Until there is nothing to wait for any more."""
-        while True:
-            with self._changed:
-                if not self._due:
-                    self._thread = None
-                    return
-                left = self._due[0][0] - time.monotonic()
+        with self._changed:
+            while self._due:
+                when, _, function = self._due[0]
+                left = when - time.monotonic()
                 if left > 0:
-                    self._changed.wait(left)
+                    self._changed.wait(min(left, LONGEST))
                     continue
-                function = heapq.heappop(self._due)[2]
-            start_task("deadline", function)
+                try:
+                    start_task("deadline", function)
+                except RuntimeError:  # no thread is to be had now
+                    self._changed.wait(_AGAIN)
+                else:
+                    heapq.heappop(self._due)
+            self._thread = None
 
 
 _deadlines = _Deadlines()
@@ -101,7 +108,7 @@ def future_wait(fut: Future[T], timeout: timedelta) -> T:
     """The result of ``fut``. TimeoutError if there is none after ``timeout``."""
     ended = threading.Event()
     fut.add_done_callback(lambda _: ended.set())
-    if not ended.wait(timeout.total_seconds()):
+    if not ended.wait(min(timeout.total_seconds(), LONGEST)):
         raise TimeoutError(f"the future did not complete within {timeout}")
     value: Any = fut.wait()
     return value  # type: ignore[no-any-return]

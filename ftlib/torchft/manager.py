@@ -291,7 +291,7 @@ class Manager:
                 value = default
             wrapped.set_result(value)
 
-        future_timeout(fut, timeout or self._timeout).add_done_callback(complete)
+        future_timeout(fut, self._timeout if timeout is None else timeout).add_done_callback(complete)
         return wrapped
 
     # --- where the job is ----------------------------------------------------------------------------------------------

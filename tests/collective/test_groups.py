@@ -42,6 +42,15 @@ def two(**options: Any) -> Iterator[tuple[Any, Any]]:
         yield made[0].create_collective_group(ids), made[1].create_collective_group(ids[::-1])
 
 
+@pytest.mark.parametrize("limit", [float("inf"), 1e10, 30 * 86400])
+def test_a_receive_may_wait_for_longer_than_the_system_waits_at_once(limit: float) -> None:
+    with two() as (a, b):
+        for said in ("before there is a stream", "and after"):
+            threading.Timer(0.1, a.send, [said]).start()
+            assert b.recv(timeout=limit) == said
+        a.close(limit)
+
+
 def test_groups_are_found_by_set_and_name() -> None:
     with collectives(3) as (made, ids):
         here = made[0]

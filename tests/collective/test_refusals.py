@@ -29,6 +29,7 @@ GROUP: list[tuple[Callable[[Any], Any], str]] = [
     (lambda group: group.send({1, 2}), "allow_pickle=True at both sides"),
     (lambda group: group.recv(timeout="1"), "a timeout is a number of seconds, not '1'"),
     (lambda group: group.send(1, timeout="1"), "a timeout is a number of seconds, not '1'"),
+    (lambda group: group.recv(timeout=float("nan")), "a timeout is a number of seconds, not nan"),
     (lambda group: group.broadcast(1, timeout="1"), "a timeout is a number of seconds, not '1'"),
     (lambda group: group.broadcast(1, src="nobody"), "nobody is no member of group"),
 ]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from ftlib import AsyncCollWork, AsyncFuncWork, AsyncWork, CollectiveError, CollectiveTimeout, PeerLost
+from ftlib import AsyncCollWork, AsyncFuncWork, AsyncWork, CollectiveError, CollectiveTimeout, PeerLost, Refused
 from ftlib.collective.works import Outcome
 from tests.harness.basics import eventually
 
@@ -101,6 +101,24 @@ def test_callbacks_may_wait_for_each_other() -> None:
     for number, wait in reversed(list(enumerate(waits))):
         wait.settle(number)
     assert [each.wait(LIMIT) for each in works] == list(range(20))
+
+
+@pytest.mark.parametrize("limit", [float("inf"), 1e10, 30 * 86400])
+def test_a_wait_may_be_for_longer_than_the_system_waits_at_once(limit: float) -> None:
+    outcome, work = made()
+    threading.Timer(0.05, outcome.settle, [1]).start()
+    assert work.wait(limit) == 1
+
+
+async def test_a_time_that_is_no_number_is_refused() -> None:
+    outcome, work = made()
+    for limit in (float("nan"), "1"):
+        with pytest.raises(Refused, match="a timeout is a number of seconds"):
+            work.wait(limit)  # type: ignore[arg-type]
+        with pytest.raises(Refused, match="a timeout is a number of seconds"):
+            await work.async_wait(limit)  # type: ignore[arg-type]
+    outcome.settle(1)
+    assert work.wait(LIMIT) == 1
 
 
 def test_a_wait_that_is_too_long_can_be_repeated() -> None:

@@ -55,13 +55,26 @@ def test_without_a_place_to_meet_the_remedy_is_named(url: str | None, text: str,
         ({"world_size": None}, {"WORLD_SIZE": "four"}, "WORLD_SIZE='four'"),
         ({"rank": 1}, {}, "rank=1 of world_size=1"),
         ({"min_replica_size": 0}, {}, "min_replica_size=0"),
-        ({}, {"TORCHFT_TIMEOUT_SEC": "soon"}, "TORCHFT_TIMEOUT_SEC='soon'"),
+        *(({}, {"TORCHFT_TIMEOUT_SEC": said}, f"TORCHFT_TIMEOUT_SEC='{said}' must be") for said in ("soon", "-5", "0", "nan")),
     ],
 )
 def test_arguments_that_cannot_work(arguments: dict[str, Any], variables: dict[str, str], text: str, monkeypatch: Any) -> None:
     settle(monkeypatch, **variables)
     with pytest.raises(ConfigError, match=text):
         manager(1, **arguments)
+
+
+@pytest.mark.parametrize("said", ["inf", "1e300"])
+def test_a_manager_waits_twenty_days_at_most(said: str, monkeypatch: Any) -> None:
+    """What is longer cannot be waited for by all that waits here."""
+    settle(monkeypatch, TORCHFT_TIMEOUT_SEC=said)
+    each = manager(1, quorum_timeout=timedelta.max, connect_timeout=timedelta(days=200_000))
+    assert each._timeout == each._quorum_timeout == each._connect_timeout == timedelta(days=20)
+    try:
+        each.start_quorum()
+        assert each.should_commit()
+    finally:
+        each.shutdown()
 
 
 def test_a_manager_waits_for_nobody_until_the_first_step(monkeypatch: Any) -> None:
@@ -115,6 +128,7 @@ def test_wrapped_futures_report_what_fails(monkeypatch: Any) -> None:
     slow: torch.futures.Future[int] = torch.futures.Future()
     assert each.wrap_future(slow, 8, timedelta(milliseconds=10)).wait() == 8
     assert isinstance(each.errored().original_exception, TimeoutError)
+    assert each.wrap_future(torch.futures.Future(), 7, timedelta()).wait() == 7
 
 
 def test_what_has_no_counterpart_says_so() -> None:

@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -18,7 +19,7 @@ from ftlib.torchft import checkpointing, futures
 from ftlib.torchft.checkpointing.pg_transport import PGTransport
 from ftlib.torchft.checkpointing.transport import check_transport
 from ftlib.torchft.work import _DummyWork
-from tests.harness.basics import TIMEOUT
+from tests.harness.basics import TIMEOUT, eventually
 
 SHORT = timedelta(seconds=0.01)
 LONG = timedelta(seconds=30)
@@ -43,6 +44,32 @@ def test_a_future_that_is_late_ends_with_a_timeout() -> None:
     with pytest.raises(TimeoutError):
         timed.wait()
     late.set_result(1)  # nobody minds
+
+
+@pytest.mark.parametrize("longest", [timedelta.max, timedelta(days=200_000)])
+def test_a_deadline_further_than_the_system_waits_is_none(longest: timedelta) -> None:
+    """And it keeps no other from being kept."""
+    with futures.context_timeout(lambda: None, longest):
+        eventually(futures.future_timeout(Future(), SHORT).done, "it ends")
+        late: Future[int] = Future()
+        threading.Timer(0.05, late.set_result, [1]).start()
+        assert futures.future_wait(late, longest) == 1
+
+
+def test_a_deadline_is_kept_once_a_thread_is_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, refused = futures.start_task, threading.Event()
+
+    def refuse_once(name: str, function: Callable[[], None]) -> None:
+        if refused.is_set():
+            start(name, function)
+            return
+        refused.set()
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(futures, "start_task", refuse_once)
+    timed = futures.future_timeout(Future(), SHORT)
+    eventually(timed.done, "it ends, a little later")
+    assert refused.is_set()
 
 
 @pytest.mark.parametrize("before", [True, False])

@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from consensus import release_in_children
+from ftlib.common.threads import LONGEST
 
 from .records import LIMIT, Packed, Ping, RecordError, Segment
 
@@ -128,7 +129,7 @@ class ChildProcess(ABC):
         self._listen_here(0)
         try:
             while not ended.is_set() and (left := deadline - time.monotonic()) > 0:
-                ready = {fd for fd, _ in poll.poll(left * 1000)}
+                ready = {fd for fd, _ in poll.poll(min(left, LONGEST) * 1000)}
                 while self._hear():
                     pass
                 if self._pidfd in ready:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Protocol, Self
 
 import torch
 
+from ftlib.common.threads import LONGEST
 from ftlib.frameworks.base import GroupSpec, OperationKind
 
 LIMIT = 1 << 16
@@ -21,8 +22,6 @@ _TEXT = 4000
 """Bytes of an error's text that are told; the rest is cut off."""
 _PEERS = 4096
 """Ranks that an error may blame."""
-_LONGEST = 1e6
-"""Seconds that an operation may take."""
 
 KINDS = tuple(OperationKind)
 REDUCTIONS = ("", "SUM", "MIN", "MAX", "PRODUCT")
@@ -252,7 +251,7 @@ def _is_right(spec: GroupSpec) -> bool:
     numbers = all(type(number) is int for number in (spec.epoch, spec.rank, spec.size)) and 0 <= spec.rank < spec.size
     texts = isinstance(spec.view_id, str) and isinstance(spec.store, dict)
     stored = texts and all(isinstance(value, str) for value in spec.store.values())
-    return numbers and stored and type(spec.timeout) in (int, float) and 0 <= spec.timeout <= _LONGEST
+    return numbers and stored and type(spec.timeout) in (int, float) and 0 <= spec.timeout <= LONGEST
 
 
 def carried(dtype: torch.dtype) -> bool:

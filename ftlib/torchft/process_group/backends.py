@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ...common.threads import LONGEST
 from ...errors import GroupError
 from ...frameworks import Framework, Group, GroupSpec, framework_by_name
 from ...frameworks.gloo_work import end_abroad
@@ -73,7 +74,7 @@ class _OverFramework(ProcessGroupWrapper):
     def approach(self, store_addr: str) -> None:
         """See ``ProcessGroup``."""
         host, port, _ = split(store_addr)
-        self._host = address_near(host, port, self._timeout.total_seconds())
+        self._host = address_near(host, port, self._seconds())
 
     def get_reconfigure_handle(self) -> str:
         """See ``ProcessGroup``. Names a store of this process, which listens on the loopback interface before ``approach``."""
@@ -92,7 +93,7 @@ class _OverFramework(ProcessGroupWrapper):
         met = rendezvous(opts, self._handle_id())
         self._drop()
         framework, _ = self._started()
-        seconds = self._timeout.total_seconds()
+        seconds = self._seconds()
         self._generation = met.generation
         spec = GroupSpec(
             view_id=met.store_addr.partition("/")[2],
@@ -132,6 +133,9 @@ class _OverFramework(ProcessGroupWrapper):
             self._own = framework, framework.start(self._host)["store"]
             weakref.finalize(self, _close, framework, os.getpid())
         return self._own
+
+    def _seconds(self) -> float:
+        return min(self._timeout.total_seconds(), LONGEST)
 
     def _drop(self) -> None:
         pg, self._pg = self._pg, None

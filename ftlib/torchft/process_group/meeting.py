@@ -15,12 +15,14 @@ import psutil
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
+from ...common.threads import LONGEST
 from ...errors import ConfigError
 from ...frameworks.name_lookups import no_name_server
 
 __all__ = ["ReconfigureOptions", "Rendezvous", "address_near", "create_store_client", "reconfigure_with_store", "split"]
 
 _MINUTE = timedelta(seconds=60)
+_LONGEST = timedelta(seconds=LONGEST)
 _ANYWHERE = ("192.0.2.1", 9)
 """An address that nobody has (RFC 5737): the way to it tells which interface leads out. Nothing is sent there."""
 
@@ -87,7 +89,7 @@ def create_store_client(store_addr: str, timeout: timedelta) -> Any:
     """A client of the ``TCPStore`` at ``host:port/prefix``, which sees only keys with that prefix."""
     host, port, prefix = split(store_addr)
     with no_name_server():
-        return PrefixStore(prefix, TCPStore(host, port, None, False, timeout, wait_for_workers=False))
+        return PrefixStore(prefix, TCPStore(host, port, None, False, min(timeout, _LONGEST), wait_for_workers=False))
 
 
 def reconfigure_with_store(pg: Any, store_addr: str, rank: int, world_size: int, timeout: timedelta = _MINUTE) -> None:
@@ -96,6 +98,7 @@ def reconfigure_with_store(pg: Any, store_addr: str, rank: int, world_size: int,
     ``store_addr``: ``host:port/prefix`` of a ``TCPStore``; every group needs a prefix of its own. DistStoreError if not all
     come within ``timeout``, which names the missing ranks; what else fails is a RuntimeError.
     """
+    timeout = min(timeout, _LONGEST)
     store = create_store_client(store_addr, timeout)
     approach = getattr(pg, "approach", None)
     if approach is not None:

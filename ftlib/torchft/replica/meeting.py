@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from ...common.threads import LONGEST
 from ...errors import ConfigError
 
 __all__ = ["duration", "settings_of"]
@@ -29,14 +31,17 @@ _told: set[str] = set()
 
 
 def duration(variable: str, default: timedelta, environment: Mapping[str, str]) -> timedelta:
-    """``default``, or as many seconds as the variable says, which wins. ConfigError if it says no number."""
+    """``default``, or as many seconds as the variable says, which wins; at most ``LONGEST``. ConfigError if it says no number
+    above 0.
+    """
     text = environment.get(variable)
-    if text is None:
-        return default
     try:
-        return timedelta(seconds=float(text))
+        seconds = default.total_seconds() if text is None else float(text)
     except ValueError:
-        raise ConfigError(f"{variable}={text!r} must be a number of seconds") from None
+        seconds = math.nan
+    if text is not None and not seconds > 0:
+        raise ConfigError(f"{variable}={text!r} must be a number of seconds above 0")
+    return timedelta(seconds=min(seconds, LONGEST))
 
 
 def settings_of(lighthouse: str | None, terms: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:

@@ -152,6 +152,13 @@ def test_a_policy_comes_from_anywhere() -> None:
     assert resolve({}, None, {"FTLIB_POLICY": "any"}).consensus.policy is Policy.ANY
 
 
+def test_a_time_is_at_most_what_everything_can_wait() -> None:
+    assert resolve({"step_timeout": "480 h"}, None, {}).step_timeout == 20 * 86400
+    for given in ("481 h", 1e10):
+        with pytest.raises(ConfigError, match=r"step_timeout.*at most 1728000 seconds, which are 20 days"):
+            resolve({"step_timeout": given}, None, {})
+
+
 def test_the_command_that_fences_comes_from_anywhere_and_its_environment_is_no_setting(tmp_path: Path) -> None:
     file = tmp_path / "ftlib.toml"
     file.write_text('[ftlib]\nfence_command = "kill-worker --now"\nfence_timeout = "500 ms"\n')
