@@ -127,6 +127,26 @@ def test_every_operation_and_a_step_without_tensors() -> None:
 
 
 @pytest.mark.usefixtures("meeting")
+def test_a_callback_that_fails_is_called_once() -> None:
+    each, called = manager(1), list[int]()
+
+    def fail(_: Any) -> None:
+        called.append(1)
+        raise ValueError("broken")
+
+    try:
+        each.start_quorum()
+        work = each.allreduce(torch.ones(1))
+        following = work.get_future().then(fail)
+        assert not following.done() and [work.wait() for _ in range(3)] == [False] * 3
+        with pytest.raises(ValueError, match="broken"):
+            following.value()
+        assert called == [1] and following.done() and not each.should_commit()
+    finally:
+        each.shutdown()
+
+
+@pytest.mark.usefixtures("meeting")
 @pytest.mark.parametrize("when", ["before its tensors", "after its tensors"])
 def test_an_error_at_one_replica_makes_all_skip(when: str) -> None:
     managers = [manager(2, max_retries=0), manager(2)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -29,7 +30,7 @@ from ftlib.torchft import process_group as groups
 from ftlib.torchft.manager import WorldSizeMode
 from ftlib.torchft.process_group.meeting import address_near, rendezvous, split
 from ftlib.torchft.work import _DummyWork
-from tests.harness.basics import TIMEOUT
+from tests.harness.basics import TIMEOUT, eventually
 from tests.harness.company import at_once
 from tests.harness.nursery import Nursery
 from tests.harness.program import Program, clean
@@ -237,6 +238,78 @@ def test_a_wait_that_takes_too_long_ends_the_group_for_all(store: TCPStore) -> N
         with pytest.raises(RuntimeError):
             made[0].barrier().wait()
         assert "timed out" in str(made[1].errored())
+    finally:
+        for pg in made:
+            pg.shutdown()
+
+
+def test_results_that_have_no_place_are_refused_before_anything_is_sent(store: TCPStore) -> None:
+    pg = connected(store, groups.ProcessGroupGloo, 1)[0]
+    two, three, same = torch.zeros(2), torch.zeros(3), torch.zeros(1).expand(2)
+    try:
+        for call, text in (
+            (lambda: pg.allgather([[three]], [two]), r"allgather: an output of \[3\] is for 2 elements"),
+            (lambda: pg.allgather([[two]], [two, two]), "1 outputs for 2 inputs"),
+            (lambda: pg.allgather_into_tensor_coalesced([three], [two]), "an output of"),
+            (lambda: pg.reduce_scatter([three], [[two]]), "an output of"),
+            (lambda: pg.reduce_scatter_tensor_coalesced([three], [two]), "an output of"),
+            (lambda: pg.alltoall_base(three, two, [], []), "an output of"),
+            (lambda: pg.alltoall_base(same, two, [2], [2]), "several elements at one place"),
+            (lambda: pg.allreduce([two, same]), "several elements at one place"),
+            (lambda: pg.broadcast([same]), "several elements at one place"),
+            (lambda: pg.recv([same], 0, 0), "several elements at one place"),
+        ):
+            with pytest.raises(ValueError, match=text):
+                call()
+        empty = torch.zeros(0)
+        assert pg.reduce_scatter_tensor_coalesced([empty], [empty]).wait()
+        parameter = nn.Parameter(torch.zeros(2))
+        pg.allgather([[parameter]], [torch.ones(2)]).get_future().wait()
+        assert parameter.tolist() == [1, 1]
+        assert pg.errored() is None
+    finally:
+        pg.shutdown()
+
+
+def test_results_that_cannot_be_copied_back_end_the_work_once(store: TCPStore) -> None:
+    pg = connected(store, groups.ProcessGroupGloo, 1)[0]
+    try:
+        output = torch.zeros(2)
+        work = pg.allgather([[output]], [torch.ones(2)])
+        output.resize_(3)  # by the program, meanwhile
+        future = work.get_future()
+        eventually(future.done, "the future ends")
+        output.resize_(2).zero_()
+        for _ in range(2):
+            with pytest.raises(dist.DistBackendError, match="the results could not be copied: RuntimeError"):
+                work.wait()
+            assert not output.any(), "nothing is copied again"
+        with pytest.raises(RuntimeError, match="could not be copied"):
+            future.wait()
+        assert work.is_completed() and not work.is_success() and pg.errored() is not None
+    finally:
+        pg.shutdown()
+
+
+@pytest.mark.parametrize("kind", [groups.ProcessGroupGloo, groups.ProcessGroupBabyGloo])
+def test_timeouts_longer_than_the_system_waits(kind: Any, store: TCPStore) -> None:
+    made = [kind(timeout=timedelta.max) for _ in range(2)]
+
+    def run(rank: int) -> float:
+        pg, address = made[rank], f"127.0.0.1:{store.port}/long"
+        groups.reconfigure_with_store(pg, address, rank, 2, timedelta.max)
+        pg.set_timeout(timedelta(days=200_000))
+        large, one = torch.ones(100_000), torch.ones(1)
+        assert pg.allreduce([large]).wait(timedelta.max) and pg.allreduce([one]).wait()
+        if rank:
+            threading.Timer(0.1, lambda: pg.send([one], 0, 0).wait()).start()
+        else:
+            assert pg.recv([one], 1, 0).wait(timedelta.max)
+        pg.barrier().wait()
+        return float(large[0] + one)
+
+    try:
+        assert at_once(functools.partial(run, 0), functools.partial(run, 1)) == [4.0, 4.0]
     finally:
         for pg in made:
             pg.shutdown()

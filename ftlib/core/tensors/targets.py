@@ -228,15 +228,17 @@ def check_writable(targets: Targets) -> None:
                 f"{targets.name(index)} of {list(tensor.shape)} is a view that negates or conjugates what is in memory, as "
                 "x.conj().imag: pass tensor.resolve_conj().resolve_neg(), which is a tensor of its own"
             )
-        if tensor is not None and not tensor.is_contiguous() and _overlaps(tensor):
+        if tensor is not None and overlaps(tensor):
             raise ConfigError(
                 f"{targets.name(index)} of {list(tensor.shape)} has several elements at one place in memory (expand, "
                 "as_strided): pass tensor.clone(), or the tensor it was made from"
             )
 
 
-def _overlaps(tensor: torch.Tensor) -> bool:
+def overlaps(tensor: torch.Tensor) -> bool:
     """True if elements share memory, or might according to shape and strides."""
+    if tensor.is_contiguous():
+        return False
     reach = 0
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1 and stride <= reach:

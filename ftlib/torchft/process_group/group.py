@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.distributed import ReduceOp
 
+from ...core.tensors.targets import overlaps
 from ...frameworks.base import Group, Operation, OperationKind, Work
 from ...frameworks.gloo import check_tensor
 from .base import ProcessGroup
@@ -55,6 +56,7 @@ class FrameworkGroup(ProcessGroup):
             check_tensor(tensor)
             if op == "AVG" and not tensor.is_floating_point():
                 raise ValueError(f"AVG is for floating point tensors, not {tensor.dtype}: give ReduceOp.SUM")
+        _check_room("allreduce", tensors)
         reduced = [_Staged(tensor, self._near) for tensor in tensors]
         works = self._reduce(reduced, op)
 
@@ -73,16 +75,19 @@ class FrameworkGroup(ProcessGroup):
     def broadcast(self, tensor_list: Any, opts: Any = None) -> Any:
         """Any dtype."""
         root = 0 if opts is None else opts.rootRank
+        _check_room("broadcast", tensor_list)
         staged = [_Staged(tensor, self._near) for tensor in tensor_list]
         works = self._submit(OperationKind.BROADCAST, [each.buffer for each in staged], peer=root)
         return self._under_way(works, lambda: _put_back(staged), tensor_list, opts)
 
     def allgather(self, output_tensors: Any, input_tensor: Any, opts: Any = None) -> Any:
         """Any dtype."""
-        rows = [self._rows(tensor) for tensor in input_tensor]
-        for outputs in output_tensors:
+        _check_count("allgather", output_tensors, input_tensor)
+        for outputs, given in zip(output_tensors, input_tensor, strict=True):
             if len(outputs) != self._group.size:
                 raise ValueError(f"allgather: {len(outputs)} outputs for {self._group.size} ranks: give one for each")
+            _check_room("allgather", outputs, given.numel())
+        rows = [self._rows(tensor) for tensor in input_tensor]
         works = self._submit(OperationKind.ALL_GATHER, [row.view(-1) for row in rows])
 
         def finish() -> None:
@@ -94,6 +99,9 @@ class FrameworkGroup(ProcessGroup):
 
     def allgather_into_tensor_coalesced(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Any:
         """Any dtype."""
+        _check_count("allgather", output_tensors, input_tensors)
+        for output, given in zip(output_tensors, input_tensors, strict=True):
+            _check_room("allgather", [output], given.numel() * self._group.size)
         rows = [self._rows(tensor) for tensor in input_tensors]
         works = self._submit(OperationKind.ALL_GATHER, [row.view(-1) for row in rows])
 
@@ -118,9 +126,11 @@ class FrameworkGroup(ProcessGroup):
     ) -> Any:
         """Any dtype."""
         if not output_split_sizes and not input_split_sizes:
+            _check_room("alltoall", [output_buffer], input_buffer.numel())
             given = _plain(input_buffer).to("cpu", copy=True).reshape(-1)
             works = self._submit(OperationKind.ALL_TO_ALL, [given])
             return self._under_way(works, lambda: output_buffer.copy_(given.view(output_buffer.shape)), [output_buffer], opts)
+        _check_room("alltoall", [output_buffer])
         given = _on_host(_plain(input_buffer)).contiguous()
         got = torch.empty(output_buffer.shape, dtype=output_buffer.dtype, device="cpu")
         self._exchanges += 1
@@ -138,6 +148,7 @@ class FrameworkGroup(ProcessGroup):
 
     def recv(self, tensors: Any, src_rank: int, tag: int) -> Any:
         """Any dtype."""
+        _check_room("recv", tensors)
         staged = [_Staged(tensor, _on_host) for tensor in tensors]
         works = [self._group.recv(each.buffer, src_rank, tag) for each in staged]
         return self._under_way(works, lambda: _put_back(staged), tensors, None)
@@ -208,6 +219,9 @@ class FrameworkGroup(ProcessGroup):
     def _scatter(self, outputs: Any, rows: Sequence[torch.Tensor], opts: Any) -> GroupWork:
         """``rows``: tensors of this group alone, with a row for each rank."""
         op = _name_of(opts)
+        _check_count("reduce_scatter", outputs, rows)
+        for row, output in zip(rows, outputs, strict=True):
+            _check_room("reduce_scatter", [output], row.numel() // self._group.size)
         reduced = [_Staged(row, self._near) for row in rows]
         works = self._reduce(reduced, op)
 
@@ -257,6 +271,22 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
 
 def _on_host(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.cpu()
+
+
+def _check_count(what: str, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
+    if len(outputs) != len(inputs):
+        raise ValueError(f"{what}: {len(outputs)} outputs for {len(inputs)} inputs: give one for each")
+
+
+def _check_room(what: str, outputs: Sequence[torch.Tensor], count: int | None = None) -> None:
+    """ValueError unless each of these takes a result; of ``count`` elements, if that is given. Before anything is sent: where
+    a result has no place, others have gone on.
+    """
+    for output in outputs:
+        if count is not None and output.numel() != count:
+            raise ValueError(f"{what}: an output of {list(output.shape)} is for {count} elements: correct its shape")
+        if overlaps(output):
+            raise ValueError(f"{what}: a tensor of {list(output.shape)} has several elements at one place in memory: clone it")
 
 
 def _cut(tensor: torch.Tensor, sizes: Sequence[int], count: int) -> Sequence[torch.Tensor]:

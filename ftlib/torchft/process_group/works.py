@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from ...common.threads import LONGEST
 from ...errors import GroupError
 from ...frameworks.background import start_task
 from ...frameworks.base import Work
@@ -47,17 +48,13 @@ class GroupWork(dist.Work):
         group's): the group is aborted then, and its ranks hear of it within milliseconds.
         """
         limit = timeout.total_seconds() if timeout is not None and timeout > timedelta() else self._timeout
-        deadline = time.monotonic() + limit
         try:
-            for part in self._parts:
-                if not part.land(max(0.001, deadline - time.monotonic())):
-                    raise GroupError(f"an operation timed out after {limit:g} s")
-        except GroupError as error:
+            self._land(limit)
+            self._end()
+        except Exception as error:  # noqa: BLE001 - a device, or a copy to it, may raise anything
             self._owner.fail(str(error))
             with self._lock:
                 self._ended, self._error = True, self._error or dist.DistBackendError(str(error))
-        else:
-            self._end()
         if self._error is not None:
             raise dist.DistBackendError(str(self._error))
         return True
@@ -110,8 +107,24 @@ class GroupWork(dist.Work):
         else:
             self._future.set_exception(error)
 
+    def _land(self, limit: float) -> None:
+        """Wait for all parts. GroupError after ``limit`` seconds."""
+        deadline = time.monotonic() + limit
+        for part in self._parts:
+            while not part.land(min(max(0.001, deadline - time.monotonic()), LONGEST)):
+                if time.monotonic() >= deadline:
+                    raise GroupError(f"an operation timed out after {limit:g} s")
+
     def _end(self) -> None:
+        """Copy the results, once: half of them may be there where that has failed."""
         with self._lock:
-            if not self._ended:
-                self._finish()
+            if self._ended:
+                return
+            try:
+                with torch.no_grad():  # they may be parameters
+                    self._finish()
+            except BaseException as error:
+                self._error = dist.DistBackendError(f"the results could not be copied: {type(error).__name__}: {error}")
+                raise
+            finally:
                 self._ended = True

@@ -37,16 +37,23 @@ class _ManagedFuture(torch.futures.Future):  # type: ignore[type-arg]
         self._compute = compute
         self._chain = chain
         self._values: list[Any] = []
+        self._error: Exception | None = None
         chain.append(self)
 
     def done(self) -> bool:
         """True once somebody has waited."""
-        return bool(self._values)
+        return bool(self._values) or self._error is not None
 
     def wait(self) -> Any:
-        """Compute the value, and return it."""
+        """Compute the value, once, and return it; or raise the error that came of it."""
+        if self._error is not None:
+            raise self._error
         if not self._values:
-            self._values.append(self._compute())
+            try:
+                self._values.append(self._compute())
+            except Exception as error:
+                self._error = error
+                raise
         return self._values[0]
 
     def value(self) -> Any:
