@@ -20,12 +20,15 @@ _PATIENCE = 2.0
 def judge(
     peer: Member, error: Exception, ended: threading.Event, link_timeout: float, tell: Callable[[CollectiveError], None]
 ) -> None:
-    """Tell the ``verdict``, on a thread of its own."""
+    """Tell the ``verdict``, on a thread of its own; where none is to be had, tell at once that the connection broke."""
 
     def ask() -> None:
         tell(verdict(peer, error, ended, link_timeout))
 
-    threading.Thread(target=ask, name="ftlib-link-ask", daemon=True).start()
+    try:
+        threading.Thread(target=ask, name="ftlib-link-ask", daemon=True).start()
+    except RuntimeError as why:
+        tell(LinkBroken(f"the connection to {called(peer)} broke: {error}; whether it lives is not known: {why}", peer=peer))
 
 
 def verdict(peer: Member, error: Exception, ended: threading.Event, link_timeout: float) -> CollectiveError:

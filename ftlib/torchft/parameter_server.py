@@ -8,6 +8,7 @@ without a secret listens on the loopback interface only.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import selectors
@@ -45,6 +46,10 @@ _CONNECT = timedelta(seconds=30)
 """For the two sides of a session to connect."""
 _ANSWER = 5.0
 """Seconds that a client waits for a byte of the server's answer."""
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+"""Errors of a process, or a machine, that has no more descriptors or memory."""
+_PAUSE = 1.0
+"""Seconds until visitors are accepted again after such an error."""
 _TOLD = 32
 """The most refusals that the log tells of."""
 _END = 5.0
@@ -150,15 +155,19 @@ class ParameterServer(ABC):
             return self._refused
 
     def shutdown(self) -> None:
-        """End all sessions, and serve no more. Idempotent; waits for threads at most about ``_END`` seconds."""
+        """End all sessions, and serve no more. Idempotent; waits for threads at most about ``_END`` seconds, all of them
+        together. A session may call it.
+        """
+        deadline = time.monotonic() + _END
         with self._lock:
             self._closed = True
             sessions = list(self._sessions.values())
-        self._watch.close()
+        self._watch.close(deadline)
         for session in sessions:
             session.end("the server was shut down")
         for session in sessions:
-            session.thread.join(_END)
+            if session.thread is not threading.current_thread():
+                session.thread.join(max(0.0, deadline - time.monotonic()))
         self._store = None
 
     def __enter__(self) -> Self:
@@ -212,7 +221,13 @@ class ParameterServer(ABC):
         if not welcome:
             connection.close()
             return
-        threading.Thread(target=self._meet, args=(connection,), name="ftlib-session", daemon=True).start()
+        try:
+            threading.Thread(target=self._meet, args=(connection,), name="ftlib-session", daemon=True).start()
+        except RuntimeError as error:  # this process, or its user, has as many as it may; that may pass
+            with self._lock:
+                self._strangers -= 1
+            connection.close()
+            logger.warning("parameter server: turned a visitor away: %s", error, extra={"ftlib_event": "session_turned_away"})
 
     def _meet(self, connection: socket.socket) -> None:
         """Let in who knows the secret, and give it a session on this thread."""
@@ -279,15 +294,14 @@ class ParameterServer(ABC):
                 extra={"ftlib_event": "session_ended", "session": session.id},
             )
         except Exception as error:
-            if not session.why:
-                logger.warning(
-                    "parameter server: session %s failed: %s: %s",
-                    session.id,
-                    type(error).__name__,
-                    error,
-                    exc_info=error,
-                    extra={"ftlib_event": "session_failed", "session": session.id},
-                )
+            logger.warning(
+                "parameter server: session %s failed: %s: %s",
+                session.id,
+                type(error).__name__,
+                error,
+                exc_info=error,
+                extra={"ftlib_event": "session_failed", "session": session.id},
+            )
         finally:
             self._watch.remove(session.connection)
             session.end("it has ended")
@@ -400,6 +414,8 @@ class _Watch(threading.Thread):
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
         self._selector.register(self._bell, selectors.EVENT_READ)
         self._over = False
+        self._again: float | None = None
+        """When to accept again: no descriptors are to be had now."""
         listener.setblocking(False)
         release_in_children(self, lambda: [listener.fileno()])
 
@@ -413,19 +429,19 @@ class _Watch(threading.Thread):
         with contextlib.suppress(ValueError, KeyError, RuntimeError, OSError):
             self._selector.unregister(connection)
 
-    def close(self) -> None:
-        """Accept no more. Idempotent."""
+    def close(self, deadline: float) -> None:
+        """Accept no more; waits for the thread until ``deadline`` at most. Idempotent."""
         with self._lock:
             if self._over:
                 return
             self._over = True
         self._rope.send(b"x")
-        self.join(_END)
+        self.join(max(0.0, deadline - time.monotonic()))
 
     def run(self) -> None:
         """Until ``close``."""
         while not self._over:
-            for key, _ in self._selector.select():
+            for key, _ in self._selector.select(self._rest()):
                 if key.data == self._accept:
                     self._accept()
                 elif key.data is not None:
@@ -444,13 +460,32 @@ class _Watch(threading.Thread):
             alive = False
         if not alive:
             self.remove(connection)
-            key.data()
+            try:
+                key.data()
+            except Exception:  # of the program's process group: the others' sessions go on
+                logger.exception("parameter server: a session could not be ended")
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # it has gone again
+        try:
             connection, _ = self._listener.accept()
-            connection.setblocking(True)
-            self._on_arrival(connection)
+        except OSError as error:
+            if error.errno in _EXHAUSTED:  # the visitor stays in the queue: looking for it at once would only burn a processor
+                logger.warning("parameter server: no visitor can come in for now: %s", error)
+                self._selector.unregister(self._listener)
+                self._again = time.monotonic() + _PAUSE
+            return  # else it has gone again
+        connection.setblocking(True)
+        self._on_arrival(connection)
+
+    def _rest(self) -> float | None:
+        """Seconds until it is time to accept again; None: that is never, or goes on."""
+        if self._again is None:
+            return None
+        if (left := self._again - time.monotonic()) > 0:
+            return left
+        self._again = None
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        return None
 
 
 def _listen(name: str, port: int, *, everywhere: bool) -> socket.socket:

@@ -465,6 +465,23 @@ def test_an_end_without_goodbye(reset: bool) -> None:
                 assert time.monotonic() - began > 0.2, "the agreement has time to say more"
 
 
+def test_an_end_that_nobody_can_ask_about_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "ftlib-link-ask":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with tcp(far=B) as (link, theirs):
+        inbox = Inbox(link)
+        inbox.ask()
+        theirs.close()
+        with pytest.raises(LinkBroken, match="whether it lives is not known: can't start new thread"):
+            inbox.take()
+
+
 @pytest.mark.parametrize("data", [os.urandom(100), b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", bytes(100)])
 def test_a_peer_that_talks_nonsense(data: bytes) -> None:
     with tcp() as (link, theirs):

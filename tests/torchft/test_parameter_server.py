@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,11 +17,12 @@ from torch.distributed import TCPStore
 
 from ftlib import ConfigError
 from ftlib.errors import FTLibError
+from ftlib.torchft import parameter_server
 from ftlib.torchft.process_group import backends
 from tests.harness.basics import TIMEOUT, eventually
 from tests.harness.nursery import Nursery
 from tests.harness.program import Program, clean
-from tests.torchft.visitor import ADD, END, FAIL, Adding, add, ask
+from tests.torchft.visitor import ADD, CLOSE, COMPUTE, END, FAIL, Adding, add, ask
 
 SECRET, ANOTHER = "the secret of this job", "the secret of another job"
 
@@ -146,6 +149,69 @@ def test_the_end_of_the_server_is_the_end_of_all(server: Adding) -> None:
     with pytest.raises(FTLibError, match="no parameter server answers at"):
         Adding.new_session(server.address())
     server.shutdown()
+
+
+def test_a_session_may_end_the_server(server: Adding) -> None:
+    others = [Adding.new_session(server.address()) for _ in range(2)]
+    ask(Adding.new_session(server.address()), CLOSE)
+    eventually(lambda: len(server.ended) == 3, "all have ended")
+    assert server.ended.count("") == 1 and server._store is None
+    for each in others:
+        with pytest.raises(RuntimeError):
+            add(each, 1.0)
+
+
+def test_sessions_that_compute_are_waited_for_together(server: Adding, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parameter_server, "_END", 0.5)
+    busy = [Adding.new_session(server.address()) for _ in range(3)]
+    for each in busy:
+        ask(each, COMPUTE)
+    eventually(lambda: server.computing == 3, "all compute")
+    began = time.monotonic()
+    server.shutdown()
+    assert 0.4 < time.monotonic() - began < 1.2
+    server.go_on.set()
+    eventually(lambda: not serving(), "they end by themselves")
+
+
+def test_a_session_that_fails_after_its_client_has_gone_is_in_the_log(server: Adding, caplog: pytest.LogCaptureFixture) -> None:
+    pg = Adding.new_session(server.address())
+    with caplog.at_level(logging.WARNING, "ftlib"):
+        ask(pg, COMPUTE)
+        eventually(lambda: server.computing == 1, "it computes")
+        (session,) = server._sessions.values()
+        del pg
+        eventually(lambda: session.why == "the client is gone", "the server has heard of it")
+        server.fails = True
+        server.go_on.set()
+        over(server)
+    (record,) = caplog.records
+    assert "failed: ZeroDivisionError" in record.getMessage() and record.exc_info
+
+
+def test_a_visitor_for_whom_there_is_no_thread_is_turned_away(server: Adding, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "ftlib-session":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        for _ in range(80):  # more than there are places for strangers
+            with socket.create_connection(("127.0.0.1", server.port)) as visitor:
+                visitor.settimeout(TIMEOUT)
+                assert visitor.recv(1) == b""
+    assert add(Adding.new_session(server.address()), 1.0) == 1.0
+
+
+@pytest.mark.process
+def test_a_server_without_descriptors_rests_until_it_has_some(nursery: Nursery, tmp_path: Path) -> None:
+    with Program(nursery, tmp_path, "-m", "tests.torchft.exhausted", env=clean(FTLIB_SECRET=SECRET)) as program:
+        assert program.wait(TIMEOUT) == 0, program.stderr
+        assert program.stdout == "served\n"
+        assert "no visitor can come in for now" in program.stderr
 
 
 @pytest.mark.parametrize("secret", [ANOTHER, None])

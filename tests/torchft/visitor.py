@@ -14,18 +14,22 @@ from ftlib.launch.processes.credentials import ring_of_user
 from ftlib.torchft.parameter_server import ParameterServer
 from ftlib.torchft.process_group import ProcessGroup, ProcessGroupGloo
 
-ADD, FAIL, END = 0.0, 1.0, 2.0
+ADD, FAIL, END, CLOSE, COMPUTE = 0.0, 1.0, 2.0, 3.0, 4.0
 SIZE = 1000
 
 
 class Adding(ParameterServer):
-    """A request is one number. ADD: a tensor follows, and the sum of all so far comes back."""
+    """A request is one number. ADD: a tensor follows, and the sum of all so far comes back. COMPUTE: go on after ``go_on``."""
 
     def __init__(self) -> None:
         self.total = torch.zeros(SIZE)
         self.guard = threading.Lock()
         self.ended: list[str] = []
         """How sessions ended, by the name of what was raised; empty texts: they returned."""
+        self.computing = 0
+        self.go_on = threading.Event()
+        self.fails = False
+        """Whether it fails after that."""
         super().__init__(0)
 
     @classmethod
@@ -51,11 +55,23 @@ class Adding(ParameterServer):
                 raise ZeroDivisionError("asked for")
             if asked.item() == END:
                 return
+            if asked.item() == CLOSE:
+                self.shutdown()
+                return
+            if asked.item() == COMPUTE:
+                self._compute()
             pg.recv([given], 1, 1).wait()
             with self.guard:
                 self.total += given
                 total = self.total.clone()
             pg.send([total], 1, 2).wait()
+
+    def _compute(self) -> None:
+        with self.guard:
+            self.computing += 1
+        self.go_on.wait()
+        if self.fails:
+            raise ZeroDivisionError("asked for")
 
 
 def ask(pg: ProcessGroup, kind: float) -> None:
