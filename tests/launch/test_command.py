@@ -163,13 +163,16 @@ class TestResumeRequired:
         with pytest.raises(ConfigError, match="no complete checkpoint in"):
             StartPlan(**{**wanted, "resume": tmp_path / "step-000000000401-epoch-00000003"}, resume_required=True)
 
-    def test_of_shards_all_need_one_of_the_same_step(self, tmp_path: Path) -> None:
+    def test_of_shards_all_need_one_of_the_same_step_and_epoch(self, tmp_path: Path) -> None:
         wanted = {"command": (sys.executable,), "workers": 2, "shards": 2, "resume": tmp_path, "resume_required": True}
         for shard, step in ((0, 400), (1, 300)):
             (tmp_path / f"shard-{shard}-of-2" / f"step-{step:012d}-epoch-00000001").mkdir(parents=True)
         with pytest.raises(ConfigError, match="no complete checkpoint in"):
             StartPlan(**wanted)
         (tmp_path / "shard-1-of-2" / "step-000000000400-epoch-00000002").mkdir()
+        with pytest.raises(ConfigError, match="no complete checkpoint in"):  # of two runs, perhaps
+            StartPlan(**wanted)
+        (tmp_path / "shard-1-of-2" / "step-000000000400-epoch-00000001").mkdir()
         assert StartPlan(**wanted)
 
     def test_alone_it_is_an_error(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,6 +63,10 @@ class OpenCall(Call):
         self._ahead: dict[int, tuple[torch.Tensor, int]] = {}
         """By index: gradients that were staged before the rest of their bucket, each with its version then."""
 
+    def draws_no_more(self) -> None:
+        """Nothing more is drawn beside it."""
+        self.draws_beside = 0
+
     def provide(self, bucket: Bucket) -> None:
         """The gradients of this bucket are complete: they are this member's inputs."""
         sources, owners = self.sources, self.owners

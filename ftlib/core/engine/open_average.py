@@ -101,7 +101,7 @@ class OpenAverage:
         """Said right before ``finish``: nothing more is drawn beside the call. And so many batches of the elastic sampler's it
         uses up, if it has not been entered yet: they may be others than when it was made.
         """
-        self._call.draws_beside = 0
+        self._call.draws_no_more()
         if not self._opened:
             self._call.uses(batches)
 
