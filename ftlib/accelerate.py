@@ -148,7 +148,7 @@ class FTAccelerator(Accelerator):
 
     @property
     def status(self) -> Status | None:
-        """What became of the last average; None before the first."""
+        """What became of the last average; None before the first, and where it has ended with an error."""
         return self._status
 
     @property
@@ -232,7 +232,8 @@ class FTAccelerator(Accelerator):
     def backward(self, loss: torch.Tensor, **more: Any) -> None:
         """Compute gradients; while ``sync_gradients``, average those of all batches since the last step.
 
-        If the status is falsy gradients become None, and ``optimizer.step()`` and ``scheduler.step()`` do nothing.
+        If the status is falsy gradients become None, and ``optimizer.step()`` and ``scheduler.step()`` do nothing. Where a
+        callback of the program's raises, the average is there, and its ``status``: the others make the step.
         """
         batches = self._batches
         if batches is None:
@@ -241,7 +242,7 @@ class FTAccelerator(Accelerator):
         super().backward(loss, **more)
         batches.after()
         if self.sync_gradients:
-            self._status = batches.average(self.batches_of_a_step)
+            self._average(batches)
 
     @property
     def batches_of_a_step(self) -> int:
@@ -274,6 +275,13 @@ class FTAccelerator(Accelerator):
         assert self._batches is not None, "it was just made"
         self._batches.drop()
         self.step = 0  # as accelerate sets it at the end of a loader that it has made itself
+
+    def _average(self, batches: Microbatches) -> None:
+        """Average the gradients of ``batches``, which are all of a step."""
+        try:
+            batches.average(self.batches_of_a_step)
+        finally:
+            self._status = batches.status
 
     def _apply(self) -> None:
         """What the loop does with an average, at a worker that applies it again."""

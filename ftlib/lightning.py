@@ -68,6 +68,8 @@ class FTCallback(Callback):
         self._rates: list[float] = []
         """The groups' learning rates then."""
         self._status: Status | None = None
+        self._raised: BaseException | None = None
+        """What a callback of the program's has raised at the end of the average."""
 
     # --- hooks ---------------------------------------------------------------------------------------------------------
 
@@ -99,7 +101,13 @@ class FTCallback(Callback):
         optimizer: torch.optim.Optimizer,
     ) -> None:
         """Average. If the status is falsy, gradients become None: nothing is clipped, and no optimizer steps."""
-        self._status = status = self._current.average(trainer.accumulate_grad_batches)
+        try:
+            self._current.average(trainer.accumulate_grad_batches)
+        except BaseException as error:
+            if self._current.status is None:
+                raise
+            self._raised = error  # the trainer would end before the step, which the others make
+        self._status = status = self._current.status
         if (scaler := _scaler(trainer)) is not None:
             _looked_at(scaler, optimizer)
         if not status:
@@ -124,6 +132,9 @@ class FTCallback(Callback):
         step = self._ft.step
         total.ready = total.completed = step
         loop._batches_that_stepped = max(0, step - 1)  # noqa: SLF001 - what loggers take for the step; it rises next
+        raised, self._raised = self._raised, None
+        if raised is not None:
+            raise raised
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
         """Make ``trainer.current_epoch`` the job's: a worker that joined has begun in the middle."""

@@ -21,6 +21,7 @@ from .data.streams.stream import ElasticStream
 from .errors import ConfigError
 from .ftlib import FTLib
 from .status import Status
+from .train.microbatches import Microbatches
 
 __all__ = ["FTTrainer", "FTTrainingArguments"]
 
@@ -40,12 +41,28 @@ class _Accelerator(FTAccelerator):
     def __init__(self, ft: FTLib, batches: int, scheduler: Callable[[], Any], **more: Any) -> None:
         self._of_a_step = batches
         self._scheduler = scheduler
+        self._raised: BaseException | None = None
         super().__init__(ft, **more)
 
     @property
     def batches_of_a_step(self) -> int:
         """See ``FTAccelerator``."""
         return self._of_a_step
+
+    def _average(self, batches: Microbatches) -> None:
+        """See ``FTAccelerator``. What a callback of the program's raises at its end waits for ``stepped``."""
+        try:
+            super()._average(batches)
+        except BaseException as error:
+            if self.status is None:
+                raise
+            self._raised = error  # the trainer's loop would end before the step, which the others make
+
+    def stepped(self) -> None:
+        """The trainer has made the step, if it was granted: raise what a callback of the program's has raised."""
+        raised, self._raised = self._raised, None
+        if raised is not None:
+            raise raised
 
     @property
     def schedules(self) -> list[Any]:
@@ -68,8 +85,10 @@ class _Unsized:
 class _Follow(TrainerCallback):
     """Makes the trainer's step the job's, and its first process rank 0."""
 
-    def __init__(self, ft: FTLib) -> None:
+    def __init__(self, ft: FTLib, stepped: Callable[[], None]) -> None:
+        """``stepped``: called at the end of each step."""
         self._ft = ft
+        self._stepped = stepped
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:  # noqa: ARG002
         """What one process alone shall do is rank 0's of the newest view."""
@@ -84,6 +103,10 @@ class _Follow(TrainerCallback):
     ) -> None:
         """A step that was not granted does not count, and a worker that joined is where the job is. The trainer counts next."""
         state.global_step = self._ft.step - 1
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:  # noqa: ARG002
+        """The trainer has counted."""
+        self._stepped()
 
 
 class FTTrainer(Trainer):
@@ -103,7 +126,7 @@ class FTTrainer(Trainer):
             raise ConfigError(
                 "FTTrainer: give the arguments max_steps: an epoch has as many steps as the workers that are there make it"
             )
-        self.add_callback(_Follow(ft))
+        self.add_callback(_Follow(ft, self._stepped))
 
     def create_accelerator_and_postprocess(self) -> None:
         """See ``Trainer``: the accelerator averages."""
@@ -117,6 +140,9 @@ class FTTrainer(Trainer):
         self.gather_function = self.accelerator.gather_for_metrics
         if "use_gather_object" in inspect.signature(self.gather_function).parameters:
             self.gather_function = functools.partial(self.gather_function, use_gather_object=args.eval_use_gather_object)
+
+    def _stepped(self) -> None:
+        self.accelerator.stepped()  # the trainer may have made another one since
 
     def _build_accelerator_args(self, **more: Any) -> dict[str, Any]:
         built: dict[str, Any] = super()._build_accelerator_args(**more)

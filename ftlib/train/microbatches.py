@@ -29,6 +29,14 @@ class Microbatches:
         self._real = 0
         self._aside: list[torch.Tensor | None] | None = None
         """The gradients so far, while a filler's are computed."""
+        self._status: Status | None = None
+
+    @property
+    def status(self) -> Status | None:
+        """What the last ``average`` returned, also where a callback of the program's raised instead, once the call had ended:
+        the averages are there. None: the call itself raised, or there was none.
+        """
+        return self._status
 
     def before(self) -> None:
         """Backward begins: put the gradients aside if it is that of a filler."""
@@ -50,22 +58,30 @@ class Microbatches:
         self._aside = None
 
     def average(self, expected: int) -> Status:
-        """Average the gradients of all batches since the last step; where the status is falsy, they are None.
+        """Average the gradients of all batches since the last step; where ``status`` is falsy then, they are None.
 
         ``expected``: batches that a step has. With a sampler, an end of an epoch with fewer has nothing but fillers, and makes
         no call: FAIL.
         """
         computed, real, self._computed, self._real = self._computed, self._real, 0, 0
-        status = Status.FAIL
-        if self._sampler is None or computed >= expected:
+        self._status = None
+        try:
+            if self._sampler is not None and computed < expected:
+                self._status = Status.FAIL
+                return self._status
             if 0 < real < computed:  # the framework has divided by the number of all
                 for parameter in self._parameters:
                     if parameter.grad is not None:
                         parameter.grad.mul_(computed / real)
-            status = self._ft.allreduce_average(self._parameters, batches=computed if self._sampler is not None else 1)
-        if not status:
-            self._reset()
-        return status
+            batches = computed if self._sampler is not None else 1
+            average = self._ft.average_of(self._parameters, weight=None, batches=batches, norms=False)
+            try:
+                return average.finish()
+            finally:  # also where a callback of the program's raises: the others apply what has been averaged
+                self._status = average.status
+        finally:
+            if not self._status:
+                self._reset()
 
     def drop(self) -> None:
         """Forget what was computed since the last step; the gradients are None."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from ftlib import ConfigError, ElasticSampler, FTLib
+from ftlib import ConfigError, ElasticSampler, FTLib, Status
 from ftlib.state.replay import replay
 
 pytest.importorskip("accelerate", reason="not installed: pip install 'ftlib[hf]'")
@@ -30,6 +31,17 @@ def made(ft: FTLib, **more: Any) -> Any:
     from ftlib.accelerate import FTAccelerator
 
     return FTAccelerator(ft, cpu=True, **more)
+
+
+def failing() -> Callable[[object], None]:
+    """A callback that raises ZeroDivisionError once."""
+    pending = [ZeroDivisionError()]
+
+    def fails(_: object) -> None:
+        if pending:
+            raise pending.pop()
+
+    return fails
 
 
 @pytest.mark.parametrize("how", ["norm", "value"])
@@ -52,6 +64,38 @@ def test_a_joiner_repeats_what_the_loop_does(ft: FTLib, how: str) -> None:
     replay(ft.registered)
     assert all(torch.equal(parameter, new) for parameter, new in zip(model.parameters(), after, strict=True))
     assert all((new - old).abs().max() <= CLIP * 1.001 for new, old in zip(after, before, strict=True)), "it was clipped"
+
+
+def test_a_callback_that_raises_keeps_no_worker_from_the_step(ft: FTLib) -> None:
+    """The others make the step, and the loop goes on."""
+    accelerator = made(ft)
+    model = nn.Linear(3, 2)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    ft.on_view_change(failing())
+    before = model.weight.detach().clone()
+    with pytest.raises(ZeroDivisionError):
+        accelerator.backward(model(torch.ones(4, 3)).square().sum())
+    assert accelerator.status is Status.NO_NEED
+    optimizer.step()
+    assert not torch.equal(model.weight, before)
+
+
+def test_a_call_that_raises_grants_no_step(ft: FTLib) -> None:
+    """What was averaged in the step before says nothing of the gradients that are here."""
+    accelerator = made(ft)
+    model = nn.Linear(3, 2)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    for step in range(2):
+        before = model.weight.detach().clone()
+        loss = model(torch.ones(4, 3)).square().sum()
+        if step:
+            model.weight.register_post_accumulate_grad_hook(lambda weight: setattr(weight, "grad", weight.grad.to_sparse()))
+        with pytest.raises(ConfigError, match="sparse") if step else contextlib.nullcontext():
+            accelerator.backward(loss)
+        optimizer.step()
+        assert torch.equal(model.weight, before) is bool(step)
+    assert accelerator.status is None
+    assert model.weight.grad is None
 
 
 def test_what_a_joiner_would_not_know_of_is_refused(ft: FTLib) -> None:
