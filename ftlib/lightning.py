@@ -6,6 +6,7 @@ makes the trainer's counters those of the job. ``FTStrategy`` lets rank 0 of the
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -63,10 +64,8 @@ class FTCallback(Callback):
         self._sampler = sampler
         self._extra = [] if extra is None else list(extra) if isinstance(extra, (list, tuple)) else [extra]
         self._batches: Microbatches | None = None
-        self._schedulers: list[tuple[Any, dict[str, Any]]] = []
-        """Those that step with the optimizer, each with its state before a step that was not granted."""
-        self._rates: list[float] = []
-        """The groups' learning rates then."""
+        self._before: _Before | None = None
+        """What the trainer changes in a step that was not granted, as it was before."""
         self._status: Status | None = None
         self._raised: BaseException | None = None
         """What a callback of the program's has raised at the end of the average."""
@@ -110,23 +109,18 @@ class FTCallback(Callback):
         self._status = status = self._current.status
         if (scaler := _scaler(trainer)) is not None:
             _looked_at(scaler, optimizer)
-        if not status:
-            self._schedulers = [(each, each.state_dict()) for each in _with_steps(trainer)]
-            self._rates = [group["lr"] for group in optimizer.param_groups]
+        self._before = None if status else _Before(trainer, optimizer)
         if status is Status.ABORT:
             trainer.should_stop = True
         self._take_rank()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *rest: Any) -> None:  # noqa: ARG002
-        """Make ``trainer.global_step`` the job's, and take back what schedulers did in a step that was not granted."""
+        """Make ``trainer.global_step`` the job's, and take back what was changed by a step that was not granted."""
         if self._status is None:
             return
-        if not self._status:
-            for scheduler, state in self._schedulers:
-                scheduler.load_state_dict(state)
-            for group, rate in zip(trainer.optimizers[0].param_groups, self._rates, strict=True):
-                group["lr"] = rate
-        self._schedulers, self._status = [], None
+        if self._before is not None:
+            self._before.restore()
+        self._before, self._status = None, None
         loop = trainer.fit_loop.epoch_loop
         total = loop.automatic_optimization.optim_progress.optimizer.step.total
         step = self._ft.step
@@ -201,6 +195,29 @@ class FTCallback(Callback):
         if getattr(optimizer, "_step_supports_amp_scaling", False):
             raise ConfigError("FTCallback: a fused optimizer unscales gradients by itself: give it fused=False")
         return optimizer
+
+
+class _Before:
+    """What schedulers and the scaler change in a step, besides parameters and the state of the optimizer, which have none."""
+
+    def __init__(self, trainer: Trainer, optimizer: torch.optim.Optimizer) -> None:
+        """Keep it as it is now."""
+        changing = [*_with_steps(trainer), _scaler(trainer)]
+        self._states = [(each, each.state_dict()) for each in changing if each is not None]
+        self._groups = optimizer.param_groups
+        others = [{name: value for name, value in group.items() if name != "params"} for group in self._groups]
+        self._values = copy.deepcopy(others)  # a rate that is a tensor is written over
+
+    def restore(self) -> None:
+        """Make it what it was."""
+        for each, state in self._states:
+            each.load_state_dict(state)
+        for group, values in zip(self._groups, self._values, strict=True):
+            for name, value in values.items():
+                if isinstance(value, torch.Tensor) and isinstance(group[name], torch.Tensor):
+                    group[name].copy_(value)  # a captured step reads this one
+                else:
+                    group[name] = value
 
 
 def _scaler(trainer: Trainer) -> torch.amp.GradScaler | None:
