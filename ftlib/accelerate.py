@@ -91,6 +91,19 @@ class _Steps(AcceleratedOptimizer):
         elif replaying() or self._accelerator.granted or not synced:
             super().step(closure)
 
+    def look_again(self) -> None:
+        """New gradients come: the scaler forgets that it has unscaled others, as it does before a step that is not granted."""
+        if (scaler := self._in_use()) is not None:
+            scaler._per_optimizer_states.pop(id(self.optimizer), None)  # noqa: SLF001 - update() would change its scale
+
+    def begin_scale(self, device: torch.device) -> None:
+        """The scaler may be needed before the first loss."""
+        if (scaler := self._in_use()) is not None:
+            scaler.scale(torch.zeros((), device=device))
+
+    def _in_use(self) -> torch.amp.GradScaler | None:
+        return self.scaler if isinstance(self.scaler, torch.amp.GradScaler) and self.scaler.is_enabled() else None
+
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Drop the gradients, if they were of the last batch of a step."""
         if not self._plain:
@@ -278,6 +291,8 @@ class FTAccelerator(Accelerator):
 
     def _average(self, batches: Microbatches) -> None:
         """Average the gradients of ``batches``, which are all of a step."""
+        assert self._steps is not None, "it was registered"
+        self._steps.look_again()
         try:
             batches.average(self.batches_of_a_step)
         finally:
@@ -286,6 +301,8 @@ class FTAccelerator(Accelerator):
     def _apply(self) -> None:
         """What the loop does with an average, at a worker that applies it again."""
         assert self._model is not None and self._steps is not None, "they are registered"
+        self._steps.look_again()
+        self._steps.begin_scale(self.device)
         if self._clip_norm is not None:
             super().clip_grad_norm_(self._model.parameters(), self._clip_norm)
         if self._clip_value is not None:

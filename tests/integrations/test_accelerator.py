@@ -98,6 +98,50 @@ def test_a_call_that_raises_grants_no_step(ft: FTLib) -> None:
     assert model.weight.grad is None
 
 
+def scaled(ft: FTLib) -> tuple[Any, nn.Module, Any]:
+    """An accelerator with a gradient scaler, model and optimizer; on a CPU accelerate makes no scaler."""
+    accelerator = made(ft, clip_norm=CLIP)
+    accelerator.scaler, accelerator.native_amp = torch.amp.GradScaler("cpu", init_scale=1024.0), True
+    accelerator.state._mixed_precision = "fp16"  # clip_grad_norm_ unscales for no other one
+    model = nn.Linear(3, 2)
+    optimizer = accelerator.prepare_optimizer(torch.optim.SGD(model.parameters(), lr=1.0))
+    return accelerator, accelerator.prepare_model(model), optimizer
+
+
+@pytest.mark.parametrize("steps", [True, False], ids=["steps", "asks"])
+def test_a_scaler_goes_on_after_a_step_that_was_not_granted(steps: bool) -> None:
+    """``steps``: whether the loop calls ``step`` where it is not granted."""
+    with FTLib.init(config={}, nonfinite="pass", min_size=2, step_timeout=0.1) as ft:
+        accelerator, model, optimizer = scaled(ft)
+        for _ in range(2):
+            accelerator.backward(model(torch.ones(4, 3)).square().sum())
+            assert accelerator.status is Status.FAIL
+            accelerator.clip_grad_norm_(model.parameters(), CLIP)
+            if steps or accelerator.granted:
+                optimizer.step()
+            optimizer.zero_grad()
+        joins(ft, model)
+        assert accelerator.scaler.get_scale() == 1024.0
+
+
+def test_a_scaler_that_has_seen_no_loss_repeats_a_step() -> None:
+    """As at a joiner that catches up before its first batch."""
+    with FTLib.init(config={}, nonfinite="pass") as ft:
+        accelerator, model, _ = scaled(ft)
+        accelerator.register_once()
+        joins(ft, model)
+
+
+def joins(ft: FTLib, model: nn.Module) -> None:
+    """Repeat a step of the others', and see that it changes the model."""
+    before = model.weight.detach().clone()
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    assert ft.registered is not None
+    replay(ft.registered)
+    assert not torch.equal(model.weight, before)
+
+
 def test_what_a_joiner_would_not_know_of_is_refused(ft: FTLib) -> None:
     weight = nn.Parameter(torch.ones(3))
     weight.grad = torch.ones(3)
