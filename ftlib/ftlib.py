@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -259,8 +259,12 @@ class FTLib(Calls):
 
     def manual_join(self, addresses: Sequence[str] | str) -> bool:
         """Ask the members at these ``host:port`` to let this worker in; True if any of them answered."""
+        given: Any = [addresses] if isinstance(addresses, str) else addresses
+        wanted = list(given) if isinstance(given, Iterable) else [given]
+        if not all(isinstance(each, str) for each in wanted):
+            raise ConfigError(f"manual_join: addresses={addresses!r} must be a host:port, or a list of them")
         try:
-            return self._consensus.report_join([addresses] if isinstance(addresses, str) else list(addresses))
+            return self._consensus.report_join(wanted)
         except (ConsensusConfigError, ValueError) as error:
             raise ConfigError(str(error)) from None
         except ConsensusError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar, overload
@@ -357,6 +358,7 @@ class Calls(ABC):
 
     def broadcast(self, tensor: Any, root_rank: int) -> Status:
         """Copy the tensor of ``root_rank`` (a rank of the current view) to all members. FAIL if that member is gone."""
+        root = _rank(root_rank)
         targets = targets_of(tensor)
         owners = [source for source in targets.sources if source is not None and source.layout is torch.strided]
         if len(owners) != len(targets.sources):
@@ -364,13 +366,13 @@ class Calls(ABC):
                 "broadcast: a tensor is sparse or a parameter has no gradient; pass dense tensors, e.g. parameter.data"
             )
         check_writable(targets)
-        whole = [tensor if tensor.is_contiguous() else duplicate(tensor) for tensor in owners]
+        whole = [tensor if _as_it_is(tensor) else duplicate(tensor) for tensor in owners]
         rows: list[torch.Tensor | None] = [tensor.view(-1).view(torch.uint8) for tensor in whole]
-        layout = self._layout(f"broadcast from {root_rank}", Targets(rows, list(owners)), "SUM")
-        status = self._run(Call(Kind.BROADCAST, layout, rows, root_rank=root_rank, name=targets.name))
+        layout = self._layout(f"broadcast from {root}", Targets(rows, list(owners)), "SUM")
+        status = self._run(Call(Kind.BROADCAST, layout, rows, root_rank=root, name=targets.name))
         if status:
             for owner, row in zip(owners, rows, strict=True):
-                if not owner.is_contiguous() and row is not None:
+                if not _as_it_is(owner) and row is not None:
                     assign(owner, row.view(owner.dtype).view(owner.shape))
         return status
 
@@ -642,9 +644,26 @@ def _check_count(batches: Any) -> None:
         raise ConfigError(f"batches={batches!r} must be a whole number from 0 to {MOST_BATCHES}")
 
 
+def _rank(rank: Any) -> int:
+    """Raises ConfigError for what is no integer. True would be rank 1."""
+    try:
+        if not isinstance(rank, bool):
+            return operator.index(rank)
+    except TypeError:
+        pass
+    raise ConfigError(f"broadcast: root_rank={rank!r} must be an integer, a rank of the current view")
+
+
+def _as_it_is(tensor: torch.Tensor) -> bool:
+    """Whether the bytes in memory are the tensor's values, in order."""
+    return tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()
+
+
 def _weight(weight: Any) -> float:
     try:
         share = float(weight)
+    except OverflowError:  # an integer beyond all floats
+        share = weight = math.inf
     except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor of several elements
         share = float("nan")
     if share == 0.0 or LIGHTEST <= share <= HEAVIEST:

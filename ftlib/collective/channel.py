@@ -404,10 +404,10 @@ def _weight(value: Any) -> float:
     """Of one item or of a batch, from a number of any kind. Refused if it is none."""
     try:
         weight = float(value)
-    except (TypeError, ValueError, RuntimeError):  # the last one is torch's
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last one is torch's
         weight = math.nan
     if math.isnan(weight):
-        raise Refused(f"a weight is a number, not {value!r:.80}")
+        raise Refused(f"a weight is a number that a float can hold, not {value!r:.80}")
     return weight
 
 

@@ -70,6 +70,10 @@ def test_all_kinds_of_calls_and_targets() -> None:
         transposed = torch.arange(6.0).view(2, 3).t() * (i == 1)
         assert ft.broadcast(transposed, 1)
         assert torch.equal(transposed, torch.arange(6.0).view(2, 3).t())
+        assert ft.broadcast(transposed, np.int64(1))
+        values = torch.tensor([1.0 + 2.0j, 3.0 - 4.0j]) * (i == 1)
+        assert ft.broadcast([values.conj(), values.conj().imag], 1)
+        assert torch.equal(values, torch.tensor([1.0 + 2.0j, 3.0 - 4.0j])), "written through the views"
         assert ft.barrier()
         assert ft.allreduce_average([]) is Status.SUCCESS
         zero = torch.tensor(float(i))
@@ -112,8 +116,11 @@ def test_misuse_is_one_clear_error(worker: Worker) -> None:
         (lambda: ft.allreduce_average(torch.ones(2), weight=-1), "weight"),
         (lambda: ft.allreduce_average(torch.ones(2), weight=float("nan")), "weight"),
         (lambda: ft.allreduce(torch.ones(2), "AVG"), "choose one of"),
+        (lambda: ft.allreduce_average(torch.ones(2), weight=10**400), "weight"),
         (lambda: ft.broadcast(torch.ones(2), 7), "no rank"),
+        *((lambda root=root: ft.broadcast(torch.ones(2), root), "must be an integer") for root in (None, True, 1.0, "0")),
         (lambda: ft.allreduce_average(torch.ones(2, device="meta")), "meta"),
+        *((lambda where=where: ft.manual_join(where), "manual_join") for where in (None, 5, [("127.0.0.1", 1)], b"h:1")),
         (ft.register_state, "given nothing"),
         (lambda: ft.register_state(model=object()), "state_dict"),
     ]:
