@@ -746,6 +746,23 @@ def test_the_order_is_agreed_though_a_callback_raises(ft: FTLib, index: int) -> 
     assert set(order_of(model)[:2]) == {2, 3}
 
 
+@pytest.mark.parametrize("views", [True, False])
+@by_all("crew")
+def test_gradients_may_be_negated_views(ft: FTLib, index: int, views: bool) -> None:
+    """As a hook makes them that computes with complex numbers; few operations write to them."""
+    model = DistributedDataParallel(ft, nn.Linear(1, 1, bias=False), gradient_as_bucket_view=views)
+    weight = model.module.weight
+    weight.register_hook(lambda gradient: torch.complex(gradient, gradient * -ft.rank).conj().imag)
+    weight.register_post_accumulate_grad_hook(lambda weight: negated.append(weight.grad.is_neg()))
+    negated: list[bool] = []
+    for _ in range(2):
+        model.zero_grad()
+        model(torch.ones(2, 1)).sum().backward()
+        assert model.status is Status.SUCCESS
+        assert weight.grad.item() == 1.0
+    assert True in negated
+
+
 @by_all("crew")
 def test_the_order_is_that_of_rank_0(ft: FTLib, index: int) -> None:
     class Two(nn.Module):

@@ -12,6 +12,7 @@ import torch
 
 from ..tensors.layout import Bucket, Layout
 from ..tensors.staging import Slot
+from ..tensors.targets import gradient_to_write
 from .call import Call, Kind
 
 __all__ = ["OpenCall"]
@@ -71,13 +72,13 @@ class OpenCall(Call):
         """The gradients of this bucket are complete: they are this member's inputs."""
         sources, owners = self.sources, self.owners
         for index in bucket.indices:
-            sources[index] = owners[index].grad
+            sources[index] = gradient_to_write(owners[index])
 
     def stage(self, slot: Slot, index: int, assumed: float) -> None:
         """Stage the gradient of one parameter, which is whole in this bucket, before the others are complete: just now it is in
         the processor's cache, and later it would have to be read from memory. ``assumed``: see ``fill``.
         """
-        gradient, view = self.owners[index].grad, slot.views[slot.bucket.indices.index(index)]
+        gradient, view = gradient_to_write(self.owners[index]), slot.views[slot.bucket.indices.index(index)]
         scale = self.weight / assumed
         if type(gradient) is torch.Tensor and gradient.dtype is view.dtype and scale and not gradient.is_inference():
             torch.mul(gradient, scale, out=view)
@@ -98,7 +99,7 @@ class OpenCall(Call):
         Their versions count only now: until then no member can finish the call, and gradients that are views of one buffer
         share one version, while backward still adds to some of them.
         """
-        self.supply([owner.grad for owner in self.owners])
+        self.supply([gradient_to_write(owner) for owner in self.owners])
 
     def reloaded(self) -> None:
         """See ``Call``: the loaded state has the agreed order of the parameters as well."""

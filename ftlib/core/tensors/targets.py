@@ -150,6 +150,8 @@ class Layouts:
             key = (kind, op, views, compression, *((t.dtype, t.shape, t.layout, t.device) for t in found))
         except RuntimeError:  # tensors without a shape
             raise ConfigError(_shapeless(targets, found)) from None
+        if any(map(torch.Tensor.is_neg, found)):
+            _materialize(targets)
         layout = self._known.get(key)
         if layout is None:
             for index, tensor in enumerate(found):
@@ -245,6 +247,26 @@ def overlaps(tensor: torch.Tensor) -> bool:
             return tensor.numel() > 0
         reach += stride * (size - 1) if size > 1 else 0
     return False
+
+
+def gradient_to_write(parameter: torch.Tensor) -> torch.Tensor | None:
+    """Its gradient. A negated view, as a hook may have made it, becomes a tensor of its own: torch rarely writes to one."""
+    gradient = parameter.grad
+    if gradient is not None and gradient.is_neg():
+        gradient = parameter.grad = gradient.resolve_neg()
+    return gradient
+
+
+def _materialize(targets: Targets) -> None:
+    """Do so with gradients. ConfigError for other negated views, whose values are somewhere else."""
+    for index, (source, owner) in enumerate(zip(targets.sources, targets.owners, strict=True)):
+        if source is not None and source.is_neg():
+            if not isinstance(owner, nn.Parameter) or source is not owner.grad:
+                raise ConfigError(
+                    f"{targets.name(index)} of {list(source.shape)} is a negated view, as the imag of a conjugated tensor is: "
+                    "pass tensor.resolve_neg(), which is a copy, or the tensor it was made from"
+                )
+            targets.sources[index] = gradient_to_write(owner)
 
 
 def _shapeless(targets: Targets, found: Sequence[torch.Tensor]) -> str:

@@ -76,12 +76,19 @@ def test_all_kinds_of_calls_and_targets() -> None:
         assert torch.equal(values, torch.tensor([1.0 + 2.0j, 3.0 - 4.0j])), "written through the views"
         assert ft.barrier()
         assert ft.allreduce_average([]) is Status.SUCCESS
+        turned = nn.Parameter(torch.ones(1))
+        turned.register_hook(lambda gradient: torch.complex(gradient, gradient * -i).conj().imag)
+        turned.sum().backward()
+        assert turned.grad is not None
+        assert turned.grad.is_neg()
+        assert ft.allreduce_average(turned)
+        assert turned.grad.item() == 1.0
         zero = torch.tensor(float(i))
         assert ft.allreduce_average(zero)
         assert zero.item() == 1.0
         assert ft.allreduce_average(torch.full((2,), float("nan")), weight=0) is Status.FAIL
         assert ft.allreduce_average(nn.Parameter(torch.ones(2)), weight=1) is Status.SUCCESS
-        assert ft.step == 5
+        assert ft.step == 6
 
     with Job(3) as job:
         job.run(dict.fromkeys(names(3), body))
@@ -113,6 +120,7 @@ def test_misuse_is_one_clear_error(worker: Worker) -> None:
         (lambda: ft.allreduce_average([object()]), "found object"),
         (lambda: ft.allreduce_average(torch.ones(2, dtype=torch.int32)), "only floating-point"),
         (lambda: ft.allreduce_average(torch.ones(2).to_sparse()), "dense"),
+        (lambda: ft.allreduce(torch.ones(2, dtype=torch.complex64).conj().imag), r"tensor 0 of \[2\] is a negated view"),
         (lambda: ft.allreduce_average(torch.ones(2), weight=-1), "weight"),
         (lambda: ft.allreduce_average(torch.ones(2), weight=float("nan")), "weight"),
         (lambda: ft.allreduce(torch.ones(2), "AVG"), "choose one of"),
