@@ -6,10 +6,12 @@ protects other members only if all voters wait equally long.
 
 from __future__ import annotations
 
+import math
 import shlex
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from .errors import ConfigError
 from .interface import Mode
@@ -21,12 +23,15 @@ MAX_JOB = 64
 MIN_SECRET = 16
 """The least bytes of a secret."""
 
+MAX_SECONDS = 1e9
+"""The longest duration, 31 years: what can wait at all can wait for so long, which is not so for any number of seconds."""
+
 PROTOCOL_VERSION = 7
 """Raised whenever two versions could misunderstand each other; members of different versions refuse each other."""
 
 
 Seconds: TypeAlias = float
-"""A duration; a reader of settings also takes text with a unit."""
+"""A duration, above 0 and at most ``MAX_SECONDS``; a reader of settings also takes text with a unit."""
 
 Count: TypeAlias = int
 """At least 1."""
@@ -261,14 +266,19 @@ class Config:
 
     def __post_init__(self) -> None:  # noqa: C901, PLR0912 - one condition a setting, read as a table
         """Refuse what cannot work, naming the setting and the remedy."""
+        for item in fields(self):
+            _check_kind(item.name, getattr(self, item.name), str(item.type), shown=item.repr)
+        for name in ("introducers", "secret", "socket_fds"):
+            value = getattr(self, name)
+            if isinstance(value, list):
+                object.__setattr__(self, name, tuple(value))
         if self.liveness is Liveness.LEASES:
             object.__setattr__(self, "exclude_after", self.lease)
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if isinstance(value, (int, float)) and not isinstance(value, bool) and value < 0:
-                raise ConfigError(f"{item.name}={value} is negative; give a value of at least 0")
         if not self.job or len(self.job) > MAX_JOB:
             raise ConfigError(f"job={self.job!r} must have 1 to {MAX_JOB} characters")
+        for name, word in [("job", self.job), ("agreement", self.agreement)]:
+            if not _is_unicode(word):
+                raise ConfigError(f"{name}={word!r} is no Unicode, and could not be sent: give another one")
         if self.policy is Policy.STORAGE and not self.storage:
             raise ConfigError(
                 "policy=storage needs a store that all members reach: give storage=file:///dir, redis:// or etcd://"
@@ -277,18 +287,14 @@ class Config:
             raise ConfigError(f"leases in a store go with policy=storage, not with policy={self.policy.value}")
         if self.lease < 0.05:
             raise ConfigError(f"lease={self.lease} is below 0.05 s: scheduling noise would exclude members")
-        if self.max_size is not None and self.max_size < 1:
-            raise ConfigError(f"max_size={self.max_size} must be at least 1")
-        if self.initial_size < 1:
-            raise ConfigError(f"initial_size={self.initial_size} must be at least 1")
         if self.exclude_after < 0.05:
             raise ConfigError(f"exclude_after={self.exclude_after} is below 0.05 s: scheduling noise would exclude members")
         try:
-            shlex.split(self.fence_command)
+            words = shlex.split(self.fence_command)
         except ValueError as error:
             raise ConfigError(f"fence_command={self.fence_command!r} is no command line: {error}") from None
-        if self.fence_command and self.fence_timeout <= 0:
-            raise ConfigError(f"fence_timeout={self.fence_timeout} leaves fence_command no time: give it some seconds")
+        if self.fence_command and not words:
+            raise ConfigError(f"fence_command={self.fence_command!r} names no program: give one, or leave it out")
         if len(self.socket_fds) not in (0, 2):
             raise ConfigError("socket_fds takes two descriptors: a UDP and a listening TCP socket")
         for name, text in [("bind", self.bind), ("advertise", self.advertise)]:
@@ -350,6 +356,66 @@ class Config:
         """What all members of a job must agree on, as one comparable line. Members with and without leases do not mix."""
         silence = "lease" if self.liveness is Liveness.LEASES else "exclude_after"
         return f"{silence}={self.exclude_after:g} policy={self.policy.value} {self.agreement}".strip()
+
+
+def _is_number(value: Any, least: float, most: float = math.inf) -> bool:
+    """Whether it is a finite number from ``least`` to ``most``."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= most and value != math.inf
+
+
+def _is_whole(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_row(value: Any, kind: type) -> bool:
+    """Whether it is a tuple, or a list, of ``kind``."""
+    return isinstance(value, (tuple, list)) and all(isinstance(part, kind) for part in value)
+
+
+def _one_of(kind: type[Enum], *, optional: bool = False) -> tuple[Callable[[Any], bool], str]:
+    items = " or ".join(str(item) for item in kind)
+    return lambda value: isinstance(value, kind) or (optional and value is None), items
+
+
+_KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "str": (lambda value: isinstance(value, str), "a string"),
+    "str | None": (lambda value: value is None or isinstance(value, str), "a string, or None"),
+    "str | tuple[str, ...]": (lambda value: isinstance(value, str) or _is_row(value, str), "a string, or several in a tuple"),
+    "tuple[str, ...]": (lambda value: _is_row(value, str), "strings in a tuple, as in ('host:port',)"),
+    "tuple[int, ...]": (lambda value: _is_row(value, int), "whole numbers in a tuple"),
+    "bool": (lambda value: isinstance(value, bool), "True or False"),
+    "int": (lambda value: _is_whole(value, 0), "a whole number of at least 0"),
+    "int | None": (lambda value: value is None or _is_whole(value, 1), "a whole number of at least 1, or None"),
+    "Count": (lambda value: _is_whole(value, 1), "a whole number of at least 1"),
+    "float": (lambda value: _is_number(value, 0), "a number of at least 0"),
+    "Seconds": (
+        lambda value: _is_number(value, 0, MAX_SECONDS) and value > 0,
+        f"seconds above 0, and at most {MAX_SECONDS:.0f}",
+    ),
+    "Seconds | Literal[0]": (lambda value: _is_number(value, 0, MAX_SECONDS), f"seconds from 0 to {MAX_SECONDS:.0f}"),
+    "Home": _one_of(Home),
+    "Liveness": _one_of(Liveness),
+    "Policy": _one_of(Policy),
+    "Mode | None": _one_of(Mode, optional=True),
+}
+"""What a field of each type takes: a test of a value, and its words."""
+
+
+def _check_kind(name: str, value: Any, kind: str, *, shown: bool) -> None:
+    """Raise ConfigError if ``value`` is nothing that a field of type ``kind`` takes; with the value only if it is ``shown``."""
+    fits, expected = _KINDS[kind]
+    if not fits(value):
+        given = f"={value!r}" if shown else ""
+        raise ConfigError(f"{name}{given}: expected {expected}")
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether ``text`` has an encoding: bytes of a variable or an argument that are not UTF-8 have none."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def check_secret(name: str, secret: str) -> None:

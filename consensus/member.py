@@ -84,7 +84,7 @@ def parse_address(text: str, *, default_port: int | None = None) -> Address:
             raise ValueError(f"{text!r} is not an address: expected host:port, for IPv6 [host]:port")
         host, port = text.strip(), str(default_port)
     host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isdigit() or not 0 <= int(port) <= 65535:
+    if not host or not port.isdecimal() or not 0 <= int(port) <= 65535:
         raise ValueError(f"{text!r} is not an address: expected host:port with a port from 0 to 65535")
     return (host, int(port))
 

@@ -125,6 +125,7 @@ def test_what_is_remembered_stays_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     [
         ({"fence_command": "sh -c 'exit"}, "is no command line"),
         ({"fence_command": "true", "fence_timeout": 0.0}, "fence_timeout=0.0"),
+        ({"fence_command": "  "}, "names no program"),
     ],
 )
 def test_settings_that_cannot_work(settings: dict[str, Any], text: str) -> None:

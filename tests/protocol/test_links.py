@@ -227,7 +227,7 @@ def test_acks_of_strangers_leave_no_trace() -> None:
 
 def test_under_any_nobody_waits_for_the_promise_of_whom_the_proposer_does_not_reach() -> None:
     """b leads, as a lacks all but e; and b, which is not the most senior, has to ask for promises."""
-    machine = machine_in("abcde", "b", config=Config(policy=Policy.ANY, settle_silence=0.0))
+    machine = machine_in("abcde", "b", config=Config(policy=Policy.ANY, settle_silence=1e-9))
     core = machine._core
     for witness in "bcd":
         evidence = Evidence(core.view_id, "a", EvidenceKind.SEVERED, "no answer")
