@@ -277,7 +277,7 @@ class Config:
         if not self.job or len(self.job) > MAX_JOB:
             raise ConfigError(f"job={self.job!r} must have 1 to {MAX_JOB} characters")
         for name, word in [("job", self.job), ("agreement", self.agreement)]:
-            if not _is_unicode(word):
+            if not is_unicode(word):
                 raise ConfigError(f"{name}={word!r} is no Unicode, and could not be sent: give another one")
         if self.policy is Policy.STORAGE and not self.storage:
             raise ConfigError(
@@ -409,7 +409,7 @@ def _check_kind(name: str, value: Any, kind: str, *, shown: bool) -> None:
         raise ConfigError(f"{name}{given}: expected {expected}")
 
 
-def _is_unicode(text: str) -> bool:
+def is_unicode(text: str) -> bool:
     """Whether ``text`` has an encoding: bytes of a variable or an argument that are not UTF-8 have none."""
     try:
         text.encode()

@@ -80,9 +80,7 @@ class Membership(Consensus):
         self._ring: KeyRing | None = None
         """The secrets that ``dial`` signs with."""
         self._renewing: threading.Thread | None = None
-        self._accepted: dict[str, Callable[[Stream], None]] = {}
-        self._cancels: dict[str, Callable[[], None]] = {}
-        """What ends each of those that were accepted before the start."""
+        self._accepted: dict[str, _Acceptance] = {}
         self._watchers = Watchers()
         self._elsewhere = elsewhere
         """Whether a launcher chose the port of ``bind``, so that another port will do."""
@@ -146,8 +144,8 @@ class Membership(Consensus):
         self._host, self._begun = place, None
         for path, source in self._sources.items():
             self._host.serve(path, source)
-        for path, handler in list(self._accepted.items()):
-            self._cancels[path] = self._host.accept(path, handler)
+        for path, acceptance in list(self._accepted.items()):
+            acceptance.begin(self._host, path)
         try:
             timeout = max(_START_TIMEOUT, self._config.join_timeout)
             ears = Ears(self._plane, self._publish, self._failed)
@@ -306,16 +304,14 @@ class Membership(Consensus):
         _require_path(path)
         if path in self._accepted:
             raise ConfigError(f"path {path!r} is accepted already: end that first, or take another path")
-        self._accepted[path] = handler
-        cancel = None if self._host is None else self._host.accept(path, handler)
+        acceptance = self._accepted[path] = _Acceptance(handler)
+        if self._host is not None:
+            acceptance.begin(self._host, path)
 
         def end() -> None:
-            if self._accepted.get(path) is handler:
+            if self._accepted.get(path) is acceptance:
                 del self._accepted[path]
-                if cancel is not None:
-                    cancel()
-                elif self._host is not None:
-                    self._cancels.pop(path)()
+                acceptance.end()
 
         return end
 
@@ -388,7 +384,7 @@ class Membership(Consensus):
                 rest = deadline - time.monotonic()
                 if found is not None or self._snapshot.stopped is not None or self._stopping or rest <= 0:
                     return found
-                self._changed.wait(rest)
+                self._changed.wait(min(rest, threading.TIMEOUT_MAX))
 
     def _failed(self, stopped: StoppedError) -> None:
         """The agent ended by itself: nothing more will be decided here."""
@@ -397,6 +393,24 @@ class Membership(Consensus):
         self._publish(Snapshot(stopped=stopped))
         if self._plane is not None:
             self._plane.handle(Stopped(stopped))
+
+
+class _Acceptance:
+    """That the program accepts a path, from then on until it ends that: a later one of the same handler is another."""
+
+    def __init__(self, handler: Callable[[Stream], None]) -> None:
+        """It holds at a host from ``begin`` on."""
+        self._handler = handler
+        self._cancel: Callable[[], None] | None = None
+
+    def begin(self, host: Host, path: str) -> None:
+        """``host`` takes streams for ``path``."""
+        self._cancel = host.accept(path, self._handler)
+
+    def end(self) -> None:
+        """No more, once it has begun."""
+        if self._cancel is not None:
+            self._cancel()
 
 
 def _require_path(path: str) -> None:
@@ -411,12 +425,12 @@ def _follow(ring: KeyRing) -> None:
 
 def _facts(meta: Mapping[str, str]) -> Facts:
     """What the other members are to know of this one; raises ConfigError if they could not read it."""
-    facts = tuple(sorted({"pid": str(os.getpid()), **meta}.items()))
+    facts = {"pid": str(os.getpid()), **meta}
     try:
-        check_facts(facts)
+        check_facts(tuple(facts.items()))
     except CodecError as error:
         raise ConfigError(f"meta: {error}") from None
-    return facts
+    return tuple(sorted(facts.items()))
 
 
 def _require_command(line: str) -> None:

@@ -7,6 +7,7 @@ import io
 import socket
 from typing import Any
 
+from ..config import MAX_SECONDS
 from ..errors import DialError, SealError, SecretError
 from ..interface import Stream
 from ..member import Member
@@ -26,7 +27,7 @@ def dial(member: Member, path: str, here: Member, job: str, ring: KeyRing | None
     Raises DialError if there is none, SecretError if the two sides do not have the same secret.
     """
     asked = dialled(member.id, job, here, timeout)
-    timeout = max(0.001, timeout)
+    timeout = min(max(0.001, timeout), MAX_SECONDS)
     connection = _Unbuffered(*member.address, timeout, timeout)
     try:
         connection.connect()

@@ -23,7 +23,7 @@ from ..common.logs import FORMATS, LEVELS
 from ..errors import ConfigError
 from . import readers
 from .environment import Launched, launched
-from .readers import above, as_duration_or_zero, as_preemption, as_trace, one_of
+from .readers import above, as_duration_or_zero, as_preemption, as_trace, as_unicode, one_of
 from .replicas import Part, part_of
 
 Seconds: TypeAlias = float
@@ -108,7 +108,7 @@ class Settings:
     chaos: bool = False
     """Whether faults may be injected: by the program (``FaultInjector``), and by whoever has the job's secret
     (``ftlib chaos``): docs/chaos.md."""
-    replica: str = ""
+    replica: str = field(default="", metadata={"reader": as_unicode})
     """The replica that this process is part of; equal at the processes of one replica (docs/replicas.md)."""
     shard: int = 0
     """Which of the replica's processes this is, from 0; under torchrun, one of which runs in each replica, its RANK."""
@@ -216,7 +216,7 @@ def resolve(
         **own,
         backend=backend,
         supervisor=environment.get(f"{_PREFIX}SUPERVISOR", ""),
-        name=environment.get(f"{_PREFIX}NAME", launch.name if launch is not None else ""),
+        name=_sendable(environment.get(f"{_PREFIX}NAME", launch.name if launch is not None else "")),
         launched=launch,
     )
     most = None if inner.max_size is None else inner.max_size // part.shards
@@ -228,6 +228,11 @@ def resolve(
             "which nobody stands in for a worker any more: give a smaller one, e.g. twice the usual step"
         )
     return settings
+
+
+def _sendable(name: str) -> str:
+    """``name`` with a ``?`` for each byte that is not UTF-8: the others are told of it, and only people read it."""
+    return name.encode(errors="replace").decode()
 
 
 _PAGES = "ftlib.cli.dashboard:mount"

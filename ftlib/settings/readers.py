@@ -28,6 +28,16 @@ def as_text(value: Any) -> str:
     return value
 
 
+def as_unicode(value: Any) -> str:
+    """A string that can be sent: bytes of a variable that are not UTF-8 cannot."""
+    text = as_text(value)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("it is no Unicode, and could not be sent: give another one") from None
+    return text
+
+
 def _seconds(value: Any) -> float:
     if isinstance(value, str):
         match = _SECONDS.fullmatch(value)

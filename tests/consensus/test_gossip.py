@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import sys
 import threading
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -55,6 +57,23 @@ def test_four_meet() -> None:
         assert view.epoch == 1
         assert {member.get_member_list() for member in group} == {view.members}
         assert all(member.wait_known(0) == view for member in group)
+
+
+def test_who_waits_for_ever_is_told() -> None:
+    with members(1, initial_size=2, join_timeout=TIMEOUT) as [first], ThreadPoolExecutor() as pool:
+        waits = [pool.submit(wait, math.inf) for wait in (first.wait_view, first.wait_known)]
+        second = begin(job="test", initial_size=2, introducers=(address(first),))
+        try:
+            view = agree([first, second], 2)
+            assert [wait.result(TIMEOUT) for wait in waits] == [view, view]
+        finally:
+            second.stop()
+
+
+@pytest.mark.parametrize("meta", [{"rank": 3}, {3: "rank"}, {"name": "caf\udce9"}, {"\ud800": "name"}])
+def test_facts_that_could_not_be_sent_are_refused(meta: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^meta: .*(texts|is no text)"):
+        begin(meta=meta)
 
 
 def test_nobody_acts_before_all_have_met() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import queue
 import socket
@@ -106,6 +107,20 @@ def test_what_is_accepted_no_more_is_refused_at_once(secret: str) -> None:
         found, handler = arrivals()
         group[1].accept(PATH, handler)
         with group[0].dial(group[1].member, PATH, timeout=TIMEOUT).socket, found.get(timeout=TIMEOUT).socket:
+            pass
+
+
+def test_who_ends_an_acceptance_twice_ends_no_later_one() -> None:
+    with members(2) as group:
+        agree(group, 2)
+        found, handler = arrivals()
+        end = group[1].accept(PATH, handler)
+        end()
+        group[1].accept(PATH, handler)
+        end()
+        with pytest.raises(ConfigError, match="accepted already"):
+            group[1].accept(PATH, handler)
+        with group[0].dial(group[1].member, PATH, timeout=math.inf).socket, found.get(timeout=TIMEOUT).socket:
             pass
 
 

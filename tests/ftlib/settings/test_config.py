@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,9 @@ def test_members_that_do_not_reach_each_other_may_stay(nothing: object) -> None:
         ({"min_size": 3, "max_size": 2}, "max_size=2 is below"),
         ({"step_timeout": "soon"}, "expected seconds"),
         ({"step_timeout": -1}, "positive"),
+        ({"step_timeout": 1e10}, "step_timeout in the arguments=.*: expected at most 1728000 seconds"),
+        ({"join_timeout": "10000000 h"}, "join_timeout .* at most"),
+        ({"handover": 1e10}, "handover .* at most"),
         ({"mode": "lazy"}, "choose one of active, passive"),
         ({"policy": "storage"}, "policy=storage needs a store that all members reach"),
         ({"introducers": ["here"]}, "'here' is not an address"),
@@ -94,6 +98,15 @@ def test_what_is_secret_is_not_shown_where_it_is_wrong(name: str) -> None:
     with pytest.raises(ConfigError, match=name) as caught:
         resolve({}, {name: 271828182845}, {})
     assert "271828182845" not in str(caught.value)
+
+
+def test_what_could_not_be_sent_to_the_others_is_refused() -> None:
+    """Bytes of a variable that are not UTF-8; in a label, which nothing depends on, they are left out."""
+    word = os.fsdecode(b"caf\xe9")
+    for name in ("job", "replica"):
+        with pytest.raises(ConfigError, match=rf"(?i){name}='caf\\udce9'.* is no Unicode"):
+            resolve({}, {}, {f"FTLIB_{name.upper()}": word})
+    assert resolve({}, {}, {"FTLIB_NAME": word}).name == "caf?"
 
 
 def test_misspelt_variables_and_bad_files_are_named(tmp_path: Path) -> None:
