@@ -21,7 +21,7 @@ from consensus import Consensus, ConsensusError, Gossip, KeyRing, LeftError, Mem
 
 from .checkpoints.depot import Depot
 from .checkpoints.keeper import Keeper
-from .checkpoints.places import depot_of
+from .checkpoints.places import depot_of, fault_of
 from .checkpoints.resume import Loaded
 from .common.counters import State
 from .common.logs import configure
@@ -500,8 +500,8 @@ class FTLib(Calls):
             raise ConfigError(f"{what}: this process was forked from a worker and is none")
         if self._call_lock.inside():
             raise ConfigError(f"{what} was called within a call, from a callback, a signal handler or a state function")
-        if not os.fspath(path):
-            raise ConfigError(f"{what}: the path is empty: give a directory or a URL")
+        if (wrong := fault_of(path)) is not None:
+            raise ConfigError(f"{what}: {wrong}: give a directory or a URL")
         return depot_of(path)
 
     def _apart(self, farewell: Callable[[], None]) -> None:

@@ -10,6 +10,20 @@ from ..errors import ConfigError
 from .depot import Depot, DirectoryDepot, is_url
 
 
+def fault_of(path: object) -> str | None:
+    """Why ``path`` names no place at all; None if it may."""
+    text = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(text, str):
+        return f"{path!r} is no path"
+    if not text:
+        return "the path is empty"
+    try:
+        raw = os.fsencode(text)
+    except UnicodeEncodeError:
+        return f"the path {text!r} has characters that no file system takes"
+    return f"the path {text!r} has a NUL character" if b"\0" in raw else None
+
+
 def depot_of(path: str | os.PathLike[str]) -> Depot:
     """The place that ``path`` names: a URL, or a directory (relative to the current one as it is now).
 

@@ -226,8 +226,16 @@ def test_misuse_is_refused_at_every_worker(tmp_path: Path) -> None:
                 trainee.ft.save(tmp_path)
             with pytest.raises(ConfigError, match="load: no state is registered"):
                 trainee.ft.load(tmp_path)
-            with pytest.raises(ConfigError, match="the path is empty"):
-                trainee.ft.save("")
+            for path, text in [
+                ("", "empty"),
+                ("a\0b", "NUL"),
+                ("\ud800", "no file system takes"),
+                (b"a", "no path"),
+                (None, "no path"),
+            ]:
+                for use in (trainee.ft.save, trainee.ft.load):
+                    with pytest.raises(ConfigError, match=rf"{use.__name__}: .*{text}"):
+                        use(path)  # type: ignore[operator]
         state: dict[str, object] = {}
         steps(1, trainees)
         all_of(trainees, lambda t: t.ft.register_state(state_dict=lambda: state, load_state_dict=lambda _: None))
