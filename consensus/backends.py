@@ -50,7 +50,12 @@ class SharedStorage(Membership):
 def _in_the_cache() -> str:
     """The URL of the directory ``ftlib`` in the user's cache, which this creates: workers of one host meet there."""
     given = os.environ.get("XDG_CACHE_HOME", "")
-    cache = Path(given) if Path(given).is_absolute() else Path.home() / ".cache"  # XDG: ignore a relative path
+    try:
+        cache = Path(given) if Path(given).is_absolute() else Path.home() / ".cache"  # XDG: ignore a relative path
+    except RuntimeError:
+        raise ConfigError(
+            "storage: this user has no home directory for a cache: name a store, as in storage=file:///shared/directory"
+        ) from None
     directory = cache / "ftlib"
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -58,4 +63,4 @@ def _in_the_cache() -> str:
         raise ConfigError(
             f"storage: {directory} cannot be made ({error.strerror}): name a store, as in storage=file:///shared/directory"
         ) from None
-    return f"file://{quote(str(directory))}"
+    return f"file://{quote(os.fsencode(directory))}"

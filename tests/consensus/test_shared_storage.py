@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pwd
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,30 @@ def test_a_cache_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(ConfigError, match=f"storage: {tmp_path}/ftlib cannot be made .*name a store"):
         SharedStorage()
+
+
+def test_without_a_home_there_is_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(_uid: int) -> pwd.struct_passwd:
+        raise KeyError("no such user")
+
+    for name in ("XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    with pytest.raises(ConfigError, match=r"storage: this user has no home directory .*name a store"):
+        SharedStorage()
+
+
+def test_a_cache_may_have_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one of bytes that are not UTF-8."""
+    cache = tmp_path / os.fsdecode(b"caf\xe9 %20#?")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    member = SharedStorage(Config(agent=Home.THREAD))
+    member.start()
+    try:
+        assert member.wait_view(TIMEOUT) is not None
+        assert [path.name for path in cache.iterdir()] == ["ftlib"] and any((cache / "ftlib").iterdir())
+    finally:
+        member.stop()
 
 
 def test_the_next_lifetime_is_of_the_same_kind(tmp_path: Path) -> None:

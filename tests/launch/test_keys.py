@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pwd
 import stat
 import subprocess
 import sys
@@ -206,6 +207,18 @@ class TestCredentials:
         lost.touch(0o600)
         remove_lost()
         assert list(directory.iterdir()) == [elsewhere]
+
+    def test_a_user_without_a_home_has_no_files(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def unknown(_uid: int) -> pwd.struct_passwd:
+            raise KeyError("no such user")
+
+        for name in ("XDG_RUNTIME_DIR", "XDG_CACHE_HOME", "HOME"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setattr(pwd, "getpwuid", unknown)
+        with Credentials("j", {}).kept():
+            assert not drawn_files() and not drawn_rings()
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
     @pytest.mark.parametrize("way", [["--pid", "--fork"], ["--uts", "sh", "-c", 'hostname elsewhere; "$0" "$@"']])

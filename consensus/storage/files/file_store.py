@@ -153,7 +153,7 @@ class FileStore(Store):
 
 def _directory(url: str) -> Path:
     scheme, _, rest = url.partition("://")
-    path = unquote(rest)
+    path = unquote(rest, errors="surrogateescape")  # a name may be any bytes
     if scheme.lower() != "file" or not path.startswith("/") or "\0" in path:
         raise ConfigError(f"storage={redacted(url)!r} names no directory: give file:///shared/directory, with three slashes")
     if "?" in rest or "#" in rest:

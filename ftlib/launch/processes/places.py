@@ -7,6 +7,7 @@ directory, and the pid means nothing there: ``place`` shows where the pid is val
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import re
@@ -76,6 +77,9 @@ def _place() -> str:
 
 
 def _directory() -> Path:
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(runtime or cache) / "ftlib"
+    """OSError if the environment names no place, and this user has no home directory."""
+    place = os.environ.get("XDG_RUNTIME_DIR") or os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(place) if place else Path.home() / ".cache") / "ftlib"
+    except RuntimeError:
+        raise FileNotFoundError(errno.ENOENT, "this user has no home directory", "~/.cache") from None
