@@ -286,6 +286,8 @@ def _from_file(
         if not isinstance(table, Mapping):
             raise ConfigError(f"config: expected a mapping of settings, found {type(table).__name__}")
         return "config", dict(table)
+    if config is not None and not isinstance(config, (str, os.PathLike)):
+        raise ConfigError(f"config={config!r}: expected the path of a file, or a mapping of settings")
     given = config or environment.get(f"{_PREFIX}CONFIG")
     path = Path(given) if given else _DEFAULT_FILE
     if not given and not path.is_file():
@@ -297,6 +299,8 @@ def _from_file(
         raise ConfigError(f"{path} cannot be read: {error.strerror}; check config= or {_PREFIX}CONFIG") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    except ValueError as error:  # a name that no file can have
+        raise ConfigError(f"config={str(path)!r} cannot be read: {error}; give the path of a file") from None
     table = content.get("ftlib", {})
     if content and "ftlib" not in content:
         raise ConfigError(f"{path} has no table [ftlib], below which settings stand, but {', '.join(content)}: add that line")
@@ -313,7 +317,7 @@ def _checked(name: str, value: Any, label: str) -> Any:
         raise ConfigError(f"unknown setting {label}: {hint}")
     try:
         return reader(value)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         shown = "" if name in ("secret", "storage", "storage_password") else f"={value!r}"
         raise ConfigError(f"{label}{shown}: {error}") from None
 

@@ -77,6 +77,8 @@ def test_members_that_do_not_reach_each_other_may_stay(nothing: object) -> None:
         ({"step_timeout": 1e10}, "step_timeout in the arguments=.*: expected at most 1728000 seconds"),
         ({"join_timeout": "10000000 h"}, "join_timeout .* at most"),
         ({"handover": 1e10}, "handover .* at most"),
+        ({"exclude_after": 10**400}, "exclude_after in the arguments="),
+        ({"bucket_mb": 10**400}, "bucket_mb in the arguments="),
         ({"mode": "lazy"}, "choose one of active, passive"),
         ({"policy": "storage"}, "policy=storage needs a store that all members reach"),
         ({"introducers": ["here"]}, "'here' is not an address"),
@@ -114,6 +116,9 @@ def test_misspelt_variables_and_bad_files_are_named(tmp_path: Path) -> None:
         resolve({}, {}, {"FTLIB_MIN_SIZES": "2"})
     with pytest.raises(ConfigError, match="cannot be read"):
         resolve({}, tmp_path / "none.toml", {})
+    for nothing in (5, b"job.toml", ["job.toml"], "a\0b"):
+        with pytest.raises(ConfigError, match=r"^config="):
+            resolve({}, nothing, {})  # type: ignore[arg-type]
     (tmp_path / "bad.toml").write_text("[ftlib\n")
     with pytest.raises(ConfigError, match="not valid TOML"):
         resolve({}, tmp_path / "bad.toml", {})
