@@ -114,6 +114,8 @@ class FTLib(Calls):
 
         ``consensus``: ``gossip`` or ``shared_storage``; if it is not given, the environment or the file may set it.
         """
+        if rank_assign is not None and (isinstance(rank_assign, type) or not hasattr(rank_assign, "get_rank_and_size")):
+            raise ConfigError(f"rank_assign={rank_assign!r} has no get_rank_and_size: pass an object of a RankAssignScheme")
         resolved = resolve(settings, config, backend=Gossip if isinstance(consensus, Consensus) else _backend_of(consensus))
         backend = framework_of(framework)
         resolved = resolved.agreeing(framework=backend.family)
@@ -125,7 +127,7 @@ class FTLib(Calls):
             logger.info("%s", resolved.launched.says)
             resolved = introduced(resolved) if kind is Gossip else resolved
         member = consensus if isinstance(consensus, Consensus) else resolved.backend(resolved.consensus)
-        ft = cls(resolved, member, backend, rank_assign or RankAssignScheme())
+        ft = cls(resolved, member, backend, RankAssignScheme() if rank_assign is None else rank_assign)
         try:
             ft._start()
         except BaseException as error:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import operator
+from collections.abc import Mapping, Sequence
 
 from consensus import Member, View
 
 from ..core.plane.ranks import RankAssignScheme
-from ..core.plane.rebuild import RebuildError
+from ..errors import ConfigError
 from ..frameworks.base import GroupSpec
 
 __all__ = ["gathering"]
@@ -19,16 +20,27 @@ def gathering(
 ) -> tuple[Mapping[str, int], GroupSpec | None]:
     """Return the ranks in ``view``, and the spec of its group; None if there is only one member.
 
-    Raises RebuildError if ``rank_assign`` gives no valid ranks. ``timeout``: seconds for building, and for one operation.
+    Raises ConfigError if ``rank_assign`` gives no valid ranks. ``timeout``: seconds for building, and for one operation.
     """
     members = view.members
-    ranks = {member.id: rank_assign.get_rank_and_size(members, member.id)[0] for member in members}
-    if sorted(ranks.values()) != list(range(len(members))):
-        raise RebuildError(f"{type(rank_assign).__name__} gave ranks {sorted(ranks.values())} to {len(members)} members")
+    ranks = _ranks(members, rank_assign)
     if len(members) == 1:
         return ranks, None
     host = members[view.epoch % len(members)]
     return ranks, GroupSpec(_room(view, host), view.epoch, ranks[own_id], len(members), dict(host.meta), timeout)
+
+
+def _ranks(members: Sequence[Member], rank_assign: RankAssignScheme) -> Mapping[str, int]:
+    """The rank of every member id. ConfigError if the scheme, which may be the program's own, fails or gives no valid ones."""
+    name = f"rank_assign: {type(rank_assign).__name__}.get_rank_and_size"
+    try:
+        ranks = {member.id: operator.index(rank_assign.get_rank_and_size(members, member.id)[0]) for member in members}
+    except Exception as error:
+        raise ConfigError(f"{name} failed for a view of {len(members)} members: {error!r}") from error
+    given, wanted = sorted(ranks.values()), list(range(len(members)))
+    if given != wanted:
+        raise ConfigError(f"{name} gave the ranks {given} to {len(members)} members: give each another one, counted from 0")
+    return ranks
 
 
 def _room(view: View, host: Member) -> str:

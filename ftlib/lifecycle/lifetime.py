@@ -410,7 +410,7 @@ class Lifetime:
     # --- on the rebuild thread -----------------------------------------------------------------------------------------
 
     def _rebuild(self, view: View) -> tuple[Mapping[str, int], Group | None]:
-        """Build the group of an installed view, in three steps. Raises RebuildError; never a false success."""
+        """Build the group of an installed view, in three steps. Raises RebuildError or ConfigError; never a false success."""
         members = self.consensus.get_member_list()
         if tuple(member.id for member in members) != view.ids:
             raise RebuildError(f"the members changed while the group of {view} was to be built")

@@ -10,7 +10,10 @@ __all__ = ["RankAssignScheme"]
 
 
 class RankAssignScheme:
-    """Rank is the index in the member list. Subclass to place ranks otherwise; it must be a pure function of the list."""
+    """Rank is the index in the member list. Subclass to place ranks otherwise; it must be a pure function of the list.
+
+    Where it raises, or gives no valid ranks, a worker that has been in no view yet ends with ConfigError.
+    """
 
     def get_rank_and_size(self, member_list: Sequence[Member], self_id: str) -> tuple[int, int]:
         """``(rank, size)`` of ``self_id``; ValueError if it is not in the list."""

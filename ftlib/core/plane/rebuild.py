@@ -26,7 +26,7 @@ from consensus.border import (
 )
 
 from ... import errors
-from ...errors import FTLibError
+from ...errors import ConfigError, FTLibError
 from ...frameworks.base import Framework, Group, Work
 from ...frameworks.staged.group import StagedGroup
 from ...frameworks.staged.rows import HostRows
@@ -45,7 +45,9 @@ __all__ = ["RebuildError", "Rebuilder", "translated"]
 logger = logging.getLogger("ftlib")
 
 Build = Callable[[View], tuple[Mapping[str, int], Group | None]]
-"""From a view to (rank of every member id, group), the group None for a single member. Any exception is a failed rebuild."""
+"""From a view to (rank of every member id, group), the group None for a single member. Any exception is a failed rebuild; a
+ConfigError ends this lifetime, if it has not been in a group yet.
+"""
 
 
 class RebuildError(FTLibError):
@@ -279,6 +281,11 @@ class Rebuilder:
             superseded = self._wanted > view.epoch
         if superseded:
             logger.debug("building the group of %s was given up: %s", view, text, extra=self._plane.about("build_given_up"))
+            return
+        if isinstance(error, ConfigError) and self._plane.session is None:
+            # It would be so in the next view, too. Those that have worked together go on trying: who is new leaves them.
+            self._stop(error)
+            self._consensus.leave()
             return
         extra = self._plane.about("build_failed", view_id=view.view_id)
         logger.warning("building the group of %s failed, waiting for a new view: %s", view, text, extra=extra)
