@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import tempfile
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -24,6 +26,8 @@ __all__ = ["drive"]
 FOUNDERS = 3
 DEADLINE = 0.05
 """Of stragglers, in seconds."""
+SPARE, FOLLOW, WAIT = "spare-0003", "follow-0004", "wait-0005"
+"""Ids end in hexadecimal digits, as real ones do: spares choose by them whom they ask first."""
 PATIENCE = TIMEOUT
 """Seconds that a whole job may take: the first of a process waits for torch to import its compiler."""
 
@@ -41,7 +45,7 @@ class Course:
         places = {"max_size": FOUNDERS} if "spares" in features else {}
         self.job = Job(FOUNDERS, **settings, **places)
         self.job.cluster.max_size = places.get("max_size")
-        self._late = [name for name in ("follow", "wait") if name in features]
+        self._late = [name for name, feature in ((FOLLOW, "follow"), (WAIT, "wait")) if feature in features]
         self._killed = "spares" in features or rng.random() < 0.5
         self._moment = rng.randrange(2, self.steps)
         self._lateness = 0
@@ -66,13 +70,13 @@ class Course:
                 return
             if "spares" in self.features:
                 assert self.job.cluster.wait(lambda: self.job.cluster.view, PATIENCE), "not founded"
-                self._enter("spare", lambda: None)
+                self._enter(SPARE, lambda: None)
             deadline = time.monotonic() + PATIENCE
             while self.job.workers["w0"].thread.is_alive():
                 self.job.workers["w0"].thread.join(0.01)
                 if self._begun.is_set():
-                    for kind in self._late:
-                        self._enter(kind, lambda: None, recovery="wait" if kind == "wait" else "live")
+                    for name in self._late:
+                        self._enter(name, lambda: None, recovery="wait" if name == WAIT else "live")
                     self._late = []
                 assert time.monotonic() < deadline, f"w0 is stuck: {self._where()}"
             for name, worker in self.job.workers.items():
@@ -132,8 +136,8 @@ class Course:
         """Whether somebody is on its way: jobs as small as these would be over before it is there."""
         return any(
             name not in self.students or (name in self.job.workers and not self.students[name].states)
-            for name in ("follow", "wait")
-            if name in self.features and "spares" not in self.features
+            for name, feature in ((FOLLOW, "follow"), (WAIT, "wait"))
+            if feature in self.features and "spares" not in self.features
         )
 
     def _where(self) -> str:
@@ -146,7 +150,7 @@ class Course:
             del allowed["w2"]
         if "drain" in self._done:
             allowed["w1"] = {"left"}
-        for name in ("spare", "follow", "wait"):
+        for name in (SPARE, FOLLOW, WAIT):
             if name in allowed and not self.students[name].states:
                 allowed[name] |= {"left", ""} if self.job.workers[name].ft.rank < 0 else {"left"}  # the job is over
         wrong = {
@@ -181,7 +185,26 @@ class Course:
             assert weight.numpy().tobytes() == first.states[found.name.step]
 
 
+@contextmanager
+def _tracebacks() -> Iterator[list[str]]:
+    """Errors that went into the log only: what gave up then may be missed by nobody."""
+    logged: list[str] = []
+
+    class Keeps(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.exc_info:
+                logged.append(f"{record.getMessage()}: {record.exc_info[1]!r}")
+
+    handler, logger = Keeps(), logging.getLogger("ftlib")
+    logger.addHandler(handler)
+    try:
+        yield logged
+    finally:
+        logger.removeHandler(handler)
+
+
 def drive(features: Collection[str], seed: int) -> None:
     """Run and judge one job; AssertionError, or what a worker raised."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, _tracebacks() as logged:
         Course(features, seed, Path(folder)).run()
+    assert not logged, logged
