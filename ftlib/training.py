@@ -397,7 +397,8 @@ class Calls(ABC):
 
         For a worker that cannot apply the step under way, and may have nothing to average in it. Where all decline, that is all
         of the call. Returns FAIL, too; or ABORT if this worker has left; or SUCCESS if the others had finished the call, which
-        happens only to a worker that was in it and left it by an exception. Not while others call ``execute``.
+        happens only to a worker that was in it and left it by an exception. Not while others call ``execute``. Where a step
+        has several calls, not as the first call of a worker that joins: it does not know which one that would be.
 
         With ``straggler_deadline`` never SUCCESS. If this worker is late, the others have finished the call without it: what
         they have averaged by then is applied here, as ``register_state`` says, to the parameters of this worker's newest

@@ -7,13 +7,13 @@ import random
 import tempfile
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
-from ftlib import ConfigError
+from ftlib import ConfigError, Status
 from ftlib.checkpoints.checkpoint import newest
 from ftlib.core.stand_in.pattern import WINDOW
 from tests.ftlib.combinations.student import EPOCHS, Student
@@ -26,6 +26,8 @@ __all__ = ["drive"]
 FOUNDERS = 3
 DEADLINE = 0.05
 """Of stragglers, in seconds."""
+DECLINED = 0.1
+"""Of the steps of each worker: the share that it declines."""
 SPARE, FOLLOW, WAIT = "spare-0003", "follow-0004", "wait-0005"
 """Ids end in hexadecimal digits, as real ones do: spares choose by them whom they ask first."""
 PATIENCE = TIMEOUT
@@ -59,9 +61,13 @@ class Course:
         self._done: set[str] = set()
         self._begun = threading.Event()
 
+    @property
+    def _refusals(self) -> list[Cell]:
+        return [found for pair, found in CELLS.items() if found.outcome is REFUSED and self.features.issuperset(pair)]
+
     def run(self) -> None:
         """Until all programs have ended."""
-        refusals = [found for pair, found in CELLS.items() if found.outcome is REFUSED and self.features.issuperset(pair)]
+        refusals = [found for found in self._refusals if not found.begins]
         with self.job:
             for number in range(FOUNDERS):
                 self._enter(f"w{number}", self._founder(number))
@@ -91,19 +97,37 @@ class Course:
         """Nobody begins, and everybody is told why."""
         for name, student in self.students.items():
             self.job.workers[name].join()
-            assert isinstance(student.error, ConfigError), f"{cell} was not refused: {student.ending} {student.error}"
-            missing = [word for word in cell.says if word not in str(student.error)]
-            assert not missing, f"{missing} is not named by: {student.error}"
+            _compare(cell, student.error, student.ending)
 
     def _enter(self, name: str, hook: object, **settings: str) -> None:
         student = self.students[name] = Student(self.features, self.steps, FOUNDERS, self._folder)
         student.hook = hook  # type: ignore[assignment]
         if name == "w1" and "veto" in self.features:
             student.spoils = lambda: self._once("spoil", self.job.workers["w1"].ft.step >= self._spoilt)
+        if "decline" in self.features:
+            student.declines = self._decliner(name)
         usual = self.job.settings
         self.job.settings = {**usual, **settings}
         self.job.start(name, student.learn)
         self.job.settings = usual
+
+    def _decliner(self, name: str) -> Callable[[], bool]:
+        """One of the founders does so in any case, in the step for which it is late if it is late for one.
+
+        Joiners mostly do in the first one; not where a step has several calls, as they do not know which one that would be.
+        """
+        rng = random.Random(self._rng.random())
+        first = self._lateness or rng.randrange(1, self.steps)
+        joins = name in (SPARE, FOLLOW, WAIT)
+        at_once = joins and "evaluation" not in self.features and rng.random() < 0.6
+
+        def declines() -> bool:
+            if joins and not self.students[name].states:
+                return self._once(f"decline {name}", at_once)
+            step = self.job.workers[name].ft.step
+            return (name == "w1" and self._once("decline", step >= first)) or rng.random() < DECLINED
+
+        return declines
 
     def _once(self, what: str, now: bool) -> bool:
         if not now or what in self._done:
@@ -173,6 +197,14 @@ class Course:
             judge(done, epochs=EPOCHS, size=first.size)  # type: ignore[arg-type]
         else:
             assert first.last == first.steps
+        for cell in self._refusals:
+            refused = [refusal for student in self.students.values() for refusal in student.refusals]
+            assert refused, f"{cell} was not refused"
+            for refusal in refused:
+                _compare(cell, refusal)
+        if "decline" in self._done and "execute" not in self.features:
+            declined = [status for student in self.students.values() for status in student.declined]
+            assert declined and set(declined) <= {Status.FAIL, Status.ABORT}, declined
         if "checkpoint" in self.features:
             self._restores(first)
 
@@ -183,6 +215,13 @@ class Course:
         weight = found.tree["model"][0]["weight"]
         if found.name.step in first.states:
             assert weight.numpy().tobytes() == first.states[found.name.step]
+
+
+def _compare(cell: Cell, error: BaseException | None, ending: str = "") -> None:
+    """The refusal names the combination."""
+    assert isinstance(error, ConfigError), f"{cell} was not refused: {ending} {error}"
+    missing = [word for word in cell.says if word not in str(error)]
+    assert not missing, f"{missing} is not named by: {error}"
 
 
 @contextmanager

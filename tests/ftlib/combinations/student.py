@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from ftlib import FTLibError, Status
+from ftlib import ConfigError, FTLibError, Status
 from ftlib.ftlib import FTLib
 from tests.ftlib.crews.scholars import Scholar
 from tests.ftlib.crews.workers import Worker
@@ -36,6 +36,13 @@ class Student(Scholar):
         """The parameters after each step that it made itself."""
         self.spoils: Callable[[], bool] = lambda: False
         """Asked before each call: whether its gradient is not finite."""
+        self.declines: Callable[[], bool] = lambda: False
+        """Asked before each step: whether it declines the average."""
+        self.declined: list[Status] = []
+        """What became of these."""
+        self.refusals: list[ConfigError] = []
+        """Of calls that are none, where the job goes on."""
+        self._declining = False
         self.error: BaseException | None = None
 
     def register(self, ft: FTLib) -> None:
@@ -82,7 +89,8 @@ class Student(Scholar):
     def _one(self, ft: FTLib, batch: list[int]) -> bool:
         self.hook()
         before = ft.step
-        status = ft.execute(self.step, ft, batch) if self.unit else self.step(ft, batch)
+        self._declining = self.declines()
+        status = self._execute(ft, batch) if self.unit else self.step(ft, batch)
         if status is Status.ABORT:
             return False
         if ft.step > before:
@@ -91,7 +99,26 @@ class Student(Scholar):
                 ft.save(self.folder)
         return True
 
+    def _execute(self, ft: FTLib, batch: list[int]) -> Status:
+        try:
+            return ft.execute(self.step, ft, batch)
+        except ConfigError as refusal:  # the others wait in that unit
+            self.refusals.append(refusal)
+            self._declining = False
+            return ft.execute(self.step, ft, batch)
+
     def step(self, ft: FTLib, batch: list[int]) -> Status:
+        status = self._decline(ft) if self._declining else self._average(ft, batch)
+        if "evaluation" in self.features and status is not Status.ABORT:  # a second kind of call in each step
+            ft.allreduce(torch.zeros(2))
+        return status
+
+    def _decline(self, ft: FTLib) -> Status:
+        status = ft.decline(batches=int(self.samples))
+        self.declined.append(status)
+        return status
+
+    def _average(self, ft: FTLib, batch: list[int]) -> Status:
         weight = self.model.weight
         weight.grad = torch.zeros_like(weight)
         for index in batch:
@@ -105,8 +132,6 @@ class Student(Scholar):
             if self.samples and not self.unit:
                 self._check(ft, weight.grad[0].double())
             self.optimizer.step()
-        if "evaluation" in self.features and status is not Status.ABORT:  # a second kind of call in each step
-            ft.allreduce(torch.zeros(2))
         return status
 
     def _between(self, ft: FTLib) -> None:

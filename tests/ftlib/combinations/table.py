@@ -24,6 +24,7 @@ FEATURES = {
     "veto": "a gradient is not finite",
     "checkpoint": "`save` every few steps",
     "drain": "a worker is told to leave",
+    "decline": "workers call `decline` in some steps instead of the average",
 }
 """In the order of the table. Each job has three founders besides; in every other one a founder is killed."""
 
@@ -40,6 +41,8 @@ class Cell:
     why: str
     says: tuple[str, ...] = ()
     """Refused: what the ``ConfigError`` names."""
+    begins: bool = False
+    """Refused: the call alone is, at the worker that makes it; the job is whole."""
 
 
 _TEXT = """
@@ -55,6 +58,7 @@ sampler barrier: all loops end after the same call, and a barrier uses up nothin
 sampler veto: a vetoed call has used up its samples, and the ledger says so
 sampler checkpoint: it has what is used up as of the last finished call; all the rest is dealt again
 sampler drain: what the leaver has drawn goes back after its last call
+sampler decline: its batch is used up without a step, and the ledger says so
 look-ahead execute: what is drawn beyond a unit stays drawn when that is undone
 look-ahead spares: who has drawn more than the others can wait for at a loop's end comes in in the next one
 look-ahead wait: who has drawn more than the others can wait for at a loop's end comes in in the next one
@@ -66,6 +70,7 @@ look-ahead barrier: all loops hand out as many batches as that of the deepest lo
 look-ahead veto: the vetoed call's batches are used up, those drawn beyond it are not
 look-ahead checkpoint: what is drawn and not used up is not in it, and is dealt again
 look-ahead drain: batches in the leaver's loader go back with the others
+look-ahead decline: it uses up the batch of its step; what is drawn beyond that stays drawn
 execute spares: units cannot be replayed: the others wait while a spare that counts loads the state
 execute wait: the others wait while it loads the state, in its first unit
 execute follow: units cannot be replayed: the others wait while it loads the state
@@ -76,6 +81,7 @@ execute barrier: between two units a barrier is a call like any other
 execute veto: a vetoed average grants no step, and the unit is committed all the same
 execute checkpoint: saved between units: what was committed last
 execute drain: the leaver's last unit is finished by all or by nobody
+execute decline: an exception in the unit does that; the others begin it again with whoever declined
 spares wait: each loads the state by its own setting when a place is free
 spares follow: both are admitted in the order in which they came, as places become free
 spares extra: averages cannot be replayed: the others wait while a spare that counts loads the state
@@ -85,6 +91,7 @@ spares barrier: a spare is in no call before it has a place
 spares veto: nobody applies a vetoed average, and a spare does not replay it
 spares checkpoint: spares save nothing before they count
 spares drain: the leaver's place is free, and a spare takes it in the same view
+spares decline: nobody applies a declined average, and a spare does not replay it
 wait follow: a setting of each worker's own: one is waited for, one follows
 wait extra: all of the state is loaded: nothing has to be replayed
 wait deputies: whom the joiner may ask for the state does not stay away
@@ -93,6 +100,7 @@ wait barrier: a joiner learns which call comes next, and comes in with one of it
 wait veto: a vetoed call changes no state: it may load before or after it
 wait checkpoint: what is saved meanwhile is a veteran's
 wait drain: whoever leaves while the state is loaded is replaced as its donor
+wait decline: a declined call changes no state: it may load before or after it, or decline itself
 follow extra: averages cannot be replayed: the others wait while it loads the state
 follow deputies: whom the joiner may ask for the state does not stay away
 follow evaluation: it takes part in calls of other kinds with nothing of its own
@@ -100,30 +108,42 @@ follow barrier: it takes part in calls of other kinds with nothing of its own
 follow veto: nobody applies a vetoed average, and a follower does not replay it
 follow checkpoint: a follower has rank 0 only once it has the state
 follow drain: every part of the state has two donors
+follow decline: nobody applies a declined average, and a follower does not replay it; it may begin with a decline
 extra deputies: a late worker could not take over the averages that it missed
 extra evaluation: it is not changed by calls
 extra barrier: it is not changed by calls
 extra veto: it is not changed by calls
 extra checkpoint: it is saved with the rest
 extra drain: every member has all of it
+extra decline: it is not changed by calls
 deputies evaluation: a step may have several calls; a late program takes over whole steps
 deputies barrier: a deputy takes part in one call that belongs to no step, and its program makes it, too
 deputies veto: a call that came to nothing is missed like any other, and nothing of it is applied
 deputies checkpoint: a late worker saves the state that it has, or nothing where samples are dealt on
 deputies drain: the deputy says goodbye for a late worker
+deputies decline: who is late takes over what it missed, and its own step has no result
 evaluation barrier: calls are made in one order, the same everywhere
 evaluation veto: inf and nan pass through an allreduce; only averages are vetoed
 evaluation checkpoint: saving is no call
 evaluation drain: the leaver's last call may be of any kind
+evaluation decline: the average fails at all, the step's other call is made; a joiner does not begin with a decline
 barrier veto: a vetoed average is a finished call: all go on to the barrier
 barrier checkpoint: saving is no call
 barrier drain: the leaver's last call may be the barrier
+barrier decline: a declined average is a finished call: all go on to the barrier
 veto checkpoint: a vetoed step changes nothing that is saved
 veto drain: a vetoed call may be the leaver's last
+veto decline: nothing of a declined call is looked at, and an average comes to nothing in either way
 checkpoint drain: a checkpoint that is under way is completed before the leaver ends
+checkpoint decline: a declined step changes nothing that is saved
+drain decline: a declined call may be the leaver's last
 """
 
-_REFUSED = {("extra", "deputies"): ("straggler_deadline", "extra", "apply=")}
+_REFUSED = {
+    ("extra", "deputies"): ("straggler_deadline", "extra", "apply="),
+    ("execute", "decline"): ("decline", "execute"),
+}
+_AT_THE_CALL = {("execute", "decline")}
 
 
 def _cells() -> Iterator[Cell]:
@@ -131,7 +151,7 @@ def _cells() -> Iterator[Cell]:
         names, why = line.split(": ", 1)
         first, second = names.split()
         says = _REFUSED.get((first, second), ())
-        yield Cell(first, second, REFUSED if says else WHOLE, why, says)
+        yield Cell(first, second, REFUSED if says else WHOLE, why, says, (first, second) in _AT_THE_CALL)
 
 
 CELLS = {(cell.first, cell.second): cell for cell in _cells()}
