@@ -91,6 +91,8 @@ class Waiting:
         if self._for_session is None or self._for_session[0] != (call.number, call.began):  # else warnings get rarer
             self._for_session = (call.number, call.began), self._patience(call)
         patience = self._for_session[1]
+        short: float | None = None
+        """When too few members were there last, in a view that was not changing."""
         while True:
             with plane.changed:
                 session = plane.session
@@ -102,7 +104,10 @@ class Waiting:
                     plane.counters.time_use.waited(now() - since)
                     return session
                 until = self._last_moment(since) if plane.leaving() else math.inf
+                short = now() if active else short
                 left = patience.deadline - now()
+                if not active and short is not None:  # somebody comes or goes in the last moment, which says no more than that
+                    left = max(left, short + limits.drain_patience - now())
                 if left > 0:
                     plane.tell()
                     plane.changed.wait(min(left, WARN_AFTER, max(0.0, until - now())))

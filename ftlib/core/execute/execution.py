@@ -23,6 +23,7 @@ from ..calls.call import Call, Results
 from ..calls.session import Session
 from ..plane.failures import Failures
 from ..plane.nonfinite_check import NonfiniteCheck
+from ..plane.phase import Phase
 from ..plane.plane import Plane
 from ..tensors.layout import Layout
 from ..tensors.layout_book import LayoutBook
@@ -203,6 +204,8 @@ class Executor:
         self._failures = means.failures
         self._backup = Backup()
         self._buffers = Buffers(self._means.allocate)
+        self._committing = ""
+        """The id of the view in which a unit's commit was begun last."""
         self._warned = False
         """True once the log has warned that no state is registered."""
 
@@ -245,6 +248,7 @@ class Executor:
             unit.restart(plane.threads.now())  # deadlines of waits count from here on
         if execution.failure is None:
             unit.performed(execution.layouts)
+            self._committing = session.view.view_id
             session.expect(execution.expected)
             return True
         self._failed_attempt(unit, execution, execution.failure)
@@ -253,8 +257,17 @@ class Executor:
     def leave(self, unit: Call) -> None:
         """An exception ends ``unit``. If it is a unit in doubt, this member will not learn whether it was committed: stop."""
         if isinstance(unit, Unit) and unit.in_doubt and self._plane.finished < unit.number:
-            self._failures.stop(Excluded(f"{unit} was left while it was being committed: {_ANEW}"))
+            if not self._uncommitted(unit):
+                self._failures.stop(Excluded(f"{unit} was left while it was being committed: {_ANEW}"))
             self._undo(unit, "it was left")
+
+    def _uncommitted(self, unit: Unit) -> bool:
+        """True if a later view has come, none of whose members has committed ``unit``: all of them undo it."""
+        plane = self._plane
+        with plane.changed:
+            session = plane.session
+            later = plane.phase is Phase.ACTIVE and session is not None and session.view.view_id != self._committing
+            return later and session is not None and not session.gives(unit.number)
 
     # --- inside --------------------------------------------------------------------------------------------------------
 

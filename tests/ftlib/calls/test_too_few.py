@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from ftlib import Status
+from ftlib import RebuildTimeout, Status
 from ftlib.core.calls.call import Call, Kind
 from ftlib.core.calls.session import Session
 from ftlib.core.engine.waiting import Limits, Waiting
@@ -19,6 +19,8 @@ from ftlib.core.plane.phase import Phase
 from ftlib.core.plane.plane import Plane
 from ftlib.core.tensors.layout import Layout
 from ftlib.ftlib import FTLib
+from tests.ftlib.crews.workers import Job, Worker
+from tests.harness.basics import TIMEOUT, eventually
 from tests.harness.company import at_once, company
 
 PATIENCE = 2.0
@@ -97,3 +99,78 @@ def test_what_another_member_has_finished_needs_no_more_of_them(*, given: bool, 
     call = Call(Kind.BARRIER, Layout(b"", "barrier", "barrier()", ()), [])
     call.enter(4, plane.threads.now() - 10.0)
     assert Waiting(plane, Limits(1.0, min_size=2), lambda: True).session(call) is (session if found else None)
+
+
+class Filling:
+    """A session with too few members; says when somebody has looked."""
+
+    def __init__(self) -> None:
+        self.looked = threading.Event()
+
+    @property
+    def size(self) -> int:
+        self.looked.set()
+        return 1
+
+    def gives(self, _number: int) -> bool:
+        return False
+
+
+def test_a_member_that_comes_as_patience_ends_is_waited_for() -> None:
+    """The view changes in that moment, which takes no ``step_timeout``: RebuildTimeout would end this worker's part."""
+    plane, few = Plane("a"), Filling()
+    plane.phase, plane.session = Phase.ACTIVE, cast("Session", few)
+    call = Call(Kind.BARRIER, Layout(b"", "barrier", "barrier()", ()), [])
+    call.enter(4, plane.threads.now())
+    enough = cast("Session", SimpleNamespace(size=2))
+
+    def change() -> None:
+        assert few.looked.wait(TIMEOUT)
+        with plane.changed:
+            plane.phase = Phase.FROZEN
+            plane.changed.notify_all()
+        eventually(lambda: plane.threads.now() > call.began + 0.4, "the deadline has passed")
+        with plane.changed:
+            plane.phase, plane.session = Phase.ACTIVE, enough
+            plane.changed.notify_all()
+
+    found, _ = at_once(lambda: Waiting(plane, Limits(0.2, min_size=2), lambda: True).session(call), change)
+    assert found is enough
+
+
+def test_a_unit_whose_commit_failed_is_begun_again_once_enough_are_there() -> None:
+    """A member dies in the commit, and the others are too few: that nobody has committed is known, so all go on."""
+    died = threading.Event()
+
+    def body(worker: Worker) -> tuple[int, list[float], int]:
+        ft, model, timeouts = worker.ft, nn.Linear(1, 1, bias=False), 0
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        ft.register_state(model=model, optimizer=optimizer)
+
+        def step() -> None:
+            model.weight.grad = torch.ones_like(model.weight)
+            if ft.allreduce_average(model):
+                optimizer.step()
+            if worker.name == "w2" and ft.step == 1:
+                others = [job.workers[name].ft._plane for name in ("w0", "w1")]
+                eventually(lambda: all(getattr(plane.current, "in_doubt", False) for plane in others), "all have ended it")
+                job.kill("w2")
+
+        while ft.step < 4:
+            try:
+                ft.execute(step)
+            except RebuildTimeout:
+                timeouts += 1
+                died.set()
+        return ft.step, model.weight.flatten().tolist(), timeouts
+
+    with Job(3, min_size=3, step_timeout=PATIENCE) as job:
+        for name in ("w0", "w1", "w2"):
+            job.start(name, body)
+        assert died.wait(TIMEOUT)
+        job.start("w3", body)
+        eventually(lambda: bool(job.cluster.waiting), "it has come")
+        job.cluster.admit()
+        first, second, third = (job.workers[name].join() for name in ("w0", "w1", "w3"))
+        assert first[:2] == second[:2] == third[:2]
+        assert first[2] >= 1

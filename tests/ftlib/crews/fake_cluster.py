@@ -155,6 +155,10 @@ class FakeCluster:
         """It never says anything again; the others go on without it."""
         self.post("kill", name)
 
+    def admit(self) -> None:
+        """Let in who waits, though no call ends: a real consensus does so after ``boundary_wait``."""
+        self.post("admit")
+
     def wait(self, get: Callable[[], Any], timeout: float) -> Any:
         with self._changed:
             self._changed.wait_for(lambda: get() is not None, timeout)
@@ -215,6 +219,10 @@ class FakeCluster:
         self.leaving |= set(leavers)
         if not self._flushing and self.idle:
             self._on_change(call)
+
+    def _on_admit(self) -> None:
+        if self.waiting and self.idle and not self._flushing:
+            self._on_change()
 
     def _on_failure(self) -> None:
         if not self._flushing:  # else whoever failed is asked for its report anyway
