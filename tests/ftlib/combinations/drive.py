@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import random
 import tempfile
@@ -30,8 +31,10 @@ DECLINED = 0.1
 """Of the steps of each worker: the share that it declines."""
 SPARE, FOLLOW, WAIT = "spare-0003", "follow-0004", "wait-0005"
 """Ids end in hexadecimal digits, as real ones do: spares choose by them whom they ask first."""
+TOO_FEW = 2.0
+"""Seconds until a call is given up for which too few members are there."""
 PATIENCE = TIMEOUT
-"""Seconds that a whole job may take: the first of a process waits for torch to import its compiler."""
+"""Seconds that a whole job may take."""
 
 
 class Course:
@@ -44,11 +47,14 @@ class Course:
         self._folder = folder
         self.students: dict[str, Student] = {}
         settings = {"straggler_deadline": DEADLINE} if "deputies" in features else {}
-        places = {"max_size": FOUNDERS} if "spares" in features else {}
-        self.job = Job(FOUNDERS, **settings, **places)
+        least = "min_size" in features
+        self._founders = founders = FOUNDERS + (least and "spares" in features)  # of whom two die: a spare is there for one
+        places = {"max_size": founders} if "spares" in features else {}
+        limits = {"min_size": founders, "step_timeout": TOO_FEW} if least else {}
+        self.job = Job(founders, **settings, **places, **limits)
         self.job.cluster.max_size = places.get("max_size")
         self._late = [name for name, feature in ((FOLLOW, "follow"), (WAIT, "wait")) if feature in features]
-        self._killed = "spares" in features or rng.random() < 0.5
+        self._killed = "spares" in features or least or rng.random() < 0.5
         self._moment = rng.randrange(2, self.steps)
         self._lateness = 0
         if "deputies" in features:  # late where the first epoch ends, which a death before that would put off
@@ -60,6 +66,9 @@ class Course:
         self._joins = rng.randrange(1, self.steps // 2 + 1)
         self._done: set[str] = set()
         self._begun = threading.Event()
+        self._mortal = [f"w{number}" for number in range(2, founders)]
+        self._lacked = 0
+        """Calls that were given up before somebody came for that."""
 
     @property
     def _refusals(self) -> list[Cell]:
@@ -69,7 +78,7 @@ class Course:
         """Until all programs have ended."""
         refusals = [found for found in self._refusals if not found.begins]
         with self.job:
-            for number in range(FOUNDERS):
+            for number in range(self._founders):
                 self._enter(f"w{number}", self._founder(number))
             if refusals:
                 self._refused(refusals[0])
@@ -84,6 +93,8 @@ class Course:
                     for name in self._late:
                         self._enter(name, lambda: None, recovery="wait" if name == WAIT else "live")
                     self._late = []
+                if "min_size" in self.features:
+                    self._reinforce()
                 assert time.monotonic() < deadline, f"w0 is stuck: {self._where()}"
             for name, worker in self.job.workers.items():
                 if worker.ft.rank >= 0:  # else there is nobody any more to let it in
@@ -93,6 +104,34 @@ class Course:
                     raise worker.error
             self._judge()
 
+    def _reinforce(self) -> None:
+        """Where calls were given up since somebody came last: as many come as are missing."""
+        workers, view = self.job.workers, self.job.cluster.view
+        coming = [name for name in self._joiners if workers[name].ft.rank < 0 and workers[name].thread.is_alive()]
+        missing = 0 if view is None else self._founders - len(view)
+        lacked = sum(student.lacked for student in self.students.values())
+        if missing > 0 and coming:
+            self.job.cluster.admit()
+        if lacked == self._lacked or view is None:
+            return
+        self._begun.set()
+        if self._late or coming:
+            return
+        self._lacked = lacked
+        for _ in range(missing):
+            self._enter(f"more-{len(self.students):04}", lambda: None)
+
+    def _stay(self) -> None:
+        """Until all that count have come to the end: they would be too few for it."""
+        until, workers = time.monotonic() + PATIENCE, self.job.workers.copy()
+        while any(self.students[n].states and not self.students[n].ending and workers[n].ft.rank >= 0 for n in workers):
+            assert time.monotonic() < until, "somebody does not come to its end"
+            time.sleep(0.01)
+
+    @property
+    def _joiners(self) -> list[str]:
+        return [name for name in self.students if "-" in name]
+
     def _refused(self, cell: Cell) -> None:
         """Nobody begins, and everybody is told why."""
         for name, student in self.students.items():
@@ -100,12 +139,14 @@ class Course:
             _compare(cell, student.error, student.ending)
 
     def _enter(self, name: str, hook: object, **settings: str) -> None:
-        student = self.students[name] = Student(self.features, self.steps, FOUNDERS, self._folder)
+        student = self.students[name] = Student(self.features, self.steps, self._founders, self._folder)
         student.hook = hook  # type: ignore[assignment]
         if name == "w1" and "veto" in self.features:
             student.spoils = lambda: self._once("spoil", self.job.workers["w1"].ft.step >= self._spoilt)
         if "decline" in self.features:
             student.declines = self._decliner(name)
+        if "min_size" in self.features:
+            student.stays = self._stay
         usual = self.job.settings
         self.job.settings = {**usual, **settings}
         self.job.start(name, student.learn)
@@ -118,7 +159,7 @@ class Course:
         """
         rng = random.Random(self._rng.random())
         first = self._lateness or rng.randrange(1, self.steps)
-        joins = name in (SPARE, FOLLOW, WAIT)
+        joins = name in self._joiners
         at_once = joins and "evaluation" not in self.features and rng.random() < 0.6
 
         def declines() -> bool:
@@ -141,7 +182,7 @@ class Course:
             step = ft.step
             if number == 0:
                 time.sleep(0.001)
-                if step >= self._joins:
+                if step >= self._joins and "min_size" not in self.features:
                     self._begun.set()
                 if self._waits_for_joiners():
                     time.sleep(0.02)
@@ -152,7 +193,8 @@ class Course:
             if number == 1 and "drain" in self.features and self._once("drain", step >= self._notice):
                 ft.drain("the test")
             if number == 2 and self._killed and self._once("kill", step >= self._moment):
-                self.job.kill("w2")
+                for name in self._mortal:
+                    self.job.kill(name)
 
         return hook
 
@@ -171,18 +213,23 @@ class Course:
         endings = {name: student.ending for name, student in self.students.items()}
         allowed = {name: {"done"} for name in endings}
         if "kill" in self._done:
-            del allowed["w2"]
+            for name in self._mortal:
+                del allowed[name]
         if "drain" in self._done:
             allowed["w1"] = {"left"}
-        for name in (SPARE, FOLLOW, WAIT):
-            if name in allowed and not self.students[name].states:
+        for name in self._joiners:
+            if not self.students[name].states:
                 allowed[name] |= {"left", ""} if self.job.workers[name].ft.rank < 0 else {"left"}  # the job is over
+                if "min_size" in self.features:  # whose patience is short, also with a job that ends
+                    allowed[name] |= {"RebuildTimeout", "StepMismatch"}
         wrong = {
             name: (ending, self.students[name].error)
             for name, ending in endings.items()
             if ending not in allowed.get(name, {ending})
         }
         assert not wrong, wrong
+        if "min_size" in self.features and "kill" in self._done:
+            assert self._lacked, "there were always enough"
         done = [student for student in self.students.values() if student.ending == "done"]
         first = done[0]
         for student in done:
@@ -224,6 +271,14 @@ def _compare(cell: Cell, error: BaseException | None, ending: str = "") -> None:
     assert not missing, f"{missing} is not named by: {error}"
 
 
+@functools.cache
+def _prepare() -> None:
+    """Import what an optimizer imports at its first step, which takes longer than some patience here."""
+    weight = torch.nn.Parameter(torch.zeros(1))
+    weight.grad = torch.zeros(1)
+    torch.optim.SGD([weight], lr=1.0).step()
+
+
 @contextmanager
 def _tracebacks() -> Iterator[list[str]]:
     """Errors that went into the log only: what gave up then may be missed by nobody."""
@@ -244,6 +299,7 @@ def _tracebacks() -> Iterator[list[str]]:
 
 def drive(features: Collection[str], seed: int) -> None:
     """Run and judge one job; AssertionError, or what a worker raised."""
+    _prepare()
     with tempfile.TemporaryDirectory() as folder, _tracebacks() as logged:
         Course(features, seed, Path(folder)).run()
     assert not logged, logged

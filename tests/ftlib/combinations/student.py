@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from ftlib import ConfigError, FTLibError, Status
+from ftlib import ConfigError, FTLibError, RebuildTimeout, Status
 from ftlib.ftlib import FTLib
 from tests.ftlib.crews.scholars import Scholar
 from tests.ftlib.crews.workers import Worker
@@ -42,7 +42,11 @@ class Student(Scholar):
         """What became of these."""
         self.refusals: list[ConfigError] = []
         """Of calls that are none, where the job goes on."""
+        self.stays: Callable[[], None] = lambda: None
+        """Called before it leaves."""
         self._declining = False
+        self.lacked = 0
+        """Calls that came to nothing as fewer than ``min_size`` members were there."""
         self.error: BaseException | None = None
 
     def register(self, ft: FTLib) -> None:
@@ -61,6 +65,7 @@ class Student(Scholar):
         try:
             self.register(ft)
             self.ending = "done" if (self._epochs(ft) if self.samples else self._steps(ft)) else "left"
+            self.stays()
             ft.leave()
         except SystemExit:
             self.ending = "left"
@@ -93,28 +98,37 @@ class Student(Scholar):
         status = self._execute(ft, batch) if self.unit else self.step(ft, batch)
         if status is Status.ABORT:
             return False
-        if ft.step > before:
+        if ft.step > before and ft._plane.level:  # a joiner in a call that was given up knows the step, and has no state yet
             self.states[ft.step] = self.model.weight.detach().numpy().tobytes()
             if "checkpoint" in self.features and ft.step % 4 == 0:
                 ft.save(self.folder)
         return True
 
     def _execute(self, ft: FTLib, batch: list[int]) -> Status:
-        try:
-            return ft.execute(self.step, ft, batch)
-        except ConfigError as refusal:  # the others wait in that unit
-            self.refusals.append(refusal)
-            self._declining = False
-            return ft.execute(self.step, ft, batch)
+        while True:
+            try:
+                return ft.execute(self.step, ft, batch)
+            except ConfigError as refusal:  # the others wait in that unit
+                self.refusals.append(refusal)
+                self._declining = False
+            except RebuildTimeout:  # it has no status to say so
+                if ft.size >= ft.settings.min_size:
+                    raise
+                self.lacked += 1
+
+    def _lacking(self, ft: FTLib, status: Status) -> Status:
+        if status is Status.FAIL and ft.size < ft.settings.min_size:
+            self.lacked += 1
+        return status
 
     def step(self, ft: FTLib, batch: list[int]) -> Status:
         status = self._decline(ft) if self._declining else self._average(ft, batch)
         if "evaluation" in self.features and status is not Status.ABORT:  # a second kind of call in each step
-            ft.allreduce(torch.zeros(2))
+            self._lacking(ft, ft.allreduce(torch.zeros(2)))
         return status
 
     def _decline(self, ft: FTLib) -> Status:
-        status = ft.decline(batches=int(self.samples))
+        status = self._lacking(ft, ft.decline(batches=int(self.samples)))
         self.declined.append(status)
         return status
 
@@ -127,7 +141,7 @@ class Student(Scholar):
             weight.grad.fill_(1.0 / (1 + ft.step + len(self.name)))
         if self.spoils():
             weight.grad[0, 0] = torch.nan
-        status = ft.allreduce_average(self.model)
+        status = self._lacking(ft, ft.allreduce_average(self.model))
         if status:
             if self.samples and not self.unit:
                 self._check(ft, weight.grad[0].double())
@@ -138,6 +152,6 @@ class Student(Scholar):
         """After a loop."""
         if "evaluation" in self.features:
             time.sleep(0.002 * len(self.name))
-            ft.allreduce(torch.ones(3), "MAX")
+            self._lacking(ft, ft.allreduce(torch.ones(3), "MAX"))
         if "barrier" in self.features:
-            ft.barrier()
+            self._lacking(ft, ft.barrier())

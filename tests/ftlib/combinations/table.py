@@ -24,6 +24,7 @@ FEATURES = {
     "veto": "a gradient is not finite",
     "checkpoint": "`save` every few steps",
     "drain": "a worker is told to leave",
+    "min_size": "for a while fewer members are there, and calls end with FAIL, until another one joins",
     "decline": "workers call `decline` in some steps instead of the average",
 }
 """In the order of the table. Each job has three founders besides; in every other one a founder is killed."""
@@ -58,6 +59,7 @@ sampler barrier: all loops end after the same call, and a barrier uses up nothin
 sampler veto: a vetoed call has used up its samples, and the ledger says so
 sampler checkpoint: it has what is used up as of the last finished call; all the rest is dealt again
 sampler drain: what the leaver has drawn goes back after its last call
+sampler min_size: what a call that was given up would have used up is dealt again
 sampler decline: its batch is used up without a step, and the ledger says so
 look-ahead execute: what is drawn beyond a unit stays drawn when that is undone
 look-ahead spares: who has drawn more than the others can wait for at a loop's end comes in in the next one
@@ -70,6 +72,7 @@ look-ahead barrier: all loops hand out as many batches as that of the deepest lo
 look-ahead veto: the vetoed call's batches are used up, those drawn beyond it are not
 look-ahead checkpoint: what is drawn and not used up is not in it, and is dealt again
 look-ahead drain: batches in the leaver's loader go back with the others
+look-ahead min_size: batches of a call that was given up go back, those drawn beyond it stay drawn
 look-ahead decline: it uses up the batch of its step; what is drawn beyond that stays drawn
 execute spares: units cannot be replayed: the others wait while a spare that counts loads the state
 execute wait: the others wait while it loads the state, in its first unit
@@ -81,6 +84,7 @@ execute barrier: between two units a barrier is a call like any other
 execute veto: a vetoed average grants no step, and the unit is committed all the same
 execute checkpoint: saved between units: what was committed last
 execute drain: the leaver's last unit is finished by all or by nobody
+execute min_size: the unit raises RebuildTimeout and changes nothing, also where its commit failed; all begin it again
 execute decline: an exception in the unit does that; the others begin it again with whoever declined
 spares wait: each loads the state by its own setting when a place is free
 spares follow: both are admitted in the order in which they came, as places become free
@@ -91,6 +95,7 @@ spares barrier: a spare is in no call before it has a place
 spares veto: nobody applies a vetoed average, and a spare does not replay it
 spares checkpoint: spares save nothing before they count
 spares drain: the leaver's place is free, and a spare takes it in the same view
+spares min_size: a spare takes a place at once, and calls wait only where there are too few of them
 spares decline: nobody applies a declined average, and a spare does not replay it
 wait follow: a setting of each worker's own: one is waited for, one follows
 wait extra: all of the state is loaded: nothing has to be replayed
@@ -100,6 +105,7 @@ wait barrier: a joiner learns which call comes next, and comes in with one of it
 wait veto: a vetoed call changes no state: it may load before or after it
 wait checkpoint: what is saved meanwhile is a veteran's
 wait drain: whoever leaves while the state is loaded is replaced as its donor
+wait min_size: it is let in though no call ends, and the others decline what they gave up with it
 wait decline: a declined call changes no state: it may load before or after it, or decline itself
 follow extra: averages cannot be replayed: the others wait while it loads the state
 follow deputies: whom the joiner may ask for the state does not stay away
@@ -108,6 +114,7 @@ follow barrier: it takes part in calls of other kinds with nothing of its own
 follow veto: nobody applies a vetoed average, and a follower does not replay it
 follow checkpoint: a follower has rank 0 only once it has the state
 follow drain: every part of the state has two donors
+follow min_size: it is let in though no call ends, and the others decline what they gave up with it
 follow decline: nobody applies a declined average, and a follower does not replay it; it may begin with a decline
 extra deputies: a late worker could not take over the averages that it missed
 extra evaluation: it is not changed by calls
@@ -115,28 +122,36 @@ extra barrier: it is not changed by calls
 extra veto: it is not changed by calls
 extra checkpoint: it is saved with the rest
 extra drain: every member has all of it
+extra min_size: it is not changed by calls
 extra decline: it is not changed by calls
 deputies evaluation: a step may have several calls; a late program takes over whole steps
 deputies barrier: a deputy takes part in one call that belongs to no step, and its program makes it, too
 deputies veto: a call that came to nothing is missed like any other, and nothing of it is applied
 deputies checkpoint: a late worker saves the state that it has, or nothing where samples are dealt on
 deputies drain: the deputy says goodbye for a late worker
+deputies min_size: a deputy withdraws where members are too few, and its program waits as the others do
 deputies decline: who is late takes over what it missed, and its own step has no result
 evaluation barrier: calls are made in one order, the same everywhere
 evaluation veto: inf and nan pass through an allreduce; only averages are vetoed
 evaluation checkpoint: saving is no call
 evaluation drain: the leaver's last call may be of any kind
+evaluation min_size: a call that one gives up has no result at any, and all are at the same one again
 evaluation decline: the average fails at all, the step's other call is made; a joiner does not begin with a decline
 barrier veto: a vetoed average is a finished call: all go on to the barrier
 barrier checkpoint: saving is no call
 barrier drain: the leaver's last call may be the barrier
+barrier min_size: a barrier is given up like any other call
 barrier decline: a declined average is a finished call: all go on to the barrier
 veto checkpoint: a vetoed step changes nothing that is saved
 veto drain: a vetoed call may be the leaver's last
+veto min_size: nothing is looked at in a call that is given up
 veto decline: nothing of a declined call is looked at, and an average comes to nothing in either way
 checkpoint drain: a checkpoint that is under way is completed before the leaver ends
+checkpoint min_size: a call that was given up changes nothing that is saved
 checkpoint decline: a declined step changes nothing that is saved
+drain min_size: who is told to leave while calls wait leaves at once
 drain decline: a declined call may be the leaver's last
+min_size decline: a decline is given up like any other call
 """
 
 _REFUSED = {
