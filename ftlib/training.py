@@ -91,6 +91,8 @@ class Calls(ABC):
         self._trains = False
         """Whether gradients were averaged."""
         self._declined = 0
+        self._counts_calls = ""
+        """What of the program counts its calls, and has to know of each; empty if nothing does."""
         self._reminders = Reminders()
         self.agreed = Agreed()
         """Values that the members agreed upon; they travel with the registered state."""
@@ -218,6 +220,10 @@ class Calls(ABC):
     def stepped(self, inner: int) -> None:
         """The program has done its ``inner``-th step by itself, between two calls that may be far apart: it does not hang."""
         self._plane.stepped(inner)
+
+    def counts_calls(self, name: str) -> None:
+        """From now on the program counts calls of one kind, by ``name``, so it may decline none; empty: it does no more."""
+        self._counts_calls = name
 
     @property
     def patience_to_leave(self) -> float | None:
@@ -398,7 +404,8 @@ class Calls(ABC):
         For a worker that cannot apply the step under way, and may have nothing to average in it. Where all decline, that is all
         of the call. Returns FAIL, too; or ABORT if this worker has left; or SUCCESS if the others had finished the call, which
         happens only to a worker that was in it and left it by an exception. Not while others call ``execute``. Where a step
-        has several calls, not as the first call of a worker that joins: it does not know which one that would be.
+        has several calls, not as the first call of a worker that joins: it does not know which one that would be. ConfigError
+        within the ``with`` block of ``LocalSGD`` and ``DiLoCo``, which count their syncs.
 
         With ``straggler_deadline`` never SUCCESS. If this worker is late, the others have finished the call without it: what
         they have averaged by then is applied here, as ``register_state`` says, to the parameters of this worker's newest
@@ -411,6 +418,11 @@ class Calls(ABC):
         """
         if self._execution is not None:
             raise ConfigError("decline was called within execute: raise an exception there, and no member applies the step")
+        if self._counts_calls:
+            raise ConfigError(
+                f"decline was called within {self._counts_calls}: its syncs are counted, and who declines one would not know "
+                "it; end the with block first, or make the sync"
+            )
         _check_count(batches)
         self._declined += 1
         try:

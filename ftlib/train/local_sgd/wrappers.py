@@ -113,6 +113,7 @@ class LocalTraining:
         self._ft.catch_up()
         self._rounds.enter()
         self._inside = True
+        self._ft.counts_calls(self._name)
         if self._inner is not None:
             self._handles = [
                 self._inner.register_step_pre_hook(lambda *_: self._rounds.poll()),
@@ -124,6 +125,7 @@ class LocalTraining:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """At the loop's end a sync that has begun is ended; where an exception ends the loop, it is given up."""
         self._inside = False
+        self._ft.counts_calls("")
         for handle in self._handles:
             handle.remove()
         self._handles = []

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
 
-from ftlib import ConfigError, FTLibError, RebuildTimeout, Status
+from ftlib import ConfigError, FTLibError, LocalSGD, RebuildTimeout, Status
 from ftlib.ftlib import FTLib
 from tests.ftlib.crews.scholars import Scholar
 from tests.ftlib.crews.workers import Worker
@@ -47,10 +48,15 @@ class Student(Scholar):
         self._declining = False
         self.lacked = 0
         """Calls that came to nothing as fewer than ``min_size`` members were there."""
+        self.local: LocalSGD | None = None
         self.error: BaseException | None = None
 
     def register(self, ft: FTLib) -> None:
         extra = self if "extra" in self.features else None
+        if "local-SGD" in self.features:
+            self.local = LocalSGD(ft, self.model, sync_every=2, inner=self.optimizer)
+            ft.register_state(model=self.local, sampler=self.sampler if self.samples else None, extra=extra)
+            return
         ft.register_state(self.model, self.optimizer, self.sampler if self.samples else None, extra)
 
     def state_dict(self) -> dict[str, int]:
@@ -60,11 +66,22 @@ class Student(Scholar):
     def load_state_dict(self, state: dict[str, int]) -> None:
         assert state == self.state_dict()
 
+    @property
+    def shared(self) -> torch.Tensor:
+        """The parameters that are alike at all."""
+        return self.model.weight if self.local is None else next(self.local.global_model.parameters())
+
     def learn(self, worker: Worker) -> Scholar:
         ft, self.name = worker.ft, worker.name
         try:
             self.register(ft)
-            self.ending = "done" if (self._epochs(ft) if self.samples else self._steps(ft)) else "left"
+            with nullcontext() if self.local is None else self.local:
+                stayed = self._epochs(ft) if self.samples else self._steps(ft)
+            if stayed:
+                stayed = ft.barrier() is not Status.ABORT  # who leaves at once has the last call redone without it
+            if self.local is not None:
+                self.local.load_global()
+            self.ending = "done" if stayed else "left"
             self.stays()
             ft.leave()
         except SystemExit:
@@ -81,7 +98,7 @@ class Student(Scholar):
             self.last = ft.step
             self._note()
             self._between(ft)
-        return ft.barrier() is not Status.ABORT  # who leaves at once has the last call redone without it
+        return True
 
     def _steps(self, ft: FTLib) -> bool:
         while ft.step < self.steps:
@@ -89,7 +106,7 @@ class Student(Scholar):
                 return False
         self.last = ft.step
         self._between(ft)
-        return ft.barrier() is not Status.ABORT
+        return True
 
     def _one(self, ft: FTLib, batch: list[int]) -> bool:
         self.hook()
@@ -99,7 +116,7 @@ class Student(Scholar):
         if status is Status.ABORT:
             return False
         if ft.step > before and ft._plane.level:  # a joiner in a call that was given up knows the step, and has no state yet
-            self.states[ft.step] = self.model.weight.detach().numpy().tobytes()
+            self.states[ft.step] = self.shared.detach().numpy().tobytes()
             if "checkpoint" in self.features and ft.step % 4 == 0:
                 ft.save(self.folder)
         return True
@@ -111,6 +128,9 @@ class Student(Scholar):
             except ConfigError as refusal:  # the others wait in that unit
                 self.refusals.append(refusal)
                 self._declining = False
+                if self.local is not None:
+                    self.unit = False
+                    return self.step(ft, batch)
             except RebuildTimeout:  # it has no status to say so
                 if ft.size >= ft.settings.min_size:
                     raise
@@ -122,15 +142,42 @@ class Student(Scholar):
         return status
 
     def step(self, ft: FTLib, batch: list[int]) -> Status:
-        status = self._decline(ft) if self._declining else self._average(ft, batch)
+        syncs = 0 if self.local is None else self.local.syncs
+        if self._declining and (declined := self._decline(ft)) is not None:
+            status = declined
+        elif self.local is not None:
+            status = self._train(ft, self.local)
+        else:
+            status = self._average(ft, batch)
+        if self.local is not None and self.local.syncs == syncs:
+            return status
         if "evaluation" in self.features and status is not Status.ABORT:  # a second kind of call in each step
             self._lacking(ft, ft.allreduce(torch.zeros(2)))
         return status
 
-    def _decline(self, ft: FTLib) -> Status:
-        status = self._lacking(ft, ft.decline(batches=int(self.samples)))
+    def _decline(self, ft: FTLib) -> Status | None:
+        """None if that is refused, and the sync is to be made."""
+        try:
+            status = self._lacking(ft, ft.decline(batches=int(self.samples)))
+        except ConfigError as refusal:
+            if self.unit:
+                raise
+            self.refusals.append(refusal)
+            return None
         self.declined.append(status)
         return status
+
+    def _train(self, ft: FTLib, local: LocalSGD) -> Status:
+        """One inner step, and a sync perhaps."""
+        weight = self.model.weight
+        weight.grad = torch.full_like(weight, 1.0 / (1 + local.inner_steps + len(self.name)))
+        if self.spoils():
+            weight.grad[0, 0] = torch.nan
+        self.optimizer.step()
+        status = Status.NO_NEED if local.status is None else local.status
+        if status is Status.FAIL and not torch.isfinite(weight).all():
+            local.load_global()
+        return self._lacking(ft, status)
 
     def _average(self, ft: FTLib, batch: list[int]) -> Status:
         weight = self.model.weight

@@ -26,6 +26,7 @@ FEATURES = {
     "drain": "a worker is told to leave",
     "min_size": "for a while fewer members are there, and calls end with FAIL, until another one joins",
     "decline": "workers call `decline` in some steps instead of the average",
+    "local-SGD": "the loop is that of a `LocalSGD`, and what is called a step here is a sync",
 }
 """In the order of the table. Each job has three founders besides; in every other one a founder is killed."""
 
@@ -61,6 +62,7 @@ sampler checkpoint: it has what is used up as of the last finished call; all the
 sampler drain: what the leaver has drawn goes back after its last call
 sampler min_size: what a call that was given up would have used up is dealt again
 sampler decline: its batch is used up without a step, and the ledger says so
+sampler local-SGD: a sync uses up the batches of the inner steps since the last one
 look-ahead execute: what is drawn beyond a unit stays drawn when that is undone
 look-ahead spares: who has drawn more than the others can wait for at a loop's end comes in in the next one
 look-ahead wait: who has drawn more than the others can wait for at a loop's end comes in in the next one
@@ -74,6 +76,7 @@ look-ahead checkpoint: what is drawn and not used up is not in it, and is dealt 
 look-ahead drain: batches in the leaver's loader go back with the others
 look-ahead min_size: batches of a call that was given up go back, those drawn beyond it stay drawn
 look-ahead decline: it uses up the batch of its step; what is drawn beyond that stays drawn
+look-ahead local-SGD: what is drawn beyond the inner steps of a sync stays drawn
 execute spares: units cannot be replayed: the others wait while a spare that counts loads the state
 execute wait: the others wait while it loads the state, in its first unit
 execute follow: units cannot be replayed: the others wait while it loads the state
@@ -86,6 +89,7 @@ execute checkpoint: saved between units: what was committed last
 execute drain: the leaver's last unit is finished by all or by nobody
 execute min_size: the unit raises RebuildTimeout and changes nothing, also where its commit failed; all begin it again
 execute decline: an exception in the unit does that; the others begin it again with whoever declined
+execute local-SGD: between syncs the local weights are each worker's own, and no state of all returns
 spares wait: each loads the state by its own setting when a place is free
 spares follow: both are admitted in the order in which they came, as places become free
 spares extra: averages cannot be replayed: the others wait while a spare that counts loads the state
@@ -97,6 +101,7 @@ spares checkpoint: spares save nothing before they count
 spares drain: the leaver's place is free, and a spare takes it in the same view
 spares min_size: a spare takes a place at once, and calls wait only where there are too few of them
 spares decline: nobody applies a declined average, and a spare does not replay it
+spares local-SGD: a spare comes in with the global weights, at a member's place in the round
 wait follow: a setting of each worker's own: one is waited for, one follows
 wait extra: all of the state is loaded: nothing has to be replayed
 wait deputies: whom the joiner may ask for the state does not stay away
@@ -107,6 +112,7 @@ wait checkpoint: what is saved meanwhile is a veteran's
 wait drain: whoever leaves while the state is loaded is replaced as its donor
 wait min_size: it is let in though no call ends, and the others decline what they gave up with it
 wait decline: a declined call changes no state: it may load before or after it, or decline itself
+wait local-SGD: it gets the state on entry to the loop, and begins at a member's place in the round
 follow extra: averages cannot be replayed: the others wait while it loads the state
 follow deputies: whom the joiner may ask for the state does not stay away
 follow evaluation: it takes part in calls of other kinds with nothing of its own
@@ -116,6 +122,7 @@ follow checkpoint: a follower has rank 0 only once it has the state
 follow drain: every part of the state has two donors
 follow min_size: it is let in though no call ends, and the others decline what they gave up with it
 follow decline: nobody applies a declined average, and a follower does not replay it; it may begin with a decline
+follow local-SGD: it gets the state on entry to the loop, beside the others' inner steps
 extra deputies: a late worker could not take over the averages that it missed
 extra evaluation: it is not changed by calls
 extra barrier: it is not changed by calls
@@ -124,6 +131,7 @@ extra checkpoint: it is saved with the rest
 extra drain: every member has all of it
 extra min_size: it is not changed by calls
 extra decline: it is not changed by calls
+extra local-SGD: it is loaded with the rest, and syncs change nothing of it
 deputies evaluation: a step may have several calls; a late program takes over whole steps
 deputies barrier: a deputy takes part in one call that belongs to no step, and its program makes it, too
 deputies veto: a call that came to nothing is missed like any other, and nothing of it is applied
@@ -131,34 +139,44 @@ deputies checkpoint: a late worker saves the state that it has, or nothing where
 deputies drain: the deputy says goodbye for a late worker
 deputies min_size: a deputy withdraws where members are too few, and its program waits as the others do
 deputies decline: who is late takes over what it missed, and its own step has no result
+deputies local-SGD: nobody stands in for a worker in a sync: the others wait for it
 evaluation barrier: calls are made in one order, the same everywhere
 evaluation veto: inf and nan pass through an allreduce; only averages are vetoed
 evaluation checkpoint: saving is no call
 evaluation drain: the leaver's last call may be of any kind
 evaluation min_size: a call that one gives up has no result at any, and all are at the same one again
 evaluation decline: the average fails at all, the step's other call is made; a joiner does not begin with a decline
+evaluation local-SGD: calls between two inner steps are calls like any other
 barrier veto: a vetoed average is a finished call: all go on to the barrier
 barrier checkpoint: saving is no call
 barrier drain: the leaver's last call may be the barrier
 barrier min_size: a barrier is given up like any other call
 barrier decline: a declined average is a finished call: all go on to the barrier
+barrier local-SGD: a barrier after the loop comes after the same sync at all
 veto checkpoint: a vetoed step changes nothing that is saved
 veto drain: a vetoed call may be the leaver's last
 veto min_size: nothing is looked at in a call that is given up
 veto decline: nothing of a declined call is looked at, and an average comes to nothing in either way
+veto local-SGD: a sync that holds inf or nan leaves all weights as they are, and the round counts on
 checkpoint drain: a checkpoint that is under way is completed before the leaver ends
 checkpoint min_size: a call that was given up changes nothing that is saved
 checkpoint decline: a declined step changes nothing that is saved
+checkpoint local-SGD: it has the global weights, as the last sync left them
 drain min_size: who is told to leave while calls wait leaves at once
 drain decline: a declined call may be the leaver's last
+drain local-SGD: the leaver's last call is a sync, or it leaves between two inner steps
 min_size decline: a decline is given up like any other call
+min_size local-SGD: a sync that was given up is made after the next inner step, with the same samples
+decline local-SGD: syncs are counted, and who declines one would not know that it was one
 """
 
 _REFUSED = {
     ("extra", "deputies"): ("straggler_deadline", "extra", "apply="),
     ("execute", "decline"): ("decline", "execute"),
+    ("execute", "local-SGD"): ("inner step", "execute", "sync"),
+    ("decline", "local-SGD"): ("decline", "LocalSGD", "sync"),
 }
-_AT_THE_CALL = {("execute", "decline")}
+_AT_THE_CALL = {("execute", "decline"), ("execute", "local-SGD"), ("decline", "local-SGD")}
 
 
 def _cells() -> Iterator[Cell]:
