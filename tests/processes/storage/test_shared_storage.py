@@ -86,6 +86,7 @@ def test_killed_joined_left_and_stopped(nursery: Nursery, tmp_path: Path) -> Non
         cluster.training(3)
         assert stopped.last["lifetime"] == 1, "it was voted out, learnt it, and joined again"
         cluster.until("old records are cleaned away", lambda: len(stored(store, "views")) == KEPT)
+        cluster.until("there is enough to judge", lambda: all(worker.last["step"] > 20 for worker in cluster.alive()))
         cluster.drain()
         assert judge(cluster) > 20
         assert stored(store, "leases") == [], "whoever left took its lease along, and that of whom it found dead"
