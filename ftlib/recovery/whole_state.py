@@ -156,7 +156,7 @@ class Transfer(Observer):
             if set(plan.blank) == set(session.view.ids):  # these would train, each with an initial state of its own
                 raise StateLost(f"all founders ended before anybody in {session.view} had their state: start anew")
             return False
-        deadline = call.began + self._step_timeout
+        deadline = plane.since(call.began) + self._step_timeout
         holders = in_turn(session)
         query = {"call": str(call.number), "origin": authority}
         while plane.acting_in(session):
@@ -183,7 +183,7 @@ class Transfer(Observer):
         if self._compared or not plan.holders or plan.holders[0] == plane.member_id:
             return
         donor = session.view.member(plan.holders[0])
-        deadline = call.began + min(self._step_timeout, _COMPARED)
+        deadline = plane.since(call.began) + min(self._step_timeout, _COMPARED)
 
         def go_on() -> bool:
             return plane.acting_in(session) and not plane.leaving() and plane.threads.now() < deadline

@@ -63,7 +63,7 @@ class Settings:
     ``shared_storage`` (docs/storage.md)."""
 
     step_timeout: Seconds = 600.0
-    """The longest a call may take, view changes included."""
+    """The longest a call may take, view changes included. It begins anew where fewer than ``min_size`` members were there."""
     min_size: Count = 1
     """Calls wait while there are fewer members."""
     bucket_mb: float = field(default=BUCKET_MB, metadata={"reader": above(0)})

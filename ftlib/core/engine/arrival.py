@@ -157,7 +157,7 @@ class Arrival:
         StepMismatch if the others seem never to make a call like ``own``.
         """
         plane, timeout = self._plane, self._limits.step_timeout
-        late = self._threads.now() > self._since + timeout
+        late = self._threads.now() > plane.since(self._since) + timeout
         if (late or self._foreign > FOREIGN_CALLS) and not isinstance(own, CatchUp):  # which is like no call
             how_long = f"within {timeout:g} s" if late else f"so far, {self._foreign} of them since it came"
             error = StepMismatch(

@@ -83,7 +83,6 @@ def caught_up(
     replica by itself. ``accompany``: takes part in one call of the others.
     RebuildTimeout if nothing comes within ``timeout`` seconds, LeftError if this worker has to leave before.
     """
-    deadline = own.began + timeout
     came = False
     while True:
         if plane.leaving():
@@ -91,6 +90,7 @@ def caught_up(
         session = session_for(own)
         if session is None:
             raise RebuildTimeout(f"catch_up: too few members were there for {timeout:g} s, so there is no state to be had")
+        deadline = plane.since(own.began) + timeout
         if plane.level and agree is None:  # known once there is a session
             return came
         found = Obtained.HERE if plane.level else obtain(own, session, deadline)

@@ -83,16 +83,14 @@ class Waiting:
         """The session to act in; None if too few members are there at the deadline. A call of which another member has the
         result needs no more of them.
 
-        Raises the error that ended this lifetime, RebuildTimeout at the deadline, and LeftError if there is no session to act
-        in and this worker has to leave.
+        Raises the error that ended this lifetime, RebuildTimeout at the deadline (in a view change: see ``Plane.since``), and
+        LeftError if there is no session to act in and this worker has to leave.
         """
         plane, limits, now = self._plane, self._limits, self.now
         since = now()
         if self._for_session is None or self._for_session[0] != (call.number, call.began):  # else warnings get rarer
-            self._for_session = (call.number, call.began), self._patience(call)
+            self._for_session = (call.number, call.began), self._patience(call, call.began + limits.step_timeout)
         patience = self._for_session[1]
-        short: float | None = None
-        """When too few members were there last, in a view that was not changing."""
         while True:
             with plane.changed:
                 session = plane.session
@@ -104,13 +102,12 @@ class Waiting:
                     plane.counters.time_use.waited(now() - since)
                     return session
                 until = self._last_moment(since) if plane.leaving() else math.inf
-                short = now() if active else short
-                left = patience.deadline - now()
-                if not active and short is not None:  # somebody comes or goes in the last moment, which says no more than that
-                    left = max(left, short + limits.drain_patience - now())
+                left = (patience.deadline if active else max(patience.deadline, self._deadline(call))) - now()
                 if left > 0:
                     plane.tell()
                     plane.changed.wait(min(left, WARN_AFTER, max(0.0, until - now())))
+                    if active:  # it was so until now, as every change wakes
+                        plane.lacks()
             if left <= 0:
                 if active and not call.changes_state:  # a unit has no status to return
                     return None
@@ -146,7 +143,7 @@ class Waiting:
             raise LeftError("asked to leave, and there is no quorum for a view in which this call could end")
         key = call.number, call.began, session.view.view_id
         if self._for_operations is None or self._for_operations[0] != key:
-            self._for_operations = key, self._patience(call)
+            self._for_operations = key, self._patience(call, self._deadline(call))
         self._go_on(call, self._for_operations[1], blocking or self.blocking)
 
     def entered(self, call: Call, session: Session) -> None:
@@ -186,12 +183,15 @@ class Waiting:
         """In words, the members that this one waits for, as far as the others' pings show."""
         return self._plane.blocking()
 
-    def _patience(self, call: Call) -> Patience:
-        """The call's own patience if it has one, else ``step_timeout`` since the call was entered."""
-        timeout = self._limits.step_timeout
+    def _deadline(self, call: Call) -> float:
+        """That of all waits of ``call`` but the one for members: it has begun anew where there were too few of them."""
+        return self._plane.since(call.began) + self._limits.step_timeout
+
+    def _patience(self, call: Call, deadline: float) -> Patience:
+        """The call's own patience if it has one, else until ``deadline``."""
         if isinstance(call, Unhurried):
-            return call.patience(timeout, self.now)
-        return Patience(call.began + timeout, self.now(), self.now)
+            return call.patience(self._limits.step_timeout, self.now)
+        return Patience(deadline, self.now(), self.now)
 
 
 def ended(plane: Plane) -> Exception:

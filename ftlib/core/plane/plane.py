@@ -7,6 +7,7 @@ the lock, in the session in which its operations ran, while the phase is ACTIVE;
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -111,8 +112,9 @@ class Plane:
         """Accounting of the data that calls use up."""
         self.news: News = News() if former is None else former.news
         """Pending notifications of the program."""
-        self._told = (0, 0, False, 0)
-        """This member's place as last sent to the others: finished calls, the current call, and whether it is busy with it."""
+        self._told, self._too_few = (0, 0, False, 0), -math.inf
+        """This member's place as last sent to the others: finished calls, the current call, and whether it is busy with it. And
+        when fewer members than calls need were there last, while one waited for more."""
         self._order: Order | None = None
         self._reported: Reported | None = None
         # Undecided: from the end of a call that may give this newcomer the state until it is known whether it has. No report
@@ -174,6 +176,14 @@ class Plane:
         """The active session, if it has at least ``min_size`` members; None if the caller has to wait for one."""
         session = self.session
         return session if self.phase is Phase.ACTIVE and session is not None and session.size >= min_size else None
+
+    def lacks(self) -> None:
+        """Fewer members are there than the call in progress needs: it waits for more. Under the lock."""
+        self._too_few = self.threads.now()
+
+    def since(self, began: float) -> float:
+        """From when the deadlines of what ``began`` then count: as long as too few members are there, no other wait can end."""
+        return max(began, self._too_few)
 
     def tell(self) -> None:
         """Send this member's place to the others, if it has changed: others may wait for it, or it for them. Under the lock."""

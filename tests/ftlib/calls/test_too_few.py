@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import nn
 
-from ftlib import RebuildTimeout, Status
+from ftlib import RebuildTimeout, Status, StepMismatch
+from ftlib.common.threads import Threads
 from ftlib.core.calls.call import Call, Kind
 from ftlib.core.calls.session import Session
+from ftlib.core.engine.arrival import Arrival
+from ftlib.core.engine.catching_up import CatchUp, Obtained, caught_up
 from ftlib.core.engine.waiting import Limits, Waiting
 from ftlib.core.plane.phase import Phase
 from ftlib.core.plane.plane import Plane
 from ftlib.core.tensors.layout import Layout
+from ftlib.core.tensors.layout_book import LayoutBook
 from ftlib.ftlib import FTLib
 from tests.ftlib.crews.workers import Job, Worker
 from tests.harness.basics import TIMEOUT, eventually
@@ -25,6 +31,8 @@ from tests.harness.company import at_once, company
 
 PATIENCE = 2.0
 """Seconds until a call ends with FAIL."""
+MOMENT = 0.01
+"""Seconds before that."""
 
 
 class Program:
@@ -101,41 +109,164 @@ def test_what_another_member_has_finished_needs_no_more_of_them(*, given: bool, 
     assert Waiting(plane, Limits(1.0, min_size=2), lambda: True).session(call) is (session if found else None)
 
 
-class Filling:
-    """A session with too few members; says when somebody has looked."""
+class Lonely(Threads):
+    """Its clock stands still but for waits. A change ends each of them, a moment before the caller's patience does."""
 
     def __init__(self) -> None:
-        self.looked = threading.Event()
+        self.clock = 100.0
+        self.changes: list[Callable[[], None]] = []
+        """One for each wait; those after that last until the caller's patience has ended."""
 
-    @property
-    def size(self) -> int:
-        self.looked.set()
-        return 1
+    def now(self) -> float:
+        return self.clock
 
-    def gives(self, _number: int) -> bool:
-        return False
+    def condition(self) -> threading.Condition:
+        condition = super().condition()
+        condition.wait = self.waited  # type: ignore[method-assign]
+        return condition
+
+    def waited(self, timeout: float | None = None) -> bool:
+        assert timeout is not None
+        if self.changes:
+            self.clock += timeout - MOMENT
+            self.changes.pop(0)()
+        else:
+            self.clock += timeout + MOMENT
+        return True
 
 
-def test_a_member_that_comes_as_patience_ends_is_waited_for() -> None:
-    """The view changes in that moment, which takes no ``step_timeout``: RebuildTimeout would end this worker's part."""
-    plane, few = Plane("a"), Filling()
-    plane.phase, plane.session = Phase.ACTIVE, cast("Session", few)
-    call = Call(Kind.BARRIER, Layout(b"", "barrier", "barrier()", ()), [])
-    call.enter(4, plane.threads.now())
-    enough = cast("Session", SimpleNamespace(size=2))
+class Alone:
+    """The waits of a call that finds itself in a view of one, though it takes two."""
 
-    def change() -> None:
-        assert few.looked.wait(TIMEOUT)
-        with plane.changed:
-            plane.phase = Phase.FROZEN
-            plane.changed.notify_all()
-        eventually(lambda: plane.threads.now() > call.began + 0.4, "the deadline has passed")
-        with plane.changed:
-            plane.phase, plane.session = Phase.ACTIVE, enough
-            plane.changed.notify_all()
+    def __init__(self) -> None:
+        self.threads = Lonely()
+        self.plane = Plane("a", threads=self.threads)
+        self.enough, self._few = self._session(2), self._session(1)
+        self.call = Call(Kind.BARRIER, Layout(b"", "barrier", "barrier()", ()), [])
+        self.call.enter(4, self.threads.clock)
+        self.waiting = Waiting(self.plane, Limits(PATIENCE, min_size=2), lambda: True)
+        self.loses()
 
-    found, _ = at_once(lambda: Waiting(plane, Limits(0.2, min_size=2), lambda: True).session(call), change)
-    assert found is enough
+    @staticmethod
+    def _session(size: int) -> Session:
+        view = SimpleNamespace(view_id=f"of {size}", ids=("a",))
+        return cast("Session", SimpleNamespace(size=size, view=view, gives=lambda _: False))
+
+    def freezes(self) -> None:
+        self.plane.phase = Phase.FROZEN
+
+    def has_enough(self) -> None:
+        self.plane.phase, self.plane.session = Phase.ACTIVE, self.enough
+
+    def loses(self) -> None:
+        self.plane.phase, self.plane.session = Phase.ACTIVE, self._few
+
+
+def test_a_call_that_had_to_wait_for_members_has_all_its_time_once_they_are_there() -> None:
+    """Else who waited until a moment before its deadline would end with RebuildTimeout, just as the others come."""
+    alone = Alone()
+    alone.threads.changes = [alone.has_enough]
+    assert alone.waiting.session(alone.call) is alone.enough
+    came = alone.threads.clock
+    for seconds in (MOMENT * 2, PATIENCE - MOMENT):
+        alone.threads.clock = came + seconds
+        alone.waiting.waited(alone.call, alone.enough, seconds)
+    alone.threads.clock = came + PATIENCE + MOMENT
+    with pytest.raises(RebuildTimeout, match="not finished within 2 s"):
+        alone.waiting.waited(alone.call, alone.enough, PATIENCE + MOMENT)
+
+
+def test_a_view_change_as_patience_for_members_ends_has_all_its_time() -> None:
+    """Also the next one, if the newcomer dies at once. Whoever has too few after that has waited for long enough."""
+    alone = Alone()
+    alone.threads.changes = [alone.freezes, alone.has_enough]
+    assert alone.waiting.session(alone.call) is alone.enough
+    alone.threads.clock -= PATIENCE / 2  # that one had been quicker
+    alone.freezes()
+    alone.threads.changes = [alone.loses]
+    assert alone.waiting.session(alone.call) is None
+
+
+def test_a_view_change_that_does_not_end_is_not_waited_for_any_longer() -> None:
+    alone = Alone()
+    alone.threads.changes = [alone.freezes]
+    with pytest.raises(RebuildTimeout, match="no new view for 2 s"):
+        alone.waiting.session(alone.call)
+
+
+def test_the_state_has_all_its_time_to_come_once_members_are_there() -> None:
+    """A joiner asks for it only then, and however often: the time before that is not that of who has it."""
+    asked, over = threading.Event(), threading.Event()
+
+    def body(worker: Worker) -> None:
+        worker.ft.register_state(state_dict=dict, load_state_dict=lambda _: None)
+        give = worker.consensus.sources["/state"]
+
+        def gives(query: Any) -> Any:
+            if asked.is_set():
+                return give(query)
+            asked.set()
+            raise LookupError("not yet")
+
+        worker.consensus.sources["/state"] = gives
+        worker.ft.barrier()
+        job.start("w9", joins)
+        while not over.is_set():
+            worker.ft.barrier()
+
+    def joins(worker: Worker) -> Status:
+        ft = worker.ft
+        ft.register_state(state_dict=dict, load_state_dict=lambda _: None)
+        load = ft._engine._load
+
+        def after_a_while(call: Call, session: Session) -> bool:
+            call.began -= 2 * ft.settings.step_timeout  # for so long there were too few
+            with ft._plane.changed:
+                ft._plane.lacks()
+            return load(call, session)
+
+        ft._engine._load = after_a_while
+        try:
+            return ft.barrier()
+        finally:
+            over.set()
+            ft.close()  # or the other would wait for it
+
+    with Job(1) as job:
+        job.run({"w0": body})
+        assert job.workers["w9"].join() is Status.SUCCESS
+    assert asked.is_set()
+
+
+def test_catch_up_has_all_its_time_once_members_are_there() -> None:
+    alone, own = Alone(), CatchUp()
+    alone.threads.changes = [alone.has_enough]
+    own.enter(4, alone.threads.clock)
+    limits: list[float] = []
+
+    def obtain(_own: CatchUp, _session: Session, until: float) -> Obtained:
+        limits.append(until - alone.threads.clock)
+        return Obtained.HERE
+
+    def session_for(call: Call) -> Session | None:
+        alone.plane.origin = alone.plane.authority = "here" if limits else ""
+        return alone.waiting.session(call)
+
+    assert caught_up(own, alone.plane, PATIENCE, session_for=session_for, obtain=obtain, agree=None, accompany=lambda _: None)
+    assert limits == [PATIENCE]
+
+
+def test_a_joiner_that_had_to_wait_for_members_is_not_said_to_make_other_calls_than_they() -> None:
+    alone = Alone()
+    arrival = Arrival(alone.plane, Limits(PATIENCE, min_size=2), Mock(), None, None, LayoutBook(), alone.waiting)
+    arrival.begin(alone.call)
+    alone.threads.changes = [alone.has_enough]
+    assert alone.waiting.session(alone.call) is alone.enough
+    alone.threads.clock += PATIENCE - MOMENT
+    arrival.accompany(Mock(), alone.call)
+    alone.threads.clock += 2 * MOMENT
+    with pytest.raises(StepMismatch, match="none like it within 2 s"):
+        arrival.accompany(Mock(), alone.call)
 
 
 def test_a_unit_whose_commit_failed_is_begun_again_once_enough_are_there() -> None:
