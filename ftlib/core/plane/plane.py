@@ -40,7 +40,7 @@ __all__ = ["Finish", "Order", "Plane"]
 class Plane:
     """The state. Methods named after transitions take the lock themselves; attributes are read under ``changed``."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0915 - a statement an attribute
         self,
         member_id: str,
         tell: Callable[..., None] = lambda *_place, **_more: None,
@@ -112,9 +112,10 @@ class Plane:
         """Accounting of the data that calls use up."""
         self.news: News = News() if former is None else former.news
         """Pending notifications of the program."""
-        self._told, self._too_few = (0, 0, False, 0), -math.inf
-        """This member's place as last sent to the others: finished calls, the current call, and whether it is busy with it. And
-        when fewer members than calls need were there last, while one waited for more."""
+        self._told = (0, 0, False, 0)
+        """This member's place as last sent to the others: finished calls, the current call, and whether it is busy with it."""
+        self._too_few = -math.inf
+        """When fewer members than calls need were there last, while one waited for more."""
         self._order: Order | None = None
         self._reported: Reported | None = None
         # Undecided: from the end of a call that may give this newcomer the state until it is known whether it has. No report
