@@ -169,7 +169,7 @@ class Layouts:
             self._known[key] = layout
             while len(self._known) > _LAYOUTS_KEPT:
                 self._known.popitem(last=False)
-        if not all(source is None or (source.is_contiguous() and not source.is_neg()) for source in targets.sources):
+        if not all(source is None or source.is_contiguous() for source in targets.sources):
             check_writable(targets)
         for place in layout.places:
             device_at(place).check_capture()
@@ -221,15 +221,8 @@ def _check_places(places: Sequence[str], compression: Compression | None) -> Non
 
 
 def check_writable(targets: Targets) -> None:
-    """Raises ConfigError for a tensor that takes no result: with several elements at one place, as after ``expand``, or a view
-    that changes the values of its memory lazily, as ``x.conj().imag``.
-    """
+    """Raises ConfigError for a tensor that takes no result: with several elements at one place, as after ``expand``."""
     for index, tensor in enumerate(targets.sources):
-        if tensor is not None and (tensor.is_neg() or tensor.is_conj()):
-            raise ConfigError(
-                f"{targets.name(index)} of {list(tensor.shape)} is a view that negates or conjugates what is in memory, as "
-                "x.conj().imag: pass tensor.resolve_conj().resolve_neg(), which is a tensor of its own"
-            )
         if tensor is not None and overlaps(tensor):
             raise ConfigError(
                 f"{targets.name(index)} of {list(tensor.shape)} has several elements at one place in memory (expand, "
@@ -263,8 +256,8 @@ def _materialize(targets: Targets) -> None:
         if source is not None and source.is_neg():
             if not isinstance(owner, nn.Parameter) or source is not owner.grad:
                 raise ConfigError(
-                    f"{targets.name(index)} of {list(source.shape)} is a negated view, as the imag of a conjugated tensor is: "
-                    "pass tensor.resolve_neg(), which is a copy, or the tensor it was made from"
+                    f"{targets.name(index)} of {list(source.shape)} is a view that negates what is in memory, as "
+                    "x.conj().imag: pass tensor.resolve_neg(), which is a tensor of its own, or the one it was made from"
                 )
             targets.sources[index] = gradient_to_write(owner)
 

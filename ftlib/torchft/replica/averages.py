@@ -14,6 +14,7 @@ from torch import nn
 from ...core.engine.open_average import OpenAverage
 from ...core.tensors.layout import Layout
 from ...core.tensors.targets import Targets, check_writable
+from ...errors import ConfigError
 from ...status import Status
 
 __all__ = ["Averages", "Opens", "StepAverage"]
@@ -130,7 +131,12 @@ class StepAverage:
 
     def add(self, tensor: torch.Tensor) -> None:
         """Average ``tensor`` in place. Never waits for another replica."""
-        if not tensor.is_contiguous() or tensor.is_neg():
+        if tensor.is_neg():
+            raise ConfigError(
+                "allreduce: the tensor is a view that negates what is in memory, as x.conj().imag: pass tensor.resolve_neg(), "
+                "which is a tensor of its own"
+            )
+        if not tensor.is_contiguous():
             check_writable(Targets([tensor], [tensor]))
         index = len(self._tensors)
         self._tensors.append(tensor)
