@@ -13,7 +13,6 @@ from .visitor import Adding, add
 
 def main() -> None:
     with Adding() as server:
-        server.new_session(server.address()).shutdown()  # all that is opened once is open
         used = max(int(each.name) for each in Path("/proc/self/fd").iterdir())
         resource.setrlimit(resource.RLIMIT_NOFILE, (used + 8, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
         visitor, held = socket.socket(), []
