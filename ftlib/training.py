@@ -160,7 +160,8 @@ class Calls(ABC):
             raise ConfigError(_UNCOMPRESSED)
         if not wait:
             self._may_go_on()
-        share = checked_share(weight, batches)
+        usual = weight is None and type(batches) is int and batches == 1
+        share = 1.0 if usual else checked_share(weight, batches)
         targets = targets_of(target)
         self._trains = self._trains or (bool(targets.owners) and isinstance(targets.owners[0], torch.nn.Parameter))
         if not self._told and targets.owners and targets.sources[0] is None:
