@@ -33,7 +33,7 @@ from .runtime.net.sockets import SocketPair, open_pair, require_secret
 from .storage.locate import store_at
 from .tools.dial import dial
 from .view import Reason, View
-from .wire.codec import Facts, check_facts
+from .wire.facts import Facts, check_facts
 from .wire.keys import KeyRing
 
 _LOG = logging.getLogger("ftlib.consensus")

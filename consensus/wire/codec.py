@@ -29,6 +29,7 @@ from ..errors import CodecError, ForeignJobError, ForeignVersionError
 from ..member import Member
 from ..messages import MAX_DETAIL, MESSAGES, Envelope
 from ..view import Reason, View
+from .facts import MAX_FACTS, MAX_TEXT
 
 MAX_BYTES = 16 * 1024 * 1024
 """Bytes of the largest packet; a packet too long for one message is sent in pieces (see ``pieces``)."""
@@ -38,13 +39,10 @@ MAX_DATAGRAM = 65_536
 
 _MAGIC = 0xF7
 _HEADER = struct.Struct(">BBH")
-_MAX_TEXT = 4096
 _MAX_ID = 64
 _MAX_HOST = 255
-_MAX_META = 64
 _INT_LIMIT = 1 << 63
 
-Facts = tuple[tuple[str, str], ...]
 _Encode = Callable[[Any], Any]
 _Decode = Callable[[Any], Any]
 
@@ -56,7 +54,7 @@ class Codec:
         """``job``: packets of other jobs raise ``ForeignJobError``. ``max_members``: longest list that is accepted."""
         self._job = job
         self._header = _header(job)
-        self._max_members = max(max_members, _MAX_META)
+        self._max_members = max(max_members, MAX_FACTS)
         self._packer = msgpack.Packer(use_bin_type=True, autoreset=True)
         self._encoders, self._decoders = _compiled(self._max_members)
 
@@ -91,7 +89,7 @@ class Codec:
                 raw=False,
                 use_list=False,
                 strict_map_key=True,
-                max_str_len=_MAX_TEXT,
+                max_str_len=MAX_TEXT,
                 max_bin_len=limit,
                 max_array_len=self._max_members,
                 max_map_len=0,
@@ -142,24 +140,8 @@ def _check_identity(member_id: object, host: object, port: object) -> None:
 
 def _check_member(member: Member) -> None:
     _check_identity(member.id, member.host, member.port)
-    if len(member.meta) > _MAX_META:
-        raise CodecError(f"a member with more than {_MAX_META} facts")
-
-
-def check_facts(facts: Facts) -> None:
-    """Raise CodecError if no receiver could accept a member with these."""
-    if len(facts) > _MAX_META:
-        raise CodecError(f"{len(facts)} facts of a member: at most {_MAX_META} are sent")
-    for pair in facts:
-        for text in pair:
-            if type(text) is not str:
-                raise CodecError(f"the facts of a member are texts, and {pair[0]!r:.40} has {type(text).__name__}")
-            try:
-                size = len(text.encode())
-            except UnicodeEncodeError as error:
-                raise CodecError(f"the fact {pair[0]!r:.40} of a member is no text: {error}") from None
-            if size > _MAX_TEXT:
-                raise CodecError(f"the fact {pair[0]!r:.40} of a member has {size} bytes: at most {_MAX_TEXT} are sent")
+    if len(member.meta) > MAX_FACTS:
+        raise CodecError(f"a member with more than {MAX_FACTS} facts")
 
 
 def _check_view(view: View) -> None:
