@@ -35,6 +35,19 @@ def trained(path: Path, size: int, count: int) -> Any:
     return kept
 
 
+def loading(trainee: Trainee, path: Path) -> tuple[threading.Thread, list[BaseException]]:
+    """It loads beside the test: the thread, and what it raises."""
+    errors: list[BaseException] = []
+
+    def load() -> None:
+        try:
+            trainee.ft.load(path)
+        except BaseException as error:  # noqa: BLE001 - looked at by the test
+            errors.append(error)
+
+    return in_thread(load), errors
+
+
 @pytest.mark.parametrize("size", [1, 3])
 def test_another_number_of_workers_goes_on_from_it(tmp_path: Path, size: int) -> None:
     kept = trained(tmp_path, 2, 4)
@@ -272,7 +285,7 @@ def test_the_reader_ends_while_the_others_wait(tmp_path: Path, size: int, monkey
             except BaseException as error:  # noqa: BLE001 - looked at below
                 errors.append(error)
 
-        thread = threading.Thread(target=load)
+        thread = threading.Thread(target=load)  # known to ``leaving`` before it runs
         thread.start()
         loaded = all_of(rest, lambda trainee: trainee.ft.load(tmp_path))
         thread.join(TIMEOUT)
@@ -288,16 +301,7 @@ def test_the_reader_ends_when_only_some_have_it(tmp_path: Path) -> None:
     trained(tmp_path, 1, 3)
     with crew(3) as trainees:
         senior, second, third = trainees
-        errors: list[BaseException] = []
-
-        def load() -> None:
-            try:
-                senior.ft.load(tmp_path)
-            except BaseException as error:  # noqa: BLE001 - looked at below
-                errors.append(error)
-
-        thread = threading.Thread(target=load)
-        thread.start()
+        thread, errors = loading(senior, tmp_path)
         assert third.ft.load(tmp_path) == (3, tmp_path / str(Name(3, 1)))  # the junior one has it
         assert thread.is_alive(), "the reader waits for the second"
         senior.ft.leave()
@@ -329,15 +333,7 @@ def test_the_reader_ends_when_only_some_know_that_there_is_nothing(tmp_path: Pat
     """Who was told so tells the others."""
     with crew(3) as trainees:
         senior, second, third = trainees
-        errors: list[BaseException] = []
-
-        def load() -> None:
-            try:
-                senior.ft.load(tmp_path)
-            except BaseException as error:  # noqa: BLE001 - looked at below
-                errors.append(error)
-
-        thread = in_thread(load)
+        thread, errors = loading(senior, tmp_path)
         assert second.ft.load(tmp_path) is None
         assert thread.is_alive(), "the reader waits for the third"
         senior.ft.leave()
