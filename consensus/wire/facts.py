@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..config import is_unicode
 from ..errors import CodecError
 
 MAX_TEXT = 4096
@@ -19,9 +20,8 @@ def check_facts(facts: Facts) -> None:
         for text in pair:
             if type(text) is not str:
                 raise CodecError(f"the facts of a member are texts, and {pair[0]!r:.40} has {type(text).__name__}")
-            try:
-                size = len(text.encode())
-            except UnicodeEncodeError as error:
-                raise CodecError(f"the fact {pair[0]!r:.40} of a member is no text: {error}") from None
+            if not is_unicode(text):
+                raise CodecError(f"the fact {pair[0]!r:.40} of a member is no text: {text!r:.40} is no Unicode")
+            size = len(text.encode())
             if size > MAX_TEXT:
                 raise CodecError(f"the fact {pair[0]!r:.40} of a member has {size} bytes: at most {MAX_TEXT} are sent")
