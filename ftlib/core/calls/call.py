@@ -238,6 +238,8 @@ class Call:
         self.number = 0
         self.status: Status | None = None
         """How it has ended; None: it has not, or by an exception. Known before the program's callbacks, which may raise."""
+        self.declined = False
+        """True if it has ended without a result, as a member declined it."""
         self.began = 0.0
         """When the call was entered, on the clock of the threads that carry it out."""
         self.computing = False
@@ -292,6 +294,10 @@ class Call:
     def overtaken(self, number: int) -> None:
         """The call was finished, as call ``number``, without this late worker."""
         self.number, self.late = number, True
+
+    def ends_declined(self) -> None:
+        """It has ended without a result, as a member declined it."""
+        self.declined = True
 
     def compute(self, computing: bool) -> None:
         """``computing``: True while the program's code runs within the call. Under the plane's lock."""

@@ -602,7 +602,9 @@ class Engine:
 
     def _delivered(self, call: Call, results: Results, session: Session) -> Status:
         if call.void(results):
-            if call.veto and not results.finite and call.kind is not Kind.VOTE:
+            if results.declined:
+                call.ends_declined()
+            elif call.veto and not results.finite and call.kind is not Kind.VOTE:
                 self._nonfinite.explain(call, session)
             return Status.FAIL
         plane = self._plane

@@ -140,6 +140,11 @@ class OpenAverage:
         """After ``finish``: False if no member has a result, as too few are there, or this one has left."""
         return self._calls.has_finished(self._call)
 
+    @property
+    def declined(self) -> bool:
+        """After ``finish``: True if it ended without a result, as a member declined it, or had given it up before this one."""
+        return self._call.declined
+
     def abandon(self) -> None:
         """There will be no gradients: let no member wait for this one. Idempotent, also after ``finish``."""
         opened, self._late, self._opened = self._opened, True, False

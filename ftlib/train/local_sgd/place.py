@@ -70,11 +70,15 @@ class Place:
         """
         return self._using if ft.registered is not None and ft.registered.elastic() else 1
 
-    def ended(self, fragment: int, *, applied: bool) -> None:
-        """The sync of ``fragment`` has finished."""
-        self.steps = 0
+    def used(self) -> None:
+        """The sync that had begun has used up its batches."""
         self._unused -= self._using
+        self._using = 0
         self._samples = [samples + self._interval for samples in self._samples]
+
+    def ended(self, fragment: int, *, applied: bool) -> None:
+        """The sync of ``fragment`` is made."""
+        self.steps = 0
         if applied:
             self._behind[fragment], self._samples[fragment] = 0, 0.0
 

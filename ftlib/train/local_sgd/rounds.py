@@ -145,12 +145,14 @@ class Rounds:
             self._average = None
             self._model.parts[self._fragment].clear()
             if status is not None:
-                self._count(status, finished=average.finished)
+                if average.finished:
+                    self._place.used()
+                self._count(status, made=average.finished and not average.declined)
 
-    def _count(self, status: Status, *, finished: bool) -> None:
-        """The sync is over, outer step included. ``finished``: other members have finished it, too."""
+    def _count(self, status: Status, *, made: bool) -> None:
+        """The sync is over, outer step included. ``made``: by all members. One that some of them had given up counts at none."""
         self.status = status
-        if finished:
+        if made:
             self._ft.agreed.put(self._counter, (self.syncs + 1).to_bytes(_COUNTER, "little"))
             self._place.ended(self._fragment, applied=bool(status))
             if status:

@@ -166,7 +166,7 @@ drain min_size: who is told to leave while calls wait leaves at once
 drain decline: a declined call may be the leaver's last
 drain local-SGD: the leaver's last call is a sync, or it leaves between two inner steps
 min_size decline: a decline is given up like any other call
-min_size local-SGD: with one fragment ([limits](local_sgd.md#limits)); a sync given up is made after the next inner step
+min_size local-SGD: a sync that one gives up counts at none, and is made after the next inner step
 decline local-SGD: syncs are counted, and who declines one would not know that it was one
 """
 

@@ -237,6 +237,55 @@ def test_too_few_members(worker: Worker) -> None:
             return
 
 
+@pytest.mark.parametrize("rest", [0.0, 1.0], ids=["level", "skewed"])
+@pytest.mark.parametrize("delay", [0, 1])
+def test_one_gives_a_sync_up_and_another_has_a_new_member_first(rest: float, delay: int) -> None:
+    """That sync counts at neither of them, so both go on with the same fragment."""
+    with company(3, min_size=3, step_timeout=2.0) as crew:
+        failed, gone, last = threading.Event(), threading.Barrier(3), [0]
+
+        def work(ft: FTLib, *, leaves: bool = False, rest: float = 0.0) -> tuple[list[int], int, list[float]]:
+            model, inner, diloco = local(ft, sync_every=4, fragments=2, delay=delay)
+            with diloco:
+                inner_steps(diloco, lambda: inner_step(model, inner), until=3)
+                gone.wait(TIMEOUT)
+                if not leaves:
+                    time.sleep(rest)
+                    fails = inner_steps(diloco, lambda: inner_step(model, inner))
+            if leaves:
+                ft.close()
+                return [], 0, []
+            return fails, diloco.syncs, [weight.item() for weight in diloco.global_model.parameters()]
+
+        def inner_steps(diloco: DiLoCo, step: Callable[[], None], until: int = 0) -> list[int]:
+            """The syncs before which one has failed. ``until``: so many are made; else as many as the joiner says."""
+            fails = []
+            while not 0 < (until or last[0]) <= diloco.syncs:
+                step()
+                if diloco.status is Status.FAIL:
+                    fails.append(diloco.syncs)
+                    failed.set()
+            return fails
+
+        def join() -> tuple[int, list[float]]:
+            assert failed.wait(TIMEOUT)
+            ft = crew.init()
+            model, inner, diloco = local(ft, sync_every=4, fragments=2, delay=delay)
+            with diloco:
+                while not diloco.status:  # until it is one of them
+                    inner_step(model, inner)
+                last[0] = diloco.syncs + 3
+                inner_steps(diloco, lambda: inner_step(model, inner))
+            return diloco.syncs, [weight.item() for weight in diloco.global_model.parameters()]
+
+        one, two, three = crew.members
+        first, second, _, joined = at_once(
+            lambda: work(one), lambda: work(two, rest=rest), lambda: work(three, leaves=True), join
+        )
+        assert first[1:] == second[1:] == joined
+        assert set(first[0]) | set(second[0]) == {3}
+
+
 def test_the_program_raises_in_the_middle_of_a_sync() -> None:
     """The others finish it without the one that leaves; nobody waits for it."""
     with company(3) as crew:
