@@ -143,7 +143,8 @@ class Channel:
 
     def close(self) -> None:
         """Leave the channel; at its server, end it: others get GroupClosed, and what is in it is lost. Idempotent."""
-        self._close()
+        close, self._close = self._close, lambda: None  # a newer one may have the name by the next time
+        close()
 
     def _encoded(self, item: object) -> Message:
         """On the host: the server keeps it in memory of its own, whatever devices it has."""

@@ -59,6 +59,18 @@ def test_full_and_empty_are_pythons_own() -> None:
             assert channel.get(timeout=LIMIT) == "third" and channel.empty()
 
 
+def test_a_second_close_ends_no_newer_channel_of_that_name() -> None:
+    with collectives(2) as (made, _):
+        older = opened(made)
+        for channel in older:
+            channel.close()
+        newer = opened(made)
+        for channel in older:
+            channel.close()
+        newer[1].put("there", timeout=LIMIT)
+        assert newer[0].get(timeout=LIMIT) == "there"
+
+
 def test_what_was_looked_at_stays_as_it_is() -> None:
     with collectives(2) as (made, _):
         for channel in opened(made):
