@@ -9,11 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["ROWS", "Job", "changes_of", "difference", "facts_of", "page_of", "rows_of", "shown", "waterfall"]
+__all__ = ["ROWS", "Job", "changes_of", "check_own", "difference", "facts_of", "page_of", "rows_of", "shown", "waterfall"]
 
 ROWS = 64
 """A page has so many rows of members that are well, from the one that the viewer has chosen on, and those in trouble."""
 _REMARKS = 12
+_HUGE = 2.0**63
+"""No count and no time is so large; what is not below it may be infinite, or no number at all."""
 _STAGES = (
     ("settle", None, "proposed"),
     ("freeze", "proposed", "sent"),
@@ -47,6 +49,30 @@ def page_of(job: Job, first: int = 0) -> dict[str, Any]:
 def rows_of(job: Job) -> dict[str, dict[str, Any]]:
     """The row of every member, by its id."""
     return {str(member["id"]): _row(job, place, member) for place, member in enumerate(job.entry.get("members") or ())}
+
+
+def check_own(status: _Values) -> None:
+    """TypeError where what a member says of itself has parts of other kinds than its row is made of. Parts may be missing."""
+    upper = _part(status, "ftlib")
+    call, recovery, times = _part(upper, "in_call"), _part(upper, "recovery"), _part(upper, "step_times")
+    wanted = (
+        (upper, ("rank", "step", "finished_calls", "checkpoint_step")),
+        (call, ("number", "seconds")),
+        (recovery, ("total", "got", "left", "pending")),
+        *((_part(times, member_id), ("last", "median")) for member_id in times),
+    )
+    for part, keys in wanted:
+        for key in keys:
+            value = part.get(key)
+            if value is not None and not (isinstance(value, int | float) and abs(value) < _HUGE):
+                raise TypeError(f"{key}: a number is wanted, not {value!r:.80}")
+
+
+def _part(values: _Values, key: str) -> _Values:
+    part = values.get(key) or {}
+    if not isinstance(part, Mapping):
+        raise TypeError(f"{key}: named values are wanted, not {part!r:.80}")
+    return part
 
 
 def facts_of(job: Job, rows: Mapping[str, _Values]) -> dict[str, Any]:

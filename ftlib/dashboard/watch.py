@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import FTLibError
-from .model import Job, changes_of, difference, facts_of, known_addresses, rows_of, shown
+from .model import Job, changes_of, check_own, difference, facts_of, known_addresses, rows_of, shown
 
 __all__ = ["VIEWERS", "Viewer", "Watch"]
 
@@ -372,6 +372,7 @@ class Watch:
         told = self._told[member]
         try:
             answer = await self._asked(address, self._pool)
+            check_own(answer)  # here, where it is known whose it is: one that cannot be shown is to cost no other row
         except Exception:  # noqa: BLE001 - whatever is wrong with it, it is asked again later
             answer = {}
         told.waiting, told.heard = False, _now()

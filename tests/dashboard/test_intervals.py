@@ -349,3 +349,40 @@ def test_a_member_whose_answer_raises_is_asked_again() -> None:
         await job.close()
 
     run(main())
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"step": "12"},
+        {"step": float("nan")},
+        {"step": 10**400},
+        {"in_call": "the fifth"},
+        {"in_call": {"number": 5, "seconds": "long"}},
+        {"recovery": {"total": [1]}},
+        None,
+    ],
+)
+def test_a_member_that_says_strange_things_of_itself_costs_no_other_row(odd: dict[str, Any] | None) -> None:
+    """It has its row, too: what the one that is asked first says of it."""
+
+    def strange(found: dict[str, Any]) -> None:
+        if found["member"] == THIRD:
+            found["ftlib"] = ["new"] if odd is None else found["ftlib"] | odd
+
+    async def main() -> None:
+        job = Job(inside=False)
+        job.change = strange
+        await job.passes(3.0)
+        asked = 0
+        for _ in range(10):
+            await job.passes(0.7)
+            asked += len(job.asked[THIRD])
+            assert job.silent == ""
+            steps = [job.page["rows"][each]["step"] for each in (FIRST, SECOND, THIRD)]
+            now = int(4 * asyncio.get_running_loop().time())
+            assert all(now - 8 <= step <= now for step in steps), steps
+        assert asked
+        await job.close()
+
+    run(main())
