@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from .interface import Bound, Consensus, DataPlane, Mode, NullPlane, Source, Stream
     from .member import COHORT, COHORT_SIZE, Address, Member, format_address, parse_address
     from .membership import Membership
+    from .runtime.host.import_path import import_path
     from .runtime.net.fork import release_in_children
     from .runtime.net.pages import Mount
     from .runtime.net.sockets import addresses_here
@@ -101,6 +102,7 @@ __all__ = [
     "format_address",
     "get",
     "give_order",
+    "import_path",
     "interface_name",
     "new_order",
     "parse_address",
@@ -160,6 +162,7 @@ _HOMES = {
     "format_address": "member",
     "get": "tools.client",
     "give_order": "tools.orders",
+    "import_path": "runtime.host.import_path",
     "interface_name": "tools.interfaces",
     "new_order": "wire.orders",
     "parse_address": "member",

@@ -1,5 +1,5 @@
-"""What every part that starts processes needs: when one may fork, their names, that they die with their parent, their ends in
-words.
+"""What every part that starts processes needs: when one may fork, where this one is, their names, that they die with their
+parent, their ends in words.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from ..errors import ConfigError
 
 TWIN = 0.5
 """Seconds within which a second signal counts as the first one sent twice."""
@@ -40,6 +42,14 @@ def rename_process(name: str) -> None:
     begin, end = int(fields[45]), int(fields[46])  # of the command line in this process's memory: arg_start, arg_end
     if begin:
         ctypes.memmove(begin, name.encode()[: end - begin - 1].ljust(end - begin, b"\0"), end - begin)
+
+
+def working_directory() -> Path:
+    """Where this process is. ConfigError where that directory was removed."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        raise ConfigError("the working directory was removed: go to one that is there") from None
 
 
 def describe_exit(code: int) -> str:

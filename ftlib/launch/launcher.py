@@ -15,13 +15,15 @@ import io
 import logging
 import os
 import re
-import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from consensus import import_path
+
+from ..common.processes import working_directory
 from ..errors import ConfigError
 from .checks import fault, is_list, is_text, wrong_files, wrong_kinds, wrong_variables
 from .director.decisions.rules import Rules
@@ -200,8 +202,8 @@ class Launcher:
             agent_timeout=float(self.agent_timeout),
             results=self.results,
             preload=() if command else tuple(self.preload),
-            directory=os.getcwd(),  # noqa: PTH109 - text for another machine
-            path=[os.path.abspath(each) for each in sys.path if isinstance(each, str)],  # noqa: PTH100 - as above
+            directory=str(working_directory()),
+            path=[os.path.abspath(each) for each in import_path()],  # noqa: PTH100 - text for another machine
             max_workers=int(self.max_workers) if self.max_workers is not None else None,
             resume=resume,
             log_dir=Path(self.log_dir) if self.log_dir is not None else None,

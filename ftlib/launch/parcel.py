@@ -23,6 +23,7 @@ from typing import IO, Any
 
 import msgpack
 
+from ..common.processes import working_directory
 from ..errors import ConfigError
 
 _ARRAY, _TENSOR, _TUPLE, _INTEGER, _COMPLEX, _SET = 1, 2, 3, 4, 5, 6
@@ -78,7 +79,7 @@ def _dumps(value: Any) -> bytes:
 def _own_modules(function: Callable[..., Any]) -> list[ModuleType]:
     """Modules with a file below the caller's directories that is not installed anywhere."""
     installed = {Path(path).resolve() for path in sysconfig.get_paths().values()}
-    starts = {Path.cwd().resolve(), Path(sys.path[0] or ".").resolve()}
+    starts = {working_directory().resolve(), Path(sys.path[0] or ".").resolve()}
     origin = sys.modules.get(getattr(function, "__module__", None) or "")
     if file := getattr(origin, "__file__", None):
         starts.add(Path(file).resolve().parent)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import resource
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -107,6 +108,21 @@ def test_a_close_does_not_wait_for_a_process_that_does_not_answer() -> None:
     assert errors == ["the framework is closed"]
     with pytest.raises(GroupError, match="closed"):
         nursery.fork()
+
+
+def test_the_working_directory_may_have_been_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As in ``python -c``, which looks there for modules."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", ["", *sys.path])
+    tmp_path.rmdir()
+    nursery = Nursery(ROLE)
+    try:
+        sock, pid, pidfd = nursery.fork()
+        sock.close()
+        os.close(pidfd)
+        assert pid
+    finally:
+        nursery.close()
 
 
 def test_a_group_that_no_process_can_be_had_for_fails_at_once(crew: Crew) -> None:

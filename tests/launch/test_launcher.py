@@ -250,6 +250,14 @@ def test_settings_that_do_not_fit_are_refused() -> None:
         launcher("localhost", "localhost").start(print)
 
 
+def test_a_working_directory_that_was_removed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    for start in (lambda: launcher().start(print), lambda: launcher().start_program(["true"])):
+        with pytest.raises(ConfigError, match="the working directory was removed"):
+            start()
+
+
 def test_a_name_that_is_looked_up_for_ever_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, answer = threading.Event(), threading.Event()
     real = socket.getaddrinfo

@@ -86,6 +86,18 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             python_command(name, (), module=True)
 
 
+@pytest.mark.parametrize(("target", "module"), [("train.py", False), ("json.tool", True)])
+def test_a_working_directory_that_was_removed_is_named(
+    target: str, module: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    before = list(sys.path)
+    with pytest.raises(ConfigError, match="the working directory was removed"):
+        python_command(target, (), module=module)
+    assert sys.path == before
+
+
 def test_the_environment_of_a_founder() -> None:
     plan = StartPlan(("x",), 2, job="j", min_workers=2, max_workers=5)
     start = Start(1, ["127.0.0.1:1", "127.0.0.1:2"], 2, port=2, socket_fds=(7, 8))

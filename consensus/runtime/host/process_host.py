@@ -7,18 +7,17 @@ process holds while it lives (``life_lock``).
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 from ...errors import ConsensusError
 from ..logs import CarefulLogger
 from .host import RUN, Host
+from .import_path import import_path
 from .life_lock import LifeLock
 from .progress_cell import ProgressCell
 from .signals import held_back
@@ -65,7 +64,7 @@ class ProcessHost(Host):
 
     def _launch(self, name: str, pipe: socket.socket, doors: socket.socket) -> None:
         """Start the process, which begins with its imports."""
-        path = os.pathsep.join([_ROOT, *_import_path()])
+        path = os.pathsep.join([_ROOT, *import_path()])
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         life = self._life.hold(f"{name}-life")
         descriptors = (pipe.fileno(), doors.fileno(), self._cell_fd, life)
@@ -120,14 +119,6 @@ class ProcessHost(Host):
         fd, self._cell_fd = self._cell_fd, -1
         if fd >= 0:
             os.close(fd)
-
-
-def _import_path() -> Iterator[str]:
-    """Where this process imports from, to which ``site`` has already contributed. As Python does it, skip all but texts."""
-    for entry in sys.path:
-        if isinstance(entry, str):
-            with contextlib.suppress(FileNotFoundError):  # the working directory was removed
-                yield entry or os.getcwd()  # noqa: PTH109
 
 
 def _signal_name(number: int) -> str:

@@ -11,7 +11,7 @@ import threading
 import time
 from pathlib import Path
 
-from consensus import release_in_children
+from consensus import import_path, release_in_children
 from ftlib.errors import GroupError
 
 _ROOT = str(Path(__file__).resolve().parents[3])
@@ -48,7 +48,7 @@ class Nursery:
         """A new child: the socket to it, its pid, and a pidfd. GroupError where there is none."""
         try:
             return self._fork()
-        except OSError as error:  # no descriptor is left, or no process, or the current directory was removed
+        except OSError as error:  # no descriptor is left, or no process
             raise GroupError(f"no process for a group could be forked: {error}") from error
 
     def _fork(self) -> tuple[socket.socket, int, int]:
@@ -85,14 +85,14 @@ class Nursery:
         if self._process is not None and self._process.poll() is None:
             return
         self._stop()
-        entries = [entry or os.getcwd() for entry in sys.path if isinstance(entry, str)]  # noqa: PTH109 - Python skips others
-        path = os.pathsep.join([_ROOT, *entries])
+        path = os.pathsep.join([_ROOT, *import_path()])
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
                 self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and code
                     [sys.executable, "-P", "-c", _COMMAND, str(theirs.fileno()), str(os.getpid()), *self._role],
                     env={**os.environ, **_HUGE_PAGES, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+                    cwd=_directory(),
                     stdin=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
                 )
@@ -127,3 +127,12 @@ class Nursery:
                 self._process.kill()
             self._process.wait()
             self._process = None
+
+
+def _directory() -> str | None:
+    """Where the process starts; None: here. Torch cannot be imported in a directory that was removed: its MKL aborts."""
+    try:
+        os.getcwd()  # noqa: PTH109 - whether there is one is all that counts
+    except FileNotFoundError:
+        return "/"
+    return None

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...checkpoints.names import Name, complete, of_shards, whole_names
+from ...common.processes import working_directory
 from ...errors import ConfigError
 
 DEFAULT_RESTARTS = 3
@@ -188,14 +189,14 @@ def python_command(target: str, args: tuple[str, ...], *, module: bool) -> tuple
     if path.is_dir() and not (path / "__main__.py").is_file():
         raise ConfigError(f"{target} is a directory without __main__.py: give a script, or -m and a module")
     if not path.exists():
-        raise ConfigError(f"no script {target} in {Path.cwd()}: check the path, or give -m for a module")
+        raise ConfigError(f"no script {target} in {working_directory()}: check the path, or give -m for a module")
     return (sys.executable, target, *args)
 
 
 def _require_module(name: str) -> None:
     """Look for the top-level package only: finding a submodule would import its parents into the launcher."""
     top = name.partition(".")[0]
-    sys.path.insert(0, str(Path.cwd()))  # where the worker's python -m looks first
+    sys.path.insert(0, str(working_directory()))  # where the worker's python -m looks first
     try:
         found = top.isidentifier() and importlib.util.find_spec(top) is not None
     except ValueError:
