@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import resource
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,24 @@ def test_a_full_disk_costs_lines_of_the_log_and_not_the_campaign(
     assert ended.value.code == 1
     assert err.startswith("ftlib: error: --log: /dev/full cannot be written (No space left on device)")
     assert err.count("\n") == 1
+
+
+def test_a_log_whose_last_line_is_cut_off_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(command, "Job", lambda *_: Offering())
+    plan, log = tmp_path / "plan.jsonl", tmp_path / "log.jsonl"
+    plan.write_text(json.dumps(KILL.as_dict()) + "\n")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20, hard))  # as a disk that is full in the middle of the line
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main(["chaos", "here:1", "--replay", str(plan), "--log", str(log)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert log.stat().st_size == 20
+    assert ended.value.code == 1
+    assert capsys.readouterr().err.startswith(f"ftlib: error: --log: {log} cannot be written (File too large)")
 
 
 class Silent(MadeUp):

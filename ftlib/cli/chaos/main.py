@@ -12,6 +12,7 @@ from typing import BinaryIO, Self
 import click
 
 from ...errors import ConfigError, FTLibError
+from ...launch.processes.output import write_all
 from .campaign import Campaign, Row
 from .job import Job, Sight
 from .plan import LASTING, Planned, draw, in_order, kinds_of, replayed
@@ -131,7 +132,7 @@ class _Log:
         """Write it, unless one before was not."""
         if self._file is None or self.failed:
             return
-        self._try(partial(self._file.write, f"{line}\n".encode()))
+        self._try(partial(write_all, self._file.fileno(), f"{line}\n".encode()))
 
     def __enter__(self) -> Self:
         return self

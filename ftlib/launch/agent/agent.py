@@ -24,6 +24,7 @@ from ...common.releases import release_of
 from ..parcel import HEAD, written
 from ..processes import guard, places
 from ..processes.inherited import OTHERS, OURS
+from ..processes.output import write_all
 from ..processes.process import Fate, require_linux
 from ..processes.sockets import ControlSockets, address_of, bind_control, listen
 from ..processes.steward import Steward
@@ -223,7 +224,7 @@ class Agent:
             case Order():
                 self._begin(message)
             case Piece():
-                os.write(self._call, message.data)
+                write_all(self._call, message.data)
                 if message.last:
                     self._called = True
                     for coming in self._coming.values():
