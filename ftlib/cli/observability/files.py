@@ -60,12 +60,21 @@ def write(directory: Path, addresses: Sequence[str], token: str | None, interval
         directory.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
             path = directory / name
-            mode = 0o600 if name == TOKEN else 0o666
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                if name == TOKEN:  # an older file keeps its mode; its group may be that of Prometheus
-                    os.fchmod(handle, mode | (os.fstat(handle).st_mode & stat.S_IRGRP))
-                file.write(text)
+            if name == TOKEN:  # while an older one is still whole: only its owner can do that, though others may write
+                _keep_from_others(path)
+            path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}; give another directory") from None
     return [directory / name for name in texts]
+
+
+def _keep_from_others(path: Path) -> None:
+    """Make the file, or have an older one, readable to its owner, and to its group if it was: that may be Prometheus's."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        old = stat.S_IMODE(os.fstat(handle).st_mode)
+        new = 0o600 | (old & stat.S_IRGRP)
+        if new != old:
+            os.fchmod(handle, new)
+    finally:
+        os.close(handle)

@@ -5,9 +5,11 @@ the rules means something to it. What it says of the files is asked of its own `
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -167,6 +169,34 @@ def test_a_token_is_for_no_other_user_whatever_was_there(before: int, after: int
     write(tmp_path, [], "the token", INTERVAL)
     assert token.read_text() == "the token"
     assert token.stat().st_mode & 0o777 == after
+
+
+AS_ONE_OF_THE_GROUP = """
+import os, sys
+from pathlib import Path
+from ftlib.cli.observability.files import write
+os.chdir(sys.argv[1])
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+write(Path(), [], "the new token", "15s")
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+@pytest.mark.parametrize(("mode", "after"), [(0o640, "the new token"), (0o660, "the old token")])
+def test_a_token_of_another_user_is_written_or_stays(mode: int, after: str, tmp_path: Path) -> None:
+    """Only its owner could keep it from others, and it is not emptied before that is known."""
+    token = tmp_path / "ftlib.token"
+    token.write_text("the old token")
+    os.chown(token, 65534 if mode == 0o640 else 0, 65534)
+    token.chmod(mode)
+    tmp_path.chmod(0o777)
+    command = [sys.executable, "-c", AS_ONE_OF_THE_GROUP, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT, check=False)
+    assert token.read_text() == after
+    assert ("ftlib.token cannot be written: Operation not permitted" in done.stderr) is (after == "the old token")
+    assert token.stat().st_mode & 0o777 == mode
 
 
 def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
