@@ -14,6 +14,7 @@ import operator
 import os
 import queue
 import secrets
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -58,7 +59,7 @@ class Channel:
     """A queue by name. All members that use it make one of these with the same ``name`` and ``at``; any thread.
 
     ``at``: the member that keeps the items, by default this one; its death is PeerLost at everybody who waits. ``maxsize``:
-    most items of each key, 0 for any number; that of the server counts.
+    most items of each key, 0 (or less) for any number; that of the server counts.
 
     ``put`` returns when the server has the item. An item is delivered once, even if getters die: it is lost with the server, or
     with a getter that had it already. Where a connection breaks between two that live it may be delivered twice.
@@ -72,9 +73,11 @@ class Channel:
             raise Refused(f"the name of a channel is a string, not {name!r:.80}")
         check_name("the name of a channel", name)
         try:
-            maxsize = operator.index(maxsize)
+            maxsize = max(0, operator.index(maxsize))
         except TypeError:
             raise Refused(f"maxsize is a number of items, not {maxsize!r:.80}") from None
+        if maxsize > sys.maxsize:  # no answer could hold it
+            raise Refused(f"maxsize is a number of items, at most {sys.maxsize}; 0 for any number")
         self.name = name
         self._process = os.getpid()
         self._classes = collective.classes

@@ -39,7 +39,11 @@ _IDLE = 5.0
 
 def check_timeout(timeout: float | None) -> None:
     """Refused unless it is a number of seconds, or None."""
-    if timeout is not None and (not isinstance(timeout, (int, float)) or math.isnan(timeout)):
+    try:
+        known = timeout is None or (isinstance(timeout, (int, float)) and not math.isnan(timeout))
+    except OverflowError:  # an integer that no float can hold
+        known = False
+    if not known:
         raise Refused(f"a timeout is a number of seconds, not {timeout!r:.80}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import queue
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -57,6 +58,16 @@ def test_full_and_empty_are_pythons_own() -> None:
             assert channel.get_nowait() == "first"
             waiting.wait(LIMIT)
             assert channel.get(timeout=LIMIT) == "third" and channel.empty()
+
+
+@pytest.mark.parametrize("maxsize", [0, -1, -(1 << 70), sys.maxsize])
+def test_any_bound_is_told_to_who_asks_from_elsewhere(maxsize: int) -> None:
+    """As in Python's own queues, 0 or less is none."""
+    with collectives(2) as (made, _):
+        for channel in opened(made, maxsize=maxsize):
+            channel.put("item", timeout=LIMIT)
+            assert channel.full() is False
+        assert channel.qsize() == 2
 
 
 def test_a_second_close_ends_no_newer_channel_of_that_name() -> None:

@@ -84,8 +84,9 @@ def test_a_channel_refuses_and_goes_on() -> None:
             for key, text in (("k" * 5000, "has 5000 bytes; 4096 are the most"), ("\ud800", "is no text")):
                 with pytest.raises(Refused, match=f"the key .* {text}"):
                     channel.put(1, key=key, async_op=True)
-            with pytest.raises(FTLibError, match="a timeout is a number"):
-                channel.get(timeout="1")  # type: ignore[arg-type]
+            for timeout in ("1", 10**400):
+                with pytest.raises(FTLibError, match="a timeout is a number"):
+                    channel.get(timeout=timeout)  # type: ignore[arg-type]
             channel.put("a", weight=torch.tensor(2), timeout=LIMIT)  # type: ignore[arg-type]
             channel.put("b", weight=np.float32(0.5), timeout=LIMIT)
             assert channel.get_batch(2.5, timeout=LIMIT) == ["a", "b"]
@@ -95,4 +96,6 @@ def test_a_channel_refuses_and_goes_on() -> None:
             Channel(made[1], "n" * 5000, at=made[0].here)
         with pytest.raises(Refused, match="maxsize is a number of items, not '16'"):
             Channel(made[0], "other", maxsize="16")  # type: ignore[arg-type]
+        with pytest.raises(Refused, match="maxsize is a number of items, at most"):
+            Channel(made[0], "other", maxsize=1 << 70)
         assert Channel(made[0], "other", maxsize=np.int64(1)).full() is False  # type: ignore[arg-type]
