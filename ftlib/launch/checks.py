@@ -44,9 +44,13 @@ def is_count(value: object, least: int) -> bool:
 
 def is_seconds(value: object, *, above: bool = False) -> bool:
     """Whether it is a finite number of at least 0; with ``above`` more than that."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, Real):
         return False
-    return float(value) > 0 if above else float(value) >= 0
+    try:
+        seconds = float(value)
+    except OverflowError:
+        return False
+    return math.isfinite(seconds) and (seconds > 0 if above else seconds >= 0)
 
 
 def is_text(value: object) -> bool:

@@ -76,6 +76,13 @@ def test_a_wrong_setting_is_refused_as_it_is_made(name: str, value: Any) -> None
         assert repr(shown) in text, text
 
 
+@pytest.mark.parametrize("name", ["worker_timeout", "agent_timeout", "restart_delay", "grace"])
+def test_seconds_that_no_float_can_hold_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Launcher(**{name: 10**400})  # type: ignore[arg-type]
+    assert told(caught.value).startswith(f"{name}=1000")
+
+
 def test_every_setting_has_its_row() -> None:
     names = [each.name for each in fields(Launcher)]
     assert names == list(KINDS) == list(WRONG)
