@@ -150,7 +150,7 @@ class Rounds:
                 self._count(status, made=average.finished and not average.declined)
 
     def _count(self, status: Status, *, made: bool) -> None:
-        """The sync is over, outer step included. ``made``: by all members. One that some of them had given up counts at none."""
+        """The sync is over, outer step included. ``made``: by all members. One that any had given up counts at none."""
         self.status = status
         if made:
             self._ft.agreed.put(self._counter, (self.syncs + 1).to_bytes(_COUNTER, "little"))
