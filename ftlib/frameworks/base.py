@@ -163,6 +163,8 @@ class Group(ABC):
         """Begin ``operation``, and return at once. ConfigError if this backend does not support it.
 
         An allreduce is bit-identical at all ranks. Sends and receives are safe beside collectives of other threads.
+        A backend may bound how many collectives are under way at a time, and wait here until one of them has ended (1,024 in
+        isolated groups). A send or receive never waits for another operation.
         ConfigError for an ``all_to_all`` or ``all_gather`` of a tensor that has no equal parts for all ranks.
         """
 

@@ -6,6 +6,8 @@ import contextlib
 import os
 import resource
 import signal
+import socket
+import subprocess
 import sys
 import threading
 import time
@@ -17,9 +19,14 @@ import torch
 
 from ftlib.errors import GroupError
 from ftlib.frameworks import GroupSpec, sockets
+from ftlib.frameworks.base import Operation, OperationKind
+from ftlib.frameworks.isolated import group_process
 from ftlib.frameworks.isolated.framework import IsolatedFramework
 from ftlib.frameworks.isolated.group import IsolatedGroup
+from ftlib.frameworks.isolated.group_process import GroupProcess, IsolatedWork
 from ftlib.frameworks.isolated.nursery import Nursery
+from ftlib.frameworks.isolated.records import LIMIT, Build, Ended, Ping, Run, unpack
+from ftlib.frameworks.isolated.segments import Segments
 from tests.frameworks.crew import Crew, Worker
 from tests.harness.basics import TIMEOUT, eventually, lives
 
@@ -81,6 +88,64 @@ def begin_at_once(worker: Worker, count: int) -> tuple[set[float], bool]:
     return {float(value) for row in rows for value in row}, group._child.usable
 
 
+def exchange_at_once(worker: Worker, count: int) -> tuple[set[float], bool]:
+    """Begin so many receives, then as many sends, as the peer does: what was received, and whether the process outlived it."""
+    group = worker.group
+    assert isinstance(group, IsolatedGroup)
+    peer = 1 - group.rank
+    rows = [worker.framework.allocate(1, torch.float32).fill_(value) for value in [0.0] * count + [group.rank + 1.0] * count]
+    works = [group.recv(row, peer, tag) for tag, row in enumerate(rows[:count])]
+    works += [group.send(row, peer, tag) for tag, row in enumerate(rows[count:])]
+    assert all(work.wait(TIMEOUT) for work in works)
+    return {float(row) for row in rows[:count]}, group._child.usable
+
+
+class Idle(threading.Thread):
+    """The other end of a child's socket: it answers, notes which operations it is to begin, and ends none."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__(daemon=True)
+        self._sock = sock
+        self.begun: list[OperationKind] = []
+
+    def run(self) -> None:
+        while True:
+            data, fds, _, _ = socket.recv_fds(self._sock, LIMIT, 1)
+            for fd in fds:
+                os.close(fd)
+            if not data:
+                return
+            match unpack(data):
+                case Ping():
+                    self._sock.send(data)
+                case Build():
+                    self._sock.send(Ended(0).pack())
+                case Run(_, kind):
+                    self.begun.append(kind)
+
+
+@contextlib.contextmanager
+def child_that_ends_nothing(timeout: float) -> Iterator[tuple[GroupProcess, Idle]]:
+    """With a group whose operations have that time-out, and as many collectives under way as may be."""
+    mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with subprocess.Popen(["sleep", "600"]) as process, its:
+        try:
+            idle = Idle(its)
+            idle.start()
+            child = GroupProcess(mine, process.pid, os.pidfd_open(process.pid), Segments())
+            built = threading.Event()
+            child.build(GroupSpec("v", 1, 0, 2, {}, timeout), "127.0.0.1", lambda _: built.set())
+            assert built.wait(TIMEOUT)
+            for _ in range(1024):
+                child.run(Operation(OperationKind.ALLREDUCE, torch.zeros(1), "SUM"))
+            yield child, idle
+            child.kill("the test is over")
+            assert child.gone.wait(TIMEOUT)
+            idle.join(TIMEOUT)
+        finally:
+            process.kill()
+
+
 # --- the tests ---------------------------------------------------------------------------------------------------------
 
 
@@ -140,6 +205,44 @@ def test_more_operations_at_once_than_the_process_is_told_of_at_once(crew: Crew,
     hands = crew.hire(2)
     crew.build(hands)
     assert crew.run(hands, begin_at_once, count) == [({2.0}, True)] * 2
+
+
+def test_more_receives_than_collectives_may_be_under_way_before_the_sends(crew: Crew) -> None:
+    """Where a receive waited for an earlier one to end, the sends behind it at both ranks would never begin."""
+    hands = crew.hire(2)
+    crew.build(hands)
+    assert crew.run(hands, exchange_at_once, 1100) == [({2.0}, True), ({1.0}, True)]
+
+
+def test_a_collective_that_waits_for_room_holds_up_no_send() -> None:
+    with child_that_ends_nothing(TIMEOUT) as (child, idle):
+        works: list[IsolatedWork] = []
+
+        def one_more() -> None:
+            works.append(child.run(Operation(OperationKind.ALLREDUCE, torch.zeros(1), "SUM")))
+
+        waiting = threading.Thread(target=one_more)
+        waiting.start()
+        waiting.join(0.1)
+        child.run(Operation(OperationKind.SEND, torch.zeros(1), peer=1))
+        eventually(lambda: idle.begun[1024:] == [OperationKind.SEND], "it is to send")
+        assert waiting.is_alive()
+        child.close("the group was aborted")
+        waiting.join(TIMEOUT)
+        with pytest.raises(GroupError, match="aborted"):
+            works[0].wait(TIMEOUT)
+
+
+def test_a_collective_for_which_there_is_never_room_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waited for ever, and an abort by time-out never came, as that is for who waits for an operation."""
+    monkeypatch.setattr(group_process, "_LATER", 0.0)
+    with child_that_ends_nothing(0.3) as (child, _):
+        begin = time.monotonic()
+        work = child.run(Operation(OperationKind.ALLREDUCE, torch.zeros(1), "SUM"))
+        assert time.monotonic() - begin < SOON
+        with pytest.raises(GroupError, match=r"1024 collectives are under way, .* none has ended within 0\.3 s"):
+            work.wait(TIMEOUT)
+        assert child.gone.wait(TIMEOUT)
 
 
 def test_a_framework_that_was_closed_can_be_started_again() -> None:

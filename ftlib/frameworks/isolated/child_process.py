@@ -119,6 +119,17 @@ class ChildProcess(ABC):
                 with contextlib.suppress(OSError):
                     signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
+    def _await_room(self, free: Callable[[], bool], timeout: float, late: str) -> None:
+        """Wait until ``free()``, called with the lock, or until it is not to be used any more.
+
+        It is given up with ``late`` where that takes ``timeout`` seconds. Without ``_telling``: an order of another thread
+        may be what ends the operations that are waited for.
+        """
+        with self._changed:
+            fine = self._changed.wait_for(lambda: self._why or free(), min(timeout, LONGEST))
+        if not fine:
+            self._give_up(late)
+
     # --- the thread that listens ---------------------------------------------------------------------------------------
 
     def _listen_for(self, ended: threading.Event, deadline: float) -> None:

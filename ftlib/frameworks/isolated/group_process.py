@@ -18,13 +18,17 @@ from .records import Build, Close, Ended, Packed, Record, Run, Segment, Warm, ca
 from .segments import Segments
 
 _MOST = 1024
-"""Operations under way at a time."""
+"""Collectives under way at a time."""
+_LATER = 1.0
+"""Seconds from the time-out of operations until a collective that waits for room gives up: their own errors name ranks."""
 _CUT = 0.02
 """Seconds for a child to cut its group's connections, and for what is under way there to end; then it is killed at once."""
 _REST = 0.3
 """Seconds until it is killed otherwise. The end of a process takes a processor for milliseconds: first others need that."""
 _TARGETS = frozenset(OperationKind) - {OperationKind.SEND}
 """Operations that change their tensor."""
+_TRANSFERS = frozenset({OperationKind.SEND, OperationKind.RECV})
+"""Operations that never wait for room: the next one may be what lets those end that are under way."""
 
 Attend = Callable[[threading.Event, float], bool]
 """See ``ChildProcess.attend``."""
@@ -80,8 +84,11 @@ class GroupProcess(ChildProcess):
         """See ``ChildProcess``."""
         self._segments = segments
         self._numbers = itertools.count(1)
-        self._pending: dict[int, tuple[IsolatedWork, bool]] = {}
-        """With whether it changes its tensor."""
+        self._pending: dict[int, tuple[IsolatedWork, OperationKind]] = {}
+        self._collectives = 0
+        """So many of them are no transfers."""
+        self._timeout = 0.0
+        """That of the group's operations."""
         self._building: Callable[[Ended], None] | None = None
         self._blamed: tuple[int, ...] = ()
         """By its end: the own rank, once an operation ended well. What never worked is not to be built anew without a pause."""
@@ -103,7 +110,7 @@ class GroupProcess(ChildProcess):
         with self._lock:
             gone = self.gone.is_set()
             if not gone:
-                self._building, self._rank = built, spec.rank
+                self._building, self._rank, self._timeout = built, spec.rank, spec.timeout
             fine = not gone and self._send(Build(spec, host))
         if gone:
             built(Ended(0, f"{self.WORD} {self.pid} is gone: {self._why}", told=True))
@@ -113,7 +120,7 @@ class GroupProcess(ChildProcess):
     def run(self, operation: Operation) -> IsolatedWork:
         """Begin an operation on a contiguous CPU tensor. It may have failed already.
 
-        Where as many as may be are under way, one of them ends first.
+        A collective waits until fewer than ``_MOST`` are under way. All ranks have them in one order, so they end without it.
         """
         kind, tensor = operation.kind, operation.tensor.detach()
         found, buffer = self._segments.find(tensor), None
@@ -128,14 +135,18 @@ class GroupProcess(ChildProcess):
         count = tensor.nbytes // dtype.itemsize
         work = IsolatedWork(next(self._numbers), operation, buffer, self._segments, self.attend)
         record = Run(work.number, kind, operation.op, dtype, operation.peer, operation.tag, segment.number, offset, count)
+        if kind not in _TRANSFERS:
+            seconds = self._timeout + _LATER
+            late = f"{_MOST} collectives are under way, as many as may be, and none has ended within {seconds:g} s"
+            self._await_room(lambda: self._collectives < _MOST, seconds, late)
         with self._telling:
-            with self._changed:
-                self._changed.wait_for(lambda: self._why or len(self._pending) < _MOST)
+            with self._lock:
                 if self._why:
                     error = GroupError(f"{self.WORD} {self.pid}: {self._why}", () if self._asked else self._blamed)
                     work.finish(error, changes=False)
                     return work
-                self._pending[work.number] = work, kind in _TARGETS
+                self._pending[work.number] = work, kind
+                self._collectives += kind not in _TRANSFERS
             given = self._give(segment.number, lambda: segment.alive, Segment(segment.number, segment.nbytes), segment.fd)
             fine = given and self._send_soon(record)
         if not fine:
@@ -176,24 +187,27 @@ class GroupProcess(ChildProcess):
     def _told(self, record: Packed) -> None:
         if not isinstance(record, Ended):
             return
-        building, work, changes = None, None, False
+        building, found = None, None
         with self._lock:
             if not record.number:
                 building, self._building = self._building, None
             else:
-                work, changes = self._pending.pop(record.number, (None, False))
-                self._changed.notify()
+                found = self._pending.pop(record.number, None)
+                if found is not None and found[1] not in _TRANSFERS:
+                    self._collectives -= 1
+                    self._changed.notify()
                 if not record.text:
                     self._blamed = (self._rank,)
                 if self._why and not self._pending:
                     self._quiet.set()
         if building is not None:
             building(record)
-        if work is not None:
-            work.finish(GroupError(record.text, record.peers) if record.text else None, changes=changes)
+        if found is not None:
+            work, kind = found
+            work.finish(GroupError(record.text, record.peers) if record.text else None, changes=kind in _TARGETS)
 
     def _bury(self) -> Callable[[str], None]:
-        pending, self._pending = list(self._pending.values()), {}
+        pending, self._pending, self._collectives = list(self._pending.values()), {}, 0
         building, self._building = self._building, None
         blamed = () if self._asked else self._blamed
         self._quiet.set()
