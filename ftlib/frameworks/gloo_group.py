@@ -67,7 +67,9 @@ _TRANSFERS = frozenset({OperationKind.SEND, OperationKind.RECV})
 _SLICE = 0.02
 """Seconds between two looks at an operation of a group that is being destroyed."""
 _LOOKED_THROUGH = 8
-"""Number of remembered operations above which ended ones are forgotten."""
+"""Number of remembered operations of a kind above which ended ones are forgotten."""
+_WATCHED = 8
+"""Transfers that nobody else may wait for which are waited for at a time, to be forgotten: each takes a thread."""
 _ADVICE = "This is typically caused by"
 """The rest of Gloo's error text, from here on, helps nobody."""
 _ADDRESS_IN_TEXT = re.compile(r"\[([0-9a-fA-F:.]+)\]:(\d+)")
@@ -129,6 +131,10 @@ class GlooGroup(Group):
         """One entry for each thread that is beginning an operation, and has ``backend`` meanwhile. Not an integer: several
         threads count at the same time."""
         self._works: deque[Work] = deque()
+        """Collectives, which end in their order, or nearly."""
+        self._transfers: deque[GlooTransfer] = deque()
+        self._watched: list[GlooTransfer] = []
+        """Those of them that were asked to have a thread wait for them, so that they can be forgotten."""
         self._moving: dict[int, torch.Tensor] = {}
         """Of each thread's newest transfer: Gloo has only its address, and goes on if an exception came before its work.
         """
@@ -158,7 +164,7 @@ class GlooGroup(Group):
         mine = sum(link.handle.fileno() >= 0 for link in self._links)
         return sockets.holders({link.inode for link in self._links}) <= mine
 
-    def submit(self, operation: Operation) -> Work:  # noqa: PLR0912 - for every bucket: one function
+    def submit(self, operation: Operation) -> Work:  # noqa: C901, PLR0912 - for every bucket: one function
         """Begin ``operation`` on Gloo's threads: reductions of few bytes by an exchange, larger ones by a ring. All others send
         bytes, hence any dtype.
         """
@@ -176,8 +182,12 @@ class GlooGroup(Group):
                     work: Work = GlooExchange(self, tensor, _COMBINE[op], self._free)
                 else:
                     work = GlooWork(self, self.backend.allreduce([tensor], self._reductions[op]))
+            elif kind in _TRANSFERS:
+                transfer = self._begin_transfer(operation)
+                self._remember_transfer(transfer)
+                return transfer
             else:
-                work = self._begin_transfer(operation) if kind in _TRANSFERS else self._begin_with_bytes(operation)
+                work = self._begin_with_bytes(operation)
         except KeyError:
             raise ConfigError(f"unknown operation {operation.op!r}: choose one of {', '.join(OPERATIONS)}") from None
         except GroupError as error:
@@ -191,7 +201,6 @@ class GlooGroup(Group):
                 if len(works) > _LOOKED_THROUGH:
                     while len(works) > 1 and works[0].done():
                         works.popleft()
-                    works.rotate(-1)  # a receive that nobody answers would keep all after it
             return work
         finally:
             self._beginning.pop()
@@ -260,6 +269,21 @@ class GlooGroup(Group):
             return GlooTransfer(self, self.backend.send([tensor], operation.peer, tag), tensor)
         return GlooTransfer(self, self.backend.recv([tensor], operation.peer, tag), tensor)
 
+    def _remember_transfer(self, transfer: GlooTransfer) -> None:
+        """Until it has ended, and forget others that have. A few are watched, as perhaps nobody ever waits for them."""
+        with self._lock:
+            transfers = self._transfers
+            transfers.append(transfer)
+            if len(transfers) <= _LOOKED_THROUGH:
+                return
+            while len(transfers) > 1 and transfers[0].through:
+                transfers.popleft()
+            self._watched = [each for each in self._watched if not each.through]
+            if len(self._watched) < _WATCHED and transfers[0] not in self._watched:
+                self._watched.append(transfers[0])
+                transfers[0].done()
+            transfers.rotate(-1)  # a receive that nobody answers would keep all after it
+
     def _begin_with_bytes(self, operation: Operation) -> GlooWork:
         """Begin what moves bytes and does not look into them. Parts without any are an empty reduction: Gloo refuses them."""
         flat = _bytes(operation.tensor)
@@ -281,8 +305,10 @@ class GlooGroup(Group):
         while self._beginning and time.monotonic() < deadline:
             time.sleep(_SLICE)
         with self._lock:
-            works = list(self._works)
+            works = [*self._works, *self._transfers]
             self._works.clear()
+            self._transfers.clear()
+            self._watched.clear()
         for work in works:
             while not work.done() and time.monotonic() < deadline:
                 time.sleep(_SLICE)  # not in Gloo: at the interpreter's end a thread must not come back through C++

@@ -260,13 +260,14 @@ class GlooTransfer(Work):
     timeout. Once Gloo has closed all connections of the group, nothing uses this tensor any more: then the transfer has ended.
     """
 
-    __slots__ = ("_ended", "_error", "_owner", "_raw", "_tensor", "_through", "_turn")
+    __slots__ = ("_ended", "_error", "_owner", "_raw", "_tensor", "_turn", "through")
 
     def __init__(self, owner: _Owner, raw: Any, tensor: torch.Tensor) -> None:
         self._owner = owner
         self._tensor = tensor  # Gloo keeps only its address
         self._error: GroupError | None = None
-        self._through = False
+        self.through = False
+        """Whether it is known to have ended. A look at it starts no thread, unlike ``done``."""
         self._turn = threading.Lock()
         # Guarded by it:
         self._raw = raw
@@ -285,17 +286,18 @@ class GlooTransfer(Work):
 
     def done(self) -> bool:
         """True once Gloo has finished the transfer and no longer uses its buffer."""
-        if not self._through:
-            self._watch()
-        return self._through or self._forgotten()
+        if not self.through:
+            with contextlib.suppress(GroupError):  # whoever asks again tries again
+                self._watch()
+        return self.through or self._forgotten()
 
     def _wait(self, timeout: float) -> bool:
         self._watch()
         with self._turn:
-            if not self._through and self._ended is None:
+            if not self.through and self._ended is None:
                 self._ended = threading.Event()
             ended = self._ended
-        if not self._through and ended is not None and not ended.wait(timeout):
+        if not self.through and ended is not None and not ended.wait(timeout):
             if self._owner.abandoned:
                 raise GroupError("transfer abandoned: its group was aborted and cannot be interrupted")
             if not self._forgotten():
@@ -307,9 +309,9 @@ class GlooTransfer(Work):
         if not self._owner.severed:
             return False
         with self._turn:
-            if not self._through:
+            if not self.through:
                 self._error = GroupError("transfer cut off: its connection broke when it was half through")
-                self._through = True
+                self.through = True
         return True
 
     def _over(self) -> bool:
@@ -318,9 +320,15 @@ class GlooTransfer(Work):
         return True
 
     def _watch(self) -> None:
-        """Have a thread wait, unless somebody does."""
-        if (raw := self._take()) is not None:
+        """Have a thread wait, unless somebody does. GroupError if there is no thread for it: the transfer goes on."""
+        if (raw := self._take()) is None:
+            return
+        try:
             start_task("gloo-transfer", lambda: self._run(raw))
+        except RuntimeError as error:
+            with self._turn:
+                self._raw = raw
+            raise GroupError(f"no thread can be had that waits for a transfer: {error}") from error
 
     def _take(self) -> Any:
         with self._turn:
@@ -335,8 +343,8 @@ class GlooTransfer(Work):
             failure = self._owner.translate(error)
         finally:
             with self._turn:
-                if not self._through:  # else it was forgotten, and has been told to have ended
-                    self._error, self._through = failure, True
+                if not self.through:  # else it was forgotten, and has been told to have ended
+                    self._error, self.through = failure, True
                 ended = self._ended
             if ended is not None:
                 ended.set()

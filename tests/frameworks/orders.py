@@ -19,10 +19,12 @@ from torch.distributed import ProcessGroupGloo
 from ftlib.errors import ConfigError, GroupError
 from ftlib.frameworks import Group, GroupSpec, Work, gloo_build, sockets
 from ftlib.frameworks.accelerators.group import HybridGroup
+from ftlib.frameworks.background import finish_tasks
 from ftlib.frameworks.gloo import GlooFramework
 from ftlib.frameworks.gloo_group import GlooGroup
 from ftlib.frameworks.rendezvous import Meeting, split_address
 from tests.frameworks.crew import TIMEOUT, Worker, rebuild
+from tests.frameworks.threadless import no_thread_left
 from tests.harness.basics import eventually
 
 
@@ -123,6 +125,47 @@ def reduce_beside_an_open_receive(worker: Worker, count: int) -> int:
         assert group.send(torch.ones(4), 0, 99).wait(TIMEOUT)
     assert received is None or received.wait(TIMEOUT)
     return remembered
+
+
+def receive_before_the_sends(worker: Worker, count: int) -> tuple[int, set[float]]:
+    """So many receives: threads that beginning them took, and what came."""
+    group = worker.group
+    assert finish_tasks(TIMEOUT)
+    before = threading.active_count()
+    rows = [torch.zeros(1) for _ in range(count)] if group.rank == 0 else []
+    received = [group.recv(row, 1, tag) for tag, row in enumerate(rows)]
+    started = threading.active_count() - before
+    assert group.barrier().wait(TIMEOUT)
+    sent = [group.send(torch.ones(1), 0, tag) for tag in range(count)] if group.rank else []
+    assert all(work.wait(TIMEOUT) for work in received + sent)
+    return started, {float(row) for row in rows}
+
+
+def send_and_never_wait(worker: Worker, count: int) -> int:
+    """Of so many transfers, how many the group remembers."""
+    group = worker.group
+    assert isinstance(group, GlooGroup)
+    for tag in range(count):
+        work = group.send(torch.ones(1), 0, tag) if group.rank else group.recv(torch.zeros(1), 1, tag)
+        assert group.rank or work.wait(TIMEOUT)
+        assert group.barrier().wait(TIMEOUT)
+    return len(group._transfers)
+
+
+def wait_without_a_thread(worker: Worker) -> tuple[str, bool, bool, float]:
+    """What a wait says that needs a thread where none can be had, whether the transfer has ended by then, and later."""
+    group = worker.group
+    if group.rank:
+        assert group.barrier().wait(TIMEOUT)
+        return "", True, group.send(torch.ones(1), 0, 7).wait(TIMEOUT), 1.0
+    row = torch.zeros(1)
+    received = group.recv(row, 1, 7)
+    with no_thread_left():
+        with pytest.raises(GroupError) as caught:
+            received.wait(0.01)
+        early = received.done()
+    assert group.barrier().wait(TIMEOUT)
+    return str(caught.value), early, received.wait(TIMEOUT / 2), row.item()
 
 
 def operate_in_parts(worker: Worker) -> dict[str, Any]:

@@ -22,12 +22,15 @@ from tests.frameworks.orders import (
     loop,
     meet_and_never_connect,
     rebuild_blindly,
+    receive_before_the_sends,
     receive_from_the_dead,
     reduce_beside_an_open_receive,
     reduce_few_bytes,
     reduce_one,
+    send_and_never_wait,
     send_ones,
     try_rebuild,
+    wait_without_a_thread,
 )
 
 if TYPE_CHECKING:
@@ -60,6 +63,28 @@ def test_operations_that_have_ended_are_forgotten_although_a_receive_is_open(cre
     crew.build(hands)
     remembered = crew.run(hands, reduce_beside_an_open_receive, 100)
     assert max(remembered) < 20
+
+
+def test_open_receives_take_few_threads(crew: Crew) -> None:
+    hands = crew.hire(2)
+    crew.build(hands)
+    (started, received), _ = crew.run(hands, receive_before_the_sends, 100)
+    assert started <= 8
+    assert received == {1.0}
+
+
+def test_sends_that_nobody_waits_for_are_forgotten_once_they_have_ended(crew: Crew) -> None:
+    hands = crew.hire(2)
+    crew.build(hands)
+    assert max(crew.run(hands, send_and_never_wait, 100)) < 40
+
+
+def test_a_transfer_goes_on_where_no_thread_can_be_had_that_waits_for_it(crew: Crew) -> None:
+    hands = crew.hire(2)
+    crew.build(hands)
+    (text, early, later, value), _ = crew.run(hands, wait_without_a_thread)
+    assert "no thread can be had" in text
+    assert (early, later, value) == (False, True, 1.0)
 
 
 def test_few_bytes_are_exchanged_and_reduced_in_the_order_of_the_ranks(crew: Crew) -> None:
