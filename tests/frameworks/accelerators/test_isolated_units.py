@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import select
 import socket
@@ -28,7 +29,7 @@ from ftlib.frameworks.accelerators.rehearsal.accelerator import PLACE, Rehearsed
 from ftlib.frameworks.accelerators.rehearsal.faults import Faults
 from ftlib.frameworks.base import Operation, OperationKind
 from ftlib.frameworks.isolated import child_process
-from ftlib.frameworks.isolated.records import LIMIT, Ended
+from ftlib.frameworks.isolated.records import LIMIT, Ended, Ping
 from tests.harness.basics import TIMEOUT, eventually
 
 SPEC = GroupSpec("v", 1, 0, 2, {}, 1.0)
@@ -174,6 +175,49 @@ def test_a_child_is_heard_while_there_is_no_room_for_what_it_is_told(monkeypatch
             assert all(each.ended.wait(TIMEOUT) for each in launches)
         finally:
             silent.kill()
+
+
+def test_a_launch_for_which_there_is_never_room_fails() -> None:
+    """Its thread never came to the wait for an operation, whose time-out would have ended the others."""
+    mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    memory = HostMemory()
+    row = memory.row(PLACE, 10, torch.float32)
+    span = memory.find(row)
+    assert span is not None
+    piece = Piece(OperationKind.ALLREDUCE, "SUM", row.dtype, 0, span.number, span.offset, row.numel())
+    ended: list[str] = []
+
+    class Failing:
+        """A ``Launched``."""
+
+        def end(self, error: str) -> None:
+            ended.append(error)
+
+    def answer_pings() -> None:
+        while True:
+            data, fds, _, _ = socket.recv_fds(its, LIMIT, 1)
+            for fd in fds:
+                os.close(fd)
+            if not data:
+                return
+            if isinstance(unpack(data), Ping):
+                its.send(data)
+
+    answering = threading.Thread(target=answer_pings)
+    answering.start()
+    with subprocess.Popen(["sleep", "600"]) as process, its:
+        try:
+            child = CommunicatorProcess(mine, process.pid, os.pidfd_open(process.pid))
+            child.build(dataclasses.replace(SPEC, timeout=0.3), [{}, {}], Decision())
+            said = [child.launch([(piece, span)], [row], Failing()) for _ in range(1025)]
+            assert said[:-1] == [""] * 1024
+            assert said[-1] == "1024 launches are under way, as many as may be, and none has ended within 0.3 s"
+            assert child.gone.wait(TIMEOUT)
+            eventually(lambda: len(ended) == 1024, "the end of all that were launched")
+        finally:
+            process.kill()
+            its.shutdown(socket.SHUT_RDWR)
+            answering.join(TIMEOUT)
 
 
 @pytest.mark.parametrize("failing", ["device", "memory"])

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import torch
 
+from ftlib.common.threads import LONGEST
 from ftlib.errors import ConfigError, GroupError
 from ftlib.frameworks.base import GroupSpec
 from ftlib.frameworks.isolated.child_process import ChildProcess
@@ -92,6 +93,8 @@ class CommunicatorProcess(ChildProcess):
         """Those for which it was asked for facts."""
         self._builder: Builder | None = None
         self._building = False
+        self._timeout = LONGEST
+        """That of the communicator's operations, once there is one."""
         self._pending: dict[int, tuple[Launched, Sequence[torch.Tensor]]] = {}
         """With the memory, which must not be used for anything else meanwhile."""
         super().__init__(sock, pid, pidfd, lost)
@@ -154,7 +157,7 @@ class CommunicatorProcess(ChildProcess):
             with self._lock:
                 if self._why:
                     raise GroupError(f"{self.WORD} {self.pid} is of no use: {self._why}")
-                self._builder, self._building = builder, True
+                self._builder, self._building, self._timeout = builder, True, spec.timeout
             fine = all(self._send_soon(record) for record in records)
         if not fine:
             self._give_up("it does not take orders")
@@ -162,13 +165,15 @@ class CommunicatorProcess(ChildProcess):
     def launch(self, pieces: Sequence[tuple[Piece, Span]], tensors: Sequence[torch.Tensor], launched: Launched) -> str:
         """Have it launch operations, in order, some thousands at a time; why that cannot be, or an empty string.
 
-        ``launched.end`` is called once for each part: see ``parts``. Where as many as may be are under way, one ends first.
+        ``launched.end`` is called once for each part: see ``parts``. Where as many as may be are under way, one ends first:
+        in the time-out of operations, or the process is given up, as what hangs on the device has no other end here.
         """
         begins = range(0, len(pieces), PIECES)
         launches = [Launch(next(self._numbers), tuple(piece for piece, _ in pieces[at : at + PIECES])) for at in begins]
+        late = f"{_MOST} launches are under way, as many as may be, and none has ended within {self._timeout:g} s"
+        self._await_room(lambda: len(self._pending) < _MOST, self._timeout, late)
         with self._telling:
-            with self._changed:
-                self._changed.wait_for(lambda: self._why or len(self._pending) < _MOST)
+            with self._lock:
                 if self._why:
                     return self._why
                 self._pending.update({launch.number: (launched, tensors) for launch in launches})
