@@ -218,13 +218,17 @@ class GlooGroup(Group):
             link.cut()
 
     def close(self) -> None:
-        """Abort, and destroy everything in the background."""
+        """Abort, and destroy everything in the background. Where no thread can be had for that, a later call does so."""
         self.abort()
         with self._lock:
             if self._state is _State.CLOSED:
                 return
             self._state = _State.CLOSED
-        start_task("gloo-destroy", self._destroy)
+        try:
+            start_task("gloo-destroy", self._destroy)
+        except RuntimeError:  # no thread can be had: the next close tries again
+            with self._lock:
+                self._state = _State.ABORTED
 
     def translate(self, error: Exception) -> GroupError:
         """Turn an exception of Gloo into a GroupError that blames the ranks whose addresses stand in its text."""

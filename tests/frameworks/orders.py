@@ -168,6 +168,24 @@ def wait_without_a_thread(worker: Worker) -> tuple[str, bool, bool, float]:
     return str(caught.value), early, received.wait(TIMEOUT / 2), row.item()
 
 
+def close_without_a_thread(worker: Worker) -> None:
+    """A group's close where nothing can be destroyed in the background, and another one later."""
+    group, given_back = worker.group, threading.Event()
+    assert isinstance(group, GlooGroup)
+    give_back = group._give_back
+
+    def note() -> None:
+        give_back()
+        given_back.set()
+
+    with mock.patch.object(group, "_give_back", note):
+        with no_thread_left():
+            group.close()
+        assert not given_back.is_set()
+        group.close()
+        assert given_back.wait(TIMEOUT)
+
+
 def operate_in_parts(worker: Worker) -> dict[str, Any]:
     """What this rank has after each operation; the parts name who sent them, and to whom."""
     group, results = worker.group, {}

@@ -28,6 +28,7 @@ from ftlib.frameworks.isolated.nursery import Nursery
 from ftlib.frameworks.isolated.records import LIMIT, Build, Ended, Ping, Run, unpack
 from ftlib.frameworks.isolated.segments import Segments
 from tests.frameworks.crew import Crew, Worker
+from tests.frameworks.threadless import no_thread_left
 from tests.harness.basics import TIMEOUT, eventually, lives
 
 pytestmark = [pytest.mark.process, pytest.mark.skipif(not sockets.supported(), reason="needs /proc")]
@@ -243,6 +244,14 @@ def test_a_collective_for_which_there_is_never_room_fails(monkeypatch: pytest.Mo
         with pytest.raises(GroupError, match=r"1024 collectives are under way, .* none has ended within 0\.3 s"):
             work.wait(TIMEOUT)
         assert child.gone.wait(TIMEOUT)
+
+
+def test_an_abort_kills_the_process_where_no_thread_can_be_had() -> None:
+    """Nobody can give it a moment to cut its connections. It was to be used no more, and lived on with its operations."""
+    with child_that_ends_nothing(TIMEOUT) as (child, _):
+        with no_thread_left():
+            child.close("the group was aborted")
+        assert child.gone.wait(SOON)
 
 
 def test_a_framework_that_was_closed_can_be_started_again() -> None:

@@ -16,6 +16,7 @@ from tests.frameworks.orders import (
     building_threads,
     child_sockets,
     close_under_way,
+    close_without_a_thread,
     epochs_kept,
     fail_in_the_middle,
     know_peers,
@@ -85,6 +86,12 @@ def test_a_transfer_goes_on_where_no_thread_can_be_had_that_waits_for_it(crew: C
     (text, early, later, value), _ = crew.run(hands, wait_without_a_thread)
     assert "no thread can be had" in text
     assert (early, later, value) == (False, True, 1.0)
+
+
+def test_a_group_is_destroyed_by_a_later_close_where_no_thread_could_be_had(crew: Crew) -> None:
+    hands = crew.hire(2)
+    crew.build(hands)
+    crew.run(hands, close_without_a_thread)
 
 
 def test_few_bytes_are_exchanged_and_reduced_in_the_order_of_the_ranks(crew: Crew) -> None:

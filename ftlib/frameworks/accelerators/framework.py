@@ -6,6 +6,7 @@ A communicator that cannot be had costs speed, never the job: its group goes on 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import logging
 import math
@@ -180,11 +181,15 @@ class HybridFramework(Framework):
             try:
                 return {_NAME: self._accelerator.name, **self._accelerator.facts(spec)}
             except NotYetError as error:
-                start_task("accelerator-late", functools.partial(self._await_facts, spec.epoch))
+                self._await_facts_later(spec)
                 return {_ABSENT: str(error)}
             except Exception as error:  # noqa: BLE001 - as above
                 return {_ABSENT: str(error) or repr(error)}
         return {_ABSENT: self._absent}
+
+    def _await_facts_later(self, spec: GroupSpec) -> None:
+        with contextlib.suppress(RuntimeError):  # no thread can be had: the next view looks for the accelerator again
+            start_task("accelerator-late", functools.partial(self._await_facts, spec.epoch))
 
     def _await_facts(self, epoch: int) -> None:
         """In the background: a new view is wanted once there is an accelerator for it. Not again and again, should it fail."""
@@ -241,7 +246,7 @@ class HybridFramework(Framework):
             return self._accelerator.begin(spec, facts, decided)
         except NotYetError as error:
             decided()
-            start_task("accelerator-late", functools.partial(self._await_facts, spec.epoch))
+            self._await_facts_later(spec)
             return UnavailableCommunicator(str(error))
         except Exception as error:  # noqa: BLE001 - as above
             decided()
@@ -251,7 +256,7 @@ class HybridFramework(Framework):
         """Say that everything goes by Gloo: until the next view, which is asked for where that may help."""
         self._warn(spec, reason)
         if passing:
-            start_task("accelerator-late", functools.partial(self._await_facts, spec.epoch))
+            self._await_facts_later(spec)
 
     def _warn(self, spec: GroupSpec, reason: str) -> None:
         with self._lock:

@@ -8,6 +8,7 @@ operations that do not end on the device are fatal for the process, since nothin
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import logging
 import threading
@@ -97,7 +98,12 @@ class ManagedCommunicator:
         self._freed = threading.Event()
         figures.count("starts")
         self._communicator = begin(self._decided.set)
-        start_task("accelerator-start", self._await_start)
+        try:
+            start_task("accelerator-start", self._await_start)
+        except RuntimeError as error:
+            self._given_up = f"nothing can wait for its start: {error}"
+            figures.count("troubles")
+            unavailable(self._given_up, False)
 
     @property
     def summary(self) -> str:
@@ -172,18 +178,27 @@ class ManagedCommunicator:
         if first:
             self._figures.count("stops")
             self._decided.set()
-            start_task("accelerator-stop", self._stop)
+            _start_or_run("accelerator-stop", self._stop)
         if not self._idle_within(self._deadlines.stop) and first:
-            start_task("accelerator-stuck", self._await_end)
+            _start_or_run("accelerator-stuck", self._await_end)
 
     def free(self) -> None:
-        """Release it in the background; only after ``stop``, once no peer can use what it holds. Idempotent."""
+        """Release it in the background; only after ``stop``, once no peer can use what it holds. Idempotent.
+
+        Where no thread can be had for that it remains as it was, for the next call.
+        """
         with self._lock:
             if self._state is not _State.STOPPED:
                 return
             self._state = _State.FREEING
-        start_task("accelerator-free", self._free)
-        start_task("accelerator-leak", self._await_free)
+        try:
+            start_task("accelerator-leak", self._await_free)
+        except RuntimeError:
+            with self._lock:
+                self._state = _State.STOPPED
+            return
+        with contextlib.suppress(RuntimeError):  # it is leaked, then
+            start_task("accelerator-free", self._free)
 
     # --- in the background ---------------------------------------------------------------------------------------------
 
@@ -252,3 +267,11 @@ class ManagedCommunicator:
             where = "freeing it" if self._stop_returned.is_set() else "stopping it"
             text = "the communicator of epoch %d is leaked: %s did not end within %g s"
             _log.warning(text, self.epoch, where, self._deadlines.free)
+
+
+def _start_or_run(name: str, task: Callable[[], None]) -> None:
+    """Run ``task`` in the background, or here if no thread can be had: what it ends would otherwise never end."""
+    try:
+        start_task(name, task)
+    except RuntimeError:
+        task()

@@ -167,8 +167,11 @@ class GroupProcess(ChildProcess):
                 self._quiet.set()
             fine = not self.gone.is_set() and self._send(Close())
         if fine:
-            start_task("isolated-end", self._finish_off)
-        else:
+            try:
+                start_task("isolated-end", self._finish_off)
+            except RuntimeError:  # no thread can be had: then it gets no time to cut its connections
+                fine = False
+        if not fine:
             self._give_up(why)
 
     def _finish_off(self) -> None:
