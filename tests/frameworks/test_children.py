@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import resource
 import signal
@@ -45,12 +46,17 @@ def crew() -> Iterator[Crew]:
     crew.close()
 
 
+def open_descriptors() -> set[int]:
+    """Of this process, and the one of the look itself."""
+    return {int(each.name) for each in Path("/proc/self/fd").iterdir()}
+
+
 @contextlib.contextmanager
 def no_descriptor_left() -> Iterator[None]:
     """In a process of its own: whoever opens anything fails."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.ExitStack() as stack:
-        highest = max(int(each.name) for each in Path("/proc/self/fd").iterdir())
+        highest = max(open_descriptors())
         resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 8, hard))
         stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
         with contextlib.suppress(OSError):
@@ -77,6 +83,31 @@ def rebuild_without_descriptors(worker: Worker, spec: GroupSpec, later: GroupSpe
     spare.kill("the test needs it no more")
     assert framework.rebuild(later).barrier().wait(TIMEOUT)
     return str(caught.value), took
+
+
+def take_without_a_thread(worker: Worker) -> None:
+    """The spare process, each way to take it, where no thread can be had that forks another one later."""
+    framework = worker.framework
+    assert isinstance(framework, IsolatedFramework)
+    spares = framework._spares
+    for any_one in (True, False):
+        spare = spares.await_spare(TIMEOUT)
+        assert spare is not None
+        with no_thread_left():
+            assert spares.take() is spare if any_one else spares.take_this(spare)
+        assert spare.usable
+        spare.kill("the test needs it no more")
+
+
+def build_what_cannot_be_told(worker: Worker, spec: GroupSpec) -> tuple[str, bool]:
+    """What is said of a view that no record can hold, and whether the process that was taken for it ends."""
+    framework = worker.framework
+    assert isinstance(framework, IsolatedFramework)
+    spare = framework._spares.await_spare(TIMEOUT)
+    assert spare is not None
+    with pytest.raises(GroupError) as caught:
+        framework.rebuild(spec)
+    return str(caught.value), spare.gone.wait(SOON)
 
 
 def begin_at_once(worker: Worker, count: int) -> tuple[set[float], bool]:
@@ -252,6 +283,42 @@ def test_an_abort_kills_the_process_where_no_thread_can_be_had() -> None:
         with no_thread_left():
             child.close("the group was aborted")
         assert child.gone.wait(SOON)
+
+
+def test_a_process_is_not_lost_where_no_thread_can_be_had_to_fork_the_next_one(crew: Crew) -> None:
+    hands = crew.hire(2)[:1]
+    crew.run(hands, take_without_a_thread)
+
+
+def test_a_process_that_cannot_be_told_what_to_build_ends(crew: Crew) -> None:
+    hands = crew.hire(2)[:1]
+    [spec] = crew.specs(hands)
+    [(text, ended)] = crew.run(hands, build_what_cannot_be_told, dataclasses.replace(spec, view_id=b"v"))
+    assert "not JSON serializable" in text and ended
+
+
+def test_a_process_that_no_thread_can_listen_to_leaves_no_descriptors(tmp_path: Path) -> None:
+    """Forked children of the program lost files that had got the numbers of its descriptors meanwhile."""
+    path = tmp_path / "file"
+    path.write_text("data")
+    mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with subprocess.Popen(["sleep", "600"]) as process, its, contextlib.ExitStack() as stack:
+        stack.callback(process.kill)
+        pidfd = os.pidfd_open(process.pid)
+        before = open_descriptors()
+        with no_thread_left(), pytest.raises(RuntimeError, match="can't start new thread") as kept:
+            GroupProcess(mine, process.pid, pidfd, Segments())
+        assert kept.traceback, "its frames have the process"
+        assert open_descriptors() <= before
+        mine.close()
+        os.close(pidfd)
+        files = [os.open(path, os.O_RDONLY) for _ in range(8)]
+        for file in files:
+            stack.callback(os.close, file)
+        child = os.fork()
+        if not child:
+            os._exit(0 if all(os.pread(file, 4, 0) == b"data" for file in files) else 3)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_a_framework_that_was_closed_can_be_started_again() -> None:

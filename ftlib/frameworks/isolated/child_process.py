@@ -63,7 +63,12 @@ class ChildProcess(ABC):
         """It has certainly ended: nothing writes into shared memory for it any more."""
         self._descriptors = descriptors = [sock.fileno(), pidfd, self._poll.fileno()]
         release_in_children(self, lambda: tuple(descriptors))
-        threading.Thread(target=self._listen, name="ftlib-isolated", daemon=True).start()
+        try:
+            threading.Thread(target=self._listen, name="ftlib-isolated", daemon=True).start()
+        except BaseException:  # no thread can be had: the numbers are anybody's once these are closed
+            descriptors.clear()
+            self._poll.close()
+            raise
 
     @property
     def usable(self) -> bool:

@@ -214,6 +214,8 @@ class _IsolatedBuild(Build):
         except Exception as error:  # noqa: BLE001 - it must reach the thread that waits
             _log.debug("building the group failed", exc_info=True)
             self._end(GroupError(f"building the group of epoch {self.spec.epoch} failed: {error}"))
+            if self._child is not None:
+                self._child.kill("it was not told what to build")
 
     def _built(self, ended: Ended) -> None:
         child = self._child
@@ -227,7 +229,7 @@ class _IsolatedBuild(Build):
 
     def _end(self, outcome: IsolatedGroup | GroupError) -> None:
         with self._lock:
-            unwanted = self._given_up
+            unwanted = self._outcome is not None
             if not unwanted:
                 self._outcome = outcome
                 self._ended.set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -56,13 +57,13 @@ class Spares(Generic[P]):
             spare, self._spare = self._spare, None
         if spare is None or not spare.usable:
             spare = self._fork()
-        start_task("spare", self._fork_later)
+        self._begin(self._fork_later)
         return spare
 
     def await_spare(self, timeout: float) -> P | None:
         """The spare one, which remains that; None if there is none within ``timeout`` seconds."""
         if not self._has_one():
-            start_task("spare", self.fork_ahead)
+            self._begin(self.fork_ahead)
         with self._changed:
             self._changed.wait_for(self._has_one, timeout)
             return self._spare if self._has_one() else None
@@ -74,7 +75,7 @@ class Spares(Generic[P]):
             if found:
                 self._spare = None
         if found:
-            start_task("spare", self._fork_later)
+            self._begin(self._fork_later)
         return found
 
     def fork_ahead(self) -> None:
@@ -121,6 +122,11 @@ class Spares(Generic[P]):
             sock.close()  # so it ends
             os.close(pidfd)
             raise GroupError(f"a process for a group cannot be used: {error}") from error
+
+    def _begin(self, task: Callable[[], None]) -> None:
+        """In the background."""
+        with contextlib.suppress(RuntimeError):  # no thread can be had: whoever needs a child has it forked
+            start_task("spare", task)
 
     def _fork_later(self) -> None:
         self._closed.wait(_REST)
