@@ -82,8 +82,9 @@ class Optimizer(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Open a step: reset the gradients, as the wrapped optimizer does."""
         self._status = None
-        for model in self._models(self._parameters()):
-            model.begin_step()
+        parameters = self._parameters()
+        for model in self._models(parameters):
+            model.begin_step(parameters)
         self._inner.zero_grad(set_to_none)
 
     def weigh(self, weight: float, batches: int = 1) -> None:
@@ -264,7 +265,7 @@ class Optimizer(torch.optim.Optimizer):
         """How the averages of the models' backward passes ended, taken together."""
         if not any(all(map(model.averages, parameters)) for model in models):
             self._check_none_is_loose(models, parameters)
-        status = worst(found for model in models if (found := model.outcome()) is not None)
+        status = worst(found for model in models if (found := model.outcome(parameters)) is not None)
         if status is None:
             raise ConfigError(
                 "Optimizer.step: no backward pass of the wrapped model has been averaged since zero_grad(); the last one of a "

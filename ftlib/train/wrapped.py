@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
 from typing import Protocol
 
 import torch
@@ -21,11 +23,11 @@ class Wrapped(Protocol):
     def averages(self, parameter: torch.Tensor) -> bool:
         """True if the gradient of ``parameter`` is averaged here."""
 
-    def begin_step(self) -> None:
-        """A step begins: what came before does not count in ``outcome`` any more."""
+    def begin_step(self, parameters: Iterable[torch.Tensor]) -> None:
+        """A step of these begins: what came before does not count in their ``outcome``. Some may be of other models."""
 
-    def outcome(self) -> Status | None:
-        """How the averages of the step ended, taken together; None if there was none."""
+    def outcome(self, parameters: Iterable[torch.Tensor]) -> Status | None:
+        """How the averages of their step ended, taken together; None if there was none. Some may be of other models."""
 
     def former_gradients(self) -> Mapping[int, torch.Tensor] | None:
         """Where gradients are views of a result: those that were averaged, by the ``id`` of their parameter, as nobody needs
@@ -51,37 +53,46 @@ def wrapped_in(ft: FTLib) -> list[Wrapped]:
     return [wrapper for each in _WRAPPERS.get(ft, ()) if (wrapper := each()) is not None]
 
 
+_KEPT = 1024
+"""Most statuses that are kept, for programs that never begin a step."""
+
+
 class Outcomes:
-    """How the averages of one step ended. A step may have several: two losses, or two backwards through one graph."""
+    """How the averages of a model ended. A step may have several: two losses, or two backwards through one graph.
+
+    Each parameter has its own step, as several optimizers may have a part of the model each, and begin theirs at other times.
+    """
 
     def __init__(self) -> None:
         self.last: Status | None = None
         """Of the latest average; None before the first, and after a backward that failed."""
-        self._step: list[Status] = []
-        self._looked_at = False
-        """True if the step was taken or left: the next average is of another one, also where no ``begin`` says so."""
+        self._statuses: deque[Status] = deque(maxlen=_KEPT)
+        self._count = 0
+        """How many averages have ended."""
+        self._begun: dict[int, int] = {}
+        """By the ``id`` of a parameter: how many had when its step began."""
+        self._looked_at: set[int] = set()
+        """Those whose step was taken or left: the next average is of another one, also where no ``begin`` says so."""
 
-    def begin(self) -> None:
-        """A step begins."""
-        self._step.clear()
-        self._looked_at = False
+    def begin(self, parameters: Iterable[int]) -> None:
+        """A step of these begins."""
+        begun = dict.fromkeys(parameters, self._count)
+        self._begun.update(begun)
+        self._looked_at -= begun.keys()
 
     def ended(self, status: Status | None) -> None:
         """An average has ended; None: its backward failed, so that its gradients are not to be applied."""
         self.last = status
-        if self._looked_at:
-            self.begin()
-        self._step.append(Status.FAIL if status is None else status)
-        del self._step[:-_KEPT]
+        self.begin(self._looked_at)
+        self._statuses.append(Status.FAIL if status is None else status)
+        self._count += 1
 
-    def together(self) -> Status | None:
-        """The worst of the step's statuses, as a step is applied as a whole or not at all; None if there was no average."""
-        self._looked_at = bool(self._step)
-        return worst(self._step)
-
-
-_KEPT = 1024
-"""Most statuses that are kept, for programs that never begin a step."""
+    def together(self, parameters: Collection[int]) -> Status | None:
+        """The worst of the statuses in their step, which is applied as a whole or not at all; None if there was no average."""
+        count = self._count - min(self._begun.get(parameter, 0) for parameter in parameters)
+        if count:
+            self._looked_at.update(parameters)
+        return worst(itertools.islice(reversed(self._statuses), count))
 
 
 def worst(statuses: Iterable[Status]) -> Status | None:

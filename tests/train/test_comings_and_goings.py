@@ -35,6 +35,9 @@ class Program:
     bucket_mb: float
     catches_up: bool
     views: bool
+    find_unused: bool
+    to_none: bool
+    """How gradients are reset."""
     recovery: str
     """Whether a joiner gets the state beside the others' steps, or within its first call, in which it has gradients then."""
 
@@ -59,6 +62,8 @@ programs = st.builds(
     bucket_mb=st.sampled_from([25.0, 2e-4, 1e-5]),
     catches_up=st.booleans(),
     views=st.booleans(),
+    find_unused=st.booleans(),
+    to_none=st.booleans(),
     recovery=st.sampled_from(["live", "wait"]),
 )
 
@@ -77,10 +82,10 @@ def accumulate(program: Program, step: int, model: Model, wrapper: nn.Module, wo
             loss.backward()
 
 
-def complete(model: nn.Module) -> None:
+def complete(program: Program, model: nn.Module) -> None:
     """Zeros for what no pass has reached, as an average of several has them; at a worker that is alone it stays None."""
     for parameter in model.parameters():
-        if parameter.grad is None:
+        if parameter.grad is None and not program.find_unused:
             parameter.grad = torch.zeros_like(parameter)
 
 
@@ -102,8 +107,13 @@ class Course:
         model = built(Model(), seed=1 + number)
         assert isinstance(model, Model)
         ft, program = worker.ft, self.program
-        arguments = {"bucket_mb": program.bucket_mb, "gradient_as_bucket_view": program.views}
-        wrapper = DistributedDataParallel(ft, model, **arguments)  # type: ignore[arg-type]
+        wrapper = DistributedDataParallel(
+            ft,
+            model,
+            bucket_mb=program.bucket_mb,
+            gradient_as_bucket_view=program.views,
+            find_unused_parameters=program.find_unused,
+        )
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5)
         ft.register_state(model=wrapper, optimizer=optimizer)
         trace, statuses = self.traces.setdefault(worker.name, {}), self.statuses.setdefault(worker.name, set())
@@ -113,10 +123,10 @@ class Course:
                 return
             if program.catches_up:
                 ft.catch_up()
-            optimizer.zero_grad()
+            optimizer.zero_grad(program.to_none)
             accumulate(program, ft.step, model, wrapper, number)
             statuses.add(wrapper.status)
-            complete(model)
+            complete(program, model)
             optimizer.step()
             with self.changed:
                 trace[ft.step] = bits(list(model.parameters()))
@@ -165,9 +175,9 @@ def alone(program: Program, steps: int) -> dict[int, bytes]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5)
     found = {}
     for step in range(steps):
-        optimizer.zero_grad()
+        optimizer.zero_grad(program.to_none)
         accumulate(program, step, model, model, -1)
-        complete(model)
+        complete(program, model)
         optimizer.step()
         found[step + 1] = bits(list(model.parameters()))
     return found

@@ -1,13 +1,14 @@
 """Drawn training programs with the wrapper, against the same with ``ft.allreduce_average``: equal bits.
 
 A program is a list of steps, each a list of backwards: through which branches, summed or one by one, averaged or accumulated,
-raising in the middle, through one graph twice. The reference averages by hand after each backward that the wrapper averages.
+raising in the middle, through one graph twice; before some, one of two optimizers resets the gradients of its part. The
+reference averages by hand after each backward that the wrapper averages.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from ftlib import DistributedDataParallel, Status
+from ftlib import DistributedDataParallel, Optimizer, Status
 from ftlib.ftlib import FTLib
 from tests.ftlib.crews.crew import Crew
 from tests.harness.recompute import recompute
@@ -73,6 +74,13 @@ class Pass:
     twice: bool = False
     fails: bool = False
     """Once, at the member with that rank alone; then it is done again."""
+    others: tuple[tuple[str, ...], ...] = ()
+    """Of each forward at rank 1, where those differ."""
+    resets: int | None = None
+    """Which of the two optimizers resets gradients before it; None: neither."""
+
+    def ways_of(self, rank: int) -> tuple[tuple[str, ...], ...]:
+        return self.others if rank and self.others else self.ways
 
 
 @dataclass(frozen=True)
@@ -80,6 +88,9 @@ class Program:
     steps: tuple[tuple[Pass, ...], ...]
     bucket_mb: float
     static: bool
+    find_unused: bool
+    to_none: bool
+    """How gradients are reset."""
 
 
 ways = st.lists(st.sampled_from(WAYS), min_size=1, max_size=3).map(tuple)
@@ -89,24 +100,40 @@ passes = st.builds(
     synchronized=st.booleans() | st.just(value=True),
     twice=st.booleans(),
     fails=st.booleans(),
+    others=st.just(()) | st.lists(ways, min_size=1, max_size=2).map(tuple),
+    resets=st.sampled_from([None, None, 0, 1]),
 )
 programs = st.builds(
     Program,
     steps=st.lists(st.lists(passes, min_size=1, max_size=3).map(tuple), min_size=1, max_size=4).map(tuple),
     bucket_mb=st.sampled_from([25.0, 2e-4, 1e-5]),
     static=st.booleans(),
+    find_unused=st.booleans(),
+    to_none=st.booleans(),
 )
 
 Backward = Callable[[Model, Callable[..., torch.Tensor], Pass, int], Status | None]
 
 
-def train(program: Program, rank: int, model: Model, call: Callable[..., Any], backward: Backward) -> list[bytes]:
+def parts(model: Model) -> list[torch.optim.Optimizer]:
+    """Optimizers of a part of the model each."""
+    own = {id(parameter) for parameter in model.left.parameters()}
+    both = [[each for each in model.parameters() if (id(each) in own) is first] for first in (True, False)]
+    return [torch.optim.SGD(each, lr=0.01) for each in both]
+
+
+def train(
+    program: Program, model: Model, call: Callable[..., Any], backward: Backward, halves: Sequence[torch.optim.Optimizer]
+) -> list[bytes]:
     """The bits of all gradients after each backward, and of the parameters after each step."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5)
     found = []
     for number, step in enumerate(program.steps):
-        optimizer.zero_grad()
+        for half in halves:
+            half.zero_grad(set_to_none=program.to_none)
         for index, each in enumerate(step):
+            if each.resets is not None:
+                halves[each.resets].zero_grad(set_to_none=program.to_none)
             backward(model, call, each, 10 * number + index)
             found.append(bits([parameter.grad for parameter in model.parameters()]))
         optimizer.step()
@@ -119,13 +146,14 @@ def bits(tensors: list[Any]) -> bytes:
 
 
 def losses(call: Callable[..., torch.Tensor], each: Pass, rank: int, seed: int) -> torch.Tensor:
-    return sum((call(data(rank, 3, 4, seed=seed), ways) for ways in each.ways), torch.zeros(()))
+    return sum((call(data(rank, 3, 4, seed=seed), ways) for ways in each.ways_of(rank)), torch.zeros(()))
 
 
 def wrapped(ft: FTLib, program: Program) -> list[bytes]:
     model = built(Model())
     assert isinstance(model, Model)
-    wrapper = DistributedDataParallel(ft, model, bucket_mb=program.bucket_mb, static_graph=program.static)
+    choices = {"bucket_mb": program.bucket_mb, "static_graph": program.static, "find_unused_parameters": program.find_unused}
+    wrapper = DistributedDataParallel(ft, model, **choices)  # type: ignore[arg-type]
 
     def backward(model: Model, call: Callable[..., torch.Tensor], each: Pass, seed: int) -> None:
         with contextlib.nullcontext() if each.synchronized else wrapper.no_sync():
@@ -139,7 +167,7 @@ def wrapped(ft: FTLib, program: Program) -> list[bytes]:
         if each.synchronized:
             assert wrapper.status is Status.SUCCESS
 
-    return train(program, ft.rank, model, wrapper, backward)
+    return train(program, model, wrapper, backward, [Optimizer(ft, each) for each in parts(model)])
 
 
 def by_hand(ft: FTLib, program: Program) -> list[bytes]:
@@ -154,9 +182,14 @@ def by_hand(ft: FTLib, program: Program) -> list[bytes]:
         for last in (False, True) if each.twice else (True,):
             loss.backward(retain_graph=not last)
             if each.synchronized:
+                flags = torch.tensor([parameter.grad is not None for parameter in model.parameters()], dtype=torch.float32)
+                assert ft.allreduce(flags, "SUM")
                 assert ft.allreduce_average(model) is Status.SUCCESS
+                for parameter, flag in zip(model.parameters(), flags, strict=True):
+                    if program.find_unused and not flag:
+                        parameter.grad = None
 
-    return train(program, ft.rank, model, model, backward)
+    return train(program, model, model, backward, parts(model))
 
 
 def fail_once(model: Model, call: Callable[..., torch.Tensor], each: Pass, rank: int, seed: int) -> Callable[[], None] | None:

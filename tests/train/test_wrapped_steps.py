@@ -173,18 +173,33 @@ def test_what_is_refused(ft: FTLib, i: int) -> None:
 
 
 def test_outcomes_of_a_step_end_with_the_step() -> None:
-    outcomes = Outcomes()
-    assert outcomes.together() is None
+    outcomes, one, other = Outcomes(), (1, 2), (3,)
+    assert outcomes.together(one) is None
     outcomes.ended(Status.FAIL)
     outcomes.ended(Status.SUCCESS)
-    assert outcomes.together() is Status.FAIL
-    assert outcomes.together() is Status.FAIL, "at the second optimizer, too"
+    assert outcomes.together(one) is Status.FAIL
+    assert outcomes.together(one) is Status.FAIL
+    assert outcomes.together(other) is Status.FAIL, "at the second optimizer, too"
     outcomes.ended(Status.SUCCESS)
-    assert outcomes.together() is Status.SUCCESS
-    outcomes.begin()
-    assert outcomes.together() is None
+    assert outcomes.together(one) is outcomes.together(other) is Status.SUCCESS
+    outcomes.begin(one)
+    assert outcomes.together(one) is None
     outcomes.ended(None)
-    assert outcomes.together() is Status.FAIL
+    assert outcomes.together(one) is outcomes.together(other) is Status.FAIL
+    outcomes.begin(other)
+    outcomes.ended(Status.SUCCESS)
+    assert outcomes.together(other) is outcomes.together(one) is Status.SUCCESS, "the first one has looked at its failure"
+
+
+def test_a_failure_is_of_the_optimizers_whose_step_had_begun() -> None:
+    outcomes, one, other = Outcomes(), (1, 2), (3,)
+    outcomes.ended(Status.FAIL)
+    outcomes.begin(other)
+    outcomes.ended(Status.SUCCESS)
+    assert outcomes.together(other) is Status.SUCCESS
+    assert outcomes.together(one) is Status.FAIL
+    outcomes.begin(one)
+    assert outcomes.together(one) is None
 
 
 # --- joining, and being late -------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from ftlib import ConfigError, DistributedDataParallel, Status
+from ftlib import ConfigError, DistributedDataParallel, Optimizer, Status
 from ftlib.common.local_parts import local_part
 from ftlib.core.calls.open_call import OpenCall
 from ftlib.core.engine.open_calls import OpenCalls
@@ -273,28 +273,28 @@ def test_inf_is_applied_by_nobody(ft: FTLib, index: int) -> None:
     scale = float("inf") if ft.rank == 1 else 1.0
     (loss(model, ft.rank) * scale).backward()
     assert model.status is Status.FAIL
-    assert model.outcome() is Status.FAIL
+    assert model.outcome(model.parameters()) is Status.FAIL
     alone = small()
     (loss(alone, ft.rank) * scale).backward()
     for one, other in zip(gradients(model), gradients(alone), strict=True):
         torch.testing.assert_close(one, other, equal_nan=True)
-    model.begin_step()
+    model.begin_step(model.parameters())
     loss(model, ft.rank).backward()
 
 
 @by_all("crew")
 def test_outcomes_of_a_step_are_taken_together(ft: FTLib, index: int) -> None:
     model = DistributedDataParallel(ft, small())
-    assert model.outcome() is None
+    assert model.outcome(model.parameters()) is None
     model.weigh(0.0)
     loss(model, ft.rank).backward()
     loss(model, ft.rank).backward()
     assert model.status is Status.SUCCESS
-    assert model.outcome() is Status.FAIL
-    model.begin_step()
-    assert model.outcome() is None
+    assert model.outcome(model.parameters()) is Status.FAIL
+    model.begin_step(model.parameters())
+    assert model.outcome(model.parameters()) is None
     loss(model, ft.rank).backward()
-    assert model.outcome() is Status.SUCCESS
+    assert model.outcome(model.parameters()) is Status.SUCCESS
 
 
 class Broken(RuntimeError):
@@ -334,7 +334,7 @@ def test_a_backward_that_fails_here_is_begun_again(ft: FTLib, index: int, place:
             else:
                 pytest.fail("nothing was raised")
         assert model.status is None
-        assert model.outcome() is Status.FAIL
+        assert model.outcome(model.parameters()) is Status.FAIL
         assert ft.step == before
         model.zero_grad()
     loss(model, ft.rank).backward()
@@ -741,7 +741,7 @@ def test_the_order_is_agreed_though_a_callback_raises(ft: FTLib, index: int) -> 
         with pytest.raises(Broken) if ft.rank == 1 and not step else contextlib.nullcontext():
             loss(model, ft.rank).backward()
         assert model.status is Status.SUCCESS
-        assert model.outcome() is Status.SUCCESS
+        assert model.outcome(model.parameters()) is Status.SUCCESS
         near(gradients(model), expected(lambda: built(Shuffled()), loss))
     assert set(order_of(model)[:2]) == {2, 3}
 
@@ -990,7 +990,7 @@ def test_what_was_used_in_a_step_that_failed_counts_until_it_is_dropped(ft: FTLi
     with model.no_sync():
         model("a").backward()
     model.zero_grad(set_to_none=False)
-    model.begin_step()
+    model.begin_step(model.parameters())
     model("b").backward()
     assert module.found() == [[0.0, 0.0], [1.0, 1.0]]
 
@@ -1013,17 +1013,43 @@ def test_what_a_backward_that_failed_has_added_is_used(ft: FTLib, index: int) ->
     near([module.b.grad], [torch.full((2,), 0.5)])
 
 
-def test_alone_nothing_is_used_in_two_steps() -> None:
-    """Another worker joins afterwards: what was used before it came counts no more."""
-
-    def train(worker: Worker) -> list[bool]:
-        model = DistributedDataParallel(worker.ft, Ways(), find_unused_parameters=True)
+@pytest.mark.parametrize("sharded", [False, True], ids=["plain", "sharded"])
+@by_all("crew")
+def test_a_gradient_that_only_some_have_is_averaged_and_one_that_nobody_has_is_none(
+    ft: FTLib, index: int, mesh: DeviceMesh, sharded: bool
+) -> None:
+    """Whether it was used or not: who joined has none, where the others have kept zeros, or what they had alone."""
+    module = Ways(mesh if sharded else None)
+    model = DistributedDataParallel(ft, module, find_unused_parameters=True)
+    for kept, counts in ((0.0, True), (3.0, True), (3.0, False)):
+        model.zero_grad()
+        if ft.rank == 0:
+            model.module("b").backward()
+            local_part(module.b.grad).fill_(kept)  # type: ignore[arg-type]
+        model.weigh(1.0 if counts or ft.rank else 0.0)
         model("a").backward()
-        assert model.status is Status.NO_NEED
-        return list(model._backward._used.here)  # type: ignore[union-attr]
+        assert module.found() == [[1.0, 1.0], [kept / 2] * 2 if counts else None]
 
-    with Job(1) as job:
-        assert job.run({"a": train}) == {"a": [False, False]}
+
+@pytest.mark.parametrize("apart", ["no_sync", "failed"])
+@by_all("crew")
+def test_one_of_two_optimizers_begins_its_step_alone(ft: FTLib, index: int, apart: str) -> None:
+    """What the model has accumulated for the other one is averaged all the same; if its own average fails, so does its step."""
+    module = Ways()
+    model = DistributedDataParallel(ft, module, find_unused_parameters=True)
+    one, other = (Optimizer(ft, torch.optim.SGD([each], lr=1.0)) for each in (module.a, module.b))
+    one.zero_grad()
+    other.zero_grad()
+    with model.no_sync() if apart == "no_sync" else contextlib.nullcontext():
+        model.weigh(0.0)
+        (model("ab") * ft.rank).backward()
+    other.zero_grad()
+    model.weigh(1.0)
+    (model("b") * ft.rank).backward()
+    assert module.found() == [[0.5, 0.5]] * 2
+    assert other.step() is Status.SUCCESS
+    assert one.step() is (Status.SUCCESS if apart == "no_sync" else Status.FAIL)
+    assert [each.tolist() for each in (module.a, module.b)] == [[0.5 if apart == "no_sync" else 1.0] * 2, [0.5] * 2]
 
 
 def test_averages_that_leave_gradients_out_are_not_replayed() -> None:

@@ -77,7 +77,7 @@ class Backward:
         self._countdown = Countdown(count + 1)  # the last one: the flags of used parameters
         self._large = [-1] * (count + 1)
         """By number: the index in the layout of a parameter whose gradient is staged as soon as it is there; else -1."""
-        self._used = Used(count) if options.find_unused else None
+        self._used = Used() if options.find_unused else None
         self._hooks: dict[int, torch.utils.hooks.RemovableHandle] = {}
         self._layout: Layout | None = None
         self._key = b""
@@ -126,11 +126,6 @@ class Backward:
     def computes_again(self) -> bool:
         """True if forward runs within backward, as checkpoints do."""
         return within_backward()
-
-    def begin_step(self) -> None:
-        """A step begins: what was accumulated before is dropped."""
-        if self._used is not None:
-            self._used.clear()
 
     def disarm(self) -> None:
         """Forward begins, and backward will not average."""
@@ -196,16 +191,12 @@ class Backward:
         """Backward has reached an output of the module, and will not average."""
         if self._phase[0] == _IDLE:
             self._keep_results()
-            if self._used is not None:
-                self._used.begin(self._trained.pairs)
 
     def failed(self) -> None:
         """There will be no more gradients; or a callback of the program's has raised once they were averaged."""
         opened = self._phase[0] == _OPEN
         average = self._average if opened else None
         status = None if average is None else average.status
-        if opened and status is None:
-            self._note_used()  # what has come is in the gradients
         self._close(status)
         if average is not None:
             average.abandon()
@@ -218,7 +209,7 @@ class Backward:
         unpolled, poll, devices, look_at_stream = self._unpolled, self._poll, self._devices, self._look_at_stream
 
         def hook(_parameter: torch.Tensor) -> None:
-            if phase[0] != _OPEN and not opens(number):
+            if phase[0] != _OPEN and not opens():
                 return
             if devices:
                 look_at_stream()
@@ -240,19 +231,17 @@ class Backward:
 
         return hook
 
-    def _opens(self, number: int) -> bool:
+    def _opens(self) -> bool:
         """A gradient came while no average is open: open one, if this is a pass."""
         if self._phase[0] == _IDLE:
             if not self._armed:
-                if self._used is not None:
-                    self._used.here[number] = True
                 return False
             if within_checkpoint():
                 raise ConfigError(
                     "backward has reached parameters within a re-entrant checkpoint, but no tensor that forward returned: its "
                     "end cannot be seen there; use checkpoint(..., use_reentrant=False), or return the tensors from forward"
                 )
-            self._begin(number)
+            self._begin()
         self._open()
         return True
 
@@ -294,11 +283,8 @@ class Backward:
             if self._average is not None:
                 self._average.restart()
 
-    def _begin(self, reached: int | None = None) -> None:
-        """``reached``: the number of a parameter whose gradient is there already."""
+    def _begin(self) -> None:
         self._keep_results()
-        if self._used is not None:
-            self._used.begin(self._trained.pairs, reached)
         self._average = None  # and with it the memory of the last gradients
         self._room.of({})
         self._roots.clear()
@@ -440,8 +426,7 @@ class Backward:
         assert average is not None
         self._countdown.remaining[-1] -= 1  # the flags come now
         if used is not None:
-            self._note_used()
-            used.enter(trained.numbers)
+            used.enter(trained.pairs)
         trained.lend()
         for number in range(self._pushed, len(average.layout.buckets)):
             self._push_one(number)
@@ -459,16 +444,8 @@ class Backward:
         trained.take_back(averaged=status is Status.SUCCESS)
         if used is not None and status is Status.SUCCESS:
             used.leave(trained.pairs)
-        elif used is not None and status is Status.NO_NEED:  # the gradients are used up as they are
-            used.clear()
         if status is not None and status is not Status.ABORT:
             self._learn()
-
-    def _note_used(self) -> None:
-        """Flag the parameters whose gradients have come in this pass."""
-        if self._used is not None:
-            for number in self._trained.numbers:
-                self._used.here[number] |= self._countdown.times(number) > 0
 
     def _learn(self) -> None:
         """This pass shows how often each gradient comes, and in what order: later ones wait for as many."""

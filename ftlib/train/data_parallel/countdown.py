@@ -45,10 +45,6 @@ class Countdown:
         self.left[:] = self._start
         self.seen.clear()
 
-    def times(self, number: int) -> int:
-        """How often this gradient has been accumulated in this backward."""
-        return self.expected[number] - self.remaining[number]
-
     def learn(self, *, all_of: bool = False) -> None:
         """At the end of a backward: expect gradients as often as they came, if they came too often.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 import torch
@@ -70,8 +70,8 @@ class DistributedDataParallel(nn.Module):
     ) -> None:
         """``bucket_mb``, ``first_bucket_mb``: MB of gradients that are sent together; the first bucket is small, so that it is
         on its way early. ``gradient_as_bucket_view``: gradients become views of the averages instead of copies, if state is
-        registered; change them with ``clip_grad_norm_`` rather than in place. ``find_unused_parameters``: the gradient of a
-        parameter that no worker used stays as it is, instead of becoming zero. ``broadcast_buffers``: in each forward whose
+        registered; change them with ``clip_grad_norm_`` rather than in place. ``find_unused_parameters``: a parameter of which
+        no worker has a gradient gets none, instead of one of zeros. ``broadcast_buffers``: in each forward whose
         backward averages, buffers become those of rank 0. ``static_graph``: every backward accumulates the same gradients as
         the first. ``compression``: see ``FTLib.allreduce_average``. ``others``: what else torch has is refused with the
         remedy.
@@ -163,14 +163,13 @@ class DistributedDataParallel(nn.Module):
         """True if the gradient of ``parameter`` is averaged here."""
         return id(parameter) in self._trained.ids
 
-    def begin_step(self) -> None:
-        """A step begins: what came before does not count in ``outcome`` any more."""
-        self._outcomes.begin()
-        self._backward.begin_step()
+    def begin_step(self, parameters: Iterable[torch.Tensor]) -> None:
+        """See ``Wrapped``."""
+        self._outcomes.begin([id(parameter) for parameter in parameters if self.averages(parameter)])
 
-    def outcome(self) -> Status | None:
-        """The worst of the averages since ``begin_step``; a backward that failed counts as FAIL. None if there were none."""
-        return self._outcomes.together()
+    def outcome(self, parameters: Iterable[torch.Tensor]) -> Status | None:
+        """See ``Wrapped``; a backward that failed counts as FAIL."""
+        return self._outcomes.together([id(parameter) for parameter in parameters if self.averages(parameter)])
 
     def former_gradients(self) -> Mapping[int, torch.Tensor] | None:
         """See ``Wrapped``."""
