@@ -24,7 +24,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
 
     def __init__(self, manager: Manager, module: nn.Module, **kwargs: Any) -> None:
         """``kwargs``: of torch's wrapper. States are equalized by the manager, not here."""
-        buckets = _Buckets(manager)
+        buckets = _Buckets(manager, module)
         # Buckets are not to be laid out anew after the first step: a joiner has not made that step.
         super().__init__(module, **{"find_unused_parameters": True, **kwargs, "process_group": _Alone(buckets)})
         self.register_comm_hook(None, buckets.reduce)
@@ -33,8 +33,12 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
 class _Buckets:
     """What one backward pass gives to the manager's call."""
 
-    def __init__(self, manager: Manager) -> None:
+    def __init__(self, manager: Manager, module: nn.Module) -> None:
         self._manager = manager
+        ignored = frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+        named = module.named_parameters()
+        self._trained = [each for name, each in named if each.requires_grad and name not in ignored]
+        """Those that torch's wrapper averages, in its order."""
         self._open: list[tuple[_ManagedWork, Future[torch.Tensor], torch.Tensor]] = []
         self._used: tuple[_ManagedWork, torch.Tensor, torch.Tensor] | None = None
         """The call, what is averaged, and torch's own map of the parameters that were used."""
@@ -57,13 +61,15 @@ class _Buckets:
     def find_used(self, used: torch.Tensor) -> None:
         """Add the map of the parameters that this replica used, not 0 each. Behind all buckets.
 
-        A parameter that any replica used has an average, which torch writes to ``.grad`` where the map says so. What a spare
-        sends changes nothing, its map neither: where there may be spares, all have used all.
+        A gradient that any replica has, of this pass or one that was kept, is averaged: torch writes the average to ``.grad``
+        where the map says so. A replica that joined has none of those that the others kept. What a spare sends changes nothing,
+        its map neither: where there may be spares, all have used all.
         """
         if self._manager._world_size_mode is WorldSizeMode.FIXED_WITH_SPARES:  # noqa: SLF001 - one package
             used.fill_(1)
             return
-        counted = used.float()
+        has = [parameter.grad is not None for parameter in self._trained]
+        counted = used.logical_or(torch.tensor(has, device=used.device)).float()
         self._used = self._manager.allreduce(counted), counted, used
 
     def _end(self) -> None:

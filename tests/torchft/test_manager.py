@@ -92,6 +92,34 @@ def test_a_parameter_that_one_replica_used_has_the_average_at_all(mode: WorldSiz
 
 
 @pytest.mark.usefixtures("meeting")
+@pytest.mark.parametrize("view", [False, True])
+def test_a_gradient_that_one_replica_has_kept_is_averaged(view: bool) -> None:
+    """One that joined has none: else momentum would move the parameter at the others alone."""
+    managers = [manager(2) for _ in range(2)]
+    models = [Branches() for _ in managers]
+
+    def run(number: int) -> list[Any]:
+        each, model = managers[number], models[number]
+        wrapped = DistributedDataParallel(each, model, gradient_as_bucket_view=view)
+        optimizer = OptimizerWrapper(each, torch.optim.SGD(model.parameters(), lr=1.0))
+        found = []
+        for _ in range(3):
+            optimizer.zero_grad()
+            if number:
+                model.parts[1].grad = torch.full((2,), 3.0)
+            wrapped([0]).backward()
+            found.append([None if part.grad is None else float(part.grad[0]) for part in model.parts])
+            optimizer.step()
+        return found
+
+    try:
+        found = at_once(*[functools.partial(run, number) for number in range(2)])
+        assert found == [[[1.0, 1.5, None]] * 3] * 2
+    finally:
+        shut(*managers)
+
+
+@pytest.mark.usefixtures("meeting")
 def test_every_operation_and_a_step_without_tensors() -> None:
     managers = [manager(2), manager(2)]
     values = {}
