@@ -91,8 +91,8 @@ class Calls(ABC):
         self._trains = False
         """Whether gradients were averaged."""
         self._declined = 0
-        self._counts_calls = ""
-        """What of the program counts its calls, and has to know of each; empty if nothing does."""
+        self._counting: list[str] = []
+        """What of the program counts its calls, and has to know of each, by name."""
         self._reminders = Reminders()
         self.agreed = Agreed()
         """Values that the members agreed upon; they travel with the registered state."""
@@ -222,9 +222,13 @@ class Calls(ABC):
         """The program has done its ``inner``-th step by itself, between two calls that may be far apart: it does not hang."""
         self._plane.stepped(inner)
 
-    def counts_calls(self, name: str) -> None:
-        """From now on the program counts calls of one kind, by ``name``, so it may decline none; empty: it does no more."""
-        self._counts_calls = name
+    def begin_counting(self, name: str) -> None:
+        """From now on ``name`` counts calls of one kind, so the program may decline none. Others may count beside it."""
+        self._counting.append(name)
+
+    def end_counting(self, name: str) -> None:
+        """``name`` counts no more."""
+        self._counting.remove(name)
 
     @property
     def patience_to_leave(self) -> float | None:
@@ -419,9 +423,9 @@ class Calls(ABC):
         """
         if self._execution is not None:
             raise ConfigError("decline was called within execute: raise an exception there, and no member applies the step")
-        if self._counts_calls:
+        if self._counting:
             raise ConfigError(
-                f"decline was called within {self._counts_calls}: its syncs are counted, and who declines one would not know "
+                f"decline was called within {self._counting[-1]}: its syncs are counted, and who declines one would not know "
                 "it; end the with block first, or make the sync"
             )
         _check_count(batches)

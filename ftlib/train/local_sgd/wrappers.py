@@ -112,27 +112,29 @@ class LocalTraining:
         self._compare_registered()
         self._ft.catch_up()
         self._rounds.enter()
-        self._inside = True
-        self._ft.counts_calls(self._name)
         if self._inner is not None:
             self._handles = [
                 self._inner.register_step_pre_hook(lambda *_: self._rounds.poll()),
                 self._inner.register_step_post_hook(lambda *_: self._stepped()),
                 self._local.register_forward_hook(lambda *_: self._rounds.poll()),
             ]
+        self._inside = True
+        self._ft.begin_counting(self._name)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """At the loop's end a sync that has begun is ended; where an exception ends the loop, it is given up."""
         self._inside = False
-        self._ft.counts_calls("")
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        if kind is None:
-            self._rounds.end()
-        else:
-            self._rounds.abandon()
+        try:
+            if kind is None:
+                self._rounds.end()
+            else:
+                self._rounds.abandon()
+        finally:
+            self._ft.end_counting(self._name)
 
     def registered_parts(self) -> Parts:
         """See ``Composite``: shared are the global weights, and what steps them."""

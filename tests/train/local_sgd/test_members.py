@@ -629,6 +629,29 @@ def test_what_has_to_be_registered(worker: Worker) -> None:
             ft.execute(inner_step, model, inner)
 
 
+@workers(1)
+def test_decline_is_refused_until_the_last_context_ends(worker: Worker) -> None:
+    ft, models = worker.ft, [Layers(), Layers()]
+    inner = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    diloco = DiLoCo(ft, models[0], inner=inner[0], outer=outer, sync_every=1)
+    local_sgd = LocalSGD(ft, models[1], inner=inner[1], sync_every=1)
+    ft.register_state(model=[diloco, local_sgd])
+
+    def refused(name: str) -> None:
+        with pytest.raises(ConfigError, match=f"decline was called within {name}"):
+            ft.decline()
+
+    with diloco:
+        refused("DiLoCo")
+        with local_sgd:
+            refused("LocalSGD")
+        refused("DiLoCo")
+        with pytest.raises(KeyError), local_sgd:
+            raise KeyError
+        refused("DiLoCo")
+    assert ft.decline() is Status.FAIL
+
+
 # --- a notice to leave -------------------------------------------------------------------------------------------------
 
 
