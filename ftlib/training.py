@@ -90,7 +90,7 @@ class Calls(ABC):
         """Whether the warning that there is no gradient was logged."""
         self._trains = False
         """Whether gradients were averaged."""
-        self._declined = 0
+        self._on_decline: list[Callable[[bytes], None]] = []
         self._counting: list[str] = []
         """What of the program counts its calls, and has to know of each, by name."""
         self._reminders = Reminders()
@@ -213,6 +213,10 @@ class Calls(ABC):
         )
         return WholeAverage(call, self._run)
 
+    def check_of(self, parameters: Sequence[torch.Tensor]) -> bytes:
+        """The ``Layout.check`` of ``average_of`` these."""
+        return self._layout("average", targets_of(parameters), "SUM", mean=True).check
+
     @property
     def has_state(self) -> bool:
         """True if the program registered its state."""
@@ -239,10 +243,11 @@ class Calls(ABC):
         """Leave between two calls, as a notice requires: the next one is too far. SystemExit ends the program."""
         self._drained()
 
-    @property
-    def declined(self) -> int:
-        """How many calls the program has declined."""
-        return self._declined
+    def when_declined(self, callback: Callable[[bytes], None]) -> None:
+        """Call ``callback`` for each call that the program has declined, with the ``Layout.check`` of the call that the others
+        made; empty where nobody did.
+        """
+        self._on_decline.append(callback)
 
     @property
     def data_ends(self) -> bool:
@@ -429,11 +434,15 @@ class Calls(ABC):
                 "it; end the with block first, or make the sync"
             )
         _check_count(batches)
-        self._declined += 1
+        call = Declined(veto=self._veto, batches=batches)
         try:
-            return self._run(Declined(veto=self._veto, batches=batches))
+            return self._run(call)
         except NoFollowing as reason:
             raise FTLibError(f"decline: this worker cannot take part in the others' call: {reason}") from None
+        finally:  # also where a callback of the program's raises
+            if call.status is not None:
+                for callback in self._on_decline:
+                    callback(call.others)
 
     def catch_up(self) -> bool:
         """Wait until the registered state is here, so that what follows is computed with it; True if it came just now.

@@ -64,7 +64,7 @@ class Optimizer(torch.optim.Optimizer):
         self._schedule = schedule
         self._copies = FormerGradients()
         self._status: Status | None = None
-        self._share = NextShare(ft)
+        self._share = NextShare(ft, lambda: ft.check_of(self._parameters()))
         self._compared: Registered | None = None
         """What was registered when it was last compared with this optimizer."""
         if scaler is not None and _owner(scaler) is None:

@@ -141,6 +141,25 @@ def test_a_weight_holds_until_an_average_has_ended(ft: FTLib, i: int) -> None:
     assert torch.equal(weight, torch.full((2,), -19.0))
 
 
+@pytest.mark.parametrize("others", ["another step", "another call", "itself", "nothing"])
+@by_all("pair")
+def test_a_weight_is_gone_with_its_own_step_only(ft: FTLib, i: int, others: str) -> None:
+    """One worker declines the others' call, or all decline: then it was the step of which something was said first."""
+    one, two = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(2))
+    other, optimizer = (Optimizer(ft, torch.optim.SGD([each], lr=1.0)) for each in (one, two))
+    one.grad, two.grad = torch.ones(1), torch.full((2,), 4.0 * i)
+    other.weigh(1.0)
+    optimizer.weigh(1.0 + 2.0 * i)
+    if i == 1 or others == "nothing":
+        assert ft.decline() is Status.FAIL
+    elif others == "another call":
+        assert ft.allreduce(torch.ones(3)) is Status.FAIL
+    else:
+        assert (other if others == "another step" else optimizer).step() is Status.FAIL
+    assert optimizer.step()
+    assert two.tolist() == [-2.0 if others == "itself" else -3.0] * 2
+
+
 @pytest.mark.parametrize("clip_norm", [None, 1.0])
 @by_all("pair")
 def test_a_callback_that_raises_keeps_no_worker_from_the_step(ft: FTLib, i: int, clip_norm: float | None) -> None:

@@ -267,6 +267,29 @@ def test_a_weight_is_gone_with_its_average(ft: FTLib, index: int) -> None:
     near(gradients(model), expected(small, loss))
 
 
+@pytest.mark.parametrize("others", ["another average", "another call", "itself"])
+@by_all("bare")
+def test_a_weight_is_gone_with_its_own_average_only(ft: FTLib, index: int, others: str) -> None:
+    """A worker declines a call that the others make: of another model, or of none, between ``weigh`` and its average."""
+    other, model = (DistributedDataParallel(ft, small()) for _ in range(2))
+    other.weigh(1.0)
+    model.weigh(1.0 + 2.0 * ft.rank)
+    if ft.rank == 1:
+        assert ft.decline() is Status.FAIL
+    elif others == "another call":
+        assert ft.allreduce(torch.ones(3)) is Status.FAIL
+    else:
+        loss(other if others == "another average" else model, ft.rank).backward()
+        model.zero_grad()
+    loss(model, ft.rank).backward()
+    assert model.status is Status.SUCCESS
+    shares = (1.0, 1.0) if others == "itself" else (0.5, 1.5)
+    near(gradients(model), expected(small, lambda module, rank: loss(module, rank) * shares[rank]))
+    model.zero_grad()
+    loss(model, ft.rank).backward()
+    near(gradients(model), expected(small, loss))
+
+
 @by_all("crew")
 def test_inf_is_applied_by_nobody(ft: FTLib, index: int) -> None:
     model = DistributedDataParallel(ft, small())

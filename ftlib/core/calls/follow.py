@@ -53,6 +53,9 @@ class Followed(Call):
         if self.kind is Kind.UNIT:
             raise NoFollowing("the others carry out a whole step (execute), whose averages only they can apply")
 
+    def hear(self, check: bytes) -> None:
+        """The others make a call with that ``Layout.check``; empty: nobody makes one."""
+
     def fill(
         self,
         slot: Slot,
@@ -84,9 +87,15 @@ class Declined(Followed):
         self.batches = batches
         self.lacks: Results | None = None
         """The others' result, if they had finished the call with one: it has no place here."""
+        self.others = b""
+        """The ``Layout.check`` of the call that the others made, as far as this member has heard; empty where nobody did."""
 
     def __str__(self) -> str:
         return f"call {self.number}, which this member declines"
+
+    def hear(self, check: bytes) -> None:
+        """See ``others``."""
+        self.others = check
 
     def deliver(self, results: Results, *, views: bool = False) -> None:  # noqa: ARG002 - there is nothing to deliver to
         """Nobody gets anything."""
@@ -121,6 +130,7 @@ class FollowedAttempt(Attempt):
         first = self._first(record)
         assert self._trailer is not None
         said = self._said(self._trailer)
+        self._followed.hear(said)
         expected = self._expected is not UNKNOWN and said == self._expected.check
         if not expected and self._trailer.declined:  # the others end it here, too
             self._followed.learn(UNKNOWN)

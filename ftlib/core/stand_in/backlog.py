@@ -141,6 +141,7 @@ class Backlog:
         taken = self._entries[: last + 1]
         newest = taken[-1]
         call.learn(newest.results.layout)
+        call.hear(b"" if newest.results.declined else newest.results.layout.check)
         if not call.void(newest.results) and not newest.granted and call.kind is not Kind.BARRIER:
             raise NotHere(f"they have a result that is no average ({newest.results.layout.text})")
         granted = [entry for entry in taken if entry.granted]

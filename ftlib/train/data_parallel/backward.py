@@ -109,7 +109,7 @@ class Backward:
         """True if gradients become views of the present average, or are of the last one."""
         self._clips = False
         """True if the program has asked for the norms of the last average."""
-        self._share = NextShare(ft)
+        self._share = NextShare(ft, self._check)
         self._views_told = not options.views
 
     # --- outside of backward -------------------------------------------------------------------------------------------
@@ -150,6 +150,11 @@ class Backward:
         self._layout, self._learned = None, False
         if changed:
             logger.info("the buckets of gradients are laid out again, as other parameters are trained: %s", changed)
+
+    def _check(self) -> bytes:
+        """That of the next average; empty if nothing is trained."""
+        self.look()
+        return self._lay_out().check if self._trained.numbers else b""
 
     def room(self) -> FormerGradients | None:
         """Where ``clip`` may write, as gradients are views of an average; None if they may be changed in place."""
