@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         StoreWipedError,
     )
     from .interface import Bound, Consensus, DataPlane, Mode, NullPlane, Source, Stream
+    from .logs import CarefulLogger
     from .member import COHORT, COHORT_SIZE, Address, Member, format_address, parse_address
     from .membership import Membership
     from .runtime.host.import_path import import_path
@@ -60,6 +61,7 @@ __all__ = [
     "Address",
     "Answer",
     "Bound",
+    "CarefulLogger",
     "Cause",
     "CodecError",
     "Config",
@@ -118,6 +120,7 @@ _HOMES = {
     "COHORT": "member",
     "COHORT_SIZE": "member",
     "Bound": "interface",
+    "CarefulLogger": "logs",
     "Cause": "view",
     "CodecError": "errors",
     "Config": "config",

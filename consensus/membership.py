@@ -6,7 +6,6 @@ snapshot that the agent publishes: they neither wait nor send. Methods that writ
 
 from __future__ import annotations
 
-import logging
 import os
 import secrets
 import shlex
@@ -21,6 +20,7 @@ from .border import Boundary, Built, Flushed, Hint, Leave, Report, SeekAdmission
 from .config import Config, Home, Policy
 from .errors import CodecError, ConfigError, ConsensusError, DialError, StoppedError
 from .interface import Bound, Consensus, DataPlane, Mode, NullPlane, Source, Stream
+from .logs import CarefulLogger
 from .member import Address, Member
 from .progress import Progress
 from .runtime.agent.clock import now
@@ -36,7 +36,7 @@ from .view import Reason, View
 from .wire.facts import Facts, check_facts
 from .wire.keys import KeyRing
 
-_LOG = logging.getLogger("ftlib.consensus")
+_LOG = CarefulLogger()
 _START_TIMEOUT = 10.0
 """Seconds for the agent to start, or ``join_timeout`` where that is longer: a loaded machine may import slowly."""
 _STOP_TIMEOUT = 5.0

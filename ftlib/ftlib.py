@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import logging
 import os
 import sys
 import threading
@@ -16,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from torch.distributed.device_mesh import DeviceMesh
 
+from consensus import CarefulLogger, Consensus, ConsensusError, Gossip, KeyRing, LeftError, Member, Membership, Mode, View
 from consensus import ConfigError as ConsensusConfigError
-from consensus import Consensus, ConsensusError, Gossip, KeyRing, LeftError, Member, Membership, Mode, View
 
 from .checkpoints.depot import Depot
 from .checkpoints.keeper import Keeper
@@ -53,7 +52,7 @@ if TYPE_CHECKING:
     from .lifecycle.preemption import Watch
     from .lifecycle.tracing.tracer import Tracer
 
-logger = logging.getLogger("ftlib")
+logger = CarefulLogger("ftlib")
 
 _CONTROL = ("messages", "tick_delay", "tick_delay_max", "awareness", "changing", "store")
 """The keys of the consensus's status that ``metrics`` returns."""

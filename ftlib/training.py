@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import math
 import operator
 from abc import ABC, abstractmethod
@@ -12,7 +11,7 @@ from typing import Any, Literal, TypeVar, overload
 
 import torch
 
-from consensus import View
+from consensus import CarefulLogger, View
 
 from .common.devices import device_at
 from .core.calls.call import Call, Kind
@@ -45,7 +44,7 @@ from .lifecycle.rejoin import Succession
 from .state.agreed import Agreed
 from .status import Status
 
-logger = logging.getLogger("ftlib")
+logger = CarefulLogger("ftlib")
 
 Result = TypeVar("Result")
 

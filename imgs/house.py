@@ -69,7 +69,7 @@ TOGETHER = {
         "consensus.store_requests": "messages",
         **{
             f"consensus.{name}": "values"
-            for name in ("border", "config", "errors", "interface", "member", "progress", "transitions", "view")
+            for name in ("border", "config", "errors", "interface", "logs", "member", "progress", "transitions", "view")
         },
     },
 }

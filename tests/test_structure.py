@@ -1,7 +1,10 @@
-"""The house stays as it was built: no circle of imports, few doors in each room, no module outside of the contracts."""
+"""The house stays as it was built: no circle of imports, few doors in each room, no module outside of the contracts, no
+logger that raises.
+"""
 
 from __future__ import annotations
 
+import ast
 import tomllib
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -13,10 +16,17 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("consensus", "ftlib")
 MOST = 15
 """Entries of a folder, its ``__init__`` not counted."""
-MORE = {"consensus": 18, "ftlib": 24}
+MORE = {"consensus": 19, "ftlib": 24}
 """The top of a package, where its rooms stand beside the values that all of them use; in ftlib the alias of the other, and a
 module for each framework that it works with."""
 FOLDERS = sorted(str(path.parent.relative_to(ROOT)) for name in PACKAGES for path in (ROOT / name).rglob("__init__.py"))
+LOG_SETUP = {
+    "consensus/logs.py",  # the careful loggers themselves
+    "ftlib/common/logs.py",  # log_format and log_level
+    "consensus/runtime/host/child.py",  # a process of its own, which sends its records to the worker's
+    "ftlib/launch/agent/child.py",  # a worker of a launcher's, whose records go to the launcher
+}
+"""Modules that arrange for handlers; no other one uses ``logging``'s own loggers."""
 CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
 
 
@@ -42,3 +52,27 @@ def test_contracts_count_every_import_and_every_module() -> None:
     }
     assert all(contract["exhaustive"] for contract in layers), "a module that no layer names would be under no contract"
     assert not any("ignore_imports" in contract for contract in layers)
+
+
+def test_all_records_go_through_careful_loggers() -> None:
+    """A handler of the program's that raises would end a thread that others wait for."""
+    plain = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for name in PACKAGES
+        for path in sorted((ROOT / name).rglob("*.py"))
+        if str(path.relative_to(ROOT)) not in LOG_SETUP
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if _logs_plainly(node)
+    ]
+    assert not plain, f"use consensus.CarefulLogger: {plain}"
+
+
+def _logs_plainly(node: ast.AST) -> bool:
+    """Whether it is ``logging.getLogger``, ``logging.warning`` or another such, or an import of one of them."""
+    makers = {"getLogger", "Logger", "root", "log", "debug", "info", "warning", "error", "exception", "critical"}
+    match node:
+        case ast.Attribute(value=ast.Name(id="logging"), attr=name):
+            return name in makers
+        case ast.ImportFrom(module="logging", names=names):
+            return any(alias.name in makers for alias in names)
+    return False

@@ -7,16 +7,16 @@ reconnect wakes the reader too, because changes in between were missed.
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Protocol
 
 from ..errors import StoreError
+from ..logs import CarefulLogger
 from .server_url import ServerUrl, escape_job
 from .store import Store, parse_floor
 
-_LOG = logging.getLogger("ftlib.consensus")
+_LOG = CarefulLogger()
 
 _FIRST_PAUSE = 0.05
 _LAST_PAUSE = 1.0

@@ -6,11 +6,11 @@ ends what takes too long.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 from ..config import Config
 from ..errors import AmbiguousWriteError, CodecError, ConfigError, StoreError, UnreadableError
+from ..logs import CarefulLogger
 from ..member import Member
 from ..store_requests import Away, Beat, Clean, CreateView, Done, ReadLeases, ReadViews, StoreOp, StoreReply, Unread, Withdraw
 from ..wire.keys import KeyRing
@@ -19,7 +19,7 @@ from .store import Store
 from .value_cipher import UnreadableLog, ValueCipher
 from .view_log import ViewLog
 
-_LOG = logging.getLogger("ftlib.consensus")
+_LOG = CarefulLogger()
 
 
 class StoreExecutor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 from dataclasses import dataclass
@@ -10,12 +9,14 @@ from pathlib import Path
 
 import torch
 
+from consensus import CarefulLogger
+
 from ..common.host_copies import host_copies
 from ..state.codec import flatten, restore
 from .manifest import FILE, OF_ONE, CheckpointManifest, File, TornError
 from .names import Name, complete
 
-logger = logging.getLogger("ftlib")
+logger = CarefulLogger("ftlib")
 
 
 @dataclass(frozen=True, slots=True)

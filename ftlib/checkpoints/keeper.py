@@ -17,12 +17,11 @@ nothing.
 from __future__ import annotations
 
 import errno
-import logging
 import threading
 import time
 from enum import Enum
 
-from consensus import LeftError
+from consensus import CarefulLogger, LeftError
 
 from ..common.devices import thread_device
 from ..common.traces import CheckpointRecord
@@ -39,7 +38,7 @@ from .manifest import TornError
 from .names import Name, Part
 from .retention import Stay, Whole
 
-logger = logging.getLogger("ftlib")
+logger = CarefulLogger("ftlib")
 
 LOOK = 0.5
 """Seconds between two checks whether a later call has finished; entering a call causes a check at once."""

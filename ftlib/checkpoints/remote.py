@@ -14,7 +14,6 @@ within that moment both succeed, and the later manifest stays. It names the late
 from __future__ import annotations
 
 import functools
-import logging
 import posixpath
 import shutil
 import tempfile
@@ -25,6 +24,8 @@ from typing import Any, Self
 
 import fsspec
 
+from consensus import CarefulLogger
+
 from ..common.urls import to_install
 from ..errors import ConfigError
 from .checkpoint import Found, Taken, read
@@ -32,7 +33,7 @@ from .depot import Depot, damage
 from .manifest import FILE, CheckpointManifest, TornError
 from .names import Name, Part, shard_number
 
-logger = logging.getLogger("ftlib")
+logger = CarefulLogger("ftlib")
 
 CREATING = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory"})
 """Schemes whose package has a request that creates: S3 (``If-None-Match``), Google (``ifGenerationMatch``), Azure."""

@@ -11,12 +11,13 @@ Joiners get the state from the job, as always.
 from __future__ import annotations
 
 import functools
-import logging
 import posixpath
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
+
+from consensus import CarefulLogger
 
 from ..common.refusals import Refusal
 from ..core.calls.observer import Observer, Observers
@@ -36,7 +37,7 @@ from .depot import Depot, is_url
 from .manifest import TornError
 from .names import Name
 
-logger = logging.getLogger("ftlib")
+logger = CarefulLogger("ftlib")
 
 PATH = "/resumption"
 _EVERYWHERE = "call it at every worker, after register_state and before the first average"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import math
 import os
 import sys
@@ -20,11 +19,13 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any
 
+from consensus import CarefulLogger
+
 from ..common.threads import LONGEST
 from ..links.errors import CollectiveError, CollectiveTimeout, Refused
 from ..links.parts import each_guarded, guarded
 
-_LOG = logging.getLogger("ftlib.collective")
+_LOG = CarefulLogger("ftlib.collective")
 DEFAULT_TIMEOUT = 600.0
 """Seconds of a wait that says nothing else: nothing blocks forever."""
 _SETTLING = threading.RLock()

@@ -14,7 +14,6 @@ import asyncio
 import hmac
 import ipaddress
 import json
-import logging
 import re
 import secrets
 import socket
@@ -29,12 +28,14 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
+from consensus import CarefulLogger
+
 from ..errors import FTLibError
 from .watch import Watch
 
 __all__ = ["Desk", "Gate", "Means", "is_numeric"]
 
-logger = logging.getLogger("ftlib")
+logger = CarefulLogger("ftlib")
 
 _EVENT = {"ftlib_event": "order"}
 _PING = 15.0

@@ -7,7 +7,6 @@ epoch, of which only the order says what they stand for.
 from __future__ import annotations
 
 import itertools
-import logging
 import operator
 import threading
 import time
@@ -16,6 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch.utils.data
+
+from consensus import CarefulLogger
 
 from ..errors import ConfigError, RebuildTimeout
 from . import unregistered
@@ -26,7 +27,7 @@ from .drawer import FILLER, Drawer
 from .drift import Drift
 from .sampling import Share
 
-logger = logging.getLogger("ftlib")
+logger = CarefulLogger("ftlib")
 
 
 class Order(Protocol):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import resource
 from collections.abc import Callable, Mapping
 
 import torch
 
+from consensus import CarefulLogger
 from ftlib.errors import ConfigError
 from ftlib.frameworks import sockets
 from ftlib.frameworks.background import finish_tasks
@@ -18,7 +18,7 @@ from ftlib.frameworks.builder import GroupBuilder
 from ftlib.frameworks.gloo_build import GlooBuild
 from ftlib.frameworks.rendezvous import StoreServer, interface_address, join_address, split_address
 
-_log = logging.getLogger(__name__)
+_log = CarefulLogger(__name__)
 
 _DTYPES = {
     torch.float16,

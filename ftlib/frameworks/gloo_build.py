@@ -9,7 +9,6 @@ the same third one: there, each takes what its own device watches.
 from __future__ import annotations
 
 import contextlib
-import logging
 import socket
 import struct
 import threading
@@ -19,6 +18,7 @@ from typing import Any
 
 from torch.distributed import ProcessGroupGloo
 
+from consensus import CarefulLogger
 from ftlib.errors import GroupError
 from ftlib.frameworks import sockets
 from ftlib.frameworks.background import start_task
@@ -28,7 +28,7 @@ from ftlib.frameworks.gloo_group import GlooGroup
 from ftlib.frameworks.rendezvous import Meeting, join_address, split_address
 from ftlib.frameworks.sockets import Address, Inode, Link
 
-_log = logging.getLogger(__name__)
+_log = CarefulLogger(__name__)
 
 _THREADS = 2
 """Operations that one group carries out at the same time."""

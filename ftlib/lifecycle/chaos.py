@@ -8,7 +8,6 @@ asks now. The answer is sent before the fault happens, since a killed worker ans
 from __future__ import annotations
 
 import json
-import logging
 import math
 import os
 import signal
@@ -17,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from consensus import Consensus, KeyRing
+from consensus import CarefulLogger, Consensus, KeyRing
 
 from ..settings.config import Settings
 from .faults import Faults
@@ -25,7 +24,7 @@ from .supervisor_client import ask_again
 
 __all__ = ["KINDS", "LONGEST", "PATH", "Chaos"]
 
-logger = logging.getLogger("ftlib")
+logger = CarefulLogger("ftlib")
 
 PATH = "/chaos"
 KINDS = ("kill", "stop", "wedge", "slow", "cut", "leave", "agent")

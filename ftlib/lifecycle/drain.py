@@ -14,7 +14,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
-import logging
 import math
 import multiprocessing
 import multiprocessing.util
@@ -26,12 +25,14 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Protocol
 
+from consensus import CarefulLogger
+
 from ..common.processes import TWIN
 from ..core.engine.call_lock import CallLock
 
 __all__ = ["TWIN", "Drain", "Stay"]
 
-logger = logging.getLogger("ftlib")
+logger = CarefulLogger("ftlib")
 
 _LOOK = 0.1
 """Seconds between two looks whether a worker that stays may leave."""

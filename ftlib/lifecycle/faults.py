@@ -7,9 +7,10 @@ whose program computes for ever, and peers find it by the same evidence. A job w
 
 from __future__ import annotations
 
-import logging
 import threading
 from enum import Enum
+
+from consensus import CarefulLogger
 
 from ..core.engine.call_lock import CallLock
 from ..core.plane.phase import Phase
@@ -18,7 +19,7 @@ from ..errors import ConfigError, InjectedFault
 
 __all__ = ["Fault", "Faults"]
 
-logger = logging.getLogger("ftlib")
+logger = CarefulLogger("ftlib")
 
 SLOWED = 0.25
 """Seconds that a slowed worker rests before each call."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import secrets
 import threading
 import time
@@ -19,8 +18,8 @@ from typing import Any
 
 import torch
 
+from consensus import CarefulLogger, Consensus, ConsensusError, KeyRing, LeftError, Member, View, format_address
 from consensus import ConfigError as ConsensusConfigError
-from consensus import Consensus, ConsensusError, KeyRing, LeftError, Member, View, format_address
 
 from ..checkpoints.choice import Chooser
 from ..checkpoints.resume import PATH as RESUMPTION
@@ -69,7 +68,7 @@ from .supervisor_client import announce
 
 __all__ = ["CLOSE_TIMEOUT", "Lifetime", "Means"]
 
-logger = logging.getLogger("ftlib")
+logger = CarefulLogger("ftlib")
 
 CLOSE_TIMEOUT = 1.0
 """Seconds that the others get, when this member closes, to agree that it leaves; also the time for threads to end."""

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import threading
 from collections.abc import Callable
 
 import aiohttp
 
+from consensus import CarefulLogger
+
 from ..settings.preemption import Signal, Source
 
 __all__ = ["LONGEST_REST", "Watch"]
 
-logger = logging.getLogger("ftlib")
+logger = CarefulLogger("ftlib")
 
 LONGEST_REST = 60.0
 """Most seconds between two looks, while none succeeds."""

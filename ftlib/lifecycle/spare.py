@@ -6,10 +6,9 @@ nothing else of spares.
 
 from __future__ import annotations
 
-import logging
 import math
 
-from consensus import LeftError
+from consensus import CarefulLogger, LeftError
 
 from ..core.calls.call import Call
 from ..core.engine.waiting import WARN_AFTER, Patience, ended
@@ -19,7 +18,7 @@ from ..recovery import Catchup
 
 __all__ = ["Spare"]
 
-logger = logging.getLogger("ftlib")
+logger = CarefulLogger("ftlib")
 
 
 class Spare:

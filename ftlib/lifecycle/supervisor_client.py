@@ -1,4 +1,4 @@
-"""Announces a worker to its launcher. Standard library only; called by ``FTLib``, not by users.
+"""Announces a worker to its launcher. Called by ``FTLib``, not by users.
 
 The launcher knows where its first workers listen; a restarted worker binds its own port and must announce it. The launcher
 must also know which workers hold a view, because only such a member can introduce others.
@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import http.client
 import json
-import logging
 import os
 from collections.abc import Callable, Mapping
 
+from consensus import CarefulLogger
+
 __all__ = ["announce", "ask_again", "ask_awaited"]
+
+logger = CarefulLogger("ftlib")
 
 _refused: set[str] = set()
 """Launchers whose refusal was logged, so that it is not logged again at each activated view."""
@@ -38,7 +41,7 @@ def announce(
     status, said = _post(supervisor, "announce", vouch, facts, timeout)
     if status == http.client.FORBIDDEN and supervisor not in _refused:
         _refused.add(supervisor)
-        logging.getLogger("ftlib").warning(
+        logger.warning(
             "the launcher at %s does not believe this worker, and will introduce nobody to it (%s): "
             "give the launcher the job's secret in its environment, FTLIB_SECRET or FTLIB_SECRET_FILE",
             supervisor,

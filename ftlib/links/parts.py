@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, ParamSpec, Protocol
 
-_LOG = logging.getLogger("ftlib.collective")
+from consensus import CarefulLogger
+
+_LOG = CarefulLogger("ftlib.collective")
 P = ParamSpec("P")
 
 

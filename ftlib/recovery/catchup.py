@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import random
 import zlib
 from collections.abc import Callable, Sequence
 
-from consensus import Member
+from consensus import CarefulLogger, Member
 
 from ..common.device_waits import settle
 from ..common.memory import room
@@ -39,7 +38,7 @@ from .joiner.verification import Verification
 from .layout.shards import LARGE, ChunkRequest, Shard, cut
 from .warm_standby import WarmStandby
 
-logger = logging.getLogger("ftlib")
+logger = CarefulLogger("ftlib")
 
 _PAUSE = 0.05
 """Seconds between two requests while the others wait."""

@@ -9,13 +9,12 @@ the others redo the call without that sender's share. Once the spare is promoted
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-from consensus import Answer, Member, View
+from consensus import Answer, CarefulLogger, Member, View
 
 from ..common.devices import thread_device
 from ..common.memory import room
@@ -33,7 +32,7 @@ from .joiner.round import LOOK, Round
 from .layout.replication_log import Hello, ReplicationRecord, read
 from .layout.shards import single_donor_shards
 
-logger = logging.getLogger("ftlib")
+logger = CarefulLogger("ftlib")
 
 SILENCE = 5.0
 """Seconds without a byte, keepalives included, after which a sender is given up."""

@@ -9,10 +9,9 @@ their first step counts.
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable, Mapping, Sequence
 
-from consensus import Answer, KeyRing, Member
+from consensus import Answer, CarefulLogger, KeyRing, Member
 
 from ..common.device_waits import Fence
 from ..common.devices import HOST, place_of
@@ -33,7 +32,7 @@ from .joiner.http_transport import FetchError, Later, Nothing, Refused, Unfit, r
 from .joiner.progress_log import ArrivingState
 from .layout.requests import POLL, Body, noted, pieces, unfit
 
-logger = logging.getLogger("ftlib")
+logger = CarefulLogger("ftlib")
 
 PATH = "/state"
 STATE_LIMIT = 1 << 40

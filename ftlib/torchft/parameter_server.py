@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import logging
 import selectors
 import socket
 import threading
@@ -24,7 +23,7 @@ from typing import Any, Self
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from consensus import SecretError, get, parse_address, release_in_children, sign_in
+from consensus import CarefulLogger, SecretError, get, parse_address, release_in_children, sign_in
 
 from ..errors import ConfigError, FTLibError, GroupError
 from ..frameworks.background import start_task
@@ -34,7 +33,7 @@ from .process_group import ProcessGroup, reconfigure_with_store
 
 __all__ = ["ParameterServer"]
 
-logger = logging.getLogger("ftlib")
+logger = CarefulLogger("ftlib")
 
 _PATH = "/new_session"
 _LOOPBACK = "127.0.0.1"

@@ -19,6 +19,7 @@ import pytest
 from consensus import Config, ConsensusError, Gossip, Home, NullPlane
 from consensus.border import Order, Stopped
 from tests.harness.basics import TIMEOUT, eventually, lives
+from tests.harness.shipping import Shipping, shipping_from
 
 from .group import address, agree, begin, members, peers
 from .peer import ROOT, Peer
@@ -315,34 +316,15 @@ def test_facts_that_cannot_be_had_end_nothing(home: Home) -> None:
         gossip.stop()
 
 
-class _Shipping(logging.Handler):
-    """A handler whose log server is away from some moment on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.away = False
-        self.lost = 0
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if self.away:
-            self.lost += 1
-            raise ConnectionError("the log server is away")
-
-
 @pytest.fixture
-def shipping() -> Iterator[_Shipping]:
-    handler, log = _Shipping(), logging.getLogger("ftlib.consensus")
-    log.addHandler(handler)
-    level = log.level
-    log.setLevel(logging.INFO)
-    yield handler
-    log.setLevel(level)
-    log.removeHandler(handler)
+def shipping() -> Iterator[Shipping]:
+    with shipping_from("ftlib.consensus") as handler:
+        yield handler
 
 
 @pytest.mark.parametrize("home", list(Home))
 def test_a_log_handler_that_raises_costs_its_record_alone(
-    home: Home, shipping: _Shipping, capfd: pytest.CaptureFixture[str]
+    home: Home, shipping: Shipping, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with members(1, agent=home) as [alone]:
         view = agree([alone], 1)
@@ -355,7 +337,7 @@ def test_a_log_handler_that_raises_costs_its_record_alone(
 
 
 @pytest.mark.parametrize("home", list(Home))
-def test_a_log_handler_that_raises_does_not_hide_the_end(home: Home, shipping: _Shipping) -> None:
+def test_a_log_handler_that_raises_does_not_hide_the_end(home: Home, shipping: Shipping) -> None:
     class Failing(NullPlane):
         told: Stopped | None = None
 

@@ -17,11 +17,11 @@ from typing import Any
 
 from ...border import Order, PeerProgress, Stopped
 from ...errors import JobEndedError, JoinError, LeftError, StoppedError
+from ...logs import CarefulLogger
 from ...messages import Envelope
 from ...progress import Progress
 from ...protocol.state.effects import Ask, Check, Effect, Fence, Note, Quit, Send, Tether
 from ...protocol.state.inputs import Died, Input
-from ..logs import CarefulLogger
 from .clock import now
 from .ports import Carrier, DrivenMachine
 from .snapshot import Snapshot

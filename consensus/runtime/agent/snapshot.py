@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ...errors import StoppedError
+from ...logs import CarefulLogger
 from ...member import Member
 from ...view import Reason, View
-from ..logs import CarefulLogger
 
 _LOG = CarefulLogger()
 

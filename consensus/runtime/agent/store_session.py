@@ -15,6 +15,7 @@ from typing import Any
 
 from ...config import Config, Policy
 from ...errors import ConfigError, JoinError, StoreAwayError, StoreRefusedError
+from ...logs import CarefulLogger
 from ...member import Member
 from ...protocol.state.inputs import Answered, Stirred
 from ...storage.locate import store_at
@@ -23,7 +24,6 @@ from ...storage.store_executor import StoreExecutor
 from ...storage.view_log import PREFIX
 from ...store_requests import Away, Beat, ReadLeases, StoreOp, StoreReply, Withdraw
 from ...wire.keys import KeyRing
-from ..logs import CarefulLogger
 from .driver import Driver
 from .store_gauge import StoreGauge
 

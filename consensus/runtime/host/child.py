@@ -22,13 +22,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ...errors import ConsensusError, StoppedError
+from ...logs import CarefulLogger
 from ...progress import Progress
 from ...protocol.machine import Machine
 from ...protocol.state.inputs import Died
 from ...wire.slices import short_slices
 from ..agent.agent import Agent, Outside
 from ..agent.traffic import Direction
-from ..logs import CarefulLogger
 from ..net.sockets import SocketPair, receive_fds
 from ..net.sources import Request
 from ..net.web import load

@@ -26,10 +26,10 @@ from ...border import Report
 from ...config import Config
 from ...errors import ConsensusError, StoppedError
 from ...interface import DataPlane, Source, Stream
+from ...logs import CarefulLogger, handle_record
 from ...member import Member
 from ...wire.slices import short_slices
 from ..agent.snapshot import Snapshot
-from ..logs import CarefulLogger, handle_record
 from ..net.acceptors import Acceptors
 from ..net.fork import release_in_children
 from ..net.names import Introducers

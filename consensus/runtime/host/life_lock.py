@@ -21,8 +21,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from ...logs import CarefulLogger
 from ...wire.slices import short_slices
-from ..logs import CarefulLogger
 from .parent_watcher import ParentWatcher
 from .robust_mutex import RobustMutex, Waited
 

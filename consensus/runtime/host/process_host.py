@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from ...errors import ConsensusError
-from ..logs import CarefulLogger
+from ...logs import CarefulLogger
 from .host import RUN, Host
 from .import_path import import_path
 from .life_lock import LifeLock

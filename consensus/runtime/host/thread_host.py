@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable
 
-from ..logs import CarefulLogger
+from ...logs import CarefulLogger
 from ..net.fork import release_in_children
 from .child import Child
 from .host import Host

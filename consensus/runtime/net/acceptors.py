@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 from ...errors import CodecError
 from ...interface import Stream
+from ...logs import CarefulLogger
 from ...member import Member
 from ...wire.streams import ENDED, PROTOCOL, read_query
-from ..logs import CarefulLogger
 from .fork import release_in_children
 from .sources import Request, refuse
 

@@ -18,10 +18,10 @@ from aiohttp.web_protocol import RequestHandler
 
 from ...config import PROTOCOL_VERSION
 from ...errors import SealError
+from ...logs import CarefulLogger
 from ...member import Member, format_address
 from ...wire.keys import KeyRing
 from ...wire.proofs import IDENTITY, NONCE, PROOF_HEADER, SCHEME, Exchange, encode, exchange_of
-from ..logs import CarefulLogger
 from .door import Door, StrangerStage, UnprovenPeer, places
 from .metrics import TARGETS
 

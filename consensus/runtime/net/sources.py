@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 
 from ...errors import RefusalError
 from ...interface import Source
+from ...logs import CarefulLogger
 from ...wire.proofs import PIECE, Frames
-from ..logs import CarefulLogger
 from .fork import release_in_children
 
 _LOG = CarefulLogger()

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import logging
 import os
 import re
 import secrets
@@ -26,12 +25,13 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from ...logs import CarefulLogger
 from ..store import MOST_PARTS, PASSING, Created, Unreadable, Value
 from . import floors, record
 from .os_errors import DirectoryState, OSErrorMapper
 from .probe import advice, probe, sync_directory
 
-_LOG = logging.getLogger("ftlib.consensus")
+_LOG = CarefulLogger()
 
 LEFT_OVER = 3600.0
 """Seconds, by the file server's timestamps, after which a temporary file or a lease is left over from a dead process."""

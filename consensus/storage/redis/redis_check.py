@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-
 from ...errors import StoreRefusedError
+from ...logs import CarefulLogger
 from .redis_wire import RedisWire
 
-_LOG = logging.getLogger("ftlib.consensus")
+_LOG = CarefulLogger()
 
 _OLDEST = 5
 

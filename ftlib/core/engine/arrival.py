@@ -7,9 +7,10 @@ own. In any other call it takes part with nothing of its own. Meanwhile it gets 
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
+
+from consensus import CarefulLogger
 
 from ...errors import GroupError, StepMismatch
 from ..calls.attempt import UNKNOWN
@@ -29,7 +30,7 @@ from .waiting import Limits, Waiting
 
 __all__ = ["FOREIGN_CALLS", "Arrival"]
 
-logger = logging.getLogger("ftlib")
+logger = CarefulLogger("ftlib")
 
 FOREIGN_CALLS = 16
 """Calls that a newcomer follows among members that have made none like its own; after more, they run another program."""

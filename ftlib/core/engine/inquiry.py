@@ -8,12 +8,11 @@ follows (``follow``), and then asks about the next one.
 from __future__ import annotations
 
 import http.client
-import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 
-from consensus import KeyRing, Member, SecretError, get
+from consensus import CarefulLogger, KeyRing, Member, SecretError, get
 
 from ...common.refusals import Refusal
 from ...errors import ConfigError
@@ -26,7 +25,7 @@ from ..tensors.layout_book import LayoutBook
 
 __all__ = ["PATH", "Entered", "Inquiry"]
 
-logger = logging.getLogger("ftlib")
+logger = CarefulLogger("ftlib")
 
 PATH = "/call"
 POLL = 5.0

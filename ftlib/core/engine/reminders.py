@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import logging
+from consensus import CarefulLogger
 
 from ...data.unregistered import READ
 from ..plane.plane import Plane
 
 __all__ = ["Reminders"]
 
-logger = logging.getLogger("ftlib")
+logger = CarefulLogger("ftlib")
 
 
 class Reminders:

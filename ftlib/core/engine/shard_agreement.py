@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import zlib
 from collections.abc import Callable, Sequence
+
+from consensus import CarefulLogger
 
 from ...data.mates import Drawing
 from ...errors import ConfigError, GroupError, StepMismatch
@@ -29,7 +30,7 @@ from .waiting import Waiting, ended
 
 __all__ = ["ShardAgreement", "word_about", "word_of_the_finished"]
 
-logger = logging.getLogger("ftlib")
+logger = CarefulLogger("ftlib")
 
 _SLICE = 0.005
 """Seconds between two looks whether the session has ended."""

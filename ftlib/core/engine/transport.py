@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+from consensus import CarefulLogger
 
 from ..calls.call import Call
 from ..calls.session import Session
@@ -11,7 +11,7 @@ from ..tensors.trailer import Flag, Trailer
 
 __all__ = ["Transport"]
 
-logger = logging.getLogger("ftlib")
+logger = CarefulLogger("ftlib")
 
 
 class Transport:

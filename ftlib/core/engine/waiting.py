@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from consensus import LeftError
+from consensus import CarefulLogger, LeftError
 
 from ...errors import Excluded, GroupError, JoinError, RebuildTimeout
 from ..calls.attempt import SETTLE
@@ -19,7 +18,7 @@ from ..plane.plane import Plane
 
 __all__ = ["WARN_AFTER", "Limits", "Patience", "Waiting", "ended"]
 
-logger = logging.getLogger("ftlib")
+logger = CarefulLogger("ftlib")
 
 WARN_AFTER = 10.0
 """Seconds of waiting after which a warning names the missing members; again each time the wait doubles."""

@@ -9,10 +9,11 @@ other exception is the program's.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+
+from consensus import CarefulLogger
 
 from ...errors import ConfigError, Excluded, FTLibError, GroupError, StepMismatch
 from ...state.registry import Registered
@@ -32,7 +33,7 @@ from .guarded_group import GuardedGroup
 from .inner import Buffers, Inner, PendingCall
 from .unit import Unit, UnitStage
 
-logger = logging.getLogger("ftlib")
+logger = CarefulLogger("ftlib")
 
 DOUBT = 1.0
 """Seconds within which a member's death shows after its connection to the program broke."""

@@ -5,9 +5,7 @@ The order matters: errors from an aborted group put the blame on healthy peers.
 
 from __future__ import annotations
 
-import logging
-
-from consensus import Consensus
+from consensus import CarefulLogger, Consensus
 
 from ...errors import Excluded, GroupError, StepMismatch
 from ..calls.attempt import Disagreement
@@ -19,7 +17,7 @@ from .rebuild import Rebuilder
 
 __all__ = ["Failures"]
 
-logger = logging.getLogger("ftlib")
+logger = CarefulLogger("ftlib")
 
 
 class Failures:

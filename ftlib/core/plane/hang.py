@@ -5,12 +5,13 @@ Only the worker's own process can show where its training thread is, and end it.
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import time
 import traceback
 from collections.abc import Callable
+
+from consensus import CarefulLogger
 
 from ...common.units import span
 from ..calls.session import Session
@@ -19,7 +20,7 @@ from .step_times import Straggler, Verdict
 
 __all__ = ["HUNG", "end_hung", "log_stall", "log_stragglers", "stack"]
 
-logger = logging.getLogger("ftlib")
+logger = CarefulLogger("ftlib")
 
 HUNG = 75
 """Exit code of a process that ends because its program hangs (EX_TEMPFAIL: try again)."""

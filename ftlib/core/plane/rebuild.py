@@ -6,13 +6,12 @@ ready, activate the view, and start donations.
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
 from typing import Any
 
-from consensus import Cause, Consensus, LeftError, StoppedError, View
+from consensus import CarefulLogger, Cause, Consensus, LeftError, StoppedError, View
 from consensus.border import (
     Activated,
     Expected,
@@ -42,7 +41,7 @@ from .plane import Plane
 
 __all__ = ["RebuildError", "Rebuilder", "translated"]
 
-logger = logging.getLogger("ftlib")
+logger = CarefulLogger("ftlib")
 
 Build = Callable[[View], tuple[Mapping[str, int], Group | None]]
 """From a view to (rank of every member id, group), the group None for a single member. Any exception is a failed rebuild; a
@@ -180,10 +179,11 @@ class Rebuilder:
             while (item := self._items.get()) is not _END:
                 self._carry_out(item)
         except Exception as error:
-            logger.exception("the rebuild thread failed", extra=self._plane.about("crash"))
+            extra = self._plane.about("crash")
             crash = errors.Excluded(f"this worker's rebuild thread failed: {error!r}")
             crash.__cause__ = error
-            self._stop(crash)
+            self._stop(crash)  # before it is logged, which may take long
+            logger.exception("the rebuild thread failed", extra=extra)
         finally:
             self._drop_group()
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 import torch
 
-from consensus import LeftError, View
+from consensus import CarefulLogger, LeftError, View
 
 from ...errors import Excluded
 from ...state.registry import Registered
@@ -50,7 +50,7 @@ from .pattern import CallPattern
 from .pattern import why_not as why_no_step
 from .stand_in import StandIn
 
-logger = logging.getLogger("ftlib")
+logger = CarefulLogger("ftlib")
 
 _BACK = "back: the others did %d calls without this worker, which has taken them over; %d are left to its next calls"
 _LOOK = 0.05

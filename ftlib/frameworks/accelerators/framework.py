@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import logging
 import math
 import os
 import threading
@@ -17,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from consensus import CarefulLogger
 from ftlib.errors import ConfigError
 from ftlib.frameworks.background import start_task
 from ftlib.frameworks.base import Framework, Group, GroupSpec
@@ -30,7 +30,7 @@ from .group import HybridGroup
 from .managed import Deadlines, ManagedCommunicator
 from .unavailable import UnavailableCommunicator
 
-_log = logging.getLogger(__name__)
+_log = CarefulLogger(__name__)
 
 _LATE = 60.0
 """Seconds to wait for an accelerator that was not there in time for a view."""

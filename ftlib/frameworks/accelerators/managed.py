@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import logging
 import threading
 import time
 from collections import deque
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
+from consensus import CarefulLogger
 from ftlib.errors import GroupError
 from ftlib.frameworks.background import start_task
 from ftlib.frameworks.base import GroupSpec, Operation
@@ -26,7 +26,7 @@ from ftlib.frameworks.base import GroupSpec, Operation
 from .base import Communicator, Ticket
 from .figures import Figures
 
-_log = logging.getLogger(__name__)
+_log = CarefulLogger(__name__)
 
 _LOOK = 0.0002
 """Seconds between two looks whether the operations of a stopped communicator have ended."""

@@ -7,7 +7,6 @@ never waits for an import. What the others need to meet, the store, is in the tr
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import socket
 import threading
@@ -15,6 +14,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from consensus import CarefulLogger
 from ftlib.errors import ConfigError, GroupError
 from ftlib.frameworks import sockets
 from ftlib.frameworks.background import finish_tasks, start_task
@@ -30,7 +30,7 @@ from .records import Ended
 from .segments import Segments
 from .spares import Spares
 
-_log = logging.getLogger(__name__)
+_log = CarefulLogger(__name__)
 
 _FINISH = 2.0
 """Seconds that ``close`` waits for what runs in the background."""

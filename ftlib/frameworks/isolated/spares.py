@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from consensus import CarefulLogger
 from ftlib.errors import GroupError
 from ftlib.frameworks.background import start_task
 
 from .child_process import ChildProcess
 from .nursery import Nursery
 
-logger = logging.getLogger("ftlib")
+logger = CarefulLogger("ftlib")
 
 _REST = 0.3
 """Seconds from a child's first order until the next one is forked: first whoever waits for the group has the processors."""

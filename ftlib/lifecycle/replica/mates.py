@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import os
 import select
 import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+
+from consensus import CarefulLogger
 
 from ...core.replicas.whole import Replica
 from ...core.replicas.words import Heard, Verdict, Word, WordFlag, read_words
@@ -24,7 +25,7 @@ from .hellos import Door, call, drop
 
 __all__ = ["ENDED", "Connections"]
 
-logger = logging.getLogger("ftlib")
+logger = CarefulLogger("ftlib")
 
 ENDED = "a process of this replica has come to the end of its program, and the replica ends with it"
 _UNWANTED = "the view is not wanted any more"

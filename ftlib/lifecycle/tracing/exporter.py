@@ -6,7 +6,6 @@ OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, OTEL_TRACES_SAMPLER, OTEL_TRACES_EX
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -20,11 +19,13 @@ from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, Status, StatusCode, TraceFlags, Tracer
 from opentelemetry.trace import Span as Begun
 
+from consensus import CarefulLogger
+
 from .spans import Span, root_of
 
 __all__ = ["Exporter"]
 
-logger = logging.getLogger("ftlib")
+logger = CarefulLogger("ftlib")
 
 _NAME = "ftlib"
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)

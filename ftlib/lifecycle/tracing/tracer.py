@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from consensus import CarefulLogger
 
 from ...common.threads import SYSTEM, stand_back
 from ...common.traces import CallRecord, CheckpointRecord, FetchRecord, Record, RecoveryRecord, SendRecord, Traces, ViewRecord
@@ -15,7 +16,7 @@ from .spans import Calls, Span, checkpoint, recovery, sent, view_change
 
 __all__ = ["Tracer"]
 
-logger = logging.getLogger("ftlib")
+logger = CarefulLogger("ftlib")
 
 EVERY = 1.0
 """Seconds between two looks at the records."""

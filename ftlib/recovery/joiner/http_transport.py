@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import http.client
-import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from urllib.parse import urlencode
 import msgpack
 import torch
 
-from consensus import Answer, KeyRing, Member, SecretError, get
+from consensus import Answer, CarefulLogger, KeyRing, Member, SecretError, get
 
 from ...common.refusals import Refusal
 from ...common.threads import SYSTEM, Threads
@@ -32,7 +31,7 @@ from ..layout.requests import ANY, PATH
 from ..layout.shards import BLOCK, DIGEST, ChunkRequest, Shard, blocks, digest_of
 from .limits import RateLimit
 
-logger = logging.getLogger("ftlib")
+logger = CarefulLogger("ftlib")
 
 SILENCE = 15.0
 """Seconds without a byte after which a donor is given up."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Self
+
+from consensus import CarefulLogger
 
 from ...common.units import size
 from ...core.plane.plane import Plane
@@ -49,7 +50,7 @@ class Meter:
         return Progress(self.total, self.received, rate, left, pending, braking, replayed, now - self._began)
 
 
-logger = logging.getLogger("ftlib")
+logger = CarefulLogger("ftlib")
 
 EVERY = 5.0
 """Seconds between two lines."""

@@ -7,13 +7,12 @@ applied to their chunks. The other chunks come later, in a version that already 
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from consensus import Member
+from consensus import CarefulLogger, Member
 
 from ...common.device_waits import settle
 from ...common.devices import thread_device
@@ -37,7 +36,7 @@ from .limits import RecoveryLimits
 from .progress_log import Meter, ProgressLog
 from .replay_state import Chunks, PendingAverages
 
-logger = logging.getLogger("ftlib")
+logger = CarefulLogger("ftlib")
 
 FETCHERS = 3
 """Number of shards under way at a time."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from datetime import timedelta
 from typing import Any, Generic, NoReturn, TypeVar
+
+from consensus import CarefulLogger
 
 from ...errors import ConfigError
 
@@ -12,7 +13,7 @@ __all__ = ["CheckpointTransport", "check_transport"]
 
 T = TypeVar("T")
 
-logger = logging.getLogger("ftlib")
+logger = CarefulLogger("ftlib")
 
 
 class CheckpointTransport(Generic[T]):

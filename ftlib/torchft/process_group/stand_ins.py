@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+
+from consensus import CarefulLogger
 
 from ..work import _DummyWork
 from .base import ProcessGroup
@@ -21,7 +22,7 @@ __all__ = [
     "ProcessGroupDummy",
 ]
 
-logger = logging.getLogger("ftlib")
+logger = CarefulLogger("ftlib")
 
 
 class ProcessGroupDummy(ProcessGroup):

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from consensus import CarefulLogger
+
 from ...common.threads import LONGEST
 from ...errors import ConfigError
 
 __all__ = ["duration", "settings_of"]
 
-logger = logging.getLogger("ftlib")
+logger = CarefulLogger("ftlib")
 
 LIGHTHOUSE = "TORCHFT_LIGHTHOUSE"
 _STORES = ("file://", "redis://", "rediss://", "etcd://", "etcds://")

@@ -7,7 +7,6 @@ first gradient. Where backward fails, the engine drops the callback uncalled, be
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,6 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd import profiler
+
+from consensus import CarefulLogger
 
 from ...common.devices import Device, device_at
 from ...common.units import size
@@ -38,7 +39,7 @@ from .used import Used
 
 __all__ = ["Backward", "Options"]
 
-logger = logging.getLogger("ftlib")
+logger = CarefulLogger("ftlib")
 
 _IDLE, _BEGUN, _OPEN = 0, 1, 2
 """Between passes; backward has begun; the average has been opened. Plain numbers, as hooks compare them."""

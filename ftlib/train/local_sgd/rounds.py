@@ -6,12 +6,13 @@ may be under way while inner steps go on. That last one carries eight bytes: who
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
 
 import torch
 from torch import nn
+
+from consensus import CarefulLogger
 
 from ...core.engine.open_average import OpenAverage
 from ...core.tensors.compression.compression import Compression
@@ -26,7 +27,7 @@ from .schedule import Move, Schedule
 
 __all__ = ["Rounds"]
 
-logger = logging.getLogger("ftlib")
+logger = CarefulLogger("ftlib")
 
 _COUNTER = 8
 """Bytes of the number of syncs."""

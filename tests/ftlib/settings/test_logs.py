@@ -1,4 +1,4 @@
-"""What ``log_format`` and ``log_level`` do to the process's logging, and that they do nothing unasked."""
+"""What ``log_format`` and ``log_level`` do to the process's logging, that they do nothing unasked; handlers that raise."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+import torch
 
+from consensus import CarefulLogger
 from ftlib.common.logs import configure
 from ftlib.errors import ConfigError
 from ftlib.settings.config import resolve
+from tests.ftlib.crews.workers import Job, Worker
+from tests.harness.shipping import shipping_from
 
 
 @pytest.fixture(autouse=True)
@@ -79,3 +83,32 @@ def test_what_is_imported_late() -> None:
     assert "consensus" in result.stdout
     assert "prometheus_client" not in result.stdout
     assert "pythonjsonlogger" not in result.stdout
+
+
+def test_a_handler_that_raises_costs_its_records_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """The first of them comes from the thread that builds groups, at the first view."""
+
+    def body(worker: Worker) -> int:
+        for _ in range(3):
+            assert worker.ft.allreduce_average(torch.ones(3))
+        return worker.ft.size
+
+    with shipping_from("ftlib") as handler:
+        handler.away = True
+        with Job(2) as job:
+            assert job.run({"w0": body, "w1": body}) == {"w0": 2, "w1": 2}
+        assert handler.lost >= 2
+    assert "a record of ftlib is lost:\nTraceback" in capsys.readouterr().err
+
+
+def test_records_name_the_line_that_wrote_them(caplog: pytest.LogCaptureFixture) -> None:
+    log = CarefulLogger("ftlib")
+    for write in (log.warning, log.exception):
+        write("here")
+    log.log(logging.WARNING, "here")
+    assert {(record.funcName, record.name) for record in caplog.records} == {
+        (
+            "test_records_name_the_line_that_wrote_them",
+            "ftlib",
+        )
+    }

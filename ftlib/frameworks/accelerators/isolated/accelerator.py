@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import socket
 import threading
 import time
@@ -13,6 +12,7 @@ from pkgutil import resolve_name
 
 import torch
 
+from consensus import CarefulLogger
 from ftlib.errors import ConfigError, GroupError
 from ftlib.frameworks.base import GroupSpec
 from ftlib.frameworks.isolated.nursery import Nursery
@@ -23,7 +23,7 @@ from .communicator import IsolatedCommunicator
 from .memory import Memory
 from .process import CommunicatorProcess
 
-_log = logging.getLogger(__name__)
+_log = CarefulLogger(__name__)
 
 _ROLE = "ftlib.frameworks.accelerators.isolated.child:prepare"
 _START = 90.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from consensus import interface_name
+from consensus import CarefulLogger, interface_name
 from ftlib.errors import ConfigError, GroupError
 from ftlib.frameworks.background import start_task
 from ftlib.frameworks.base import GroupSpec
@@ -27,7 +26,7 @@ from .structures import TYPES
 
 __all__ = ["NcclAccelerator"]
 
-_log = logging.getLogger(__name__)
+_log = CarefulLogger(__name__)
 
 _ID, _GPU, _HOST, _VERSION = "id", "gpu", "host", "version"
 """Keys of a rank's facts: where the ranks meet (of rank 0 alone), the GPU's uuid, the machine, NCCL's version."""

@@ -17,10 +17,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
+from consensus import CarefulLogger
+
 from ....errors import ConfigError
 from ...processes.output import render, write_all
 from .panel import LaunchFacts, Stream, panel_on
 from .streams import own_streams
+
+logger = CarefulLogger("ftlib")
 
 Factory = Callable[[], Iterable[logging.Handler]]
 _COLOURS = (36, 33, 32, 35, 34, 31, 96, 93, 92, 95, 94, 91)
@@ -141,7 +145,7 @@ class Pump:
     def warn(self, text: str) -> None:
         """Tell the user of trouble with the output. From any thread; it may block as long as nobody reads stderr."""
         if self._own is None:
-            logging.getLogger("ftlib").warning("%s", text)
+            logger.warning("%s", text)
         elif self._own[1] is not None:
             self._own[1].write(f"[ftlib] {text}\n")
 
@@ -162,7 +166,7 @@ class Pump:
             try:
                 self._handlers = list(self._factory())
             except Exception:
-                logging.getLogger("ftlib").exception("the factory of log handlers failed: there are none")
+                logger.exception("the factory of log handlers failed: there are none")
         while (entry := self._queue.get()) is not None:
             if isinstance(entry, LaunchFacts):
                 if self._panel is not None:
@@ -205,7 +209,7 @@ class Pump:
         except Exception:
             if what not in self._troubles:
                 self._troubles.add(what)
-                logging.getLogger("ftlib").exception("%s failed; further failures of it are not mentioned", what)
+                logger.exception("%s failed; further failures of it are not mentioned", what)
 
     def _hand_on(self, entry: Entry) -> None:
         level = {"stdout": logging.INFO, "stderr": logging.ERROR}.get(entry.stream, logging.INFO)
@@ -225,7 +229,7 @@ class Pump:
                     handler.handle(record)
             except Exception:
                 self._handlers.remove(handler)
-                logging.getLogger("ftlib").exception("a log handler failed, and gets no more lines: %r", handler)
+                logger.exception("a log handler failed, and gets no more lines: %r", handler)
 
     def _show(self, entry: Entry) -> None:
         stdout, stderr = self._streams
