@@ -151,13 +151,13 @@ class ThreadPool:
 async def on_daemon(function: Callable[..., T], *args: object) -> T:
     """What ``function(*args)`` returns or raises, on a thread of its own, however long it takes.
 
-    As ``asyncio.to_thread``, but if it hangs neither the loop nor the interpreter waits for it at its end. Raises RuntimeError
-    if this process may start no more threads.
+    As ``asyncio.to_thread``, but if it hangs neither the loop nor the interpreter waits for it at its end. Raises OSError if
+    this process may start no more threads, which may pass.
     """
     pool = ThreadPool("ftlib-aside", 1)
     try:
         return await pool.run(lambda _call: function(*args), None)
     except NotBegunError as error:
-        raise RuntimeError(str(error)) from None
+        raise OSError(str(error)) from None
     finally:
         pool.close()

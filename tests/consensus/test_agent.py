@@ -18,6 +18,7 @@ from consensus.protocol.state.inputs import Listening, Resolved
 from consensus.runtime.net.names import Introducers
 from consensus.wire.envelope import Sealed
 from tests.harness.basics import TIMEOUT, eventually, free_ports
+from tests.harness.threads import no_threads
 
 from .fake_core import rig, until
 from .group import address, begin, members
@@ -136,6 +137,32 @@ async def test_a_file_with_secrets_that_hangs_stops_nothing(tmp_path: Path) -> N
         await asyncio.sleep(1.1)
         assert len(looks) == 1
         release.set()
+
+
+async def test_a_moment_without_threads_ends_the_following_of_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("consensus.runtime.agent.agent._RENEW_KEYS", 0.01)
+    path = tmp_path / "secret"
+    path.touch(0o600)
+    path.write_text(SECRET)
+    async with rig(secret_file=str(path)) as a:
+        ring = a.agent._ring
+        assert ring is not None
+        with no_threads("ftlib-aside") as refused:
+            await until(lambda: len(refused) >= 3)
+        path.write_text(f"{OTHER}\n{SECRET}\n")
+        await until(lambda: len(ring.keys) == 2)
+
+
+@pytest.mark.usefixtures("patient")
+async def test_a_moment_without_threads_ends_no_look_up_of_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed: Address = ("127.0.0.1", free_ports(1)[0])
+    monkeypatch.setattr("consensus.runtime.agent.discovery._LOOKUP_EVERY", 0.01)
+    async with rig(introducers=(f"localhost:{free_ports(1)[0]}",)) as a:
+        with no_threads("ftlib-aside") as refused:
+            await until(lambda: len(refused) >= 3)
+            assert not await a.agent._send_slowly(("localhost", 1), "ping", b""), "it counts as one that has no address"
+        monkeypatch.setattr("consensus.runtime.agent.discovery.lookup", lambda texts: Introducers(texts, (listed,)))
+        await until(lambda: a.agent.discovery.introducers == [listed])
 
 
 async def test_another_port_is_no_way_around_the_throttle() -> None:

@@ -8,6 +8,7 @@ A packet's way: ``udp | http -> envelope -> codec -> driver -> core -> effects -
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
@@ -413,8 +414,9 @@ class Agent:
     async def _follow_keys(self, ring: KeyRing) -> None:
         """Follow the file with the secrets, one check at a time and on a thread: its file system may hang."""
         while not self._closed:
-            if (line := await on_daemon(ring.renew)) is not None:
-                self.driver.note(logging.WARNING, "keys", line)
+            with contextlib.suppress(OSError):  # no thread for it now: the next check may have one
+                if (line := await on_daemon(ring.renew)) is not None:
+                    self.driver.note(logging.WARNING, "keys", line)
             await asyncio.sleep(_RENEW_KEYS)
 
     def _packets(self, message: Message) -> tuple[bytes, ...]:

@@ -155,7 +155,10 @@ class Discovery:
         config, driver = self._config, self._driver
         while driver.core.active_view is None:
             await asyncio.sleep(_LOOKUP_EVERY)
-            found = replace(await on_daemon(lookup, config.introducers), met=self._listed.met)
+            try:
+                found = replace(await on_daemon(lookup, config.introducers), met=self._listed.met)
+            except OSError:  # no thread for it now: the next look-up may have one
+                continue
             if found == self._listed or driver.core.active_view is not None or self._held():
                 continue
             self._listed = found
