@@ -111,11 +111,15 @@ class Connections:
         with self._lock:
             if self._closed:
                 raise GroupError(_UNWANTED)
+            watching = threading.Thread(target=self._watch, name="ftlib-mates", daemon=True)
+            try:
+                watching.start()  # before anything says that all are there: the next attempt may have the thread
+            except RuntimeError as error:
+                raise GroupError(f"nobody can wait for the ends of the mates: {error}") from error
             for sock in self._socks.values():
                 self._poll.register(sock, select.POLLIN)
             self._heard = Heard(replica.ids)
             self._replica, self._connecting = replica, False
-            threading.Thread(target=self._watch, name="ftlib-mates", daemon=True).start()
 
     def _give_up(self) -> None:
         with self._lock:
@@ -265,7 +269,8 @@ class Connections:
 
     def _watch(self) -> None:
         """Wait for the ends of the connections, and release everything when this member closes."""
-        ends, shards = select.poll(), {sock.fileno(): shard for shard, sock in self._socks.items()}
+        with self._lock:  # from then on all are there
+            ends, shards = select.poll(), {sock.fileno(): shard for shard, sock in self._socks.items()}
         for descriptor in shards:
             ends.register(descriptor, _ENDS & ~select.POLLIN)
         ends.register(self._stop_read, select.POLLIN)

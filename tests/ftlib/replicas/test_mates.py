@@ -21,6 +21,7 @@ from ftlib.errors import GroupError, JobEnded, ReplicaLost
 from ftlib.lifecycle.replica.mates import Connections
 from tests.harness.basics import TIMEOUT, eventually
 from tests.harness.company import at_once, in_thread
+from tests.harness.threads import no_threads
 
 WORD = Word(1, 5)
 
@@ -112,6 +113,32 @@ def test_a_goodbye_counts_whoever_reads_it(pair: Pair, ended: bool) -> None:
     assert pair.here.ended is ended
     assert pair.verdict(), "it was said before the goodbye"
     assert not pair.lost[0]
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_moment_without_threads_costs_an_attempt_to_connect(again: bool) -> None:
+    """The ends of mates are seen after the next attempt, and without one all is closed."""
+    lost: list[list[ReplicaLost]] = [[], []]
+    here, other = (Connections(shard, lost[shard].append) for shard in range(2))
+    replica = listening([here, other])
+    with no_threads("ftlib-mates"):
+        for failed in at_once(*[functools.partial(refused, each, replica) for each in (here, other)]):
+            assert "can't start new thread" in failed
+    if again:
+        for each in (here, other):
+            each.connect(replica, TIMEOUT, lambda: True)
+        other._socks[0].shutdown(socket.SHUT_RDWR)
+        eventually(lambda: lost[0], "the death is seen")
+    for each in (here, other):
+        each.close()
+        eventually(lambda each=each: all(sock.fileno() < 0 for sock in each._socks.values()), "all is closed")
+
+
+def refused(process: Connections, replica: Replica) -> str:
+    """Why ``process`` cannot connect."""
+    with pytest.raises(GroupError) as caught:
+        process.connect(replica, TIMEOUT, lambda: True)
+    return str(caught.value)
 
 
 def test_an_end_without_a_word_is_a_death_and_is_said_once(pair: Pair) -> None:
