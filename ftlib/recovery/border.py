@@ -31,7 +31,7 @@ from ..state.live import nbytes_of_parameters
 from ..state.registry import Registered
 from .donor.private_copies import PrivateCopy
 from .joiner.http_transport import FetchError, Later, Midway, Nothing
-from .layout.requests import POLL, Body, unfit
+from .layout.requests import POLL, Body
 from .layout.shards import LARGE
 from .whole_state import RETRY, Transfer, in_turn, registered_nothing
 
@@ -174,7 +174,7 @@ class Border:
                 begun = True
                 yield chunk
         except Exception as error:
-            refused = None if begun or not plane.settled(number) else unfit(error)
+            refused = None if begun or not plane.settled(number) else self._transfer.failures.refusal(error)
             if refused is None:
                 raise
             raise refused from error

@@ -30,7 +30,7 @@ from ..state.registry import Registered
 from .donor.private_copies import PrivateCopies
 from .joiner.http_transport import FetchError, Later, Nothing, Refused, Unfit, request
 from .joiner.progress_log import ArrivingState
-from .layout.requests import POLL, Body, noted, pieces, unfit
+from .layout.requests import POLL, Body, Failures, noted, pieces
 
 logger = CarefulLogger("ftlib")
 
@@ -74,7 +74,9 @@ class Transfer(Observer):
         self._outdated = former is not None
         self._compared = False
         """True once this member, which registered nothing, has learnt that the others did not either."""
-        self.copies = PrivateCopies(plane)
+        self.failures = Failures(plane.threads)
+        """To make the state's bytes for others."""
+        self.copies = PrivateCopies(plane, self.failures)
         """Copies of this member's private state, for joiners."""
         if former is not None and self._registered is not None:
             plane.registers(former._plane.state_places)  # noqa: SLF001 - its like
@@ -443,7 +445,7 @@ class Transfer(Observer):
                 begun = True
                 yield chunk
         except Exception as error:
-            refused = None if begun or self.entry(call) != entry else unfit(error)
+            refused = None if begun or self.entry(call) != entry else self.failures.refusal(error)
             if refused is None:
                 raise
             raise refused from error

@@ -12,18 +12,21 @@ import weakref
 from collections.abc import Callable, Collection
 from typing import Any
 
-from consensus import RefusalError
+from consensus import CarefulLogger
 
 from ...common.device_waits import Fence
 from ...common.devices import place_of
 from ...common.threads import stand_back
 from ...core.plane.phase import Phase
 from ...core.plane.plane import Plane
+from ...errors import FTLibError
 from ...state.codec import fill, flatten
 from ...state.registry import Registered
 from ...state.replay import replaying
 from ...state.snapshot import Backup, Blank
-from ..layout.requests import unfit
+from ..layout.requests import Failures, in_words
+
+logger = CarefulLogger("ftlib")
 
 _SMALL = 4 << 20
 """Bytes that are copied at once: to make such buffers takes no longer than to ask for them."""
@@ -44,8 +47,8 @@ class PrivateCopy:
         """When nobody is expected to ask for it any more."""
         self.part: Any = None
         """Of ``Private.part``."""
-        self.refusal: RefusalError | None = None
-        """Why there is none, instead: the state holds what cannot travel."""
+        self.refusal: Exception | None = None
+        """Why there is none, instead: a RefusalError if the state holds what cannot travel."""
         self.nbytes = 0
         self.fence: Fence | None = None
         """Other threads may read the registered state on devices after that."""
@@ -58,18 +61,24 @@ class PrivateCopy:
         """Make the buffers that it lacks. On a thread of its own."""
         stand_back()
         assert self.lacks is not None
-        self._backup.prepare(self.lacks)
+        try:
+            self._backup.prepare(self.lacks)
+        except Exception as error:  # noqa: BLE001 - a later border copies without them, and says why it cannot
+            logger.debug("no buffers for a copy of the private state: %s", in_words(error), extra=plane.about("no_buffers"))
+        finally:
+            self.leave(plane)
+
+    def leave(self, plane: Plane) -> None:
+        """No thread makes its buffers any more: the next border goes on."""
         with plane.changed:
             self.lacks = None
 
-    def make(self, registered: Registered, version: int) -> None:
+    def make(self, registered: Registered, version: int, failures: Failures) -> None:
         """Copy the private state, or note what buffers that takes, or why it cannot be had. On the training thread."""
         try:
             self._make(registered, version)
-        except Exception as error:  # the joiner is told; the training goes on without it
-            self.refusal = unfit(error)
-            if self.refusal is None:
-                raise
+        except Exception as error:  # noqa: BLE001 - the joiner is told; the training goes on without it
+            self.refusal = failures.refusal(error) or FTLibError(in_words(error))  # not the error, which holds frames
             self.version = version
 
     # --- inside --------------------------------------------------------------------------------------------------------
@@ -92,9 +101,10 @@ class PrivateCopy:
 class PrivateCopies:
     """The copies of one member. The hook, ``at_border`` and what it calls run on the training thread."""
 
-    def __init__(self, plane: Plane) -> None:
-        """Nobody asks for any."""
+    def __init__(self, plane: Plane, failures: Failures) -> None:
+        """Nobody asks for any. ``failures``: of this donor."""
         self._plane = plane
+        self._failures = failures
         self._registered: Registered | None = None
         self._remove: Callable[[], None] | None = None
         """Removes the hook from the private optimizer."""
@@ -148,9 +158,12 @@ class PrivateCopies:
             self._wanted = {joiner: copy for joiner, copy in self._wanted.items() if copy.until > now}
             copies = [copy for copy in self._wanted.values() if copy.lacks is None and copy.version != version]
         for copy in copies:
-            copy.make(registered, version)
+            copy.make(registered, version, self._failures)
             if copy.lacks is not None:
-                plane.threads.thread(functools.partial(copy.prepare, plane), "ftlib-private").start()
+                try:
+                    plane.threads.thread(functools.partial(copy.prepare, plane), "ftlib-private").start()
+                except RuntimeError:  # no thread for it now: the next border tries again, and at last does without buffers
+                    copy.leave(plane)
         if copies:
             with plane.changed:
                 plane.changed.notify_all()

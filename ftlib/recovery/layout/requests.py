@@ -6,6 +6,7 @@ ftlib, and people who read logs, know these words.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Iterator
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from consensus import RefusalError
 
 from ...common.refusals import Refusal
+from ...common.threads import Threads
 from ...common.traces import SendRecord, Traces
 from ...errors import ConfigError, FTLibError
 
@@ -27,6 +29,10 @@ RUN = 16
 """Blocks requested at a time through the process group: the joiner receives them all, wanted or not."""
 PIECE = 1 << 20
 """Bytes that are passed to a connection at a time, so that a slow reader is not mistaken for a dead one."""
+_PASSING = 3.0
+"""Seconds for which a state that cannot be made for want of something is no reason to refuse it for good."""
+_APART = 10.0
+"""Seconds without a failure after which the next one is the first of its kind."""
 
 Body = Iterator[bytes | memoryview]
 """The body of an answer."""
@@ -38,16 +44,42 @@ def pieces(data: bytes | memoryview) -> Body:
     return iter([view[start : start + PIECE] for start in range(0, len(view), PIECE)])
 
 
-def unfit(error: Exception) -> RefusalError | None:
-    """The refusal of a donor that cannot make its state's bytes; None if it may be able to in a moment.
+class Failures:
+    """What one donor answers where its state's bytes cannot be made. Thread-safe.
 
-    The state's parts are the program's own code: they may raise anything, and the next time again.
+    The state's parts are the program's own code, which may raise anything, and the next time again. But a process may also be
+    short of memory, descriptors or threads for a moment, and what changes while it is read can be read a moment later.
     """
-    if isinstance(error, ConfigError):
-        return Refusal.UNFIT.error(str(error))
-    if isinstance(error, (FTLibError, MemoryError, torch.cuda.OutOfMemoryError)):
-        return None
-    return Refusal.UNFIT.error(f"{type(error).__name__}: {' '.join(str(error).split())}")
+
+    def __init__(self, threads: Threads) -> None:
+        """Nothing has failed yet."""
+        self._now = threads.now
+        self._lock = threads.lock()
+        self._since = self._latest = -math.inf
+
+    def refusal(self, error: Exception) -> RefusalError | None:
+        """The refusal for good; None if the state may be had in a moment, here or from another donor."""
+        if isinstance(error, ConfigError):
+            return Refusal.UNFIT.error(str(error))
+        if isinstance(error, (FTLibError, MemoryError, torch.OutOfMemoryError)):
+            return None
+        if isinstance(error, (OSError, RuntimeError)) and not self._lasts():
+            return None
+        return Refusal.UNFIT.error(in_words(error))
+
+    def _lasts(self) -> bool:
+        """Note a failure; True if requests have failed for so long that it is no passing one."""
+        with self._lock:
+            now = self._now()
+            if now - self._latest > _APART:
+                self._since = now
+            self._latest = now
+            return now - self._since >= _PASSING
+
+
+def in_words(error: Exception) -> str:
+    """``error`` in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def noted(body: Body, traces: Traces | None, now: Callable[[], float], joiner: str, part: int = -1) -> Body:

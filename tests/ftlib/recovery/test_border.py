@@ -28,6 +28,7 @@ from tests.ftlib.recovery.local import Local, Plain
 from tests.ftlib.recovery.pupils import Pupil, School, assert_equal, steps
 from tests.harness.basics import TIMEOUT, eventually
 from tests.harness.company import Company, at_once, company, in_thread
+from tests.harness.threads import no_threads
 
 FOREVER = 10**9
 
@@ -164,6 +165,59 @@ def test_private_state_that_cannot_be_sent_any_more_ends_the_joiner_alone() -> N
         before = first.inner_steps
         eventually(lambda: first.inner_steps > before + 20 and first.ft.size == 1, "it trains on")
         assert first.error is None
+
+
+@pytest.mark.parametrize("want", [MemoryError("no room"), torch.OutOfMemoryError("no room"), OSError("no descriptors")])
+def test_a_donor_that_is_short_of_something_for_a_moment_trains_on(want: Exception) -> None:
+    """Its private state is copied within a step of the program's optimizer."""
+    with training(1, functools.partial(Short, want=want)) as (crew, [first]):
+        eventually(lambda: first.ft.step >= 1, "it trains")
+        rounds([first], FOREVER)
+        first.left = 2
+        joiner = Local(crew.init(), 99)
+        assert joiner.private_digest() in first.privates
+        assert (first.left, first.error) == (0, None)
+        joiner.ft.close()
+        before = first.inner_steps
+        eventually(lambda: first.inner_steps > before + 20, "it trains on")
+
+
+class Short(Local):
+    """Its state cannot be had a few times."""
+
+    left = 0
+    looking = False
+
+    def __init__(self, *about: Any, want: Exception, **more: Any) -> None:
+        self.want = want
+        super().__init__(*about, **more)
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.left and not self.looking:
+            self.left -= 1
+            raise self.want
+        return super().state_dict()
+
+    def private_digest(self) -> str:
+        self.looking = True
+        try:
+            return super().private_digest()
+        finally:
+            self.looking = False
+
+
+def test_a_donor_without_threads_for_a_moment_trains_on_and_copies_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copying, "_SMALL", 0)
+    with training(1, Local) as (crew, [first]):
+        eventually(lambda: first.ft.step >= 1, "it trains")
+        rounds([first], FOREVER)
+        with no_threads("ftlib-private") as refused:
+            joiner = Local(crew.init(), 99)
+        assert refused and joiner.private_digest() in first.privates
+        assert first.error is None
+        joiner.ft.close()
+        before = first.inner_steps
+        eventually(lambda: first.inner_steps > before + 20, "it trains on")
 
 
 def test_private_state_that_is_not_registered() -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
-from ftlib import ConfigError, ElasticSampler, FTLib, Status
+from ftlib import ConfigError, ElasticSampler, FTLib, FTLibError, Status
 from ftlib.core.plane.plane import Plane
+from ftlib.recovery.layout import requests
+from ftlib.recovery.layout.requests import Failures
 from ftlib.recovery.whole_state import Transfer
 from ftlib.state.registry import Registered
 from tests.harness.basics import TIMEOUT, eventually
@@ -195,7 +199,10 @@ def test_what_cannot_be_transferred_is_refused_though_nobody_else_is_there() -> 
         ("wait", RuntimeError("it is closed"), "RuntimeError: it is closed"),
     ],
 )
-def test_a_state_that_cannot_be_transferred_any_more_ends_the_joiner_alone(recovery: str, value: object, text: str) -> None:
+def test_a_state_that_cannot_be_transferred_any_more_ends_the_joiner_alone(
+    monkeypatch: pytest.MonkeyPatch, recovery: str, value: object, text: str
+) -> None:
+    monkeypatch.setattr(requests, "_PASSING", 0.6)
     with founders(1, recovery=recovery) as crew:
         [alone] = crew.members
         model, best = nn.Linear(2, 1), Best()
@@ -213,6 +220,54 @@ def test_a_state_that_cannot_be_transferred_any_more_ends_the_joiner_alone(recov
         eventually(lambda: alone.size == 1, "it goes on by itself")
         alone.close()
         thread.join()
+
+
+@pytest.mark.parametrize(
+    "want",
+    [OSError(errno.EMFILE, "Too many open files"), RuntimeError("can't start new thread"), MemoryError("no room")],
+    ids=["descriptors", "threads", "memory"],
+)
+def test_a_donor_that_is_short_of_something_for_a_moment_gives_its_state_later(want: Exception) -> None:
+    with founders(1, recovery="wait") as crew:
+        [alone] = crew.members
+        model, best = nn.Linear(2, 1), Short(want)
+        alone.register_state(model=model, extra=best)
+        best.left = 2
+        thread = training(alone, model)
+        joiner = crew.init()
+        other, got = nn.Linear(2, 1), Best()
+        joiner.register_state(model=other, extra=got)
+        assert average(joiner, other)
+        assert (best.left, got.value) == (0, "here")
+        joiner.close()
+        alone.close()
+        thread.join()
+
+
+class Short(Best):
+    """Its state cannot be had a few times."""
+
+    def __init__(self, want: Exception) -> None:
+        super().__init__()
+        self.value, self.want, self.left = "here", want, 0
+
+    def state_dict(self) -> dict[str, object]:
+        if self.left:
+            self.left -= 1
+            raise self.want
+        return super().state_dict()
+
+
+def test_what_a_state_lacks_for_long_is_no_passing_shortage() -> None:
+    threads = SimpleNamespace(now=lambda: now, lock=threading.Lock)
+    failures, now, torn = Failures(threads), 0.0, RuntimeError("it is\nclosed")  # type: ignore[arg-type]
+    for passes in (0.0, 2.9, 100.0, 102.9):
+        now = passes
+        assert failures.refusal(torn) is None
+    now = 103.0
+    assert "RuntimeError: it is closed" in str(failures.refusal(torn))
+    assert failures.refusal(MemoryError()) is None and failures.refusal(FTLibError()) is None
+    assert failures.refusal(ZeroDivisionError()) and Failures(threads).refusal(ConfigError("no"))  # type: ignore[arg-type]
 
 
 def test_a_model_without_shapes_is_refused_with_a_remedy() -> None:
