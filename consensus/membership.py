@@ -42,8 +42,6 @@ _START_TIMEOUT = 10.0
 _STOP_TIMEOUT = 5.0
 _STATUS_TIMEOUT = 1.0
 _FIND_TIMEOUT = 1.5
-_RENEW_TIMEOUT = 0.5
-"""Seconds for a look at the file with the secrets."""
 _MET = 16
 """The next lifetime asks so many members of the view to let it in: one that lives suffices, and names the others."""
 _OWN_PATHS = ("/message", "/tether", "/identity", "/status", "/metrics")
@@ -79,7 +77,6 @@ class Membership(Consensus):
         self._pair: SocketPair | None = None
         self._ring: KeyRing | None = None
         """The secrets that ``dial`` signs with."""
-        self._renewing: threading.Thread | None = None
         self._accepted: dict[str, _Acceptance] = {}
         self._watchers = Watchers()
         self._elsewhere = elsewhere
@@ -323,8 +320,11 @@ class Membership(Consensus):
             raise ConsensusError("dial waits for the network and cannot be called from a callback of the agent")
         if member.id == self._id:
             raise DialError(f"{member} is this member itself: there is no stream to oneself")
-        if self._ring is not None and not self._renewed(self._ring, within := min(timeout, _RENEW_TIMEOUT)):
-            timeout -= within
+        if self._ring is not None:
+            began = time.monotonic()
+            if (line := self._ring.follow(timeout)) is not None:
+                _LOG.info("%s", line)
+            timeout -= time.monotonic() - began
         return dial(member, path, self.member, self._config.job, self._ring, timeout)
 
     def watch(self, callback: Callable[[Member, str], None]) -> Callable[[], None]:
@@ -351,16 +351,6 @@ class Membership(Consensus):
         if self._host is None or not self._host.running:
             raise ConsensusError("the agent does not run: call start first" if self._host is None else "the agent has stopped")
         return self._host
-
-    def _renewed(self, ring: KeyRing, within: float) -> bool:
-        """Whether it follows its file by now. A file system may hang: then the keys stay as they are."""
-        renewing = self._renewing
-        if renewing is None or not renewing.is_alive():
-            renewing = threading.Thread(target=_follow, args=(ring,), name="ftlib-keys", daemon=True)
-            renewing.start()
-            self._renewing = renewing
-        renewing.join(within)
-        return not renewing.is_alive()
 
     def _tell(self, report: Report) -> None:
         """Hand ``report`` to the agent; after ``stop`` it is dropped, as the messages of a dead member are."""
@@ -416,11 +406,6 @@ class _Acceptance:
 def _require_path(path: str) -> None:
     if not path.startswith("/") or path in _OWN_PATHS or "?" in path:
         raise ConfigError(f"path {path!r} cannot be served: give one that starts with / and is none of {_OWN_PATHS}")
-
-
-def _follow(ring: KeyRing) -> None:
-    if (line := ring.renew()) is not None:
-        _LOG.info("%s", line)
 
 
 def _facts(meta: Mapping[str, str]) -> Facts:

@@ -1,7 +1,7 @@
 """The key ring: the secrets that members share, and the keys derived from them.
 
 The first key seals, all of them open. So keys rotate without a stop: add the new one as the last everywhere, then promote it
-everywhere, then drop the old one. A ring from a file follows the file (``renew``); an unusable file leaves the ring unchanged.
+everywhere, then drop the old one. A ring from a file follows the file (``follow``); an unusable file leaves the ring unchanged.
 
 Every key used on the wire is derived by HKDF (RFC 5869) for one purpose; a secret's *id*, four derived bytes, says which
 secret was used. Secrets appear in no text that this module makes.
@@ -13,6 +13,7 @@ import hashlib
 import hmac
 import os
 import stat
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,6 +30,8 @@ MOST_KEYS = 16
 """The most keys in a ring."""
 _MAX_FILE = 1 << 16
 _LABEL = b"ftlib 1 "
+_PATIENCE = 0.5
+"""Seconds to wait for a look at the file: a file system may hang, for minutes or for good."""
 
 _Stamp = tuple[int, int, int, int]
 
@@ -69,6 +72,11 @@ class KeyRing:
         self._path = Path(path) if path else None
         self._stamp: _Stamp | None = None
         self._complained: object = None
+        self._lock = threading.Lock()
+        """Guards ``_looking`` and ``_line``."""
+        self._looking: threading.Thread | None = None
+        self._line: str | None = None
+        """What a look had to say that nobody has heard yet."""
         if self._path is not None:
             secrets, self._stamp = read_secrets(self._path)
         self._fill(secrets)
@@ -96,8 +104,38 @@ class KeyRing:
         shown = mac.encode(errors="replace")
         return next((key for key in self.keys if hmac.compare_digest(shown, key.vouch(purpose, *facts).encode())), None)
 
+    def follow(self, within: float = _PATIENCE) -> str | None:
+        """As ``renew``, which may hang: waits for it half a second at most, and not longer than ``within``. Any thread.
+
+        Where it takes longer, or no thread can be started for it, the keys stay as they are; one look is made at a time.
+        """
+        if self._path is None:
+            return None
+        with self._lock:
+            looking = self._looking
+            if looking is None or not looking.is_alive():
+                looking = threading.Thread(target=self._look, name="ftlib-keys", daemon=True)
+                try:
+                    looking.start()
+                except RuntimeError:
+                    return None
+                self._looking = looking
+        looking.join(min(within, _PATIENCE))
+        with self._lock:
+            line, self._line = self._line, None
+        return line
+
+    def _look(self) -> None:
+        line = self.renew()
+        if line is not None:
+            with self._lock:
+                self._line = line
+
     def renew(self) -> str | None:
-        """Follow the file. Returns a line for the log if the ring changed or cannot follow (once per reason), else None."""
+        """Follow the file. Returns a line for the log if the ring changed or cannot follow (once per reason), else None.
+
+        Blocks for as long as its file system does.
+        """
         if self._path is None:
             return None
         try:

@@ -517,7 +517,7 @@ class Lifetime:
         settings, ring = self._means.settings, self._means.ring
         if not settings.supervisor:
             return
-        if ring is not None and (line := ring.renew()) is not None:
+        if ring is not None and (line := ring.follow()) is not None:
             logger.info("%s", line)
         member = self.consensus.member
         announce(

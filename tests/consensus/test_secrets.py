@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import queue
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +19,8 @@ import pytest
 
 from consensus import ConfigError, JoinError, KeyRing, SecretError, Stream, get
 from tests.harness.basics import TIMEOUT, eventually
+from tests.harness.fifo import hanging_for
+from tests.harness.threads import no_threads
 
 from .fake_core import rig, until
 from .group import address, agree, begin, members
@@ -200,6 +205,33 @@ class TestFiles:
         assert line is not None
         assert OTHER not in line
         assert ring.first.id != first
+
+    def test_a_ring_waits_a_moment_for_a_file_that_hangs_and_follows_it_later(self, tmp_path: Path) -> None:
+        path = tmp_path / "secret"
+        ring = KeyRing((), secret_file(path, SECRET))
+        with hanging_for(path):
+            for within in (TIMEOUT, math.inf, 0.0):
+                began = time.monotonic()
+                assert ring.follow(within) is None
+                assert time.monotonic() - began < TIMEOUT / 4
+            looks = [thread for thread in threading.enumerate() if thread.name == "ftlib-keys"]
+            assert len(looks) == 1, "one at a time"
+        looks[0].join(TIMEOUT)
+        secret_file(path, OTHER, SECRET)
+        lines: list[str | None] = []
+        eventually(lambda: lines.append(ring.follow()) or len(ring.keys) == 2, "it follows")
+        assert any(line is not None and "the key ring has changed" in line for line in [*lines, ring.follow()])
+
+    def test_a_stream_without_a_thread_for_the_file(self, tmp_path: Path) -> None:
+        path = tmp_path / "secret"
+        with members(2, secret_file=secret_file(path, SECRET)) as group:
+            agree(group, 2)
+            arrived: queue.Queue[Stream] = queue.Queue()
+            group[1].accept("/stream", arrived.put)
+            with no_threads("ftlib-keys") as refused:
+                stream = group[0].dial(group[1].member, "/stream", timeout=TIMEOUT)
+            with stream.socket, arrived.get(timeout=TIMEOUT).socket:
+                assert refused
 
     @pytest.mark.parametrize("mode", [0o400, 0o440, 0o640])
     def test_its_group_may_read_it(self, tmp_path: Path, mode: int) -> None:

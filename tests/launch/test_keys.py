@@ -9,8 +9,10 @@ import pwd
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -18,9 +20,11 @@ from consensus import Config, Gossip, KeyRing, format_address
 from ftlib.cli.main import main
 from ftlib.cli.status import fetch_status
 from ftlib.errors import ConfigError, FTLibError
+from ftlib.launch.agent.fences import Fences
 from ftlib.launch.processes.credentials import Credentials, drawn_files, drawn_rings, new_secret, ring_of_user
 from ftlib.launch.processes.places import remove_lost
 from tests.harness.basics import TIMEOUT
+from tests.harness.fifo import hanging_for
 
 from .helpers import LIMIT, ROOT, running, script
 
@@ -173,6 +177,22 @@ class TestCredentials:
         ring = ring_of_user({"FTLIB_SECRET": "another secret, long enough"})
         assert ring is not None
         assert ring.first.id == KeyRing(["another secret, long enough"]).first.id
+
+    async def test_a_file_that_hangs_keeps_no_launcher_from_its_work(self, tmp_path: Path) -> None:
+        path = tmp_path / "secret"
+        path.touch(0o600)
+        path.write_text(SECRET)
+        credentials = Credentials("j", {"FTLIB_SECRET_FILE": str(path)})
+        fences = Fences("j", ((), path), "127.0.0.1", *[Mock()] * 4)
+        try:
+            assert fences.ring.first.id == credentials.ring.first.id
+            began = time.monotonic()
+            with hanging_for(path):
+                assert fences.ring.first.id == credentials.ring.first.id
+                assert time.monotonic() - began < 30.0
+        finally:
+            fences._loop.remove_reader(fences._listener.fileno())
+            fences._listener.close()
 
     def test_a_drawn_secret_is_kept_as_long_as_the_run(self, own_place: Path) -> None:
         credentials = Credentials("j", {})

@@ -61,7 +61,7 @@ class Fences:
             from consensus import KeyRing  # noqa: PLC0415 - brings cryptography
 
             self._ring = KeyRing(*self._keys)
-        self._ring.renew()
+        self._ring.follow()
         return self._ring
 
     async def fence(self, pid: int, member: str, reason: str, by: str) -> tuple[Fate, float]:

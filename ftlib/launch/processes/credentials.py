@@ -95,7 +95,7 @@ class Credentials:
     @property
     def ring(self) -> KeyRing:
         """The keys, as they are now."""
-        self._ring.renew()
+        self._ring.follow()
         return self._ring
 
     @contextlib.contextmanager

@@ -118,7 +118,7 @@ def request(
     ring: KeyRing | None, member: Member, path: str, query: Mapping[str, Any], go_on: GoOn, timeout: float = SILENCE
 ) -> Iterator[Answer]:
     """The answer of ``member``, to be read. Raises Later, Refused; FetchError for all connection errors, also during reads."""
-    if ring is not None and (line := ring.renew()) is not None:
+    if ring is not None and (line := ring.follow()) is not None:
         logger.info("%s", line)
     target = f"{path}?{urlencode(query)}"
     try:

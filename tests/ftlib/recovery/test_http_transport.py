@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,7 +24,9 @@ from ftlib.recovery.joiner.limits import RateLimit
 from ftlib.recovery.layout.flat_state import FlatState
 from ftlib.recovery.layout.manifest import split
 from ftlib.recovery.layout.shards import BLOCK, Shard, cut, digest_of
+from tests.harness.basics import free_ports
 from tests.harness.company import in_thread
+from tests.harness.fifo import hanging_for
 from tests.harness.relay import Relay
 
 from .holders import ORIGIN, TIMEOUT, VERSION, Holder, HolderProcess, Model, holders, somebody, whole
@@ -195,6 +198,17 @@ class TestStripes:
         shard = joiner.all_of(holder)
         with pytest.raises(ValueError, match="no block"):
             joiner.transport.shard(holder.member, shard, joiner.flat, 5, joiner.count, always)
+
+
+def test_a_file_with_secrets_that_hangs_holds_up_no_request(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    path.touch(0o600)
+    path.write_text(SECRET)
+    ring, began = KeyRing((), path), time.monotonic()
+    member = Member("a" * 16, "127.0.0.1", free_ports(1)[0])
+    with hanging_for(path), pytest.raises(FetchError), fetch.request(ring, member, "/recovery", {}, never):
+        pass
+    assert time.monotonic() - began < 30.0
 
 
 @pytest.mark.soak
