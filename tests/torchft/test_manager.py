@@ -97,10 +97,13 @@ def test_a_gradient_that_one_replica_has_kept_is_averaged(view: bool) -> None:
     """One that joined has none: else momentum would move the parameter at the others alone."""
     managers = [manager(2) for _ in range(2)]
     models = [Branches() for _ in managers]
+    # They end with the test: torch's process group waits for its threads as it ends, holding the lock that these may wait for.
+    wrappers = [
+        DistributedDataParallel(each, model, gradient_as_bucket_view=view) for each, model in zip(managers, models, strict=True)
+    ]
 
     def run(number: int) -> list[Any]:
-        each, model = managers[number], models[number]
-        wrapped = DistributedDataParallel(each, model, gradient_as_bucket_view=view)
+        each, model, wrapped = managers[number], models[number], wrappers[number]
         optimizer = OptimizerWrapper(each, torch.optim.SGD(model.parameters(), lr=1.0))
         found = []
         for _ in range(3):
