@@ -20,6 +20,7 @@ from consensus import ConfigError as ConsensusConfigError
 
 from .checkpoints.depot import Depot
 from .checkpoints.keeper import Keeper
+from .checkpoints.names import ShardOf
 from .checkpoints.places import depot_of, fault_of
 from .checkpoints.resume import Loaded
 from .common.counters import State
@@ -83,7 +84,7 @@ class FTLib(Calls):
         lives = Succession(Lifetime(means, consensus), call_lock, rejoin=settings.rejoin)
         layouts = Layouts(framework, int(settings.bucket_mb * 2**20))
         super().__init__(lives, call_lock, layouts, means.listeners, veto=settings.nonfinite == VETO, faults=faults)
-        self._keeper = Keeper(settings.keep, settings.step_timeout)
+        self._keeper = Keeper(settings.keep, settings.step_timeout, ShardOf(settings.shard, settings.shards))
         self._kept = False
         """Whether the last checkpoint was begun, of a worker that leaves though nobody else has the state."""
         ask = functools.partial(self._ask_awaited, ring) if settings.supervisor else None

@@ -14,7 +14,7 @@ from consensus import CarefulLogger
 from ..common.host_copies import host_copies
 from ..state.codec import flatten, restore
 from .manifest import FILE, OF_ONE, CheckpointManifest, File, TornError
-from .names import Name, complete
+from .names import Name, ShardOf, complete
 
 logger = CarefulLogger("ftlib")
 
@@ -29,14 +29,15 @@ class Taken:
     state: object
     copies: dict[str, torch.Tensor]
     run: str = ""
-    """See ``CheckpointManifest``."""
+    """See ``CheckpointManifest``; so is ``shard``."""
+    shard: ShardOf | None = None
 
     @classmethod
-    def of(cls, tree: object, name: Name, size: int, run: str = "") -> Taken:
+    def of(cls, tree: object, name: Name, size: int, run: str = "", shard: ShardOf | None = None) -> Taken:
         """Copy all tensors of ``tree``, waiting once for each device. ConfigError names the path of what cannot be kept."""
         state, originals = flatten(tree)
         copies = dict(zip(originals, host_copies(originals.values()), strict=True))
-        return cls(name, size, state, copies, run)
+        return cls(name, size, state, copies, run, shard)
 
     def write(self, directory: Path) -> int:
         """Write to a new ``directory``, synced to the disk; returns its bytes. Raises OSError, or RuntimeError from torch."""
@@ -47,7 +48,8 @@ class Taken:
             tensors.write(directory, self.copies)
         files = {path.name: File.of(path) for path in sorted(directory.iterdir())}
         step, epoch = self.name
-        manifest = CheckpointManifest(step, epoch, self.size, tuple(self.copies), self.state, files, run=self.run)
+        names = tuple(self.copies)
+        manifest = CheckpointManifest(step, epoch, self.size, names, self.state, files, run=self.run, shard=self.shard)
         manifest.write(directory)
         _sync(directory)
         return manifest.nbytes + (directory / FILE).stat().st_size

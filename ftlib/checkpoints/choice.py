@@ -26,7 +26,7 @@ from ..recovery.layout.requests import POLL, Body, pieces
 from .checkpoint import Found
 from .depot import Depot
 from .manifest import OF_ONE, TornError
-from .names import Name
+from .names import Name, ShardOf
 
 _RETRY = 0.5
 """Seconds to wait for a view change if the process of shard 0 does not answer."""
@@ -82,18 +82,19 @@ class Chooser:
 
     PATH = "/resumption-choice"
 
-    def __init__(self, plane: Plane, ring: KeyRing | None, patience: float, shard: int, shards: int) -> None:
-        """``patience``: seconds to wait for a process that does not call ``load``. This one has ``shard`` of ``shards``."""
+    def __init__(self, plane: Plane, ring: KeyRing | None, patience: float, own: ShardOf) -> None:
+        """``patience``: seconds to wait for a process that does not call ``load``. ``own``: the shard of this one."""
         self._plane = plane
         self._ring = ring
         self._patience = patience
-        self._shard, self._shards = shard, shards
+        self._own = own
+        self._shard, self._shards = own
         # Guarded by the plane's lock:
         self._round = 0
         self._choice: Choice | None = None
         """Of that round."""
-        self._place: Depot | None = None
-        """What it is from."""
+        self._wanted: tuple[Depot, Name | None] | None = None
+        """What it is from: a place, or one checkpoint in each shard's folder there."""
         self._heard: set[int] = set()
         """Shards whose processes have asked in that round."""
         self._listing = False
@@ -106,14 +107,14 @@ class Chooser:
             self._begun = name
             self._plane.changed.notify_all()
 
-    def read(self, session: Session, place: Depot, number: int) -> Found | None:
+    def read(self, session: Session, place: Depot, number: int, only: Name | None = None) -> Found | None:
         """This shard's part of what all shards begin from, in the round ``number`` of loads; None if there is nothing.
 
-        Raises ViewChangedError; ConfigError if another shard's process does not call this; TornError, OSError.
+        ``only``: the one that they begin from, instead of the newest. Raises ViewChangedError; ConfigError if another shard's process does not call this; TornError, OSError.
         """
         place.check(self._shards)
         if self._shard == 0:
-            return self._propose(session, place, number)
+            return self._propose(session, place, number, only)
         found: Found | None = None
         said: dict[str, str] = {}
         for name, settled, torn in self._proposals(session, number, said):
@@ -123,7 +124,9 @@ class Chooser:
             if found is None or found.name != name:
                 said.clear()
                 try:
-                    found, run = _read(place, name, self._shard, self._shards)
+                    if only not in (None, name):
+                        raise TornError(f"shard {self._shard}: its program names {only}")
+                    found, run = _read(place, name, self._own)
                     said.update(intact=str(name), run=run)
                 except TornError as error:
                     if settled:
@@ -166,17 +169,17 @@ class Chooser:
                 yield found
                 deadline = plane.threads.now() + self._patience
 
-    def _propose(self, session: Session, place: Depot, number: int) -> Found | None:
+    def _propose(self, session: Session, place: Depot, number: int, only: Name | None) -> Found | None:
         """As ``read``, at the process of shard 0."""
         plane = self._plane
-        choice = self._begin(place, number)
+        choice = self._begin(place, number, only)
         found: Found | None = None
         agreed = False
         try:
             while (name := choice.name) is not None:
                 if found is None or found.name != name:
                     try:
-                        found, run = _read(place, name, self._shard, self._shards)
+                        found, run = _read(place, name, self._own)
                     except TornError as error:
                         if choice.settled:
                             raise
@@ -195,19 +198,20 @@ class Chooser:
             return None
         return _beside(found, choice.torn)
 
-    def _begin(self, place: Depot, number: int) -> Choice:
+    def _begin(self, place: Depot, number: int, only: Name | None) -> Choice:
         """What is chosen from in that round; as it was, if that was settled before a view change."""
         with self._plane.changed:
-            if self._choice is not None and (self._round, self._place) == (number, place):
+            if self._choice is not None and (self._round, self._wanted) == (number, (place, only)):
                 return self._choice
             self._listing = True
         try:
-            choice = Choice(place.whole_names(self._shards), self._shards)
+            names = [name for name in place.whole_names(self._shards) if only in (None, name)]
+            choice = Choice(names, self._shards)
         finally:
             with self._plane.changed:
                 self._listing = False
         with self._plane.changed:
-            self._choice, self._round, self._place = choice, number, place
+            self._choice, self._round, self._wanted = choice, number, (place, only)
             self._heard.clear()
             self._plane.changed.notify_all()
         return choice
@@ -282,7 +286,7 @@ def newest_whole(place: Depot, shards: int) -> list[Found] | None:
         found = []
         for shard in range(shards):
             try:
-                each, run = _read(place, name, shard, shards)
+                each, run = _read(place, name, ShardOf(shard, shards))
             except TornError as error:
                 choice.spoilt(str(name), str(error))
                 break
@@ -300,11 +304,11 @@ def _leaders(session: Session, own_id: str) -> list[Member]:
     return [replica.members[0] for replica in replicas]
 
 
-def _read(place: Depot, name: Name, shard: int, shards: int) -> tuple[Found, str]:
+def _read(place: Depot, name: Name, own: ShardOf) -> tuple[Found, str]:
     """That checkpoint of a shard, and which run wrote it. Raises TornError; OSError if the fault is a more general one."""
-    own = place.of_shard(shard, shards)
+    shard, folder = own.shard, place.of_shard(*own)
     try:
-        found, run = own.below(str(name)).newest(), own.manifest(name).run
+        found, manifest = folder.below(str(name)).newest(), folder.manifest(name)
     except OSError as error:
         if not (isinstance(error, FileNotFoundError) or error.errno in OF_ONE):
             raise
@@ -313,7 +317,9 @@ def _read(place: Depot, name: Name, shard: int, shards: int) -> tuple[Found, str
         raise TornError(f"shard {shard}: {error}") from None
     if found is None:
         raise TornError(f"shard {shard}: it is gone")
-    return found, run
+    if manifest.shard not in (None, own):
+        raise TornError(f"shard {shard}: it is of {manifest.shard}")
+    return found, manifest.run
 
 
 def _beside(found: Found | None, torn: Mapping[str, str]) -> Found:

@@ -18,7 +18,7 @@ from typing import Self
 from ..errors import ConfigError
 from .checkpoint import Found, Taken, newest, publish, remove
 from .manifest import OF_ONE, CheckpointManifest, TornError
-from .names import Name, Part, complete, parts, shard_folder, shards_in, whole_names
+from .names import Name, Part, ShardOf, complete, parts, shard_folder, shards_in, whole_names
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
@@ -92,6 +92,16 @@ class Depot(ABC):
     @abstractmethod
     def below(self, folder: str) -> Self:
         """The place of that name in this one; this one if the name is empty."""
+
+    @property
+    @abstractmethod
+    def parent(self) -> Self:
+        """The place that this one lies in."""
+
+    @property
+    @abstractmethod
+    def shard(self) -> ShardOf | None:
+        """Whose checkpoints lie here, by the name of this place; None if it has no such name."""
 
     def of_shard(self, shard: int, shards: int) -> Self:
         """Where the checkpoints of a shard are; this one if there is one shard."""
@@ -198,6 +208,16 @@ class DirectoryDepot(Depot):
     def below(self, folder: str) -> Self:
         """See ``Depot``."""
         return type(self)(self._path / folder)
+
+    @property
+    def parent(self) -> Self:
+        """See ``Depot``."""
+        return type(self)(self._path.parent)
+
+    @property
+    def shard(self) -> ShardOf | None:
+        """See ``Depot``."""
+        return ShardOf.parse(self._path.name)
 
     def _directory(self, name: Name) -> Path:
         return self._path if self.single == name else self._path / str(name)

@@ -35,7 +35,7 @@ from ..state.registry import Registered
 from .checkpoint import Taken
 from .depot import Depot
 from .manifest import TornError
-from .names import Name, Part
+from .names import ALONE, Name, Part, ShardOf
 from .retention import Stay, Whole
 
 logger = CarefulLogger("ftlib")
@@ -65,9 +65,12 @@ class _Foreign(Exception):
 class Keeper:
     """Writes the checkpoints of one process, in all its lifetimes."""
 
-    def __init__(self, keep: int, timeout: float) -> None:
-        """``keep``: complete checkpoints that stay in a directory. ``timeout``: seconds to wait for one at most."""
+    def __init__(self, keep: int, timeout: float, shard: ShardOf = ALONE) -> None:
+        """``keep``: complete checkpoints that stay in a directory. ``timeout``: seconds to wait for one at most. ``shard``:
+        whose state this process has.
+        """
         self._keep = keep
+        self._shard = shard
         self._timeout = timeout
         self._writing: _Writing | None = None
         """The newest one."""
@@ -115,7 +118,7 @@ class Keeper:
                 logger.info(text, step, extra=plane.about("checkpoint_skipped", stage="LATE"))
                 return
             writing = _Writing(plane, session, number, depot, name, Stay(self._keep, whole), self._begun)
-            if writing.start(tree):
+            if writing.start(tree, self._shard):
                 self._writing = writing
 
     def save_again(self, plane: Plane, registered: Registered) -> None:
@@ -202,10 +205,10 @@ class _Writing:
     def __str__(self) -> str:
         return f"the checkpoint of step {self._name.step}"
 
-    def start(self, tree: object) -> bool:
-        """Copy ``tree``, and write the copy beside the training. False if that cannot be done, which is logged and counted."""
+    def start(self, tree: object, shard: ShardOf) -> bool:
+        """Copy ``tree``, of ``shard``, and write the copy beside the training. False if that cannot be done, which is logged and counted."""
         try:
-            self._taken = Taken.of(tree, self._name, self._size, self._job_run)
+            self._taken = Taken.of(tree, self._name, self._size, self._job_run, shard)
             self._plane.saves.begin()
             self._told = True
             self._plane.threads.thread(self._run, "ftlib-checkpoint").start()

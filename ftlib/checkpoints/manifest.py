@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
+from .names import ShardOf
 
 FILE = "manifest.json"
 LIMIT = 256 << 20
@@ -81,6 +82,8 @@ class CheckpointManifest:
     """Where the other files are, beside the manifest; empty: in the same directory."""
     run: str = ""
     """Which founding of a job has written it: equal at all its members, joiners included. Empty: of an older release."""
+    shard: ShardOf | None = None
+    """Whose state it is. None: of an older release."""
 
     def within(self, folder: str) -> CheckpointManifest:
         """As this, with its files in another folder."""
@@ -102,7 +105,7 @@ class CheckpointManifest:
             "files": {name: [file.size, file.digest] for name, file in self.files.items()},
             "state": _plain(self.state),
         }
-        body |= {key: value for key, value in (("folder", self.folder), ("run", self.run)) if value}
+        body |= {key: value for key, value in (("folder", self.folder), ("run", self.run), ("shard", self.shard)) if value}
         data = json.dumps({**body, "digest": _digest(body)}, indent=1, allow_nan=False).encode("ascii")
         if len(data) > LIMIT:
             raise ConfigError(
@@ -142,8 +145,8 @@ class CheckpointManifest:
             folder = body.get("folder", "")
             if any("/" in name or name == ".." for name in (*files, folder)):
                 raise TornError(f"{FILE} names files that are elsewhere")
-            run = str(body.get("run", ""))
-            return cls(body["step"], body["epoch"], body["size"], tensors, _special(body["state"]), files, folder, run)
+            run, shard = str(body.get("run", "")), ShardOf(*map(int, body["shard"])) if "shard" in body else None
+            return cls(body["step"], body["epoch"], body["size"], tensors, _special(body["state"]), files, folder, run, shard)
         except TornError:
             raise
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

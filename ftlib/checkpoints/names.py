@@ -40,6 +40,30 @@ class Name(NamedTuple):
         return None if match is None else cls(int(match[1]), int(match[2]))
 
 
+class ShardOf(NamedTuple):
+    """Which shard a process has, of how many."""
+
+    shard: int
+    shards: int
+
+    def __str__(self) -> str:
+        return f"shard {self.shard} of {self.shards}"
+
+    @property
+    def folder(self) -> str:
+        """The name of the folder with its checkpoints, in the job's place; empty if there is one shard."""
+        return "" if self.shards == 1 else f"shard-{self.shard}-of-{self.shards}"
+
+    @classmethod
+    def parse(cls, text: str) -> ShardOf | None:
+        """The inverse of ``folder``; None for anything else."""
+        match = _SHARD.fullmatch(text)
+        return None if match is None else cls(int(match[1]), int(match[2]))
+
+
+ALONE = ShardOf(0, 1)
+
+
 class Part(NamedTuple):
     """The name of a checkpoint that is not complete, and may never be."""
 
@@ -72,19 +96,13 @@ def parts(path: Path) -> list[Part]:
 
 
 def shard_folder(shard: int, shards: int) -> str:
-    """The name of the folder with the checkpoints of a shard, in the job's place; empty if there is one shard."""
-    return "" if shards == 1 else f"shard-{shard}-of-{shards}"
-
-
-def shard_number(text: str) -> int | None:
-    """How many shards there are, by the name of a folder of one of them; None for anything else."""
-    match = _SHARD.fullmatch(text)
-    return None if match is None else int(match[2])
+    """See ``ShardOf.folder``."""
+    return ShardOf(shard, shards).folder
 
 
 def shards_in(path: Path) -> set[int]:
     """Numbers of shards for which there are complete checkpoints in ``path``; several if jobs of different ones wrote there."""
-    found = {number for text in _entries(path) if (number := shard_number(text)) is not None and complete(path / text)}
+    found = {own.shards for text in _entries(path) if (own := ShardOf.parse(text)) is not None and complete(path / text)}
     return found | ({1} if complete(path) else set())
 
 

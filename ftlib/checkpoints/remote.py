@@ -31,7 +31,7 @@ from ..errors import ConfigError
 from .checkpoint import Found, Taken, read
 from .depot import Depot, damage
 from .manifest import FILE, CheckpointManifest, TornError
-from .names import Name, Part, shard_number
+from .names import ALONE, Name, Part, ShardOf
 
 logger = CarefulLogger("ftlib")
 
@@ -163,7 +163,7 @@ class RemoteDepot(Depot):
     def manifest(self, name: Name) -> CheckpointManifest:
         """See ``Depot``."""
         if self.single == name:
-            return self._parent().manifest(name)
+            return self.parent.manifest(name)
         try:
             packed = self._system.cat_file(self._path(name, FILE))
         except FileNotFoundError:
@@ -174,7 +174,7 @@ class RemoteDepot(Depot):
         """See ``Depot``."""
         own = self.single
         if own is not None:
-            return Found(self._url, own, self._parent().tree(own))
+            return Found(self._url, own, self.parent.tree(own))
         torn: dict[Name, str] = {}
         while names := [name for name in self.complete() if name not in torn]:
             name = names[0]
@@ -201,7 +201,7 @@ class RemoteDepot(Depot):
     def opened(self, name: Name) -> Iterator[Path]:
         """See ``Depot``: fetched into this host's temporary directory. Raises TornError if something is missing."""
         if self.single == name:
-            with self._parent().opened(name) as directory:
+            with self.parent.opened(name) as directory:
                 yield directory
             return
         with _temporary() as local:
@@ -229,22 +229,29 @@ class RemoteDepot(Depot):
         found = set()
         for path in self._paths():
             folder, _, below = path.rpartition("/")[0].rpartition("/")
-            number = 1 if not folder else shard_number(folder)
-            if number is not None and Name.parse(below) is not None and posixpath.basename(path) == FILE:
-                found.add(number)
+            own = ShardOf.parse(folder) if folder else ALONE
+            if own is not None and Name.parse(below) is not None and posixpath.basename(path) == FILE:
+                found.add(own.shards)
         return found
 
     def below(self, folder: str) -> Self:
         """See ``Depot``."""
         return type(self)(f"{self._url}/{folder}", self._system, f"{self.root}/{folder}") if folder else self
 
+    @property
+    def parent(self) -> Self:
+        """See ``Depot``."""
+        return type(self)(posixpath.dirname(self._url), self._system, posixpath.dirname(self.root))
+
+    @property
+    def shard(self) -> ShardOf | None:
+        """See ``Depot``."""
+        return ShardOf.parse(posixpath.basename(self.root))
+
     # --- inside --------------------------------------------------------------------------------------------------------
 
     def _path(self, name: Name, *below: str) -> str:
         return posixpath.join(self.root, str(name), *below)
-
-    def _parent(self) -> Self:
-        return type(self)(posixpath.dirname(self._url), self._system, posixpath.dirname(self.root))
 
     def _completed(self, part: Part) -> bool:
         """Whether a manifest names what was written there; it may have arrived although its writer was told of an error."""

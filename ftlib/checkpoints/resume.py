@@ -35,7 +35,7 @@ from .checkpoint import Found
 from .choice import Chooser, ViewChangedError
 from .depot import Depot, is_url
 from .manifest import TornError
-from .names import Name
+from .names import Name, ShardOf
 
 logger = CarefulLogger("ftlib")
 
@@ -55,12 +55,13 @@ class Resumption(Observer):
     """Reader and receiver of a checkpoint at one member, in one lifetime."""
 
     def __init__(
-        self, plane: Plane, transfer: Transfer, patience: float, observers: Observers, chooser: Chooser, shards: int
+        self, plane: Plane, transfer: Transfer, patience: float, observers: Observers, chooser: Chooser, own: ShardOf
     ) -> None:
         """``patience``: seconds without progress after which a worker stops waiting for others. ``observers``: of this
-        member's calls. ``chooser``: agrees with the other processes of its replica, if that has several ``shards``.
+        member's calls. ``chooser``: agrees with the other processes of its replica, if that has several. ``own``: the shard of
+        this process.
         """
-        self._chooser, self._shards = chooser, shards
+        self._chooser, self._own = chooser, own
         self._observers = observers
         self._plane = plane
         self._transfer = transfer
@@ -188,11 +189,7 @@ class Resumption(Observer):
     def _read(self, session: Session, path: Depot) -> Found | None:
         plane = self._plane
         try:
-            if self._shards == 1 or path.single is not None:
-                path.check(self._shards)
-                found = path.newest()
-            else:
-                found = self._chooser.read(session, path, self._rounds)
+            found = self._found(session, path)
         except TornError as error:
             raise ConfigError(f"load: no checkpoint in {path} is intact ({error}): give another directory") from None
         except OSError as error:
@@ -204,10 +201,28 @@ class Resumption(Observer):
             extra = plane.about("checkpoint_torn")
             logger.warning("a checkpoint in %s is damaged, and an older one is taken: %s", path, torn, extra=extra)
         if found is None:
-            what = "complete checkpoint" if self._shards == 1 else "step of which all shards have a complete checkpoint"
+            alone = self._own.shards == 1
+            what = "complete checkpoint" if alone else "step of which all shards have a complete checkpoint"
             extra = plane.about("no_checkpoint")
             logger.warning("there is no %s in %s: the job starts from scratch", what, path, extra=extra)
         return found
+
+    def _found(self, session: Session, path: Depot) -> Found | None:
+        """What to begin from; None if there is nothing. Raises TornError, OSError; ConfigError if it is not this shard's."""
+        named, alone = path.single, self._own.shards == 1
+        if named is None and alone:
+            path.check(1)
+            return path.newest()
+        if named is None:
+            return self._chooser.read(session, path, self._rounds)
+        place = path.parent
+        if not alone and place.shard is None and named not in place.complete():  # each has its own, in its shard's folder
+            return self._chooser.read(session, place, self._rounds, named)
+        if named in place.complete() and (theirs := path.manifest(named).shard or place.shard) not in (None, self._own):
+            another = place.shard is not None and theirs.shards == self._own.shards
+            remedy = f"name {place.parent.at(named)}, and each process takes its own" if another else "give another one"
+            raise ConfigError(f"load: {path} is of {theirs}, and this process has {self._own}: {remedy}")
+        return path.newest()
 
     def _take(self, session: Session, found: Found | None, registered: Registered) -> bool:
         """Begin with the checkpoint ``found``, and offer it to the others; False if the session ended meanwhile."""

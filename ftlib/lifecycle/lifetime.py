@@ -22,6 +22,7 @@ from consensus import CarefulLogger, Consensus, ConsensusError, KeyRing, LeftErr
 from consensus import ConfigError as ConsensusConfigError
 
 from ..checkpoints.choice import Chooser
+from ..checkpoints.names import ShardOf
 from ..checkpoints.resume import PATH as RESUMPTION
 from ..checkpoints.resume import Resumption
 from ..common.device_waits import drop_held
@@ -146,8 +147,9 @@ class Lifetime:
         )
         registered = self.transfer.what
         self._border = Border(plane, self.transfer, settings.step_timeout, beside=settings.shards == 1)
-        self._chooser = Chooser(plane, means.ring, config.join_timeout, settings.shard, settings.shards)
-        self.resumption = Resumption(plane, self.transfer, config.join_timeout, observers, self._chooser, settings.shards)
+        own = ShardOf(settings.shard, settings.shards)
+        self._chooser = Chooser(plane, means.ring, config.join_timeout, own)
+        self.resumption = Resumption(plane, self.transfer, config.join_timeout, observers, self._chooser, own)
         allocate = means.framework.allocate
         copies = allocate if settings.recovery_transport == "group" else room  # what goes by HTTP needs no special memory
         self.donor = Donor(plane, registered, layouts, observers, allocate, copies)

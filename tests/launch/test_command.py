@@ -174,6 +174,9 @@ class TestResumeRequired:
             StartPlan(**wanted)
         (tmp_path / "shard-1-of-2" / "step-000000000400-epoch-00000001").mkdir()
         assert StartPlan(**wanted)
+        assert StartPlan(**{**wanted, "resume": tmp_path / "step-000000000400-epoch-00000001"})
+        with pytest.raises(ConfigError, match="no complete checkpoint in"):
+            StartPlan(**{**wanted, "resume": tmp_path / "step-000000000300-epoch-00000001"})
 
     def test_alone_it_is_an_error(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)

@@ -155,9 +155,12 @@ class StartPlan:
     def _can_resume(self, path: Path) -> bool:
         """Whether there is a checkpoint at ``path`` or in it, of all shards."""
         try:
-            if self.shards > 1:
-                return bool(whole_names(of_shards(path, self.shards)))
-            return (Name.parse(path.name) is not None and path.is_dir()) or bool(complete(path))
+            if (named := Name.parse(path.name)) is not None and path.is_dir():
+                return True
+            if self.shards == 1:
+                return bool(complete(path))
+            whole = whole_names(of_shards(path if named is None else path.parent, self.shards))
+            return bool(whole) if named is None else named in whole
         except OSError as error:
             raise ConfigError(f"--resume {path}: {error.strerror}: give a directory that can be read") from None
 

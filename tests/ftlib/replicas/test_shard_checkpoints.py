@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import shutil
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 
 from ftlib import ConfigError, FTLib
 from ftlib.checkpoints.choice import Choice
+from ftlib.checkpoints.manifest import CheckpointManifest
 from ftlib.checkpoints.names import Name, of_shards, shard_folder, shards_in, whole_names
 from ftlib.checkpoints.retention import Stay
 from tests.ftlib.crews.saving import Trainee
@@ -157,6 +160,60 @@ def test_a_process_of_a_replica_that_does_not_load_is_found_out(tmp_path: Path) 
         assert found_out.wait(TIMEOUT)
 
     replica(load)
+
+
+def test_a_step_that_is_named_is_taken_from_each_shards_folder(tmp_path: Path) -> None:
+    two_steps(tmp_path)
+
+    def resume(shard: int, trainee: Trainee) -> tuple[int, str]:
+        loaded = trainee.ft.load(tmp_path / str(Name(1, 1)))
+        assert loaded is not None
+        trainee.step()
+        return trainee.ft.step, Path(loaded.path).parent.name
+
+    assert replica(resume) == [(2, "shard-0-of-2"), (2, "shard-1-of-2")]
+
+
+@pytest.mark.parametrize("told_by", ["manifest", "folder"])
+def test_no_process_takes_another_shards_checkpoint(tmp_path: Path, told_by: str) -> None:
+    """Though the program names the same one at all of them: of shards of equal shapes nobody would notice."""
+    two_steps(tmp_path)
+    named = tmp_path / shard_folder(0, 2) / str(Name(2, 1))
+    if told_by == "manifest":  # a copy of it lies elsewhere
+        named = named.rename(tmp_path / "copy").rename(tmp_path / str(Name(2, 1)))
+    else:  # an older release has written it
+        manifest = CheckpointManifest.read(named)
+        (named / "manifest.json").unlink()
+        replace(manifest, shard=None).write(named)
+    refused = threading.Barrier(2)
+
+    def resume(shard: int, trainee: Trainee) -> None:
+        if shard == 0:
+            assert trainee.ft.load(named) is not None
+        else:
+            with pytest.raises(ConfigError, match=r"is of shard 0 of 2, and this process has shard 1 of 2: (name|give)"):
+                trainee.ft.load(named)
+        refused.wait(TIMEOUT)
+
+    replica(resume)
+    with FTLib.init(config={}) as ft:
+        ft.register_state(extra=Nothing())
+        with pytest.raises(ConfigError, match="is of shard 0 of 2, and this process has shard 0 of 1: give another one"):
+            ft.load(named)
+
+
+def test_a_shards_folder_with_the_files_of_another_one_is_torn(tmp_path: Path) -> None:
+    two_steps(tmp_path)
+    one, other = (tmp_path / shard_folder(shard, 2) / str(Name(2, 1)) for shard in range(2))
+    shutil.rmtree(other)
+    shutil.copytree(one, other)
+
+    def resume(_shard: int, trainee: Trainee) -> int:
+        loaded = trainee.ft.load(tmp_path)
+        trainee.step()
+        return loaded.step if loaded is not None else 0
+
+    assert replica(resume) == [1, 1]
 
 
 def test_a_replica_does_not_train_on_pieces_of_different_steps(tmp_path: Path) -> None:
