@@ -11,7 +11,9 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from consensus import KeyRing, Member
 
@@ -77,6 +79,37 @@ class Choice:
             self._runs.clear()
 
 
+@dataclass(slots=True)
+class _Round:
+    """One round of loads, at the process of shard 0."""
+
+    wanted: tuple[Depot, Name | None]
+    """What it is from: a place, or one checkpoint in each shard's folder there."""
+    choice: Choice
+    heard: set[int] = field(default_factory=set)
+    """Shards whose processes have asked in it."""
+    refused: str = ""
+    """Why no process begins from anything in it: one of them was refused."""
+
+    @property
+    def open(self) -> bool:
+        """Whether it is not known yet what the processes begin from."""
+        return not self.refused and not self.choice.settled
+
+    def refuse(self, why: str) -> None:
+        """The first reason stays."""
+        self.refused = self.refused or why
+
+
+class _Proposal(NamedTuple):
+    """What the process of shard 0 answers."""
+
+    name: Name | None
+    settled: bool
+    torn: dict[str, str]
+    refused: str
+
+
 class Chooser:
     """Agrees with the other processes of this replica, in one lifetime."""
 
@@ -90,13 +123,8 @@ class Chooser:
         self._own = own
         self._shard, self._shards = own
         # Guarded by the plane's lock:
-        self._round = 0
-        self._choice: Choice | None = None
-        """Of that round."""
-        self._wanted: tuple[Depot, Name | None] | None = None
-        """What it is from: a place, or one checkpoint in each shard's folder there."""
-        self._heard: set[int] = set()
-        """Shards whose processes have asked in that round."""
+        self._rounds: dict[int, _Round] = {}
+        """By their numbers. Those that are over stay: a process may ask late what has come of one."""
         self._listing = False
         self._begun: Name | None = None
         """The checkpoint that this process has loaded."""
@@ -110,14 +138,18 @@ class Chooser:
     def read(self, session: Session, place: Depot, number: int, only: Name | None = None) -> Found | None:
         """This shard's part of what all shards begin from, in the round ``number`` of loads; None if there is nothing.
 
-        ``only``: the one that they begin from, instead of the newest. Raises ViewChangedError; ConfigError if another shard's process does not call this; TornError, OSError.
+        ``only``: the one that they begin from, instead of the newest. Raises ViewChangedError; ConfigError if another shard's
+        process does not call this, or was refused; TornError, OSError.
         """
-        place.check(self._shards)
         if self._shard == 0:
             return self._propose(session, place, number, only)
+        with self._telling(session, number):
+            place.check(self._shards)
         found: Found | None = None
         said: dict[str, str] = {}
-        for name, settled, torn in self._proposals(session, number, said):
+        for name, settled, torn, refused in self._proposals(session, number, said):
+            if refused:
+                raise ConfigError(f"load was refused at {refused}")
             if name is None:
                 _refuse(torn)
                 return None
@@ -126,24 +158,41 @@ class Chooser:
                 try:
                     if only not in (None, name):
                         raise TornError(f"shard {self._shard}: its program names {only}")
-                    found, run = _read(place, name, self._own)
+                    with self._telling(session, number):
+                        found, run = _read(place, name, self._own)
                     said.update(intact=str(name), run=run)
                 except TornError as error:
                     if settled:
                         raise
-                    said.update(torn=str(name), why=str(error)[:_SHOWN])
+                    said.update(torn=str(name), why=_short(str(error)))
                     continue
             if settled:
                 return _beside(found, torn)
         raise ViewChangedError
 
-    def _proposals(
-        self, session: Session, number: int, said: Mapping[str, str]
-    ) -> Iterator[tuple[Name | None, bool, dict[str, str]]]:
+    @contextmanager
+    def _telling(self, session: Session, number: int) -> Iterator[None]:
+        """If this block is refused, tell the process of shard 0 of it, so that no shard waits for this one."""
+        try:
+            yield
+        except TornError:  # of one checkpoint
+            raise
+        except Exception as error:
+            with suppress(ConfigError):  # that one has not called load, so nobody waits
+                next(self._proposals(session, number, {"refused": self._here(error)}), None)
+            raise
+
+    def _here(self, error: Exception) -> str:
+        """Where ``error`` was, and what it is, for the other shards."""
+        text = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+        return f"the process of shard {self._shard}: {_short(text.removeprefix('load: '))}"
+
+    def _proposals(self, session: Session, number: int, said: Mapping[str, str]) -> Iterator[_Proposal]:
         """Ask the process of shard 0 again and again, until the view changes: what it proposes, whether all begin from that,
         and what was passed over. ``said``: what this process has to say by then.
 
-        As a rule it is the one of this replica. After a death amid the founding another one may read for shard 0.
+        As a rule it is the one of this replica. After a death amid the founding another one may read for shard 0. Raises
+        ConfigError if none of them answers.
         """
         plane = self._plane
         leaders = _leaders(session, plane.member_id)
@@ -153,83 +202,100 @@ class Chooser:
             try:
                 with request(self._ring, leaders[0], self.PATH, query, functools.partial(plane.newest_is, session)) as answer:
                     body = json.loads(answer.read(_LIMIT))
-                    found = Name.parse(body["name"]), bool(body["settled"]), dict(body["torn"])
+                    torn, refused = dict(body["torn"]), str(body.get("refused", ""))
+                    found = _Proposal(Name.parse(body["name"]), bool(body["settled"]), torn, refused)
             except StillReading:
                 deadline = plane.threads.now() + self._patience
-            except (Later, Nothing):
-                if plane.threads.now() > deadline:
-                    raise ConfigError(
-                        f"load was called here, but within {self._patience:g} s not by {leaders[0]}, which has shard 0: "
-                        f"{_EVERYWHERE}"
-                    ) from None
-                leaders = [*leaders[1:], leaders[0]]
-            except FetchError:
+                continue
+            except (Later, Nothing) as error:
+                if isinstance(error, Nothing):  # answered at once
+                    plane.wait_end(session, _RETRY)
+                why = f"load was called here, but within {self._patience:g} s not by {leaders[0]}, which has shard 0"
+            except FetchError as error:
+                why = f"load was called here, but {leaders[0]}, which has shard 0, does not answer ({error})"
                 plane.wait_end(session, _RETRY)
             else:
                 yield found
                 deadline = plane.threads.now() + self._patience
+                continue
+            if plane.newest_is(session) and plane.threads.now() > deadline:
+                raise ConfigError(f"{why}: {_EVERYWHERE}")
+            leaders = [*leaders[1:], leaders[0]]
 
     def _propose(self, session: Session, place: Depot, number: int, only: Name | None) -> Found | None:
         """As ``read``, at the process of shard 0."""
-        plane = self._plane
-        choice = self._begin(place, number, only)
-        found: Found | None = None
-        agreed = False
         try:
-            while (name := choice.name) is not None:
-                if found is None or found.name != name:
-                    try:
-                        found, run = _read(place, name, self._own)
-                    except TornError as error:
-                        if choice.settled:
-                            raise
-                        self._say(choice.spoilt, str(name), str(error)[:_SHOWN])
-                        continue
-                    self._say(choice.intact, self._shard, str(name), run)
-                if self._agreed(session, choice, name):
-                    break
-            agreed = True
-        finally:
-            if not agreed:
-                with plane.changed:
-                    self._choice = None  # those who ask are told that nothing is proposed here
-        if choice.name is None:
-            _refuse(choice.torn)
+            place.check(self._shards)
+            this = self._begin(place, number, only)
+            found = self._agree(session, place, this)
+        except BaseException as error:
+            with self._plane.changed:
+                if isinstance(error, Exception) and not isinstance(error, ViewChangedError):
+                    nothing = _Round((place, only), Choice((), self._shards))
+                    self._rounds.setdefault(number, nothing).refuse(self._here(error))
+                else:
+                    self._rounds.pop(number, None)  # those who ask are told that nothing is proposed here
+                self._plane.changed.notify_all()
+            raise
+        if found is None:
+            _refuse(this.choice.torn)
             return None
-        return _beside(found, choice.torn)
+        return _beside(found, this.choice.torn)
 
-    def _begin(self, place: Depot, number: int, only: Name | None) -> Choice:
+    def _agree(self, session: Session, place: Depot, this: _Round) -> Found | None:
+        """Read what is proposed until all can read it; None if there is nothing that all can."""
+        choice = this.choice
+        found: Found | None = None
+        while (name := choice.name) is not None:
+            if found is None or found.name != name:
+                try:
+                    found, run = _read(place, name, self._own)
+                except TornError as error:
+                    if choice.settled:
+                        raise
+                    self._say(choice.spoilt, str(name), _short(str(error)))
+                    continue
+                self._say(choice.intact, self._shard, str(name), run)
+            if self._agreed(session, this, name):
+                return found
+        return None
+
+    def _begin(self, place: Depot, number: int, only: Name | None) -> _Round:
         """What is chosen from in that round; as it was, if that was settled before a view change."""
         with self._plane.changed:
-            if self._choice is not None and (self._round, self._wanted) == (number, (place, only)):
-                return self._choice
+            this = self._rounds.get(number)
+            if this is not None and this.wanted == (place, only) and not this.refused:
+                return this
             self._listing = True
         try:
             names = [name for name in place.whole_names(self._shards) if only in (None, name)]
-            choice = Choice(names, self._shards)
         finally:
             with self._plane.changed:
                 self._listing = False
         with self._plane.changed:
-            self._choice, self._round, self._wanted = choice, number, (place, only)
-            self._heard.clear()
+            this = self._rounds[number] = _Round((place, only), Choice(names, self._shards))
             self._plane.changed.notify_all()
-        return choice
+        return this
 
     def _say(self, what: Callable[..., None], *values: object) -> None:
         with self._plane.changed:
             what(*values)
             self._plane.changed.notify_all()
 
-    def _agreed(self, session: Session, choice: Choice, name: Name) -> bool:
-        """Wait for the others; False if another one is proposed by then. ConfigError naming a shard that does not ask."""
-        plane = self._plane
+    def _agreed(self, session: Session, this: _Round, name: Name) -> bool:
+        """Wait for the others; False if another one is proposed by then.
+
+        ConfigError if one of them was refused, or naming a shard that does not ask.
+        """
+        plane, choice = self._plane, this.choice
         with plane.changed:
             deadline = plane.threads.now() + self._patience
             while choice.name == name and not choice.settled:
                 if plane.session is not session or plane.phase is Phase.STOPPED:
                     raise ViewChangedError
-                silent = set(range(self._shards)) - self._heard - {self._shard}
+                if this.refused:
+                    raise ConfigError(f"load was refused at {this.refused}")
+                silent = set(range(self._shards)) - this.heard - {self._shard}
                 left = deadline - plane.threads.now() if silent else POLL  # who has asked reads, however long that takes
                 if left <= 0:
                     who = ", ".join(map(str, sorted(silent)))
@@ -250,33 +316,43 @@ class Chooser:
         with plane.changed:
             plane.changed.wait_for(lambda: self._news(int(number), int(shard), query), POLL)
             if self._begun is not None:
-                return _answer(str(self._begun), settled=True, torn={})
-            choice = self._of(int(number))
-            if choice is None:
+                return _answer(_Proposal(self._begun, True, {}, ""))
+            this = self._rounds.get(int(number))
+            if this is None:
                 if plane.current is not None:
                     raise Refusal.NOTHING.error("this member is in a call")
                 raise (Refusal.READING if self._listing else Refusal.LATER).error("no checkpoint is proposed here")
-            return _answer(str(choice.name or ""), settled=choice.settled, torn=choice.torn)
-
-    def _of(self, number: int) -> Choice | None:
-        return self._choice if self._round == number else None
+            choice = this.choice
+            return _answer(_Proposal(choice.name, choice.settled, choice.torn, this.refused))
 
     def _news(self, number: int, shard: int, query: Mapping[str, str]) -> bool:
         """Hear what the process of ``shard`` says; whether there is something that it does not know. Under the plane's lock."""
-        choice = self._of(number)
-        if self._begun is not None or self._plane.current is not None or self._plane.phase is Phase.STOPPED:
+        plane = self._plane
+        if self._begun is not None or plane.current is not None or plane.phase is Phase.STOPPED:
             return True
-        if choice is None:
+        self._left_by(shard, number)
+        this = self._rounds.get(number)
+        if this is None:
             return False
-        before = choice.name, choice.settled, shard in self._heard
-        self._heard.add(shard)
+        choice = this.choice
+        before = choice.name, choice.settled, shard in this.heard, this.refused
+        this.heard.add(shard)
+        if "refused" in query and this.open:
+            this.refuse(query["refused"])
         if "intact" in query:
             choice.intact(shard, query["intact"], query.get("run", ""))
         if "torn" in query:
             choice.spoilt(query["torn"], query.get("why", ""))
-        if before != (choice.name, choice.settled, True):
-            self._plane.changed.notify_all()
-        return choice.settled or str(choice.name) != query.get("intact", "")
+        if before != (choice.name, choice.settled, True, this.refused):
+            plane.changed.notify_all()
+        return bool(this.refused) or choice.settled or str(choice.name) != query.get("intact", "")
+
+    def _left_by(self, shard: int, number: int) -> None:
+        """The process of ``shard`` is in the round ``number``: from an earlier one that is open it has got nothing."""
+        for earlier, this in self._rounds.items():
+            if earlier < number and this.open:
+                this.refuse(f"the process of shard {shard}, whose program has called it again")
+                self._plane.changed.notify_all()
 
 
 def newest_whole(place: Depot, shards: int) -> list[Found] | None:
@@ -322,6 +398,11 @@ def _read(place: Depot, name: Name, own: ShardOf) -> tuple[Found, str]:
     return found, manifest.run
 
 
+def _short(text: str) -> str:
+    """As it can be sent: the name of a file may be no Unicode."""
+    return text[:_SHOWN].encode(errors="replace").decode()
+
+
 def _beside(found: Found | None, torn: Mapping[str, str]) -> Found:
     assert found is not None
     return replace(found, torn=tuple(f"{name}: {why}" for name, why in torn.items()))
@@ -333,5 +414,5 @@ def _refuse(torn: Mapping[str, str]) -> None:
         raise TornError("; ".join(f"{name}: {why}" for name, why in torn.items()))
 
 
-def _answer(name: str, *, settled: bool, torn: Mapping[str, str]) -> Body:
-    return pieces(json.dumps({"name": name, "settled": settled, "torn": dict(torn)}).encode())
+def _answer(said: _Proposal) -> Body:
+    return pieces(json.dumps({**said._asdict(), "name": str(said.name or "")}).encode())

@@ -206,7 +206,9 @@ class _Writing:
         return f"the checkpoint of step {self._name.step}"
 
     def start(self, tree: object, shard: ShardOf) -> bool:
-        """Copy ``tree``, of ``shard``, and write the copy beside the training. False if that cannot be done, which is logged and counted."""
+        """Copy ``tree``, of ``shard``, and write the copy beside the training. False if that cannot be done, which is logged
+        and counted.
+        """
         try:
             self._taken = Taken.of(tree, self._name, self._size, self._job_run, shard)
             self._plane.saves.begin()

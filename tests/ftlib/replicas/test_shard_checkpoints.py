@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 
 from ftlib import ConfigError, FTLib
+from ftlib.checkpoints import choice
 from ftlib.checkpoints.choice import Choice
+from ftlib.checkpoints.depot import DirectoryDepot
 from ftlib.checkpoints.manifest import CheckpointManifest
 from ftlib.checkpoints.names import Name, of_shards, shard_folder, shards_in, whole_names
 from ftlib.checkpoints.retention import Stay
 from tests.ftlib.crews.saving import Trainee
-from tests.harness.basics import TIMEOUT, eventually
+from tests.harness.basics import TIMEOUT, eventually, free_ports
 from tests.harness.company import Company, at_once
 
 
@@ -68,24 +70,24 @@ class Nothing:
 
 def test_what_one_shard_cannot_read_none_begins_from() -> None:
     new, old = Name(20, 1), Name(10, 1)
-    choice = Choice([new, old], 2)
-    choice.intact(0, str(new), "r")
-    assert choice.name == new and not choice.settled
-    choice.spoilt(str(new), "a file is gone")
-    assert choice.name == old and not choice.settled, "shard 0 has to read this one, too"
-    choice.intact(1, str(new), "r")
-    choice.intact(1, str(old), "r")
-    assert not choice.settled
-    choice.intact(0, str(old), "r")
-    choice.spoilt(str(old), "too late: shard 0 may have loaded it")
-    assert choice.settled and choice.name == old and choice.torn == {str(new): "a file is gone"}
+    chosen = Choice([new, old], 2)
+    chosen.intact(0, str(new), "r")
+    assert chosen.name == new and not chosen.settled
+    chosen.spoilt(str(new), "a file is gone")
+    assert chosen.name == old and not chosen.settled, "shard 0 has to read this one, too"
+    chosen.intact(1, str(new), "r")
+    chosen.intact(1, str(old), "r")
+    assert not chosen.settled
+    chosen.intact(0, str(old), "r")
+    chosen.spoilt(str(old), "too late: shard 0 may have loaded it")
+    assert chosen.settled and chosen.name == old and chosen.torn == {str(new): "a file is gone"}
 
 
 def test_shards_of_different_runs_are_passed_over() -> None:
-    choice = Choice([Name(20, 1)], 2)
-    choice.intact(0, str(Name(20, 1)), "r")
-    choice.intact(1, str(Name(20, 1)), "other")
-    assert choice.name is None and choice.settled and "different runs" in choice.torn[str(Name(20, 1))]
+    chosen = Choice([Name(20, 1)], 2)
+    chosen.intact(0, str(Name(20, 1)), "r")
+    chosen.intact(1, str(Name(20, 1)), "other")
+    assert chosen.name is None and chosen.settled and "different runs" in chosen.torn[str(Name(20, 1))]
 
 
 def replica(body: Callable[[int, Trainee], Any], **settings: Any) -> list[Any]:
@@ -124,7 +126,7 @@ def test_all_processes_of_a_replica_begin_from_the_same_step(tmp_path: Path) -> 
         if shard == 0:
             choosers.append(trainee.ft._lives.life._chooser)
         else:
-            eventually(lambda: choosers and choosers[0]._choice is not None, "shard 0 has looked")
+            eventually(lambda: choosers and choosers[0]._rounds, "shard 0 has looked")
             hidden.rename(late)
         loaded = trainee.ft.load(tmp_path)
         assert loaded is not None
@@ -155,6 +157,109 @@ def test_a_process_of_a_replica_that_does_not_load_is_found_out(tmp_path: Path) 
         trainee.ft._lives.life._chooser._patience = 0.5  # not by the setting: they shall have the time to meet
         if shard == 0:
             with pytest.raises(ConfigError, match=r"load was called here, but within 0.5 s not by the process of shard 1"):
+                trainee.ft.load(tmp_path)
+            found_out.set()
+        assert found_out.wait(TIMEOUT)
+
+    replica(load)
+
+
+class Store:
+    """Lets nobody read or list the checkpoints of one shard while it is busy, as an object store may say."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, shard: int) -> None:
+        self.busy = True
+        self._folder = shard_folder(shard, 2)
+        for name in ("newest", "whole_names"):
+            monkeypatch.setattr(DirectoryDepot, name, self._refusing(getattr(DirectoryDepot, name), name))
+
+    def _refusing(self, method: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def called(depot: DirectoryDepot, *args: Any) -> Any:
+            if self.busy and (self._folder in str(depot) or (name == "whole_names" and "shard-0" in self._folder)):
+                raise OSError("ClientError: 503 Slow Down")
+            return method(depot, *args)
+
+        return called
+
+
+@pytest.mark.parametrize("refused", [0, 1])
+def test_what_one_process_may_not_read_is_refused_at_all_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: int
+) -> None:
+    """At once, and they may try again together."""
+    two_steps(tmp_path)
+    store = Store(monkeypatch, refused)
+    barrier = threading.Barrier(2, lambda: setattr(store, "busy", False))
+
+    def resume(shard: int, trainee: Trainee) -> int:
+        where = "cannot be read" if shard == refused else f"refused at the process of shard {refused}"
+        with pytest.raises(ConfigError, match=f"{where}: ClientError: 503 Slow Down"):
+            trainee.ft.load(tmp_path)
+        barrier.wait(TIMEOUT)
+        assert trainee.ft.load(tmp_path) is not None
+        trainee.step()
+        return trainee.ft.step
+
+    assert replica(resume) == [3, 3]
+
+
+def test_a_process_that_loads_once_more_is_not_waited_for_in_the_load_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two_steps(tmp_path)
+    monkeypatch.setattr(choice, "POLL", 0.2)
+    alone = threading.Event()
+
+    def resume(shard: int, trainee: Trainee) -> int:
+        chooser = trainee.ft._lives.life._chooser
+        if shard == 1:
+            chooser._patience = 0.3
+            with pytest.raises(ConfigError, match=r"within 0\.3 s not by .*, which has shard 0"):
+                trainee.ft.load(tmp_path)
+            chooser._patience = TIMEOUT
+            alone.set()
+        else:
+            assert alone.wait(TIMEOUT)
+            with pytest.raises(ConfigError, match="refused at the process of shard 1, whose program has called it again"):
+                trainee.ft.load(tmp_path)
+        assert trainee.ft.load(tmp_path) is not None
+        trainee.step()
+        return trainee.ft.step
+
+    assert replica(resume) == [3, 3]
+
+
+def test_a_process_that_comes_late_hears_what_came_of_a_load_that_is_over(tmp_path: Path) -> None:
+    """Shard 0 has found nothing in the first place, and waits in the second one."""
+    two_steps(tmp_path)
+    choosers: list[Any] = []
+
+    def resume(shard: int, trainee: Trainee) -> int:
+        if shard == 0:
+            choosers.append(trainee.ft._lives.life._chooser)
+        else:
+            eventually(lambda: choosers and 1 in choosers[0]._rounds, "shard 0 is in the second place")
+        assert trainee.ft.load(tmp_path / "empty") is None
+        assert trainee.ft.load(tmp_path) is not None
+        trainee.step()
+        return trainee.ft.step
+
+    assert replica(resume) == [3, 3]
+
+
+def test_where_nobody_answers_for_shard_0_a_process_does_not_ask_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two_steps(tmp_path)
+    [port] = free_ports(1)  # at which nobody listens
+    leaders = choice._leaders
+    monkeypatch.setattr(choice, "_leaders", lambda *given: [replace(each, port=port) for each in leaders(*given)])
+    found_out = threading.Event()
+
+    def load(shard: int, trainee: Trainee) -> None:
+        if shard == 1:
+            trainee.ft._lives.life._chooser._patience = 0.5
+            with pytest.raises(ConfigError, match=r"load was called here, but .*, which has shard 0, does not answer \("):
                 trainee.ft.load(tmp_path)
             found_out.set()
         assert found_out.wait(TIMEOUT)
