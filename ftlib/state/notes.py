@@ -18,6 +18,7 @@ import torch
 from torch.optim import Optimizer
 
 from ..errors import ConfigError
+from .codec import DEPTH_LIMIT
 from .parts import Stateful, mapping, parameters_of
 
 __all__ = ["Notes", "labelled", "notes_of"]
@@ -30,10 +31,10 @@ def notes_of(states: Mapping[str, Any], objects: Mapping[str, Sequence[Stateful]
     """The notes of ``states``, as plain values. ``objects``: those that have these states, by the same names, in order."""
     listed = [(name, index, item) for name, items in objects.items() for index, item in enumerate(items)]
     optimizers = [(name, index, item) for name, index, item in listed if isinstance(item, Optimizer)]
-    paths = {(name, index) for name, index, _ in optimizers}
+    paths: set[Path] = {(name, index) for name, index, _ in optimizers}
     versions = [
         [list(path), {prefix: _plain(values) for prefix, values in found.items() if isinstance(values, Mapping)}]
-        for path, found in _labels(states, (), paths)
+        for path, found in _labels(states, paths)
     ]
     kept = [[name, index, found] for name, index, item in optimizers if (found := _kept(item, states[name][index]))]
     return {"versions": versions, "kept": kept}
@@ -90,21 +91,28 @@ class Notes:
         return state
 
 
-def _labels(tree: Any, path: Path, without: set[tuple[str, int]]) -> Iterator[tuple[Path, Mapping[Any, Any]]]:
-    """The versions in ``tree`` with their paths; none below the paths in ``without``."""
-    if path in without:
-        return
-    if isinstance(tree, Mapping):
-        found = getattr(tree, "_metadata", None)
-        if isinstance(found, Mapping):
+def _labels(tree: Any, without: set[Path]) -> Iterator[tuple[Path, Mapping[Any, Any]]]:
+    """The versions in ``tree`` with their paths; none below the paths in ``without``.
+
+    Ends where ``tree`` is too deep to be sent, as one that contains itself is: who sends it says so.
+    """
+    left: list[tuple[Path, Any]] = [((), tree)]
+    while left:
+        path, each = left.pop()
+        if path in without:
+            continue
+        if len(path) > DEPTH_LIMIT:
+            return
+        found = getattr(each, "_metadata", None)
+        if isinstance(each, Mapping) and isinstance(found, Mapping):
             yield path, found
-        for key, value in tree.items():
-            if isinstance(value, (Mapping, list, tuple)):
-                yield from _labels(value, (*path, key), without)
-    elif isinstance(tree, (list, tuple)):
-        for index, value in enumerate(tree):
-            if isinstance(value, (Mapping, list, tuple)):
-                yield from _labels(value, (*path, index), without)
+        below = each.items() if isinstance(each, Mapping) else enumerate(each)
+        left += reversed([((*path, key), value) for key, value in below if _may_have_labels(key, value)])
+
+
+def _may_have_labels(key: object, value: object) -> bool:
+    """Whether ``value`` can be sent by ``key``, and modules' states may be in it."""
+    return type(key) in (str, int) and isinstance(value, (Mapping, list, tuple))
 
 
 def _plain(values: Mapping[Any, Any]) -> dict[str, Any]:

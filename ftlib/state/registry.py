@@ -84,13 +84,15 @@ class Registered:
         tree = self.shared(step)
         if self.private is not None and (own or self.private.travels):
             part = self.private.part() if private is None else private
-            tree[_PRIVATE], tree[_NOTES][_PRIVATE] = part["state"], part["notes"]
+            notes = tree.pop(_NOTES)
+            tree |= {_PRIVATE: part["state"], _NOTES: {**notes, _PRIVATE: part["notes"]}}
         return tree
 
     def shared(self, step: int) -> dict[str, Any]:
         """The state now without what is private: equal at all members that have it. Tensors are not copied."""
         tree = self._states()
-        return {"step": step, _AGREED: self.agreed.state(), _NOTES: {_SHARED: notes_of(tree, self._roles)}, **tree}
+        notes = {_SHARED: notes_of(tree, self._roles)}  # last: what cannot be sent is named by its path in the state
+        return {"step": step, _AGREED: self.agreed.state(), **tree, _NOTES: notes}
 
     def _states(self) -> dict[str, Any]:
         tree: dict[str, Any] = {role: [state_of(item) for item in items] for role, items in self._roles.items()}

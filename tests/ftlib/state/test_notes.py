@@ -239,3 +239,28 @@ def test_what_is_only_written_in_another_dtype_is_left_as_the_optimizer_loads_it
     one.state[parameter]["momentum"] = torch.ones(3, dtype=torch.bfloat16)
     Registered({"optimizer": other}).load(arrived(Registered({"optimizer": one})))
     assert other.state[parameter]["momentum"].dtype is torch.bfloat16
+
+
+def refused(state: object) -> str:
+    """What is said of a registered state that cannot be sent."""
+    registered = Registered({}, lambda: state, lambda tree: None)
+    with pytest.raises(ConfigError) as error:
+        snapshot(registered.tree(0))
+    return str(error.value)
+
+
+def test_a_state_that_contains_itself_is_refused_at_once() -> None:
+    circle: dict[str, Any] = {}
+    circle.update(one=circle, other=circle)  # 2**64 paths, each deeper than what can be sent
+    assert "state['custom']['one']['one']" in (text := refused(circle)) and "nested deeper than 64 levels" in text
+
+
+@pytest.mark.parametrize("key", [1.5, 2**70, (1, 2)])
+def test_a_key_that_cannot_be_sent_is_named_where_it_is(key: object) -> None:
+    """Though a module's state lies below it, whose versions are noted by its path."""
+    assert refused({key: nn.BatchNorm1d(3).state_dict()}).startswith("state['custom']: ")
+
+
+def test_so_it_is_in_private_state() -> None:
+    tree = Registered({"extra": nn.Linear(1, 1)}, private=Private({"mine": nn.BatchNorm1d(3)}, travels=True)).tree(0)
+    assert [*tree][-2:] == ["private", "notes"] and set(tree["notes"]) == {"shared", "private"}
