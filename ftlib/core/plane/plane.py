@@ -36,6 +36,9 @@ from .step_times import StepTimes
 
 __all__ = ["Finish", "Order", "Plane"]
 
+_VIEWS = 64
+"""Views whose epochs are remembered: a call that one of them has computed may be finished in a later one."""
+
 
 class Plane:
     """The state. Methods named after transitions take the lock themselves; attributes are read under ``changed``."""
@@ -74,8 +77,10 @@ class Plane:
         self.session: Session | None = None
         """The newest activated session (kept while FROZEN)."""
         self.finished, self.finished_in, self.finished_epoch = 0, "", 0
-        """The newest finished call, the view in which it was computed (empty if this member did not see that view), and the
-        epoch in which it was finished here."""
+        """The newest finished call, the view in which it was computed (empty if this member did not see that view), and that
+        view's epoch; the epoch in which the call was finished here, if this member was not in that view."""
+        self._epochs: dict[str, int] = {}
+        """Of the newest views that were active here, by their ids."""
         self.step: int = 0 if former is None else former.step  # shown before admission only; then it becomes the job's
         self.current: Call | None = None
         self.running: Session | None = None
@@ -532,6 +537,7 @@ class Plane:
             if plan.authority == self.member_id and self.member_id in plan.holders:
                 self.origin = self.member_id
             self.session, self.trailer, self._broken = session, None, False
+            self._remember(session.view)
             self.data.activated(session)
             self.phase = PLANE.after(self.phase, Switch.ACTIVATE)
             self.data.start()
@@ -630,9 +636,15 @@ class Plane:
     def _found(self) -> None:
         self.founder, self.blank = True, False
 
+    def _remember(self, view: View) -> None:
+        self._epochs[view.view_id] = view.epoch
+        if len(self._epochs) > _VIEWS:
+            del self._epochs[next(iter(self._epochs))]
+
     def _finished(self, call: Call, results: Results) -> None:
         self.finished, self.finished_in = call.number, results.view_id
-        self.finished_epoch = 0 if self.session is None else self.session.view.epoch
+        now = 0 if self.session is None else self.session.view.epoch
+        self.finished_epoch = self._epochs.get(results.view_id, now)  # a result that was held may be of an earlier view
         self.current = None
         self._undecided = call.may_give_state
         self.tell()

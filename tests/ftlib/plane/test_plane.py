@@ -194,6 +194,30 @@ def test_a_view_in_which_no_call_finished_is_told_to_nobody_who_gets_the_state()
     assert sampler.events == [("activated", b"two"), ("finished", 8), ("activated", b"four")]
 
 
+@pytest.mark.parametrize("donated", [True, False])
+def test_a_call_is_of_the_view_that_has_computed_it_wherever_it_is_finished(donated: bool) -> None:
+    """Two processes of a replica hold its result; one of them finishes it before the view changes, and the other one after that,
+    with what it has held or with a donor's. They name the checkpoint of this step alike.
+    """
+    epochs = []
+    for changed in (False, True):
+        plane = Plane("a")
+        newest = here = session(3, SalvagePlan(7, 7, authority="a", holders=("a",)), "a")
+        assert plane.activate(here)
+        plane.enter(call := Call(Kind.AVERAGE, LAYOUT, [torch.ones(3)], weight=1.0, divide=True))
+        assert plane.begin(here)
+        results = Results(8, LAYOUT, (), 2.0, view_id=here.view.view_id)
+        assert plane.hold(here, results, Trailer.of(()))
+        if changed:
+            plane.freeze(Order(4, None))
+            adoptions = (("a", "b"),) if donated else ()
+            newest = session(4, SalvagePlan(8, 8, adoptions=adoptions, authority="a", holders=("a",)), "a")
+            assert plane.activate(newest) and plane.begin(newest)
+        assert plane.adopt(newest, call, results)
+        epochs.append(plane.finished_epoch)
+    assert epochs == [3, 3]
+
+
 def test_a_founder_that_registers_late_is_told_what_was_used_up_before() -> None:
     """Calls in which nobody drew are not kept for it: there may be any number before the first step."""
     plane, sampler = Plane("b"), Heard()
