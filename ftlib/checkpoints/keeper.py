@@ -275,10 +275,12 @@ class _Writing:
             self._told_written()
         self._written.set()
         self._await_later_call()
-        for name in self._depot.complete():
-            if name > self._name and name not in self._torn:
-                raise _GivenUp(f"{name} is complete by now, which is newer")
-        self._depot.publish(self._part)
+        self._look_again()
+        try:
+            self._depot.publish(self._part)
+        except OSError:
+            self._look_again()  # perhaps another writer of this step was quicker
+            raise
         plane.counters.checkpoints += 1
         plane.counters.checkpoint_step = self._name.step
         extra = plane.about("checkpoint", checkpoint=self.directory, checkpoint_bytes=nbytes, seconds=took)
@@ -311,12 +313,26 @@ class _Writing:
                 raise _GivenUp(f"this job has begun from {name}")
             if name < self._name:  # of one step the newest epoch counts
                 continue
-            if self._depot.manifest(name).run != self._job_run:
-                raise _Foreign(f"{name} in it is of the same step of another run, which this job does not continue")
-            raise _GivenUp(f"{name} is complete already")
+            self._yield_to_equal()
         for part in self._depot.parts():
             if part.name.step > self._name.step:  # of a run that this job does not continue, which must not complete it now
                 self._depot.remove(part)
+
+    def _look_again(self) -> None:
+        """Raises _GivenUp or _Foreign if one was completed meanwhile that is not older: a writer that has left since may have
+        written this step, too.
+        """
+        for name in self._depot.complete():
+            if name > self._name and name not in self._torn:
+                raise _GivenUp(f"{name} is complete by now, which is newer")
+            if name == self._name and name not in self._torn:
+                self._yield_to_equal()
+
+    def _yield_to_equal(self) -> None:
+        """One of this step and epoch is complete: never written over."""
+        if self._depot.manifest(self._name).run != self._job_run:
+            raise _Foreign(f"{self._name} in it is of the same step of another run, which this job does not continue")
+        raise _GivenUp(f"{self._name} is complete already")
 
     def _await_later_call(self) -> None:
         """Return once this checkpoint may be completed. Raises _GivenUp if it never may."""
@@ -332,11 +348,13 @@ class _Writing:
         return self._plane.leaving() and self.due()
 
     def _tidy(self) -> None:
-        """Remove older complete checkpoints beyond those to be kept, and older ones that never became complete."""
+        """Remove older complete checkpoints beyond those to be kept, and older ones that never became complete. Another writer
+        of this step gives its own up itself.
+        """
         for name in self._stay.others([name for name in self._depot.complete() if name <= self._name]):
             self._depot.remove(name)
         for part in self._depot.parts():
-            if part.name <= self._name:
+            if part.name < self._name:
                 self._depot.remove(part)
 
     def _failed(self, error: Exception, remedy: str = "") -> None:

@@ -196,8 +196,8 @@ def test_a_view_in_which_no_call_finished_is_told_to_nobody_who_gets_the_state()
 
 @pytest.mark.parametrize("donated", [True, False])
 def test_a_call_is_of_the_view_that_has_computed_it_wherever_it_is_finished(donated: bool) -> None:
-    """Two processes of a replica hold its result; one of them finishes it before the view changes, and the other one after that,
-    with what it has held or with a donor's. They name the checkpoint of this step alike.
+    """Two processes of a replica hold its result; one of them finishes it before the view changes, and the other one after
+    that, with what it has held or with a donor's. They name the checkpoint of this step alike.
     """
     epochs = []
     for changed in (False, True):

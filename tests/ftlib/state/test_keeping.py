@@ -23,6 +23,7 @@ from ftlib.state.registry import Registered
 from tests.ftlib.crews.saving import all_of, crew, steps
 from tests.ftlib.state.test_checkpoints import same, write
 from tests.harness.basics import TIMEOUT, eventually
+from tests.harness.company import in_thread
 
 
 def test_it_is_complete_once_a_later_call_has_finished(tmp_path: Path) -> None:
@@ -134,6 +135,42 @@ def test_the_next_writer_takes_over(tmp_path: Path, slow: threading.Event) -> No
         assert [trainee.ft.rank for trainee in rest] == [0, 1]
         eventually(lambda: complete(tmp_path)[:1] == [Name(2, rest[0].ft.epoch)], "the next one wrote")
         assert complete(tmp_path)[1:] == [Name(1, 1)], "and who left completed its own"
+
+
+@pytest.mark.parametrize("first", ["who_left", "who_stays"])
+def test_of_two_writers_of_one_step_the_later_one_has_not_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    """A writer that leaves is about to complete its own, and the next one with rank 0 saves that step meanwhile."""
+    named, go, publish = threading.Event(), threading.Event(), DirectoryDepot.publish
+
+    def held_up(depot: DirectoryDepot, part: Part) -> None:
+        if not named.is_set():
+            named.set()
+            assert go.wait(TIMEOUT)
+        publish(depot, part)
+
+    monkeypatch.setattr(DirectoryDepot, "publish", held_up)
+    with crew(2) as (left, stays):
+        steps(1, [left, stays])
+        all_of([left, stays], lambda trainee: trainee.ft.save(tmp_path))
+        leaving = in_thread(left.ft.leave)  # which waits for the checkpoint
+        assert named.wait(TIMEOUT)
+        eventually(lambda: stays.ft.rank == 0 and stays.ft.size == 1, "it is alone")
+        stays.ft.save(tmp_path)
+        one, other = (each.ft._keeper._writing for each in (left, stays))
+        assert one is not None and other is not None and other.written(TIMEOUT) and len(parts(tmp_path)) == 2
+        if first == "who_left":
+            go.set()
+            assert one.ended(TIMEOUT)
+        stays.step()
+        assert other.ended(TIMEOUT)
+        go.set()
+        assert one.ended(TIMEOUT)
+        leaving.join(TIMEOUT)
+        counts = [(each.ft._plane.counters.checkpoints, each.ft._plane.counters.checkpoint_failures) for each in (left, stays)]
+    assert counts == ([(1, 0), (0, 0)] if first == "who_left" else [(0, 0), (1, 0)])
+    assert (complete(tmp_path), parts(tmp_path)) == ([Name(1, 1)], [])
 
 
 def test_another_jobs_later_one_is_never_written_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
