@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar, overload
@@ -50,6 +51,9 @@ Result = TypeVar("Result")
 
 _UNCOMPRESSED = "compression= does not work within execute: leave it out there, or average outside of execute"
 
+_PREFACE = "broadcast before a call"
+_TRIES = 8
+"""How often it is made again after the worker that had rank 0 was lost."""
 _OPERATIONS = ("MEAN", "SUM", "MIN", "MAX", "PRODUCT")
 LIGHTEST, HEAVIEST = 1e-12, 1e12
 """Range of a weight, besides 0: tensors are multiplied by the weight in float32, which holds 1e-38 to 1e38."""
@@ -90,6 +94,7 @@ class Calls(ABC):
         self._trains = False
         """Whether gradients were averaged."""
         self._on_decline: list[Callable[[bytes], None]] = []
+        self._prefaces: list[weakref.WeakMethod[Callable[[], list[torch.Tensor]]]] = []
         self._counting: list[str] = []
         """What of the program counts its calls, and has to know of each, by name."""
         self._reminders = Reminders()
@@ -374,22 +379,53 @@ class Calls(ABC):
     def broadcast(self, tensor: Any, root_rank: int) -> Status:
         """Copy the tensor of ``root_rank`` (a rank of the current view) to all members. FAIL if that member is gone."""
         root = _rank(root_rank)
-        targets = targets_of(tensor)
+        return self._broadcast(targets_of(tensor), root, f"broadcast from {root}")[0]
+
+    def _broadcast(self, targets: Targets, root: int, kind: str) -> tuple[Status, Call]:
+        check_writable(targets)
+        layout, rows = self._as_bytes(targets, kind)
+        call = Call(Kind.BROADCAST, layout, rows, root_rank=root, name=targets.name)
+        status = self._run(call)
+        if status:
+            for owner, row in zip(targets.sources, rows, strict=True):
+                if owner is not None and not _as_it_is(owner) and row is not None:
+                    assign(owner, row.view(owner.dtype).view(owner.shape))
+        return status, call
+
+    def _as_bytes(self, targets: Targets, kind: str) -> tuple[Layout, list[torch.Tensor | None]]:
+        """What a broadcast sends: the bytes of dense tensors, copied where they are not in order."""
         owners = [source for source in targets.sources if source is not None and source.layout is torch.strided]
         if len(owners) != len(targets.sources):
             raise ConfigError(
                 "broadcast: a tensor is sparse or a parameter has no gradient; pass dense tensors, e.g. parameter.data"
             )
-        check_writable(targets)
         whole = [tensor if _as_it_is(tensor) else duplicate(tensor) for tensor in owners]
         rows: list[torch.Tensor | None] = [tensor.view(-1).view(torch.uint8) for tensor in whole]
-        layout = self._layout(f"broadcast from {root}", Targets(rows, list(owners)), "SUM")
-        status = self._run(Call(Kind.BROADCAST, layout, rows, root_rank=root, name=targets.name))
-        if status:
-            for owner, row in zip(owners, rows, strict=True):
-                if not _as_it_is(owner) and row is not None:
-                    assign(owner, row.view(owner.dtype).view(owner.shape))
+        return self._layout(kind, Targets(rows, list(owners)), "SUM"), rows
+
+    def has_preface(self, tensors: Callable[[], list[torch.Tensor]]) -> None:
+        """A wrapper makes a ``preface`` now and then. ``tensors``: a method that returns what it would be of by now; none if
+        there will be none. It is forgotten with its object.
+        """
+        self._prefaces.append(weakref.WeakMethod(tensors))
+
+    def preface(self, tensors: Sequence[torch.Tensor]) -> Status:
+        """A call that a wrapper makes before one of the program's: the tensors of rank 0 become those of all members.
+
+        FAIL where nobody got them. Who declines a call of the program's before it has made this one declines both, so after
+        that all go on to the program's call. Where rank 0 was lost it is made again, with another one.
+        """
+        status = Status.FAIL
+        for _ in range(_TRIES):
+            status, call = self._broadcast(targets_of(tensors), 0, _PREFACE)
+            if status is not Status.FAIL or call.declined or call.number > self._plane.finished:
+                break
         return status
+
+    def _is_preface(self, check: bytes) -> bool:
+        """True if a wrapper's preface here has that ``Layout.check``."""
+        made = [tensors() for each in self._prefaces if (tensors := each()) is not None]
+        return any(self._as_bytes(targets_of(each), _PREFACE)[0].check == check for each in made if each)
 
     def barrier(self) -> Status:
         """Wait until all members are here."""
@@ -434,6 +470,13 @@ class Calls(ABC):
             )
         _check_count(batches)
         call = Declined(veto=self._veto, batches=batches)
+        status = self._decline(call)
+        while status is Status.FAIL and call.others and self._is_preface(call.others):
+            call = Declined(veto=self._veto)
+            status = self._decline(call)
+        return status
+
+    def _decline(self, call: Declined) -> Status:
         try:
             return self._run(call)
         except NoFollowing as reason:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from ftlib import ConfigError, DistributedDataParallel, StepMismatch
+from ftlib import ConfigError, DistributedDataParallel, ElasticSampler, Status, StepMismatch
 from ftlib.core.tensors.layout import Layout
 from ftlib.ftlib import FTLib
 from ftlib.recovery.catchup import Catchup
@@ -231,3 +231,36 @@ def test_a_joiner_asks_for_the_order_while_it_waits_to_be_let_in(monkeypatch: py
     trainers = joined_at(4)
     assert all(ready(trainer.order) for trainer in trainers.values())
     assert not within
+
+
+@pytest.mark.parametrize("buffers", [False, True], ids=["", "buffers"])
+@pytest.mark.parametrize("when", range(4))
+def test_a_call_that_a_wrapper_makes_before_an_average_is_declined_with_it(when: int, *, buffers: bool) -> None:
+    """Rank 0's order before the second average, its buffers before each. All are in the same average then, and end together."""
+    samples = 24
+
+    def work(ft: FTLib, *, declines: bool) -> tuple[list[Status | None], list[float], list[int]]:
+        module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 1)).eval()
+        model = DistributedDataParallel(ft, module, broadcast_buffers=buffers)
+        sampler = ElasticSampler(range(samples), batch_size=1)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        ft.register_state(model=module, optimizer=optimizer, sampler=sampler)
+        statuses: list[Status | None] = []
+        for batch in sampler:
+            optimizer.zero_grad()
+            if declines and len(statuses) == when:
+                statuses.append(ft.decline())
+                continue
+            model(torch.full((1, 2), float(batch[0]))).sum().backward()
+            statuses.append(model.status)
+            if model.status:
+                optimizer.step()
+        used = [index for row in sampler.ledger(0) for index in row.indices]
+        return statuses, torch.cat([each.flatten() for each in module.parameters()]).tolist(), sorted(used)
+
+    with company(3) as crew:
+        found = at_once(*[lambda ft=ft: work(ft, declines=ft is crew.members[1]) for ft in crew.members])
+        assert found[0] == found[1] == found[2]
+        statuses, _, used = found[0]
+        assert [number for number, status in enumerate(statuses) if not status] == [when]
+        assert used == list(range(samples))

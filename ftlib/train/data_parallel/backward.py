@@ -452,14 +452,15 @@ class Backward:
             used.leave(trained.pairs)
         if status is not None and status is not Status.ABORT:
             self._learn()
+        if status:  # else a member may have declined it, and would not know that
+            self._order.finished(self._countdown.seen, trained.numbers)
 
     def _learn(self) -> None:
-        """This pass shows how often each gradient comes, and in what order: later ones wait for as many."""
-        countdown, trained, static = self._countdown, self._trained, self._options.static and not self._learned
+        """This pass shows how often each gradient comes: later ones wait for as many."""
+        countdown, static = self._countdown, self._options.static and not self._learned
         if static or min(countdown.remaining) < 0:
             countdown.learn(all_of=static)
         self._learned = True
-        self._order.finished(countdown.seen, trained.numbers)
 
     def _close(self, status: Status | None) -> None:
         """The pass is over. ``status``: of its average, also where a callback of the program's has raised after that; None: it

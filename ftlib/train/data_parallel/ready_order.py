@@ -36,6 +36,7 @@ class ReadyOrder:
         """The value that was agreed when somebody looked last."""
         self._found: bytes | None = None
         """What that says of the order."""
+        ft.has_preface(self._preface)
 
     def concern(self, count: int, digest: bytes) -> None:
         """From now on the order is of so many parameters; ``digest`` (8 bytes) says which."""
@@ -73,14 +74,18 @@ class ReadyOrder:
         """Before an average, outside of any call: take over the order of rank 0, if that is due."""
         if not self.due:
             return
-        observed = self._observed or list(reversed(range(self._count)))
-        order = torch.tensor(observed, dtype=torch.int64, device="cpu")
-        if self._ft.broadcast(order, 0):  # else rank 0 is gone: all members try again before the next average
+        [order] = self._preface()
+        if self._ft.preface([order]):  # else all members try again before the next average
             self._put(order.tolist())
             self._observed = None
 
+    def _preface(self) -> list[torch.Tensor]:
+        """What the members take over."""
+        observed = self._observed or list(reversed(range(self._count)))
+        return [torch.tensor(observed, dtype=torch.int64, device="cpu")] if self.due else []
+
     def finished(self, observed: Sequence[int], numbers: Sequence[int]) -> None:
-        """An average has been finished, by all members; here, gradients were complete in the order ``observed``.
+        """An average has a result, at all members; here, gradients were complete in the order ``observed``.
 
         ``numbers``: what stands in ``observed`` for each of the trained parameters.
         """

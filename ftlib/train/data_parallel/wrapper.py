@@ -27,9 +27,6 @@ from .trained import Trained
 
 __all__ = ["DistributedDataParallel"]
 
-_TRIES = 8
-"""How often buffers are sent again after the worker that sent them was lost."""
-
 
 class DistributedDataParallel(nn.Module):
     """A module whose gradients are averaged over all workers while ``backward`` runs, as torch's wrapper of that name does.
@@ -101,6 +98,7 @@ class DistributedDataParallel(nn.Module):
                 "find_unused_parameters leaves out gradients that averages have: the others wait for a joiner instead"
             )
         self._buffers_too = broadcast_buffers
+        ft.has_preface(self._sent_buffers)
         self._sync = True
         weakref.finalize(self, self._backward.detach).atexit = False
         note(ft, self)
@@ -118,7 +116,7 @@ class DistributedDataParallel(nn.Module):
         if self._sync:
             hook = backward.reached if backward.prepare() else None
             if self._buffers_too and hook is not None and not backward.computes_again:
-                self._broadcast()
+                self._broadcast_buffers()
         else:
             hook = backward.accumulates
             backward.disarm()
@@ -197,11 +195,12 @@ class DistributedDataParallel(nn.Module):
 
     # --- inside --------------------------------------------------------------------------------------------------------
 
-    def _broadcast(self) -> None:
-        buffers = list(self.module.buffers())
-        for _ in range(_TRIES if buffers else 0):
-            if self._ft.broadcast(buffers, 0) is not Status.FAIL:  # else rank 0 is gone, and another worker has that rank
-                return
+    def _broadcast_buffers(self) -> None:
+        if buffers := self._sent_buffers():
+            self._ft.preface(buffers)
+
+    def _sent_buffers(self) -> list[torch.Tensor]:
+        return list(self.module.buffers()) if self._buffers_too else []
 
 
 def _bytes(name: str, megabytes: float) -> int:
