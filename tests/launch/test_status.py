@@ -114,8 +114,13 @@ def shown(status: dict[str, Any], width: int = 200) -> list[str]:
     return [line.rstrip() for line in stream.getvalue().splitlines()]
 
 
+def clock() -> str:
+    """``NOW`` as it is shown: with its date once midnight has passed since."""
+    at = time.localtime(NOW)
+    return time.strftime("%H:%M:%S" if at[:3] == time.localtime()[:3] else "%Y-%m-%d %H:%M:%S", at)
+
+
 def test_the_text() -> None:
-    clock = time.strftime("%H:%M:%S", time.localtime(NOW))
     lines = shown(STATUS)
     lines[-1] = re.sub(r"(:\d\d)\.\d{3} ", r"\1 ", lines[-1])
     assert lines == [
@@ -131,7 +136,7 @@ def test_the_text() -> None:
         "messages sent 2 (1.5 kB): Ping 2",
         "agent: awareness 1, timers late 1 ms on average, 50 ms at most",
         "remarks",
-        f"  {clock} suspect: b2b2b2@10.0.0.1:7001 does not answer",
+        f"  {clock()} suspect: b2b2b2@10.0.0.1:7001 does not answer",
     ]
 
 
@@ -171,13 +176,12 @@ def test_who_waits_to_be_let_in() -> None:
 
 
 def test_a_shared_store() -> None:
-    clock = time.strftime("%H:%M:%S", time.localtime(NOW))
     store = {"url": "file:///shared", "open": True, "away_since": None, "operations": 30, "requests": {}, "failures": 0}
     assert "store file:///shared: up, operations 30" in shown({**STATUS, "store": store})
     store |= {"away_since": NOW, "requests": {"list": 4, "write": 20}, "failures": 2}
     (line,) = (line for line in shown({**STATUS, "store": store}) if line.startswith("store"))
     line = re.sub(r"(:\d\d)\.\d{3},", r"\1,", line)
-    assert line == f"store file:///shared: away since {clock}, operations 30 (list 4, write 20); 2 failed"
+    assert line == f"store file:///shared: away since {clock()}, operations 30 (list 4, write 20); 2 failed"
     assert "store redis://host: being opened, operations 0" in shown(
         {**STATUS, "store": {"url": "redis://host", "open": False}}
     )

@@ -122,14 +122,21 @@ def _known(host: Host) -> tuple[View | None, tuple[Address, ...]]:
 
 
 def settled(world: ObservedWorld) -> bool:
-    """Everybody who lives acts in one view made of exactly the living, or nobody of them ever got in."""
+    """Everybody who lives acts in one view made of exactly the living, and knows of no later one; or nobody ever got in."""
     hosts = _in_touch(world)
     if not hosts:
         return True
+    if any(_ahead(host) for host in hosts):
+        return False  # it is on its way into a later view, whose members may be dead
     views = {host.activated[-1].view_id if host.activated else "" for host in hosts}
     if len(views) > 1 or views == {""}:
         return views == {""} and all(host.machine.view is None for host in hosts)
     return set(hosts[0].activated[-1].ids) == {host.id for host in hosts}
+
+
+def _ahead(host: Host) -> bool:
+    view = host.machine.view
+    return view is not None and bool(host.activated) and view.view_id != host.activated[-1].view_id
 
 
 def reason_to_block(world: ObservedWorld) -> str:

@@ -11,7 +11,9 @@ import torch
 from torch import nn
 
 from ftlib import ConfigError, FTLib, LocalSGD
+from ftlib.common.threads import Threads
 from ftlib.recovery.donor.private_copies import PrivateCopy
+from ftlib.recovery.layout.requests import Failures
 from ftlib.state.codec import decode, snapshot
 from ftlib.state.private import Private
 from ftlib.state.registry import Registered
@@ -117,7 +119,7 @@ def test_nor_does_a_recovery_beside_the_training() -> None:
 def test_nor_a_copy_of_private_state() -> None:
     (there, donor), (here, joiner) = in_private_state(), in_private_state()
     copy = PrivateCopy()
-    copy.make(donor, 1)
+    copy.make(donor, 1, Failures(Threads()))
     joiner.load(decode(snapshot(donor.tree(0, private=copy.part))))
     assert alike(there, here)
 

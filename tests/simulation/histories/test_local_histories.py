@@ -10,6 +10,7 @@ from collections import Counter
 import pytest
 
 from ftlib.recovery.donor.private_copies import PrivateCopy
+from ftlib.recovery.layout.requests import Failures
 from ftlib.state.registry import Registered
 from tests.simulation.data_plane import Trainers, play, random_history
 from tests.simulation.training import local
@@ -45,8 +46,8 @@ def test_promises_hold_in_random_histories(seed: int) -> None:
 def test_private_state_that_is_not_copied_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     make = PrivateCopy.make
 
-    def shows(copy: PrivateCopy, registered: Registered, version: int) -> None:
-        make(copy, registered, version)
+    def shows(copy: PrivateCopy, registered: Registered, version: int, failures: Failures) -> None:
+        make(copy, registered, version, failures)
         assert registered.private is not None
         copy.part = registered.private.part()
 
