@@ -94,6 +94,8 @@ class Bounds(Invariant):
         self._events = 0
         self._changes: dict[int, _Change] = {}
         self._proposers: dict[int, set[str]] = {}
+        self._adopted: dict[str, list[int]] = {}
+        """By member: the sizes of the newest two views that it has adopted."""
 
     def sees(self) -> Sees:
         """See ``Observer``."""
@@ -119,15 +121,17 @@ class Bounds(Invariant):
         change.messages += 1
         view = host.machine.view
         if view is not None:
-            change.size = max(change.size, 2 * len(view))  # a view may double; who tells of it late may be in a smaller one
+            # A view may double. Who tells those that it has removed is in a smaller one by then.
+            change.size = max(change.size, 2 * len(view), *self._adopted.get(host.id, ()))
         proposers = len(self._proposers.get(epoch, ())) or 1
         took = self.now - change.since
         limit = PER_CHANGE * change.size * proposers * (1 + took / self.world.config.resend)
         if change.messages > limit:
             self.fail(f"{change.messages} messages for epoch {epoch} in {took:.3f} s; the bound is {limit:.0f}")
 
-    def adopted(self, host: Host, view: View) -> None:  # noqa: ARG002
+    def adopted(self, host: Host, view: View) -> None:
         """See ``Observer``."""
+        self._adopted[host.id] = [*self._adopted.get(host.id, ())[-1:], len(view)]
         self._measure(host)
 
     def settled(self, host: Host) -> None:
