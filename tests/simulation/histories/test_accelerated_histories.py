@@ -74,9 +74,9 @@ def test_the_histories_have_every_fault_and_go_by_both_ways() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_it_comes_back_by_itself(seed: int) -> None:
-    """After every death, and where somebody joins, soon all calls go by accelerators again."""
+    """After every death, and where somebody joins, soon all calls go by accelerators again, if these can be built."""
     accelerators = Accelerators(seed, lambda _rng, _index: HEALTHY)
-    with Job(seed, 4, accelerators=accelerators, on_device=3, compute=0.02, long_steps=0.0) as job:
+    with Job(seed, 4, accelerators=accelerators, on_device=3, compute=0.02, long_steps=0.0, pace=Pace(unbuilt=0.0)) as job:
         promises = job.trainers.promises
         for turn in range(3):
             job.world.run(1.0)
