@@ -165,10 +165,25 @@ def test_it_comes_back_with_the_state() -> None:
     with pair(flat=True, rejoin=True) as both:
         both.miss(1)
         told: list[Status] = []
-        over = threading.Event()
-        thread, _ = arrive(both.members[1], lambda: told.append(both.members[1].decline()) or over.set())
+        over, ended = threading.Event(), threading.Event()
+        other = both.members[0]._plane
+
+        def come_back() -> None:
+            told.append(both.members[1].decline())
+            over.set()
+            finished = both.members[1]._plane.finished
+
+            def in_the_next() -> bool:
+                return (call := other.current) is not None and call.number > finished
+
+            eventually(lambda: ended.is_set() or in_the_next(), "the other has seen it, or is in one more call")
+            if not ended.is_set():
+                both.step(1)
+
+        thread, _ = arrive(both.members[1], come_back)
         while not over.is_set():
             both.step(0)
+        ended.set()
         thread.join(TIMEOUT)
         assert told == [Status.FAIL]
         assert both.members[1]._plane.counters.rejoins == 1
