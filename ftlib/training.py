@@ -407,7 +407,7 @@ class Calls(ABC):
         """A wrapper makes a ``preface`` now and then. ``tensors``: a method that returns what it would be of by now; none if
         there will be none. It is forgotten with its object.
         """
-        self._prefaces.append(weakref.WeakMethod(tensors))
+        self._prefaces = [*(each for each in self._prefaces if each() is not None), weakref.WeakMethod(tensors)]
 
     def preface(self, tensors: Sequence[torch.Tensor]) -> Status:
         """A call that a wrapper makes before one of the program's: the tensors of rank 0 become those of all members.

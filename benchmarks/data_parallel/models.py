@@ -26,7 +26,7 @@ class Elsewhere(torch.autograd.Function):
 
     @staticmethod
     def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        time.sleep(BACKWARD)  # as above
+        time.sleep(BACKWARD)  # as an accelerator would compute
         return gradient
 
 

@@ -166,8 +166,8 @@ def lose(cluster: Cluster, victim: Worker, number: int = signal.SIGKILL, *, whol
 
 def strike(cluster: Cluster, number: signal.Signals, chance: random.Random, **more: Any) -> Loss:
     """A signal for one at random; ``more``: see ``lose``."""
-    # Past what the last view change left behind, and at whatever moment of a call and of a probe round.
-    time.sleep(0.3 + chance.random() * 0.2)  # see above
+    # Past what the last view change left behind.
+    time.sleep(0.3 + chance.random() * 0.2)  # the fault falls anywhere in a call and in a round of probes
     return lose(cluster, chance.choice(cluster.alive()), number, **more)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -264,3 +265,11 @@ def test_a_call_that_a_wrapper_makes_before_an_average_is_declined_with_it(when:
         statuses, _, used = found[0]
         assert [number for number, status in enumerate(statuses) if not status] == [when]
         assert used == list(range(samples))
+
+
+def test_wrappers_that_are_gone_are_not_asked_what_they_would_send() -> None:
+    with company(1) as crew:
+        for _ in range(5):
+            DistributedDataParallel(crew.members[0], nn.Linear(2, 1))
+            gc.collect()
+        assert len(crew.members[0]._prefaces) <= 4, "those of the last one, and of one that nobody has collected when it came"

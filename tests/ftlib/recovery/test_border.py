@@ -142,7 +142,6 @@ def test_with_fresh_it_keeps_its_own() -> None:
         assert joiner.shared_digest() in {digest for one in made[:2] for digest in one.hashes.values()}
 
 
-@pytest.mark.soak
 class Odd(Local):
     """It keeps something with its private state that cannot be sent, but not yet when it registers."""
 
