@@ -11,6 +11,7 @@ from consensus.messages import Ack, Evidence, EvidenceKind, Gossip, Message, Nac
 from consensus.protocol.machine import Machine
 from consensus.protocol.state.inputs import Checked
 
+from ..transcripts.script import agree, start_job
 from .people import CONFIG, T_EXCL, machine_in, member, sends, view_of
 
 START = 100.0
@@ -78,6 +79,34 @@ def test_a_member_that_has_never_acked_a_ping_is_pinged_again_in_the_same_round(
     assert sorted(send.address for send in pings) == [member(name).address for name in "bc"]
     machine.tick(OVER + CONFIG.ping_timeout)
     assert not sends(machine.drain(), Ping), "it has acked one by now"
+
+
+@pytest.mark.parametrize(
+    ("answers", "names", "pinged"),
+    [("bc", "ab", ""), ("c", "ab", "b"), ("bc", "abd", "bd")],
+    ids=["all have acked a moment ago", "one has not", "a newcomer"],
+)
+def test_in_a_new_view_all_are_pinged_at_once_unless_each_has_acked_a_moment_ago(answers: str, names: str, pinged: str) -> None:
+    """Who dies before its first ack cannot be discounted; and pings would take processor time from the recovery."""
+    machine = machine_in("abc", "a")
+    ping_all(machine, answers=answers)
+    soon = START + 0.1
+    machine._change.adopt(view_of(names, 2, machine._core.view_id), "a", soon)
+    machine.tick(soon)
+    asked = [send.message for send in sends(machine.drain(), Ping)]
+    targets = [ping.target for ping in asked if isinstance(ping, Ping)]
+    assert "".join(target for target in targets if target in names) == pinged, "c, which may live, is asked in any round"
+    machine.tick(OVER if not pinged else soon + CONFIG.contact_interval)
+    assert {member(name).address for name in names if name != "a"} <= {send.address for send in sends(machine.drain(), Ping)}
+
+
+def test_the_last_of_three_goes_on_where_two_die_within_a_moment() -> None:
+    """The second one dies as soon as it is in a view without the first: nobody has pinged in it yet."""
+    world, (first, second, last) = start_job(3)
+    world.kill(first)
+    world.run_until(lambda: second.installed[-1][0].epoch == last.installed[-1][0].epoch == 2, 1.0)
+    world.kill(second)
+    assert agree(world, [last]) < 0.1
 
 
 def test_who_answers_over_tcp_is_not_suspected_for_the_ping_that_it_did_not_ack() -> None:

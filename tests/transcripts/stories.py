@@ -274,9 +274,9 @@ def coordinator_crash(tale: Tale) -> None:
     _somebody_dies(
         tale,
         "Before the first FLUSH-REQUEST",
-        """D is slow here. A has a quorum without D's vote, waits 5 ms for it, and would ask for D's report then. B
-        and C know from A's pings that there is a newer list, have asked for it, and follow it; so they go on with the
-        next epoch at once. D has to catch up before it promises anything.""",
+        """D is slow here. A has a quorum without D's vote, waits 5 ms for it, and would ask for D's report then. Nobody
+        else knows that the list is chosen; but B and C have voted for it, so B proposes it again. Once it is chosen, B's
+        PREPARE for the next epoch shows C and D that there is a newer list. They ask for it before they promise.""",
         ("A", "before", "FlushRequest"),
         first="E",
         epoch=3,

@@ -21,9 +21,16 @@ LEAVERS_WAIT = 0.25
 class Installer:
     """Drives the installation of the view that this member had chosen, until it is active or superseded."""
 
-    def __init__(self, core: Core, accuse: Callable[[str, EvidenceKind, str, float], None]) -> None:
+    def __init__(
+        self,
+        core: Core,
+        accuse: Callable[[str, EvidenceKind, str, float], None],
+        late: Callable[[float], None] = lambda _now: None,
+    ) -> None:
+        """``late(now)``: called when reports have to be asked for."""
         self._core = core
         self._accuse = accuse
+        self._late = late
         self._installation: Installation | None = None
 
     def begin(self, installation: Installation, now: float) -> None:
@@ -85,6 +92,7 @@ class Installer:
             if now >= installation.next_send:
                 installation.send_at(now + self._core.config.resend)
                 self._send(installation, installation.missing_reports(), installation.flush_request())
+                self._late(now)
         elif not installation.sent and installation.busy_leavers() and now < installation.started + LEAVERS_WAIT:
             installation.send_at(installation.started + LEAVERS_WAIT)
         elif not installation.sent:

@@ -55,7 +55,7 @@ class ViewChange:
         self.register = Register(core, self._recorded, self._not_recorded, lambda: self._needs_view)
         self.proposer = Proposer(core, self.voter, self._chosen, self.register.create)
         self.accusations = Accusations(core, self.proposer.consider, self._believes)
-        self.installer = Installer(core, self.accusations.accuse)
+        self.installer = Installer(core, self.accusations.accuse, self._reports_are_late)
         self._frozen_at: float | None = None
         self._frozen_wait = core.config.frozen_wait
         """Seconds from then until this member asks for a new epoch."""
@@ -205,6 +205,9 @@ class ViewChange:
         told = tuple(parent.member(item.member_id) for item in removed if item.cause is not Cause.PROOF)
         self.adopt(view, self._core.member.id, now)
         self.installer.begin(self.installer.after(attempt, view, told, now), now)
+
+    def _reports_are_late(self, now: float) -> None:
+        self.detection.look_around(now)
 
     # The store
 

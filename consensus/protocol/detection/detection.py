@@ -39,6 +39,8 @@ class Detection:
         self.stall = Stall(core)
         self.leases = Leases(core, self.stall, now) if core.config.liveness is Liveness.LEASES else None
         self._verdicts = Verdicts(core, self.leases, accuse)
+        self._looked_around = False
+        """Whether a round of pings has begun in this view."""
 
     # Time
 
@@ -100,7 +102,10 @@ class Detection:
         core.table.postpone(late)
 
     def adopt(self, view: View, now: float) -> None:
-        """Follow a new view, and ping its members at once: a member that dies before its first ack cannot be discounted."""
+        """Follow a new view. A member that dies before its first ack cannot be discounted: so all are pinged at once, unless
+        each was in the view before and has acked within the last round. Then the next round comes in time, and whoever
+        recovers has the processors meanwhile (but see ``look_around``).
+        """
         core = self._core
         core.rumours.forget(view)
         core.links.adopt(view, crowded=core.crowded)
@@ -111,10 +116,18 @@ class Detection:
         if self.leases is not None:
             self.leases.adopt(view, now)
         if not self._watch.slots:
-            self._prober.next_round = now
+            self._looked_around = False
+            living = [peer for peer in core.table if peer.status is not Status.DEAD]
+            if any(peer.since >= now or peer.contact < now - self._interval for peer in living):
+                self._prober.next_round = now
         elif not watched:  # a thousand members should not ping in step
             self._prober.next_round = now + self._interval * core.rng.random()
         self.stall.forget()
+
+    def look_around(self, now: float) -> None:
+        """Begin a round now, if none has begun in this view: it finds the dead that nobody has noticed, and tells all of it."""
+        if not self._looked_around and not self._watch.slots:
+            self._prober.next_round = now
 
     def hinted(self, now: float) -> None:
         """This member's data plane failed: perhaps because of a broken link."""
@@ -133,6 +146,7 @@ class Detection:
 
     def _begin_round(self, now: float) -> None:
         core, interval, all_round = self._core, self._interval, False
+        self._looked_around = True
         if self._watch.slots:
             peer = core.table.get(self._watch.turn())
             targets = [] if peer is None or peer.status is Status.DEAD else [peer.member]

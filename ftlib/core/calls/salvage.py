@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
 
 import msgpack
@@ -74,7 +74,7 @@ class Report:
 
     def encode(self) -> bytes:
         """As bytes, at most ``REPORT_LIMIT``."""
-        data: bytes = msgpack.packb((_VERSION, *astuple(self)))
+        data: bytes = msgpack.packb((_VERSION, *(getattr(self, each.name) for each in fields(self))))
         return data
 
     @classmethod

@@ -32,18 +32,18 @@ seed=185 size=8 fences=1 drift=0.9 rest=0.02
 """The last of the larger side joined through m2 of the smaller: only its beacon reaches m2, which has a view already."""
 
 ASTRAY = """
-seed=43823 size=8 fences=1 trust_refused=1 skew=100000 drift=0 rest=0.5
+seed=80450 size=8 fences=1 trust_refused=1 skew=100000 drift=0 rest=0.5
 0.6 clog m4
 0.9 kill m3
 1.1 unclog m4
 1.9 pause m7
 4.41 isolate m5
 4.71 kill m5 m6
-7.21 clog m4
-7.23 lossy m0 0.3
-7.23 lossy m2 0.5
-7.25 restart m1 m2 m0
-8.25 start j0 m2
+7.317 clog m4
+7.333 lossy m2 0.5
+7.341 lossy m0 0.3
+7.381 restart m1 m2 m0
+8.583 start j0 m2
 """
 """m0 and m2 choose two epochs, admit m1 anew in the second, and die. m4 is in both and hears of neither: it discounts the dead
 and acts in another view of the first epoch. Then m1 tells it of the second, of a view that never can be active."""

@@ -144,7 +144,7 @@ BUGS = [
     Bug(silent_promise, rivals, 10, Ballots, "without telling its vote"),
     Bug(own_value, quarrels, 40, Ballots, "proposes anew"),
     Bug(round_zero_for_all, rivals, 10, Ballots, "takes round 0"),
-    Bug(old_answers_count, repeats, 100, Activation, "without quorum", known=12),
+    Bug(old_answers_count, repeats, 150, Activation, "without quorum", known=110),
     Bug(no_parent_id, hurries, 10, Activation, "without quorum"),
     Bug(votes_twice, halves, 40, Activation, "without quorum"),
     Bug(majority_of_the_living, partitions, 100, Activation, "without quorum", known=7),
