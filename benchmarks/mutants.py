@@ -68,26 +68,26 @@ TESTS = {
     ),
 }
 DEEP = tuple(
-    f"tests/simulation/test_{name}.py"
-    for name in (
-        "any",
-        "failpoints",
-        "faults",
-        "fencing",
-        "found",
-        "founding_apart",
-        "last_of_many",
-        "late_words",
-        "leases",
-        "lost_way_to_the_store",
-        "odd_ones",
-        "scripts",
-        "split_with_store",
-        "stalls",
-        "store",
-        "training_histories",
-        "words_of_the_dead",
-    )
+    f"tests/simulation/{room}test_{name}.py"
+    for room, names in {
+        "": ("faults", "scripts", "store"),
+        "histories/": ("found", "training_histories"),
+        "stories/": (
+            "any",
+            "failpoints",
+            "fencing",
+            "founding_apart",
+            "last_of_many",
+            "late_words",
+            "leases",
+            "lost_way_to_the_store",
+            "odd_ones",
+            "split_with_store",
+            "stalls",
+            "words_of_the_dead",
+        ),
+    }.items()
+    for name in names
 )
 """Histories, which take longer; random ones only where each is short."""
 LONGEST = 12.0

@@ -12,6 +12,8 @@ from pathlib import Path
 import grimp
 import pytest
 
+from benchmarks import mutants
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("consensus", "ftlib")
 MOST = 15
@@ -76,3 +78,9 @@ def _logs_plainly(node: ast.AST) -> bool:
         case ast.ImportFrom(module="logging", names=names):
             return any(alias.name in makers for alias in names)
     return False
+
+
+def test_what_the_mutants_are_made_of_and_tried_by_exists() -> None:
+    """``benchmarks/mutants.py`` names files that may have moved."""
+    named = [*sum(mutants.CODE.values(), ()), *sum(mutants.TESTS.values(), ()), *mutants.DEEP]
+    assert not [path for path in named if not (ROOT / path).exists()]
