@@ -201,10 +201,10 @@ print("begins", flush=True)
 member = Gossip(Config(agent=Home.PROCESS))
 member.start()
 member.seek_admission()
-assert member.wait_view(120)
-address = "http://%s:%d/status" % member.member.address
+found = member.wait_view(120)  # it may end before it has founded
 if sys.argv[1] == "answers":
-    urllib.request.urlopen(address, timeout=120).close()
+    assert found
+    urllib.request.urlopen("http://%s:%d/status" % member.member.address, timeout=120).close()
 else:
     until = time.monotonic() + 120
     while member.stopped is None and time.monotonic() < until:
