@@ -7,9 +7,12 @@ from random import Random
 
 import pytest
 
-from consensus.messages import Ack, Evidence, EvidenceKind, Gossip, Message, Nack, Ping, PingRequest, Status, Update
+from consensus.border import Freeze, Leave
+from consensus.messages import Ack, Evidence, EvidenceKind, Gossip, Install, Message, Nack, Ping, PingRequest, Status, Update
+from consensus.progress import Progress
 from consensus.protocol.machine import Machine
 from consensus.protocol.state.inputs import Checked
+from consensus.simulation import Host
 
 from ..transcripts.script import agree, start_job
 from .people import CONFIG, T_EXCL, machine_in, member, sends, view_of
@@ -107,6 +110,44 @@ def test_the_last_of_three_goes_on_where_two_die_within_a_moment() -> None:
     world.run_until(lambda: second.installed[-1][0].epoch == last.installed[-1][0].epoch == 2, 1.0)
     world.kill(second)
     assert agree(world, [last]) < 0.1
+
+
+def test_all_hear_of_a_view_that_waits_for_a_leaver() -> None:
+    """If its driver dies meanwhile, and the leaver hangs, they are past the view in which they needed its vote."""
+    world, (driver, *others, leaver) = start_job(4)
+    carry_out = leaver.plane.handle
+    leaver.plane.handle = lambda order: None if isinstance(order, Freeze) else carry_out(order)  # type: ignore[method-assign]
+    for host in (driver, *others, leaver):
+        host.machine.set_progress(Progress(16, 17, world.now, busy=True))
+    world.inside(leaver, lambda: leaver.machine.handle(Leave(17), world.now))
+    world.run_until(lambda: driver.machine.view is not None and driver.machine.view.epoch == 2, 3.0)
+    world.run(0.1)
+    assert not any(host.installed[-1][0].epoch == 2 for host in others), "INSTALL waits for the leaver's last call"
+    world.pause(leaver)
+    world.kill(driver)
+    assert agree(world, others) < 0.1
+
+
+@pytest.mark.parametrize("size", [6, 9])
+def test_who_alone_has_a_view_hears_of_the_death_of_its_driver(size: int) -> None:
+    """The others find that death, and speak of it in the view before: who is in the new one must not pass over that."""
+    world, members = start_job(size)
+    driver, *others, junior = members
+    sent = 0
+
+    def watch(host: Host, message: Message) -> bool:
+        nonlocal sent
+        sent += host is driver and isinstance(message, Install)
+        if sent > 1 and host.alive and host is driver:
+            world.kill(driver)
+        return sent <= 1 or host is not driver
+
+    world.watch = watch
+    world.kill(junior)
+    world.run_until(lambda: not driver.alive, 1.0)
+    world.run(0.002)
+    assert [host.machine.view.epoch for host in others if host.machine.view is not None].count(2) == 1
+    assert agree(world, others) < 0.1
 
 
 def test_who_answers_over_tcp_is_not_suspected_for_the_ping_that_it_did_not_ack() -> None:

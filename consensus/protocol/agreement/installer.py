@@ -27,7 +27,7 @@ class Installer:
         accuse: Callable[[str, EvidenceKind, str, float], None],
         late: Callable[[float], None] = lambda _now: None,
     ) -> None:
-        """``late(now)``: called when reports have to be asked for."""
+        """``late(now)``: called when reports are waited for."""
         self._core = core
         self._accuse = accuse
         self._late = late
@@ -95,6 +95,7 @@ class Installer:
                 self._late(now)
         elif not installation.sent and installation.busy_leavers() and now < installation.started + LEAVERS_WAIT:
             installation.send_at(installation.started + LEAVERS_WAIT)
+            self._late(now)  # the others should know of the view by now: if both die, they need no vote of the leaver
         elif not installation.sent:
             installation.advance(Gain.REPORTED)
             self._core.history.mark(Moment.SENT, installation.view.epoch, now)

@@ -54,8 +54,8 @@ class ViewChange:
         self.voter = Voter(core)
         self.register = Register(core, self._recorded, self._not_recorded, lambda: self._needs_view)
         self.proposer = Proposer(core, self.voter, self._chosen, self.register.create)
-        self.accusations = Accusations(core, self.proposer.consider, self._believes)
-        self.installer = Installer(core, self.accusations.accuse, self._reports_are_late)
+        self.accusations = Accusations(core, self.proposer.consider, self._believes, self._look_around)
+        self.installer = Installer(core, self.accusations.accuse, self._look_around)
         self._frozen_at: float | None = None
         self._frozen_wait = core.config.frozen_wait
         """Seconds from then until this member asks for a new epoch."""
@@ -206,7 +206,7 @@ class ViewChange:
         self.adopt(view, self._core.member.id, now)
         self.installer.begin(self.installer.after(attempt, view, told, now), now)
 
-    def _reports_are_late(self, now: float) -> None:
+    def _look_around(self, now: float) -> None:
         self.detection.look_around(now)
 
     # The store

@@ -25,10 +25,20 @@ _WITNESSES = 8
 class Accusations:
     """This member's evidence against others of its view. Calls ``changed(now)`` when there may be reason to act."""
 
-    def __init__(self, core: Core, changed: Callable[[float], None], believes: Callable[[str, str, float], bool]) -> None:
-        """``believes(accused, source, now)``: whether the report of ``source`` that ``accused`` is silent counts here."""
+    def __init__(
+        self,
+        core: Core,
+        changed: Callable[[float], None],
+        believes: Callable[[str, str, float], bool],
+        apart: Callable[[float], None],
+    ) -> None:
+        """``believes(accused, source, now)``: whether the report of ``source`` that ``accused`` is silent counts here.
+
+        ``apart(now)``: called when a member of this view speaks of another view.
+        """
         self._core = core
         self._believes = believes
+        self._apart = apart
         self._changed = changed
         self._due: dict[tuple[str, EvidenceKind], tuple[Evidence, float, float]] = {}
 
@@ -201,7 +211,10 @@ class Accusations:
     def on_evidence(self, sender: str, message: Evidence, now: float) -> None:
         """Another member's evidence. Evidence about another view is ignored: it is judged there, or found again in this one."""
         core = self._core
-        if core.view is None or sender not in core.view or message.view_id != core.view.view_id:
+        if core.view is None or sender not in core.view:
+            return
+        if message.view_id != core.view.view_id:
+            self._apart(now)  # one of the two is behind: it would wait for whom the other one takes for gone
             return
         if message.accused == core.member.id and message.kind not in (EvidenceKind.FROZEN, EvidenceKind.SEVERED):
             return

@@ -117,12 +117,15 @@ class Detection:
             self.leases.adopt(view, now)
         if not self._watch.slots:
             self._looked_around = False
-            living = [peer for peer in core.table if peer.status is not Status.DEAD]
-            if any(peer.since >= now or peer.contact < now - self._interval for peer in living):
+            if core.crowded or any(self._unmet(peer, now) for peer in core.table):
                 self._prober.next_round = now
         elif not watched:  # a thousand members should not ping in step
             self._prober.next_round = now + self._interval * core.rng.random()
         self.stall.forget()
+
+    def _unmet(self, peer: Peer, now: float) -> bool:
+        """Whether a member has just come, or has not acked within the last round."""
+        return peer.status is not Status.DEAD and (peer.since >= now or peer.contact < now - self._interval)
 
     def look_around(self, now: float) -> None:
         """Begin a round now, if none has begun in this view: it finds the dead that nobody has noticed, and tells all of it."""
