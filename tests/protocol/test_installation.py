@@ -95,7 +95,7 @@ def installing(parent: View | None = PARENT) -> Installer:
     """At "a", which lacks the report of "c"."""
     core = core_of("a")
     core.follow(VIEW)
-    one = Installer(core, lambda *_: None)
+    one = Installer(core, lambda *_: None, lambda _now: None)
     one.begin(installation({"a": b"A"}, parent), 100.0)
     return one
 
@@ -139,7 +139,7 @@ def test_a_leaver_in_its_last_call_has_a_moment_to_end_it() -> None:
     def leaving() -> tuple[Core, Installer]:
         core = core_of("a")
         core.follow(view)
-        one = Installer(core, lambda *_: None)
+        one = Installer(core, lambda *_: None, lambda _now: None)
         reports, removed = {"a": b"A", "c": b"C"}, (Removal("b", Cause.LEFT),)
         one.begin(Installation(view, PARENT, (0, "a"), reports, 100.0, removed=removed), 100.0)
         return core, one
@@ -158,7 +158,7 @@ def test_a_leaving_driver_gives_up_only_once_nobody_of_its_view_lives() -> None:
     core = core_of("b")
     core.turn(Turn.ADMITTED)
     core.follow(VIEW)
-    one = Installer(core, lambda *_: None)
+    one = Installer(core, lambda *_: None, lambda _now: None)
     one.begin(installation({"a": b"A", "c": b"C"}), 100.0)
     for index, name in enumerate(VIEW.ids):
         assert core.stopped is None, "somebody may still build the group"
@@ -190,7 +190,11 @@ def test_who_keeps_the_others_waiting_for_too_long_is_unready() -> None:
     accused: list[tuple[str, EvidenceKind, str]] = []
     core = core_of("a")
     core.follow(VIEW)
-    one = Installer(core, lambda member_id, kind, detail, _: accused.append((member_id, kind, detail.split(" within")[0])))
+    one = Installer(
+        core,
+        lambda member_id, kind, detail, _: accused.append((member_id, kind, detail.split(" within")[0])),
+        lambda _now: None,
+    )
     one.begin(installation({"a": b"A"}), 100.0)
     late = 100.0 + core.config.ready_timeout
     one.tick(late - 0.01)
@@ -208,7 +212,7 @@ def test_a_call_that_a_gone_member_was_in_is_not_waited_for() -> None:
     """Those asked for their reports would else stay in it."""
     core = core_of("a")
     core.follow(VIEW)
-    one = Installer(core, lambda *_: None)
+    one = Installer(core, lambda *_: None, lambda _now: None)
     one.begin(Installation(VIEW, PARENT, (0, "a"), {"a": b"A"}, 100.0, after_call=7), 100.0)
     one.tick(101.0)
     core.evidence.prove("j", "it is gone", 100.0, 101.1)

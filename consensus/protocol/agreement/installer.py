@@ -25,7 +25,7 @@ class Installer:
         self,
         core: Core,
         accuse: Callable[[str, EvidenceKind, str, float], None],
-        late: Callable[[float], None] = lambda _now: None,
+        late: Callable[[float], None],
     ) -> None:
         """``late(now)``: called when reports are waited for."""
         self._core = core
