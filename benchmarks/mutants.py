@@ -7,7 +7,8 @@
 A mutant lives in a forked process that has everything loaded: the code of the one function is exchanged, and the tests that
 cover the line run, quickest first, until one fails. That takes milliseconds to seconds. Which tests cover what is noted once,
 by running each test under a tracer. Results go to ``out/mutants``, a line each; a mutant is known by its function's source, so
-results of functions that have not changed since are kept. One process at a time; give it a low priority with ``nice``.
+results of functions that have not changed since are kept. ``-j`` tries several at a time, as many tests mostly wait; give it a
+low priority with ``nice``.
 
 Planted are errors in functions only: comparisons, ``and`` for ``or``, signs, numbers, conditions turned round, results, calls
 and assignments to attributes left out. Texts and log lines stay as they are. A survivor is a question, not a verdict: it may be
@@ -30,7 +31,7 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
@@ -116,6 +117,9 @@ _SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
     ast.BitAnd: ast.BitOr,
 }
 _NAMES = {"min": "max", "max": "min", "any": "all", "all": "any"}
+
+Tests = Mapping[tuple[str, int], list[tuple[float, str]]]
+"""By file and line: the tests that run over it, each after the seconds that it takes."""
 
 
 @dataclass(frozen=True)
@@ -308,8 +312,8 @@ class Cover:
 class Runner:
     """A plugin of pytest whose loop tries mutants instead of running each test once."""
 
-    def __init__(self, name: str, seconds: float, budget: float, only: str, deep: bool) -> None:
-        self._name, self._budget, self._only, self._deep = name, budget, only, deep
+    def __init__(self, name: str, seconds: float, budget: float, only: str, deep: bool, jobs: int) -> None:
+        self._name, self._budget, self._only, self._deep, self._jobs = name, budget, only, deep, jobs
         self._until = time.monotonic() + seconds
         self._failed = ""
         self._items: dict[str, pytest.Item] = {}
@@ -343,16 +347,32 @@ class Runner:
             for entry in results(self._name)
             if not self._deep or entry["deep"] or entry["verdict"] not in ("survived", "no test")
         }
-        with (RESULTS / f"{self._name}.jsonl").open("a") as log:
-            for mutant in todo:
-                if time.monotonic() > self._until:
-                    break
-                if mutant.key in known:
-                    continue
-                verdict = self._try(mutant, trees[mutant.file], sorted(tests[str(ROOT / mutant.file), mutant.line]))
-                log.write(json.dumps({**asdict(mutant), "key": mutant.key, "deep": self._deep, **verdict}) + "\n")
-                log.flush()
+        todo = [mutant for mutant in todo if mutant.key not in known]
+        children = [self._fork(todo[nth :: self._jobs], trees, tests) for nth in range(self._jobs)]
+        for child in children:
+            _, status = os.waitpid(child, 0)
+            if status:
+                session.testsfailed += 1
         return True
+
+    def _fork(self, todo: list[Mutant], trees: dict[str, ast.Module], tests: Tests) -> int:
+        """A process that tries these mutants."""
+        child = os.fork()
+        if child:
+            return child
+        status = 1
+        try:
+            with (RESULTS / f"{self._name}.jsonl").open("a") as log:
+                for mutant in todo:
+                    if time.monotonic() > self._until:
+                        break
+                    covering = sorted(tests.get((str(ROOT / mutant.file), mutant.line), []))
+                    verdict = self._try(mutant, trees[mutant.file], covering)
+                    log.write(json.dumps({**asdict(mutant), "key": mutant.key, "deep": self._deep, **verdict}) + "\n")
+                    log.flush()
+            status = 0
+        finally:
+            os._exit(status)
 
     def _cover(self, session: pytest.Session, files: list[Path]) -> dict[str, tuple[float, list[tuple[str, int]]]]:
         """By test: how long it takes, and the lines it runs over. Kept in a file; tests that are not in it are run."""
@@ -482,6 +502,7 @@ def main() -> int:
         "--budget", type=float, default=BUDGET, help="seconds of tests that one mutant is worth (default: %(default)g)"
     )
     parser.add_argument("--only", default="", metavar="TEXT", help="mutants whose file:function contains this")
+    parser.add_argument("-j", "--jobs", type=int, default=1, metavar="N", help="try N at a time (default: %(default)d)")
     parser.add_argument("--deep", action="store_true", help="by histories of the simulation, too, which takes longer")
     parser.add_argument("--tests", nargs="+", metavar="PATH", help="by these tests alone")
     parser.add_argument("--report", action="store_true", help="show what was tried, and try nothing")
@@ -493,7 +514,7 @@ def main() -> int:
     os.environ["OMP_NUM_THREADS"] = "1"
     options = ["-q", "-p", "no:cacheprovider", "-o", "timeout=0", "-m", "not soak and not process and not gpu"]
     options += args.tests or (*TESTS[args.name], *(DEEP if args.deep else ()))
-    status = pytest.main(options, plugins=[Runner(args.name, args.seconds, args.budget, args.only, args.deep)])
+    status = pytest.main(options, plugins=[Runner(args.name, args.seconds, args.budget, args.only, args.deep, args.jobs)])
     report(args.name)
     return int(status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED))
 
