@@ -1,7 +1,7 @@
 """Mutants: the product with one small error planted, and whether any test that runs over that line notices.
 
     python -m benchmarks mutants protocol --seconds 3600   # tries on from where the last run ended
-    python -m benchmarks mutants protocol --deep           # those that survived once more, by histories of tests/simulation
+    python -m benchmarks mutants protocol --deep           # those that survived once more, by histories and other rooms' tests
     python -m benchmarks mutants plane --report            # what has been tried so far, and which mutants survived
 
 A mutant lives in a forked process that has everything loaded: the code of the one function is exchanged, and the tests that
@@ -31,11 +31,11 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
-from typing import Any, Self
+from typing import Any, NoReturn, Self, TypeVar
 
 import pytest
 
@@ -68,29 +68,32 @@ TESTS = {
         ),
     ),
 }
-DEEP = tuple(
-    f"tests/simulation/{room}test_{name}.py"
-    for room, names in {
-        "": ("faults", "scripts", "store"),
-        "histories/": ("found", "training_histories"),
-        "stories/": (
-            "any",
-            "failpoints",
-            "fencing",
-            "founding_apart",
-            "last_of_many",
-            "late_words",
-            "leases",
-            "lost_way_to_the_store",
-            "odd_ones",
-            "split_with_store",
-            "stalls",
-            "words_of_the_dead",
-        ),
-    }.items()
-    for name in names
-)
-"""Histories, which take longer; random ones only where each is short."""
+DEEP = {
+    "protocol": tuple(
+        f"tests/simulation/{room}test_{name}.py"
+        for room, names in {
+            "": ("faults", "scripts", "store"),
+            "histories/": ("found", "training_histories"),
+            "stories/": (
+                "any",
+                "failpoints",
+                "fencing",
+                "founding_apart",
+                "last_of_many",
+                "late_words",
+                "leases",
+                "lost_way_to_the_store",
+                "odd_ones",
+                "split_with_store",
+                "stalls",
+                "words_of_the_dead",
+            ),
+        }.items()
+        for name in names
+    ),
+    "plane": ("tests/ftlib",),
+}
+"""What those that survived are tried by, which takes longer: histories, random ones only where each is short; whole rooms."""
 LONGEST = 12.0
 """Seconds of processor time above which a test is not used, as traced."""
 BUDGET = 6.0
@@ -118,6 +121,7 @@ _SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
 }
 _NAMES = {"min": "max", "max": "min", "any": "all", "all": "any"}
 
+T = TypeVar("T")
 Tests = Mapping[tuple[str, int], list[tuple[float, str]]]
 """By file and line: the tests that run over it, each after the seconds that it takes."""
 
@@ -342,34 +346,37 @@ class Runner:
         random.Random(1).shuffle(todo)
         todo = [mutant for mutant in _in_turn(todo) if self._only in mutant.key]
         trees = {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in files}
-        known = {
-            entry["key"]
-            for entry in results(self._name)
-            if not self._deep or entry["deep"] or entry["verdict"] not in ("survived", "no test")
-        }
-        todo = [mutant for mutant in todo if mutant.key not in known]
-        children = [self._fork(todo[nth :: self._jobs], trees, tests) for nth in range(self._jobs)]
-        for child in children:
-            _, status = os.waitpid(child, 0)
-            if status:
-                session.testsfailed += 1
+        known = {entry["key"]: entry for entry in results(self._name)}
+        if self._deep:
+            again = {key for key, entry in known.items() if entry["verdict"] in ("survived", "no test") and not entry["deep"]}
+            todo = [mutant for mutant in todo if mutant.key in again]
+        else:
+            todo = [mutant for mutant in todo if mutant.key not in known]
+
+        def attempt(mutant: Mutant) -> str:
+            covering = sorted(tests.get((str(ROOT / mutant.file), mutant.line), []))
+            verdict = self._try(mutant, trees[mutant.file], covering)
+            return json.dumps({**asdict(mutant), "key": mutant.key, "deep": self._deep, **verdict})
+
+        session.testsfailed += self._share(todo, attempt, RESULTS / f"{self._name}.jsonl")
         return True
 
-    def _fork(self, todo: list[Mutant], trees: dict[str, ast.Module], tests: Tests) -> int:
-        """A process that tries these mutants."""
-        child = os.fork()
-        if child:
-            return child
+    def _share(self, todo: Sequence[T], deed: Callable[[T], str], log: Path) -> int:
+        """In several processes, while there is time: do it with each of ``todo``, and append what it returns to ``log``, as a
+        line. Returns how many of the processes failed.
+        """
+        children = [os.fork() or self._work(todo[nth :: self._jobs], deed, log) for nth in range(self._jobs)]
+        return sum(os.waitpid(child, 0)[1] != 0 for child in children)
+
+    def _work(self, todo: Sequence[T], deed: Callable[[T], str], log: Path) -> NoReturn:
         status = 1
         try:
-            with (RESULTS / f"{self._name}.jsonl").open("a") as log:
-                for mutant in todo:
+            with log.open("a") as lines:
+                for each in todo:
                     if time.monotonic() > self._until:
                         break
-                    covering = sorted(tests.get((str(ROOT / mutant.file), mutant.line), []))
-                    verdict = self._try(mutant, trees[mutant.file], covering)
-                    log.write(json.dumps({**asdict(mutant), "key": mutant.key, "deep": self._deep, **verdict}) + "\n")
-                    log.flush()
+                    lines.write(deed(each) + "\n")
+                    lines.flush()
             status = 0
         finally:
             os._exit(status)
@@ -377,39 +384,40 @@ class Runner:
     def _cover(self, session: pytest.Session, files: list[Path]) -> dict[str, tuple[float, list[tuple[str, int]]]]:
         """By test: how long it takes, and the lines it runs over. Kept in a file; tests that are not in it are run."""
         path = RESULTS / f"{self._name}-cover.jsonl"
-        known: dict[str, tuple[float, list[tuple[str, int]]]] = {}
-        if path.exists():
-            for line in path.read_text().splitlines():
-                entry = json.loads(line)
-                known[entry["test"]] = (entry["took"], [(str(ROOT / file), number) for file, number in entry["lines"]])
+        known = {entry["test"] for entry in _entries(path)}
         names = frozenset(map(str, files))
-        for number, item in enumerate(session.items):
-            if item.nodeid in known or time.monotonic() > self._until:
-                continue
-            reader, writer = os.pipe()
-            child = os.fork()
-            if not child:
-                os.close(reader)
-                resource.setrlimit(resource.RLIMIT_CPU, (int(LONGEST), int(LONGEST) + 1))
-                began = time.process_time()
-                with Cover(names) as cover:
-                    fine = self._runs(session, [item])
-                took = time.process_time() - began if fine else LONGEST
-                lines = sorted((file.removeprefix(f"{ROOT}/"), line) for file, line in cover.lines) if fine else []
-                with os.fdopen(writer, "w") as pipe:
-                    pipe.write(json.dumps({"test": item.nodeid, "took": round(took, 4), "lines": lines}) + "\n")
-                os._exit(0)
-            os.close(writer)
-            with os.fdopen(reader) as pipe:
-                text = pipe.read() or json.dumps({"test": item.nodeid, "took": LONGEST, "lines": []}) + "\n"
-            os.waitpid(child, 0)
-            with path.open("a") as log:
-                log.write(text)
-            entry = json.loads(text)
-            known[item.nodeid] = (entry["took"], [(str(ROOT / file), line) for file, line in entry["lines"]])
-            if number % 100 == 0:
-                print(f"covered by {number} of {len(session.items)} tests", file=sys.__stderr__, flush=True)
-        return {test: entry for test, entry in known.items() if test in self._items}
+        todo = [item for item in session.items if item.nodeid not in known]
+        if todo:
+            print(
+                f"{len(todo)} of {len(session.items)} tests run once, to see what they cover", file=sys.__stderr__, flush=True
+            )
+            session.testsfailed += self._share(todo, lambda item: self._covered(session, item, names), path)
+        return {
+            entry["test"]: (entry["took"], [(str(ROOT / file), line) for file, line in entry["lines"]])
+            for entry in _entries(path)
+            if entry["test"] in self._items
+        }
+
+    def _covered(self, session: pytest.Session, item: pytest.Item, names: frozenset[str]) -> str:
+        """Run a test in a child, and note what it covers; nothing, where it fails or takes too long."""
+        reader, writer = os.pipe()
+        child = os.fork()
+        if not child:
+            os.close(reader)
+            resource.setrlimit(resource.RLIMIT_CPU, (int(LONGEST), int(LONGEST) + 1))
+            began = time.process_time()
+            with Cover(names) as cover:
+                fine = self._runs(session, [item])
+            took = time.process_time() - began if fine else LONGEST
+            lines = sorted((file.removeprefix(f"{ROOT}/"), line) for file, line in cover.lines) if fine else []
+            with os.fdopen(writer, "w") as pipe:
+                pipe.write(json.dumps({"test": item.nodeid, "took": round(took, 4), "lines": lines}))
+            os._exit(0)
+        os.close(writer)
+        with os.fdopen(reader) as pipe:
+            text = pipe.read()
+        os.waitpid(child, 0)
+        return text or json.dumps({"test": item.nodeid, "took": LONGEST, "lines": []})
 
     def _try(self, mutant: Mutant, tree: ast.Module, tests: list[tuple[float, str]]) -> dict[str, Any]:
         code = planted(mutant, tree)
@@ -471,9 +479,11 @@ def sources(name: str) -> list[Path]:
 
 
 def results(name: str) -> list[dict[str, Any]]:
-    path = RESULTS / f"{name}.jsonl"
-    entries = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return list({entry["key"]: entry for entry in entries}.values())
+    return list({entry["key"]: entry for entry in _entries(RESULTS / f"{name}.jsonl")}.values())
+
+
+def _entries(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def report(name: str) -> None:
@@ -503,7 +513,7 @@ def main() -> int:
     )
     parser.add_argument("--only", default="", metavar="TEXT", help="mutants whose file:function contains this")
     parser.add_argument("-j", "--jobs", type=int, default=1, metavar="N", help="try N at a time (default: %(default)d)")
-    parser.add_argument("--deep", action="store_true", help="by histories of the simulation, too, which takes longer")
+    parser.add_argument("--deep", action="store_true", help="those that survived, by more tests, which takes longer")
     parser.add_argument("--tests", nargs="+", metavar="PATH", help="by these tests alone")
     parser.add_argument("--report", action="store_true", help="show what was tried, and try nothing")
     args = parser.parse_args()
@@ -513,7 +523,7 @@ def main() -> int:
         return 0
     os.environ["OMP_NUM_THREADS"] = "1"
     options = ["-q", "-p", "no:cacheprovider", "-o", "timeout=0", "-m", "not soak and not process and not gpu"]
-    options += args.tests or (*TESTS[args.name], *(DEEP if args.deep else ()))
+    options += args.tests or (*TESTS[args.name], *(DEEP[args.name] if args.deep else ()))
     status = pytest.main(options, plugins=[Runner(args.name, args.seconds, args.budget, args.only, args.deep, args.jobs)])
     report(args.name)
     return int(status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED))

@@ -82,5 +82,5 @@ def _logs_plainly(node: ast.AST) -> bool:
 
 def test_what_the_mutants_are_made_of_and_tried_by_exists() -> None:
     """``benchmarks/mutants.py`` names files that may have moved."""
-    named = [*sum(mutants.CODE.values(), ()), *sum(mutants.TESTS.values(), ()), *mutants.DEEP]
+    named = sum((*mutants.CODE.values(), *mutants.TESTS.values(), *mutants.DEEP.values()), ())
     assert not [path for path in named if not (ROOT / path).exists()]
