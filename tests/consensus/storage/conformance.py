@@ -153,6 +153,7 @@ class Conformance:
 
     async def test_a_lost_answer_is_resolved_by_reading(self, place: Place) -> None:
         async with place.store() as store, place.store() as other:
+            await store.create("views/0", b"")  # a server may answer to the first one that it does not know the command yet
             with place.losing_answers(store), pytest.raises(AmbiguousWriteError):
                 await store.create("views/1", b"mine")
             assert await other.read("views/1") == b"mine"

@@ -138,6 +138,8 @@ def test_it_founds_nothing_though_it_may_have_founded_before() -> None:
 
 @pytest.mark.parametrize("way", ["close", "leave"])
 def test_leaving_ends_it_on_its_way_in(way: str) -> None:
+    with company(1):
+        pass  # what the process keeps for good is there now
     before = left_behind()
     with company(2, rejoin=True) as crew:
         first, second = crew.members
