@@ -78,6 +78,11 @@ class Consensus(ABC):
     def id(self) -> str:
         """This member's id, known from the beginning; ``member`` is known only after ``start``."""
 
+    @property
+    def trust_refused(self) -> bool:
+        """Whether "connection refused" by the host of a member proves that its process is gone."""
+        return True
+
     def bind(self) -> Bound | None:
         """Bind the control address now instead of in ``start``. None: this backend does not know it. Idempotent."""
         return None

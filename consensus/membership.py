@@ -92,6 +92,11 @@ class Membership(Consensus):
         """The settings."""
         return self._config
 
+    @property
+    def trust_refused(self) -> bool:
+        """See ``Consensus`` and ``Config``."""
+        return self._config.trust_refused
+
     # Life
 
     def bind(self) -> Bound:

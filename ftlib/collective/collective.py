@@ -62,7 +62,9 @@ class Collective:
         self.terms = Terms(allow_pickle, _size("max_bytes", max_bytes))
         self.classes = Classes(allow_pickle=allow_pickle)
         self._seal = seal == "all"
-        self._loop = LinkLoop("ftlib-collective", buffer=_size("buffer", buffer), max_bytes=self.terms.max_bytes)
+        trusts = (x.consensus if isinstance(x, FTLib) else x).trust_refused
+        size = _size("buffer", buffer)
+        self._loop = LinkLoop("ftlib-collective", buffer=size, max_bytes=self.terms.max_bytes, trust_refused=trusts)
         self._lock = threading.RLock()
         self._groups: dict[Key, CollectiveGroup] = {}
         greeter = Greeter(self._loop, self.terms)

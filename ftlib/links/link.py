@@ -357,7 +357,7 @@ class Link:
     def _judge(self, error: Exception) -> None:
         """Nobody has said why it ended."""
         if self._state is _State.DOUBTFUL:
-            judge(self.peer, error, self._quiet, self._loop.link_timeout, self.fail)
+            judge(self.peer, error, self._quiet, self._loop, self.fail)
 
     def check(self) -> None:
         """The loop asks from time to time whether the peer's host still answers."""

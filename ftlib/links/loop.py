@@ -35,17 +35,20 @@ class LinkLoop:
         link_timeout: float = 5.0,
         seal_all: bool = False,
         ring: bool = True,
+        trust_refused: bool = True,
     ) -> None:
         """``buffer``: bytes a link keeps that nobody has asked for yet. ``max_bytes``: of a message's payload.
 
         ``link_timeout``: seconds after which the connection to a host that does not answer is broken.
         ``ring``: whether peers on this kernel may get shared memory instead of TCP.
+        ``trust_refused``: whether a control port that refuses connections proves that the peer is gone.
         """
         self.buffer = buffer
         self.max_bytes = max_bytes
         self.link_timeout = link_timeout
         self.seal_all = seal_all
         self.ring = ring
+        self.trust_refused = trust_refused
         self._name = name
         self._lock = threading.Lock()
         self._epoll = select.epoll()

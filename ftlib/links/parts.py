@@ -38,6 +38,7 @@ class Loop(Protocol):
     link_timeout: float
     seal_all: bool
     ring: bool
+    trust_refused: bool
 
     def add(self, fd: int, mask: int, ready: Callable[[int], None]) -> None:
         """Call ``ready(events)`` on the loop's thread when there are some for ``fd``."""

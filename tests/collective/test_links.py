@@ -27,6 +27,7 @@ from ftlib.links.errors import CollectiveError, GroupClosed, LinkBroken, PeerLos
 from ftlib.links.link import Link
 from ftlib.links.loop import LinkLoop
 from ftlib.links.ring import RingPath, make
+from ftlib.links.verdict import verdict
 from ftlib.links.wire import PREFIX
 from tests.harness.basics import TIMEOUT, eventually
 
@@ -463,6 +464,32 @@ def test_an_end_without_goodbye(reset: bool) -> None:
                 with pytest.raises(error):
                     inbox.take()
                 assert time.monotonic() - began > 0.2, "the agreement has time to say more"
+
+
+def test_a_refused_port_is_no_proof_where_a_firewall_may_refuse() -> None:
+    with tcp(far=B, trust_refused=False, link_timeout=0.4) as (link, theirs):
+        inbox = Inbox(link)
+        inbox.ask()
+        theirs.close()
+        with pytest.raises(LinkBroken, match="port is refused, which is no proof with trust_refused=False"):
+            inbox.take()
+
+
+def test_a_question_that_the_kernel_connects_to_itself_is_answered_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may draw, as the asker's own port, the one that is asked."""
+
+    def drawn(_address: object, _timeout: float) -> socket.socket:
+        handle = socket.socket()
+        handle.bind(("127.0.0.1", 0))
+        handle.connect(handle.getsockname())
+        return handle
+
+    monkeypatch.setattr(socket, "create_connection", drawn)
+    loop = LinkLoop()
+    try:
+        assert isinstance(verdict(B, EOFError("it ended"), threading.Event(), loop), PeerLost)
+    finally:
+        loop.close()
 
 
 def test_an_end_that_nobody_can_ask_about_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
