@@ -21,7 +21,8 @@ from typing import Any, Self
 import psutil
 
 from ftlib.common.processes import die_with_parent
-from tests.harness.cluster import ROOT, Stuck, bind
+from tests.harness.cluster import bind
+from tests.harness.nursery import ROOT, Stuck
 
 
 @dataclass

@@ -18,8 +18,6 @@ from rich.table import Table
 from tests.harness.cluster import load
 from tests.harness.verdict import Verdict
 
-__all__ = ["AGENTS", "Report", "chosen", "parser", "spread"]
-
 AGENTS = ("process", "thread")
 
 

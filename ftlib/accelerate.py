@@ -27,8 +27,6 @@ from .state.replay import replaying
 from .status import Status
 from .train.microbatches import Microbatches
 
-__all__ = ["FTAccelerator", "alone"]
-
 _TORCHRUN = ("LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Variables by which accelerate would take the workers for a job of torchrun's."""
 

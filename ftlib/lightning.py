@@ -23,8 +23,6 @@ from .settings.config import VETO
 from .status import Status
 from .train.microbatches import Microbatches
 
-__all__ = ["Batches", "FTCallback", "FTStrategy"]
-
 
 class Batches:
     """A loader without a length, which is how many batches of an ``ElasticSampler`` there will be: members come and go."""

@@ -23,8 +23,6 @@ from .ftlib import FTLib
 from .status import Status
 from .train.microbatches import Microbatches
 
-__all__ = ["FTTrainer", "FTTrainingArguments"]
-
 
 class FTTrainingArguments(TrainingArguments):
     """``TrainingArguments`` of one worker of a job, which is no process of torchrun's."""

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from xml.sax.saxutils import escape
 
-__all__ = ["AMBER", "BLUE", "GREEN", "GREY", "INK", "PALE", "PAPER", "QUIET", "RED", "VIOLET", "Canvas"]
-
 INK, QUIET, PAPER, LINE = "#1f2933", "#52606d", "#ffffff", "#9aa5b1"
 BLUE, GREEN, AMBER, RED, VIOLET, GREY = "#2f6690", "#2e7d4f", "#c77d1e", "#c0392b", "#6b4c9a", "#7b8794"
 PALE = {BLUE: "#e6eff6", GREEN: "#e5f3ea", AMBER: "#fbf0de", RED: "#fae5e2", VIOLET: "#efe9f7", GREY: "#f0f2f4", PAPER: PAPER}

@@ -19,8 +19,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the tables are t
 
 from consensus.transitions import Table
 
-__all__ = ["Arrow", "Box", "chart"]
-
 
 @dataclass(frozen=True)
 class Box:

@@ -5,6 +5,7 @@ logger that raises.
 from __future__ import annotations
 
 import ast
+import re
 import tomllib
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -84,3 +85,15 @@ def test_what_the_mutants_are_made_of_and_tried_by_exists() -> None:
     """``benchmarks/mutants.py`` names files that may have moved."""
     named = sum((*mutants.CODE.values(), *mutants.TESTS.values(), *mutants.DEEP.values()), ())
     assert not [path for path in named if not (ROOT / path).exists()]
+
+
+def test_only_doors_list_their_names() -> None:
+    """``__all__`` says what a package shows. In other files the underscore says it. torchft's names are a door of their own."""
+    lists = [
+        str(path.relative_to(ROOT))
+        for place in (*PACKAGES, "tests", "benchmarks", "imgs")
+        for path in sorted((ROOT / place).rglob("*.py"))
+        if path.name != "__init__.py" and re.search(r"^__all__\b", path.read_text(encoding="utf-8"), re.MULTILINE)
+    ]
+    doors = [path for path in lists if path.startswith("ftlib/torchft/") or path == "consensus/tools/metrics.py"]
+    assert lists == doors

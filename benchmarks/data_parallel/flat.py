@@ -20,8 +20,6 @@ from benchmarks.data_parallel.stand import quartiles, run
 from benchmarks.data_parallel.steps import MODES
 from benchmarks.report import Report
 
-__all__ = ["flat"]
-
 SIZES = {"25MB": 25 * 10**6, "100MB": 100 * 10**6}
 BARS = {"views": 1.10, "copies": 1.20}
 

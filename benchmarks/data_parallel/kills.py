@@ -19,12 +19,10 @@ from benchmarks.failures.faults import crew
 from benchmarks.failures.joining import beside, gone, ready, report_faults, watched
 from benchmarks.report import Report, spread
 from benchmarks.steps.costs import PROBES
-from tests.harness.cluster import Cluster, Stuck, Worker
-from tests.harness.nursery import Nursery
+from tests.harness.cluster import Cluster, Worker
+from tests.harness.nursery import Nursery, Stuck
 from tests.processes.jobs.episode import Episode
 from tests.processes.programs.wrapped import Phase, at, repeated, replayed
-
-__all__ = ["joins", "kills", "messages"]
 
 PROGRAM = "tests.processes.programs.wrapped:learn"
 KILLS = 15

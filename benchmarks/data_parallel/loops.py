@@ -14,8 +14,6 @@ from torch import nn
 
 from benchmarks.data_parallel.models import MODELS
 
-__all__ = ["FEWEST", "LIMIT", "LOOPS", "Case", "Loop", "build", "needs_ftlib"]
-
 LIMIT = timedelta(seconds=120)
 FEWEST = 10
 

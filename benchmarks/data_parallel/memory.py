@@ -10,8 +10,6 @@ from benchmarks.data_parallel.stand import Found, run
 from benchmarks.data_parallel.steps import MODES
 from benchmarks.report import Report
 
-__all__ = ["memory"]
-
 BAR = 1.1
 
 

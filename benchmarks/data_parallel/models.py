@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-__all__ = ["MODELS", "Kind"]
-
 FORWARD, BACKWARD = 0.010, 0.020
 """Seconds that a layer takes elsewhere."""
 ODD, EVEN = 31, 32

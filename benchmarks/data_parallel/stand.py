@@ -19,10 +19,9 @@ from typing import Any
 
 from benchmarks.data_parallel.loops import Case
 from ftlib.common.processes import die_with_parent
-from tests.harness.cluster import ROOT, Stuck, bind
+from tests.harness.cluster import bind
 from tests.harness.network import Network
-
-__all__ = ["Found", "lighthouse", "quartiles", "run", "run_linked"]
+from tests.harness.nursery import ROOT, Stuck
 
 WORKER = "benchmarks.data_parallel.worker"
 LIMIT = 400.0

@@ -12,8 +12,6 @@ from benchmarks.data_parallel.models import MODELS
 from benchmarks.data_parallel.stand import Found, lighthouse, quartiles, run, run_linked
 from benchmarks.report import Report
 
-__all__ = ["cost", "faults", "link", "small", "steps", "torchft"]
-
 MODES = {"views": True, "copies": False}
 LAYER_MB = (512 * 512 + 512) * 4 / 2**20
 """A layer of 512 x 512 with its bias is a bucket, in torch's way to fill them and in ours."""

@@ -20,7 +20,8 @@ from benchmarks.job import Job, busy_loops
 from benchmarks.report import AGENTS, Report, chosen, parser, spread
 from ftlib.cli.status import fetch_status
 from ftlib.errors import FTLibError
-from tests.harness.cluster import Cluster, Stuck, Worker
+from tests.harness.cluster import Cluster, Worker
+from tests.harness.nursery import Stuck
 from tests.harness.verdict import Verdict
 
 BARS = {signal.SIGKILL: 0.5, signal.SIGSTOP: 4.0}

@@ -21,7 +21,8 @@ from typing import Any
 import psutil
 
 from benchmarks.report import Report
-from tests.harness.cluster import LIMIT, Cluster, Stuck, Worker
+from tests.harness.cluster import LIMIT, Cluster, Worker
+from tests.harness.nursery import Stuck
 from tests.processes.jobs.launched import LaunchedRun
 
 COMES_UP = 60.0

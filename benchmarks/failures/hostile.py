@@ -46,7 +46,8 @@ from consensus import KeyRing, get, parse_address
 from consensus.wire.proofs import Exchange, decode, fresh_nonce, greeting
 from tests.consensus.crowd import crowd_process
 from tests.consensus.tap import may_listen, tap
-from tests.harness.cluster import ROOT, Cluster, Worker, load
+from tests.harness.cluster import Cluster, Worker, load
+from tests.harness.nursery import ROOT
 
 KINDS = ("replay", "flip", "cut", "grow", "splice", "random")
 

@@ -34,8 +34,8 @@ from typing import Any
 
 from benchmarks.report import Report, parser
 from ftlib.frameworks.accelerators.rehearsal.faults import VARIABLE
-from tests.harness.cluster import Cluster, Stuck, Worker
-from tests.harness.nursery import Nursery
+from tests.harness.cluster import Cluster, Worker
+from tests.harness.nursery import Nursery, Stuck
 from tests.harness.whereabouts import Part, whereabouts
 from tests.processes.jobs.episode import Episode
 from tests.processes.jobs.readers import ledger_violations

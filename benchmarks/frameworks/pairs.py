@@ -26,8 +26,6 @@ from benchmarks.report import Report, spread
 from ftlib import FTLib
 from ftlib.frameworks.accelerators.rehearsal.faults import VARIABLE
 
-__all__ = ["SIZES", "paired"]
-
 PLAIN = "gloo"
 SIZES = {"4KB": 4 << 10, "25MB": 25 * 10**6}
 PIECES = {"4KB": (1,), "25MB": (1, 60)}

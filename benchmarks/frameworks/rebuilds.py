@@ -27,8 +27,6 @@ from benchmarks.report import Report, parser
 from ftlib.frameworks import Framework, Group, GroupSpec, framework_by_name
 from ftlib.frameworks.base import Operation, OperationKind
 
-__all__ = ["rebuilt"]
-
 FRAMEWORKS = ("gloo", "isolated:gloo", "rehearsal")
 ACCELERATED = ("rehearsal",)
 ELEMENTS = 250_000

@@ -24,8 +24,6 @@ from benchmarks.job import Job
 from benchmarks.report import spread
 from ftlib import FTLib
 
-__all__ = ["GLOO_ROWS", "NCCL_ROWS", "accelerated", "by_gloo", "by_nccl", "main"]
-
 CASES = {"25 MB in 60 tensors": (25 * 10**6, 60), "4 KB": (4 << 10, 1)}
 RATIOS = {"gloo": 1.10, "nccl": 1.15}
 SMALL_MS, HOST_US = 0.5, 300.0

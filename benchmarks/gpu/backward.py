@@ -25,8 +25,6 @@ from benchmarks.job import Job
 from benchmarks.report import spread
 from ftlib import DistributedDataParallel, FTLib
 
-__all__ = ["ROWS", "main", "measure"]
-
 LAYERS, WIDTH, BATCH = 24, 512, 512
 BUCKET_MB = 5
 SIDES = ("torch's", "ours", "after backward")

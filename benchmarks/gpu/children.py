@@ -21,8 +21,6 @@ from tests.harness.holding import Holding, held
 from tests.harness.verdict import Verdict
 from tests.harness.worker import Lines
 
-__all__ = ["ROWS", "Forgiving", "measure"]
-
 LIMITS = {signal.SIGKILL: 0.25, signal.SIGSTOP: 1.5}
 """Seconds beyond a call without a fault."""
 ROWS = {

@@ -11,8 +11,6 @@ from benchmarks.gpu.stops import LIMIT, accelerated, bulk, crew, settle, spin_an
 from benchmarks.report import spread
 from tests.frameworks.crew import Crew, Worker
 
-__all__ = ["ROWS", "measure"]
-
 ROWS = {"1,000 communicators built, used, stopped, freed: device memory, threads, descriptors": "no growth"}
 RANKS = 2
 FIRST = 0.1

@@ -22,8 +22,6 @@ from ftlib import FTLib
 from tests.harness.cluster import Cluster, Worker
 from tests.harness.worker import Lines
 
-__all__ = ["ROWS", "Mortal", "measure"]
-
 ROWS = {"a process with a context and a spinning kernel is killed: its death is told, its sockets are closed": ""}
 """What is measured, and the bars, where it cannot be."""
 

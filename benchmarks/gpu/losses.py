@@ -17,12 +17,11 @@ from benchmarks.gpu.stand import Bench
 from benchmarks.report import spread
 from ftlib import FTLib
 from ftlib.frameworks.accelerators.managed import ManagedCommunicator
-from tests.harness.cluster import Cluster, Stuck, Worker
+from tests.harness.cluster import Cluster, Worker
 from tests.harness.holding import Holding, held
+from tests.harness.nursery import Stuck
 from tests.harness.verdict import Verdict
 from tests.harness.worker import Lines
-
-__all__ = ["ALLOWED", "ROWS", "Loser", "await_accelerators", "growth", "holdings", "measure"]
 
 PAUSE = 0.25
 ROWS = {

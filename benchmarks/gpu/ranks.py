@@ -15,8 +15,6 @@ from benchmarks.gpu.stand import STANDS, Stand
 from ftlib import FTLib
 from tests.harness.one_gpu import pose_as_a_host
 
-__all__ = ["LIMIT", "RANKS", "beside", "options"]
-
 RANKS = 2
 LIMIT = 60.0
 """Seconds for anything."""

@@ -14,8 +14,6 @@ from ftlib.frameworks.accelerators.nccl.structures import REDUCTIONS, TYPES
 from tests.frameworks.crew import Worker
 from tests.harness.basics import eventually
 
-__all__ = ["connect", "end", "identify", "launch_late"]
-
 ELEMENTS = 1_000_000
 SPUN = 0.05
 """Seconds after which kernels that were launched surely spin."""

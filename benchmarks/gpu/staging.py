@@ -17,9 +17,7 @@ from ftlib.core.calls.call import Call, Kind, Results
 from ftlib.core.tensors.device_copies import look
 from ftlib.core.tensors.layout import lay_out
 from ftlib.core.tensors.staging import Staging
-from tests.harness.cluster import ROOT
-
-__all__ = ["ROWS", "main", "measure", "measured"]
+from tests.harness.nursery import ROOT
 
 ELEMENTS = 25 * 10**6 // 4
 LIMITS = {60: 100e-6, 1000: 250e-6}

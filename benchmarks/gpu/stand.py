@@ -12,8 +12,6 @@ import torch
 from benchmarks.report import Report
 from tests.harness.nursery import Nursery
 
-__all__ = ["REAL", "REHEARSED", "STANDS", "Bench", "Stand"]
-
 
 @dataclass(frozen=True)
 class Stand:

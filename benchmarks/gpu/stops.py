@@ -19,8 +19,6 @@ from ftlib.frameworks.base import Operation, OperationKind
 from tests.frameworks.crew import Crew, Hand, Worker
 from tests.harness.basics import eventually
 
-__all__ = ["ROWS", "accelerated", "bulk", "crew", "measure"]
-
 ROWS = {
     "NCCL, 1, 2 and 4 ranks: revoke and abort while kernels spin": "",
     "an event recorded before success calls a spinning kernel ended": "",

@@ -20,8 +20,8 @@ from torch import nn
 from benchmarks.report import Report
 from ftlib import DiLoCo, FTLib
 from ftlib.common.processes import die_with_parent
-from tests.harness.cluster import ROOT, Stuck
 from tests.harness.network import Network
+from tests.harness.nursery import ROOT, Stuck
 
 BAR = 1.03
 SHARE = 0.8

@@ -41,7 +41,8 @@ from torch._C._distributed_c10d import TCPStore
 from benchmarks.failures.faults import all_after, crew, newest_epoch, pause
 from benchmarks.report import Report, chosen, parser, spread
 from ftlib.common.processes import die_with_parent
-from tests.harness.cluster import ROOT, Cluster, Stuck, Worker
+from tests.harness.cluster import Cluster, Worker
+from tests.harness.nursery import ROOT, Stuck
 from tests.harness.worker import Lines, Task
 
 KINDS = {"outside": signal.SIGRTMIN, "during": signal.SIGUSR2}

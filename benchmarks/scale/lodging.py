@@ -31,8 +31,6 @@ from consensus.runtime.host.progress_cell import ProgressCell
 from consensus.runtime.net.names import lookup
 from consensus.runtime.net.sockets import open_pair
 
-__all__ = ["Lodger", "main"]
-
 _BACKENDS: Mapping[str, type[Membership]] = {"gossip": Gossip, "shared_storage": SharedStorage}
 
 

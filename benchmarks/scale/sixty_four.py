@@ -27,7 +27,7 @@ from typing import Any, Self
 from benchmarks.job import cpu_seconds
 from benchmarks.report import Report, parser, spread
 from ftlib.common.processes import die_with_parent
-from tests.harness.cluster import ROOT, Stuck
+from tests.harness.nursery import ROOT, Stuck
 
 LIMIT = 40.0
 BARS = {64: (5.0, 0.3, 0.004)}

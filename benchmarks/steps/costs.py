@@ -26,7 +26,8 @@ from ftlib import ElasticSampler
 from ftlib.state.codec import snapshot
 from ftlib.state.registry import Registered
 from ftlib.state.snapshot import Backup
-from tests.harness.cluster import ROOT, Cluster, load
+from tests.harness.cluster import Cluster, load
+from tests.harness.nursery import ROOT
 
 PROBES = {"Ping", "Ack", "PingRequest", "Nack", "Gossip", "Knock", "Ticket", "Digest"}
 """What goes by the clock, or to those who are new; see ``docs/protocol.md``."""

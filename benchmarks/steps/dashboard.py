@@ -51,7 +51,7 @@ from ftlib.dashboard.desk import Desk, Gate, Means
 from ftlib.dashboard.watch import Sources, Watch
 from tests.dashboard.statuses import member_id, status
 from tests.harness.basics import eventually
-from tests.harness.cluster import ROOT
+from tests.harness.nursery import ROOT
 from tests.launch.helpers import SECRET, Run, running
 
 RING = KeyRing([SECRET])

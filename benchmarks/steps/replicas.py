@@ -36,9 +36,7 @@ from tests.harness.basics import bind
 from tests.harness.nursery import Nursery
 from tests.harness.worker import Lines, Task, joined
 from tests.processes.jobs.replicas import Replicas
-from tests.processes.programs.learner import prepare
-
-__all__ = ["hsdp", "main", "plain", "prepare"]
+from tests.processes.programs.learner import prepare  # noqa: F401 - the worker's process calls prepare
 
 STEP_BAR, COMMIT_BAR, PAUSE_BAR, BACK_BAR = 1.05, 0.3e-3, 0.150, 4.0
 WARM_UP = 20

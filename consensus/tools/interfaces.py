@@ -6,8 +6,6 @@ import ipaddress
 
 import psutil
 
-__all__ = ["interface_name", "interface_of"]
-
 
 def interface_of(host: str) -> tuple[str, int]:
     """Name and MTU of the interface that has the numeric address ``host``; "" and 0 if none has it."""

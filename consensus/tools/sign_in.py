@@ -20,8 +20,6 @@ from ..member import Address, format_address
 from ..wire.keys import KeyRing
 from ..wire.proofs import IDENTITY, NONCE, PROOF_HEADER, SCHEME, Exchange, encode, exchange_of
 
-__all__ = ["Visit", "sign_in"]
-
 _MOST = 4096
 """Bytes of a request's head."""
 _LEAST = 300

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from .names import Name
 
-__all__ = ["Stay", "Whole"]
-
 Whole = Callable[[], Collection[Name]]
 """Returns the checkpoints that all shards have completed in the same place; nothing where there is one shard."""
 

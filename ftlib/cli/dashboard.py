@@ -25,8 +25,6 @@ from .orders import consequence, order_seen, stack_of
 from .runs import running
 from .status import fetch_status
 
-__all__ = ["link", "mount", "serve", "serve_run"]
-
 _TIMEOUT = 20.0
 """Seconds to wait for a member that is told something, or asked by somebody who waits for the answer."""
 _ASKED_BY_AGENT = 2

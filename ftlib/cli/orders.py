@@ -18,8 +18,6 @@ from ..errors import FTLibError
 from ..launch.processes.credentials import first_accepted, rings_for
 from .status import fetch_status, signed_get
 
-__all__ = ["consequence", "order", "order_seen", "stack_of"]
-
 _DUMP_TIMEOUT = 60.0
 """Seconds: on a busy host it reads the symbols of all of torch."""
 

@@ -20,8 +20,6 @@ from ..errors import ConfigError
 from ..launch.processes.credentials import drawn_rings, ring_of_user
 from ..launch.processes.registry import RunRecord, runs
 
-__all__ = ["Run", "address_of", "running", "show"]
-
 _TIMEOUT = 5.0
 _WIDE = 1000
 

@@ -13,8 +13,6 @@ from typing import Any
 import torch
 import torch.distributed
 
-__all__ = ["torch_facts"]
-
 
 def torch_facts() -> dict[str, Any]:
     """Versions as text, empty where there is none."""

@@ -12,8 +12,6 @@ import torch
 from ..errors import Excluded
 from .devices import Event, device_at, thread_device
 
-__all__ = ["PATIENCE", "Fence", "drop_held", "end", "end_unless", "hold", "settle", "wait_for"]
-
 PATIENCE = 60.0
 """Seconds after which a device that has not finished its work is given up, where nobody else watches the time."""
 _SHORTEST, _LONGEST = 20e-6, 1e-3

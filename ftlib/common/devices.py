@@ -18,19 +18,6 @@ import torch
 from ..errors import ConfigError
 from .memory import Pages
 
-__all__ = [
-    "HOST",
-    "Cuda",
-    "Device",
-    "Event",
-    "Rehearsed",
-    "SideStream",
-    "device_at",
-    "place_of",
-    "placed_by",
-    "thread_device",
-]
-
 HOST = ""
 """The place of CPU tensors."""
 

@@ -10,8 +10,6 @@ import torch
 from .device_waits import Fence, end
 from .devices import Event, device_at, place_of
 
-__all__ = ["Bundle", "host_copies", "on_host"]
-
 _BUNDLE = 32 << 20
 """Bytes that ``on_host`` copies with one wait; a larger tensor alone."""
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["gradient_of", "is_sharded", "like", "local_part", "local_parts"]
-
 
 def is_sharded(tensor: object) -> bool:
     """True for a DTensor."""

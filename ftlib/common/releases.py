@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 from importlib.metadata import PackageNotFoundError, version
 
-__all__ = ["release_of"]
-
 
 @functools.cache
 def release_of(package: str, otherwise: str) -> str:

@@ -10,18 +10,6 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import NamedTuple, cast
 
-__all__ = [
-    "CallFacts",
-    "CallRecord",
-    "CheckpointRecord",
-    "FetchRecord",
-    "Record",
-    "RecoveryRecord",
-    "SendRecord",
-    "Traces",
-    "ViewRecord",
-]
-
 MOST = 8192
 """Records that wait to be read, at most."""
 

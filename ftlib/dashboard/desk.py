@@ -33,8 +33,6 @@ from consensus import CarefulLogger
 from ..errors import FTLibError
 from .watch import Watch
 
-__all__ = ["Desk", "Gate", "Means", "is_numeric"]
-
 logger = CarefulLogger("ftlib")
 
 _EVENT = {"ftlib_event": "order"}

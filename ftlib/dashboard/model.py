@@ -9,8 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["ROWS", "Job", "changes_of", "check_own", "difference", "facts_of", "page_of", "rows_of", "shown", "waterfall"]
-
 ROWS = 64
 """A page has so many rows of members that are well, from the one that the viewer has chosen on, and those in trouble."""
 _REMARKS = 12

@@ -11,8 +11,6 @@ from ..errors import ConfigError
 from .desk import Desk, Gate, Means
 from .watch import Watch
 
-__all__ = ["HOST", "Server"]
-
 HOST = "127.0.0.1"
 _ENDING = 2.0
 """Seconds that open pages get when the server closes."""

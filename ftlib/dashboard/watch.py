@@ -19,8 +19,6 @@ from typing import Any
 from ..errors import FTLibError
 from .model import Job, changes_of, check_own, difference, facts_of, known_addresses, rows_of, shown
 
-__all__ = ["VIEWERS", "Viewer", "Watch"]
-
 VIEWERS = 16
 """The most viewers at a time."""
 _QUEUE = 32

@@ -9,9 +9,7 @@ from ..errors import ConfigError
 from .dealing.deal import Rounds
 from .dealing.permutation import Permutation
 from .dealing.replica import Replica
-from .elastic import Elastic, LedgerRow, integer
-
-__all__ = ["ElasticSampler", "LedgerRow"]
+from .elastic import Elastic, integer
 
 _PROBE = 1024
 """Size of the permutation that shows whether two members shuffle alike."""

@@ -15,8 +15,6 @@ import msgpack
 
 from .sampling import RESIDUES, Share, read_shares, rows_of
 
-__all__ = ["Ahead", "Drawing", "agreed_ahead", "pack_ahead", "read_ahead"]
-
 Ahead = tuple[bool, ...]
 """Of each batch that a process has drawn and not used, oldest first: whether it counts, or is a filler."""
 _MOST = 1 << 16

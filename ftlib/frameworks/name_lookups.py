@@ -12,8 +12,6 @@ import ctypes
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["no_name_server"]
-
 
 class _Resolver(ctypes.Structure):
     """The beginning of glibc's ``struct __res_state`` (resolv.h), of which every thread has one."""

@@ -369,6 +369,3 @@ class Launch:
 
     def __repr__(self) -> str:
         return f"<Launch {self._director.plan.job}, {'over' if self.done else 'running'}>"
-
-
-__all__ = ["DEFAULT_ENV_VARS_FOR_COPY", "Launch", "Launcher"]

@@ -12,8 +12,6 @@ from ..errors import ConfigError
 from ..settings.config import Settings
 from .meeting import publish
 
-__all__ = ["bind"]
-
 
 def bind(consensus: Consensus, settings: Settings) -> str:
     """Bind the control address; returns the host that the framework listens on. Raises ConfigError if it is not allowed."""

@@ -22,8 +22,6 @@ from ..settings.config import Settings
 from .faults import Faults
 from .supervisor_client import ask_again
 
-__all__ = ["KINDS", "LONGEST", "PATH", "Chaos"]
-
 logger = CarefulLogger("ftlib")
 
 PATH = "/chaos"

@@ -30,8 +30,6 @@ from consensus import CarefulLogger
 from ..common.processes import TWIN
 from ..core.engine.call_lock import CallLock
 
-__all__ = ["TWIN", "Drain", "Stay"]
-
 logger = CarefulLogger("ftlib")
 
 _LOOK = 0.1

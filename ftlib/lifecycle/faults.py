@@ -17,8 +17,6 @@ from ..core.plane.phase import Phase
 from ..core.plane.plane import Plane
 from ..errors import ConfigError, InjectedFault
 
-__all__ = ["Fault", "Faults"]
-
 logger = CarefulLogger("ftlib")
 
 SLOWED = 0.25

@@ -12,8 +12,6 @@ from ..core.plane.ranks import RankAssignScheme
 from ..errors import ConfigError
 from ..frameworks.base import GroupSpec
 
-__all__ = ["gathering"]
-
 
 def gathering(
     view: View, own_id: str, rank_assign: RankAssignScheme, timeout: float

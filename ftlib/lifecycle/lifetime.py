@@ -67,8 +67,6 @@ from .replica.meshes import Meshes
 from .spare import Spare
 from .supervisor_client import announce
 
-__all__ = ["CLOSE_TIMEOUT", "Lifetime", "Means"]
-
 logger = CarefulLogger("ftlib")
 
 CLOSE_TIMEOUT = 1.0

@@ -16,8 +16,6 @@ from ..errors import JoinError
 from ..settings.config import Settings
 from ..settings.environment import Store
 
-__all__ = ["introduced", "publish"]
-
 _POLL = 0.05
 _CONNECT_TIMEOUT = 2.0
 

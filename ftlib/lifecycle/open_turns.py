@@ -13,8 +13,6 @@ from ..status import Status
 from .faults import Faults
 from .rejoin import Succession
 
-__all__ = ["OpenTurns"]
-
 
 class OpenTurns:
     """Carries out the open calls of one program: see ``CarriesOut``."""

@@ -13,8 +13,6 @@ from consensus import CarefulLogger
 
 from ..settings.preemption import Signal, Source
 
-__all__ = ["LONGEST_REST", "Watch"]
-
 logger = CarefulLogger("ftlib")
 
 LONGEST_REST = 60.0

@@ -22,8 +22,6 @@ from ..errors import Excluded, FTLibError
 from ..status import Status
 from .lifetime import Lifetime
 
-__all__ = ["Succession"]
-
 _STEADY = 60.0
 """Seconds from the beginning of a lifetime after which its end begins a new row."""
 _MOST = 8

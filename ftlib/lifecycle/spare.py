@@ -16,8 +16,6 @@ from ..core.plane.phase import Phase
 from ..core.plane.plane import Plane
 from ..recovery import Catchup
 
-__all__ = ["Spare"]
-
 logger = CarefulLogger("ftlib")
 
 

@@ -8,8 +8,6 @@ import threading
 import traceback
 from collections.abc import Iterator, Mapping
 
-__all__ = ["PATH", "source", "stacks"]
-
 PATH = "/stack"
 
 

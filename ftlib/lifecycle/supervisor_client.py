@@ -13,8 +13,6 @@ from collections.abc import Callable, Mapping
 
 from consensus import CarefulLogger
 
-__all__ = ["announce", "ask_again", "ask_awaited"]
-
 logger = CarefulLogger("ftlib")
 
 _refused: set[str] = set()

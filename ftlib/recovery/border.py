@@ -35,8 +35,6 @@ from .layout.requests import POLL, Body
 from .layout.shards import LARGE
 from .whole_state import RETRY, Transfer, in_turn, registered_nothing
 
-__all__ = ["Border"]
-
 PATH = "/border"
 _PATIENT = 24
 """How often a donor may answer "ask again" before another one is asked: the private state comes from one, and a copy costs."""

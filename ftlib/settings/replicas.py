@@ -8,8 +8,6 @@ from typing import Any
 
 from ..errors import ConfigError
 
-__all__ = ["LONE", "Part", "part_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Part:

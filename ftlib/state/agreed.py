@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["Agreed"]
-
 
 class Agreed:
     """The values by name; one object for each worker, used by the training thread between calls and within them."""

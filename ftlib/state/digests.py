@@ -10,8 +10,6 @@ import xxhash
 from ..common.host_copies import on_host
 from .codec import flatten, plain_bytes, raw
 
-__all__ = ["difference", "digests", "pack", "unpack"]
-
 _REST = "a number, a text or the shape of a tensor"
 """Stands for all that is no tensor's content."""
 

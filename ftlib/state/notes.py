@@ -21,8 +21,6 @@ from ..errors import ConfigError
 from .codec import DEPTH_LIMIT
 from .parts import Stateful, mapping, parameters_of
 
-__all__ = ["Notes", "labelled", "notes_of"]
-
 Path = tuple[str | int, ...]
 _PLAIN = (bool, int, float, str)
 

@@ -12,8 +12,6 @@ from torch.optim import Optimizer
 
 from ..errors import ConfigError
 
-__all__ = ["Composite", "Parts", "Stateful", "listed_objects", "load_into", "mapping", "parameters_of"]
-
 
 @runtime_checkable
 class Stateful(Protocol):

@@ -16,8 +16,6 @@ from .notes import notes_of
 from .parts import Stateful, listed_objects
 from .sharded import state_of
 
-__all__ = ["DONOR", "FRESH", "Private"]
-
 DONOR, FRESH = "donor", "fresh"
 """Where a joiner's private state comes from: a donor, or the joiner's own program."""
 _UNNAMED = "private"

@@ -12,8 +12,6 @@ from ..common.local_parts import is_sharded, like, local_part, local_parts
 from .notes import labelled
 from .parts import Stateful
 
-__all__ = ["fitting", "state_of"]
-
 
 def _sharded(item: object) -> bool:
     """True for a module or an optimizer of DTensors."""

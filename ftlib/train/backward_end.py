@@ -12,8 +12,6 @@ from types import FrameType
 
 import torch
 
-__all__ = ["at_end_of_backward", "within_backward", "within_checkpoint"]
-
 
 def at_end_of_backward(end: Callable[[], None], failed: Callable[[], None], *, last: bool = False) -> None:
     """Call ``end`` when the backward pass that runs on this thread has ended, or ``failed`` when it has raised. Both are bound

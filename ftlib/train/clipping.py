@@ -13,8 +13,6 @@ import torch
 
 from ..common.devices import place_of
 
-__all__ = ["GradientCopies", "clip", "total_norm"]
-
 _EPSILON = 1e-6
 """Added to the norm by torch, which divides by it."""
 

@@ -8,8 +8,6 @@ from ..errors import ConfigError
 from ..ftlib import FTLib
 from ..lifecycle.faults import Fault
 
-__all__ = ["FaultInjector"]
-
 
 class FaultInjector:
     """Orders faults of this worker, each for one step: tests of what a program does when something breaks.

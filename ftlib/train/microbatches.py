@@ -14,8 +14,6 @@ from ..data.elastic import Elastic
 from ..ftlib import FTLib
 from ..status import Status
 
-__all__ = ["Microbatches"]
-
 
 class Microbatches:
     """What has been computed since the last step. ``before`` and ``after`` stand around each backward pass."""

@@ -23,8 +23,6 @@ from .data_parallel.room import FormerGradients
 from .share import NextShare
 from .wrapped import Wrapped, worst, wrapped_in
 
-__all__ = ["Optimizer"]
-
 _ITS_OWN = ("param_groups", "state", "defaults")
 """Attributes of the wrapped optimizer alone."""
 

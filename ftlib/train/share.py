@@ -9,8 +9,6 @@ from ..errors import ConfigError
 from ..ftlib import FTLib
 from ..training import checked_share
 
-__all__ = ["NextShare"]
-
 
 class NextShare:
     """Holds until an average has ended, as a step that failed before is done again; or until the program declines that average.

@@ -14,8 +14,6 @@ from ..core.tensors.norms import Norms
 from ..ftlib import FTLib
 from ..status import Status
 
-__all__ = ["Outcomes", "Wrapped", "note", "worst", "wrapped_in"]
-
 
 class Wrapped(Protocol):
     """A wrapper of a model that averages gradients by itself."""

@@ -20,8 +20,6 @@ from typing import Self
 
 from .peer import ROOT
 
-__all__ = ["Crowd", "crowd_process"]
-
 _REQUEST = b"GET /status HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 4000
 """Never whole."""
 

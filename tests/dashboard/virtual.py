@@ -7,8 +7,6 @@ import selectors
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-__all__ = ["run"]
-
 
 class _Clock(selectors.DefaultSelector):
     """Where the loop would sleep, the time is later."""

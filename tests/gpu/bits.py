@@ -8,8 +8,6 @@ import torch
 
 from tests.harness.worker import Lines, Task, joined, place
 
-__all__ = ["SHARES", "average", "digest", "inputs", "mean"]
-
 SHARES = (7, 1000, 150_001)
 """Elements of the tensors: two of them share a bucket, and the last one is split."""
 

@@ -16,8 +16,6 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["CARRIED", "VARIABLE", "absent", "outfitted"]
-
 CARRIED = {
     "cffi": "cffi",
     "cryptography": "cryptography",

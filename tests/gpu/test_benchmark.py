@@ -15,8 +15,8 @@ from benchmarks.gpu import losses, staging
 from benchmarks.gpu.stand import REAL, REHEARSED, Stand
 from benchmarks.report import Report
 from ftlib.frameworks.accelerators.rehearsal.faults import VARIABLE
-from tests.harness.cluster import ROOT, Cluster, Stuck
-from tests.harness.nursery import Nursery
+from tests.harness.cluster import Cluster
+from tests.harness.nursery import ROOT, Nursery, Stuck
 
 
 class Rows(Report):

@@ -12,10 +12,8 @@ import torch
 from ftlib import DistributedDataParallel, FTLib, Status
 from tests.harness.worker import Lines, Task, joined
 from tests.processes.programs import learner
-from tests.processes.programs.learner import prepare
+from tests.processes.programs.learner import prepare  # noqa: F401 - the worker's process calls prepare
 from tests.train.cases import CASES
-
-__all__ = ["SAVED", "gradients", "prepare", "save"]
 
 SAVED = 5
 """Steps between two checkpoints."""

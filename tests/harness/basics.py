@@ -16,8 +16,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PATIENT", "TIMEOUT", "Tail", "around", "bind", "end", "eventually", "free_ports", "lives", "stop_child"]
-
 TIMEOUT = 120.0
 """Seconds that anything may take. A busy machine takes its time; what hangs, hangs for longer."""
 

@@ -19,10 +19,8 @@ from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
 from .basics import TIMEOUT, Tail, bind
-from .nursery import ROOT, Nursery, Stuck
+from .nursery import Nursery, Stuck
 from .worker import SLOTS, Task
-
-__all__ = ["LIMIT", "ROOT", "Cluster", "Process", "Stuck", "Watched", "Worker", "load"]
 
 LIMIT = TIMEOUT
 """Seconds that anything may take."""

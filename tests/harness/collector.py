@@ -11,8 +11,6 @@ from typing import Any, Self
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
 
-__all__ = ["Collected", "Collector"]
-
 
 @dataclass(frozen=True)
 class Collected:

@@ -11,8 +11,6 @@ from contextlib import contextmanager
 
 from tests.harness.basics import TIMEOUT
 
-__all__ = ["dripping"]
-
 _EVERY = 0.05
 
 

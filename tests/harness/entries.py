@@ -9,8 +9,6 @@ import pytest
 from ftlib.core.calls.open_call import OpenCall
 from ftlib.core.engine.engine import Engine
 
-__all__ = ["note_entries"]
-
 
 def note_entries(monkeypatch: pytest.MonkeyPatch) -> dict[Engine, list[bool]]:
     """By engine, from now on: for each open call that was asked to begin in backward, whether it did."""

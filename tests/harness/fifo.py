@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["hanging_for"]
-
 
 @contextmanager
 def hanging_for(path: Path) -> Iterator[None]:

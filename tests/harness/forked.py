@@ -27,8 +27,6 @@ from typing import Any, NoReturn
 
 from ftlib.common.processes import opened_cuda
 
-__all__ = ["Forked", "prepare", "program"]
-
 _FLAGS = {"-P", "-S", "-u"}
 """Of the interpreter; they take no value, and mean nothing here."""
 _LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.Condition)

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-__all__ = ["PLACE", "missing", "on_gpu"]
-
 PLACE = "cuda:0"
 """The GPU that they use."""
 

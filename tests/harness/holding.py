@@ -18,8 +18,6 @@ from .cluster import Cluster, Worker
 from .moments import wrapped
 from .worker import Lines
 
-__all__ = ["Holding", "held"]
-
 _LIMIT = 10.0
 """Seconds that an operation is held back at most."""
 _LOOK = 0.001

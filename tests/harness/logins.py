@@ -31,8 +31,6 @@ from ftlib.launch.processes.process import descendants
 from tests.harness.basics import TIMEOUT, end, stop_child
 from tests.harness.network import Host
 
-__all__ = ["ONLY_SSH", "Logins", "needs_sshd"]
-
 _SSHD = "/usr/sbin/sshd"
 _missing = "" if Path(_SSHD).exists() and shutil.which("ssh") else "sshd is not installed: apt-get install openssh-server"
 needs_sshd = pytest.mark.skipif(bool(_missing), reason=_missing or "none")

@@ -36,8 +36,6 @@ from ftlib.frameworks.isolated.group import IsolatedGroup
 from ftlib.lifecycle.lifetime import Lifetime
 from ftlib.recovery.whole_state import Transfer
 
-__all__ = ["POINTS", "Tracer", "arm", "of_the_agent", "wrapped"]
-
 POINTS: dict[str, tuple[Any, str] | tuple[Any, str, Any]] = {
     "enter": (Plane, "enter"),
     "operation": (GlooGroup, "submit", IsolatedGroup),

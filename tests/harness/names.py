@@ -20,8 +20,6 @@ import pytest
 from tests.harness.basics import eventually
 from tests.harness.network import Host
 
-__all__ = ["Names", "needs_names"]
-
 _missing = "" if shutil.which("dnsmasq") else "dnsmasq is not installed: apt-get install dnsmasq"
 needs_names = pytest.mark.skipif(bool(_missing), reason=_missing or "none")
 

@@ -8,8 +8,6 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["enter", "inside", "settle"]
-
 _CLONE_NEWNET = 0x40000000
 _CLONE_NEWNS = 0x00020000
 _CLONE_NEWUTS = 0x04000000

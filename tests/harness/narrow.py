@@ -10,8 +10,6 @@ from urllib.parse import urlsplit
 
 from tests.harness.basics import TIMEOUT
 
-__all__ = ["Narrow"]
-
 
 class Narrow:
     """A context manager: a port that stands for the server at ``endpoint``. Threads end with their connections."""

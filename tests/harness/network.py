@@ -27,8 +27,6 @@ from tests.harness.basics import TIMEOUT
 from tests.harness.namespace import inside
 from tests.harness.wire import make_tap
 
-__all__ = ["Host", "Network", "needs_bridge_filter", "needs_delay", "needs_filter", "needs_network"]
-
 _numbers = itertools.count()
 
 

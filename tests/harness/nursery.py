@@ -15,8 +15,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-__all__ = ["ROOT", "End", "Nursery", "Stuck"]
-
 ROOT = Path(__file__).resolve().parents[2]
 _READY = 180.0
 """Seconds until it has imported everything; three on an idle machine."""

@@ -15,8 +15,6 @@ import pytest
 
 from tests.harness.basics import TIMEOUT
 
-__all__ = ["ObjectStore"]
-
 _SERVER = """
 import sys
 from moto.server import ThreadedMotoServer

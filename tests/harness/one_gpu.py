@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["pose_as_a_host", "variables"]
-
 
 def variables(host: str) -> dict[str, str]:
     """The environment of one process; ``host``: what no other process has. To be set before NCCL is first used in it."""

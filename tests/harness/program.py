@@ -20,8 +20,6 @@ from tests.harness.nursery import ROOT, Nursery, Stuck
 
 from .forked import program
 
-__all__ = ["ROOT", "Program", "clean", "ftlib_run", "prepare", "run"]
-
 
 def clean(**more: str) -> dict[str, str]:
     """This process's environment without any settings of ftlib's."""

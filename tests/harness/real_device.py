@@ -9,8 +9,6 @@ import torch
 
 from ftlib.common.devices import device_at
 
-__all__ = ["RealDevice"]
-
 
 class RealDevice:
     """``takes``: which tensors are on it."""

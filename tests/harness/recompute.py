@@ -6,8 +6,6 @@ import functools
 
 from torch.utils.checkpoint import checkpoint
 
-__all__ = ["recompute"]
-
 recompute = functools.partial(checkpoint, preserve_rng_state=False)
 """``torch.utils.checkpoint.checkpoint`` without a look at torch's random state. Two threads that read that hang for ever, with
 the interpreter's lock, where Python's collector begins in one of them meanwhile (torch 2.13: the state is wrapped for Python

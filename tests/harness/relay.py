@@ -9,8 +9,6 @@ import threading
 from collections.abc import Iterator
 from typing import Self
 
-__all__ = ["Relay"]
-
 
 class Relay:
     """Listens on ``port`` and hands on to ``target``, a port of this machine. Use as a context manager."""

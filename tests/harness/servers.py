@@ -27,8 +27,6 @@ from cryptography.x509.oid import NameOID
 from ftlib.common.processes import die_with_parent
 from tests.harness.basics import TIMEOUT, free_ports, stop_child
 
-__all__ = ["Certificates", "EtcdServer", "RedisServer", "Server", "etcd_cluster", "running"]
-
 _READY = 60.0
 """Seconds; both need a tenth of one where nothing else runs."""
 _TRIES = 5

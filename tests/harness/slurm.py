@@ -27,8 +27,6 @@ from tests.harness.basics import eventually
 from tests.harness.network import Host
 from tests.harness.program import clean
 
-__all__ = ["Slurm", "needs_slurm"]
-
 _PACKAGES = {"slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client", "munged": "munge"}
 
 

@@ -6,8 +6,6 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
-__all__ = ["no_threads"]
-
 
 @contextlib.contextmanager
 def no_threads(name: str) -> Iterator[list[str]]:

@@ -6,8 +6,6 @@ from collections.abc import Iterable
 
 from .cluster import Worker
 
-__all__ = ["Verdict"]
-
 
 class Verdict:
     """Collects violations, worker by worker; feed it again with the same workers as they go on."""

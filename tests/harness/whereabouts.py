@@ -21,8 +21,6 @@ from ftlib.frameworks.isolated.group import IsolatedGroup
 from .moments import wrapped
 from .worker import Lines
 
-__all__ = ["Part", "Place", "Whereabouts", "whereabouts"]
-
 
 class Part(enum.IntEnum):
     """Of a worker's step."""

@@ -21,8 +21,6 @@ import time
 from tests.harness.namespace import inside
 from tests.harness.zygote import die_with_parent
 
-__all__ = ["make_tap"]
-
 _TUNSETIFF, _IFF_TAP, _IFF_NO_PI = 0x400454CA, 0x0002, 0x1000
 _FRAME = 65_536
 _QUEUE = 10_000

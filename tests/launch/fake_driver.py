@@ -6,8 +6,6 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["fake_proc", "fake_smi", "listed", "uuid"]
-
 MODEL = "NVIDIA H200"
 
 

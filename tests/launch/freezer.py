@@ -14,8 +14,6 @@ import pytest
 
 from tests.harness.basics import eventually
 
-__all__ = ["Freezer", "freezer", "needs_freezer"]
-
 _ROOT = Path("/sys/fs/cgroup/freezer")
 
 needs_freezer = pytest.mark.skipif(

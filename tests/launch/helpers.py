@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from consensus import KeyRing
-from ftlib.lifecycle.drain import TWIN
+from ftlib.common.processes import TWIN
 from tests.harness.basics import PATIENT, TIMEOUT, eventually
 from tests.harness.nursery import Nursery
 from tests.harness.program import ROOT, Program, clean

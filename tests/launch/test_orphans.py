@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ftlib.lifecycle.drain import TWIN
+from ftlib.common.processes import TWIN
 
 from .helpers import running, script, wait_gone, wait_until
 

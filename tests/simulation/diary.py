@@ -7,8 +7,6 @@ from dataclasses import replace
 from consensus.simulation import Event, Result, Scenario, World, judge, perform, prepare
 from consensus.simulation.script.play import FOUNDING
 
-__all__ = ["Diary", "source"]
-
 TEST = '''\
 HISTORY = """
 {script}

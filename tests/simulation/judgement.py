@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from random import Random
 
-from consensus.simulation import Host, World, judged, living, settled
+from consensus.simulation import Host, World, judged
 from consensus.simulation import judge as verdict
-
-__all__ = ["begun", "end", "judge", "living", "settled"]
 
 
 def begun(seed: int, *sizes: int, settled: float = 0.6) -> tuple[Random, World, list[Host]]:

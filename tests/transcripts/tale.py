@@ -10,8 +10,6 @@ from consensus.simulation import Host, World
 from consensus.simulation.invariants import Violation
 from consensus.simulation.transcript import Transcript
 
-__all__ = ["Tale"]
-
 WIDTH = 98
 
 HEAD = 2

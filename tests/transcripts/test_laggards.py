@@ -11,9 +11,8 @@ from consensus.errors import ExcludedError
 from consensus.member import Address
 from consensus.messages import Accept, Activate, Chosen, FlushRequest, Install, Introduction, Message, Pull
 from consensus.protocol.state.inputs import Introduced
-from consensus.simulation import Host, World, judged
+from consensus.simulation import Host, World, judged, living
 
-from ..simulation.judgement import living
 from .script import agree, epochs, start_job
 
 MISSED = [(Accept,), (Accept, FlushRequest, Chosen), (Install,), (Activate,), (Accept, Install, Activate)]

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 
-__all__ = ["Outage"]
-
 
 class Outage:
     """Whether the network is cut. Runs on the agent's loop."""

@@ -10,8 +10,6 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["held_back", "ignored"]
-
 _TAKEN = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 

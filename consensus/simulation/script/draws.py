@@ -3,6 +3,8 @@
 How strong a fault is (which loss, how long a pause) is drawn, too. The events that end a fault are drawn together with it.
 """
 
+# ruff: noqa: D103 - the table in ``faults`` says in words what each of them adds
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -12,8 +14,6 @@ from ...config import Config
 from ..world.timeline import allowance
 from .commands import COMMANDS
 from .scenario import Event
-
-__all__ = ["Draft", "Draw"]
 
 KINDS = (
     "Accept",

@@ -15,8 +15,6 @@ from ...errors import FTLibError
 from .job import Seen, Sight, UnansweredError
 from .plan import LASTING, Planned, in_order
 
-__all__ = ["Campaign", "Row", "Target"]
-
 _EVERY = 0.2
 """Seconds between two looks."""
 

@@ -16,8 +16,6 @@ from ...errors import ConfigError, FTLibError
 from ...launch.processes.credentials import first_accepted, rings_for
 from ..status import fetch_status
 
-__all__ = ["Job", "Seen", "Sight", "UnansweredError"]
-
 _PATH = "/chaos"
 _MOST_LINE = 4096
 

@@ -17,8 +17,6 @@ from .campaign import Campaign, Row
 from .job import Job, Sight
 from .plan import LASTING, Planned, draw, in_order, kinds_of, replayed
 
-__all__ = ["Wanted", "chaos"]
-
 
 @dataclass(frozen=True, slots=True)
 class Wanted:

@@ -11,8 +11,6 @@ from typing import Any
 
 from ...errors import ConfigError
 
-__all__ = ["LASTING", "NAMES", "Planned", "draw", "in_order", "kinds_of", "replayed"]
-
 NAMES = ("kill", "stop", "wedge", "slow", "cut", "leave", "agent")
 """All kinds of faults."""
 LASTING = ("stop", "wedge", "slow", "cut")

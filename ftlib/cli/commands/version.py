@@ -8,8 +8,6 @@ from consensus import PROTOCOL_VERSION
 
 from ...common.releases import release_of
 
-__all__ = ["versions"]
-
 
 def versions() -> str:
     """One line: this package, the protocol that its members speak, torch (not imported for it), Python."""

@@ -13,8 +13,6 @@ from consensus.tools.diagnosis import Examination, Grade
 
 from .host import HostFacts
 
-__all__ = ["OLDEST_NCCL", "compared", "examined", "summary"]
-
 OLDEST_NCCL = (2, 28, 7)
 """The first version that can stop a communicator without freeing it (``ncclCommRevoke``)."""
 _TOGETHER = ("nccl", "torch", "cuda", "driver")

@@ -17,8 +17,6 @@ from typing import Any
 
 from ...launch.processes.gpus import GpuFinder, Gpus
 
-__all__ = ["HostFacts", "HostProbe"]
-
 _ROOT = Path(__file__).parents[3]
 _TORCH_FACTS = (sys.executable, "-m", "ftlib.cli.torch_facts")
 _PATIENCE = 60.0

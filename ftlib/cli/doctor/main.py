@@ -19,8 +19,6 @@ from . import network
 from .gpus import compared, examined, summary
 from .host import HostFacts, HostProbe
 
-__all__ = ["consult", "listen"]
-
 
 def consult(
     address: str | None, *, job: str | None, timeout: float, as_json: bool, verbose: bool, nccl: bool, probe: HostProbe

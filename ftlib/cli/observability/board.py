@@ -8,8 +8,6 @@ from typing import Any
 
 from consensus.tools.metrics import METRICS, Metric, MetricKind
 
-__all__ = ["board", "expressions"]
-
 _SELECTED = 'job=~"$job",member=~"$member"'
 _WIDE, _HIGH, _ROW = 8, 7, 24
 _UNITS = {"_seconds": "s", "_bytes": "bytes", "ftlib_goodput": "percentunit"}

@@ -8,8 +8,6 @@ import click
 
 from ...errors import ConfigError
 
-__all__ = ["observability"]
-
 
 @click.command(short_help="Write a Grafana board, Prometheus rules and a scrape file.")
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path))

@@ -14,8 +14,6 @@ from ...errors import ConfigError
 from .board import board
 from .rules import rules
 
-__all__ = ["BOARD", "RULES", "SCRAPE", "TOKEN", "scrape", "write"]
-
 BOARD, RULES, SCRAPE, TOKEN = "grafana.json", "rules.yml", "prometheus.yml", "ftlib.token"
 _NOWHERE = "127.0.0.1:7000"
 

@@ -12,8 +12,6 @@ from ..tensors.device_copies import look
 from ..tensors.layout import Bucket
 from ..tensors.staging import Slot, Staging
 
-__all__ = ["Bulk", "room_for"]
-
 
 def room_for(bucket: Bucket, group: Group) -> torch.Tensor | None:
     """A row for ``bucket`` on its device, where ``group`` takes it; None if it does not."""

@@ -11,8 +11,6 @@ from ..tensors.trailer import RankRecord, Trailer
 from .attempt import Attempt
 from .call import Results
 
-__all__ = ["CompressedAttempt"]
-
 
 class CompressedAttempt(Attempt):
     """See ``Attempt``."""

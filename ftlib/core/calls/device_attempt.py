@@ -12,8 +12,6 @@ from ..tensors.trailer import Flag, RankRecord, Trailer
 from .attempt import Attempt
 from .call import Kind, Results
 
-__all__ = ["DeviceAttempt"]
-
 GLOO_SPEED = 1e9
 """Bytes a second: about what a call by the group costs. So long its first call may wait for an accelerator that starts."""
 

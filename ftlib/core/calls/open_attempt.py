@@ -10,8 +10,6 @@ from .call import Results
 from .open_call import OpenCall
 from .session import Session
 
-__all__ = ["OpenAttempt"]
-
 
 class OpenAttempt(Attempt):
     """See ``Attempt``. Its layout is the one that all members expect; a session's first call begins with the prelude that all

@@ -15,8 +15,6 @@ from ..tensors.staging import Slot
 from ..tensors.targets import gradient_to_write
 from .call import Call, Kind
 
-__all__ = ["OpenCall"]
-
 
 class OpenCall(Call):
     """One average of gradients that come bucket by bucket. Used by the training thread."""

@@ -28,8 +28,6 @@ from .open_attempt import OpenAttempt
 from .open_call import OpenCall
 from .session import Session
 
-__all__ = ["OpenDeviceAttempt"]
-
 
 class _Gathered(NamedTuple):
     """A bucket on a device whose gradients are complete."""

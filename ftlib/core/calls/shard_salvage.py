@@ -16,8 +16,6 @@ from ..replicas.agreement import ShardPlan, ShardReport, plan_shards
 from ..replicas.whole import Replica, shard_view, whole_replicas
 from .salvage import Fault, FaultKind, Report, SalvagePlan, planned
 
-__all__ = ["plan_across"]
-
 
 def plan_across(view: View, reports: Mapping[str, bytes], shard: int) -> SalvagePlan:
     """The plan for the members of ``shard`` in ``view``. ``reports``: those of the continuing members."""

@@ -28,8 +28,6 @@ from .catching_up import CatchUp
 from .inquiry import Entered, Inquiry
 from .waiting import Limits, Waiting
 
-__all__ = ["FOREIGN_CALLS", "Arrival"]
-
 logger = CarefulLogger("ftlib")
 
 FOREIGN_CALLS = 16

@@ -13,8 +13,6 @@ from typing import TypeVar
 from ...common.threads import SYSTEM, Thread, Threads
 from ...errors import ConfigError, RebuildTimeout
 
-__all__ = ["CallLock"]
-
 T = TypeVar("T")
 
 _IN_CALL = "{} was called within another call, from a signal handler or a state function; return from it first"

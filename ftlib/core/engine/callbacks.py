@@ -8,8 +8,6 @@ import torch
 
 from consensus import View
 
-__all__ = ["Listeners"]
-
 
 class Listeners:
     """The callbacks, in the order in which they were registered. Used in the program's turn."""

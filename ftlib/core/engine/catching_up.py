@@ -21,8 +21,6 @@ from ..calls.session import Session
 from ..plane.plane import Plane
 from ..tensors.layout import Layout
 
-__all__ = ["Agree", "CatchUp", "Obtain", "Obtained", "caught_up"]
-
 _LAYOUT = Layout(b"", "", "catch_up", (BARE,))
 
 

@@ -53,8 +53,6 @@ from .shard_agreement import ShardAgreement
 from .transport import Transport
 from .waiting import Limits, Waiting
 
-__all__ = ["Engine", "Facts", "Next", "decide"]
-
 
 class Next(Enum):
     """What a call does in a session."""

@@ -19,8 +19,6 @@ from ..plane.phase import Phase
 from ..plane.plane import Plane
 from ..tensors.trailer import Flag
 
-__all__ = ["LAST_MOMENT", "Handover", "others_with_state"]
-
 LAST_MOMENT = 1.0
 """Seconds before the end of a stay from which on a checkpoint may be written: then it is one before the last call."""
 

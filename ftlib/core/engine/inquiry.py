@@ -23,8 +23,6 @@ from ..plane.phase import Phase
 from ..plane.plane import Plane
 from ..tensors.layout_book import LayoutBook
 
-__all__ = ["PATH", "Entered", "Inquiry"]
-
 logger = CarefulLogger("ftlib")
 
 PATH = "/call"

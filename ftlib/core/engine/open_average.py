@@ -12,8 +12,6 @@ from ..calls.open_call import OpenCall
 from ..tensors.layout import Layout
 from ..tensors.norms import Norms
 
-__all__ = ["CarriesOut", "OpenAverage"]
-
 
 class CarriesOut(Protocol):
     """Carries out open calls, each in its thread's turn (see ``OpenTurns``)."""

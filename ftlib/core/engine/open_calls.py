@@ -23,9 +23,6 @@ from ..tensors.staging import Staging
 from ..tensors.trailer import RankRecord
 from .call_lock import CallLock
 
-__all__ = ["Move", "OpenCalls", "OpenFacts", "next_move", "why_not_early"]
-
-
 _GRACE = 1.0
 """Seconds for which a call that is given up stays, so that slower members can finish the call before."""
 

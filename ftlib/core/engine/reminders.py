@@ -7,8 +7,6 @@ from consensus import CarefulLogger
 from ...data.unregistered import READ
 from ..plane.plane import Plane
 
-__all__ = ["Reminders"]
-
 logger = CarefulLogger("ftlib")
 
 

@@ -28,8 +28,6 @@ from ..tensors.trailer import Trailer
 from .catching_up import CatchUp
 from .waiting import Waiting, ended
 
-__all__ = ["ShardAgreement", "word_about", "word_of_the_finished"]
-
 logger = CarefulLogger("ftlib")
 
 _SLICE = 0.005

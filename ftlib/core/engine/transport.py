@@ -9,8 +9,6 @@ from ..calls.session import Session
 from ..plane.plane import Plane
 from ..tensors.trailer import Flag, Trailer
 
-__all__ = ["Transport"]
-
 logger = CarefulLogger("ftlib")
 
 

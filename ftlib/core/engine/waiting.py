@@ -16,8 +16,6 @@ from ..calls.session import Session
 from ..plane.phase import Phase
 from ..plane.plane import Plane
 
-__all__ = ["WARN_AFTER", "Limits", "Patience", "Waiting", "ended"]
-
 logger = CarefulLogger("ftlib")
 
 WARN_AFTER = 10.0

@@ -8,8 +8,6 @@ from ...status import Status
 from ..calls.call import Call
 from ..tensors.norms import Norms
 
-__all__ = ["WholeAverage"]
-
 
 class WholeAverage:
     """Nothing is begun before ``finish``. Used by one thread."""

@@ -14,8 +14,6 @@ from ..tensors.trailer import Trailer
 from .orders import Order
 from .plane import Plane
 
-__all__ = ["halted"]
-
 
 def halted(plane: Plane, consensus: Consensus, call: Call, session: Session, trailer: Trailer) -> None:
     """Notify the consensus that the plane froze after ``call``, as ``trailer`` asked. The caller holds the plane's lock.

@@ -39,8 +39,6 @@ from ..tensors.trailer import Flag, Trailer
 from .lag import Lag
 from .phase import Phase
 
-__all__ = ["NOTHING", "DataAccounting", "shares_in"]
-
 NOTHING = Share()
 """The share of a member that draws no samples."""
 _PATIENT = 3

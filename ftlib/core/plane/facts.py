@@ -17,8 +17,6 @@ from ..tensors.trailer import Flag
 from .phase import Phase
 from .plane import Plane
 
-__all__ = ["facts"]
-
 
 def facts(plane: Plane, framework: Framework, more: Mapping[str, Callable[[], Any]] | None = None) -> dict[str, Any]:
     """Counts since the start, and this worker's place. Any thread; waits only for the plane's lock. Times in seconds.

@@ -15,8 +15,6 @@ from .orders import Order
 from .plane import Plane
 from .rebuild import Rebuilder
 
-__all__ = ["Failures"]
-
 logger = CarefulLogger("ftlib")
 
 

@@ -18,8 +18,6 @@ from ..calls.session import Session
 from .plane import Plane
 from .step_times import Straggler, Verdict
 
-__all__ = ["HUNG", "end_hung", "log_stall", "log_stragglers", "stack"]
-
 logger = CarefulLogger("ftlib")
 
 HUNG = 75

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from consensus import View
 
-__all__ = ["News"]
-
 
 class News:
     """The views of which the program is still to be notified: after the first call finished in each, at the same point at

@@ -9,8 +9,6 @@ from ..calls.session import Session
 from ..tensors.trailer import Trailer
 from .plane import Plane
 
-__all__ = ["NonfiniteCheck"]
-
 logger = CarefulLogger("ftlib")
 
 

@@ -8,9 +8,6 @@ from consensus.border import Freeze
 
 from ..tensors.layout import Layout
 
-__all__ = ["FINISHED", "Finish", "Order", "Reported"]
-
-
 Order = Freeze
 """A freeze that the consensus orders for the change to ``epoch``, at once or when ``after_call`` has ended."""
 

@@ -6,8 +6,6 @@ from enum import Enum
 
 from consensus.transitions import Table
 
-__all__ = ["PLANE", "Phase", "Switch"]
-
 
 class Phase(Enum):
     """Whether this member averages."""

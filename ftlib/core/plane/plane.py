@@ -34,8 +34,6 @@ from .phase import PLANE, Phase, Switch
 from .progress import Peers, Progress
 from .step_times import StepTimes
 
-__all__ = ["Finish", "Order", "Plane"]
-
 _VIEWS = 64
 """Views whose epochs are remembered: a call that one of them has computed may be finished in a later one."""
 

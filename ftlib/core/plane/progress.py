@@ -9,8 +9,6 @@ from typing import Any
 
 from ...common.units import size, span
 
-__all__ = ["Peers", "Progress", "told"]
-
 _REMEMBERED = 64
 """Lost members that are remembered: the newest counts."""
 

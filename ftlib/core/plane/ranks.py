@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from consensus import Member
 
-__all__ = ["RankAssignScheme"]
-
 
 class RankAssignScheme:
     """Rank is the index in the member list. Subclass to place ranks otherwise; it must be a pure function of the list.

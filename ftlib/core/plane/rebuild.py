@@ -39,8 +39,6 @@ from .hang import log_stall
 from .phase import Phase
 from .plane import Plane
 
-__all__ = ["RebuildError", "Rebuilder", "translated"]
-
 logger = CarefulLogger("ftlib")
 
 Build = Callable[[View], tuple[Mapping[str, int], Group | None]]

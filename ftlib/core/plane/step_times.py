@@ -18,8 +18,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["LEAST", "QUIET", "WINDOW", "StepTimes", "Straggler", "Verdict", "coded", "seconds"]
-
 LEAST = 0.001
 """Seconds below which times are not compared: scheduling alone makes equal work differ by as much."""
 WINDOW = 64

@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Holders", "ShardPlan", "ShardReport", "plan_shards"]
-
 
 class Holders:
     """Which members of one replica hold the result of a call, as one of them has heard. For as long as the replica lives."""

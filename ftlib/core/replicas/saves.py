@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 
-__all__ = ["Saves"]
-
 
 class Saves:
     """What is known here. ``begin`` and ``agree`` are for the training thread, ``written`` is for the one that writes."""

@@ -9,8 +9,6 @@ from consensus import COHORT, COHORT_SIZE, Member, View
 
 from ...settings.replicas import Part
 
-__all__ = ["Replica", "drawers_in", "facts_of", "part_in", "replica_of", "shard_view", "whole_replicas"]
-
 _REPLICA, _SHARD, _SHARDS = "_replica", "_shard", "_shards"
 
 

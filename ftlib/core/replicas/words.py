@@ -15,8 +15,6 @@ from typing import NamedTuple, Protocol
 
 from .agreement import Holders
 
-__all__ = ["Heard", "Mates", "Verdict", "Word", "WordFlag", "read_words"]
-
 _WORD = struct.Struct("<QQIII")
 
 

@@ -19,22 +19,6 @@ from .dtypes import EXTREMES, load, store
 from .layout import Bucket
 from .staging import Slot
 
-__all__ = [
-    "assign",
-    "bring",
-    "copies_of",
-    "duplicate",
-    "each_finite",
-    "fetch",
-    "flatten",
-    "fold",
-    "gather",
-    "look",
-    "lower",
-    "send",
-    "under_way",
-]
-
 
 def copies_of(slot: Slot) -> Work:
     """The copies to ``slot`` that this thread has enqueued; not counted as a wait."""

@@ -8,8 +8,6 @@ from ...common.device_waits import end, wait_for
 from ...common.devices import Event
 from ...frameworks.base import Work
 
-__all__ = ["DeviceWork", "NothingToDo"]
-
 
 class DeviceWork(Work):
     """Everything that was enqueued on a stream before an event."""

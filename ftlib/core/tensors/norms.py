@@ -12,8 +12,6 @@ import torch
 
 from .staging import Slot
 
-__all__ = ["NO_NORMS", "Norms", "together"]
-
 
 class Norms:
     """The norms of some gradients, each known as long as that gradient is as the average has left it."""

@@ -16,8 +16,6 @@ from torch.utils.hooks import RemovableHandle
 from .layout import Bucket, Piece
 from .staging import Slot
 
-__all__ = ["Inputs", "Shown", "present"]
-
 
 class Inputs:
     """The gradients that backward made, kept until the next backward begins.

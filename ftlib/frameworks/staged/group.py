@@ -14,8 +14,6 @@ from ftlib.frameworks.base import Group, Operation, OperationKind, Work
 from .rows import HostRows, Row
 from .work import StagedWork
 
-__all__ = ["StagedGroup"]
-
 
 class StagedGroup(Group):
     """What ``ft.group`` is. Accelerators are for the calls of the library: nothing here goes by them."""

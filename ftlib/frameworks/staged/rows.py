@@ -14,8 +14,6 @@ from ftlib.common.device_waits import drop_held, hold
 from ftlib.common.devices import Device, Event
 from ftlib.frameworks.base import Work
 
-__all__ = ["HostRows", "Row"]
-
 _PAGE = 4096
 """Rows are so many bytes long, or a multiple."""
 _KEPT = 256 << 20

@@ -13,8 +13,6 @@ from ftlib.frameworks.base import Work
 
 from .rows import Row
 
-__all__ = ["StagedWork"]
-
 
 class StagedWork(Work):
     """``wait`` enqueues the copy of the result on the stream of the thread that waits, and does not wait for the device."""

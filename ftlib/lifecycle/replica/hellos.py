@@ -23,8 +23,6 @@ from consensus import Member, format_address, parse_address
 from ...errors import GroupError
 from ...frameworks import sockets
 
-__all__ = ["FACT", "LOOK", "Door", "call", "drop"]
-
 FACT, _KEY = "_mates", "_mates_key"
 _HELLO = struct.Struct("<I32s")
 """Who connects: its shard, and that it knows what only members of the job know."""

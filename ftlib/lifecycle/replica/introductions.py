@@ -16,8 +16,6 @@ from consensus import KeyRing, Member
 from ...errors import FTLibError
 from ...recovery import FetchError, request
 
-__all__ = ["PATH", "Introductions", "introduced"]
-
 PATH = "/mates"
 _KEPT = 600.0
 """Seconds that a word is kept."""

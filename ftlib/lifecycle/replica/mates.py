@@ -23,8 +23,6 @@ from ...core.replicas.words import Heard, Verdict, Word, WordFlag, read_words
 from ...errors import GroupError, JobEnded, ReplicaLost
 from .hellos import Door, call, drop
 
-__all__ = ["ENDED", "Connections"]
-
 logger = CarefulLogger("ftlib")
 
 ENDED = "a process of this replica has come to the end of its program, and the replica ends with it"

@@ -22,8 +22,6 @@ from ...settings.replicas import Part
 from .introductions import introduced
 from .torch_groups import TorchGroups
 
-__all__ = ["Meshes"]
-
 _STORE = "store"
 _CLOSED = "device_mesh: this worker has closed"
 

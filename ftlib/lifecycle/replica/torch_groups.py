@@ -24,8 +24,6 @@ from ...frameworks.base import GroupSpec
 from ...frameworks.gloo_build import GlooBuild
 from ...frameworks.gloo_group import GlooGroup
 
-__all__ = ["BACKEND", "TorchGroups"]
-
 BACKEND = "ftlib"
 _FOREIGN = (RuntimeError, GroupError)
 _ADVICE = "This is typically caused by"

@@ -23,8 +23,6 @@ from consensus import CarefulLogger
 
 from .spans import Span, root_of
 
-__all__ = ["Exporter"]
-
 logger = CarefulLogger("ftlib")
 
 _NAME = "ftlib"

@@ -15,8 +15,6 @@ from typing import Any
 
 from ...common.traces import CallFacts, CallRecord, CheckpointRecord, FetchRecord, RecoveryRecord, SendRecord, ViewRecord
 
-__all__ = ["Calls", "Event", "Span", "checkpoint", "recovery", "root_of", "sent", "trace_of", "view_change"]
-
 SLOW = 4.0
 """A call is slow that takes so many times the median of the last ones,"""
 LEAST = 0.05

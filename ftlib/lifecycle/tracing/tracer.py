@@ -14,8 +14,6 @@ from ...common.traces import CallRecord, CheckpointRecord, FetchRecord, Record, 
 from ...errors import ConfigError
 from .spans import Calls, Span, checkpoint, recovery, sent, view_change
 
-__all__ = ["Tracer"]
-
 logger = CarefulLogger("ftlib")
 
 EVERY = 1.0

@@ -37,8 +37,6 @@ from .room import FormerGradients
 from .trained import Trained
 from .used import Used
 
-__all__ = ["Backward", "Options"]
-
 logger = CarefulLogger("ftlib")
 
 _IDLE, _BEGUN, _OPEN = 0, 1, 2

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-__all__ = ["Countdown"]
-
 
 class Countdown:
     """The counts of one model; ``number`` is a parameter's index among all parameters of the module, trained or not."""

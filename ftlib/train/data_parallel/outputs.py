@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["reaches", "tensors_in"]
-
 _DEEPEST = 16
 
 

@@ -17,8 +17,6 @@ import torch
 
 from ...ftlib import FTLib
 
-__all__ = ["ReadyOrder"]
-
 _DIGEST = 8
 
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from ...errors import ConfigError
 
-__all__ = ["refuse"]
-
 _REMEDIES = {
     "device_ids": "move the module to its device before it is wrapped, and its inputs before forward: leave it out",
     "output_device": "outputs stay where the module computes them: leave it out",

@@ -8,8 +8,6 @@ import torch
 
 from ..clipping import GradientCopies
 
-__all__ = ["FormerGradients"]
-
 
 class FormerGradients(GradientCopies):
     """The gradients that autograd made, if they have the form that is asked for; else memory of its own, which is kept."""

@@ -11,8 +11,6 @@ from torch.nn.parameter import UninitializedParameter
 from ...common.local_parts import gradient_of, is_sharded, like, local_part
 from ...errors import ConfigError
 
-__all__ = ["Trained"]
-
 
 class Trained:
     """All parameters of a module, each once; those with ``requires_grad`` are averaged. A *number* is an index among all."""

@@ -11,8 +11,6 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-__all__ = ["Used"]
-
 
 class Used:
     """The flags of one model. A member's flag says that it has a gradient, however it came there: of this backward, of one

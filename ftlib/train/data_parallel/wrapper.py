@@ -25,8 +25,6 @@ from .outputs import tensors_in
 from .refusals import refuse
 from .trained import Trained
 
-__all__ = ["DistributedDataParallel"]
-
 
 class DistributedDataParallel(nn.Module):
     """A module whose gradients are averaged over all workers while ``backward`` runs, as torch's wrapper of that name does.

@@ -10,8 +10,6 @@ from torch.nn.parameter import UninitializedParameter
 
 from ...errors import ConfigError
 
-__all__ = ["Named", "balanced", "fragments_of"]
-
 Named = list[tuple[str, nn.Parameter]]
 """Parameters with their names in the model."""
 

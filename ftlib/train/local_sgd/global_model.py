@@ -17,8 +17,6 @@ from .fragments import Named
 from .outer import Contribution
 from .room import Room
 
-__all__ = ["Fragment", "GlobalModel", "Remainder", "Weights"]
-
 
 class GlobalModel:
     """A copy of a model's trained parameters, by fragment, and as a module that is registered as the job's state."""

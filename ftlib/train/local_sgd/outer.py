@@ -10,8 +10,6 @@ from torch import nn
 
 from ...errors import ConfigError
 
-__all__ = ["Assign", "Contribution", "Outer", "outer_optimizers", "pseudo_gradients", "weights_themselves"]
-
 Factory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 Outer = Factory | torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 """What programs pass as ``outer=``."""

@@ -16,8 +16,6 @@ from torch import nn
 from .outer import Assign
 from .room import Room
 
-__all__ = ["OuterStep"]
-
 _SETTINGS_ONLY = "params"
 """The key of a parameter group that is no setting."""
 

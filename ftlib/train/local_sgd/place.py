@@ -7,8 +7,6 @@ from typing import Any
 from ...errors import ConfigError
 from ...ftlib import FTLib
 
-__all__ = ["WEIGHTS", "Place"]
-
 WEIGHTS = ("steps", "samples", "equal")
 """What a member's share in an average is by."""
 

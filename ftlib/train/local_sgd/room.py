@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 import torch
 
-__all__ = ["Room"]
-
 
 class Room:
     """Memory for the copies of one fragment at a time."""

@@ -25,8 +25,6 @@ from .outer_step import OuterStep
 from .place import Place
 from .schedule import Move, Schedule
 
-__all__ = ["Rounds"]
-
 logger = CarefulLogger("ftlib")
 
 _COUNTER = 8

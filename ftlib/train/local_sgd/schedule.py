@@ -11,8 +11,6 @@ from enum import Enum
 
 from ...errors import ConfigError
 
-__all__ = ["Move", "Schedule"]
-
 
 class Move(Enum):
     """What a member does after an inner step."""

@@ -26,8 +26,6 @@ from .place import Place
 from .rounds import Rounds
 from .schedule import Schedule
 
-__all__ = ["DiLoCo", "LocalSGD"]
-
 
 class LocalTraining:
     """What both have in common: the loop's hooks, and what is registered. Used by one thread."""

@@ -22,8 +22,6 @@ from tests.harness.basics import TIMEOUT
 
 from .place import Place, race
 
-__all__ = ["Conformance"]
-
 _ROUNDS = 60
 _TIMEOUT = 60.0
 

@@ -17,8 +17,6 @@ from consensus.storage.store import Store
 
 from .place import Place
 
-__all__ = ["Directory", "error_of", "files"]
-
 
 class Directory(Place):
     def __init__(self, path: Path) -> None:

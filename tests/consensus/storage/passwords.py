@@ -1,6 +1,4 @@
 """A password that has to be quoted in a URL."""
 
-__all__ = ["QUOTED", "SECRET"]
-
 SECRET = "pass/word@1:#?é"
 QUOTED = "pass%2Fword%401%3A%23%3F%C3%A9"

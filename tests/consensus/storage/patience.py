@@ -11,8 +11,6 @@ from consensus.errors import AmbiguousWriteError, StoreAwayError
 from consensus.storage.store import Created, Store
 from tests.harness.basics import TIMEOUT
 
-__all__ = ["SOON", "Heard", "created", "first_told", "impatient", "once_read", "until_away"]
-
 SOON = 3.0
 """Seconds in which a busy machine has begun what it was asked for."""
 

@@ -16,8 +16,6 @@ import pytest
 from consensus.storage.locate import store_at
 from consensus.storage.store import Store
 
-__all__ = ["Place", "race"]
-
 _RACERS = 3
 _TIMEOUT = 60.0
 

@@ -10,8 +10,6 @@ from consensus.storage.store_executor import StoreExecutor
 from consensus.view import Proposal, View
 from consensus.wire.keys import KeyRing
 
-__all__ = ["config", "executor", "founding", "key", "lease", "member", "successor"]
-
 
 def member(index: int) -> Member:
     return Member(f"{index:016x}", "127.0.0.1", 7000 + index)

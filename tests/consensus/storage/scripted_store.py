@@ -15,8 +15,6 @@ from typing import Any
 
 from consensus.storage.store import Created, Store, Value
 
-__all__ = ["ScriptedStore", "run"]
-
 
 class _Turn:
     """What its methods wait for: nobody else's awaitable looks like it."""

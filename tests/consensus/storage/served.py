@@ -21,8 +21,6 @@ from .conformance import Conformance
 from .patience import Heard
 from .place import Place
 
-__all__ = ["Served", "ServerPlace", "opened", "servers"]
-
 
 def servers(kind: type[Any]) -> tuple[Any, Any, Any]:
     """The fixtures ``server`` and ``relay``, of a module, and ``own``: a server that a test may hurt."""

@@ -22,8 +22,6 @@ from tests.ftlib.combinations.table import CELLS, REFUSED, Cell
 from tests.ftlib.crews.scholars import judge
 from tests.ftlib.crews.workers import TIMEOUT, Job
 
-__all__ = ["drive"]
-
 FOUNDERS = 3
 DEADLINE = 0.05
 """Of stragglers, in seconds."""

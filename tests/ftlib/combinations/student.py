@@ -14,8 +14,6 @@ from ftlib.ftlib import FTLib
 from tests.ftlib.crews.scholars import Scholar
 from tests.ftlib.crews.workers import Worker
 
-__all__ = ["Student"]
-
 BATCH, EPOCHS = 2, 2
 WITHOUT_SAMPLER = 1
 """Samples of a dataset that nobody reads."""

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["CELLS", "FEATURES", "REFUSED", "WHOLE", "Cell", "rendered"]
-
 FEATURES = {
     "sampler": "samples are dealt by an `ElasticSampler`",
     "look-ahead": "the loader of such a sampler prefetches",

@@ -15,8 +15,6 @@ from tests.ftlib.crews.latecomers import Latecomer
 from tests.ftlib.recovery.pupils import Pupil
 from tests.harness.late_device import LateDevice
 
-__all__ = ["LateLatecomer", "LatePupil", "LateSGD", "Net", "fingerprint", "on_device"]
-
 RATE = 0.01
 
 

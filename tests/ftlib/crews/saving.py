@@ -17,8 +17,6 @@ from ftlib.state.registry import Registered
 from tests.ftlib.state.test_checkpoints import same
 from tests.harness.company import at_once, company
 
-__all__ = ["Trainee", "all_of", "crew", "equal", "steps"]
-
 
 class Trainee:
     """A worker with a model of its own, whose step is the same arithmetic everywhere."""

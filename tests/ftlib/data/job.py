@@ -15,8 +15,6 @@ from ftlib.data.sampling import Share
 from .people import FILL, WIDTH, Hand, Person
 from .plot import Plot
 
-__all__ = ["Job", "play"]
-
 LIMIT = 3000
 """Calls in one case: nobody is stuck."""
 

@@ -13,8 +13,6 @@ from ftlib import ElasticSampler, ElasticStream
 
 from .plot import Plot
 
-__all__ = ["FILL", "WIDTH", "Hand", "Person"]
-
 WIDTH = 1000
 """A record of a stream is told as its shard's number times this, plus its own."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
-__all__ = ["Plot"]
-
 
 @dataclass(frozen=True)
 class Plot:

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 import pytest
 
 import ftlib.lifecycle.drain
+from ftlib.common.processes import TWIN
 from ftlib.core.engine.call_lock import CallLock
-from ftlib.lifecycle.drain import TWIN, Drain
+from ftlib.lifecycle.drain import Drain
 from tests.harness.basics import TIMEOUT
 
 

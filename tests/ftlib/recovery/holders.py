@@ -34,7 +34,7 @@ from ftlib.recovery.layout.manifest import split
 from ftlib.recovery.layout.shards import Shard
 from ftlib.recovery.whole_state import Transfer
 from ftlib.state.registry import Registered
-from tests.harness.cluster import ROOT
+from tests.harness.nursery import ROOT
 
 VERSION = 5
 ORIGIN = "origin"

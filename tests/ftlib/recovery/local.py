@@ -13,8 +13,6 @@ from torch import nn
 from ftlib import FTLib, FTLibError
 from tests.harness.company import in_thread
 
-__all__ = ["Local", "Plain", "digest_of"]
-
 
 def digest_of(*objects: Any) -> str:
     """Of all bits of their states."""

@@ -17,8 +17,6 @@ from tests.harness.cluster import LIMIT, Cluster, Worker
 from tests.harness.nursery import Nursery
 from tests.harness.verdict import Verdict
 
-__all__ = ["Episode", "shrink_and_grow"]
-
 
 class Episode:
     """One cluster's life."""

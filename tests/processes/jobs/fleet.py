@@ -14,8 +14,6 @@ from tests.harness.cluster import LIMIT, Cluster, Worker
 from tests.harness.network import Host, Network
 from tests.harness.nursery import Nursery
 
-__all__ = ["Fleet"]
-
 PORT = 7001
 """Of every worker; each host has addresses of its own."""
 

@@ -8,14 +8,12 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from ftlib.lifecycle.drain import TWIN
+from ftlib.common.processes import TWIN
 from tests.harness.basics import Tail
 from tests.harness.cluster import LIMIT, Cluster, Worker
 from tests.harness.nursery import Nursery, Stuck
 from tests.harness.program import Program, clean, ftlib_run
 from tests.harness.worker import Task
-
-__all__ = ["LaunchedRun"]
 
 
 class LaunchedRun(Cluster):

@@ -11,13 +11,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from ftlib.lifecycle.drain import TWIN
+from ftlib.common.processes import TWIN
 from tests.harness.basics import Tail, eventually
 from tests.harness.network import Host
 from tests.harness.nursery import Nursery, Stuck
 from tests.harness.program import ROOT, Program, clean, ftlib_run
-
-__all__ = ["LIMIT", "PORT", "Launcher", "MetHosts"]
 
 PORT = 7000
 LIMIT = 120.0

@@ -8,8 +8,6 @@ from tests.harness.cluster import Cluster, Worker
 from tests.harness.verdict import Verdict
 from tests.processes.programs.reader import Orders
 
-__all__ = ["ended", "judge", "ledger_violations", "reading", "violations"]
-
 LIMIT = 120.0
 """Seconds for the workers to end once nothing happens to them any more."""
 

@@ -12,8 +12,6 @@ from tests.harness.cluster import LIMIT, Cluster, Worker
 REPLICAS = 12
 """Numbers of replicas, which come again in the same order: a float32 holds a sum of their powers exactly."""
 
-__all__ = ["REPLICAS", "Replicas"]
-
 
 class Replicas(Cluster):
     """``size`` replicas of ``shards`` processes each; every process runs ``sharded``, or the ``program`` that was given."""

@@ -27,8 +27,6 @@ from torch import nn
 from ftlib import FTLib, Status
 from tests.harness.worker import SLOTS, Lines, Task, joined, place
 
-__all__ = ["Orders", "asked", "learn", "prepare", "state_bytes"]
-
 SAMPLES = 8
 """Of a batch, where there is data."""
 

@@ -27,8 +27,6 @@ from consensus import format_address
 from ftlib import ElasticSampler, ElasticStream, FTLib
 from tests.harness.worker import Lines, Task, joined, place, tell_ledger
 
-__all__ = ["Orders", "prepare", "read"]
-
 _BRAKED = 0.5
 
 

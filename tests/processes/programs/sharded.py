@@ -32,7 +32,7 @@ from ftlib.checkpoints.depot import DirectoryDepot
 from ftlib.checkpoints.names import Part
 from ftlib.core.engine.shard_agreement import ShardAgreement
 from ftlib.core.plane.plane import Plane
-from ftlib.data.elastic_sampler import LedgerRow
+from ftlib.data.elastic import LedgerRow
 from tests.harness.worker import Lines, Task, joined, place
 from tests.processes.jobs.replicas import REPLICAS
 

@@ -17,9 +17,7 @@ import torch
 from ftlib import FTLib
 from tests.harness import moments
 from tests.harness.worker import Lines, Task, joined, place
-from tests.processes.programs.learner import Learner, prepare
-
-__all__ = ["PLACES", "Oops", "prepare", "step"]
+from tests.processes.programs.learner import Learner, prepare  # noqa: F401 - the worker's process calls prepare
 
 PLACES = ("begin", "averaging", "between", "collective", "end")
 WAIT = 60.0

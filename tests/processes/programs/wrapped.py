@@ -33,8 +33,6 @@ from tests.harness.cluster import Worker
 from tests.harness.worker import SLOTS, Census, Lines, Task, joined, place
 from tests.processes.programs.learner import asked
 
-__all__ = ["At", "Fault", "Orders", "Phase", "at", "learn", "prepare", "repeated", "replayed"]
-
 RATE = 2.0**-10
 
 

@@ -11,8 +11,6 @@ import torch
 
 from ftlib import FTLib, Status
 
-__all__ = ["Actor"]
-
 
 class Actor:
     """One process: its orders, its log."""

@@ -23,8 +23,6 @@ from tests.processes.stage import leavers as _leavers  # noqa: F401 - its parts
 from tests.processes.stage.actor import Actor
 from tests.processes.stage.parts import PARTS
 
-__all__ = ["main", "prepare", "run"]
-
 
 def prepare() -> None:
     """Import what every part needs, before any fork."""

@@ -18,8 +18,6 @@ from ftlib import FTLib
 from tests.processes.stage.actor import Actor
 from tests.processes.stage.parts import part
 
-__all__ = ["leaver"]
-
 
 class Numbers(Dataset[torch.Tensor]):
     """Plenty of samples."""

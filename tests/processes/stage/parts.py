@@ -20,8 +20,6 @@ from ftlib import FTLib
 from tests.harness.basics import TIMEOUT, eventually
 from tests.processes.stage.actor import Actor
 
-__all__ = ["PARTS"]
-
 Part = Callable[[Actor], None]
 PARTS: dict[str, Part] = {}
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "int8": torch.int8, "complex64": torch.complex64}

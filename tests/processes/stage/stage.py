@@ -15,8 +15,6 @@ from typing import Any
 from tests.harness.cluster import LIMIT, Process, Watched, bind
 from tests.harness.nursery import Nursery
 
-__all__ = ["Player", "Stage", "healthy", "one_line"]
-
 
 class Player(Process):
     """One process and what it wrote."""

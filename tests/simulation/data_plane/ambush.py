@@ -14,8 +14,6 @@ from consensus.simulation import Host, Observer
 if TYPE_CHECKING:
     from .trainers import Trainers
 
-__all__ = ["ACTIONS", "MOMENTS", "Ambush", "Ambushes"]
-
 MOMENTS = (
     "entered",  # an operation
     "reduced",  # everybody has entered it: anybody may complete it now

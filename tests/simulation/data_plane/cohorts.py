@@ -15,8 +15,6 @@ from consensus.simulation import Event, Host, Observer, Scenario, World
 from ftlib.core.replicas.whole import facts_of
 from ftlib.settings.replicas import Part
 
-__all__ = ["Launcher", "facts", "in_replicas"]
-
 APART = 0.05
 """Seconds between the starts of two processes of one replica at most."""
 GRACE = 0.4

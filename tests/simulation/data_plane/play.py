@@ -21,26 +21,6 @@ from .plot import Plot, Script
 from .programs.program import PROGRAMS
 from .trainers import Trainers
 
-__all__ = [
-    "POLICIES_OF_REPLICAS",
-    "accelerated",
-    "compressing_sharded",
-    "declining",
-    "declining_late",
-    "declining_sharded",
-    "mixing",
-    "mixing_sharded",
-    "opening",
-    "play",
-    "play_plot",
-    "plotted_history",
-    "random_history",
-    "restarting_history",
-    "settings",
-    "sharded",
-    "sharded_history",
-]
-
 GENTLE = FaultProfile.parse(
     "crash=2,restart,pause=2,stall,trap,one_way,isolate=2,halves=0.5,loss=0.5,reordering=0.5,clog,slow=0.5,heal=4,"
     "skew,drift,join=3,join_and_crash=2,leave=2,reset=0.5"

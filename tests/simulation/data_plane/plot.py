@@ -18,8 +18,6 @@ from consensus.simulation import Host, Observer, living
 if TYPE_CHECKING:
     from .trainers import Trainers
 
-__all__ = ["Plot", "Script", "Step"]
-
 SCENES = {
     "behind": "all of a view but the subject have finished a call",
     "ahead": "the subject alone has finished it",

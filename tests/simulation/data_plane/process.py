@@ -43,8 +43,6 @@ from .programs.backward import OpenTrainer
 from .programs.program import MixedTrainer
 from .programs.trainer import Trainer
 
-__all__ = ["Process"]
-
 BUILD_TIMEOUT = 5.0
 """Seconds that building a group may take."""
 STALL = 5.0

@@ -18,8 +18,6 @@ from .peers.job import Colleague
 from .peers.state import SimulatedTransfer
 from .process import Process
 
-__all__ = ["Trainers"]
-
 Happens = Callable[[Host, str], None]
 
 

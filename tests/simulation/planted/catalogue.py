@@ -34,6 +34,4 @@ from __future__ import annotations
 from . import test_ballots, test_installs, test_leases, test_members, test_records
 from .bug import Bug
 
-__all__ = ["BUGS"]
-
 BUGS: list[Bug] = [*test_ballots.BUGS, *test_leases.BUGS, *test_installs.BUGS, *test_members.BUGS, *test_records.BUGS]

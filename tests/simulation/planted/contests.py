@@ -7,11 +7,11 @@ from random import Random
 
 from consensus.border import Flushed, Freeze, Installed, Order
 from consensus.messages import Ack, Gossip
-from consensus.simulation import Host, World, judged
+from consensus.simulation import Host, World, judged, living
 from consensus.simulation.world.faults import Faults, Spread
 from consensus.simulation.world.host import MakePlane, StubPlane
 
-from ..judgement import begun, living
+from ..judgement import begun
 
 
 def duels(seed: int, plane: MakePlane = StubPlane) -> World:

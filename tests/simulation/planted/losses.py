@@ -8,12 +8,12 @@ import pytest
 
 from consensus.config import Config
 from consensus.messages import Ack, Chosen, Gossip, Introduction, JoinReply
-from consensus.simulation import Scenario, World, judged
+from consensus.simulation import Scenario, World, judged, living
 from consensus.simulation.script.play import prepare, safety
 from tests.simulation.histories import test_found
 
 from ...transcripts import test_stale_votes
-from ..judgement import begun, end, living
+from ..judgement import begun, end
 
 NEWS = (Chosen, Introduction, JoinReply)
 """Messages that tell of a newer view."""

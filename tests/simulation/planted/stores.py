@@ -5,9 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from consensus.config import Config, Liveness, Policy
-from consensus.simulation import Character, Host, World, judged
-
-from ..judgement import living
+from consensus.simulation import Character, Host, World, judged, living
 
 
 def job(

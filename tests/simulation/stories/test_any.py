@@ -13,8 +13,7 @@ from consensus.progress import Progress
 from consensus.protocol.admission.admission import BEACON_EVERY
 from consensus.protocol.agreement.contact import LOOK_AT_MOST
 from consensus.protocol.state.inputs import Introduced
-from consensus.simulation import Host, World, judged
-from tests.simulation.judgement import living
+from consensus.simulation import Host, World, judged, living
 from tests.transcripts.script import agree, start_job
 
 ANY = Config(policy=Policy.ANY)

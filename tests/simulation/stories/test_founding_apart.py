@@ -11,8 +11,7 @@ from consensus.config import Config, Policy
 from consensus.errors import FoundedApartError, OvertakenError
 from consensus.progress import Progress
 from consensus.protocol.state.inputs import Introduced
-from consensus.simulation import Host, World, judged
-from tests.simulation.judgement import living
+from consensus.simulation import Host, World, judged, living
 from tests.transcripts.script import agree
 
 SEEDS = 12

@@ -21,8 +21,6 @@ from ftlib.frameworks.base import Operation
 from .compression import Compression
 from .reduction import Reduction
 
-__all__ = ["Blocks", "Float8", "Int8"]
-
 BLOCK = 256
 """Values with one scale."""
 _AT_A_TIME = 512

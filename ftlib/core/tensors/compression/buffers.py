@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-__all__ = ["Allocate", "Buffers"]
-
 Allocate = Callable[[int, torch.dtype], torch.Tensor]
 """A row of so many elements: see ``Framework.allocate``."""
 

@@ -9,8 +9,6 @@ from ftlib.frameworks.base import Operation
 
 from .reduction import Reduction
 
-__all__ = ["Compression"]
-
 
 class Compression(ABC):
     """One way to compress. Objects hold no state: one may serve several models and several members at a time."""

@@ -15,8 +15,6 @@ from ftlib.frameworks.base import Operation
 from .compression import Compression
 from .reduction import Reduction
 
-__all__ = ["HalfPrecision"]
-
 _NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 

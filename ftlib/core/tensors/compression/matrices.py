@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["orthonormal", "write_product"]
-
 _LOST = 1e-8
 """Part of a column's square that is left where the column depends on those before it; what is left is rounding then."""
 

@@ -15,8 +15,6 @@ from .buffers import Allocate, Buffers
 from .compression import Compression
 from .reduction import Part, Reduction
 
-__all__ = ["CallMemory"]
-
 
 @dataclass(slots=True)
 class _Debts:

@@ -16,8 +16,6 @@ from .half_precision import HalfPrecision
 from .power_sgd import PowerSGD
 from .reduction import Reduction
 
-__all__ = ["Unknown", "compression_of", "known_by_name"]
-
 _NAMED: dict[str, Compression] = {
     each.name: each
     for each in (

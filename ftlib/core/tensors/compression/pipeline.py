@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from ftlib.errors import GroupError
 from ftlib.frameworks.base import Group, Operation, Work
 
-__all__ = ["Pipeline", "PipelinedWork"]
-
 
 class Pipeline:
     """The buckets of one attempt. Used by the training thread."""

@@ -19,8 +19,6 @@ from .compression import Compression
 from .matrices import orthonormal, write_product
 from .reduction import Part, Reduction
 
-__all__ = ["PowerSGD"]
-
 _WARM = "q"
 _SCRATCH = 1 << 18
 

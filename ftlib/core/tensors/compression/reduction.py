@@ -12,8 +12,6 @@ from ftlib.frameworks.base import Operation, OperationKind
 
 from .buffers import Buffers
 
-__all__ = ["Part", "Reduction"]
-
 
 class Part(NamedTuple):
     """Elements ``start`` to ``stop`` of the bucket: a tensor of ``shape``, or a part of one that is larger than a bucket."""

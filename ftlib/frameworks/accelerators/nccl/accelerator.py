@@ -24,8 +24,6 @@ from .library import Library, Unavailable, load, version_text
 from .results import Result
 from .structures import TYPES
 
-__all__ = ["NcclAccelerator"]
-
 _log = CarefulLogger(__name__)
 
 _ID, _GPU, _HOST, _VERSION = "id", "gpu", "host", "version"

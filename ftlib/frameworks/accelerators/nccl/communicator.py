@@ -31,8 +31,6 @@ from .library import Library
 from .results import Result
 from .structures import REDUCTIONS, TYPES
 
-__all__ = ["WARMING", "NcclCommunicator"]
-
 WARMING = (4 << 10, 25 << 20)
 """Bytes of the first operations, few and many (a bucket): NCCL connects ranks only as an operation needs it, in other ways."""
 _START_LOOK = 0.002

@@ -10,8 +10,6 @@ from ftlib.common.devices import Device, device_at, place_of
 
 from .library import Unavailable
 
-__all__ = ["Gpu", "Gpus"]
-
 
 class Gpu(NamedTuple):
     """One GPU."""

@@ -19,8 +19,6 @@ from ftlib.errors import GroupError
 from .results import Result
 from .structures import ID_BYTES, Config, UniqueId, config
 
-__all__ = ["OLDEST", "Library", "Unavailable", "load", "native_reconfigure", "version_text"]
-
 OLDEST = 22807
 """NCCL 2.28.7: the first one with ``ncclCommRevoke``."""
 _NAME = "libnccl.so.2"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-__all__ = ["Result"]
-
 
 class Result(IntEnum):
     """``ncclResult_t`` of nccl.h, up to NCCL 2.30."""

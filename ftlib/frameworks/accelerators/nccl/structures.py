@@ -6,8 +6,6 @@ import ctypes
 
 import torch
 
-__all__ = ["ID_BYTES", "REDUCTIONS", "TYPES", "Config", "UniqueId", "config"]
-
 ID_BYTES = 128
 """NCCL_UNIQUE_ID_BYTES."""
 

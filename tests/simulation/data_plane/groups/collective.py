@@ -22,8 +22,6 @@ from ..machine.links import connected
 from ..machine.threads import Fibre, SimulatedThreads
 from .pace import Pace
 
-__all__ = ["Rooms", "SimulatedGroup"]
-
 GARBAGE = 0.625
 """What an operation that fails leaves in its buffer; no sum of contributions has such a fraction."""
 

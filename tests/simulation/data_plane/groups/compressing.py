@@ -11,8 +11,6 @@ from ftlib import Compression
 from ftlib.core.tensors.compression.reduction import Reduction
 from ftlib.frameworks.base import Operation
 
-__all__ = ["SENT", "Halving"]
-
 SENT = 0.5
 """The share of what a member has to send that it sends."""
 

@@ -13,8 +13,6 @@ from ftlib.frameworks.base import Framework, GroupSpec
 from ..machine.threads import Fibre, SimulatedThreads
 from .collective import Rooms, SimulatedGroup
 
-__all__ = ["SimulatedFramework"]
-
 
 class SimulatedFramework(Framework):
     """Builds the groups of one process."""

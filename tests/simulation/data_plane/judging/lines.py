@@ -12,8 +12,6 @@ from consensus import View
 from consensus.config import Policy
 from consensus.simulation import Host, Observer
 
-__all__ = ["Lines", "OnLine"]
-
 K = TypeVar("K")
 V = TypeVar("V")
 

@@ -28,8 +28,6 @@ from ..groups.compressing import SENT
 from ..parts.body import SAMPLES, WEIGHTS, Body
 from .lines import Lines, OnLine
 
-__all__ = ["Outcome", "Promises"]
-
 STORY = 5000
 """Lines of the story that are kept."""
 

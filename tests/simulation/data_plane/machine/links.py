@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from consensus.simulation import Host
 
-__all__ = ["connected"]
-
 
 def connected(one: Host, other: Host) -> bool:
     """Whether bytes pass between two processes, both ways (an acknowledgement has to come back)."""

@@ -22,8 +22,6 @@ from ftlib.frameworks.accelerators.rehearsal import communicator, stream
 
 from .threads import SimulatedThreads, here
 
-__all__ = ["simulated_system"]
-
 LEAST = 2e-4
 """Seconds that a sleep takes at least: who looks again and again needs no more virtual time to be looked at."""
 _MODULES: dict[ModuleType, tuple[str, ...]] = {

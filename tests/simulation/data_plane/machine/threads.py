@@ -22,8 +22,6 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from consensus.simulation import Host
 from ftlib.common.threads import Threads
 
-__all__ = ["Fibre", "SimulatedThreads", "here"]
-
 SWITCH = 2e-5
 """Seconds that it takes at most until a woken thread runs."""
 

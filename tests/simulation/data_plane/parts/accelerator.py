@@ -34,8 +34,6 @@ from ..machine.links import connected
 from ..machine.threads import SimulatedThreads
 from .body import Body
 
-__all__ = ["HEALTHY", "Accelerators", "Draw", "Equipment", "SimulatedAccelerator", "SimulatedHybrid"]
-
 Freed = Callable[[Body, Body, str], None]
 """Told of a process, a peer that it goes on with, and a view: the first frees there what the other one might use."""
 

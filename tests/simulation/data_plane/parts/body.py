@@ -18,8 +18,6 @@ from ..groups.collective import Rooms
 from ..machine.threads import SimulatedThreads
 from .door import Door
 
-__all__ = ["BATCH", "SAMPLES", "WEIGHTS", "Body", "Program"]
-
 WEIGHTS = (1.0, 2.0)
 """What a contribution may weigh."""
 

@@ -12,8 +12,6 @@ from consensus.border import Boundary, Built, Flushed, Hint, Leave, Report, Seek
 from consensus.progress import NOWHERE, Progress
 from consensus.simulation import Host
 
-__all__ = ["Door", "Pipe"]
-
 PIPE = 0.0003
 """Seconds that a word between the agent and the data plane takes at most."""
 

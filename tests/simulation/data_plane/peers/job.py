@@ -22,8 +22,6 @@ from ..parts.body import Body
 from .habits import Habits
 from .state import SimulatedTransfer
 
-__all__ = ["Colleague", "Job", "Mate"]
-
 
 class Mate(Protocol):
     """A process as the others of its replica hear and meet it: ``SimulatedMates``."""

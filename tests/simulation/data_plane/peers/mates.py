@@ -18,8 +18,6 @@ from ..machine.links import connected
 from ..machine.threads import Fibre
 from .job import Colleague
 
-__all__ = ["SimulatedMates"]
-
 TRAVELS = 0.0005
 """Seconds that a word takes at most."""
 SLOW, SLOW_TRAVELS = 0.05, 0.05

@@ -20,8 +20,6 @@ from ftlib.state.codec import decode, snapshot
 from .job import Colleague
 from .requests import Refused, Request
 
-__all__ = ["SimulatedRecovery"]
-
 GRACE = 0.02
 """Seconds that the others may wait for the state's last bytes."""
 PATIENCE = 3.0

@@ -15,8 +15,6 @@ from ..machine.links import connected
 from ..machine.threads import Fibre
 from .job import Colleague
 
-__all__ = ["Refused", "Request", "SimulatedInquiry"]
-
 T = TypeVar("T")
 
 TRAVELS = 0.01

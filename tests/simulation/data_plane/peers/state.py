@@ -17,8 +17,6 @@ from ftlib.state.codec import StateReader
 from ..machine.links import connected
 from ..machine.threads import Fibre, SimulatedThreads
 
-__all__ = ["SimulatedTransfer"]
-
 CHUNK_TIME = 0.01
 """Seconds that a piece takes at most."""
 

@@ -26,8 +26,6 @@ from ..peers.habits import Habits
 from ..peers.job import Colleague
 from .trainer import Trainer
 
-__all__ = ["OpenTrainer"]
-
 STALE = 0.5
 """What a gradient is off by, before it turns out not to be complete: no contribution has such a fraction."""
 

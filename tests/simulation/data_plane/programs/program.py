@@ -19,8 +19,6 @@ from ftlib.status import Status
 from ..peers.job import Colleague
 from .backward import Model, OpenTrainer
 
-__all__ = ["PROGRAMS", "MixedTrainer"]
-
 MAIN, OTHER, LOSS, BARRIER = "XYLB"
 """An average of the model, one of another model, a sum of the losses, a barrier: the letters of ``Habits.program``."""
 

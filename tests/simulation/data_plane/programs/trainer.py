@@ -32,8 +32,6 @@ from ftlib.status import Status
 from ..parts.body import BATCH, SAMPLES, WEIGHTS
 from ..peers.job import Colleague
 
-__all__ = ["Trainer"]
-
 _SCALE = 720720
 """Multiple of 1 to 16: an average of integers by such a weight is an integer again."""
 
