@@ -29,6 +29,7 @@ from ..runtime.net.names import Endpoint, link_local, numeric
 from ..runtime.net.pings import TRIES, Pings
 from ..runtime.net.udp import NETWORK_LIMIT
 from ..wire.keys import KeyRing
+from ..wire.proofs import IDENTITY
 from .client import Answer, Connection, get
 from .interfaces import interface_of
 
@@ -194,8 +195,8 @@ class _Patient:
                 f"{listens} the connection breaks ({error.strerror or error})",
                 "check the port, and what firewall or proxy is between",
             )
-        self._theirs = unquote(headers.get("x-ftlib-job", ""))
-        member, version = headers.get("x-ftlib-member", ""), headers.get("x-ftlib-version", "")
+        member, job, version, _ = (headers.get(name, "") for name in IDENTITY)
+        self._theirs = unquote(job)
         if not member:
             return self._add(
                 "identity",

@@ -12,18 +12,15 @@ import os
 import socket
 import time
 from collections.abc import Mapping
-from urllib.parse import quote
 
-from ..config import PROTOCOL_VERSION
 from ..errors import SealError, SecretError
-from ..member import Address, format_address
+from ..wire import heads
 from ..wire.keys import KeyRing
-from ..wire.proofs import IDENTITY, NONCE, PROOF_HEADER, SCHEME, Exchange, encode, exchange_of
+from ..wire.proofs import LEAST, NONCE, PROOF_HEADER, SCHEME, Exchange, encode, exchange_of, identity
 
 _MOST = 4096
 """Bytes of a request's head."""
-_LEAST = 300
-"""Bytes of a request that is answered by a challenge, so that no answer is longer than what asked for it."""
+_DENIED = f"HTTP/1.1 401 {SCHEME}"
 
 
 class Visit:
@@ -43,12 +40,7 @@ class Visit:
         if self._exchange is not None:
             headers[PROOF_HEADER] = self._exchange.proof(headers)
             body = self._exchange.frames(status).whole(body)
-        lines = [
-            f"HTTP/1.1 {status} .",
-            f"Content-Length: {len(body)}",
-            *(f"{name}: {value}" for name, value in headers.items()),
-        ]
-        self._connection.sendall("\r\n".join([*lines, "", ""]).encode("latin-1") + body)
+        self._connection.sendall(heads.write(f"HTTP/1.1 {status} .", {"Content-Length": str(len(body)), **headers}) + body)
 
 
 def sign_in(connection: socket.socket, ring: KeyRing | None, name: str, *, timeout: float = 1.0) -> Visit:
@@ -58,18 +50,14 @@ def sign_in(connection: socket.socket, ring: KeyRing | None, name: str, *, timeo
     sent) if there is no whole request.
     """
     deadline = time.monotonic() + timeout
-    where: Address = connection.getsockname()[:2]
-    values = ("", quote(name), str(PROTOCOL_VERSION), quote(format_address(where), safe=":[]"))
-    identity = dict(zip(IDENTITY, values, strict=True))
+    who = identity("", name, connection.getsockname()[:2])
     target, text, size = _read(connection, deadline)
     if ring is None:
-        return Visit(connection, target, None, identity)
+        return Visit(connection, target, None, who)
     challenge = os.urandom(NONCE)
-    if text is None or size < _LEAST:
+    if text is None or size < LEAST:
         raise _refused(connection, "no secret")
-    connection.sendall(
-        f"HTTP/1.1 401 {SCHEME}\r\nWWW-Authenticate: {SCHEME} {encode(challenge)}\r\nContent-Length: 0\r\n\r\n".encode()
-    )
+    connection.sendall(heads.write(_DENIED, {"WWW-Authenticate": f"{SCHEME} {encode(challenge)}", "Content-Length": "0"}))
     asked, text, _ = _read(connection, deadline)
     try:
         if asked != target:
@@ -77,31 +65,30 @@ def sign_in(connection: socket.socket, ring: KeyRing | None, name: str, *, timeo
         exchange = exchange_of(ring, text or "", challenge, target)
     except SealError as error:
         raise _refused(connection, str(error)) from None
-    return Visit(connection, target, exchange, identity)
+    return Visit(connection, target, exchange, who)
 
 
 def _read(connection: socket.socket, deadline: float) -> tuple[str, str | None, int]:
     """Target, credentials (None: of no scheme that is known here) and size of one request's head."""
     head = b""
-    while not head.endswith(b"\r\n\r\n"):
+    while not head.endswith(heads.END):
         left = deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError("no whole request in time")
         connection.settimeout(left)
         data = connection.recv(_MOST - len(head))
         head += data
-        if not data or (len(head) >= _MOST and not head.endswith(b"\r\n\r\n")):
+        if not data or (len(head) >= _MOST and not head.endswith(heads.END)):
             raise ConnectionAbortedError("no whole request")
-    lines = head.decode("latin-1").split("\r\n")
-    method, _, rest = lines[0].partition(" ")
+    first, fields = heads.read(head)
+    method, _, rest = first.partition(" ")
     target, _, version = rest.rpartition(" ")
     if method != "GET" or not version.startswith("HTTP/1."):
         raise ConnectionAbortedError("no GET of HTTP/1.1")
-    headers = {key.strip().lower(): value.strip() for key, _, value in (line.partition(":") for line in lines[1:])}
-    scheme, _, text = headers.get("authorization", "").partition(" ")
+    scheme, _, text = fields.get("authorization", "").partition(" ")
     return target, text if scheme == SCHEME else None, len(head)
 
 
 def _refused(connection: socket.socket, why: str) -> SecretError:
-    connection.sendall(f"HTTP/1.1 401 {SCHEME}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode())
+    connection.sendall(heads.write(_DENIED, {"Content-Length": "0", "Connection": "close"}))
     return SecretError(why)

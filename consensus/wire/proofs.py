@@ -24,13 +24,16 @@ import hmac
 import os
 import struct
 from collections.abc import Callable, Mapping
+from urllib.parse import quote
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from ..config import PROTOCOL_VERSION
 from ..errors import SealError
+from ..member import Address, format_address
 from .keys import Key, KeyRing
 
 SCHEME = "Ftlib"
@@ -45,8 +48,14 @@ PIECE = 1 << 20
 _MAX_FRAME = PIECE + 16
 _LAST = 1 << 31
 """Set in the length of the last frame; only the mark under the seal is authentic."""
-_PAD = 300
-"""Length of the first request's credentials: the challenge must not be longer than the request for it."""
+LEAST = 300
+"""Bytes of a first request: no challenge may be longer than the request for it. With aiohttp's headers it takes about 220."""
+
+
+def identity(member_id: str, job: str, address: Address) -> dict[str, str]:
+    """The headers by which an agent says who it is. ``member_id``: "" for who is no member."""
+    values = (member_id, quote(job), str(PROTOCOL_VERSION), quote(format_address(address), safe=":[]"))
+    return dict(zip(IDENTITY, values, strict=True))
 
 
 def encode(data: bytes) -> str:
@@ -64,7 +73,7 @@ def decode(text: str) -> bytes:
 
 def greeting(nonce: bytes) -> str:
     """The ``Authorization`` of a first request."""
-    return f"{SCHEME} {encode(nonce)}".ljust(_PAD, ".")
+    return f"{SCHEME} {encode(nonce)}".ljust(LEAST, ".")
 
 
 class Exchange:

@@ -26,7 +26,6 @@ from ..core.plane.phase import Phase
 from ..core.plane.plane import Plane
 from ..core.replicas.whole import part_in
 from ..errors import ConfigError, FTLibError, RebuildTimeout, StateLost
-from ..state.codec import encode
 from ..state.live import nbytes_of_parameters
 from ..state.registry import Registered
 from .donor.private_copies import PrivateCopy
@@ -160,21 +159,13 @@ class Border:
 
     def _beside(self, registered: Registered, number: int, copy: PrivateCopy, member: str) -> Body:
         """The shared state as it is, with the copy of the private one, while the program computes."""
-        plane, begun = self._plane, False
+        plane, transfer = self._plane, self._transfer
         if nbytes_of_parameters(registered) + copy.nbytes >= LARGE:
             stand_back()  # training goes first; this thread serves only this request
+        over = f"call {number} ended while the state before it was being sent"
         try:
-            if copy.fence is not None:
-                copy.fence.share_device()
-            for chunk in encode(registered.tree(plane.step, private=copy.part), copy.fence):
-                if not plane.settled(number):  # checked after the copy: what was read before is intact
-                    raise ConnectionAbortedError(f"call {number} ended while the state before it was being sent")
-                begun = True
-                yield chunk
-        except Exception as error:
-            refused = None if begun or not plane.settled(number) else self._transfer.failures.refusal(error)
-            if refused is None:
-                raise
-            raise refused from error
+            yield from transfer.sent(
+                lambda: registered.tree(plane.step, private=copy.part), copy.fence, lambda: plane.settled(number), over
+            )
         finally:
-            self._transfer.copies.drop(member, copy)
+            transfer.copies.drop(member, copy)

@@ -435,17 +435,21 @@ class Transfer(Observer):
 
     def guarded(self, call: int, entry: Callable[[], object], fence: Fence | None) -> Body:
         """The state on entry to ``call``, that ``entry`` returns, for as long as the program is in that call."""
+        return self.sent(entry, fence, lambda: self.entry(call) == entry, f"call {call} ended while its state was being sent")
+
+    def sent(self, state: Callable[[], object], fence: Fence | None, still: Callable[[], bool], over: str) -> Body:
+        """What ``state`` returns, encoded, while ``still()``; after that a ConnectionAbortedError with the text ``over``."""
         begun = False
         try:
             if fence is not None:
                 fence.share_device()
-            for chunk in encode(entry(), fence):
-                if self.entry(call) != entry:  # checked after the copy: a copy made before the call ended is intact
-                    raise ConnectionAbortedError(f"call {call} ended while its state was being sent")
+            for chunk in encode(state(), fence):
+                if not still():  # checked after the copy: what was read before is intact
+                    raise ConnectionAbortedError(over)
                 begun = True
                 yield chunk
         except Exception as error:
-            refused = None if begun or self.entry(call) != entry else self.failures.refusal(error)
+            refused = None if begun or not still() else self.failures.refusal(error)
             if refused is None:
                 raise
             raise refused from error

@@ -18,6 +18,7 @@ from ...errors import CodecError
 from ...interface import Stream
 from ...logs import CarefulLogger
 from ...member import Member
+from ...wire import heads
 from ...wire.streams import ENDED, PROTOCOL, read_query
 from .fork import release_in_children
 from .sources import Request, refuse
@@ -134,9 +135,8 @@ def _take(stream: _Waiting, handler: Handler, here: Member) -> None:
     connection = stream.connection
     try:
         fields = {"Upgrade": PROTOCOL, "Connection": "Upgrade", **stream.request.headers}
-        lines = ["HTTP/1.1 101 Switching Protocols", *(f"{name}: {value}" for name, value in fields.items())]
         connection.settimeout(_ANSWER_TIMEOUT)
-        connection.sendall(("\r\n".join(lines) + "\r\n\r\n").encode("latin-1"))
+        connection.sendall(heads.write("HTTP/1.1 101 Switching Protocols", fields))
         connection.settimeout(None)
         handler(Stream(connection, stream.request.key, stream.peer, dialled=False, here=here))
     except OSError as error:  # the asking side has gone

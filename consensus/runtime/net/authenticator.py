@@ -11,24 +11,21 @@ import hmac
 import os
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import quote
 
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from ...config import PROTOCOL_VERSION
 from ...errors import SealError
 from ...logs import CarefulLogger
-from ...member import Member, format_address
+from ...member import Member
+from ...wire import heads
 from ...wire.keys import KeyRing
-from ...wire.proofs import IDENTITY, NONCE, PROOF_HEADER, SCHEME, Exchange, encode, exchange_of
+from ...wire.proofs import LEAST, NONCE, PROOF_HEADER, SCHEME, Exchange, encode, exchange_of, identity
 from .door import Door, StrangerStage, UnprovenPeer, places
 from .metrics import TARGETS
 
 _LOG = CarefulLogger()
-_REFUSAL = f"HTTP/1.1 401 {SCHEME}\r\n\r\n".encode()
-_LEAST = 300
-"""Bytes of a request that is answered by a challenge, which with aiohttp's headers takes about 220."""
+_REFUSAL = heads.write(f"HTTP/1.1 401 {SCHEME}")
 _IDLE = 75.0
 _CONNECTIONS = 4096
 """The most authenticated connections; fewer if that is more than half of the descriptors that this process may have."""
@@ -54,8 +51,7 @@ class Authenticator:
         """``member``, ``job``: the identity in the answers."""
         self._ring = ring
         self._member, self._job = member, job
-        values = (member.id, quote(job), str(PROTOCOL_VERSION), quote(format_address(member.address), safe=":[]"))
-        self._identity = dict(zip(IDENTITY, values, strict=True))
+        self._identity = identity(member.id, job, member.address)
 
     def admit(self, request: web.BaseRequest) -> Exchange | web.Response | None:
         """The exchange of ``request``; None if none is needed; a response with a challenge if the client has yet to sign.
@@ -81,7 +77,7 @@ class Authenticator:
                 return exchange_of(ring, text, challenge, request.raw_path, request.method)
             except SealError:
                 self._refuse(request)
-        if _size(request) < _LEAST:
+        if _size(request) < LEAST:
             self._refuse(request)
         challenge = connection.challenge = os.urandom(NONCE)
         return web.Response(status=401, headers={"WWW-Authenticate": f"{SCHEME} {encode(challenge)}"})

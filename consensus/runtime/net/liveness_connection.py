@@ -25,6 +25,7 @@ from urllib.parse import unquote
 
 from ...errors import SealError
 from ...member import Address, Member, format_address
+from ...wire import heads
 from ...wire.keys import KeyRing
 from ...wire.proofs import IDENTITY, SCHEME, Exchange, decode, fresh_nonce, greeting
 from .names import Endpoint, resolve
@@ -132,20 +133,16 @@ async def _prove(sock: socket.socket, address: Address, path: str, ring: KeyRing
 async def _request(sock: socket.socket, address: Address, path: str, credentials: str = "") -> dict[str, str]:
     """One GET. Returns the head of the answer: lower-case names, the status under ""; empty if it is no HTTP."""
     loop = asyncio.get_running_loop()
-    more = f"Authorization: {credentials}\r\n" if credentials else ""
-    text = f"GET {path} HTTP/1.1\r\nHost: {format_address(address)}\r\n{more}\r\n"
-    await loop.sock_sendall(sock, text.encode("latin-1"))
+    fields = {"Host": format_address(address), **({"Authorization": credentials} if credentials else {})}
+    await loop.sock_sendall(sock, heads.write(f"GET {path} HTTP/1.1", fields))
     head = b""
-    while b"\r\n\r\n" not in head and len(head) <= _HEAD_LIMIT:
+    while heads.END not in head and len(head) <= _HEAD_LIMIT:
         data = await loop.sock_recv(sock, _HEAD_LIMIT)
         if not data:
             raise _TornError("closed without an answer")
         head += data
-    lines = head.split(b"\r\n\r\n", 1)[0].decode("latin-1").split("\r\n")
-    if not lines[0].startswith("HTTP/1."):
-        return {}
-    values = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}
-    return {**values, "": lines[0].partition(" ")[2]}
+    first, values = heads.read(head)
+    return {**values, "": first.partition(" ")[2]} if first.startswith("HTTP/1.") else {}
 
 
 def _answer(head: dict[str, str]) -> Identity | None:

@@ -21,6 +21,7 @@ from aiohttp import web
 
 from ...member import Address
 from ...storage.thread_pool import on_daemon
+from ...wire import heads
 from ...wire.keys import KeyRing
 from .authenticator import prove
 
@@ -91,7 +92,7 @@ class MountedPages:
         ``head``: what a stranger has sent, up to the empty line at least. Whatever is odd about it is left to HTTP.
         """
         try:
-            request, *lines = head[: head.index(b"\r\n\r\n")].decode("ascii").split("\r\n")
+            request, *lines = head[: head.index(heads.END)].decode("ascii").split("\r\n")
             method, target, _ = request.split(" ")
         except ValueError:
             return None
@@ -107,8 +108,8 @@ class MountedPages:
             return None
         self._refused += 1
         status, text = HTTPStatus(refused[0]), refused[1].encode()
-        fields = f"Content-Type: text/plain; charset=utf-8\r\nContent-Length: {len(text)}\r\nConnection: close"
-        return f"HTTP/1.1 {status} {status.phrase}\r\n{fields}\r\n\r\n".encode() + text
+        fields = {"Content-Type": "text/plain; charset=utf-8", "Content-Length": str(len(text)), "Connection": "close"}
+        return heads.write(f"HTTP/1.1 {status} {status.phrase}", fields) + text
 
     def _refusal(self, method: str, path: str, query: Mapping[str, str], headers: Mapping[str, str]) -> tuple[int, str] | None:
         if self._pages is not None:

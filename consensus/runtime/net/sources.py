@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from ...errors import RefusalError
 from ...interface import Source
 from ...logs import CarefulLogger
+from ...wire import heads
 from ...wire.proofs import PIECE, Frames
 from .fork import release_in_children
 
@@ -165,5 +166,4 @@ class _Response:
 
     def _head(self, status: http.HTTPStatus, more: Mapping[str, str]) -> bytes:
         fields = {"Content-Type": "application/octet-stream", "Connection": "close", **self._headers, **more}
-        lines = [f"HTTP/1.1 {status.value} {status.phrase}", *(f"{name}: {value}" for name, value in fields.items())]
-        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+        return heads.write(f"HTTP/1.1 {status.value} {status.phrase}", fields)
