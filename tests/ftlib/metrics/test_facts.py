@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import pytest
 import torch
 
 from consensus import Member, View
 from consensus.runtime.net.metrics import METRICS, render
 from ftlib import Excluded
+from ftlib.common.counters import State
 from ftlib.core.calls.salvage import SalvagePlan
 from ftlib.core.calls.session import Session
-from ftlib.core.plane.facts import facts
+from ftlib.core.plane.facts import _guess, facts
+from ftlib.core.plane.phase import Phase
 from ftlib.core.plane.plane import Plane
 from ftlib.core.tensors.trailer import Flag
 from ftlib.frameworks import framework_by_name
@@ -53,6 +56,25 @@ def test_the_numbers() -> None:
     assert found["pauses"]["count"] == 0, "founding is no pause"
     assert found["in_call"] is None
     assert found["level"], "though nothing is registered: then there is nothing to get"
+
+
+@pytest.mark.parametrize(
+    ("plane", "behind", "state"),
+    [
+        ({"phase": Phase.FROZEN, "recovery": object()}, True, State.CHANGING),
+        ({"recovery": object()}, True, State.RECOVERING),
+        ({"session": object(), "has_state": True}, True, State.RECOVERING),
+        ({"session": object(), "has_state": True, "level": True}, False, State.AVERAGING),
+        ({"session": object()}, False, State.AVERAGING),
+        ({"has_state": True}, False, State.AVERAGING),
+        ({"session": object(), "has_state": True, "level": True}, True, State.WAITING),
+        ({"phase": Phase.WAITING}, False, State.WAITING),
+    ],
+)
+def test_what_a_call_in_progress_does(plane: dict[str, Any], behind: bool, state: State) -> None:
+    """As far as that is known before its end."""
+    usual = {"phase": Phase.ACTIVE, "recovery": None, "session": None, "has_state": False, "level": False}
+    assert _guess(Mock(**{**usual, **plane}), behind=behind) is state
 
 
 def test_a_joiner_is_level_once_it_has_come_in() -> None:

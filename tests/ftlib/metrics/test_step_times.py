@@ -135,6 +135,19 @@ def test_who_says_nothing_for_a_step_goes_on_where_it_was() -> None:
     assert steps(step_times, 1, 0.01, 0.01, 0.05) == (["c"], [])
 
 
+def test_a_quick_step_ends_the_count_of_slow_ones_and_not_the_report() -> None:
+    """Who has been told of as a straggler stays one until it was quick for as many steps."""
+    step_times = StepTimes(2.0, 3)
+    assert steps(step_times, 5, 0.01, 0.05) == (["b"], [])
+    assert steps(step_times, 2, 0.01, 0.01) == ([], [])
+    row = step_times.facts()["b"]
+    assert (row["slow_for"], row["straggler"]) == (0, True)
+    assert steps(step_times, 1, 0.01, 0.05) == ([], []), "it was never told to have recovered"
+    assert step_times.facts()["b"]["slow_for"] == 1
+    assert steps(step_times, 2, 0.01, 0.01) == ([], [])
+    assert steps(step_times, 1, 0.01, 0.01) == ([], ["b"])
+
+
 def test_rows_outlast_a_view_change_and_end_with_their_member() -> None:
     step_times = StepTimes(2.0, 4)
     before, after = ("a", "b", "c", "e"), ("b", "c", "d")

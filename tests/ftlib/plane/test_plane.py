@@ -18,12 +18,16 @@ from ftlib.core.calls.follow import Declined, Followed
 from ftlib.core.calls.salvage import Report, SalvagePlan, plan
 from ftlib.core.calls.session import Session
 from ftlib.core.plane.data_accounting import DataAccounting
+from ftlib.core.plane.failures import Failures
+from ftlib.core.plane.news import News
 from ftlib.core.plane.orders import Order
+from ftlib.core.plane.phase import Phase
 from ftlib.core.plane.plane import Plane
-from ftlib.core.plane.rebuild import Rebuilder
+from ftlib.core.plane.rebuild import Rebuilder, RebuildError
 from ftlib.core.tensors.layout import lay_out
 from ftlib.core.tensors.trailer import Trailer
 from ftlib.data.sampling import Share
+from ftlib.errors import Excluded, GroupError
 
 MEMBERS = tuple(Member(name, "127.0.0.1", 1000 + number) for number, name in enumerate("abc"))
 LAYOUT = lay_out("average", [(torch.float32, (3,))], "SUM", 1 << 20)
@@ -311,3 +315,81 @@ def test_a_view_is_wanted_until_a_freeze_for_a_later_one_or_the_end() -> None:
     assert [rebuilder.wants(epoch) for epoch in (3, 4, 5)] == [False, True, True]
     plane.stop(None)
     assert [rebuilder.wants(epoch) for epoch in (3, 4, 5)] == [False] * 3
+
+
+@pytest.mark.parametrize(("adopts", "told"), [((True, True, True), 0), ((True, False, True), 2), ((False, True, True), 1)])
+def test_who_adopts_a_call_is_told_of_the_views_that_were_active_when_it_was_finished(
+    adopts: tuple[bool, ...], told: int
+) -> None:
+    """Of those from the first one on in which it has to adopt that call it is told after its next one."""
+    news = News()
+    views = [View(epoch, "parent", MEMBERS) for epoch in range(1, 4)]
+    for view, each in zip(views, adopts, strict=True):
+        news.activated(view, adopts=each)
+    news.adopted()
+    assert (news.due, news.changes) == (views[:told], views[told:])
+    news.finished()
+    assert (news.due, news.changes) == (views, [])
+
+
+def test_a_later_average_of_a_unit_has_the_weight_of_the_one_before() -> None:
+    """It draws nothing: the samples behind it are those of the unit's first average, not those of the last step."""
+    sampler = Mock()
+    sampler.weight.side_effect = lambda batches: 100.0 + 10.0 * batches
+    data = DataAccounting(Mock(step=0, origin="", member_id="a", changed=threading.Condition()))
+    data.register(sampler)
+    calls = [Call(Kind.AVERAGE, LAYOUT, [torch.ones(3)], weight=0.0, divide=True, by_samples=True) for _ in range(3)]
+    calls[0].uses(2)
+    calls[1].uses(0)
+    calls[2].uses(1)
+    former, weights = None, []
+    for call, before in zip(calls, (0, 2, 2), strict=True):
+        former = data.weigh(call, before, former)
+        weights.append(call.weight)
+    assert weights == [120.0, 120.0, 10.0], "the third one draws a batch more than the first two"
+    assert former == 10.0
+
+
+@pytest.mark.parametrize("abandoned", [False, True])
+def test_a_call_that_fails_here_fails_at_once_for_those_who_wait_in_it(abandoned: bool) -> None:
+    """Its group is aborted, where there is one: a member alone has none."""
+    for group in (None, Mock()):
+        plane, consensus = Plane("a"), Mock()
+        plan_ = SalvagePlan(7, 7, authority="a", holders=("a",))
+        here = Session(View(3, "parent", MEMBERS), plan_, "a", {"a": 0, "b": 1, "c": 2}, group)
+        failures = Failures(plane, consensus, Mock())
+        assert plane.activate(here)
+        plane.enter(call := Call(Kind.AVERAGE, LAYOUT, [torch.ones(3)], weight=1.0, divide=True))
+        assert plane.begin(here)
+        if abandoned:
+            failures.abandon()
+        else:
+            failures.report(call, here, GroupError("it broke", (1,)))
+        if group is not None:
+            consensus.average_failure.assert_called_once_with(8, () if abandoned else ("b",))
+            group.abort.assert_called_once_with()
+
+
+def test_a_lifetime_that_fails_leaves_and_aborts_its_group() -> None:
+    plane, consensus, group = Plane("a"), Mock(), Mock()
+    assert plane.activate(Session(View(3, "parent", MEMBERS), SalvagePlan(7, 7), "a", {"a": 0, "b": 1, "c": 2}, group))
+    Failures(plane, consensus, Mock()).stop(Excluded("so it is"))
+    group.abort.assert_called_once_with()
+    consensus.leave.assert_called_once_with()
+    assert plane.phase is Phase.STOPPED
+
+
+def test_a_group_that_cannot_be_built_is_reported_counted_and_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever may have caused it is checked, so that there is a new view; unless one has been ordered by then."""
+    plane, consensus = Plane("a"), Mock()
+    view = View(4, "parent", MEMBERS)
+    error = RebuildError("b did not come", ("b",))
+    rebuilder = Rebuilder(plane, consensus, Mock(), Mock())
+    rebuilder._failed(view, error)
+    consensus.average_failure.assert_called_once_with(1, ("b",))
+    assert plane.counters.rebuild_failures == 1
+    assert "b did not come" in caplog.text
+    rebuilder.handle(Freeze(5, None))
+    rebuilder._failed(view, error)
+    consensus.average_failure.assert_called_once_with(1, ("b",))
+    assert plane.counters.rebuild_failures == 2

@@ -37,6 +37,13 @@ def test_a_program_that_is_back_goes_on() -> None:
     assert not codes
 
 
+def test_a_program_that_is_back_a_moment_later_goes_on() -> None:
+    codes: list[int] = []
+    answers = iter([False, True])
+    end_hung(plane(), lambda: next(answers), TIMEOUT, codes.append)
+    assert not codes
+
+
 def test_one_that_comes_out_of_a_call_is_back() -> None:
     """It hung within the function of ``execute``."""
     call_lock, hangs = CallLock(1.0), threading.Event()
