@@ -26,7 +26,7 @@ from .progress import Progress
 from .runtime.agent.clock import now
 from .runtime.agent.snapshot import Snapshot, Watchers
 from .runtime.host.exchange import Find, ReadStatus
-from .runtime.host.host import Ears, Host
+from .runtime.host.host import Delegate, Host
 from .runtime.net.fork import release_in_children
 from .runtime.net.names import Introducers, lookup, parsed
 from .runtime.net.sockets import SocketPair, open_pair, require_secret
@@ -150,8 +150,8 @@ class Membership(Consensus):
             acceptance.begin(self._host, path)
         try:
             timeout = max(_START_TIMEOUT, self._config.join_timeout)
-            ears = Ears(self._plane, self._publish, self._failed)
-            self._host.start(self._config, self.member, introducers, sockets, ears, timeout)
+            delegate = Delegate(self._plane, self._publish, self._failed)
+            self._host.start(self._config, self.member, introducers, sockets, delegate, timeout)
         except BaseException:
             self._stopping = True
             raise

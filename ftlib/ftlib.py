@@ -41,7 +41,7 @@ from .lifecycle.drain import Drain, Stay
 from .lifecycle.faults import Faults
 from .lifecycle.lifetime import CLOSE_TIMEOUT, Lifetime, Means
 from .lifecycle.meeting import introduced
-from .lifecycle.rejoin import Succession
+from .lifecycle.rejoin import Rejoin
 from .lifecycle.supervisor_client import ask_awaited
 from .settings.config import BACKENDS, UNSAID, VETO, Settings, check_storage, resolve
 from .state.private import DONOR, Private
@@ -81,7 +81,7 @@ class FTLib(Calls):
         means = Means(settings, framework, rank_assign, ring, call_lock, chaos=chaos, traces=traces)
         self._more_facts = means.more_facts
         self._more_facts["min_size"] = lambda: settings.min_size
-        lives = Succession(Lifetime(means, consensus), call_lock, rejoin=settings.rejoin)
+        lives = Rejoin(Lifetime(means, consensus), call_lock, rejoin=settings.rejoin)
         layouts = Layouts(framework, int(settings.bucket_mb * 2**20))
         super().__init__(lives, call_lock, layouts, means.listeners, veto=settings.nonfinite == VETO, faults=faults)
         self._keeper = Keeper(settings.keep, settings.step_timeout, ShardOf(settings.shard, settings.shards))

@@ -41,7 +41,7 @@ from .data.unregistered import READ
 from .errors import ConfigError, Excluded, FTLibError, JobEnded
 from .lifecycle.faults import Faults
 from .lifecycle.open_turns import OpenTurns
-from .lifecycle.rejoin import Succession
+from .lifecycle.rejoin import Rejoin
 from .state.agreed import Agreed
 from .status import Status
 
@@ -67,7 +67,7 @@ class Calls(ABC):
 
     def __init__(
         self,
-        lives: Succession,
+        lives: Rejoin,
         call_lock: CallLock,
         layouts: Layouts,
         listeners: Listeners,

@@ -32,7 +32,7 @@ from .dispatch import Dispatch
 from .state.change import Moment
 from .state.core import Core
 from .state.effects import Effect, Quit
-from .state.inputs import Accusation, Answered, Checked, Died, Input, Introduced, Listening, Resolved, Stirred
+from .state.inputs import Accusation, Answered, Checked, Died, Input, Introduced, Listening, Resolved, StoreChanged
 from .state.join import Search
 from .state.life import Turn
 
@@ -52,13 +52,13 @@ class Machine:
         founder: bool,
         introducers: tuple[Address, ...],
         voted: bool = False,
-        barred: str = "",
+        refused: str = "",
     ) -> None:
-        """``voted``: members vote who founds (see ``founding``); ``barred``: why the first introducer must not found."""
+        """``voted``: members vote who founds (see ``founding``); ``refused``: why the first introducer must not found."""
         self._core = Core(config, member, rng)
         self._founder = founder
         self._voted = voted
-        self._barred = barred
+        self._refused = refused
         self._introducers = introducers
         self._change = ViewChange(self._core)
         self._detection: Detection
@@ -79,7 +79,7 @@ class Machine:
         change = self._change
         self._contact = Contact(core, self._detection, change.accusations, change.installer, change.register)
         change.meet(self._detection, self._contact)
-        search = Search(core.config, core.member, self._introducers, self._founder, now, self._barred)
+        search = Search(core.config, core.member, self._introducers, self._founder, now, self._refused)
         founding = Founding(core.member, now) if self._voted else None
         self._admission = Admission(core, self._detection, self._change, self._contact, search, now, founding)
         parts = self._detection, self._reconciliation, self._change, self._contact, self._admission
@@ -143,16 +143,16 @@ class Machine:
                     change.register.answered(request, answer, now)
                     self._detection.answered(request, answer, now)
                     admission.answered(request, answer, now)
-            case Stirred():
-                change.register.stirred(now)
-                admission.stirred(now)
+            case StoreChanged():
+                change.register.store_changed(now)
+                admission.store_changed(now)
             case Introduced(addresses):
                 admission.add_introducers(addresses, now)
                 self.tick(now)
             case Listening(address, listening):
                 admission.attend(address, listening)
-            case Resolved(addresses, founder, barred):
-                admission.heed_introducers(addresses, founder, barred, now)
+            case Resolved(addresses, founder, refused):
+                admission.set_introducers(addresses, founder, refused, now)
                 self.tick(now)
             case Died(detail, error):
                 self._die(detail, error)

@@ -11,7 +11,7 @@ from ..core.calls.open_call import OpenCall
 from ..core.engine.call_lock import CallLock
 from ..status import Status
 from .faults import Faults
-from .rejoin import Succession
+from .rejoin import Rejoin
 
 
 class OpenTurns:
@@ -19,7 +19,7 @@ class OpenTurns:
 
     def __init__(
         self,
-        lives: Succession,
+        lives: Rejoin,
         call_lock: CallLock,
         finish: Callable[[OpenCall, bool], Status],
         faults: Faults | None = None,

@@ -30,7 +30,7 @@ _REST, _LONGEST_REST = 0.5, 8.0
 """Seconds before the second rejoin in a row, doubled for each further one; and the most seconds."""
 
 
-class Succession:
+class Rejoin:
     """Owns ``life``, the lifetime that calls are carried out in."""
 
     def __init__(self, first: Lifetime, call_lock: CallLock, *, rejoin: bool) -> None:

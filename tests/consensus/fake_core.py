@@ -14,7 +14,7 @@ from consensus.member import Member
 from consensus.progress import Progress
 from consensus.protocol.state.effects import Effect
 from consensus.protocol.state.inputs import Input
-from consensus.runtime.agent.agent import Agent, Outside
+from consensus.runtime.agent.agent import Agent, TrainingProcess
 from consensus.runtime.agent.snapshot import Snapshot
 from consensus.runtime.net.names import Introducers, resolve_all
 from consensus.runtime.net.sockets import open_pair
@@ -143,7 +143,7 @@ async def rig(
     async def facts() -> dict[str, Any]:
         return {"here": "facts"}
 
-    outside = Outside(
+    training = TrainingProcess(
         tell=tell,
         progress=lambda: PROGRESS,
         facts=facts,
@@ -153,7 +153,7 @@ async def rig(
         held=lambda: bool(rigs) and rigs[0].held,
         load_http=load_http,
     )
-    agent = Agent(config, member, pair, core, outside, introducers)  # type: ignore[arg-type]
+    agent = Agent(config, member, pair, core, training, introducers)  # type: ignore[arg-type]
     await agent.start()
     rigs.append(Rig(agent, core, plane, member, sources, snapshots, signals))
     try:

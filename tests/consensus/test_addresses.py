@@ -393,10 +393,10 @@ def test_too_small_an_initial_size_for_a_name_is_named() -> None:
         time.sleep(1.0)
         assert views([host], peers) == [""], "it is first, but must not found"
     found = lookup(("localhost:1",))
-    assert found.named and not found.barred(1) and found.founder(found.addresses[0], 1)
+    assert found.named and not found.refused(1) and found.founder(found.addresses[0], 1)
     several = type(found)(("workers:7000",), (("10.0.0.1", 7000), ("10.0.0.2", 7000), ("10.0.0.10", 7000)))
-    assert several.barred(1).endswith("set initial_size to at least 2")
-    assert not several.barred(2) and several.founder(("10.0.0.1", 7000), 2) and not several.founder(("10.0.0.2", 7000), 2)
+    assert several.refused(1).endswith("set initial_size to at least 2")
+    assert not several.refused(2) and several.founder(("10.0.0.1", 7000), 2) and not several.founder(("10.0.0.2", 7000), 2)
 
 
 def test_a_name_that_cannot_be_resolved_yet_keeps_its_place() -> None:

@@ -78,9 +78,9 @@ async def test_a_doubt_ends_with_whoever_raised_it() -> None:
         async with rig("b" * 16, bind=introducers[1], secret=SECRET):
             await until(lambda: a.core.told(Resolved))
         await until(lambda: len(a.core.told(Resolved)) >= 2)
-        barred, free, *_ = a.core.told(Resolved)
-        assert barred.founder is False and "other secrets" in barred.barred
-        assert (free.founder, free.barred) == (True, "")
+        refused, free, *_ = a.core.told(Resolved)
+        assert refused.founder is False and "other secrets" in refused.refused
+        assert (free.founder, free.refused) == (True, "")
 
 
 async def test_one_look_up_of_a_name_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +197,7 @@ def test_the_start_has_the_time_of_a_join(monkeypatch: pytest.MonkeyPatch, join_
     class Nowhere:
         def begin(self, member_id: str) -> None: ...
 
-        def start(self, config: Any, member: Any, introducers: Any, sockets: Any, ears: Any, timeout: float) -> None:
+        def start(self, config: Any, member: Any, introducers: Any, sockets: Any, delegate: Any, timeout: float) -> None:
             given.append(timeout)
             sockets.close()
 

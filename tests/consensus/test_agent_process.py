@@ -290,7 +290,7 @@ def test_an_agent_that_does_not_end_leaves_nothing_open(caplog: pytest.LogCaptur
             if debugger.stdout.readline().strip() != "0":
                 pytest.skip("the kernel lets nobody debug another process here")
             alone.stop()
-            assert (host._pipe.fileno(), host._doors.fileno()) == (-1, -1)  # type: ignore[union-attr]
+            assert (host._pipe.fileno(), host._handoff.fileno()) == (-1, -1)  # type: ignore[union-attr]
             assert f"process {pid} was killed, and has not ended" in caplog.text
             debugger.communicate()
         host._process.wait(TIMEOUT)  # type: ignore[attr-defined]

@@ -13,7 +13,7 @@ from consensus.member import Member
 from consensus.messages import Envelope, Nack
 from consensus.progress import NOWHERE
 from consensus.protocol.state.effects import Note
-from consensus.protocol.state.inputs import Checked, Died, Stirred
+from consensus.protocol.state.inputs import Checked, Died, StoreChanged
 from consensus.runtime.agent.clock import now
 from consensus.runtime.agent.snapshot import Snapshot
 from consensus.view import View
@@ -188,7 +188,7 @@ async def test_held_it_plays_stopped() -> None:
         assert not a.core.inputs
         driver.handle(died, even_held=True)
         assert a.core.inputs == [checked, died]  # in order, and at once
-        driver.handle(Stirred())
+        driver.handle(StoreChanged())
         a.held = False
-        await until(lambda: a.core.told(Stirred))
+        await until(lambda: a.core.told(StoreChanged))
         assert not a.core.named("receive")  # lost, as in a socket that nobody reads from

@@ -70,7 +70,7 @@ def test_a_request_that_fails_is_not_the_last(caplog: pytest.LogCaptureFixture) 
         return send
 
     with ours:
-        thread = threading.Thread(target=host._answer_doors, args=(ours,), daemon=True)
+        thread = threading.Thread(target=host._answer_handoffs, args=(ours,), daemon=True)
         thread.start()
         with theirs:
             assert served(hand_over(b"no pickle")) == b""
@@ -97,7 +97,7 @@ async def test_requests_wait_while_the_training_process_takes_none_and_no_more_t
     waiting = len(list(handoff.descriptors()))
     assert waiting and refused, "more than there is room"
     served = len(clients) - len(refused)
-    thread = threading.Thread(target=host._answer_doors, args=(ours,), daemon=True)
+    thread = threading.Thread(target=host._answer_handoffs, args=(ours,), daemon=True)
     with ours:
         thread.start()
         for number, client in enumerate(clients):
@@ -162,13 +162,13 @@ def conversation(setup: bool, *orders: object, monkeypatch: pytest.MonkeyPatch) 
         near.settimeout(TIMEOUT)
         pipe = Pipe(near)
         pair = open_pair(Config())
-        doors, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        handoff, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         member = Member("a" * 16, *pair.advertised)
         socket.send_fds(other, [b"\0"], [pair.udp.fileno(), pair.tcp.fileno()])
         pair.close()
-        child = Child(doors, ProgressCell().read, ParentWatcher(os.getpid()))
+        child = Child(handoff, ProgressCell().read, ParentWatcher(os.getpid()))
         if not setup:
-            doors.close()
+            handoff.close()
         await child._pipe.open(far)
         pipe.send(Setup(Config(), member, Introducers(), pair.advertised, frozenset(), logging.INFO))
         with other:

@@ -16,7 +16,7 @@ from consensus.config import Policy
 from consensus.errors import AmbiguousWriteError, JoinError, StoreAwayError, StoreRefusedError
 from consensus.messages import Lease
 from consensus.protocol.state.effects import Ask
-from consensus.protocol.state.inputs import Answered, Died, Stirred
+from consensus.protocol.state.inputs import Answered, Died, StoreChanged
 from consensus.runtime.agent import store_session
 from consensus.storage.files.file_store import FileStore
 from consensus.storage.store import Created
@@ -89,7 +89,7 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> list[Hanging]:
 async def test_requests_are_carried_out_and_answered(tmp_path: Path) -> None:
     async with agent(tmp_path) as a:
         await opened(a)
-        assert a.core.told(Stirred), "the core is told to look"
+        assert a.core.told(StoreChanged), "the core is told to look"
         assert await answer(a, ReadViews()) == Recorded(None)
         assert await answer(a, CreateView(founding())) == Recorded(founding())
         assert await answer(a, Beat(lease(3))) == Done()
@@ -118,9 +118,9 @@ async def test_before_the_store_is_open_it_is_away(tmp_path: Path, monkeypatch: 
         await until(lambda: Late.tries >= 2)
         assert await answer(a, ReadViews()) == Away("the store is not up yet")
         assert a.agent.status()["store"]["away_since"] == pytest.approx(time.time(), abs=5)
-        assert not a.core.told(Stirred)
+        assert not a.core.told(StoreChanged)
         await opened(a)
-        assert a.core.told(Stirred)
+        assert a.core.told(StoreChanged)
         assert await answer(a, ReadViews()) == Recorded(None)
         assert a.agent.status()["store"]["away_since"] is None
 

@@ -108,7 +108,7 @@ def test_asks_the_coordinator_and_the_members_once_they_are_known() -> None:
 def test_added_addresses_are_asked_whatever_the_names_resolve_to() -> None:
     one = search(B)
     one.add((C,))
-    one.heed((("10.0.0.9", 9),), False, "")
+    one.set((("10.0.0.9", 9),), False, "")
     assert one.targets() == [("10.0.0.9", 9), C]
 
 
@@ -348,7 +348,7 @@ def test_an_applicant_is_fresh_for_all_of_its_time() -> None:
 
 @pytest.mark.parametrize(
     ("news", "asked"),
-    [(Resolved((C,), founder=False, barred=""), {C}), (Introduced((C,)), {B, C})],
+    [(Resolved((C,), founder=False, refused=""), {C}), (Introduced((C,)), {B, C})],
     ids=["the names lead there now", "there as well"],
 )
 def test_whoever_turns_out_to_introduce_is_asked_at_once(news: Input, asked: set[Address]) -> None:

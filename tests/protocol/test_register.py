@@ -15,7 +15,7 @@ from consensus.protocol.agreement.proposer import SMALLER_WAITS, STANDS_IN
 from consensus.protocol.agreement.register import AGAIN_AT_MOST, SELDOM, SOON, WIPED_FOR
 from consensus.protocol.machine import Machine
 from consensus.protocol.state.effects import Ask, Effect, Note
-from consensus.protocol.state.inputs import Answered, Checked, Stirred
+from consensus.protocol.state.inputs import Answered, Checked, StoreChanged
 from consensus.store_requests import (
     Away,
     Beat,
@@ -156,7 +156,7 @@ def test_a_record_without_this_member_ends_its_lifetime() -> None:
 def test_a_cluster_founded_after_ours_was_taken_for_dead_goes_on_without_us() -> None:
     machine = machine_of("abc", "a")
     anew = ViewRecord(View(2, "", (member("x"),)), "x")
-    machine.handle(Stirred(), 100.1)
+    machine.handle(StoreChanged(), 100.1)
     [read] = asked(drained(machine, 100.15), ReadViews)
     effects = answer(machine, read, Recorded(anew), 100.2)
     assert [type(effect.error) for effect in effects if isinstance(effect, Stopped)] == [ExcludedError]
@@ -202,7 +202,7 @@ def test_a_store_that_was_wiped_is_asked_less_and_less_often_too() -> None:
 
 def test_a_store_that_is_away_changes_nothing_and_is_told_of() -> None:
     machine = machine_of("ab", "a")
-    machine.handle(Stirred(), 100.1)
+    machine.handle(StoreChanged(), 100.1)
     [read] = asked(drained(machine, 100.15), ReadViews)
     notes = [effect for effect in answer(machine, read, AWAY, 105.1) if isinstance(effect, Note) and effect.kind == "store"]
     assert [note.level for note in notes] == [logging.WARNING] and "training goes on" in notes[0].text
@@ -214,7 +214,7 @@ def test_a_store_that_is_away_changes_nothing_and_is_told_of() -> None:
 
 def test_what_is_gone_from_the_store_ends_this_lifetime() -> None:
     machine = machine_of("ab", "a")
-    machine.handle(Stirred(), 100.1)
+    machine.handle(StoreChanged(), 100.1)
     [read] = asked(drained(machine, 100.15), ReadViews)
     assert read == ReadViews(1, view_of("ab").view_id)
     gone = Wiped("file:///nowhere was wiped")
@@ -240,7 +240,7 @@ def test_a_wiped_store_is_believed_after_exactly_its_time() -> None:
 
 def test_what_a_slow_file_system_did_not_show_for_a_moment_is_not_gone() -> None:
     machine = machine_of("a", "a")
-    machine.handle(Stirred(), 100.1)
+    machine.handle(StoreChanged(), 100.1)
     [read] = asked(drained(machine, 100.15), ReadViews)
     machine.handle(Answered(read, Wiped("file:///nowhere was wiped")), 100.2)
     [again] = asked(drained(machine, 100.7), ReadViews)
@@ -255,7 +255,7 @@ def test_what_a_slow_file_system_did_not_show_for_a_moment_is_not_gone() -> None
 
 def test_a_wiped_store_that_takes_leases_as_ever_ends_this_lifetime() -> None:
     machine = machine_of("ab", "a")
-    machine.handle(Stirred(), 100.1)
+    machine.handle(StoreChanged(), 100.1)
     now = 100.1
     while machine.stopped is None:
         for each in asked(drained(machine, now), ReadViews):
@@ -322,7 +322,7 @@ def test_one_that_survives_all_others_goes_on() -> None:
 
 def test_looks_are_seldom_and_frequent_while_something_is_awaited() -> None:
     machine = machine_of("a", "a")
-    machine.handle(Stirred(), 100.0)
+    machine.handle(StoreChanged(), 100.0)
     now, looks = 100.0, []
     while now < 130.0:
         for read in asked(drained(machine, 100.15), ReadViews):
@@ -348,7 +348,7 @@ def test_which_of_two_clusters_goes_on_is_asked_of_the_store() -> None:
 def test_a_question_that_comes_up_while_another_is_open_is_asked_once_that_is_answered() -> None:
     """The answer may be older than what gave rise to the second one."""
     machine = machine_of("abc", "b")
-    machine.handle(Stirred(), 100.1)
+    machine.handle(StoreChanged(), 100.1)
     [read] = asked(drained(machine, 100.15), ReadViews)
     machine.receive("x", member("x").address, Chosen(view_of("xy", 3, "founded apart"), "x"), 100.16)
     assert not asked(machine.drain(), ReadViews), "one at a time"
@@ -365,7 +365,7 @@ def test_who_has_given_up_asks_the_store_nothing_more() -> None:
     while machine.stopped is None:
         for read in asked(effects, ReadViews):
             machine.handle(Answered(read, Recorded(ViewRecord(view_of("abc"), "a"))), now)
-        machine.handle(Stirred(), now)
+        machine.handle(StoreChanged(), now)
         machine.drain()
         machine.tick(now := now + 0.1)
         effects = machine.drain()
@@ -463,7 +463,7 @@ def test_a_view_that_is_needed_is_looked_for_soon_and_then_less_and_less_often_i
     """Else a member that waited for one record for long would come late to the next one."""
     machine, view = machine_of("abc", "b"), view_of("abc")
     register, stands, now = machine._change.register, ViewRecord(view, "a"), 100.0
-    machine.handle(Stirred(), now)
+    machine.handle(StoreChanged(), now)
     looks(machine, now := register.deadline(), stands)
     assert register.deadline() == pytest.approx(now + CONFIG.storage_poll), "nothing is awaited"
     machine.handle(Checked("c", False, "refused"), now)

@@ -17,7 +17,7 @@ from consensus.protocol.admission.admission import HURRIED
 from consensus.protocol.admission.survey import CHECK_EVERY, MEMBERS, MUTE, Survey
 from consensus.protocol.machine import Machine
 from consensus.protocol.state.effects import Ask, Check, Effect
-from consensus.protocol.state.inputs import Answered, Checked, Stirred
+from consensus.protocol.state.inputs import Answered, Checked, StoreChanged
 from consensus.protocol.state.join import Search
 from consensus.store_requests import (
     Away,
@@ -630,6 +630,6 @@ def test_whoever_hears_that_something_has_changed_in_the_store_looks_soon() -> N
     while one.now - looks()[-1] > 0.1:  # the next regular look is far away
         one.run(0.05)
     stirred, before = one.now, len(looks())
-    one.machine.handle(Stirred(), stirred)
+    one.machine.handle(StoreChanged(), stirred)
     one.run(0.2)
     assert [time - stirred for time in looks()[before:]] == pytest.approx([0.1])

@@ -9,7 +9,7 @@ import pytest
 
 from consensus.config import Config, Policy
 from consensus.errors import AmbiguousWriteError, StoreAwayError, StoreError
-from consensus.protocol.state.inputs import Input, Stirred
+from consensus.protocol.state.inputs import Input, StoreChanged
 from consensus.simulation import Character, Host, SimulatedStore, World
 from consensus.storage.store import Created
 from consensus.store_requests import Away, Done
@@ -230,7 +230,7 @@ def test_changes_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         def handle(
             given: Input, now: float, host: Host = host, before: Callable[[Input, float], None] = host.machine.handle
         ) -> None:
-            if given == Stirred():
+            if given == StoreChanged():
                 stirred.append(host.name)
             else:
                 before(given, now)

@@ -174,10 +174,10 @@ class Admission:
             self.survey.told(request, answer, now)
             self._search(now)
 
-    def stirred(self, now: float) -> None:
+    def store_changed(self, now: float) -> None:
         """Something in the store may have changed."""
         if self.survey is not None:
-            self.survey.stirred(now)
+            self.survey.store_changed(now)
 
     def heard(self, sender: str, now: float) -> None:
         """A message of ``sender`` arrived: it lives."""
@@ -259,9 +259,9 @@ class Admission:
         self.search.add(addresses)
         self.search.ask_at(now)
 
-    def heed_introducers(self, addresses: tuple[Address, ...], founder: bool, barred: str, now: float) -> None:
+    def set_introducers(self, addresses: tuple[Address, ...], founder: bool, refused: str, now: float) -> None:
         """The introducers' names resolve to other addresses than before."""
-        self.search.heed(addresses, founder, barred)
+        self.search.set(addresses, founder, refused)
         self.search.ask_at(now)
 
     def attend(self, address: Address, listening: bool) -> None:

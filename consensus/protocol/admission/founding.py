@@ -10,7 +10,7 @@ A member takes its vote back only (1) after its candidate has given up its candi
 another or for nobody: votes for an old candidacy do not count any more; or (2) after the candidate is proven dead, and
 ``GRACE`` later, because its first view may still be on its way to us. So at any time the voters of two founders are different
 members: with ``initial_size`` above half of the members there is one cluster or none. With less nothing can rule out two, and
-the member that would found does not (``barred``, see ``runtime/net/names.py``).
+the member that would found does not (``refused``, see ``runtime/net/names.py``).
 
 Silence takes no vote back: the silent candidate may have founded. Then ``join_timeout`` ends this lifetime.
 """

@@ -128,7 +128,7 @@ class Survey:
         """When ``tick`` is needed next."""
         return self._next_look
 
-    def stirred(self, now: float) -> None:
+    def store_changed(self, now: float) -> None:
         """Something in the store may have changed: look soon."""
         self._next_look = min(self._next_look, now + 0.1)
 
@@ -284,7 +284,7 @@ class Survey:
         addresses = (*cluster, *(each.member.address for each in living[:ASKED]))
         if self._heeded != (addresses, founder):
             self._heeded = (addresses, founder)
-            search.heed(addresses, founder, "")
+            search.set(addresses, founder, "")
             search.ask_at(now)
 
     def _doubtful(self, now: float) -> list[Member]:

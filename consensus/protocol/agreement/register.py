@@ -105,7 +105,7 @@ class Register:
         else:
             self._recorded(record, now)
 
-    def stirred(self, now: float) -> None:
+    def store_changed(self, now: float) -> None:
         """Something in the store may have changed: look soon, unless a member sends the new view first."""
         if self.used and self._core.view is not None:
             self._next_look = min(self._next_look, now + STIRRED)

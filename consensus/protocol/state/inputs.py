@@ -44,7 +44,7 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
-class Stirred:
+class StoreChanged:
     """Something in the store may have changed: look soon."""
 
 
@@ -67,12 +67,12 @@ class Listening:
 class Resolved:
     """The names of the introducers now resolve to ``addresses``.
 
-    ``founder``: whether this member is the first of them; ``barred``: why the first one must not found.
+    ``founder``: whether this member is the first of them; ``refused``: why the first one must not found.
     """
 
     addresses: tuple[Address, ...]
     founder: bool
-    barred: str
+    refused: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,4 +86,4 @@ class Died:
     error: StoppedError
 
 
-Input = Report | Accusation | Checked | Answered | Stirred | Introduced | Listening | Resolved | Died
+Input = Report | Accusation | Checked | Answered | StoreChanged | Introduced | Listening | Resolved | Died

@@ -137,13 +137,13 @@ class Search:
     """The search of a member without a view."""
 
     def __init__(
-        self, config: Config, member: Member, introducers: tuple[Address, ...], founder: bool, now: float, barred: str = ""
+        self, config: Config, member: Member, introducers: tuple[Address, ...], founder: bool, now: float, refused: str = ""
     ) -> None:
-        """``barred``: why this member, or the first introducer, must not found (for the error's text)."""
+        """``refused``: why this member, or the first introducer, must not found (for the error's text)."""
         self._config = config
         self._member = member
         self._added: list[Address] = []
-        self.heed(introducers, founder, barred)
+        self.set(introducers, founder, refused)
         self.started = now
         self.next_send = now
         self.last_reply = now
@@ -162,11 +162,11 @@ class Search:
         self._lonely: set[Address] = set()
         self._listening: set[Address] = set()
 
-    def heed(self, introducers: tuple[Address, ...], founder: bool, barred: str) -> None:
+    def set(self, introducers: tuple[Address, ...], founder: bool, refused: str) -> None:
         """Use this list of introducers from now on; ``founder``: whether this member may found."""
         own = self._member.address
         self.founder = founder
-        self.barred = barred
+        self.refused = refused
         self.first = own if founder else next(iter(introducers), None)
         self.introducers = [address for address in dict.fromkeys((*introducers, *self._added)) if address != own]
 
@@ -285,7 +285,7 @@ class Search:
             return f"the cluster was found, but no member has answered for {patience:g} s: are they running, and in reach?"
         if now - self.started < patience:
             return None
-        return self.barred or self._unmet(patience)
+        return self.refused or self._unmet(patience)
 
     def _unmet(self, patience: float) -> str:
         if self.founder:

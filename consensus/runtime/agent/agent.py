@@ -62,7 +62,7 @@ _RENEW_KEYS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Outside:
+class TrainingProcess:
     """What an agent needs of the training process, which may be another process or its own."""
 
     tell: Callable[[list[Snapshot | Order]], None]
@@ -90,7 +90,7 @@ class Agent:
         member: Member,
         sockets: SocketPair,
         core: DrivenMachine,
-        outside: Outside,
+        training: TrainingProcess,
         introducers: Introducers,
         *,
         sealer: Sealer | None = None,
@@ -117,17 +117,17 @@ class Agent:
         self._planned = False
         """Whether the start of the HTTP side has been planned."""
         self.traffic = Traffic()
-        self._outside = outside
+        self._training = training
         self._outage = Outage()
         labels = {"job": config.job, "member": member.id}
-        self.driver = Driver(core, self, self._tell, outside.progress, outside.held, labels)
+        self.driver = Driver(core, self, self._tell, training.progress, training.held, labels)
         self.discovery = Discovery(config, member, introducers, self.driver, self._ring, self._silent)
-        self._orders = Orders(member.id, self._active_epoch, outside.signal, self.driver.note)
+        self._orders = Orders(member.id, self._active_epoch, training.signal, self.driver.note)
         self._fencing = Fencing(config, self._ask_supervisor, self._fenced, self.driver.note)
         self._store = session_for(config, member, self._ring, self.driver, self._spawn)
         self._tethers = LivenessConnections(self._checked, self._ring, trust_refused=config.trust_refused)
         self._udp = Udp(self._datagram, self._send_failed)
-        self._web = Web(outside.load_http, self._make_server)
+        self._web = Web(training.load_http, self._make_server)
         self._pages: MountedPages | None = None
 
     async def start(self) -> None:
@@ -188,7 +188,7 @@ class Agent:
 
     async def report(self) -> dict[str, Any]:
         """``status`` with the facts of the layer above."""
-        return {**self.status(), "ftlib": dict(await self._outside.facts())}
+        return {**self.status(), "ftlib": dict(await self._training.facts())}
 
     # Carrier: the effects that leave this process
 
@@ -253,7 +253,7 @@ class Agent:
 
     def _silent(self) -> bool:
         """Whether nobody is to be answered."""
-        return self._outage.on or self._outside.held()
+        return self._outage.on or self._training.held()
 
     # What arrives
 
@@ -340,7 +340,7 @@ class Agent:
             self.driver.end(StoppedError(f"the agent cannot answer HTTP: {type(error).__name__}: {error}"))
 
     def _tell(self, orders: list[Snapshot | Order]) -> None:
-        self._outside.tell(orders)
+        self._training.tell(orders)
         if not self._planned and self.driver.core.known_view is not None:
             self._plan_http()
 
@@ -358,15 +358,15 @@ class Agent:
         from ..net.authenticator import Authenticator  # noqa: PLC0415 - see ``web``
         from ..net.http import HttpServer  # noqa: PLC0415
 
-        outside, limit = self._outside, LARGEST
+        training, limit = self._training, LARGEST
         self._pages = self._make_pages()
         return HttpServer(
             Authenticator(self._ring, self._member, self._config.job),
             self._posted,
             self._sealer,
             self.report,
-            outside.served,
-            outside.hand_over,
+            training.served,
+            training.hand_over,
             self._take_order,
             pages=self._pages,
             held=self._silent,

@@ -143,10 +143,10 @@ class Discovery:
     def _heed(self) -> None:
         """Report to the core the list of introducers, and whether this member may found."""
         listed, size = self._listed, self._config.initial_size
-        founder, barred = listed.founder(self._member.address, size), listed.barred(size)
+        founder, refused = listed.founder(self._member.address, size), listed.refused(size)
         if founder and self._doubted:
-            founder, barred = False, _UNSURE
-        self._driver.handle(Resolved(listed.addresses, founder, barred))
+            founder, refused = False, _UNSURE
+        self._driver.handle(Resolved(listed.addresses, founder, refused))
 
     async def follow_names(self) -> None:
         """Report to the core the addresses of the introducers' names, until it has a view."""

@@ -17,7 +17,7 @@ from ...config import Config, Policy
 from ...errors import ConfigError, JoinError, StoreAwayError, StoreRefusedError
 from ...logs import CarefulLogger
 from ...member import Member
-from ...protocol.state.inputs import Answered, Stirred
+from ...protocol.state.inputs import Answered, StoreChanged
 from ...storage.locate import store_at
 from ...storage.store import redacted
 from ...storage.store_executor import StoreExecutor
@@ -101,9 +101,9 @@ class StoreSession:
         self._executor = StoreExecutor(store, self._config, self._member, self._ring, self._warn)
         self._tried.set()
         self._driver.note(logging.INFO, "store", f"uses the store {store.url}")
-        self._stir()
+        self._store_changed()
         async for _ in store.watch(PREFIX):
-            self._stir()
+            self._store_changed()
 
     async def close(self) -> None:
         """Remove the own lease, if the store does that within about a second, and close. No request is under way by then."""
@@ -168,8 +168,8 @@ class StoreSession:
     def _warn(self, text: str) -> None:
         self._driver.note(logging.WARNING, "store", text)
 
-    def _stir(self) -> None:
-        self._driver.handle(Stirred())
+    def _store_changed(self) -> None:
+        self._driver.handle(StoreChanged())
 
 
 def _repeated(request: StoreOp) -> object:

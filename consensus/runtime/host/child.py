@@ -27,7 +27,7 @@ from ...progress import Progress
 from ...protocol.machine import Machine
 from ...protocol.state.inputs import Died
 from ...wire.slices import short_slices
-from ..agent.agent import Agent, Outside
+from ..agent.agent import Agent, TrainingProcess
 from ..agent.traffic import Direction
 from ..net.sockets import SocketPair, receive_fds
 from ..net.sources import Request
@@ -51,13 +51,13 @@ _PR_SET_NAME = 15
 
 
 def main() -> None:
-    """``argv``: a name for this process, the parent's pid, and the descriptors of the pipe, the handoff socket (``doors``), the
+    """``argv``: a name for this process, the parent's pid, and the descriptors of the pipe, the handoff socket, the
     progress cell and the life lock (-1: the system has none). Call it with the garbage collector disabled.
     """
     gc.freeze()
     gc.enable()
     name = sys.argv[1]
-    pid, pipe, doors, cell, life = map(int, sys.argv[2:])
+    pid, pipe, handoff, cell, life = map(int, sys.argv[2:])
     ignored()
     short_slices()
     sys.setswitchinterval(_SWITCH)
@@ -68,12 +68,12 @@ def main() -> None:
         return
     if os.getppid() != pid:  # the parent has ended, and another process may have its number by now
         return
-    child = Child(socket.socket(fileno=doors), ProgressCell.open(cell).read, parent, life)
+    child = Child(socket.socket(fileno=handoff), ProgressCell.open(cell).read, parent, life)
     asyncio.run(child.run(socket.socket(fileno=pipe)))
     os._exit(0)  # nothing is left to do, and threads of libraries may hang
 
 
-def make_agent(setup: Setup, sockets: SocketPair, outside: Outside) -> Agent:
+def make_agent(setup: Setup, sockets: SocketPair, training: TrainingProcess) -> Agent:
     """Make an agent, on its loop's thread."""
     own, size, introducers = setup.member.address, setup.config.initial_size, setup.introducers
     machine = Machine(
@@ -83,24 +83,24 @@ def make_agent(setup: Setup, sockets: SocketPair, outside: Outside) -> Agent:
         founder=introducers.founder(own, size),
         introducers=tuple(address for address in introducers.addresses if address != own),
         voted=introducers.named,
-        barred=introducers.barred(size),
+        refused=introducers.refused(size),
     )
-    return Agent(setup.config, setup.member, sockets, machine, outside, introducers)
+    return Agent(setup.config, setup.member, sockets, machine, training, introducers)
 
 
 class Child:
     """The agent's side, on one event loop. Without a ``parent`` that loop runs in the training process itself."""
 
     def __init__(
-        self, doors: socket.socket, progress: Callable[[], Progress], parent: ParentWatcher | None = None, life: int = -1
+        self, handoff: socket.socket, progress: Callable[[], Progress], parent: ParentWatcher | None = None, life: int = -1
     ) -> None:
-        """``doors``: the handoff socket, for connections that the training process answers. ``progress``: its data plane's.
+        """``handoff``: the handoff socket, for connections that the training process answers. ``progress``: its data plane's.
 
         ``parent``: watches the training process, if that is another process. ``life``: see ``life_lock``.
         """
-        self._doors = doors
+        self._handoff_socket = handoff
         self._progress = progress
-        self._handoff = Handoff(doors, self._not_handed_over)
+        self._handoff = Handoff(handoff, self._not_handed_over)
         self._parent = parent
         self._life = life
         self._pipe = LoopPipe(self._received, self._orphaned)
@@ -126,7 +126,7 @@ class Child:
     def close(self) -> None:
         """Close the remaining sockets. Idempotent."""
         self._handoff.close()
-        self._doors.close()
+        self._handoff_socket.close()
         if self._sockets is not None:
             self._sockets.close()
 
@@ -134,7 +134,7 @@ class Child:
         """The descriptors of its own sockets. Takes no lock."""
         pair = self._sockets
         return [
-            self._doors.fileno(),
+            self._handoff_socket.fileno(),
             *self._handoff.descriptors(),
             *(() if pair is None else (pair.udp.fileno(), pair.tcp.fileno())),
         ]
@@ -201,11 +201,11 @@ class Child:
             root.addHandler(_Forwarding(self._pipe))
             root.setLevel(setup.level)
         self._served = setup.served
-        self._doors.setblocking(True)
-        _, (udp, tcp) = receive_fds(self._doors, 1, 2)
-        self._doors.setblocking(False)
+        self._handoff_socket.setblocking(True)
+        _, (udp, tcp) = receive_fds(self._handoff_socket, 1, 2)
+        self._handoff_socket.setblocking(False)
         self._sockets = SocketPair(socket.socket(fileno=udp), socket.socket(fileno=tcp), setup.advertised)
-        outside = Outside(
+        training = TrainingProcess(
             tell=self._pipe.send,
             progress=self._progress,
             facts=self._ask_facts,
@@ -215,7 +215,7 @@ class Child:
             held=(lambda: False) if self._parent is None else self._parent.held,
             load_http=load,
         )
-        self.agent = make_agent(setup, self._sockets, outside)
+        self.agent = make_agent(setup, self._sockets, training)
         if self._parent is not None and self._life >= 0:
             loop = asyncio.get_running_loop()
             watch_life(self._life, self._parent, lambda: loop.call_soon_threadsafe(self._orphaned))

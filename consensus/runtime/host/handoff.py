@@ -23,9 +23,9 @@ _MOST = 128
 class Handoff:
     """Hands connections over in the order in which they come. Everything here runs on the loop's thread."""
 
-    def __init__(self, doors: socket.socket, refused: Callable[[Request], None]) -> None:
-        """``doors``: not blocking when connections come, and closed by its owner. ``refused``: called for each answer 503."""
-        self._doors = doors
+    def __init__(self, handoff: socket.socket, refused: Callable[[Request], None]) -> None:
+        """``handoff``: not blocking when connections come, and closed by its owner. ``refused``: called for each answer 503."""
+        self._socket = handoff
         self._refused = refused
         self._waiting: deque[tuple[socket.socket, Request]] = deque()
 
@@ -35,7 +35,7 @@ class Handoff:
             self._wait(connection, request)
         elif not self._sent(connection, request):
             self._wait(connection, request)
-            asyncio.get_running_loop().add_writer(self._doors, self._go_on)
+            asyncio.get_running_loop().add_writer(self._socket, self._go_on)
 
     def descriptors(self) -> Iterable[int]:
         """Of the connections that wait. Takes no lock."""
@@ -45,7 +45,7 @@ class Handoff:
         """Close the connections that wait. Idempotent."""
         if self._waiting:
             with contextlib.suppress(RuntimeError):  # the loop has ended, and watches nothing
-                asyncio.get_running_loop().remove_writer(self._doors)
+                asyncio.get_running_loop().remove_writer(self._socket)
         for connection, _ in self._waiting:
             connection.close()
         self._waiting.clear()
@@ -61,12 +61,12 @@ class Handoff:
         while self._waiting and self._sent(*self._waiting[0]):
             self._waiting.popleft()
         if not self._waiting:
-            asyncio.get_running_loop().remove_writer(self._doors)
+            asyncio.get_running_loop().remove_writer(self._socket)
 
     def _sent(self, connection: socket.socket, request: Request) -> bool:
         """Whether it need not wait. Where it cannot be sent at all it is refused."""
         try:
-            socket.send_fds(self._doors, [pickle.dumps(request)], [connection.fileno()])
+            socket.send_fds(self._socket, [pickle.dumps(request)], [connection.fileno()])
         except BlockingIOError:
             return False
         except OSError as error:  # too many descriptors are on their way; or the other side has gone

@@ -51,7 +51,7 @@ _SERVER_TIMEOUT = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Ears:
+class Delegate:
     """The receivers of an agent's values in the training process; called on the host's thread."""
 
     plane: DataPlane
@@ -75,10 +75,10 @@ class Host(ABC):
         self._member: Member | None = None
         self._name = ""
         self._pipe: Pipe | None = None
-        self._doors: socket.socket | None = None
+        self._handoff: socket.socket | None = None
         self._server: threading.Thread | None = None
         self._reader: threading.Thread | None = None
-        self._ears: Ears | None = None
+        self._delegate: Delegate | None = None
         self._started: Future[None] = Future()
         self._numbers = itertools.count(1)
         self._asked: dict[int, Future[Any]] = {}
@@ -89,7 +89,7 @@ class Host(ABC):
     # What the subclasses do
 
     @abstractmethod
-    def _launch(self, name: str, pipe: socket.socket, doors: socket.socket) -> None:
+    def _launch(self, name: str, pipe: socket.socket, handoff: socket.socket) -> None:
         """Start the agent's side with its ends of the pairs; if this raises ConsensusError, the caller closes them."""
 
     @abstractmethod
@@ -108,7 +108,7 @@ class Host(ABC):
         return self._reader is not None and self._reader.is_alive() and not self._stopping and not self._ended
 
     def here(self) -> bool:
-        """Whether the caller is on the thread that calls the ``Ears``, which must not wait."""
+        """Whether the caller is on the thread that calls the ``Delegate``, which must not wait."""
         return self._reader is threading.current_thread()
 
     def begin(self, member_id: str) -> None:
@@ -116,23 +116,23 @@ class Host(ABC):
         _refuse_within_agent()
         name = self._name = f"ftlib-agent-{member_id[:6]}"
         pipe, their_pipe = socket.socketpair()
-        doors, their_doors = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        handoff, their_handoff = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            self._launch(name, their_pipe, their_doors)
+            self._launch(name, their_pipe, their_handoff)
         except BaseException:
-            for each in (pipe, their_pipe, doors, their_doors):
+            for each in (pipe, their_pipe, handoff, their_handoff):
                 each.close()
             raise
-        self._pipe, self._doors = Pipe(pipe), doors
-        release_in_children(self, _descriptors_of(self._pipe, doors))
-        self._server = threading.Thread(target=self._answer_doors, args=(doors,), name=f"{name}-serve", daemon=True)
+        self._pipe, self._handoff = Pipe(pipe), handoff
+        release_in_children(self, _descriptors_of(self._pipe, handoff))
+        self._server = threading.Thread(target=self._answer_handoffs, args=(handoff,), name=f"{name}-serve", daemon=True)
         self._server.start()
 
     def start(
-        self, config: Config, member: Member, introducers: Introducers, sockets: SocketPair, ears: Ears, timeout: float
+        self, config: Config, member: Member, introducers: Introducers, sockets: SocketPair, delegate: Delegate, timeout: float
     ) -> None:
         """Start the agent and wait until it listens; raises ConsensusError if it does not within ``timeout`` seconds."""
-        self._ears, self._member = ears, member
+        self._delegate, self._member = delegate, member
         try:
             try:
                 if self._pipe is None:
@@ -142,7 +142,7 @@ class Host(ABC):
                 sockets.close()  # our copies: "connection refused" must prove that the agent is gone
             level = min(_LOG.getEffectiveLevel(), logging.INFO)
             self._send(Setup(config, member, introducers, sockets.advertised, self._sources.paths, level))
-            self._reader = threading.Thread(target=self._listen, name=f"{self._name}-ears", daemon=True)
+            self._reader = threading.Thread(target=self._listen, name=f"{self._name}-delegate", daemon=True)
             self._reader.start()
             self._started.result(timeout)
         except BaseException as error:
@@ -154,9 +154,9 @@ class Host(ABC):
 
     def _hand_over(self, sockets: SocketPair) -> None:
         """Send the control sockets; they wait in the handoff socket until the agent takes them."""
-        assert self._doors is not None  # begun
+        assert self._handoff is not None  # begun
         with contextlib.suppress(OSError):  # the agent has ended: the pipe shows that
-            socket.send_fds(self._doors, [b"\0"], [sockets.udp.fileno(), sockets.tcp.fileno()])
+            socket.send_fds(self._handoff, [b"\0"], [sockets.udp.fileno(), sockets.tcp.fileno()])
 
     def stop(self, timeout: float) -> None:
         """End the agent without a goodbye, and wait for that (not when ``here``). Idempotent."""
@@ -221,13 +221,13 @@ class Host(ABC):
     # From the agent
 
     def _listen(self) -> None:
-        pipe, ears = self._pipe, self._ears
-        assert pipe is not None and ears is not None
+        pipe, delegate = self._pipe, self._delegate
+        assert pipe is not None and delegate is not None
         short_slices()
         try:
             while True:
                 for value in pipe.receive():
-                    self._hear(value, ears)
+                    self._hear(value, delegate)
         except EOFError:
             if not self._stopping:
                 self._lost(f"this worker's agent {self._place} ended unexpectedly ({self._exit()})")
@@ -241,10 +241,10 @@ class Host(ABC):
         finally:
             self._end()
 
-    def _hear(self, value: Any, ears: Ears) -> None:
+    def _hear(self, value: Any, delegate: Delegate) -> None:
         match value:
             case Snapshot():
-                ears.publish(value)
+                delegate.publish(value)
             case Started():
                 self._started.set_result(None)
             case Failed(error):
@@ -255,17 +255,17 @@ class Host(ABC):
                 if answer is not None:
                     _settle(answer, value)
             case FactsAsked(number):
-                self._send(FactsReply(number, _facts_of(ears.plane)))
+                self._send(FactsReply(number, _facts_of(delegate.plane)))
             case logging.LogRecord():
                 handle_record(value)
             case _:
-                ears.plane.handle(value)
+                delegate.plane.handle(value)
 
-    def _answer_doors(self, doors: socket.socket) -> None:
+    def _answer_handoffs(self, handoff: socket.socket) -> None:
         """Take the connections that the agent hands over."""
         while True:
             try:
-                data, fds = receive_fds(doors, _REQUEST_LIMIT, 1)
+                data, fds = receive_fds(handoff, _REQUEST_LIMIT, 1)
             except OSError:
                 return
             if not data:
@@ -291,8 +291,8 @@ class Host(ABC):
         error = StoppedError(text)
         if not self._started.done():
             self._started.set_exception(ConsensusError(text))
-        elif self._ears is not None:
-            self._ears.failed(error)
+        elif self._delegate is not None:
+            self._delegate.failed(error)
 
     def _end(self, *, now: bool = False) -> None:
         """Make sure that nothing of the agent is left."""
@@ -307,9 +307,9 @@ class Host(ABC):
                 answer.set_exception(ConsensusError("the agent has stopped"))
         if self._pipe is not None:
             self._pipe.shut()
-        if self._doors is not None:
+        if self._handoff is not None:
             with contextlib.suppress(OSError):
-                self._doors.shutdown(socket.SHUT_RDWR)
+                self._handoff.shutdown(socket.SHUT_RDWR)
         try:
             self._quit(now=now)
         finally:
@@ -322,8 +322,8 @@ class Host(ABC):
             self._pipe.close()
         if self._server is not None:
             self._server.join(_SERVER_TIMEOUT)
-        if self._doors is not None:
-            self._doors.close()
+        if self._handoff is not None:
+            self._handoff.close()
         self._acceptors.close()
 
 
@@ -357,6 +357,6 @@ def _facts_of(plane: DataPlane) -> Mapping[str, Any]:
         return {"error": f"{type(error).__name__}: {error}"}
 
 
-def _descriptors_of(pipe: Pipe, doors: socket.socket) -> Callable[[], Iterable[int]]:
+def _descriptors_of(pipe: Pipe, handoff: socket.socket) -> Callable[[], Iterable[int]]:
     """Descriptors that a forked child must close: the agent would otherwise miss this process's death."""
-    return lambda: [pipe.fileno(), doors.fileno()]
+    return lambda: [pipe.fileno(), handoff.fileno()]

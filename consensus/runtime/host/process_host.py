@@ -62,13 +62,13 @@ class ProcessHost(Host):
         """The pid of the agent's process; 0 before the start."""
         return 0 if self._process is None else self._process.pid
 
-    def _launch(self, name: str, pipe: socket.socket, doors: socket.socket) -> None:
+    def _launch(self, name: str, pipe: socket.socket, handoff: socket.socket) -> None:
         """Start the process, which begins with its imports."""
         path = os.pathsep.join([_ROOT, *import_path()])
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         life = self._life.hold(f"{name}-life")
-        descriptors = (pipe.fileno(), doors.fileno(), self._cell_fd, life)
-        with pipe, doors:
+        descriptors = (pipe.fileno(), handoff.fileno(), self._cell_fd, life)
+        with pipe, handoff:
             try:
                 with held_back():
                     self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and code

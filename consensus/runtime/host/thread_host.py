@@ -31,9 +31,9 @@ class ThreadHost(Host):
         """The agent's side, for reading."""
         self._thread: threading.Thread | None = None
 
-    def _launch(self, name: str, pipe: socket.socket, doors: socket.socket) -> None:
+    def _launch(self, name: str, pipe: socket.socket, handoff: socket.socket) -> None:
         selector = selectors.DefaultSelector()
-        child = self.child = Child(doors, self.cell.read)
+        child = self.child = Child(handoff, self.cell.read)
         release_in_children(child, _descriptors_of(weakref.ref(child), selector, pipe))
         self._thread = threading.Thread(target=_run, args=(child, pipe, selector), name=name, daemon=True)
         self._thread.start()

@@ -48,7 +48,7 @@ class Introducers:
         """Whether any introducer is a name, so that other members may see another list."""
         return any(numeric(parse_address(text)) is None for text in self.texts)
 
-    def barred(self, initial_size: int) -> str:
+    def refused(self, initial_size: int) -> str:
         """Why no member may found by this list: one line with the remedy; empty if one may."""
         count = len(self.addresses)
         if count <= len(self.texts) or 2 * initial_size > count:
@@ -64,7 +64,7 @@ class Introducers:
             return False
         if not self.texts:
             return True
-        return self.addresses[:1] == (own,) and not self.barred(initial_size)
+        return self.addresses[:1] == (own,) and not self.refused(initial_size)
 
 
 def sockaddr_address(sockaddr: tuple[Any, ...]) -> Address:

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from ...errors import AmbiguousWriteError, StoreAwayError
-from ...protocol.state.inputs import Answered, Stirred
+from ...protocol.state.inputs import Answered, StoreChanged
 from ...storage.store_executor import StoreExecutor
 from ...storage.view_log import PREFIX as VIEWS
 from ...storage.view_log import key_of
@@ -120,7 +120,7 @@ class StoreRequests:
         async for _ in store.watch("views/"):
             if host.stopped is None:
                 self._record(_STIRRED, host)
-                host.machine.handle(Stirred(), host.now)
+                host.machine.handle(StoreChanged(), host.now)
 
     # Coroutines
 

@@ -22,7 +22,7 @@ from consensus.border import Stopped
 from ftlib import FTLib, FTLibError, JoinError, Status
 from ftlib.core.calls.session import Session
 from ftlib.core.plane.plane import Plane
-from ftlib.lifecycle.rejoin import Succession
+from ftlib.lifecycle.rejoin import Rejoin
 from tests.ftlib.crews.workers import Job, Worker
 from tests.harness.basics import TIMEOUT, around, eventually
 from tests.harness.company import at_once, company, in_thread
@@ -103,7 +103,7 @@ def test_an_interrupt_while_a_worker_closes_keeps_nothing_open(waits: str, monke
     with company(1, trace="on") as one:
         [ft] = one.members
 
-        @around(monkeypatch, *((Tracer, "close") if "spans" in waits else (Succession, "goodbye")))
+        @around(monkeypatch, *((Tracer, "close") if "spans" in waits else (Rejoin, "goodbye")))
         def interrupted(usual: Any, *given: Any, **more: Any) -> None:
             usual(*given, **more)
             signal.raise_signal(signal.SIGINT)

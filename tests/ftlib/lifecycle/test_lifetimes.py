@@ -15,7 +15,7 @@ import pytest
 from consensus import Config, ExcludedError, Gossip, Home, Member, View
 from consensus.runtime.net.fork import _owners as fork_owners
 from ftlib.core.tensors.staging import Slot
-from ftlib.lifecycle import rejoin as succession
+from ftlib.lifecycle import rejoin
 from ftlib.lifecycle.lifetime import Lifetime
 from tests.ftlib.crews.trainees import Trainee, exclude, until
 from tests.ftlib.lifecycle.test_closing import left_behind
@@ -43,7 +43,7 @@ def test_whom_the_next_lifetime_asks() -> None:
 
 def test_twenty_lifetimes_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Five of each of four workers, all at once."""
-    monkeypatch.setattr(succession, "_REST", 0.0)
+    monkeypatch.setattr(rejoin, "_REST", 0.0)
     with company(5, rejoin=True) as crew:
         staying, *leaving = at_once(*[functools.partial(Trainee, ft) for ft in crew.members])
         over = threading.Event()
@@ -79,7 +79,7 @@ def test_twenty_lifetimes_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.process
 def test_agents_as_processes_leave_nothing_behind_either(monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed, as by a kernel without memory: a worker without its agent is excluded, and gets another one."""
-    monkeypatch.setattr(succession, "_REST", 0.0)
+    monkeypatch.setattr(rejoin, "_REST", 0.0)
     with company(1, "gloo", agent="process") as crew:  # it answers, however long this process looks for garbage
         staying = Trainee(crew.members[0])
         over = threading.Event()

@@ -17,7 +17,7 @@ from ftlib import ConfigError, Excluded, StateLost, Status
 from ftlib.core.calls.salvage import SalvagePlan
 from ftlib.core.calls.session import Session
 from ftlib.core.plane.plane import Plane
-from ftlib.lifecycle import rejoin as succession
+from ftlib.lifecycle import rejoin
 from ftlib.lifecycle.lifetime import Lifetime
 from ftlib.recovery.whole_state import Transfer
 from ftlib.settings.config import resolve
@@ -177,8 +177,8 @@ def test_an_interrupt_ends_it_and_the_next_call_tries_again(monkeypatch: pytest.
 
 
 def test_again_and_again_but_not_forever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(succession, "_MOST", 2)
-    monkeypatch.setattr(succession, "_REST", 0.2)
+    monkeypatch.setattr(rejoin, "_MOST", 2)
+    monkeypatch.setattr(rejoin, "_REST", 0.2)
     with training() as made:
         took = []
         for _ in range(2):
@@ -190,7 +190,7 @@ def test_again_and_again_but_not_forever(monkeypatch: pytest.MonkeyPatch) -> Non
         exclude(made.last.ft)
         with pytest.raises(Excluded, match="told to; start anew; it has rejoined 2 times in a row"):
             made.last.step()
-        monkeypatch.setattr(succession, "_STEADY", 0.0)
+        monkeypatch.setattr(rejoin, "_STEADY", 0.0)
         assert made.last.step(), "a lifetime that lasted long enough begins a new row"
 
 
