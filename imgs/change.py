@@ -7,7 +7,7 @@ from pathlib import Path
 from canvas import AMBER, BLUE, GREEN, GREY, QUIET, RED, VIOLET, Canvas
 from statechart import Arrow, Box, chart
 
-from consensus.protocol.agreement.attempt import ATTEMPT, Outcome, Phase
+from consensus.protocol.agreement.attempt import ATTEMPT, AttemptPhase, Outcome
 from consensus.protocol.agreement.installation import INSTALLATION, Gain, InstallationStage
 from consensus.protocol.state.standing import STANDING, Standing, StandingEvent
 
@@ -41,23 +41,23 @@ def picture() -> str:
 
 def _attempt(c: Canvas, y: float) -> None:
     boxes = {
-        Phase.PREPARE: Box(70, y, AMBER, ["collects PROMISE"], width=140),
-        Phase.ACCEPT: Box(440, y, BLUE, ["collects ACCEPTED"], width=140),
-        Phase.CHOSEN: Box(800, y, GREEN, ["decided for ever"], width=140),
-        Phase.OUTBID: Box(440, y + 84, GREY, ["tries again, higher"], width=140),
-        Phase.OVERTAKEN: Box(800, y + 84, GREY, ["not needed any more"], width=140),
+        AttemptPhase.PREPARE: Box(70, y, AMBER, ["collects PROMISE"], width=140),
+        AttemptPhase.ACCEPT: Box(440, y, BLUE, ["collects ACCEPTED"], width=140),
+        AttemptPhase.CHOSEN: Box(800, y, GREEN, ["decided for ever"], width=140),
+        AttemptPhase.OUTBID: Box(440, y + 84, GREY, ["tries again, higher"], width=140),
+        AttemptPhase.OVERTAKEN: Box(800, y + 84, GREY, ["not needed any more"], width=140),
     }
     bend = y + 66
     arrows = {
-        (Phase.PREPARE, Outcome.PROMISED): Arrow([(210, y + 20), (439, y + 20)], (226, y + 14), 200, colour=BLUE),
-        (Phase.ACCEPT, Outcome.ACCEPTED): Arrow([(580, y + 20), (796, y + 20)], (620, y + 14), 180, colour=GREEN),
-        (Phase.PREPARE, Outcome.REFUSED): Arrow(
+        (AttemptPhase.PREPARE, Outcome.PROMISED): Arrow([(210, y + 20), (439, y + 20)], (226, y + 14), 200, colour=BLUE),
+        (AttemptPhase.ACCEPT, Outcome.ACCEPTED): Arrow([(580, y + 20), (796, y + 20)], (620, y + 14), 180, colour=GREEN),
+        (AttemptPhase.PREPARE, Outcome.REFUSED): Arrow(
             [(110, y + 40), (110, y + 104), (436, y + 104)], (170, y + 98), 240, colour=RED
         ),
-        (Phase.ACCEPT, Outcome.REFUSED): Arrow([(476, y + 40), (476, y + 80)], colour=RED),
-        (Phase.ACCEPT, Outcome.STALE): Arrow([(510, y + 40), (510, y + 80)], (592, y + 108), 190, colour=VIOLET),
-        (Phase.PREPARE, Outcome.NEWER): Arrow([(170, y + 40), (170, bend), (870, bend), (870, y + 80)], colour=GREY),
-        (Phase.ACCEPT, Outcome.NEWER): Arrow(
+        (AttemptPhase.ACCEPT, Outcome.REFUSED): Arrow([(476, y + 40), (476, y + 80)], colour=RED),
+        (AttemptPhase.ACCEPT, Outcome.STALE): Arrow([(510, y + 40), (510, y + 80)], (592, y + 108), 190, colour=VIOLET),
+        (AttemptPhase.PREPARE, Outcome.NEWER): Arrow([(170, y + 40), (170, bend), (870, bend), (870, y + 80)], colour=GREY),
+        (AttemptPhase.ACCEPT, Outcome.NEWER): Arrow(
             [(550, y + 40), (550, bend), (870, bend), (870, y + 80)], (620, y + 60), 220, colour=GREY
         ),
     }

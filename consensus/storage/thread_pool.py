@@ -25,10 +25,10 @@ class UnfinishedError(Exception):
     """The call was begun and goes on, or hangs; its result will be lost."""
 
 
-class Call(Generic[T]):
+class PoolCall(Generic[T]):
     """One call. The function gets it as its argument."""
 
-    def __init__(self, function: Callable[[Call[T]], T], ended: Callable[[], None]) -> None:
+    def __init__(self, function: Callable[[PoolCall[T]], T], ended: Callable[[], None]) -> None:
         """Made by ``ThreadPool.run``."""
         self.function = function
         self.ended = ended
@@ -46,7 +46,7 @@ class ThreadPool:
         """``name``: of the threads. ``size``: the most threads; each is started when there is work for it."""
         self._name = name
         self._size = size
-        self._calls: queue.SimpleQueue[Call[Any] | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[PoolCall[Any] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # for the numbers below, and ``begun`` and ``given_up`` of calls
         self._threads = 0
         self._open = 0
@@ -58,13 +58,15 @@ class ThreadPool:
         """The number of threads in calls that were given up."""
         return self._hanging
 
-    async def run(self, function: Callable[[Call[T]], T], seconds: float | None, ended: Callable[[], None] = lambda: None) -> T:
+    async def run(
+        self, function: Callable[[PoolCall[T]], T], seconds: float | None, ended: Callable[[], None] = lambda: None
+    ) -> T:
         """What ``function`` returns or raises, within ``seconds`` (None: whenever that is); else ``NotBegunError`` or
         ``UnfinishedError``.
 
         ``ended`` is called on the loop once the call is over, however late, and also if it was never begun.
         """
-        call = Call(function, ended)
+        call = PoolCall(function, ended)
         try:
             self._submit(call)
             await asyncio.wait({call.result}, timeout=seconds)
@@ -91,7 +93,7 @@ class ThreadPool:
                 for _ in range(self._threads):
                     self._calls.put(None)
 
-    def _submit(self, call: Call[Any]) -> None:
+    def _submit(self, call: PoolCall[Any]) -> None:
         with self._lock:
             if self._closed:
                 raise NotBegunError("it is closed")
@@ -108,7 +110,7 @@ class ThreadPool:
                         raise NotBegunError("no thread can be started") from None
             self._calls.put(call)
 
-    def _give_up(self, call: Call[Any]) -> bool:
+    def _give_up(self, call: PoolCall[Any]) -> bool:
         """Returns whether the call was begun."""
         with self._lock:
             call.given_up = True
@@ -137,7 +139,7 @@ class ThreadPool:
                 call.loop.call_soon_threadsafe(self._finish, call, result, error)
             del call, result, error
 
-    def _finish(self, call: Call[Any], result: Any, error: BaseException | None) -> None:
+    def _finish(self, call: PoolCall[Any], result: Any, error: BaseException | None) -> None:
         with self._lock:
             if call.given_up:
                 self._hanging -= 1

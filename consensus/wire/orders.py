@@ -60,7 +60,7 @@ def read_query(query: Mapping[str, str]) -> OutsideOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class OrderReply:
     """The answer to an order."""
 
     status: int

@@ -29,7 +29,7 @@ from ..links.errors import CollectiveError, CollectiveTimeout, GroupClosed, Mism
 from .collective import Collective
 from .frames import Sort, check_name
 from .lane import Lane
-from .queues import Answer, Ask, Code, Queues
+from .queues import Ask, Code, QueueAnswer, Queues
 from .values import Message, copied, decode, encode, hosted
 from .works import CALLBACKS, AsyncChannelWork, Outcome, Patience, limit_of
 
@@ -378,7 +378,7 @@ class _Server:
         if verb == Verb.SIZE:
             reply([number, Code.DONE, sizes], _NOTHING)
         elif verb == Verb.PEEK:
-            answers = [*answers, Answer(ask, Code.DONE, peeked)]
+            answers = [*answers, QueueAnswer(ask, Code.DONE, peeked)]
         self._send(answers)
 
     def _lost(self, reply: Reply) -> None:
@@ -386,7 +386,7 @@ class _Server:
             answers = self._queues.lost(reply)
         self._send(answers)
 
-    def _send(self, answers: list[Answer]) -> None:
+    def _send(self, answers: list[QueueAnswer]) -> None:
         """Give the answers, and what follows where one is not taken. Holds no lock."""
         left = deque(answers)
         while left:

@@ -66,7 +66,7 @@ class Opening:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class GreetingReply:
     """The second and the third word. ``number``: as TAKEN that of the making here, as CLOSED that of the next one."""
 
     word: Word
@@ -80,7 +80,7 @@ class Answer:
         return [int(self.word), self.why, self.whose, self.number, *_said(self.terms)]
 
     @classmethod
-    def of(cls, fields: list[Any]) -> Answer:
+    def of(cls, fields: list[Any]) -> GreetingReply:
         """The inverse; TypeError or ValueError if it is none."""
         word, why, whose, number, *terms = fields
         return cls(Word(word), str(why)[:200], str(whose), int(number), _terms(*terms))
@@ -94,7 +94,7 @@ def _terms(pickles: Any, most: Any, gpu: Any) -> Terms:
     return Terms(bool(pickles), int(most), choice.known(gpu))
 
 
-def say(link: Link, words: Opening | Answer) -> None:
+def say(link: Link, words: Opening | GreetingReply) -> None:
     """Send it; it is sealed, as all headers are."""
     link.send(outgoing(Sort.HELLO, words.fields(), Message(b"", [], [])).header, (), lambda _: None, sealed=False)
 
@@ -169,7 +169,7 @@ class Greeter:
 
     def answer(self, link: Link, word: Word, number: int, why: str = "") -> None:
         """Say the second word, or the last one."""
-        say(link, Answer(word, why, self._whose, number, self._terms))
+        say(link, GreetingReply(word, why, self._whose, number, self._terms))
 
     def decline(self, link: Link, word: Word, number: int, why: str = "") -> None:
         """The last word on a stream that is not used."""

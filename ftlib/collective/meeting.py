@@ -19,7 +19,7 @@ from consensus import Consensus, DialError, Member, Stream
 from ..links.errors import CollectiveError, GroupClosed, PeerLost, Refused, called
 from ..links.link import Link
 from ..links.loop import LinkLoop
-from .greeting import Answer, Caller, Greeter, Key, Opening, Word, hear, no_room, read
+from .greeting import Caller, Greeter, GreetingReply, Key, Opening, Word, hear, no_room, read
 from .lane import Lane, Terms
 from .pairing import Fate, Place
 from .services import Services, channel_of
@@ -208,7 +208,7 @@ class Meeting:
 
     def _answered(self, key: Key, lane: Lane, link: Link, fields: list[Any] | None, tries: int) -> None:
         """The second word: what the peer does with our stream. None: it did not come."""
-        answer = read(Answer.of, fields)
+        answer = read(GreetingReply.of, fields)
         if answer is None or answer.word is Word.OTHER:
             self._greeter.drop(link)
             self._dial_again(key, lane, tries)
@@ -344,7 +344,7 @@ class Meeting:
         """The peer says whether it uses its stream; if it ends before, this side looks for another one, where one is needed."""
 
         def last(fields: list[Any] | None) -> None:
-            answer = read(Answer.of, fields)
+            answer = read(GreetingReply.of, fields)
             with self._lock:
                 self._promised.discard(lane)
             if answer is not None and answer.word is Word.TAKEN:

@@ -37,7 +37,7 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class QueueAnswer:
     """To whom, and what."""
 
     ask: Ask
@@ -75,37 +75,37 @@ class Queues:
         """Items that were given and not acknowledged yet."""
         self._count = 0
 
-    def put(self, ask: Ask, key: str, weight: float, value: Any, *, wait: bool) -> list[Answer]:
+    def put(self, ask: Ask, key: str, weight: float, value: Any, *, wait: bool) -> list[QueueAnswer]:
         """Add an item, now or when there is room."""
         queue = self._queue(key)
         self._count += 1
         queue.putters.append((ask, Item(self._count, weight, value)))
         return self._settle(key) if wait else [*self._settle(key), *self.cancel(ask)]
 
-    def get(self, ask: Ask, key: str, target: float | None, *, wait: bool) -> list[Answer]:
+    def get(self, ask: Ask, key: str, target: float | None, *, wait: bool) -> list[QueueAnswer]:
         """Take one item, or several whose weights reach ``target``, now or when they are there."""
         self._queue(key).getters.append(_Getter(ask, target))
         return self._settle(key) if wait else [*self._settle(key), *self.cancel(ask)]
 
-    def cancel(self, ask: Ask) -> list[Answer]:
+    def cancel(self, ask: Ask) -> list[QueueAnswer]:
         """Who asked does not wait any longer. No answer if there was one."""
         for key, queue in list(self._queues.items()):
             for getter in queue.getters:
                 if getter.ask == ask:
                     queue.getters.remove(getter)
                     self._restore(key, getter.taken)
-                    return [Answer(ask, Code.EMPTY), *self._settle(key)]
+                    return [QueueAnswer(ask, Code.EMPTY), *self._settle(key)]
             for entry in queue.putters:
                 if entry[0] == ask:
                     queue.putters.remove(entry)
-                    return [Answer(ask, Code.FULL), *self._settle(key)]
+                    return [QueueAnswer(ask, Code.FULL), *self._settle(key)]
         return []
 
     def acknowledge(self, ask: Ask) -> None:
         """The items are with the getter for good."""
         self._given.pop(ask, None)
 
-    def give_back(self, ask: Ask) -> list[Answer]:
+    def give_back(self, ask: Ask) -> list[QueueAnswer]:
         """The getter has no use for what it was given."""
         if ask not in self._given:
             return []
@@ -113,7 +113,7 @@ class Queues:
         self._restore(key, items)
         return self._settle(key)
 
-    def lost(self, who: Hashable) -> list[Answer]:
+    def lost(self, who: Hashable) -> list[QueueAnswer]:
         """A client is gone: what it waited for is forgotten, and what it had not acknowledged goes back."""
         for key, queue in self._queues.items():
             for getter in [getter for getter in queue.getters if getter.ask[0] == who]:
@@ -139,21 +139,21 @@ class Queues:
         queue = self._queue(key)
         queue.items = deque(sorted([*items, *queue.items], key=lambda item: item.number))
 
-    def _settle(self, key: str) -> list[Answer]:
+    def _settle(self, key: str) -> list[QueueAnswer]:
         """Give what is there to those who wait, in order, and take in what there is room for."""
-        queue, answers = self._queue(key), list[Answer]()
+        queue, answers = self._queue(key), list[QueueAnswer]()
         while True:
             if queue.putters and (self._maxsize <= 0 or len(queue.items) < self._maxsize):
                 ask, item = queue.putters.popleft()
                 queue.items.append(item)
-                answers.append(Answer(ask, Code.DONE))
+                answers.append(QueueAnswer(ask, Code.DONE))
             elif queue.getters and queue.items:
                 getter = queue.getters[0]
                 getter.taken.append(queue.items.popleft())
                 if getter.content():
                     queue.getters.popleft()
                     self._given[getter.ask] = key, tuple(getter.taken)
-                    answers.append(Answer(getter.ask, Code.ITEMS, tuple(getter.taken)))
+                    answers.append(QueueAnswer(getter.ask, Code.ITEMS, tuple(getter.taken)))
             else:
                 if not (queue.items or queue.getters or queue.putters):
                     del self._queues[key]

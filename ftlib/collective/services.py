@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import ConfigError
 from ..links.errors import CollectiveError, GroupClosed
-from .greeting import Answer, Caller, Greeter, Word, hear, no_room, read
+from .greeting import Caller, Greeter, GreetingReply, Word, hear, no_room, read
 from .lane import Lane, Terms
 
 CHANNEL = "channel:"
@@ -113,7 +113,7 @@ class Services:
         """The channel is there: its client has the last word."""
 
         def last(fields: list[Any] | None) -> None:
-            answer = read(Answer.of, fields)
+            answer = read(GreetingReply.of, fields)
             if answer is None or answer.word is not Word.TAKEN:
                 self._greeter.drop(caller.link)
                 return

@@ -9,13 +9,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from ftlib.collective.queues import Answer, Code, Queues
+from ftlib.collective.queues import Code, QueueAnswer, Queues
 
 CLIENTS = st.sampled_from("abc")
 KEYS = st.sampled_from(["k", "l"])
 
 
-def codes(answers: list[Answer]) -> list[tuple[Any, Code, list[Any]]]:
+def codes(answers: list[QueueAnswer]) -> list[tuple[Any, Code, list[Any]]]:
     return [(answer.ask, answer.code, [item.value for item in answer.items]) for answer in answers]
 
 
@@ -71,7 +71,7 @@ class Model(RuleBasedStateMachine):
         self.given: dict[tuple[str, int], tuple[str, list[int]]] = {}
         self.delivered: dict[str, list[int]] = {"k": [], "l": []}
 
-    def take(self, answers: list[Answer]) -> None:
+    def take(self, answers: list[QueueAnswer]) -> None:
         for answer in answers:
             match answer.code:
                 case Code.DONE:

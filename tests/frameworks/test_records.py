@@ -23,10 +23,10 @@ from ftlib.errors import GroupError
 from ftlib.frameworks.accelerators.isolated import records as accelerators
 from ftlib.frameworks.accelerators.isolated.records import (
     PIECES,
-    Answer,
     Ask,
     Begin,
     Block,
+    ChildFacts,
     Decided,
     Launch,
     Piece,
@@ -81,8 +81,8 @@ COMMUNICATORS: list[accelerators.Record] = [
     Started(),
     Started("no such device", mistaken=True),
     Ask(SPEC),
-    Answer(FACTS),
-    Answer({}, "not now"),
+    ChildFacts(FACTS),
+    ChildFacts({}, "not now"),
     Told((FACTS, {}, FACTS)),
     Begin(SPEC),
     Decided(),
@@ -122,8 +122,8 @@ def test_facts_of_many_ranks_are_told_in_few_records() -> None:
 def test_what_is_too_long_is_cut_or_said() -> None:
     assert unpacked(Trouble("x" * 10**6)) == Trouble("x" * 4000)
     assert unpacked(Trouble("")) == Trouble("it has failed"), "it is never taken for none"
-    assert unpacked(Answer({"id": "x" * 10**5})) == Answer({}, "the accelerator's facts are too long")
-    assert unpacked(Answer({}, "\U0001f680" * 10**6)) == Answer({}, "\U0001f680" * 600)
+    assert unpacked(ChildFacts({"id": "x" * 10**5})) == ChildFacts({}, "the accelerator's facts are too long")
+    assert unpacked(ChildFacts({}, "\U0001f680" * 10**6)) == ChildFacts({}, "\U0001f680" * 600)
 
 
 @pytest.mark.parametrize(
@@ -131,11 +131,11 @@ def test_what_is_too_long_is_cut_or_said() -> None:
     [
         *(
             bytes([kind.CODE]) + text
-            for kind in (Start, Ask, Answer, Told, Begin)
+            for kind in (Start, Ask, ChildFacts, Told, Begin)
             for text in (b"", b"5", b"[]", b"[5]", b"{}")
             if (kind, text) != (Told, b"[]")
         ),
-        bytes([Answer.CODE]) + b'[{"a":5},""]',
+        bytes([ChildFacts.CODE]) + b'[{"a":5},""]',
         bytes([Told.CODE]) + b'[{"a":"b"},5]',
         bytes([Started.CODE]),
         bytes([Started.CODE, 2]),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ftlib import AgentFailedError, WorkerFailedError
-from ftlib.launch.director.decisions.ledger import Ledger
+from ftlib.launch.director.decisions.launch_state import LaunchState
 from tests.harness.basics import TIMEOUT
 from tests.harness.program import ROOT
 from tests.launch.launching import launcher, no_child_is_left
@@ -84,7 +84,7 @@ def test_a_launcher_that_fails_itself_ends_the_launch(tmp_path: Path, monkeypatc
     def fail(*_: object) -> None:
         raise ZeroDivisionError("in the launcher")
 
-    monkeypatch.setattr(Ledger, "started", fail)
+    monkeypatch.setattr(LaunchState, "started", fail)
     with no_child_is_left(), pytest.raises(ZeroDivisionError) as caught:
         launcher(workers=1).start(sleep_long, tmp_path).wait(TIMEOUT)
     assert "the launcher itself has failed" in caught.value.__notes__[0]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ftlib.launch.director.output.pump import Entry, Pump, Source
+from ftlib.launch.director.output.pump import OutputEntry, Pump, Source
 from tests.harness.basics import TIMEOUT
 from tests.launch.launching import Kept
 
@@ -24,7 +24,7 @@ def handled(pump: Pump, *entries: tuple[str, Any]) -> None:
     counted = threading.Semaphore(0)
     for stream, what in entries:
         more = {"records": [what]} if stream == "logging" else {"lines": [what]}
-        pump.put(Entry(SOURCE, stream, then=counted.release, **more))
+        pump.put(OutputEntry(SOURCE, stream, then=counted.release, **more))
     for _ in entries:
         assert counted.acquire(timeout=TIMEOUT), "the thread has ended before"
     over = threading.Event()

@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from consensus.protocol.agreement import attempt
-from consensus.simulation.transcript.recorder import Cover, Lifetime, Mark, Phase, Span
+from consensus.simulation.transcript.recorder import Activity, Cover, Mark, ProcessSpan, Span
 from ftlib.cli import main as cli
 from ftlib.cli.simulate.account import account, disturbed
 from ftlib.cli.simulate.order import FAULTS, GROUPS, Order, profile_of, seeds_of
@@ -182,9 +182,9 @@ def test_whom_a_fault_touched() -> None:
 # The picture
 
 
-def life(name: str, number: int, *, killed: float | None = None) -> Lifetime:
-    one = Lifetime(name, f"{number:016x}", 0.0)
-    one.phases = [(Phase.SEARCHING, Span(0.0, 0.5)), (Phase.ACTIVE, Span(0.5, killed, "v1"))]
+def life(name: str, number: int, *, killed: float | None = None) -> ProcessSpan:
+    one = ProcessSpan(name, f"{number:016x}", 0.0)
+    one.phases = [(Activity.SEARCHING, Span(0.0, 0.5)), (Activity.ACTIVE, Span(0.5, killed, "v1"))]
     if killed is not None:
         one.marks.append((Mark.KILLED, killed))
         one.over = killed
@@ -195,8 +195,8 @@ def test_a_few_processes_have_a_row_each_and_a_restarted_one_keeps_its_own() -> 
     lives = [life("m0", 0), life("m1", 1, killed=2.0), life("m1", 2)]
     rows = rows_of(lives, 9.0)
     assert [row.label for row in rows] == ["m0", "m1"]
-    assert [phase for phase, *_ in rows[1].phases] == [Phase.SEARCHING, Phase.ACTIVE] * 2
-    assert rows[0].phases[-1] == (Phase.ACTIVE, 0.5, 9.0, "v1")
+    assert [phase for phase, *_ in rows[1].phases] == [Activity.SEARCHING, Activity.ACTIVE] * 2
+    assert rows[0].phases[-1] == (Activity.ACTIVE, 0.5, 9.0, "v1")
 
 
 def test_many_that_lived_through_the_same_share_a_row() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from consensus.config import Policy
 from consensus.messages import Accept, Ballot, Prepare, Promise
-from consensus.protocol.agreement.attempt import Attempt, Phase
+from consensus.protocol.agreement.attempt import Attempt, AttemptPhase
 from consensus.view import Cause, Proposal, Removal
 
 from .people import view_of
@@ -58,7 +58,7 @@ def test_phases_ask_and_count_apart() -> None:
     one.promises = {key: promise() for key in "abc"}
     assert one.decided(frozenset())
     one.propose(value("e"))
-    assert one.phase is Phase.ACCEPT
+    assert one.phase is AttemptPhase.ACCEPT
     assert one.responders == frozenset()
     assert not one.decided(frozenset())
     one.reports = {"a": b"", "b": b""}

@@ -9,7 +9,7 @@ from consensus.border import Boundary
 from consensus.errors import LeftError
 from consensus.messages import Accepted, Message
 from consensus.progress import Progress
-from consensus.protocol.agreement.attempt import Phase
+from consensus.protocol.agreement.attempt import AttemptPhase
 from consensus.simulation import Host, World
 
 from ..transcripts.script import agree, cut, epochs, start_job
@@ -59,10 +59,10 @@ def test_a_proposal_under_way_discounts_nobody_any_more() -> None:
         world.kill(host)
     world.run_until(lambda: bool(votes), 1.0)
     attempt = asker.machine._change.proposer.attempt
-    assert attempt is not None and attempt.phase is Phase.ACCEPT
+    assert attempt is not None and attempt.phase is AttemptPhase.ACCEPT
     world.run(1.0)
     assert len(attempt.reports) == 2, "the vote has come"
-    assert attempt.phase is Phase.ACCEPT and epochs([asker, voter]) == [1, 1]
+    assert attempt.phase is AttemptPhase.ACCEPT and epochs([asker, voter]) == [1, 1]
     ended(world, asker, world.config.ready_timeout + 1.0)  # for the voter it is a crash from here on
     world.kill(asker)
     agree(world, [voter])

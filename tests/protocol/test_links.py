@@ -11,7 +11,7 @@ import pytest
 
 from consensus.config import Config, Policy
 from consensus.messages import Ack, Evidence, EvidenceKind, Ping, Prepare, Promise
-from consensus.protocol.agreement.attempt import Phase
+from consensus.protocol.agreement.attempt import AttemptPhase
 from consensus.protocol.state.inputs import Accusation
 from consensus.protocol.state.links import KEEP, Links, Pair, cut_off, pair
 from consensus.protocol.state.quorum import is_quorum
@@ -238,12 +238,12 @@ def test_under_any_nobody_waits_for_the_promise_of_whom_the_proposer_does_not_re
     machine.tick(100.6)
     assert list(core.evidence.cut_off) == ["a"]
     attempt = machine._change.proposer.attempt
-    assert attempt is not None and attempt.phase is Phase.PREPARE
+    assert attempt is not None and attempt.phase is AttemptPhase.PREPARE
     assert sends(machine.drain(), Prepare)
     for voter in "cde":
         address = attempt.parent.member(voter).address
         machine.receive(voter, address, Promise(attempt.epoch, core.view_id, attempt.ballot), 100.6)
-    assert attempt.phase is Phase.ACCEPT
+    assert attempt.phase is AttemptPhase.ACCEPT
     assert machine._change.proposer.discounted == frozenset(), "a value may have been proposed that keeps it: it has to vote"
 
 

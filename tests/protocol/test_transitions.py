@@ -19,7 +19,7 @@ from consensus.errors import (
 )
 from consensus.messages import Accept, Activate, Install
 from consensus.messages.reports import Reports
-from consensus.protocol.agreement.attempt import ATTEMPT, Attempt, Outcome, Phase
+from consensus.protocol.agreement.attempt import ATTEMPT, Attempt, AttemptPhase, Outcome
 from consensus.protocol.agreement.installation import INSTALLATION, Gain, Installation, InstallationStage
 from consensus.protocol.detection.probe import PROBE
 from consensus.protocol.state.inputs import Died
@@ -142,7 +142,7 @@ def test_an_attempt_is_chosen_once() -> None:
         one.advance(Outcome.ACCEPTED)
     one.advance(Outcome.PROMISED)
     one.advance(Outcome.ACCEPTED)
-    assert one.phase is Phase.CHOSEN
+    assert one.phase is AttemptPhase.CHOSEN
     with pytest.raises(IllegalTransitionError, match="REFUSED cannot happen in state CHOSEN"):
         one.advance(Outcome.REFUSED)
 
@@ -151,10 +151,10 @@ def test_what_overtakes_an_attempt_ends_it() -> None:
     machine = machine_in("abc", "a")
     machine._change.boundary(1, (), 101.0)
     attempt = machine._change.proposer.attempt
-    assert attempt is not None and attempt.phase is Phase.ACCEPT
+    assert attempt is not None and attempt.phase is AttemptPhase.ACCEPT
     assert sends(machine.drain(), Accept)
     machine._change.adopt(view_of("abc", 2, view_of("abc").view_id), "b", 101.0)
-    assert attempt.phase is Phase.OVERTAKEN
+    assert attempt.phase is AttemptPhase.OVERTAKEN
 
 
 def test_install_goes_out_once() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from consensus.messages import Ping
 from consensus.simulation import Host, World, judged
-from consensus.simulation.transcript.recorder import Cover, Lifetime, Mark, Phase, Recorder
+from consensus.simulation.transcript.recorder import Activity, Cover, Mark, ProcessSpan, Recorder
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def watched() -> tuple[World, Recorder, list[Host]]:
     return world, recorder, hosts
 
 
-def covers(life: Lifetime, cover: Cover) -> list[tuple[float, float | None]]:
+def covers(life: ProcessSpan, cover: Cover) -> list[tuple[float, float | None]]:
     return [(span.start, span.end) for kind, span in life.covers if kind is cover]
 
 
@@ -31,7 +31,7 @@ def test_a_killed_member_and_the_view_without_it(watched: tuple[World, Recorder,
     dead, alive = recorder.lifetimes[hosts[2].id], recorder.lifetimes[hosts[1].id]
     assert dead.marks == [(Mark.KILLED, at)]
     assert dead.over == dead.phases[-1][1].end == at
-    assert [phase for phase, _ in alive.phases] == [Phase.SEARCHING, Phase.ACTIVE, Phase.FROZEN, Phase.ACTIVE]
+    assert [phase for phase, _ in alive.phases] == [Activity.SEARCHING, Activity.ACTIVE, Activity.FROZEN, Activity.ACTIVE]
     ends = [span.end for _, span in alive.phases]
     assert ends[:-1] == [span.start for _, span in alive.phases[1:]]
     assert ends[-1] == recorder.time
@@ -59,7 +59,7 @@ def test_a_pause_is_suspected_and_ends_in_exclusion(watched: tuple[World, Record
     assert at < suspected <= distrusted < at + 1.5
     assert end is not None and end < back, "not any more once it is out"
     assert [mark for mark, _ in life.marks] == [Mark.EXCLUDED]
-    assert life.phases[-1][0] is Phase.STOPPED
+    assert life.phases[-1][0] is Activity.STOPPED
     assert recorder.living_excluded == [("m3", 2)]
 
 

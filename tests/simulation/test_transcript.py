@@ -6,13 +6,13 @@ import pytest
 
 from consensus.simulation import World, draw, judged, play
 from consensus.simulation.transcript import Transcript
-from consensus.simulation.transcript.page import WIDTH, Entry, Page
+from consensus.simulation.transcript.page import WIDTH, Page, PageLine
 from consensus.simulation.transcript.people import People
 
 IDS = {f"{index:06x}cafe": f"m{index}" for index in range(12)}
 
 
-def told(*entries: Entry) -> list[str]:
+def told(*entries: PageLine) -> list[str]:
     page = Page(People(IDS))
     page.instant(0.0, entries)
     return str(page).splitlines()
@@ -46,24 +46,24 @@ def test_ids_and_addresses_become_names() -> None:
 
 def test_what_is_alike_is_one_line() -> None:
     a, b, c = ids(0, 1, 2)
-    lines = told(*(Entry(one, other, "HELLO") for one in (a, b) for other in (b, c)))
+    lines = told(*(PageLine(one, other, "HELLO") for one in (a, b) for other in (b, c)))
     assert [line.split() for line in lines] == [["0", "m0", "m1", "->", "m1", "m2", "HELLO"]]
-    lines = told(Entry(a, None, "is tired"), Entry(b, None, "is tired"), Entry(c, None, "sleeps"))
+    lines = told(PageLine(a, None, "is tired"), PageLine(b, None, "is tired"), PageLine(c, None, "sleeps"))
     assert [line.split() for line in lines] == [["0", "m0", "m1", "are", "tired"], ["m2", "sleeps"]]
 
 
 def test_many_messages_are_counted() -> None:
     people = ids(*range(8))
-    [line] = told(*(Entry(one, other, "about {}", about) for one in people for other in ids(0) for about in ids(9, 10)))
+    [line] = told(*(PageLine(one, other, "about {}", about) for one in people for other in ids(0) for about in ids(9, 10)))
     assert line.split() == ["0", "m0..m7", "->", "m0", "16", "x", "about", "m9", "m10"]
-    mixed = [Entry(one, people[(index + 1) % 8], "HELLO") for index, one in enumerate(people)]
+    mixed = [PageLine(one, people[(index + 1) % 8], "HELLO") for index, one in enumerate(people)]
     [line] = told(*mixed)
     assert line.split()[-3:] == ["8", "x", "HELLO"], "no eight lines for a round of eight"
 
 
 def test_fates_are_told_apart() -> None:
     a, b, c = ids(0, 1, 2)
-    lines = told(Entry(a, b, "HELLO"), Entry(a, c, "HELLO", fate="lost"))
+    lines = told(PageLine(a, b, "HELLO"), PageLine(a, c, "HELLO", fate="lost"))
     assert [line.split()[-1] for line in lines] == ["HELLO", "[lost]"]
 
 

@@ -24,7 +24,7 @@ from consensus.messages import (
     Prepare,
 )
 from consensus.protocol.agreement import proposer
-from consensus.protocol.agreement.attempt import Phase
+from consensus.protocol.agreement.attempt import AttemptPhase
 from consensus.protocol.agreement.view_change import ViewChange
 from consensus.protocol.state.evidence import EvidenceBook
 from consensus.protocol.state.inputs import Accusation
@@ -56,7 +56,7 @@ class Losses:
         self.lost.discard((kind, sender.name, target.name))
 
 
-def in_phase(host: Host, phase: Phase) -> bool:
+def in_phase(host: Host, phase: AttemptPhase) -> bool:
     attempt = host.machine._change.proposer.attempt
     return attempt is not None and attempt.phase is phase
 
@@ -89,22 +89,22 @@ def stale_votes(monkeypatch: pytest.MonkeyPatch, page: Transcript | None = None)
     for other in (s, a, m):
         world.inside(n, lambda o=other: n.machine.handle(Accusation(o.id, EvidenceKind.SILENCE, ""), n.now))  # type: ignore[misc]
     world.run(0.4)
-    assert in_phase(a, Phase.PREPARE)
-    assert in_phase(n, Phase.PREPARE)
+    assert in_phase(a, AttemptPhase.PREPARE)
+    assert in_phase(n, AttemptPhase.PREPARE)
     remark(world, "S is back. It has heard the PREPARE of A, not yet that of N.")
     world.resume(s)
-    world.run_until(lambda: in_phase(a, Phase.ACCEPT), 1.0)
+    world.run_until(lambda: in_phase(a, AttemptPhase.ACCEPT), 1.0)
     world.run(0.01)
     remark(world, "Now that of N gets through: its ballot is the higher one.")
     losses.pass_on(n, s, Prepare)
-    world.run_until(lambda: in_phase(n, Phase.ACCEPT), 1.0)
+    world.run_until(lambda: in_phase(n, AttemptPhase.ACCEPT), 1.0)
     losses.pass_on(s, a, Ack)
     world.run(0.05)
     remark(world, "N and A M are in touch again.")
     world.faults.heal()
     world.run_until(lambda: n.activated[-1].epoch == 3, 5.0)
     assert n.activated[-1].ids == (n.id,)
-    assert in_phase(a, Phase.ACCEPT), "A still has its vote and M's"
+    assert in_phase(a, AttemptPhase.ACCEPT), "A still has its vote and M's"
     world.kill(n)
     world.kill(s)
     world.run(5.0)

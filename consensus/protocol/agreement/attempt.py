@@ -17,7 +17,7 @@ from ...view import Proposal, View
 from ..state.quorum import is_everybody, is_quorum, missing
 
 
-class Phase(Enum):
+class AttemptPhase(Enum):
     """The phase of an attempt; the last three end it. After OUTBID the proposer starts over with a higher ballot.
 
     Under ``storage`` ACCEPT is the creation of the record, and the attempt is outbid if that may have failed.
@@ -40,20 +40,20 @@ class Outcome(Enum):
     NEWER = "a newer view is chosen"
 
 
-ATTEMPT: Table[Phase, Outcome] = Table(
+ATTEMPT: Table[AttemptPhase, Outcome] = Table(
     "attempt",
-    Phase.PREPARE,
+    AttemptPhase.PREPARE,
     {
-        Phase.PREPARE: {
-            Outcome.PROMISED: Phase.ACCEPT,
-            Outcome.REFUSED: Phase.OUTBID,
-            Outcome.NEWER: Phase.OVERTAKEN,
+        AttemptPhase.PREPARE: {
+            Outcome.PROMISED: AttemptPhase.ACCEPT,
+            Outcome.REFUSED: AttemptPhase.OUTBID,
+            Outcome.NEWER: AttemptPhase.OVERTAKEN,
         },
-        Phase.ACCEPT: {
-            Outcome.ACCEPTED: Phase.CHOSEN,
-            Outcome.REFUSED: Phase.OUTBID,
-            Outcome.STALE: Phase.OUTBID,
-            Outcome.NEWER: Phase.OVERTAKEN,
+        AttemptPhase.ACCEPT: {
+            Outcome.ACCEPTED: AttemptPhase.CHOSEN,
+            Outcome.REFUSED: AttemptPhase.OUTBID,
+            Outcome.STALE: AttemptPhase.OUTBID,
+            Outcome.NEWER: AttemptPhase.OVERTAKEN,
         },
     },
 )
@@ -121,7 +121,7 @@ class Attempt:
     @property
     def responders(self) -> AbstractSet[str]:
         """Ids of the members that have answered in this phase."""
-        return self.promises.keys() if self.phase is Phase.PREPARE else self.reports.keys()
+        return self.promises.keys() if self.phase is AttemptPhase.PREPARE else self.reports.keys()
 
     def decided(self, discounted: frozenset[str]) -> bool:
         """Whether the answers so far are a quorum. Under ``any`` the members that the value removes do not count either; under

@@ -19,7 +19,7 @@ from ..state.change import Moment
 from ..state.core import Core
 from ..state.quorum import is_quorum
 from .acceptor import NO_BALLOT
-from .attempt import Attempt, Outcome, Phase, promising
+from .attempt import Attempt, AttemptPhase, Outcome, promising
 from .voter import Voter
 
 SMALLER_WAITS = 0.5
@@ -58,7 +58,7 @@ class Proposer:
 
     def adopt(self) -> None:
         """Start over for the successor of a new view."""
-        if self.attempt is not None and self.attempt.phase is not Phase.CHOSEN:
+        if self.attempt is not None and self.attempt.phase is not AttemptPhase.CHOSEN:
             self.attempt.advance(Outcome.NEWER)
         self.attempt = None
         self._round = -1
@@ -295,7 +295,7 @@ class Proposer:
     def on_promise(self, sender: str, message: Promise, now: float) -> None:
         """Phase 1b arrived."""
         attempt = self._matching(message)
-        if attempt is not None and attempt.phase is Phase.PREPARE and sender in attempt.parent:
+        if attempt is not None and attempt.phase is AttemptPhase.PREPARE and sender in attempt.parent:
             attempt.promises[sender] = message
             self._count(attempt, now)
 
@@ -311,7 +311,7 @@ class Proposer:
     def on_accepted(self, sender: str, message: Accepted, now: float) -> None:
         """A vote arrived, with the voter's flush report."""
         attempt = self._matching(message)
-        if attempt is not None and attempt.phase is Phase.ACCEPT and sender in attempt.parent:
+        if attempt is not None and attempt.phase is AttemptPhase.ACCEPT and sender in attempt.parent:
             attempt.reports[sender] = message.report
             self._core.history.reported(sender, attempt.epoch, now)
             self._count(attempt, now)
@@ -320,18 +320,18 @@ class Proposer:
         """Go on to the next phase if the answers so far are a quorum, without those that certainly cannot come."""
         if not attempt.decided(self.discounted):
             return
-        if attempt.phase is Phase.ACCEPT and not attempt.decided(
+        if attempt.phase is AttemptPhase.ACCEPT and not attempt.decided(
             self.discounted - self._core.evidence.late(attempt.voting_since)
         ):
             attempt.advance(Outcome.STALE)
             self._begin(now)
             return
-        if attempt.phase is Phase.PREPARE:
+        if attempt.phase is AttemptPhase.PREPARE:
             self._core.history.mark(Moment.PREPARED, attempt.epoch, now)
             attempt.propose(self._proposal(attempt.parent, now))
             attempt.vote_from(now)
             self._send(attempt, now)
-        elif attempt.phase is Phase.ACCEPT:
+        elif attempt.phase is AttemptPhase.ACCEPT:
             attempt.advance(Outcome.ACCEPTED)
             self._core.history.decided(tuple(attempt.reports), attempt.without(self.discounted))
             self._chosen(attempt, now)
@@ -346,7 +346,7 @@ class Proposer:
         """
         evidence, own_id = self._core.evidence, self._core.member.id
         if self._core.config.policy is Policy.ANY:
-            asking = self.attempt is not None and self.attempt.phase is Phase.PREPARE
+            asking = self.attempt is not None and self.attempt.phase is AttemptPhase.PREPARE
             return evidence.accused.union(key for key in evidence.cut_off if asking and key != own_id)
         return frozenset() if self._core.going else evidence.discounted
 

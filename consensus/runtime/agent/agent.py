@@ -26,7 +26,7 @@ from ...store_requests import Away, StoreOp
 from ...wire.codec import MAX_DATAGRAM, Codec
 from ...wire.envelope import Open, Sealed, Sealer
 from ...wire.keys import KeyRing
-from ...wire.orders import Verdict
+from ...wire.orders import OrderReply
 from ...wire.pieces import LARGEST, Pieces, cut
 from ..net.liveness_connection import CHECK_TIMEOUT, LivenessConnections
 from ..net.names import Endpoint, Introducers, numeric, resolve
@@ -397,7 +397,7 @@ class Agent:
         """What was ordered last from outside, and from where; empty until then."""
         return self._orders.latest
 
-    def _take_order(self, query: Mapping[str, str], source: str, signed: bool) -> Verdict:
+    def _take_order(self, query: Mapping[str, str], source: str, signed: bool) -> OrderReply:
         return self._orders.take(query, source, signed=signed)
 
     def _sealer_of(self, ring: KeyRing | None) -> Sealer:

@@ -13,7 +13,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 
 from ...errors import CodecError
-from ...wire.orders import OrderKind, OutsideOrder, Verdict, read_query
+from ...wire.orders import OrderKind, OrderReply, OutsideOrder, read_query
 
 _REMEMBERED = 64
 """The most orders that are remembered."""
@@ -40,7 +40,7 @@ class Orders:
         """How many orders were carried out, by kind; how many were ``refused``, and how many came ``again``."""
         return dict(self._counts)
 
-    def take(self, query: Mapping[str, str], source: str, *, signed: bool) -> Verdict:
+    def take(self, query: Mapping[str, str], source: str, *, signed: bool) -> OrderReply:
         """Judge an order. ``source``: the address that it came from, for the log. ``signed``: with the job's secret."""
         verdict = self._judge(query, source, signed=signed)
         if verdict.status != 200:
@@ -48,24 +48,24 @@ class Orders:
             self._note(logging.WARNING, "order", f"refused one from {source}: {verdict.text}")
         return verdict
 
-    def _judge(self, query: Mapping[str, str], source: str, *, signed: bool) -> Verdict:
+    def _judge(self, query: Mapping[str, str], source: str, *, signed: bool) -> OrderReply:
         if not signed:
-            return Verdict(403, "orders are taken from who knows the job's secret, and this job has none")
+            return OrderReply(403, "orders are taken from who knows the job's secret, and this job has none")
         try:
             order = read_query(query)
         except CodecError as error:
-            return Verdict(400, str(error))
+            return OrderReply(400, str(error))
         if order.member != self._member_id:
-            return Verdict(410, "another lifetime is here: the one that was meant is over")
+            return OrderReply(410, "another lifetime is here: the one that was meant is over")
         if order in self._done:
             self._counts["again"] += 1
-            return Verdict(200, "done before")
+            return OrderReply(200, "done before")
         if order.epoch is not None and order.epoch != (epoch := self._epoch()):
-            return Verdict(409, f"it is for epoch {order.epoch}, and this is epoch {epoch}: look again")
+            return OrderReply(409, f"it is for epoch {order.epoch}, and this is epoch {epoch}: look again")
         self._done[order] = None
         while len(self._done) > _REMEMBERED:
             self._done.popitem(last=False)
-        return Verdict(200, f"{order.kind.value}: the signal is sent", lambda: self._carry_out(order, source))
+        return OrderReply(200, f"{order.kind.value}: the signal is sent", lambda: self._carry_out(order, source))
 
     def _carry_out(self, order: OutsideOrder, source: str) -> None:
         self._counts[order.kind.value] += 1

@@ -32,7 +32,7 @@ from ...storage.thread_pool import on_daemon
 from ...wire.envelope import Sealer
 from ...wire.keys import Key
 from ...wire.orders import PATH as ORDER
-from ...wire.orders import Verdict
+from ...wire.orders import OrderReply
 from ...wire.pieces import LARGEST
 from ...wire.proofs import Exchange
 from ...wire.streams import PROTOCOL, read_query
@@ -77,7 +77,7 @@ class HttpServer:
         status: Callable[[], Awaitable[Mapping[str, Any]]],
         served: Callable[[], frozenset[str]],
         hand_over: HandOver,
-        order: Callable[[Mapping[str, str], str, bool], Verdict],
+        order: Callable[[Mapping[str, str], str, bool], OrderReply],
         *,
         pages: MountedPages | None = None,
         held: Callable[[], bool] = lambda: False,

@@ -26,7 +26,7 @@ GAP = 0.05
 
 
 @dataclass(slots=True)
-class Entry:
+class PageLine:
     """Something ``actor`` (an id) did: told ``target`` (None: nobody) ``text``, in which ``about`` stands for ``ABOUT``."""
 
     actor: str
@@ -63,7 +63,7 @@ class Page:
         self._lines += [f"{_ms(at):>{TIME}}  == {first}", *(f"{'':{TIME}}     {line}" for line in rest)]
         self._last = at
 
-    def instant(self, at: float, entries: Iterable[Entry], *, timed: bool = True) -> None:
+    def instant(self, at: float, entries: Iterable[PageLine], *, timed: bool = True) -> None:
         """All that happened in a millisecond (which is not said again where it is not ``timed``)."""
         kinds: dict[tuple[str, str, bool], list[Row]] = {}
         for entry in entries:

@@ -24,7 +24,7 @@ WEIGHED = 8
 """One message in so many of each type is encoded once more, to know how long they are."""
 
 
-class Phase(Enum):
+class Activity(Enum):
     """What a process does."""
 
     SEARCHING = "searching"
@@ -79,13 +79,13 @@ class Span:
 
 
 @dataclass(slots=True)
-class Lifetime:
+class ProcessSpan:
     """One process lifetime. Spans of ``phases`` follow each other without a gap."""
 
     name: str
     member_id: str
     born: float
-    phases: list[tuple[Phase, Span]] = field(default_factory=list)
+    phases: list[tuple[Activity, Span]] = field(default_factory=list)
     covers: list[tuple[Cover, Span]] = field(default_factory=list)
     marks: list[tuple[Mark, float]] = field(default_factory=list)
     over: float | None = None
@@ -120,7 +120,7 @@ class Recorder(Observer):
     """Keeps ``lifetimes``, ``views`` and messages. Call ``sample`` when links may have changed, ``close`` at the end."""
 
     def __init__(self) -> None:
-        self.lifetimes: dict[str, Lifetime] = {}
+        self.lifetimes: dict[str, ProcessSpan] = {}
         self.views: dict[str, ViewRecord] = {}
         self.sent_by: dict[str, Counter[str]] = {}
         """Messages by type, for each member."""
@@ -142,8 +142,8 @@ class Recorder(Observer):
 
     def started(self, host: Host) -> None:
         """See ``Observer``."""
-        life = self.lifetimes[host.id] = Lifetime(host.name, host.id, self.time)
-        life.phases.append((Phase.SEARCHING, Span(self.time)))
+        life = self.lifetimes[host.id] = ProcessSpan(host.name, host.id, self.time)
+        life.phases.append((Activity.SEARCHING, Span(self.time)))
         self._suspects[host.id] = set()
 
     def killed(self, host: Host) -> None:
@@ -181,13 +181,13 @@ class Recorder(Observer):
         """See ``Observer``."""
         match effect:
             case Freeze():
-                self._enter(host, Phase.FROZEN)
+                self._enter(host, Activity.FROZEN)
             case Activated(view):
                 self._activated(host, view)
             case Stopped(error):
                 life = self.lifetimes[host.id]
                 life.marks.append((_MARKS.get(type(error), Mark.DIED), self.time))
-                self._enter(host, Phase.STOPPED)
+                self._enter(host, Activity.STOPPED)
                 self._end(life, killed=False)
             case Note(kind="suspect"):
                 self._look(host, host.machine.suspects())
@@ -245,17 +245,17 @@ class Recorder(Observer):
 
     # Inside
 
-    def _enter(self, host: Host, phase: Phase, view: str = "") -> None:
+    def _enter(self, host: Host, phase: Activity, view: str = "") -> None:
         life = self.lifetimes[host.id]
         last, span = life.phases[-1]
         if life.over is not None or (last is phase and span.view == view):
             return
-        if phase is Phase.FROZEN and last is not Phase.ACTIVE:
+        if phase is Activity.FROZEN and last is not Activity.ACTIVE:
             return  # a joiner, or frozen already
         span.end = self.time
         life.phases.append((phase, Span(self.time, view=view or span.view)))
 
-    def _end(self, life: Lifetime, *, killed: bool = True) -> None:
+    def _end(self, life: ProcessSpan, *, killed: bool = True) -> None:
         if life.over is None or killed:
             life.over = self.time
         life.phases[-1][1].end = self.time
@@ -300,9 +300,9 @@ class Recorder(Observer):
         record.active_at += 1
         record.last = self.time
         life = self.lifetimes[host.id]
-        if life.phases[-1][0] is Phase.SEARCHING and view.epoch > 1:
+        if life.phases[-1][0] is Activity.SEARCHING and view.epoch > 1:
             life.marks.append((Mark.JOINED, self.time))
-        self._enter(host, Phase.ACTIVE, view.view_id)
+        self._enter(host, Activity.ACTIVE, view.view_id)
 
     def _describe(self, record: ViewRecord, host: Host) -> None:
         """From the history of ``host``, which has just activated the view."""

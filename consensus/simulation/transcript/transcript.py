@@ -16,7 +16,7 @@ from ...protocol.state.effects import Effect, Note, Send
 from ...protocol.state.evidence import Proof
 from ..invariants import inside
 from ..world.observer import Observer
-from .page import Entry, Page
+from .page import Page, PageLine
 from .people import People
 from .words import ABOUT, HIDDEN, about, words
 
@@ -46,10 +46,10 @@ class Transcript(Observer):
         """Whether nothing is written down for now."""
         self._began: float | None = None
         self._at = 0.0
-        self._entries: list[tuple[Entry, str]] = []
+        self._entries: list[tuple[PageLine, str]] = []
         """Of this instant; and what, beside their text, makes two of them the same."""
         self._told: dict[tuple[str, str | None, str, str, str], str] = {}
-        self._sent: tuple[Message, Entry] | None = None
+        self._sent: tuple[Message, PageLine] | None = None
         self._addresses: dict[tuple[str, int], str] = {}
         self._address: tuple[str, int] = ("", 0)
         self._asked: set[tuple[str, str]] = set()
@@ -78,7 +78,7 @@ class Transcript(Observer):
         self._write()
         self.page.remark(self._time, text)
         hosts = sorted(self.world.hosts.values(), key=lambda host: self.people.rank(host.id))
-        states = [Entry(host.id, None, _state(host, self.people)) for host in hosts]
+        states = [PageLine(host.id, None, _state(host, self.people)) for host in hosts]
         self.page.instant(self._time, states, timed=False)
 
     def __str__(self) -> str:
@@ -167,7 +167,7 @@ class Transcript(Observer):
             self._asked.add((target, host.id))
         beacon = isinstance(message, JoinReply) and (host.id, target) not in self._asked
         if (name not in HIDDEN and not beacon) or name in self.talk:
-            entry = Entry(host.id, target, words(message, self.people), about(message), fate)
+            entry = PageLine(host.id, target, words(message, self.people), about(message), fate)
             self._sent = (message, entry)
             self._push(entry, getattr(message, "parent_id", getattr(message, "view_id", "")))
 
@@ -225,13 +225,13 @@ class Transcript(Observer):
             self._add(host, f"counts the votes of {self.people.names(change['quorum'])}{without}: CHOSEN is {listed}")
 
     def _add(self, host: Host, text: str, accused: str = "") -> None:
-        self._push(Entry(host.id, None, text, accused))
+        self._push(PageLine(host.id, None, text, accused))
 
     def _once(self, host: Host, text: str, accused: str = "") -> None:
         """What is news only once in a view."""
-        self._push(Entry(host.id, None, text, accused), f"{ONCE} {self._views.get(host.id)}")
+        self._push(PageLine(host.id, None, text, accused), f"{ONCE} {self._views.get(host.id)}")
 
-    def _push(self, entry: Entry, key: str = "") -> None:
+    def _push(self, entry: PageLine, key: str = "") -> None:
         if self._began is None or self.mute:
             return
         if round(self._time, 3) != self._at:

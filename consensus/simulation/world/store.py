@@ -5,7 +5,7 @@ made of *files* it is several, between which time passes and others act: a creat
 floor again, and takes the value back; a listing has names first and values later. The steps of such an operation are taken by
 the process: one that sleeps in between takes the next when it wakes up, one that died takes none.
 
-A method awaits one ``Call`` (or ``Notice``), and nothing else. ``store_requests`` plays it in virtual time, and lets it fail.
+A method awaits one ``StoreCall`` (or ``Notice``), and nothing else. ``store_requests`` plays it in virtual time; it may fail.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class Character(Enum):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Call:
+class StoreCall:
     """An operation under way. ``text``: for errors and the trace; ``writes``: whether a lost answer leaves a doubt."""
 
     steps: Steps[Any]
     text: str
     writes: bool
 
-    def __await__(self) -> Generator[Call, Any, Any]:
+    def __await__(self) -> Generator[StoreCall, Any, Any]:
         return (yield self)
 
 
@@ -162,4 +162,4 @@ class SimulatedStore(Store):
 
     async def _do(self, steps: Steps[Any], text: str, *, writes: bool = False) -> Any:
         self.operations += 1
-        return await Call(steps, text, writes)
+        return await StoreCall(steps, text, writes)

@@ -1,6 +1,6 @@
 """What processes ask of the shared store, played in virtual time: every executor's coroutine, and all that can happen to it.
 
-The executors are the real ones (``consensus/storage/store_executor.py``); what they await is a ``Call`` of ``SimulatedStore``.
+The executors are the real ones (``consensus/storage/store_executor.py``); they await a ``StoreCall`` of ``SimulatedStore``.
 Each of its steps travels to the store and is done there, whatever became of the process meanwhile; the answer travels back,
 and waits outside of a process that sleeps. Who has no answer after ``Config.storage_timeout`` is told so: of a read that the
 store is away, of a write that it may have been done. And so it may: what is late is done at some later time all the same.
@@ -21,7 +21,7 @@ from ...store_requests import StoreOp, StoreReply
 from .host import Host
 from .in_memory_store import Change, ChangeKind, InMemoryStore
 from .state import State
-from .store import Call, Character, Notice, SimulatedStore, garbled
+from .store import Character, Notice, SimulatedStore, StoreCall, garbled
 
 LATE = 3.0
 """What comes late comes within so many timeouts."""
@@ -62,11 +62,11 @@ class Fate(Enum):
 
 
 class _Operation:
-    """A ``Call`` under way for a task of ``host``."""
+    """A ``StoreCall`` under way for a task of ``host``."""
 
     __slots__ = ("began", "call", "host", "over", "result", "task")
 
-    def __init__(self, host: Host, task: Task, call: Call) -> None:
+    def __init__(self, host: Host, task: Task, call: StoreCall) -> None:
         self.host = host
         self.task = task
         self.call = call
@@ -133,7 +133,7 @@ class StoreRequests:
         if isinstance(wanted, Notice):
             self._waiting.append((host, wanted, task))
             return
-        assert isinstance(wanted, Call), f"an executor awaits {wanted!r}: only a Store's methods are played here"
+        assert isinstance(wanted, StoreCall), f"an executor awaits {wanted!r}: only a Store's methods are played here"
         operation = _Operation(host, task, wanted)
         self._world.at(self._world.config.storage_timeout, self._inside, host, lambda: self._give_up(operation))
         self._send(operation)

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 from ...errors import AmbiguousWriteError, ConfigError, StoreAwayError
 from ..store import TIMEOUT, Created, Store, Value, check_key, check_prefix, check_value, redacted
-from ..thread_pool import Call, NotBegunError, ThreadPool, UnfinishedError
+from ..thread_pool import NotBegunError, PoolCall, ThreadPool, UnfinishedError
 from .floors import MOST
 from .folder import Folder
 
@@ -75,7 +75,7 @@ class FileStore(Store):
         if not keys:
             return
 
-        def delete(call: Call[None]) -> None:
+        def delete(call: PoolCall[None]) -> None:
             for key in keys:
                 self._folder.delete(key, lambda: not call.given_up)
 
@@ -109,7 +109,7 @@ class FileStore(Store):
         for event in events:
             yield event
 
-    async def _ask(self, function: Callable[[Call[T]], T], what: str) -> T:
+    async def _ask(self, function: Callable[[PoolCall[T]], T], what: str) -> T:
         """Run an operation that changes nothing."""
         self.operations += 1
         try:
@@ -119,7 +119,7 @@ class FileStore(Store):
         except UnfinishedError:
             raise self._away(what, f"it did not answer within {self._timeout:g} s") from None
 
-    async def _change(self, keys: Sequence[str], function: Callable[[Call[T]], T], what: str) -> T:
+    async def _change(self, keys: Sequence[str], function: Callable[[PoolCall[T]], T], what: str) -> T:
         """Run an operation that changes ``keys``, after the earlier changes of these keys have ended."""
         self.operations += 1
         loop = asyncio.get_running_loop()

@@ -23,7 +23,7 @@ from rich.text import Text
 from .crew import WORKERS
 from .report import Report
 from .schedule import FaultSchedule
-from .timeline import Event, Fault, Lifetime, State, Timeline
+from .timeline import Event, Fault, ProcessLife, State, Timeline
 
 _STYLES = {
     State.STARTING: "yellow",
@@ -200,7 +200,7 @@ class Screen:
         return table
 
     @staticmethod
-    def _status(life: Lifetime, now: float) -> Text:
+    def _status(life: ProcessLife, now: float) -> Text:
         text = life.state.value
         if life.state in {State.STARTING, State.JOINING}:
             text += f", {now - life.born:.1f} s"

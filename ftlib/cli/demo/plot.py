@@ -8,7 +8,7 @@ from typing import Any
 
 from .reference import Reference
 from .report import Report
-from .timeline import Fault, Lifetime, State, Timeline
+from .timeline import Fault, ProcessLife, State, Timeline
 
 _COLOURS = ("#4477aa", "#aa3377", "#ccbb44", "#228833", "#66ccee")
 _RED = "#cc3311"
@@ -127,7 +127,7 @@ def _members(axis: Any, timeline: Timeline, zero: float) -> None:
     axis.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=4, frameon=False)
 
 
-def _life(axis: Any, life: Lifetime, zero: float, end: float, stopped: float | None, killed: float | None) -> None:
+def _life(axis: Any, life: ProcessLife, zero: float, end: float, stopped: float | None, killed: float | None) -> None:
     over = min(life.ended, end) if life.ended is not None else end
     begin = life.steps[0].t if life.steps else over
     ends = stopped or killed or over

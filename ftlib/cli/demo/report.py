@@ -11,7 +11,7 @@ from typing import Any
 from ...common.processes import describe_exit
 from .digits import TEST
 from .reference import Reference
-from .timeline import Deed, Fault, Lifetime, State, Timeline
+from .timeline import Deed, Fault, ProcessLife, State, Timeline
 
 TOLERANCE = 6
 """Test images by which the run may differ from those that the undisturbed one gets right after one of its last steps.
@@ -125,7 +125,7 @@ class Report:
 # Figures.
 
 
-def steps_lost(lives: list[Lifetime]) -> int:
+def steps_lost(lives: list[ProcessLife]) -> int:
     """Count numbers missing in any process's own sequence, at the start of all, or at the end of processes that saw the end."""
     if not lives:
         return 0
@@ -138,7 +138,7 @@ def steps_lost(lives: list[Lifetime]) -> int:
     return lost + sum(number not in seen for number in range(1, end + 1))
 
 
-def fingerprints(lives: list[Lifetime]) -> tuple[int, int]:
+def fingerprints(lives: list[ProcessLife]) -> tuple[int, int]:
     """Return how many fingerprints were compared, and after how many steps they were not all equal."""
     by_step: dict[int, list[str]] = defaultdict(list)
     for life in lives:

@@ -12,7 +12,7 @@ import signal
 import time
 
 from .crew import WORKERS, Crew
-from .timeline import Deed, Fault, Lifetime, State, Timeline
+from .timeline import Deed, Fault, ProcessLife, State, Timeline
 
 _PLOT = ((Fault.KILL, 0.12), (Fault.STOP, 0.32), (Fault.ADD, 0.56), (Fault.SENIOR, 0.76))
 """The faults, each with the part of the training time after which it comes at the earliest."""
@@ -131,7 +131,7 @@ class FaultSchedule:
         timeline.done(Deed(fault, before, victim.pid, victim.worker, victim.steps[-1].rank))
 
     @staticmethod
-    def _victim(fault: Fault, there: list[Lifetime]) -> Lifetime:
+    def _victim(fault: Fault, there: list[ProcessLife]) -> ProcessLife:
         """Choose by rank: the most senior has rank 0; the others are taken from the middle. The added worker is spared."""
         if fault is Fault.SENIOR:
             return there[0]

@@ -1,6 +1,6 @@
 """What has happened so far, put together from the workers' notes, the launcher's events and the demo's own deeds.
 
-One ``Lifetime`` for each process. All output, decisions and reports read from the timeline.
+One ``ProcessLife`` for each process. All output, decisions and reports read from the timeline.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Step(NamedTuple):
 
 
 @dataclass(slots=True)
-class Lifetime:
+class ProcessLife:
     """One process."""
 
     pid: int
@@ -109,7 +109,7 @@ class Timeline:
     def __init__(self, start: float) -> None:
         self.start = start
         """CLOCK_MONOTONIC when the demo began."""
-        self.lives: dict[int, Lifetime] = {}
+        self.lives: dict[int, ProcessLife] = {}
         """By pid."""
         self.views: dict[int, frozenset[int]] = {}
         """Pids of the members by epoch."""
@@ -204,12 +204,12 @@ class Timeline:
         return max((life.steps[-1] for life in self.lives.values() if life.steps), key=lambda s: (s.step, s.t), default=None)
 
     @property
-    def training(self) -> list[Lifetime]:
+    def training(self) -> list[ProcessLife]:
         """The lifetimes that train now, by rank."""
         found = [life for life in self.lives.values() if life.alive and life.state is State.TRAINING]
         return sorted(found, key=lambda life: life.steps[-1].rank)
 
-    def slots(self) -> list[Lifetime]:
+    def slots(self) -> list[ProcessLife]:
         """The newest lifetime of each worker, by worker."""
         newest = {life.worker: life for life in sorted(self.lives.values(), key=lambda life: life.born)}
         return [newest[worker] for worker in sorted(newest)]
@@ -225,7 +225,7 @@ class Timeline:
 
     # Consequences of deeds.
 
-    def witnesses(self, deed: Deed) -> list[Lifetime]:
+    def witnesses(self, deed: Deed) -> list[ProcessLife]:
         """Return the workers that were training at the deed and lived on: not its victim, nor victims of earlier deeds.
 
         Victims of later deeds count.
@@ -254,20 +254,20 @@ class Timeline:
         ends = [end for life in survivors if (end := self._next_average(life, deed)) is not None]
         return max(ends) - deed.t if ends and len(ends) == len(survivors) else None
 
-    def survivors(self, deed: Deed) -> list[Lifetime]:
+    def survivors(self, deed: Deed) -> list[ProcessLife]:
         """Return the witnesses but those that were silent, too, before they finished an average without the victim, and were
         killed by their launcher: on a machine that is busy enough any worker may be.
         """
         found = self.witnesses(deed)
         return [life for life in found if life.state is not State.FENCED or self._next_average(life, deed) is not None]
 
-    def _next_average(self, life: Lifetime, deed: Deed) -> float | None:
+    def _next_average(self, life: ProcessLife, deed: Deed) -> float | None:
         """When ``life`` finished its first average after the deed in an epoch without the victim."""
         later = (s.t for s in life.steps if s.t > deed.t and deed.pid not in self.views.get(s.epoch, {deed.pid}))
         return next(later, None)
 
-    def _life(self, pid: int, worker: int, t: float) -> Lifetime:
-        life = self.lives.setdefault(pid, Lifetime(pid, worker, t))
+    def _life(self, pid: int, worker: int, t: float) -> ProcessLife:
+        life = self.lives.setdefault(pid, ProcessLife(pid, worker, t))
         life.born = min(life.born, t)
         return life
 
@@ -278,7 +278,7 @@ class Timeline:
         names = ", ".join(str(self.lives[pid].worker) for pid in pids if pid in self.lives)
         self.say(t, f"epoch {epoch}: {len(pids)} members, workers {', '.join(sorted(names.split(', ')))}")
 
-    def _stepped(self, life: Lifetime, step: Step) -> None:
+    def _stepped(self, life: ProcessLife, step: Step) -> None:
         if not life.steps and life.alive:
             life.state = State.TRAINING
             earlier = self.first

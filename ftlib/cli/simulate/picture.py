@@ -8,7 +8,7 @@ from math import log2
 from pathlib import Path
 from typing import Any
 
-from consensus.simulation.transcript.recorder import Cover, Mark, Phase, ViewRecord
+from consensus.simulation.transcript.recorder import Activity, Cover, Mark, ViewRecord
 
 from ...errors import ConfigError
 from .rows import Row
@@ -91,7 +91,7 @@ def _row(axis: Any, row: Row, centre: float, height: float, views: Mapping[str, 
     thick = 0.72 * height
     for number, (phase, start, stop, view) in enumerate(row.phases):
         last = number == len(row.phases) - 1
-        _phase(axis, phase, start, end if phase is Phase.STOPPED and last else stop, centre, thick, views.get(view))
+        _phase(axis, phase, start, end if phase is Activity.STOPPED and last else stop, centre, thick, views.get(view))
     for cover, start, stop in row.covers:
         _cover(axis, cover, start, stop, centre, thick)
     for mark, at in row.marks:
@@ -101,15 +101,15 @@ def _row(axis: Any, row: Row, centre: float, height: float, views: Mapping[str, 
         drawn.set_gid(f"{mark.name.lower()}-{row.label.replace(' ', '_')}")
 
 
-def _phase(axis: Any, phase: Phase, start: float, stop: float, centre: float, thick: float, view: ViewRecord | None) -> None:
+def _phase(axis: Any, phase: Activity, start: float, stop: float, centre: float, thick: float, view: ViewRecord | None) -> None:
     width = stop - start
-    if phase is Phase.SEARCHING:
+    if phase is Activity.SEARCHING:
         axis.barh(centre, width, left=start, height=0.3 * thick, color=_SEARCHING)
-    elif phase is Phase.STOPPED:
+    elif phase is Activity.STOPPED:
         axis.barh(centre, width, left=start, height=0.12 * thick, color=_STOPPED, edgecolor="#bbbbbb", linewidth=0.5)
     elif view is not None:
         colour = _COLOURS[view.number % len(_COLOURS)]
-        if phase is Phase.FROZEN:
+        if phase is Activity.FROZEN:
             style = {"color": "white", "edgecolor": colour, "hatch": "||||", "linewidth": 0.8}
             axis.barh(centre, width, left=start, height=0.8 * thick, **style)
         else:

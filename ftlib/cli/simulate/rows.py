@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import fmean
 
-from consensus.simulation.transcript.recorder import Cover, Lifetime, Mark, Phase, Span
+from consensus.simulation.transcript.recorder import Activity, Cover, Mark, ProcessSpan, Span
 
 SINGLE = 64
 """Up to this number of processes, each has a row of its own."""
@@ -22,23 +22,23 @@ class Row:
 
     label: str
     count: int
-    phases: tuple[tuple[Phase, float, float, str], ...]
+    phases: tuple[tuple[Activity, float, float, str], ...]
     """(phase, start, end, view id)."""
 
     covers: tuple[tuple[Cover, float, float], ...]
     marks: tuple[tuple[Mark, float], ...]
 
 
-def rows_of(lifetimes: Iterable[Lifetime], end: float) -> list[Row]:
+def rows_of(lifetimes: Iterable[ProcessSpan], end: float) -> list[Row]:
     """Return the rows from top to bottom, in the order in which processes were started first."""
-    processes: dict[str, list[Lifetime]] = {}
+    processes: dict[str, list[ProcessSpan]] = {}
     for life in lifetimes:
         processes.setdefault(life.name, []).append(life)
     rows = [_row(name, lives, end) for name, lives in processes.items()]
     return rows if len(rows) <= SINGLE else _gathered(rows)
 
 
-def _row(name: str, lives: list[Lifetime], end: float) -> Row:
+def _row(name: str, lives: list[ProcessSpan], end: float) -> Row:
     def until(span: Span) -> float:
         return end if span.end is None else span.end
 

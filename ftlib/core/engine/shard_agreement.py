@@ -23,7 +23,7 @@ from ..calls.session import Session
 from ..plane.failures import Failures
 from ..plane.phase import Phase
 from ..plane.plane import Plane
-from ..replicas.words import Mates, Verdict, Word, WordFlag
+from ..replicas.words import Mates, ReplicaVerdict, Word, WordFlag
 from ..tensors.trailer import Trailer
 from .catching_up import CatchUp
 from .waiting import Waiting, ended
@@ -123,7 +123,7 @@ class ShardAgreement:
             raise error
         return None if verdict is None else not (verdict.stale or verdict.midway)
 
-    def border(self, call: CatchUp, session: Session, *, midway: bool) -> Verdict | None:
+    def border(self, call: CatchUp, session: Session, *, midway: bool) -> ReplicaVerdict | None:
         """What all of this replica say at the border before ``call``; None if the session ended before, or this worker leaves.
 
         ``midway``: that this member takes part in the call with nothing of its own. A mate may have gone on since an earlier
@@ -146,7 +146,7 @@ class ShardAgreement:
         *,
         earlier: bool = False,
         gives_up: Callable[[], bool] = _never,
-    ) -> Verdict | None:
+    ) -> ReplicaVerdict | None:
         """What all of this replica say, ``word`` included; None if the session ended before, or this member ``gives_up``."""
         self._mates.enter(word, earlier=earlier)
         began, ordered = self._waiting.now(), 0.0

@@ -16,7 +16,7 @@ from consensus import CarefulLogger
 from ...common.units import span
 from ..calls.session import Session
 from .plane import Plane
-from .step_times import Straggler, Verdict
+from .step_times import Straggler, StragglerReport
 
 logger = CarefulLogger("ftlib")
 
@@ -64,7 +64,7 @@ def end_hung(plane: Plane, back: Callable[[], bool], patience: float, end: Calla
         time.sleep(_LOOK)
 
 
-def log_stragglers(plane: Plane, session: Session, verdict: Verdict) -> None:
+def log_stragglers(plane: Plane, session: Session, verdict: StragglerReport) -> None:
     """Log which members of ``session`` have fallen behind or keep pace again; note stragglers for the program."""
     step_times = plane.step_times
     for member_id, own, median, steps in verdict.fell:

@@ -52,7 +52,7 @@ class Straggler:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class StragglerReport:
     """The findings of one step."""
 
     fell: Sequence[tuple[str, float, float, int]] = ()
@@ -61,7 +61,7 @@ class Verdict:
     """Ids of the members that keep pace again."""
 
 
-QUIET = Verdict()
+QUIET = StragglerReport()
 
 
 @dataclass(slots=True)
@@ -91,7 +91,7 @@ class StepTimes:
         self._recent: deque[tuple[tuple[str, ...], list[float]]] = deque(maxlen=WINDOW)
         self._rows: dict[str, _Row] = {}
 
-    def note(self, by_rank: tuple[str, ...], codes: bytes, *, average: bool) -> Verdict:
+    def note(self, by_rank: tuple[str, ...], codes: bytes, *, average: bool) -> StragglerReport:
         """A call was finished; ``codes``: the members' times before it, by rank. ``average``: True if it was an average."""
         if by_rank is not self._by_rank:
             self._changed(by_rank)
@@ -120,7 +120,7 @@ class StepTimes:
                 found[self._by_rank[rank]] = (time, median)
         return found
 
-    def _judged(self, slow: dict[str, tuple[float, float]]) -> Verdict:
+    def _judged(self, slow: dict[str, tuple[float, float]]) -> StragglerReport:
         fell, recovered = [], []
         for member_id, (time, median) in slow.items():
             row = self._rows.setdefault(member_id, _Row())
@@ -136,7 +136,7 @@ class StepTimes:
             if not row.told or row.calm >= self._steps:  # not after one quick step: one report for a member at the limit
                 recovered += [member_id] if row.told else []
                 del self._rows[member_id]
-        return Verdict(fell, recovered) if fell or recovered else QUIET
+        return StragglerReport(fell, recovered) if fell or recovered else QUIET
 
     def facts(self) -> dict[str, dict[str, Any]]:
         """By member of the newest step: ``last`` and ``median`` (of ``WINDOW`` steps) in seconds, ``slow_for``, ``straggler``.

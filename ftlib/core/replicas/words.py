@@ -94,7 +94,7 @@ def read_words(data: bytes) -> tuple[list[Word], bytes]:
     return words, data[at:]
 
 
-class Verdict(NamedTuple):
+class ReplicaVerdict(NamedTuple):
     """What the words of all members of a replica say of a call. Equal at all members of all replicas; at a border at all of
     this one.
     """
@@ -157,7 +157,7 @@ class Heard:
         """The members whose word has not come yet."""
         return self._holders.missing
 
-    def verdict(self) -> Verdict | None:
+    def verdict(self) -> ReplicaVerdict | None:
         """The verdict on what was entered; None until all members have spoken."""
         entered, complete = self._entered, self._holders.complete
         if not entered.flags & WordFlag.BORDER:
@@ -172,7 +172,7 @@ class Heard:
                 return verdict
         return None
 
-    def _of_border(self, epoch: int, turn: int) -> Verdict | None:
+    def _of_border(self, epoch: int, turn: int) -> ReplicaVerdict | None:
         """The verdict on the border in that view; None if some have not spoken since they were there together before."""
         words = [self._about(member, epoch) for member in self._members]
         inside = WordFlag.INSIDE in self._entered.said
@@ -193,12 +193,12 @@ class Heard:
         return word if word is not None and word.call == self._entered.call else None
 
 
-def _verdict(words: Iterable[Word | None]) -> Verdict:
+def _verdict(words: Iterable[Word | None]) -> ReplicaVerdict:
     flags, known = WordFlag(0), set()
     for word in filter(None, words):
         flags |= word.said
         known.update({word.ranks} - {0})
-    return Verdict(
+    return ReplicaVerdict(
         freeze=WordFlag.FREEZE in flags,
         void=WordFlag.VOID in flags,
         alike=len(known) < 2,
@@ -218,7 +218,7 @@ class Mates(Protocol):
         ``earlier``: see ``Heard``.
         """
 
-    def verdict(self, seconds: float) -> Verdict | None:
+    def verdict(self, seconds: float) -> ReplicaVerdict | None:
         """Listen at most so many seconds. None if some have not spoken yet. Raises ReplicaLost, or JobEnded,
         if one of them never will.
         """

@@ -37,7 +37,7 @@ from ..stream.messages import (
 from .addresses import bind_address
 from .decisions.actions import Action, BindHost, CallHost, DropHost, StartWorker, StopWorker
 from .decisions.hosts import HostPhase, Loss
-from .decisions.ledger import Ledger
+from .decisions.launch_state import LaunchState
 from .deliveries import Deliveries
 from .endings import Ending
 from .events import EventLog
@@ -77,7 +77,7 @@ class Agents:
     def __init__(
         self,
         plan: Plan,
-        ledger: Ledger,
+        ledger: LaunchState,
         desk: Desk,
         events: EventLog,
         *,

@@ -19,7 +19,7 @@ from ...errors import ConfigError
 from ..hosts.watch import Watch
 from .agents import Agents
 from .decisions.actions import Action
-from .decisions.ledger import Ledger, Stage
+from .decisions.launch_state import LaunchState, Stage
 from .endings import Ending, failure_of, result_of
 from .events import EventLog
 from .facts import launch_facts, worker_facts
@@ -56,7 +56,7 @@ class Director:
         self._secrets = plan.secrets() if plan.secrets is not None else ""
         self._events = EventLog(plan.events)
         self._pump = Pump(plan.handlers, plan.log_dir, live=plan.live, sole=plan.sole)
-        self._ledger = Ledger(plan.rules, list(plan.hosts), time.monotonic())
+        self._ledger = LaunchState(plan.rules, list(plan.hosts), time.monotonic())
         self._thread = threading.Thread(target=self._main, name=f"ftlib-launch-{plan.job}"[:40], daemon=True)
 
     # From any thread.

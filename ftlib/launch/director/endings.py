@@ -13,7 +13,7 @@ from ..parcel import Raised, read_outcome
 from ..result import LaunchResult
 from ..run.restarts import WorkerPhase
 from .decisions.actions import Failure, FailureKind
-from .decisions.ledger import Ledger
+from .decisions.launch_state import LaunchState
 from .plan import Plan
 
 
@@ -44,7 +44,7 @@ class Ending:
             return replace(self, pieces=(), unreadable=str(error))
 
 
-def result_of(ledger: Ledger, endings: Mapping[int, Ending], plan: Plan) -> LaunchResult:
+def result_of(ledger: LaunchState, endings: Mapping[int, Ending], plan: Plan) -> LaunchResult:
     """What those that finished returned. Raises WorkerFailedError for a result that cannot be read here."""
     results: dict[str, list[Any]] = {}
     ranks: dict[str, list[int]] = {}
@@ -63,7 +63,7 @@ def result_of(ledger: Ledger, endings: Mapping[int, Ending], plan: Plan) -> Laun
     return LaunchResult(results, ranks, places, failures)
 
 
-def failure_of(failure: Failure, ledger: Ledger, endings: Mapping[int, Ending]) -> BaseException:
+def failure_of(failure: Failure, ledger: LaunchState, endings: Mapping[int, Ending]) -> BaseException:
     """The error of a launch that failed, with later failures of others as notes."""
     match failure.kind:
         case FailureKind.CANCELLED:
@@ -83,7 +83,7 @@ def failure_of(failure: Failure, ledger: Ledger, endings: Mapping[int, Ending]) 
     return error
 
 
-def _worker_error(index: int, ledger: Ledger, ending: Ending | None) -> BaseException:
+def _worker_error(index: int, ledger: LaunchState, ending: Ending | None) -> BaseException:
     place = ledger.places[index]
     headline = _headline(index, ledger, ending)
     raised = ending.outcome if ending is not None else None
@@ -112,13 +112,13 @@ def _worker_error(index: int, ledger: Ledger, ending: Ending | None) -> BaseExce
     return failed
 
 
-def _who(index: int, ledger: Ledger, ending: Ending | None) -> str:
+def _who(index: int, ledger: LaunchState, ending: Ending | None) -> str:
     place = ledger.places[index]
     rank = f"rank {place.rank}" if place.rank is not None else f"worker {place.local_rank}"
     return f"{rank} on {place.host}" + (f" (pid {ending.pid})" if ending is not None and ending.pid else "")
 
 
-def _headline(index: int, ledger: Ledger, ending: Ending | None) -> str:
+def _headline(index: int, ledger: LaunchState, ending: Ending | None) -> str:
     who = _who(index, ledger, ending)
     if ending is None:
         record = ledger.policy.records[index]

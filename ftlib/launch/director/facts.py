@@ -6,11 +6,11 @@ from typing import Any
 
 from ..run.restarts import WorkerPhase
 from .decisions.hosts import HostPhase
-from .decisions.ledger import Ledger
+from .decisions.launch_state import LaunchState
 from .output.panel import HostFacts, LaunchFacts
 
 
-def worker_facts(ledger: Ledger) -> list[dict[str, Any]]:
+def worker_facts(ledger: LaunchState) -> list[dict[str, Any]]:
     """One dict for each worker, in order."""
     return [
         {**record.facts(), "code": record.code, "host": place.host, "local_rank": place.local_rank, "rank": place.rank}
@@ -18,7 +18,7 @@ def worker_facts(ledger: Ledger) -> list[dict[str, Any]]:
     ]
 
 
-def launch_facts(job: str, ledger: Ledger) -> LaunchFacts:
+def launch_facts(job: str, ledger: LaunchState) -> LaunchFacts:
     """What the live view shows."""
     hosts = []
     for host in ledger.hosts.values():

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from ..processes.sockets import address_of
 from .decisions.actions import StartWorker
-from .decisions.ledger import Ledger
+from .decisions.launch_state import LaunchState
 from .plan import Plan
 
 
 def worker_variables(
     plan: Plan,
-    ledger: Ledger,
+    ledger: LaunchState,
     action: StartWorker,
     address: str,
     supervisor: str,

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from consensus import CarefulLogger
 
 from ...core.replicas.whole import Replica
-from ...core.replicas.words import Heard, Verdict, Word, WordFlag, read_words
+from ...core.replicas.words import Heard, ReplicaVerdict, Word, WordFlag, read_words
 from ...errors import GroupError, JobEnded, ReplicaLost
 from .hellos import Door, call, drop
 
@@ -154,7 +154,7 @@ class Connections:
         """See ``Mates``."""
         self._say(word)
 
-    def verdict(self, seconds: float) -> Verdict | None:
+    def verdict(self, seconds: float) -> ReplicaVerdict | None:
         """See ``Mates``."""
         found = self._verdict()
         if found is not None:
@@ -198,7 +198,7 @@ class Connections:
         shards = [] if replica is None else [str(replica.ids.index(key)) for key in ids]
         return f"shard {', '.join(shards)} of this replica" if shards else "nobody of this replica"
 
-    def _verdict(self) -> Verdict | None:
+    def _verdict(self) -> ReplicaVerdict | None:
         assert self._heard is not None
         with self._lock:
             return self._heard.verdict()

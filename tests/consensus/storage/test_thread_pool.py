@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from consensus.storage.thread_pool import Call, NotBegunError, ThreadPool, UnfinishedError
+from consensus.storage.thread_pool import NotBegunError, PoolCall, ThreadPool, UnfinishedError
 from tests.harness.basics import TIMEOUT
 
 _SOON = 4.0
@@ -28,7 +28,7 @@ class Hang:
         self.begun = 0
         self.wanted: list[bool] = []
 
-    def __call__(self, call: Call[Any]) -> None:
+    def __call__(self, call: PoolCall[Any]) -> None:
         self.begun += 1
         assert self.over.wait(TIMEOUT)
         self.wanted.append(not call.given_up)
@@ -40,7 +40,7 @@ async def _until_none_hangs(pool: ThreadPool) -> None:
             await asyncio.sleep(0.002)
 
 
-def _fail(_: Call[None]) -> None:
+def _fail(_: PoolCall[None]) -> None:
     raise KeyError("mine")
 
 

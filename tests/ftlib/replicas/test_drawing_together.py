@@ -14,7 +14,7 @@ from ftlib.core.engine.shard_agreement import ShardAgreement
 from ftlib.core.plane.failures import Failures
 from ftlib.core.plane.phase import Phase
 from ftlib.core.plane.plane import Plane
-from ftlib.core.replicas.words import Mates, Verdict
+from ftlib.core.replicas.words import Mates, ReplicaVerdict
 from ftlib.core.tensors.layout import Layout
 from ftlib.data.mates import Drawing
 from ftlib.data.sampling import Share
@@ -38,7 +38,7 @@ class Held:
         self.results.share(own)
         self.mates, self.failures = Mock(spec=Mates), Mock(spec=Failures)
         said = (Drawing((), tuple(own.values())).pack(), Drawing(ahead, theirs).pack())
-        self.mates.verdict.return_value = Verdict(freeze=False, void=False, alike=True, drawn=said)
+        self.mates.verdict.return_value = ReplicaVerdict(freeze=False, void=False, alike=True, drawn=said)
         self._agreement = ShardAgreement(plane, Mock(), self.mates, self.failures)
 
     def hold(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlib.core.replicas.words import Heard, Verdict, Word, WordFlag, read_words
+from ftlib.core.replicas.words import Heard, ReplicaVerdict, Word, WordFlag, read_words
 
 HERE = WordFlag(0)
 
@@ -14,7 +14,7 @@ def border(call: int, said: WordFlag = HERE, *, epoch: int = 1, turn: int = 0, d
     return Word.about_border(epoch, call, said, turn, donor)
 
 
-def heard(own: Word, *theirs: Word, earlier: bool = False) -> Verdict | None:
+def heard(own: Word, *theirs: Word, earlier: bool = False) -> ReplicaVerdict | None:
     """The verdict at ``a``, which says ``own``, once ``b`` has said all of ``theirs``."""
     both = Heard(["a", "b"])
     both.hear("a", own)
@@ -41,7 +41,7 @@ def test_words_arrive_in_pieces(drawn: list[bytes], cut: int) -> None:
 
 def test_all_have_to_speak() -> None:
     assert heard(border(4)) is None
-    assert heard(border(4), border(4)) == Verdict(freeze=False, void=False, alike=True)
+    assert heard(border(4), border(4)) == ReplicaVerdict(freeze=False, void=False, alike=True)
 
 
 def test_what_all_have_drawn_is_heard_in_the_order_of_the_shards() -> None:
@@ -94,7 +94,7 @@ def test_a_mate_that_asks_again_has_found_them_apart() -> None:
 def test_words_of_an_earlier_view() -> None:
     """A mate that has heard all of them goes on, and says nothing in the next view."""
 
-    def later(*theirs: Word, earlier: bool = True) -> Verdict | None:
+    def later(*theirs: Word, earlier: bool = True) -> ReplicaVerdict | None:
         both = Heard(["a", "b"])
         both.hear("a", border(4, donor=1))
         both.hear("a", border(4, epoch=2, donor=1))
@@ -113,4 +113,4 @@ def test_words_of_an_earlier_view() -> None:
 
 def test_one_that_still_writes_a_checkpoint_speaks_for_all() -> None:
     said = heard(Word(1, 4), Word(1, 4, WordFlag.SAVING))
-    assert said == Verdict(freeze=False, void=False, alike=True, saving=True, drawn=(b"", b""))
+    assert said == ReplicaVerdict(freeze=False, void=False, alike=True, saving=True, drawn=(b"", b""))

@@ -21,7 +21,7 @@ from ftlib.core.plane import rebuild
 from ftlib.core.plane.data_accounting import DataAccounting
 from ftlib.core.replicas.agreement import Holders, ShardPlan
 from ftlib.core.replicas.whole import whole_replicas
-from ftlib.core.replicas.words import Verdict, Word
+from ftlib.core.replicas.words import ReplicaVerdict, Word
 from ftlib.core.tensors.trailer import Trailer
 from ftlib.data.mates import Drawing
 from ftlib.recovery.border import Border
@@ -46,8 +46,8 @@ HISTORIES = (torn_shards, torn_adoptions, torn_founders, local_shards, mixed_sha
 def finishes_what_it_holds(patch: Patch) -> None:
     """A call is finished at once, though other processes of the replica may not have their results."""
 
-    def verdict(_self: ShardAgreement, _call: Call, _session: Session, word: Word, **_more: object) -> Verdict:
-        return Verdict(freeze=False, void=False, alike=True, drawn=(word.drawn,))
+    def verdict(_self: ShardAgreement, _call: Call, _session: Session, word: Word, **_more: object) -> ReplicaVerdict:
+        return ReplicaVerdict(freeze=False, void=False, alike=True, drawn=(word.drawn,))
 
     patch.setattr(ShardAgreement, "_verdict", verdict)
 
@@ -115,7 +115,7 @@ def comes_in_alone(patch: Patch) -> None:
 
 def returns_at_once(patch: Patch) -> None:
     """``catch_up`` returns at a process once the state is there, whatever its mates have got."""
-    patch.setattr(ShardAgreement, "border", lambda *_given, **_more: Verdict(freeze=False, void=False, alike=True))
+    patch.setattr(ShardAgreement, "border", lambda *_given, **_more: ReplicaVerdict(freeze=False, void=False, alike=True))
 
 
 def counts_alone(patch: Patch) -> None:

@@ -27,10 +27,10 @@ from ..base import Accelerator, Communicator, Ticket
 from . import cudart
 from .arena import Lent, wrap
 from .records import (
-    Answer,
     Ask,
     Begin,
     Block,
+    ChildFacts,
     Decided,
     Facts,
     Launch,
@@ -98,12 +98,12 @@ class CommunicatorChild(Child):
             outcome = Started(str(error) or repr(error), isinstance(error, ConfigError))
         self.tell(outcome)
 
-    def _answer(self, spec: GroupSpec) -> Answer:
+    def _answer(self, spec: GroupSpec) -> ChildFacts:
         try:
             self._use_device()
-            return Answer(self._accelerator.facts(spec))
+            return ChildFacts(self._accelerator.facts(spec))
         except Exception as error:  # noqa: BLE001 - the same
-            return Answer({}, str(error) or repr(error))
+            return ChildFacts({}, str(error) or repr(error))
 
     def _begin(self, spec: GroupSpec) -> None:
         if self._communicator is not None or len(self._facts) != spec.size:

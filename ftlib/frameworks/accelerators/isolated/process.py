@@ -22,9 +22,9 @@ from ..base import NotYetError
 from .memory import Span
 from .records import (
     PIECES,
-    Answer,
     Ask,
     Begin,
+    ChildFacts,
     Decided,
     Facts,
     Launch,
@@ -66,10 +66,10 @@ class _Asked:
 
     def __init__(self) -> None:
         self.answered = threading.Event()
-        self.answer: Answer | None = None
+        self.answer: ChildFacts | None = None
         """None if the child has ended instead."""
 
-    def end(self, answer: Answer | None) -> None:
+    def end(self, answer: ChildFacts | None) -> None:
         """It has come, or never will. Once."""
         self.answer = answer
         self.answered.set()
@@ -199,7 +199,7 @@ class CommunicatorProcess(ChildProcess):
             case Started():
                 self._starting, self._outcome = False, record
                 self._started.set()
-            case Answer():
+            case ChildFacts():
                 with self._lock:
                     asked = self._asked_for.popleft() if self._asked_for else None
                 if asked is not None:

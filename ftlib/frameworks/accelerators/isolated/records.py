@@ -110,7 +110,7 @@ class Ask(_OfView):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ChildFacts:
     """The facts asked for; or why there are none."""
 
     CODE: ClassVar[int] = 23
@@ -273,9 +273,9 @@ class Block:
         return cls(number, device, nbytes, handle)
 
 
-Record = Start | Started | Ask | Answer | Told | Begin | Decided | Launch | Trouble | Block | Segment | Ping | Ended
+Record = Start | Started | Ask | ChildFacts | Told | Begin | Decided | Launch | Trouble | Block | Segment | Ping | Ended
 _KINDS: tuple[type[Record], ...] = (
-    *(Start, Started, Ask, Answer, Told, Begin, Decided, Launch, Trouble, Block),
+    *(Start, Started, Ask, ChildFacts, Told, Begin, Decided, Launch, Trouble, Block),
     *(Segment, Ping, Ended),
 )
 _BY_CODE: dict[int, type[Record]] = {each.CODE: each for each in _KINDS}

@@ -13,14 +13,14 @@ from collections.abc import Callable
 
 from ...stream.channel import Channel
 from ...stream.messages import Credit, Lines, Logged
-from ..decisions.ledger import Ledger
-from .pump import Entry, Pump, Source
+from ..decisions.launch_state import LaunchState
+from .pump import OutputEntry, Pump, Source
 
 
 class Desk:
     """Takes what agents and their commands write, and what the director says itself. Use on the director's loop only."""
 
-    def __init__(self, pump: Pump, ledger: Ledger, loop: asyncio.AbstractEventLoop, moved: Callable[[], None]) -> None:
+    def __init__(self, pump: Pump, ledger: LaunchState, loop: asyncio.AbstractEventLoop, moved: Callable[[], None]) -> None:
         """``moved``: called on the loop whenever something was handled."""
         self._pump, self._ledger, self._loop, self._moved = pump, ledger, loop, moved
         self._lock = threading.Lock()
@@ -34,10 +34,10 @@ class Desk:
             self._note(channel, size)
 
         if isinstance(message, Lines):
-            self._pump.put(Entry(source, "stderr" if message.error else "stdout", message.lines, then=handled))
+            self._pump.put(OutputEntry(source, "stderr" if message.error else "stdout", message.lines, then=handled))
         else:
             texts = [(int(level), str(name), float(at), str(text)) for level, name, at, text in message.records]
-            self._pump.put(Entry(source, "logging", records=texts, then=handled))
+            self._pump.put(OutputEntry(source, "logging", records=texts, then=handled))
 
     def _note(self, channel: Channel, size: int) -> None:
         """On the pump's thread: so much was handled."""
@@ -57,15 +57,15 @@ class Desk:
 
     def spoken(self, host: str, lines: list[bytes]) -> None:
         """The command that leads to a host wrote these to its stderr."""
-        self._pump.put(Entry(self._source(host, -1), "stderr", lines))
+        self._pump.put(OutputEntry(self._source(host, -1), "stderr", lines))
 
     def say(self, text: str, host: str = "") -> None:
         """A line of the launcher's own."""
-        self._pump.put(Entry(Source(host or "ftlib", None, None, 0), "stderr", [f"[ftlib] {text}".encode()]))
+        self._pump.put(OutputEntry(Source(host or "ftlib", None, None, 0), "stderr", [f"[ftlib] {text}".encode()]))
 
     def say_aloud(self, text: str) -> None:
         """The same, behind the lines that wait, for those too who see no lines."""
-        self._pump.put(Entry(Source("ftlib", None, None, 0), "stderr", [text.encode()], loud=True))
+        self._pump.put(OutputEntry(Source("ftlib", None, None, 0), "stderr", [text.encode()], loud=True))
 
     def _source(self, host: str, index: int) -> Source:
         if index < 0 or index >= len(self._ledger.places):

@@ -47,7 +47,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class OutputEntry:
     """Some lines, or some records, of one source."""
 
     source: Source
@@ -88,7 +88,7 @@ class Pump:
         """Files of which it was said that they lose lines."""
         self._own = own_streams() if sole else None
         self._panel = panel_on(self._streams[1]) if live else None
-        self._queue: queue.SimpleQueue[Entry | LaunchFacts | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[OutputEntry | LaunchFacts | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._waiting: Counter[str] = Counter()
         """Lines and records of each source that are not handled; under the lock."""
@@ -98,7 +98,7 @@ class Pump:
         self._thread = threading.Thread(target=self._run, name="ftlib-logs", daemon=True)
         self._thread.start()
 
-    def put(self, entry: Entry) -> None:
+    def put(self, entry: OutputEntry) -> None:
         """Queue an entry. Where nobody wants lines it is handled at once."""
         if self._wanted or entry.loud:
             with self._lock:
@@ -190,7 +190,7 @@ class Pump:
             with contextlib.suppress(OSError):
                 file.close()
 
-    def _handle(self, entry: Entry) -> None:
+    def _handle(self, entry: OutputEntry) -> None:
         if self._live or entry.loud:
             with self._going_on("the live view"):
                 self._show(entry)
@@ -211,14 +211,14 @@ class Pump:
                 self._troubles.add(what)
                 logger.exception("%s failed; further failures of it are not mentioned", what)
 
-    def _hand_on(self, entry: Entry) -> None:
+    def _hand_on(self, entry: OutputEntry) -> None:
         level = {"stdout": logging.INFO, "stderr": logging.ERROR}.get(entry.stream, logging.INFO)
         for line in entry.lines:
             self._emit(entry, level, "ftlib.launch", None, line.decode("utf-8", "replace"))
         for number, name, created, text in entry.records:
             self._emit(entry, number, name, created, text)
 
-    def _emit(self, entry: Entry, level: int, name: str, created: float | None, text: str) -> None:
+    def _emit(self, entry: OutputEntry, level: int, name: str, created: float | None, text: str) -> None:
         record = logging.LogRecord(name, level, "", 0, text, None, None)
         source = entry.source
         more = {"hostname": source.hostname, "local_rank": source.local_rank, "rank": source.rank, "stream": entry.stream}
@@ -231,7 +231,7 @@ class Pump:
                 self._handlers.remove(handler)
                 logger.exception("a log handler failed, and gets no more lines: %r", handler)
 
-    def _show(self, entry: Entry) -> None:
+    def _show(self, entry: OutputEntry) -> None:
         stdout, stderr = self._streams
         stream = stdout if entry.stream == "stdout" and entry.source.local_rank is not None else stderr
         if stream is None:
@@ -246,7 +246,7 @@ class Pump:
             stream.write("".join(render(start, line).decode() for line in _lines(entry)))
             stream.flush()
 
-    def _write(self, entry: Entry) -> None:
+    def _write(self, entry: OutputEntry) -> None:
         name = f"{entry.source.name.replace('/', '_').replace(':', '-')}.log"
         file = self._files.get(name)
         assert self._log_dir is not None
@@ -262,7 +262,7 @@ class Pump:
                 self.warn(f"log_dir: {name}: {what}: {error.strerror}")
 
 
-def _lines(entry: Entry) -> Sequence[bytes]:
+def _lines(entry: OutputEntry) -> Sequence[bytes]:
     if not entry.records:
         return entry.lines
     return [

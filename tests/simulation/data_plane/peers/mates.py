@@ -11,7 +11,7 @@ from functools import partial
 from random import Random
 
 from ftlib.core.replicas.whole import Replica
-from ftlib.core.replicas.words import Heard, Verdict, Word, WordFlag
+from ftlib.core.replicas.words import Heard, ReplicaVerdict, Word, WordFlag
 from ftlib.errors import GroupError, ReplicaLost
 
 from ..machine.links import connected
@@ -85,7 +85,7 @@ class SimulatedMates:
         """See ``Mates``."""
         self._say(word)
 
-    def verdict(self, seconds: float) -> Verdict | None:
+    def verdict(self, seconds: float) -> ReplicaVerdict | None:
         """See ``Mates``."""
         assert self._heard is not None
         if (found := self._heard.verdict()) is not None:

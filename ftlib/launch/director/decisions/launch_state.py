@@ -39,7 +39,7 @@ class Stage(Enum):
     ENDING = "ending"
 
 
-class Ledger:
+class LaunchState:
     """All hosts and workers of one launch. Each method takes what happened and returns what is to be done."""
 
     def __init__(self, rules: Rules, hosts: list[tuple[str, int | None]], now: float) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ftlib.launch.director.decisions.actions import Action, BindHost, CallHost, DropHost, FailureKind, StartWorker, StopWorker
 from ftlib.launch.director.decisions.hosts import HostPhase, Loss
-from ftlib.launch.director.decisions.ledger import Ledger, Stage
+from ftlib.launch.director.decisions.launch_state import LaunchState, Stage
 from ftlib.launch.director.decisions.rules import Rules
 from ftlib.launch.run.restarts import WorkerPhase
 
@@ -36,7 +36,7 @@ class World:
         )
         self.now = 0.0
         hosts = [(f"h{number}", self.chance.choice([None, 1, 2, 3])) for number in range(self.chance.randrange(1, 5))]
-        self.ledger = Ledger(self.rules, list(hosts), self.now)
+        self.ledger = LaunchState(self.rules, list(hosts), self.now)
         self.called: set[str] = set()
         self.up: set[str] = set()
         self.binding: list[BindHost] = []
@@ -245,7 +245,7 @@ def test_any_launch(chance: random.Random) -> None:
 
 
 def test_a_static_launch_starts_only_when_all_are_there_and_ranks_follow_the_list() -> None:
-    ledger = Ledger(Rules(elastic=False), [("a", 1), ("b", 2)], 0.0)
+    ledger = LaunchState(Rules(elastic=False), [("a", 1), ("b", 2)], 0.0)
     assert ledger.begin(0.0) == [CallHost("a"), CallHost("b")]
     assert ledger.host_up("b", 9, "10.0.0.2", 0.0) == []
     assert ledger.host_up("a", 9, "10.0.0.1", 0.0) == [BindHost("a", 1, 1, True), BindHost("b", 1, 2, False)]
@@ -256,7 +256,7 @@ def test_a_static_launch_starts_only_when_all_are_there_and_ranks_follow_the_lis
 
 
 def test_the_first_failure_ends_a_static_launch_and_others_are_noted() -> None:
-    ledger = Ledger(Rules(elastic=False), [("a", 3)], 0.0)
+    ledger = LaunchState(Rules(elastic=False), [("a", 3)], 0.0)
     ledger.begin(0.0)
     ledger.host_up("a", 1, "127.0.0.1", 0.0)
     ledger.host_bound("a", 1, ["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"], 0.0)
@@ -270,7 +270,7 @@ def test_the_first_failure_ends_a_static_launch_and_others_are_noted() -> None:
 
 
 def test_a_lost_host_rests_longer_each_time_and_its_workers_wait() -> None:
-    ledger = Ledger(Rules(elastic=True), [("a", 1), ("b", 1)], 0.0)
+    ledger = LaunchState(Rules(elastic=True), [("a", 1), ("b", 1)], 0.0)
     ledger.begin(0.0)
     ledger.host_up("a", 1, "10.0.0.1", 0.0)
     ledger.host_up("b", 1, "10.0.0.2", 0.0)
@@ -293,9 +293,9 @@ def test_a_lost_host_rests_longer_each_time_and_its_workers_wait() -> None:
     assert ledger.next_at() == now + 602.0
 
 
-def founded(*hosts: tuple[str, int], **rules: Any) -> Ledger:
+def founded(*hosts: tuple[str, int], **rules: Any) -> LaunchState:
     """An elastic launch that runs, each worker a member of a view."""
-    ledger = Ledger(Rules(elastic=True, **rules), list(hosts), 0.0)
+    ledger = LaunchState(Rules(elastic=True, **rules), list(hosts), 0.0)
     ledger.begin(0.0)
     for number, (name, slots) in enumerate(hosts):
         ledger.host_up(name, slots, f"10.0.0.{number}", 0.0)
@@ -310,7 +310,7 @@ def started(actions: list[Action]) -> list[int]:
     return [action.index for action in actions if isinstance(action, StartWorker)]
 
 
-def where(ledger: Ledger) -> list[tuple[str, int]]:
+def where(ledger: LaunchState) -> list[tuple[str, int]]:
     return [(place.host, place.local_rank) for place in ledger.places]
 
 
@@ -411,7 +411,7 @@ def test_who_waits_for_an_event_is_not_looked_at_again_and_again() -> None:
 
 def test_a_worker_that_dies_while_others_are_about_to_found_is_started_again() -> None:
     """Both founders lose their hosts before there is a view: the one that comes last founds anew beside the other."""
-    ledger = Ledger(Rules(elastic=True, max_restarts=5, restart_delay=1.0), [("a", 1), ("b", 1)], 0.0)
+    ledger = LaunchState(Rules(elastic=True, max_restarts=5, restart_delay=1.0), [("a", 1), ("b", 1)], 0.0)
     ledger.begin(0.0)
     for host in ("a", "b"):
         ledger.host_up(host, 1, "10.0.0.1", 0.0)
@@ -432,7 +432,7 @@ def test_a_worker_that_dies_while_others_are_about_to_found_is_started_again() -
 
 @pytest.mark.parametrize("moving", [False, True])
 def test_a_host_that_refuses_from_the_beginning_ends_a_launch_that_needs_it(moving: bool) -> None:
-    ledger = Ledger(Rules(elastic=True, min_workers=2, patience=60.0, moving=moving), [("a", 1), ("b", 1)], 0.0)
+    ledger = LaunchState(Rules(elastic=True, min_workers=2, patience=60.0, moving=moving), [("a", 1), ("b", 1)], 0.0)
     ledger.begin(0.0)
     ledger.host_up("a", 1, "10.0.0.1", 0.0)
     assert ledger.host_lost("b", "Permission denied", 0.0, Loss.REFUSED) == [DropHost("b")]
@@ -450,7 +450,7 @@ def test_a_host_that_refuses_from_the_beginning_ends_a_launch_that_needs_it(movi
 
 
 def test_a_host_that_refuses_rests_longer_each_time_where_it_is_not_needed() -> None:
-    ledger = Ledger(Rules(elastic=True), [("a", 1), ("b", 1)], 0.0)
+    ledger = LaunchState(Rules(elastic=True), [("a", 1), ("b", 1)], 0.0)
     ledger.begin(0.0)
     ledger.host_up("a", 1, "10.0.0.1", 0.0)
     ledger.host_lost("b", "Permission denied", 0.0, Loss.REFUSED)
@@ -480,7 +480,7 @@ def test_hosts_that_are_over_for_good_are_not_waited_for() -> None:
 
 
 def test_a_list_that_is_empty_at_first_waits_for_hosts() -> None:
-    ledger = Ledger(Rules(elastic=True, moving=True, patience=60.0), [], 0.0)
+    ledger = LaunchState(Rules(elastic=True, moving=True, patience=60.0), [], 0.0)
     assert ledger.begin(0.0) == [] and not ledger.over and ledger.next_at() == 60.0
     ledger.add_host("a", 1, 5.0)
     assert ledger.host_up("a", 1, "10.0.0.1", 5.0) == [BindHost("a", 1, 1, False)]
