@@ -116,6 +116,7 @@ class Dispatch:
                 change.on_forecast(message)
             case Pull():
                 contact.pulled(sender, address, message, now)
+                change.ask_again(sender)
             case Chosen():
                 change.on_chosen(sender, address, message, now)
             case JoinRequest():

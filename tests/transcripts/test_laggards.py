@@ -136,7 +136,7 @@ def test_the_excluded_learn_it_whatever_happened_meanwhile(seed: int) -> None:
         world.resume(host)
     took = world.run_until(lambda: all(host.stopped is not None for host in away), 30.0)
     assert all(isinstance(host.stopped, ExcludedError) for host in away)
-    assert took < (2.5 if not world.faults.loss else 10.0)
+    assert took < (2.5 if not world.faults.loss else 20.0)  # nine introductions in a row may be lost
     assert all(host in living(world) for host in rest)
 
 

@@ -17,6 +17,7 @@ from consensus.messages import (
     FlushRequest,
     Gossip,
     Install,
+    Introduction,
     Message,
     Nack,
     Ping,
@@ -78,7 +79,7 @@ def stale_votes(monkeypatch: pytest.MonkeyPatch, page: Transcript | None = None)
     losses = Losses(world, monkeypatch)
     losses.lose(a, s, n, types=(Accept,))
     losses.lose(n, s, types=(Accept, Prepare))
-    losses.lose(n, s, a, m, types=(Chosen, Install, FlushRequest))
+    losses.lose(n, s, a, m, types=(Chosen, Install, FlushRequest, Introduction))
     losses.lose(s, a, n, types=(Ack,))
     losses.lose(a, n, types=(Ack,))
     losses.lose(m, n, types=(Ack,))

@@ -290,6 +290,14 @@ class Proposer:
             if member.id not in attempt.responders and member.id not in self._core.evidence.proofs:
                 self._core.outbox.send(member, request)
 
+    def ask_again(self, sender: str) -> None:
+        """Ask a member for its answer that could make nothing of the first request (see ``ViewChange.ask_again``)."""
+        attempt = self.attempt
+        if attempt is None or attempt.phase not in (AttemptPhase.PREPARE, AttemptPhase.ACCEPT) or attempt.next_send == inf:
+            return
+        if sender in attempt.parent and sender not in attempt.responders and sender not in self._core.evidence.proofs:
+            self._core.outbox.send(attempt.parent.member(sender), attempt.request())
+
     # Answers
 
     def on_promise(self, sender: str, message: Promise, now: float) -> None:

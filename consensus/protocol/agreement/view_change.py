@@ -80,6 +80,15 @@ class ViewChange:
     def _believes(self, accused: str, source: str, now: float) -> bool:
         return self.detection.believes(accused, source, now)
 
+    def ask_again(self, sender: str) -> None:
+        """A member lacked the view before the one that is being decided or installed, and has just been told of it.
+
+        Where a member dies shortly after another one, its driver asks for both changes at once: whoever has not heard of the
+        first one drops the second request. Without this it would come again only after ``resend``.
+        """
+        self.proposer.ask_again(sender)
+        self.installer.ask_again(sender)
+
     @property
     def changing(self) -> bool:
         """Whether a change from the active view to a newer one is under way, as far as this member knows."""
