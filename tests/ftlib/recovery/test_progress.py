@@ -82,6 +82,16 @@ def test_a_meter_knows_the_pace_and_what_is_left(clock: Clock) -> None:
     assert meter.progress(0, braking=False).left == 0
 
 
+def test_the_pace_is_that_of_the_last_seconds(clock: Clock) -> None:
+    """Whoever looks wants to know how long it still takes, not how it began."""
+    meter = Meter(1000, clock.now)
+    for count in [*[50] * 10, *[10] * 6]:  # a second each
+        clock.at += 1
+        meter.got(count)
+    found = meter.progress(0, braking=False)
+    assert (found.got, found.rate, found.left, found.seconds) == (560, 10.0, 44.0, 16.0)
+
+
 def test_a_line_now_and_then(clock: Clock, plane: Plane, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "ftlib")
     progress_log = ProgressLog(plane, lambda: HALF)
@@ -113,6 +123,14 @@ def test_a_short_one_is_told_at_its_end_alone(clock: Clock, plane: Plane, caplog
     [record] = caplog.records
     assert record.getMessage() == "caught up: 1.2 GB of state in 3.4 s (353 MB/s), 5 averages replayed, counts from call 42 on"
     assert fields(record).items() >= {"ftlib_event": "caught_up", "call": 42, "replayed": 5, "seconds": 3.4}.items()
+
+
+def test_one_average_is_one(plane: Plane, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "ftlib")
+    for count in (0, 1, 2):
+        ProgressLog(plane, lambda count=count: replace(HALF, replayed=count)).caught_up(41)  # type: ignore[misc]
+    found = [record.getMessage().split(", ")[1] for record in caplog.records]
+    assert found == ["0 averages replayed", "1 average replayed", "2 averages replayed"]
 
 
 @pytest.mark.parametrize(("seconds", "rate"), [(0.5, 2.4e9), (0.0, 0.0)])

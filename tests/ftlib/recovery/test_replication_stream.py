@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
+from torch import nn
 
+from ftlib.common.threads import Threads
 from ftlib.core.calls.call import Call, Kind, Results
 from ftlib.core.plane.plane import Plane
 from ftlib.core.tensors.layout import Layout, lay_out
 from ftlib.core.tensors.staging import Slot
-from ftlib.recovery.donor import replication_stream
-from ftlib.recovery.donor.replication_sender import ReplicationSender
+from ftlib.recovery.donor import replication_sender, replication_stream
+from ftlib.recovery.donor.replication_sender import ReplicationSender, SnapshotRequest
 from ftlib.recovery.donor.replication_stream import MOST, ReplicationRecord, ReplicationStream
 from ftlib.recovery.joiner.replay_state import PendingAverages
+from ftlib.state.registry import Registered
+from tests.harness.basics import TIMEOUT, eventually
+from tests.harness.company import in_thread
 
 
 def layout(width: int) -> Layout:
@@ -70,7 +76,49 @@ def test_a_slow_subscriber_is_cut_off_and_the_others_are_not(monkeypatch: pytest
     with pytest.raises(LookupError, match="takes averages too slowly"):
         slow.next(0.0)
     assert not slow.queue, "its buffers are free"
-    assert stream.append(record(MOST + 1, given)) is not None and quick.next(0.0) is not None
+    assert stream.append(record(MOST + 1, given)) is not None
+    last = quick.next(0.0)
+    assert last is not None
+    stream.append(record(MOST + 2, given))
+    assert quick.next(0.0) is not None
+    assert stream.append(record(MOST + 3, given)) == list(last.slots), "the other one alone had them to read"
+
+
+def test_if_the_only_subscriber_is_cut_off_the_buffers_stay_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replication_stream, "ROOM", 0)
+    stream, given = ReplicationStream(), layout(3)
+    stream.subscribe(given.signature)
+    assert [stream.append(record(number, given)) for number in range(MOST + 1)] == [[]] * MOST + [None]
+
+
+class Waking(Threads):
+    """Whoever waits is woken after so many seconds, for nothing."""
+
+    def __init__(self, *seconds: float) -> None:
+        self.time = 100.0
+        self.waits: list[float] = []
+        self._seconds = iter(seconds)
+
+    def now(self) -> float:
+        return self.time
+
+    def condition(self) -> Any:
+        condition = super().condition()
+        condition.wait = self._wait  # type: ignore[method-assign]
+        return condition
+
+    def _wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None
+        self.waits.append(timeout)
+        self.time += next(self._seconds)
+        return True
+
+
+def test_who_has_nothing_to_tell_says_so_in_time_however_often_it_is_woken() -> None:
+    """A spare gives up a sender that is silent for long."""
+    threads = Waking(0.25, 0.5, 0.25)
+    assert ReplicationStream(threads).subscribe(b"").next(1.0) is None
+    assert threads.waits == [1.0, 0.75, 0.25]
 
 
 def test_a_lone_members_record_holds_its_input_as_it_is_whatever_its_weight() -> None:
@@ -83,3 +131,41 @@ def test_a_lone_members_record_holds_its_input_as_it_is_whatever_its_weight() ->
     assert told is not None
     [slot] = told.slots
     assert (slot.buffer[:3] / told.weight).tolist() == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "results", "applied"),
+    [
+        (Kind.AVERAGE, {}, True),
+        (Kind.AVERAGE, {"declined": True}, False),
+        (Kind.AVERAGE, {"intact": False}, False),
+        (Kind.ALLREDUCE, {}, False),
+    ],
+)
+def test_only_averages_that_count_are_handed_on_to_be_applied(kind: Kind, results: dict[str, Any], applied: bool) -> None:
+    """The buffers of all others stay where they are."""
+    sender, given = ReplicationSender(Plane("a"), lambda: None, Mock()), layout(3)
+    subscriber = sender._stream.subscribe(given.signature)
+    found = Results(8, given, [Slot(bucket, 0) for bucket in given.buckets], 2.0, **results)
+    assert sender.hand_on(Call(kind, given, [torch.ones(3)]), found) == ([] if applied else None)
+    told = subscriber.next(0.0)
+    assert told is not None
+    assert told.slots == (tuple(found.slots) if applied else ())
+
+
+def test_a_spare_is_answered_as_soon_as_its_call_is_entered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before and after that it counts as one that is served, hence a new view leaves what it gets alone."""
+    monkeypatch.setattr(replication_sender, "POLL", TIMEOUT)
+    plane, answers = Plane("a"), list[bytes]()
+    plane.origin = "origin"
+    sender = ReplicationSender(plane, lambda: Registered({"model": nn.Linear(2, 2)}), Mock())
+    request = SnapshotRequest("b", "origin", ("a",), 0, 1, wants_inline=False)
+    asking = in_thread(lambda: answers.append(sender.begin(request)))
+    eventually(lambda: plane.changed._waiters, "it waits")  # type: ignore[attr-defined]
+    served = [sender.busy]
+    sender.entering(1)
+    asking.join(TIMEOUT / 4)
+    assert answers
+    served.append(sender.busy)
+    sender.released("b")
+    assert [*served, sender.busy] == [True, True, False]
