@@ -110,8 +110,9 @@ def _digests(flat: FlatState, ranges: list[tuple[int, int]]) -> list[bytes]:
             end = min(begin + _UNIT, stop)
             views = flat.views(begin, end)
             if views is None:
-                flat.copy_out(begin, end, buffer)
-                views = [buffer[: end - begin].numpy().data]
+                piece = buffer[: end - begin]
+                flat.copy_out(begin, end, piece)
+                views = [piece.numpy().data]
             for view in views:
                 digest.update(view)
         found.append(digest.digest())

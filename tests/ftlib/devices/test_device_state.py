@@ -29,7 +29,7 @@ from ftlib.core.tensors.staging import Slot, land
 from ftlib.core.tensors.targets import Layouts, Targets
 from ftlib.errors import StepMismatch
 from ftlib.frameworks.memory import MemoryHub
-from ftlib.recovery.layout import flat_state
+from ftlib.recovery.layout import flat_state, shards
 from ftlib.recovery.layout.flat_state import FlatState
 from ftlib.state.codec import decode, snapshot
 from ftlib.state.registry import Registered
@@ -55,9 +55,10 @@ def device() -> Iterator[LateDevice]:
     ids=["http", "group", "slow", "whole"],
 )
 def test_a_joiner_ends_up_with_what_the_others_have(
-    device: LateDevice, settings: dict[str, Any], caplog: pytest.LogCaptureFixture
+    device: LateDevice, settings: dict[str, Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO)
+    monkeypatch.setattr(shards, "SMALLEST", 1 << 12)  # several shards, of different lengths
     with company(2, **settings) as crew:
         made = School(crew, functools.partial(LatePupil, device=device))
         eventually(lambda: made.pupils[0].ft.step > 3, "they train")
