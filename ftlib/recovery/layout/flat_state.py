@@ -120,9 +120,14 @@ def _bytes(tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
     """A tensor's bytes, in the order of the elements: its own memory if contiguous, else a copy."""
     tensor = tensor.detach()
     if tensor.is_contiguous():
-        return tensor.view(-1).view(torch.uint8)[start:stop]
+        return _row(tensor)[start:stop]
     rows, skip = _rows(tensor, start, stop)
-    return rows.contiguous().view(-1).view(torch.uint8)[skip : skip + stop - start]
+    return _row(rows.contiguous())[skip : skip + stop - start]
+
+
+def _row(tensor: torch.Tensor) -> torch.Tensor:
+    """All bytes of a contiguous tensor in one row. A single element is contiguous whatever its stride, which ``view`` keeps."""
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def _fetch(target: torch.Tensor, tensor: torch.Tensor, start: int, stop: int) -> None:
@@ -135,7 +140,7 @@ def _set(tensor: torch.Tensor, start: int, data: torch.Tensor) -> None:
         return
     rows, skip = _rows(tensor.detach(), start, start + data.numel())
     whole = rows.contiguous()
-    whole.view(-1).view(torch.uint8)[skip : skip + data.numel()].copy_(data)
+    _row(whole)[skip : skip + data.numel()].copy_(data)
     rows.copy_(whole)
 
 

@@ -12,7 +12,8 @@ from ftlib.recovery.layout.flat_state import FlatState, TensorRange
 
 
 def raw(tensor: torch.Tensor) -> bytes:
-    row = tensor.detach().contiguous().view(-1)
+    row = tensor.detach().contiguous()
+    row = row.as_strided((row.numel(),), (1,))  # whatever the stride of a single element
     return bytes(row.view(torch.uint8).numpy()) if row.numel() else b""
 
 
@@ -28,6 +29,8 @@ def some() -> list[torch.Tensor]:
         torch.randn(9).to(torch.bfloat16),
         torch.rand(11) > 0.5,
         torch.randn(4, 8)[:, ::2],
+        torch.randn(9, 2)[:, 0],
+        torch.randn(1, 2)[:, 0],
         torch.zeros(0),
     ]
 
