@@ -21,9 +21,10 @@ from ftlib.recovery.donor import donor as donor_module
 from ftlib.recovery.joiner import http_transport as fetch
 from ftlib.recovery.joiner.http_transport import FetchError, HTTPTransport, Later, Over, Refused, SnapshotOffer, pinned_shards
 from ftlib.recovery.joiner.limits import RateLimit
+from ftlib.recovery.layout import shards as shards_module
 from ftlib.recovery.layout.flat_state import FlatState
 from ftlib.recovery.layout.manifest import split
-from ftlib.recovery.layout.shards import BLOCK, Shard, cut, digest_of
+from ftlib.recovery.layout.shards import BLOCK, ChunkRequest, Shard, cut, digest_of
 from tests.harness.basics import free_ports
 from tests.harness.company import in_thread
 from tests.harness.fifo import hanging_for
@@ -277,6 +278,15 @@ class TestOffers:
             pytest.raises(FetchError, match="disagree"),
         ):
             joiner.offer([holder.member for holder in found])
+
+    def test_are_of_a_part_where_the_state_is_to_come_in_chunks(
+        self, joiner: Joiner, holder: Holder, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(shards_module, "LARGE", 4 * SIZES[1])
+        monkeypatch.setattr(shards_module, "MOST_CHUNKS", joiner.flat.nbytes)
+        ends = [4 * sum(SIZES[:count]) for count in range(len(SIZES) + 1)]
+        for chunk, chunks in ((None, [(0, ends[-1])]), (ChunkRequest(keep=VERSION), itertools.pairwise(ends))):
+            assert joiner.offer([holder.member], chunk=chunk).chunks == tuple(chunks)
 
     def test_end_when_nobody_waits_for_them(self, joiner: Joiner, holder: Holder) -> None:
         with pytest.raises(FetchError, match="nobody gives the state"):

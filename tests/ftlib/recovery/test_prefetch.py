@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from ftlib.recovery.joiner import prefetch as prefetching
 from ftlib.recovery.joiner.prefetch import Prefetch
 
 LIMIT = 120.0
@@ -80,3 +81,10 @@ def test_closing_waits_for_what_is_being_begun() -> None:
     go_on.set()
     closing.join()
     assert asked.begun == "here"  # whoever closes it can end that
+
+
+def test_its_thread_is_on_the_device_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What begins there asks torch for the current device, and would wake the first one."""
+    shared: list[int] = []
+    monkeypatch.setattr(prefetching, "thread_device", lambda: lambda: shared.append(threading.get_ident()))
+    assert [prefetch(lambda _go_on: str(threading.get_ident())).result()] == [str(ident) for ident in shared]

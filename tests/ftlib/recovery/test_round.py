@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import threading
+from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
 
 from consensus import Member
 from ftlib import ConfigError
+from ftlib.common.traces import FetchRecord, Traces
 from ftlib.core.calls.follower import NoFollowing
 from ftlib.core.plane.plane import Plane
 from ftlib.recovery.joiner import round as rounds
@@ -75,3 +77,26 @@ def test_each_donor_of_a_shard_is_asked_a_few_times_the_one_that_failed_least_fi
     with pytest.raises(NoFollowing, match="nobody is left"):
         fetch()
     assert [call.args[0].id for call in transport.shard.call_args_list] == ["b", "c"] * rounds._TRIES
+
+
+def test_the_traces_have_what_came_and_what_did_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "_SPARE_PATIENCE", 0.0)
+    shard, transport, donor = Shard(4, 0, 300, 7, ("b",)), Mock(), Member("b", "10.0.0.1", 1)
+    transport.shard.side_effect = [FetchError("b: broke off"), None]
+    plane = Plane("a" * 16, traces=Traces())
+    offer = SnapshotOffer(300, 1, b"", ((0, 300),))
+    one = Round(plane, Mock(), Mock(), transport, None, (donor,), "b", 7, (replace(shard, index=0), shard), offer, LIMITS)
+    one.flat = Mock()
+    assert [one._fetch(one.shards[0], donor), one._fetch(shard, donor)] == [False, True]
+    assert plane.traces is not None
+    found = [record._replace(began=0.0, ended=0.0) for record in plane.traces.take() if isinstance(record, FetchRecord)]
+    assert found == [FetchRecord("b", 0, 0.0, 0.0, 300, "b: broke off"), FetchRecord("b", 4, 0.0, 0.0, 300, "")]
+
+
+def test_it_is_level_once_the_list_of_tensors_and_all_shards_are_here() -> None:
+    """The whole state may be inline: then no shards are missing, even before that is known."""
+    shard, offer = Shard(0, 0, 1, 7, ("b",)), SnapshotOffer(1, 1, b"", ((0, 1),))
+    for shards, flat, expected in (((), None, False), ((), Mock(), True), ((shard,), Mock(), False), ((shard,), None, False)):
+        one = Round(Plane("a" * 16), Mock(), Mock(), Mock(), None, (), "b", 7, shards, offer, LIMITS)
+        one.flat = flat
+        assert one.level_with(7) == expected
