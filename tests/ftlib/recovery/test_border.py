@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,11 +18,15 @@ from torch import nn
 
 import ftlib.recovery.border as borders
 import ftlib.recovery.donor.private_copies as copying
-from consensus import LeftError, RefusalError
+from consensus import LeftError, Member, RefusalError
 from consensus.protocol.state.member_table import NEVER
 from ftlib import ConfigError, FTLibError, RebuildTimeout, StateLost, Status
 from ftlib.common.refusals import Refusal
+from ftlib.core.engine.catching_up import CatchUp, Obtained
+from ftlib.core.plane.plane import Plane
 from ftlib.recovery.border import Border
+from ftlib.recovery.joiner.http_transport import FetchError, Later
+from ftlib.recovery.layout.requests import Failures
 from ftlib.recovery.whole_state import Transfer
 from tests.ftlib.crews.trainees import exclude
 from tests.ftlib.recovery.local import Local, Plain
@@ -140,6 +145,21 @@ def test_with_fresh_it_keeps_its_own() -> None:
         assert joiner.came
         assert joiner.private_digest() == joiner.began
         assert joiner.shared_digest() in {digest for one in made[:2] for digest in one.hashes.values()}
+
+
+def test_nothing_is_copied_for_a_member_that_is_gone() -> None:
+    private, plane = Mock(first_optimizer=None), Plane("a" * 16)
+    private.part.return_value = {}
+    copies = copying.PrivateCopies(plane, Failures(plane.threads))
+    copies.watch(Mock(private=private, **{"places.return_value": ()}))
+
+    def copied(joiner: str) -> bool:
+        return copies.of(joiner, 1, 0.0, lambda: False) is not None
+
+    assert not any(map(copied, "bc"))
+    copies.keep_only(["b"])
+    copies.at_border()
+    assert [*map(copied, "bc")] == [True, False]
 
 
 class Odd(Local):
@@ -465,6 +485,44 @@ def test_it_is_told_if_nobody_else_registered_any() -> None:
             Plain(crew.init(), 1)
         one.close()
         thread.join(TIMEOUT)
+
+
+@pytest.mark.parametrize(
+    ("facts", "donor"),
+    [
+        ((), "b"),
+        ((("_replica", "r"), ("_shard", "1"), ("_shards", "2")), "r"),
+        ((("_replica", "r"), ("_shard", "2"), ("_shards", "2")), "b"),  # it makes no sense
+    ],
+)
+@pytest.mark.parametrize("travels", [True, False])
+def test_who_gave_private_state_is_a_replica(facts: Any, donor: str, *, travels: bool) -> None:
+    """All processes of a replica get theirs from one, and compare by its name what they have got."""
+    transfer, call = Mock(), CatchUp()
+    border = Border(Mock(loaded=Mock(return_value=True)), transfer, 1.0)
+    registered = Mock(private=Mock(travels=travels))
+    assert border._ask(Member("b", "10.0.0.1", 1, facts), call, Mock(), registered) is Obtained.HERE
+    assert call.donor == (zlib.crc32(donor.encode()) if travels else 0)
+
+
+def test_another_donor_is_asked_after_a_refusal_or_many_laters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of private state costs its donor: whoever says "later" may be making one."""
+    monkeypatch.setattr(borders, "_PATIENT", 3)
+    monkeypatch.setattr(borders, "in_turn", lambda *_: [Member(name, "10.0.0.1", 1) for name in "bcd"])
+    asked: list[str] = []
+    answers = iter([Later(""), FetchError(""), Later(""), Later(""), Later(""), FetchError(""), FetchError(""), None])
+
+    def fetch(donor: Member, *_: object) -> None:
+        asked.append(donor.id)
+        if (error := next(answers)) is not None:
+            raise error
+
+    plane = Mock(loaded=Mock(return_value=True))
+    plane.leaving.return_value = plane.threads.now.return_value = 0
+    border = Border(plane, Mock(fetch=fetch), 1.0)
+    monkeypatch.setattr(border, "_later", lambda deadline: deadline)
+    assert border.obtain(CatchUp(), Mock(), 1.0) is Obtained.HERE
+    assert "".join(asked) == "bbcccdbc"
 
 
 def test_within_execute_it_is_refused() -> None:

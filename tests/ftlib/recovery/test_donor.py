@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import msgpack
 import pytest
@@ -14,18 +16,19 @@ import torch
 from consensus import RefusalError
 from ftlib.common.refusals import Refusal
 from ftlib.core.plane.orders import Order
+from ftlib.core.plane.plane import Plane
 from ftlib.core.tensors.layout import lay_out
 from ftlib.recovery.donor import donor as donor_module
 from ftlib.recovery.donor import read_hold as hold
-from ftlib.recovery.donor.group_sender import FIRST_TAG, RUN
+from ftlib.recovery.donor.group_sender import FIRST_TAG, RUN, GroupSender
 from ftlib.recovery.donor.replication_sender import SnapshotRequest
 from ftlib.recovery.layout import call_layouts as layouts
 from ftlib.recovery.layout import shards as shards_module
 from ftlib.recovery.layout.shards import BLOCK, Shard, cut, digest_of
-from tests.harness.basics import around
+from tests.harness.basics import around, eventually
 from tests.harness.company import in_thread
 
-from .holders import ORIGIN, TIMEOUT, VERSION, Holder, Model, somebody
+from .holders import ORIGIN, TIMEOUT, VERSION, Holder, Model, meeting, somebody
 
 SIZES = [1_500_000, 3, 1_000_000]
 NBYTES = 4 * sum(SIZES)
@@ -325,6 +328,21 @@ def test_sends_that_make_no_sense(holder: Holder, changes: dict[str, object], te
         ask(holder, "send", **{**query, "view": view_id, **changes})  # type: ignore[arg-type]
 
 
+def test_sends_go_to_any_other_rank(holder: Holder) -> None:
+    """Of three; this member has the second."""
+    group, data = Mock(), torch.arange(8, dtype=torch.uint8)
+    session = meeting([JOINER, holder.member, somebody()], holder.member.id, group)
+    plane = Plane(holder.member.id)
+    assert plane.activate(session)
+    send = functools.partial(GroupSender(plane).send, data, 0, 1, session.view.view_id)
+    for rank in (0, 2):
+        assert list(send(rank, FIRST_TAG)) == [digest_of(data.numpy().data)]
+    for rank in (-1, 1, 3):
+        with pytest.raises(LookupError, match=f"rank={rank} is no other member"):
+            send(rank, FIRST_TAG)
+    assert [call.args[1:] for call in group.send.call_args_list] == [(0, FIRST_TAG), (2, FIRST_TAG)]
+
+
 @pytest.mark.parametrize("kind", ["", "state", "source"])
 def test_other_requests(holder: Holder, kind: str) -> None:
     with pytest.raises(LookupError, match="expected ask= one of averages, begin, digest, inline"):
@@ -347,6 +365,14 @@ def test_a_request_waits_for_its_call(holder: Holder, monkeypatch: pytest.Monkey
     assert msgpack.unpackb(answers[0])["nbytes"] == NBYTES
 
 
+def test_a_request_that_came_too_late_does_not_wait(holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks learns at once that it has to ask earlier: the others train on meanwhile."""
+    wait = Mock(side_effect=AssertionError("there is nothing to wait for"))
+    monkeypatch.setattr(holder.plane.changed, "wait", wait)
+    with pytest.raises(LookupError, match=f"call {VERSION - 1} is over here"):
+        offer(holder, version=VERSION - 1)
+
+
 def test_in_a_new_view_no_request_is_expected_back(holder: Holder) -> None:
     read_hold = holder.donor._read_hold
     with pytest.raises(RefusalError), read_hold.asking(VERSION):
@@ -361,3 +387,29 @@ def test_a_spare_of_another_state_gets_nothing_pinned(holder: Holder) -> None:
     request = SnapshotRequest(JOINER.id, "another", (holder.member.id,), 0, VERSION + 1, wants_inline=False)
     with pytest.raises(RefusalError, match="does not hold that state"):
         holder.donor.sender.begin(request)
+
+
+def test_a_spare_that_gives_its_copies_back_is_served_no_more(holder: Holder) -> None:
+    """What is kept for spares outlives the views without them."""
+    sender, session = holder.donor.sender, holder.plane.session
+    assert session is not None
+    request = SnapshotRequest("spare", ORIGIN, (holder.member.id,), 0, VERSION + 1, wants_inline=False)
+    asking = in_thread(lambda: sender.begin(request))
+    eventually(lambda: sender.busy, "it has asked")
+    holder.leave()
+    holder.enter()
+    asking.join(TIMEOUT)
+    holder.donor.activated(session)
+    assert holder.donor._snapshots.nbytes == NBYTES
+    ask(holder, "release", joiner="spare")
+    assert not sender.busy
+
+
+def test_who_leaves_tells_the_spares_that_listen(holder: Holder) -> None:
+    """They go on with another member at once; the stream would go on without a record, and they would wait for one."""
+    stream = holder.donor.source({"ask": "averages", "signature": "00"})
+    assert next(stream)
+    holder.donor.forget()
+    with pytest.raises(LookupError, match="this member has left the job"):
+        assert next(stream) is None
+    assert not holder.donor.sender.busy
