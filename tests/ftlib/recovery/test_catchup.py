@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from unittest.mock import Mock
+from typing import Any
+from unittest.mock import ANY, Mock, call
 
 import pytest
 
@@ -14,6 +15,7 @@ from ftlib.recovery import catchup
 from ftlib.recovery.catchup import Catchup
 from ftlib.recovery.joiner.http_transport import Later, Over, SnapshotOffer
 from ftlib.recovery.joiner.limits import RecoveryLimits
+from ftlib.recovery.joiner.prefetch import Prefetch
 
 
 def test_it_asks_for_a_layout_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,6 +57,30 @@ def test_what_kept_the_state_of_a_spare_level_ends_with_its_arrival(monkeypatch:
     recovery.stand_by(own)
     recovery.end()
     standby.end.assert_called_once_with()
+
+
+def test_what_is_under_way_ends_with_the_recovery() -> None:
+    """A round that has begun before its call has ended writes the state as any other one."""
+    recovery = Catchup(Plane("a" * 16), Mock(), Mock(), RecoveryLimits(1.0, 1, live=True))
+    begun, round_, verification = Mock(), Mock(), Mock()
+    asked = Prefetch[Any, Any](Mock(), 7, Mock(), lambda: True, lambda _offer: begun)
+    asked.result()
+    recovery._prefetch, recovery._round, recovery._verification = asked, round_, verification
+    recovery.end()
+    assert [each.call_count for each in (begun.end, round_.end, verification.close)] == [1, 1, 1]
+    assert recovery._prefetch is recovery._round is recovery._verification is None
+
+
+def test_a_promoted_spare_waits_for_the_last_record_before_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else an average would be missing, and the state would have to come again."""
+    plane, standby = Plane("a" * 16), Mock(asked={})
+    monkeypatch.setattr(plane, "acting_in", lambda _session: True)
+    standby.surrender.side_effect = NoFollowing("enough is known")
+    recovery = Catchup(plane, Mock(), Mock(), RecoveryLimits(1.0, 1, live=True))
+    recovery._standby = standby
+    with pytest.raises(NoFollowing):
+        recovery.enter(Mock(), 8)
+    assert standby.mock_calls == [call.await_call(7, ANY), call.surrender(8)]
 
 
 def test_what_comes_too_late_for_a_views_first_call_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:

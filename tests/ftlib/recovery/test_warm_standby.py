@@ -1,0 +1,105 @@
+"""A spare's own thread: whom it asks, what it goes on with, and when it ends."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from unittest.mock import Mock
+
+import pytest
+
+from consensus import LeftError, Member, View
+from ftlib.core.plane.plane import Plane
+from ftlib.recovery import warm_standby
+from ftlib.recovery.joiner.http_transport import FetchError
+from ftlib.recovery.joiner.limits import RecoveryLimits
+from ftlib.recovery.layout.replication_log import KEEPALIVE, Hello
+from ftlib.recovery.warm_standby import WarmStandby
+from tests.harness.basics import TIMEOUT, eventually
+
+MEMBERS = (Member("b" * 16, "10.0.0.1", 1), Member("c" * 16, "10.0.0.1", 2))
+VIEW = View(2, "parent", MEMBERS)
+FULL = len(MEMBERS)
+
+
+@pytest.fixture
+def plane() -> Plane:
+    return Plane("a" * 12 + "0000")
+
+
+def standby(plane: Plane, transport: Mock, view: View | None = VIEW) -> WarmStandby:
+    """Of a spare that knows ``view``."""
+    own = Mock()
+    own.layout.signature = b"signature"
+    limits = RecoveryLimits(TIMEOUT, 1, live=True)
+    return WarmStandby(plane, Mock(), own, transport, lambda: view, FULL, limits)
+
+
+def level(one: WarmStandby) -> Mock:
+    """It has a round that has replayed call 7 as view "v" computed it, of the state "o". Returns that round."""
+    round_ = Mock(origin="o", error=None)
+    one._round, one._kept, one._kept_in = round_, 7, "v"
+    return round_
+
+
+@pytest.mark.parametrize("stop", [lambda one: one.surrender(8), WarmStandby.end], ids=["promoted", "over"])
+def test_it_ends_while_it_rests(plane: Plane, stop: Callable[[WarmStandby], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is of no use any more, and would be there while the program ends."""
+    monkeypatch.setattr(warm_standby, "_REST", TIMEOUT)
+    monkeypatch.setattr(warm_standby, "_LONGEST_REST", TIMEOUT)
+    before = set(threading.enumerate())
+    one = standby(plane, Mock(), None)
+    one.begin()
+    [thread] = [each for each in set(threading.enumerate()) - before if each.name == "ftlib-standby"]
+    eventually(lambda: one._changed._waiters, "it rests")  # type: ignore[attr-defined]
+    assert not stop(one)
+    thread.join(TIMEOUT / 8)
+    assert not thread.is_alive()
+
+
+def test_whoever_failed_before_it_was_level_is_asked_again(plane: Plane) -> None:
+    """Over weeks each member may fail once. To begin anew then would be to get the whole state again."""
+    asked: list[str] = []
+    good = b"".join(Hello(7, "v", "o", MEMBERS).encode()) + KEEPALIVE
+    answers = iter([b"", good, good])
+
+    @contextmanager
+    def answer(sender: Member, _query: Mapping[str, object], *_: object) -> Iterator[Mock]:
+        asked.append(sender.id[0])
+        try:
+            yield Mock(readinto=io.BytesIO(next(answers)).readinto)
+        except EOFError as error:
+            if len(asked) == 3:
+                plane.stop(LeftError("it is over"))
+            raise FetchError("it broke off") from error
+
+    one = standby(plane, Mock(asked=answer))
+    level(one)
+    one._attend()
+    assert asked == ["b", "c", "b"]
+
+
+@pytest.mark.parametrize(
+    ("hello", "goes_on"),
+    [
+        ((7, "v", "o"), True),
+        ((6, "u", "o"), True),  # it will send call 7
+        ((7, "w", "o"), False),  # which was done again
+        ((8, "v", "o"), False),  # call 8 is missing
+        ((7, "v", "p"), False),
+    ],
+    ids=str,
+)
+def test_a_sender_of_other_calls_begins_anew(
+    plane: Plane, hello: tuple[int, str, str], goes_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once nothing of the former round writes the state any more."""
+    one = standby(plane, Mock())
+    round_, ended = level(one), list[bool]()
+    monkeypatch.setattr(one, "_begin", lambda *_: ended.append(round_.end.called))
+    one._take_up(MEMBERS[0], Mock(hello=Hello(*hello, MEMBERS)))
+    assert ended == ([] if goes_on else [True])
+    assert round_.end.called != goes_on
+    assert (one._round is round_) == goes_on
