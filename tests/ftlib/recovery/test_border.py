@@ -22,6 +22,7 @@ from consensus import LeftError, Member, RefusalError
 from consensus.protocol.state.member_table import NEVER
 from ftlib import ConfigError, FTLibError, RebuildTimeout, StateLost, Status
 from ftlib.common.refusals import Refusal
+from ftlib.common.threads import Threads
 from ftlib.core.engine.catching_up import CatchUp, Obtained
 from ftlib.core.plane.plane import Plane
 from ftlib.recovery.border import Border
@@ -147,19 +148,74 @@ def test_with_fresh_it_keeps_its_own() -> None:
         assert joiner.shared_digest() in {digest for one in made[:2] for digest in one.hashes.values()}
 
 
-def test_nothing_is_copied_for_a_member_that_is_gone() -> None:
-    private, plane = Mock(first_optimizer=None), Plane("a" * 16)
-    private.part.return_value = {}
-    copies = copying.PrivateCopies(plane, Failures(plane.threads))
-    copies.watch(Mock(private=private, **{"places.return_value": ()}))
+class Clock(Threads):
+    """Goes on by hand."""
 
-    def copied(joiner: str) -> bool:
-        return copies.of(joiner, 1, 0.0, lambda: False) is not None
+    def __init__(self) -> None:
+        self.at = 100.0
 
-    assert not any(map(copied, "bc"))
-    copies.keep_only(["b"])
-    copies.at_border()
-    assert [*map(copied, "bc")] == [True, False]
+    def now(self) -> float:
+        return self.at
+
+
+class TestCopies:
+    """Of private state, for joiners that ask for it."""
+
+    @pytest.fixture
+    def clock(self) -> Clock:
+        return Clock()
+
+    @pytest.fixture
+    def private(self) -> Mock:
+        return Mock(first_optimizer=None, **{"part.return_value": {}})
+
+    @pytest.fixture
+    def copies(self, clock: Clock, private: Mock) -> copying.PrivateCopies:
+        plane = Plane("a" * 16, threads=clock)
+        plane.at_border()  # which it says only once
+        copies = copying.PrivateCopies(plane, Failures(clock))
+        copies.watch(Mock(private=private, **{"places.return_value": ()}))
+        assert not any(self.copied(copies, joiner) for joiner in "bc")
+        return copies
+
+    def copied(self, copies: copying.PrivateCopies, joiner: str) -> bool:
+        copy = copies.of(joiner, 1, 0.0, lambda: False)
+        return copy is not None and copy.refusal is None
+
+    def test_none_is_made_for_a_member_that_is_gone(self, copies: copying.PrivateCopies) -> None:
+        copies.keep_only(["b"])
+        copies.at_border()
+        assert [self.copied(copies, joiner) for joiner in "bc"] == [True, False]
+
+    def test_none_is_made_for_one_that_asks_no_more(self, copies: copying.PrivateCopies, clock: Clock) -> None:
+        clock.at += copying._KEPT / 2
+        assert not self.copied(copies, "b")
+        clock.at += copying._KEPT / 2
+        copies.at_border()
+        assert [self.copied(copies, joiner) for joiner in "bc"] == [True, False]
+
+    def test_who_waits_has_it_as_soon_as_it_is_made(self, copies: copying.PrivateCopies) -> None:
+        found: list[object] = []
+        waiting = in_thread(lambda: found.append(copies.of("b", 1, TIMEOUT, lambda: False)))
+        eventually(lambda: copies._plane.changed._waiters, "it waits")  # type: ignore[attr-defined]
+        copies.at_border()
+        waiting.join(TIMEOUT / 8)
+        assert found and found[0] is not None
+
+    def test_one_that_cannot_be_made_says_why(self, copies: copying.PrivateCopies, private: Mock) -> None:
+        private.part.side_effect = ConfigError("it cannot be sent")
+        copies.at_border()
+        found = copies.of("b", 1, 0.0, lambda: False)
+        assert found is not None and str(found.refusal) == "it cannot be sent"
+
+    def test_its_memory_is_made_when_nothing_else_is_to_be_done(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        stood_back = Mock()
+        monkeypatch.setattr(copying, "stand_back", stood_back)
+        copy = copying.PrivateCopy()
+        copy.lacks = {}
+        copy.prepare(Plane("a" * 16))
+        stood_back.assert_called_once_with()
+        assert copy.lacks is None
 
 
 class Odd(Local):
@@ -510,7 +566,8 @@ def test_another_donor_is_asked_after_a_refusal_or_many_laters(monkeypatch: pyte
     monkeypatch.setattr(borders, "_PATIENT", 3)
     monkeypatch.setattr(borders, "in_turn", lambda *_: [Member(name, "10.0.0.1", 1) for name in "bcd"])
     asked: list[str] = []
-    answers = iter([Later(""), FetchError(""), Later(""), Later(""), Later(""), FetchError(""), FetchError(""), None])
+    later, refused = Later("not yet"), FetchError("no")
+    answers = iter([later, later, later, refused, later, refused, refused, None])
 
     def fetch(donor: Member, *_: object) -> None:
         asked.append(donor.id)
@@ -522,7 +579,16 @@ def test_another_donor_is_asked_after_a_refusal_or_many_laters(monkeypatch: pyte
     border = Border(plane, Mock(fetch=fetch), 1.0)
     monkeypatch.setattr(border, "_later", lambda deadline: deadline)
     assert border.obtain(CatchUp(), Mock(), 1.0) is Obtained.HERE
-    assert "".join(asked) == "bbcccdbc"
+    assert "".join(asked) == "bbbcddbc"
+    assert plane.wait_end.call_count == 1, "after all have refused"
+
+
+def test_who_asks_for_a_border_that_is_past_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    plane, transfer = Plane("a" * 16), Mock(**{"entry.return_value": None})
+    plane.finished, plane.origin, transfer.registered.private = 4, "origin", None
+    monkeypatch.setattr(plane.changed, "wait", Mock(side_effect=AssertionError("there is nothing to wait for")))
+    with pytest.raises(LookupError, match="not at a border before call 4"):
+        Border(plane, transfer, 1.0).source({"number": "4", "origin": "origin", "member": "b"})
 
 
 def test_within_execute_it_is_refused() -> None:

@@ -65,6 +65,8 @@ def changed(*path: int, value: Any, name: str = "") -> bytes:
         changed(4, 0, 3, 0, 4, value=[3, 5]),
         changed(4, 0, 3, 0, 4, value=[[3], 4]),
         changed(4, 0, 3, 0, 4, value=[-3, -4]),
+        changed(4, 0, 3, 0, 4, value=[3.0, 4]),
+        changed(4, 0, 3, value=[[0, 0, 12, 0, [3, 4]], [1, 0, 0, 12, None]]),
         changed(4, 0, 5, value=1),
         changed(4, 0, 5, value=True),  # how, is not said
         changed(4, 0, value=["float64", 12, "SUM", [[0, 0, 12, 0, [3, 4]]], "", True], name="int8"),

@@ -21,7 +21,7 @@ from ftlib.core.tensors.layout import lay_out
 from ftlib.recovery.donor import donor as donor_module
 from ftlib.recovery.donor import read_hold as hold
 from ftlib.recovery.donor.group_sender import FIRST_TAG, RUN, GroupSender
-from ftlib.recovery.donor.replication_sender import SnapshotRequest
+from ftlib.recovery.donor.replication_sender import STANDBY_SILENCE, SnapshotRequest
 from ftlib.recovery.layout import call_layouts as layouts
 from ftlib.recovery.layout import shards as shards_module
 from ftlib.recovery.layout.shards import BLOCK, Shard, cut, digest_of
@@ -272,7 +272,18 @@ class TestDigests:
         assert list(chunks) == [digest_of(memoryview(before)[16:]), digest_of(memoryview(before)[8:24])]
 
     @pytest.mark.parametrize(
-        "ranges", ["", "5:5", f"0:{NBYTES},0:1", f"0:{NBYTES + 1}", "1", "1:2:3", "1:x", ",".join(["0:5"] * 5000)]
+        "ranges",
+        [
+            "",
+            "5:5",
+            f"0:{NBYTES},0:1",
+            f"0:{NBYTES + 1}",
+            "1",
+            "1:2:3",
+            "1:x",
+            ",".join(["0:5"] * 5000),
+            f"0:5,{NBYTES - 1}:{NBYTES + 1}",
+        ],
     )
     def test_of_nothing(self, holder: Holder, ranges: str) -> None:
         with pytest.raises(LookupError, match=r"ranges=\.\.\.|ranges=NUMBER|not within"):
@@ -329,18 +340,22 @@ def test_sends_that_make_no_sense(holder: Holder, changes: dict[str, object], te
 
 
 def test_sends_go_to_any_other_rank(holder: Holder) -> None:
-    """Of three; this member has the second."""
-    group, data = Mock(), torch.arange(8, dtype=torch.uint8)
+    """Of three; this member has the second. What is sent stays until it has gone."""
+    group, data, works = Mock(), torch.arange(8, dtype=torch.uint8), [Work(True), Work(False)]
+    group.send.side_effect = works
     session = meeting([JOINER, holder.member, somebody()], holder.member.id, group)
     plane = Plane(holder.member.id)
     assert plane.activate(session)
-    send = functools.partial(GroupSender(plane).send, data, 0, 1, session.view.view_id)
+    sender = GroupSender(plane)
+    send = functools.partial(sender.send, data, 0, 1, session.view.view_id)
     for rank in (0, 2):
         assert list(send(rank, FIRST_TAG)) == [digest_of(data.numpy().data)]
     for rank in (-1, 1, 3):
         with pytest.raises(LookupError, match=f"rank={rank} is no other member"):
             send(rank, FIRST_TAG)
     assert [call.args[1:] for call in group.send.call_args_list] == [(0, FIRST_TAG), (2, FIRST_TAG)]
+    [(work, sent)] = sender._kept
+    assert work is works[1] and torch.equal(sent, data)
 
 
 @pytest.mark.parametrize("kind", ["", "state", "source"])
@@ -389,8 +404,15 @@ def test_a_spare_of_another_state_gets_nothing_pinned(holder: Holder) -> None:
         holder.donor.sender.begin(request)
 
 
+def test_a_spare_that_asks_too_late_is_refused_at_once(holder: Holder) -> None:
+    """This member is in that call already, and has not ended it."""
+    request = SnapshotRequest("spare", ORIGIN, (holder.member.id,), 0, VERSION, wants_inline=False)
+    with pytest.raises(LookupError, match=f"is past the beginning of call {VERSION}"):
+        holder.donor.sender.begin(request)
+
+
 def test_a_spare_that_gives_its_copies_back_is_served_no_more(holder: Holder) -> None:
-    """What is kept for spares outlives the views without them."""
+    """Until then what is kept for it outlives the views without it, and long downloads."""
     sender, session = holder.donor.sender, holder.plane.session
     assert session is not None
     request = SnapshotRequest("spare", ORIGIN, (holder.member.id,), 0, VERSION + 1, wants_inline=False)
@@ -399,10 +421,16 @@ def test_a_spare_that_gives_its_copies_back_is_served_no_more(holder: Holder) ->
     holder.leave()
     holder.enter()
     asking.join(TIMEOUT)
+    sender._standbys["spare"] -= 2 * STANDBY_SILENCE
+    ask(holder, "stripe", joiner="spare", index=0, version=VERSION + 1, offset=0)
+    holder.leave()
+    holder.enter()
     holder.donor.activated(session)
     assert holder.donor._snapshots.nbytes == NBYTES
     ask(holder, "release", joiner="spare")
     assert not sender.busy
+    holder.donor.activated(session)
+    assert not holder.donor._observers.present, "from now on calls cost nothing more"
 
 
 def test_who_leaves_tells_the_spares_that_listen(holder: Holder) -> None:

@@ -169,3 +169,35 @@ def test_a_spare_is_answered_as_soon_as_its_call_is_entered(monkeypatch: pytest.
     served.append(sender.busy)
     sender.released("b")
     assert [*served, sender.busy] == [True, True, False]
+
+
+def test_nothing_is_kept_for_nobody() -> None:
+    stream, given = ReplicationStream(), layout(3)
+    one, other = stream.subscribe(given.signature), stream.subscribe(given.signature)
+    first = record(1, given)
+    stream.append(first)
+    assert one.next(0.0) is other.next(0.0) is first
+    one.close()
+    one.close()
+    assert not stream._spare, "the other one still reads it"
+    other.next(0.0)
+    assert stream._spare == list(first.slots)
+    stream.subscribe(given.signature).close()
+    assert stream._spare
+    other.close()
+    assert not stream._spare
+
+
+@pytest.mark.parametrize("current", [None, Mock(fence="of that call")])
+def test_the_state_is_read_after_what_the_program_has_under_way(current: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On devices."""
+    plane, fences = Plane("a"), list[object]()
+    plane.current = current
+
+    def split(_registered: object, _step: int, fence: object) -> tuple[Mock, Mock]:
+        fences.append(fence)
+        return Mock(), Mock()
+
+    monkeypatch.setattr(replication_sender, "split", split)
+    ReplicationSender(plane, Mock(), Mock())._grant([], 1)
+    assert fences == [current and current.fence]
