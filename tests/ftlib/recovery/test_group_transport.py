@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from consensus import Member
+from ftlib.common.memory import room
 from ftlib.core.calls import adoption as donation
 from ftlib.core.plane.orders import Order
 from ftlib.core.plane.plane import Plane
@@ -164,6 +165,15 @@ def test_only_so_much_is_under_way_at_a_time(pair: Pair, monkeypatch: pytest.Mon
     assert pair.whole
     assert len(works) == -(-pair.flat.nbytes // BLOCK) > WINDOW
     assert most <= WINDOW
+
+
+def test_buffers_are_used_again() -> None:
+    """The first touch of new memory costs more than the copy into it."""
+    buffers = group_module._Buffers(room)
+    one, other = buffers.take(), buffers.take()
+    assert one is not other
+    buffers.give(one)
+    assert buffers.take() is one
 
 
 def test_tags_are_not_those_of_donated_results() -> None:

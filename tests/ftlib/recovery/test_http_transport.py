@@ -292,6 +292,20 @@ class TestOffers:
         with pytest.raises(FetchError, match="nobody gives the state"):
             joiner.offer([holder.member], version=VERSION + 1, go_on=never)
 
+    def test_end_then_also_where_the_donor_says_later_at_once(
+        self, joiner: Joiner, holder: Holder, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(donor_module, "POLL", 0.0)
+        clock, looks = Clock(), itertools.count()
+
+        def go_on() -> bool:
+            assert len(clock.slept) < 5
+            return next(looks) < 3
+
+        joiner.transport = HTTPTransport(None, joiner.member.id, threads=clock)
+        with pytest.raises(FetchError, match="is not wanted any more"):
+            joiner.offer([holder.member], version=VERSION + 1, go_on=go_on)
+
 
 class TestTheRest:
     def test_digests_are_of_the_state_now(self, joiner: Joiner, holder: Holder) -> None:
@@ -304,6 +318,16 @@ class TestTheRest:
         registered = holder.transfer.registered
         assert registered is not None
         assert joiner.transport.inline(holder.member, VERSION, ORIGIN, always) == split(registered, holder.plane.step)[0].packed
+
+    def test_no_more_is_held_than_an_answer_may_have(
+        self, joiner: Joiner, holder: Holder, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        found = joiner.transport.inline(holder.member, VERSION, ORIGIN, always)
+        monkeypatch.setattr(fetch, "_MOST", len(found))
+        assert joiner.transport.inline(holder.member, VERSION, ORIGIN, always) == found
+        monkeypatch.setattr(fetch, "_MOST", len(found) - 1)
+        with pytest.raises(FetchError, match=f"answers with more than {len(found) - 1} bytes"):
+            joiner.transport.inline(holder.member, VERSION, ORIGIN, always)
 
     def test_layouts_of_calls(self, joiner: Joiner, holder: Holder) -> None:
         layout = lay_out("barrier", [], "SUM", 1 << 20)
@@ -356,6 +380,10 @@ class TestBandwidth:
         assert clock.time == pytest.approx((sum(sizes) * 4 - 1) / 1000, abs=0.5)
         assert max(clock.slept) < 1.0, "whoever gives up has to be heard"
         assert not rate_limit.take(1, never)
+
+    def test_is_kept_in_pieces_of_a_quarter_of_a_second(self) -> None:
+        """Though of a byte at least, and of no more than are asked for."""
+        assert [RateLimit(rate).piece(1000) for rate in (100_000.0, 1000.0, 1.0)] == [1000, 250, 1]
 
     def test_no_limit_is_none(self) -> None:
         clock = Clock()

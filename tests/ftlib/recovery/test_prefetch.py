@@ -83,8 +83,10 @@ def test_closing_waits_for_what_is_being_begun() -> None:
     assert asked.begun == "here"  # whoever closes it can end that
 
 
-def test_its_thread_is_on_the_device_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_thread_is_on_the_device_of_the_program_and_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """What begins there asks torch for the current device, and would wake the first one."""
-    shared: list[int] = []
-    monkeypatch.setattr(prefetching, "thread_device", lambda: lambda: shared.append(threading.get_ident()))
-    assert [prefetch(lambda _go_on: str(threading.get_ident())).result()] == [str(ident) for ident in shared]
+    shared: list[threading.Thread] = []
+    monkeypatch.setattr(prefetching, "thread_device", lambda: lambda: shared.append(threading.current_thread()))
+    asked = prefetch(lambda _go_on: str(threading.get_ident()))
+    assert [asked.result()] == [str(thread.ident) for thread in shared]
+    assert all(thread.daemon for thread in shared)

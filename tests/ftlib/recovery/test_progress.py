@@ -146,7 +146,8 @@ def test_one_that_the_others_wait_for(clock: Clock, plane: Plane, caplog: pytest
     with ArrivingState(plane, waited_for=True) as arrival:
         clock.at += 2
         arrival.got(100, 0)
-        assert facts(plane, FRAMEWORK)["recovery"]["total"] == 0, "not known before the list of tensors is here"
+        found = facts(plane, FRAMEWORK)["recovery"]
+        assert (found["total"], found["left"]) == (0, None), "not known before the list of tensors is here"
         clock.at += 3
         arrival.got(500, 1200)
         found = facts(plane, FRAMEWORK)["recovery"]

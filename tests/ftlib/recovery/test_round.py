@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from dataclasses import replace
+from collections.abc import Callable
 from unittest.mock import Mock
 
 import pytest
@@ -15,11 +15,12 @@ from ftlib.common.traces import FetchRecord, Traces
 from ftlib.core.calls.follower import NoFollowing
 from ftlib.core.plane.plane import Plane
 from ftlib.recovery.joiner import round as rounds
-from ftlib.recovery.joiner.http_transport import FetchError, SnapshotOffer
+from ftlib.recovery.joiner.http_transport import FetchError, Later, SnapshotOffer
 from ftlib.recovery.joiner.limits import RecoveryLimits
 from ftlib.recovery.joiner.round import Round
-from ftlib.recovery.layout.shards import Shard
+from ftlib.recovery.layout.shards import LARGE, Shard
 from tests.harness.basics import TIMEOUT, eventually
+from tests.harness.company import in_thread
 
 LIMITS = RecoveryLimits(TIMEOUT, 1, live=True)
 
@@ -79,18 +80,78 @@ def test_each_donor_of_a_shard_is_asked_a_few_times_the_one_that_failed_least_fi
     assert [call.args[0].id for call in transport.shard.call_args_list] == ["b", "c"] * rounds._TRIES
 
 
-def test_the_traces_have_what_came_and_what_did_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "_SPARE_PATIENCE", 0.0)
-    shard, transport, donor = Shard(4, 0, 300, 7, ("b",)), Mock(), Member("b", "10.0.0.1", 1)
-    transport.shard.side_effect = [FetchError("b: broke off"), None]
-    plane = Plane("a" * 16, traces=Traces())
+def test_what_has_come_of_a_shard_counts_and_need_not_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "LOOK", 0.0)
+    shard, donor, plane = Shard(0, 0, 300, 7, ("b",)), Member("b", "10.0.0.1", 1), Plane("a" * 16, traces=Traces())
+    answers = iter([(100, FetchError("b: broke off")), (0, Later("b: it is busy")), (200, None)])
+    offsets: list[int] = []
+
+    def give(_donor: Member, _shard: Shard, _flat: object, offset: int, got: Callable[[int], None], _wanted: object) -> None:
+        offsets.append(offset)
+        count, error = next(answers)
+        got(count)
+        if error is not None:
+            raise error
+
     offer = SnapshotOffer(300, 1, b"", ((0, 300),))
-    one = Round(plane, Mock(), Mock(), transport, None, (donor,), "b", 7, (replace(shard, index=0), shard), offer, LIMITS)
+    transport = Mock(shard=give)
+    one = Round(plane, Mock(), Mock(), transport, None, (donor,), "b", 7, (shard,), offer, LIMITS)
     one.flat = Mock()
-    assert [one._fetch(one.shards[0], donor), one._fetch(shard, donor)] == [False, True]
+    assert [one._fetch(shard, donor) for _ in range(3)] == [False, False, True]
+    assert offsets == [0, 100, 100]
+    assert one.progress().got == plane.counters.state_bytes == 300
     assert plane.traces is not None
     found = [record._replace(began=0.0, ended=0.0) for record in plane.traces.take() if isinstance(record, FetchRecord)]
-    assert found == [FetchRecord("b", 0, 0.0, 0.0, 300, "b: broke off"), FetchRecord("b", 4, 0.0, 0.0, 300, "")]
+    assert found == [FetchRecord("b", 0, 0.0, 0.0, 300, "b: broke off"), FetchRecord("b", 0, 0.0, 0.0, 300, "")]
+
+
+def test_who_has_nothing_to_fetch_begins_with_the_next_chunk_at_once() -> None:
+    first, second = (Shard(index, index, index + 1, 7 + index, ("b",)) for index in (0, 1))
+    offer, donor, transport = SnapshotOffer(2, 1, b"", ((0, 1), (1, 2))), Member("b", "10.0.0.1", 1), Mock()
+    one = Round(Plane("a" * 16), Mock(), Mock(), transport, None, (donor,), "b", 7, (first,), offer, LIMITS)
+    one.flat, one._have = Mock(), {0}
+    fetching = in_thread(one._fetch_all)
+    eventually(lambda: one._changed._waiters, "it waits")  # type: ignore[attr-defined]
+    one.add(offer, (second,), 8)
+    fetching.join(TIMEOUT / 8)
+    assert [call.args[1] for call in transport.shard.call_args_list] == [second]
+
+
+@pytest.mark.parametrize(("nbytes", "stands_back"), [(LARGE - 1, False), (LARGE, True)])
+def test_a_large_state_comes_when_nothing_else_is_to_be_done(
+    nbytes: int, stands_back: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "stand_back", noted := Mock())
+    offer, work = SnapshotOffer(nbytes, 0, b"", ((0, nbytes),)), Mock()
+    Round(Plane("a" * 16), Mock(), Mock(), Mock(), None, (), "b", 7, (), offer, LIMITS)._guarded(work)
+    assert noted.called == stands_back
+    work.assert_called_once_with()
+
+
+@pytest.mark.parametrize(
+    ("level", "averages", "position"),
+    [
+        (True, 1, 8),  # the others apply theirs meanwhile
+        (False, 1, 7),
+        (False, 2, 8),  # one may be held
+        (True, 2, 8),
+    ],
+)
+def test_the_others_wait_for_no_more_than_has_to_be_replayed(
+    level: bool, averages: int, position: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, plane, nbytes = Mock(), Plane("a" * 16), LIMITS.pending
+    own.layout.nbytes = nbytes
+    monkeypatch.setattr(plane, "acting_in", lambda _session: True)
+    offer = SnapshotOffer(1, 0, b"", ((0, 1),))
+    one = Round(plane, Mock(), own, Mock(), None, (), "b", 7, (), offer, LIMITS)
+    one.flat = Mock()
+    if averages > 1:
+        one.keep(7, Mock(slots=(), **{"layout.nbytes": nbytes}), 0)
+    one.keep(6 + averages, None, 0)
+    monkeypatch.setattr(one._changed, "wait", lambda _seconds: one._pending.done())
+    one.apply_backpressure(Mock(), 7 + averages, level=level)
+    assert one._pending.position == position
 
 
 def test_it_is_level_once_the_list_of_tensors_and_all_shards_are_here() -> None:

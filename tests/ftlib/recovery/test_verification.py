@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest.mock import Mock
@@ -10,11 +11,11 @@ import pytest
 import torch
 
 from ftlib.recovery.joiner import verification
-from ftlib.recovery.joiner.http_transport import FetchError
+from ftlib.recovery.joiner.http_transport import FetchError, Later
 from ftlib.recovery.joiner.verification import Verification
 from ftlib.recovery.layout.flat_state import FlatState
 from ftlib.recovery.layout.shards import Shard, digest_of
-from tests.harness.basics import around
+from tests.harness.basics import TIMEOUT, around
 
 SHARDS = (Shard(0, 0, 100, 7, ("b",)), Shard(1, 100, 360, 7, ("b",)), Shard(2, 360, 400, 7, ("b",)))
 
@@ -85,3 +86,22 @@ def test_what_has_no_views_is_read_in_units(begun: Any, own: torch.Tensor, monke
     assert begun(strided, Donor(own), "b", "c").holds()
     assert set(read) == {64}
     assert len(read) == sum(-(-(shard.stop - shard.start) // 64) for shard in SHARDS)
+
+
+def test_once_it_is_over_nobody_asks_any_more_and_nobody_waits_for_who_is_asked(begun: Any, own: torch.Tensor) -> None:
+    asked, answer = threading.Event(), threading.Event()
+
+    def inline(*_: object) -> bytes:
+        asked.set()
+        assert answer.wait(TIMEOUT / 8)
+        return b""
+
+    donor = Mock(inline=inline)
+    donor.digest.side_effect = Later("not in that call yet")
+    one = begun(own, donor, "b")
+    assert asked.wait(TIMEOUT)
+    one.close()
+    assert not one._rest.done()
+    answer.set()
+    [theirs] = one._theirs
+    assert "nobody waits for it" in str(theirs.exception(TIMEOUT / 8))
