@@ -26,7 +26,7 @@ from ftlib.common.threads import Threads
 from ftlib.core.engine.catching_up import CatchUp, Obtained
 from ftlib.core.plane.plane import Plane
 from ftlib.recovery.border import Border
-from ftlib.recovery.joiner.http_transport import FetchError, Later
+from ftlib.recovery.joiner.http_transport import FetchError, Later, Midway
 from ftlib.recovery.layout.requests import Failures
 from ftlib.recovery.whole_state import Transfer
 from tests.ftlib.crews.trainees import exclude
@@ -207,6 +207,24 @@ class TestCopies:
         copies.at_border()
         found = copies.of("b", 1, 0.0, lambda: False)
         assert found is not None and str(found.refusal) == "it cannot be sent"
+
+    def test_only_one_that_nobody_needs_is_dropped(self, copies: copying.PrivateCopies) -> None:
+        """A joiner may have asked for another one meanwhile."""
+        copies.at_border()
+        copies.drop("b", copying.PrivateCopy())
+        assert self.copied(copies, "b")
+        copies.drop("b", None)
+        assert not self.copied(copies, "b")
+        copies.drop("c", copies.of("c", 1, 0.0, lambda: False))
+        assert not self.copied(copies, "c")
+
+    def test_others_wait_for_its_devices(self, copies: copying.PrivateCopies, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(copying, "Fence", list)
+        copies.watch(Mock(private=copies._registered.private, **{"places.return_value": ("", "gpu")}))  # type: ignore[union-attr]
+        assert not self.copied(copies, "b")
+        copies.at_border()
+        found = copies.of("b", 1, 0.0, lambda: False)
+        assert found is not None and found.fence == ["gpu"]
 
     def test_its_memory_is_made_when_nothing_else_is_to_be_done(self, monkeypatch: pytest.MonkeyPatch) -> None:
         stood_back = Mock()
@@ -559,6 +577,13 @@ def test_who_gave_private_state_is_a_replica(facts: Any, donor: str, *, travels:
     registered = Mock(private=Mock(travels=travels))
     assert border._ask(Member("b", "10.0.0.1", 1, facts), call, Mock(), registered) is Obtained.HERE
     assert call.donor == (zlib.crc32(donor.encode()) if travels else 0)
+
+
+@pytest.mark.parametrize("error", [Midway("in its loop"), Later("not yet"), FetchError("no")])
+def test_what_a_donor_answers_is_told_apart(error: FTLibError) -> None:
+    border = Border(Mock(), Mock(fetch=Mock(side_effect=error)), 1.0)
+    found = border._ask(Member("b", "10.0.0.1", 1), CatchUp(), Mock(), Mock())
+    assert found is (Obtained.MIDWAY if isinstance(error, Midway) else error)
 
 
 def test_another_donor_is_asked_after_a_refusal_or_many_laters(monkeypatch: pytest.MonkeyPatch) -> None:

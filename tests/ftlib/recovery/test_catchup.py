@@ -71,6 +71,19 @@ def test_what_is_under_way_ends_with_the_recovery() -> None:
     assert recovery._prefetch is recovery._round is recovery._verification is None
 
 
+def test_a_comparison_of_another_call_than_the_programs_is_made_again_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a random distance, as a program may repeat calls of several kinds, and only one of them is like its first."""
+    made, first = Mock(), Mock(number=7)
+    monkeypatch.setattr(catchup, "Verification", made)
+    monkeypatch.setattr(catchup.random, "randrange", lambda stop: stop - 1)
+    recovery = Catchup(Plane("a" * 16), Mock(), Mock(), RecoveryLimits(1.0, 1, live=True))
+    recovery._own, recovery._verification = Mock(), first
+    assert not recovery.finished(Mock(number=8))
+    first.close.assert_called_once_with()
+    recovery._near_the_end(Mock(), Mock(), 9, 10)
+    assert made.call_args.args[2] == 11
+
+
 def test_a_promoted_spare_waits_for_the_last_record_before_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else an average would be missing, and the state would have to come again."""
     plane, standby = Plane("a" * 16), Mock(asked={})

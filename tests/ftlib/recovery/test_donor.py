@@ -21,7 +21,7 @@ from ftlib.core.tensors.layout import lay_out
 from ftlib.recovery.donor import donor as donor_module
 from ftlib.recovery.donor import read_hold as hold
 from ftlib.recovery.donor.group_sender import FIRST_TAG, RUN, GroupSender
-from ftlib.recovery.donor.replication_sender import STANDBY_SILENCE, SnapshotRequest
+from ftlib.recovery.donor.replication_sender import STANDBY_SILENCE, ReplicationSender, SnapshotRequest
 from ftlib.recovery.layout import call_layouts as layouts
 from ftlib.recovery.layout import shards as shards_module
 from ftlib.recovery.layout.shards import BLOCK, Shard, cut, digest_of
@@ -411,16 +411,23 @@ def test_a_spare_that_asks_too_late_is_refused_at_once(holder: Holder) -> None:
         holder.donor.sender.begin(request)
 
 
-def test_a_spare_that_gives_its_copies_back_is_served_no_more(holder: Holder) -> None:
-    """Until then what is kept for it outlives the views without it, and long downloads."""
-    sender, session = holder.donor.sender, holder.plane.session
-    assert session is not None
+def serve(holder: Holder) -> ReplicationSender:
+    """A spare has asked for all, as of the next call, and gets it."""
+    sender = holder.donor.sender
     request = SnapshotRequest("spare", ORIGIN, (holder.member.id,), 0, VERSION + 1, wants_inline=False)
     asking = in_thread(lambda: sender.begin(request))
     eventually(lambda: sender.busy, "it has asked")
     holder.leave()
     holder.enter()
     asking.join(TIMEOUT)
+    assert holder.donor._snapshots.nbytes == NBYTES
+    return sender
+
+
+def test_a_spare_that_gives_its_copies_back_is_served_no_more(holder: Holder) -> None:
+    """Until then what is kept for it outlives the views without it, and long downloads."""
+    sender, session = serve(holder), holder.plane.session
+    assert session is not None
     sender._standbys["spare"] -= 2 * STANDBY_SILENCE
     ask(holder, "stripe", joiner="spare", index=0, version=VERSION + 1, offset=0)
     holder.leave()
@@ -433,11 +440,19 @@ def test_a_spare_that_gives_its_copies_back_is_served_no_more(holder: Holder) ->
     assert not holder.donor._observers.present, "from now on calls cost nothing more"
 
 
+def test_nothing_is_kept_for_a_spare_that_is_silent(holder: Holder) -> None:
+    sender = serve(holder)
+    sender._standbys["spare"] -= 2 * STANDBY_SILENCE
+    holder.leave()
+    holder.enter()
+    assert not sender.busy and not holder.donor._snapshots.nbytes
+
+
 def test_who_leaves_tells_the_spares_that_listen(holder: Holder) -> None:
     """They go on with another member at once; the stream would go on without a record, and they would wait for one."""
-    stream = holder.donor.source({"ask": "averages", "signature": "00"})
+    sender, stream = serve(holder), holder.donor.source({"ask": "averages", "signature": "00"})
     assert next(stream)
     holder.donor.forget()
     with pytest.raises(LookupError, match="this member has left the job"):
         assert next(stream) is None
-    assert not holder.donor.sender.busy
+    assert not sender.busy

@@ -6,8 +6,11 @@ import io
 
 import msgpack
 import pytest
+import torch
 
 from consensus import Member
+from ftlib.core.tensors.layout import Layout, lay_out
+from ftlib.core.tensors.staging import Slot
 from ftlib.recovery.layout.replication_log import KEEPALIVE, Fill, Hello, ReplicationRecord, encode, read
 
 HELLO = Hello(7, "0a", "a", (Member("a", "10.0.0.1", 1), Member("b", "host", 65535)))
@@ -69,3 +72,21 @@ def test_a_record_without_sums_comes_through_unless_it_is_damaged() -> None:
     with pytest.raises(ValueError, match="damaged"):
         read(filling(damaged), b"another", tuple)
     assert read(filling(KEEPALIVE), b"another", tuple) is None
+
+
+def test_sums_come_through_where_they_are_those_that_were_asked_for() -> None:
+    narrow, wide = (lay_out("average", [(torch.float32, (width,))], "SUM", 1 << 20) for width in (3, 4))
+
+    def slots(layout: Layout) -> tuple[Slot, ...]:
+        return tuple(Slot(bucket, 0) for bucket in layout.buckets)
+
+    record = ReplicationRecord(8, 5, narrow.signature, "average", 2.0, "0a", slots(narrow))
+    for slot in record.slots:
+        slot.data.copy_(torch.arange(slot.bucket.count))
+    data = b"".join(map(bytes, encode(record, narrow.signature)))
+    found = read(filling(data), narrow.signature, lambda: slots(narrow))
+    assert found is not None
+    assert [slot.data.tolist() for slot in found.slots] == [slot.data.tolist() for slot in record.slots]
+    for signature, given in ((wide.signature, narrow), (narrow.signature, wide)):
+        with pytest.raises(ValueError, match="bytes of another average than was asked for"):
+            read(filling(data), signature, lambda given=given: slots(given))  # type: ignore[misc]

@@ -13,20 +13,21 @@ import pytest
 from consensus import LeftError, Member, View
 from ftlib.core.plane.plane import Plane
 from ftlib.recovery import warm_standby
-from ftlib.recovery.joiner.http_transport import FetchError
+from ftlib.recovery.joiner.http_transport import FetchError, Refused
 from ftlib.recovery.joiner.limits import RecoveryLimits
 from ftlib.recovery.layout.replication_log import KEEPALIVE, Hello
 from ftlib.recovery.warm_standby import WarmStandby
 from tests.harness.basics import TIMEOUT, eventually
 
 MEMBERS = (Member("b" * 16, "10.0.0.1", 1), Member("c" * 16, "10.0.0.1", 2))
+OWN = Member("a" * 12 + "0000", "10.0.0.1", 3)
 VIEW = View(2, "parent", MEMBERS)
 FULL = len(MEMBERS)
 
 
 @pytest.fixture
 def plane() -> Plane:
-    return Plane("a" * 12 + "0000")
+    return Plane(OWN.id)
 
 
 def standby(plane: Plane, transport: Mock, view: View | None = VIEW) -> WarmStandby:
@@ -103,3 +104,33 @@ def test_a_sender_of_other_calls_begins_anew(
     assert ended == ([] if goes_on else [True])
     assert round_.end.called != goes_on
     assert (one._round is round_) == goes_on
+
+
+@pytest.mark.parametrize(
+    ("view", "begun", "asked"),
+    [
+        (None, False, ""),
+        (VIEW, False, "bc"),
+        (View(2, "parent", MEMBERS[:1]), False, ""),  # it has room: this worker is no spare, or not for long
+        (View(2, "parent", MEMBERS[:1]), True, "b"),  # it goes on until it is promoted
+        (View(2, "parent", (*MEMBERS, OWN)), False, ""),
+        (View(2, "parent", (*MEMBERS, OWN)), True, "bc"),
+    ],
+)
+def test_whom_it_asks(plane: Plane, view: View | None, begun: bool, asked: str) -> None:
+    one = standby(plane, Mock(), view)
+    if begun:
+        level(one)
+    assert "".join(member.id[0] for member in one._senders()) == asked
+
+
+def test_it_asks_further_ahead_each_time_that_it_comes_too_late(plane: Plane) -> None:
+    """Hardly further than it has to: until that call it cannot begin to get the state."""
+    transport = Mock(**{"begin.side_effect": Refused("past the beginning")})
+    one, stream, ahead = standby(plane, transport), Mock(hello=Hello(7, "v", "o", MEMBERS)), list[int]()
+    for _ in range(9):
+        with pytest.raises(Refused):
+            one._begin(MEMBERS[0], stream)
+        ahead.append(one._ahead)
+    assert ahead == [6, 12, 24, 48, 96, 192, 256, 256, 256]
+    assert transport.begin.call_args_list[2].args[4] == 7 + 6
