@@ -7,9 +7,11 @@ from unittest.mock import ANY, Mock, call
 
 import pytest
 
+from ftlib.common.traces import RecoveryRecord, Traces
 from ftlib.core.calls.call import Kind
 from ftlib.core.calls.follower import NoFollowing
 from ftlib.core.plane.plane import Plane
+from ftlib.core.plane.progress import Progress
 from ftlib.errors import GroupError
 from ftlib.recovery import catchup
 from ftlib.recovery.catchup import Catchup
@@ -82,6 +84,32 @@ def test_a_comparison_of_another_call_than_the_programs_is_made_again_elsewhere(
     first.close.assert_called_once_with()
     recovery._near_the_end(Mock(), Mock(), 9, 10)
     assert made.call_args.args[2] == 11
+
+
+def test_nothing_of_the_programs_is_under_way_when_other_threads_begin_to_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From then on there is nothing to wait for."""
+    monkeypatch.setattr(catchup, "why_not", lambda _registered: "")
+    monkeypatch.setattr(catchup, "settle", settled := Mock())
+    plane, own = Plane("a" * 16), Mock(kind=Kind.AVERAGE)
+    plane.authority, plane.state_places, own.layout.places = "origin", ("gpu 0",), ("gpu 1",)
+    recovery = Catchup(plane, Mock(), Mock(), RecoveryLimits(1.0, 1, live=True))
+    for _ in range(2):
+        assert recovery.wanted(own, Mock())
+        settled.assert_called_once_with({"gpu 0", "gpu 1"})
+
+
+def test_the_traces_have_the_whole_recovery(monkeypatch: pytest.MonkeyPatch) -> None:
+    plane = Plane("a" * 16, traces=Traces())
+    monkeypatch.setattr(plane, "caught_up", lambda *_: True)
+    recovery, round_ = Catchup(plane, Mock(), Mock(), RecoveryLimits(1.0, 1, live=True)), Mock(session=None)
+    round_.progress.return_value = Progress(1200, 1200, 400.0, 0.0, 0, braking=False, replayed=5, seconds=3.0)
+    recovery._round = round_
+    assert recovery._caught_up(41)
+    assert plane.traces is not None
+    [record] = plane.traces.take()
+    assert isinstance(record, RecoveryRecord)
+    assert record.ended - record.began == pytest.approx(3.0)
+    assert (record.nbytes, record.replayed, record.call, record.waited_for) == (1200, 5, 42, False)
 
 
 def test_a_promoted_spare_waits_for_the_last_record_before_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -215,6 +215,11 @@ class TestOutdatedOffers:
         offer(holder)
         assert holder.donor._snapshots.nbytes == NBYTES
 
+    def test_after_the_end_of_the_call(self, holder: Holder, looked_at: threading.Event) -> None:
+        """The state may have changed by then."""
+        assert f"call {VERSION} is over here" in self.refused(holder, looked_at, holder.leave)
+        assert holder.donor._snapshots.nbytes == 0
+
     def test_after_another_request(self, holder: Holder, looked_at: threading.Event) -> None:
         others = f"{holder.member.id},a,b"
         text = self.refused(holder, looked_at, lambda: offer(holder, holders=others))

@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from consensus import RefusalError
+from ftlib import ConfigError
 from ftlib.common.threads import Threads
 from ftlib.core.calls.call import Call, Kind, Results
 from ftlib.core.plane.plane import Plane
@@ -159,8 +161,7 @@ def test_a_spare_is_answered_as_soon_as_its_call_is_entered(monkeypatch: pytest.
     plane, answers = Plane("a"), list[bytes]()
     plane.origin = "origin"
     sender = ReplicationSender(plane, lambda: Registered({"model": nn.Linear(2, 2)}), Mock())
-    request = SnapshotRequest("b", "origin", ("a",), 0, 1, wants_inline=False)
-    asking = in_thread(lambda: answers.append(sender.begin(request)))
+    asking = in_thread(lambda: answers.append(sender.begin(request(1))))
     eventually(lambda: plane.changed._waiters, "it waits")  # type: ignore[attr-defined]
     served = [sender.busy]
     sender.entering(1)
@@ -201,3 +202,26 @@ def test_the_state_is_read_after_what_the_program_has_under_way(current: Any, mo
     monkeypatch.setattr(replication_sender, "split", split)
     ReplicationSender(plane, Mock(), Mock())._grant([], 1)
     assert fences == [current and current.fence]
+
+
+def request(version: int) -> SnapshotRequest:
+    return SnapshotRequest("b", "origin", ("a",), 0, version, wants_inline=False)
+
+
+def test_a_state_that_cannot_be_sent_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replication_sender, "split", Mock(side_effect=ConfigError("a lambda is in it")))
+    sender, asked = ReplicationSender(Plane("a"), Mock(), Mock()), request(1)
+    sender._grant([asked], 1)
+    with pytest.raises(LookupError, match="a lambda is in it"):
+        asked.answer.result(0.0)
+
+
+def test_a_request_that_is_to_be_repeated_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would be granted later, and what is pinned then is for nobody."""
+    monkeypatch.setattr(replication_sender, "POLL", 0.0)
+    plane = Plane("a")
+    plane.origin = "origin"
+    sender = ReplicationSender(plane, Mock(), Mock())
+    with pytest.raises(RefusalError, match="call 1 was not entered here meanwhile"):
+        sender.begin(request(1))
+    assert not sender.busy

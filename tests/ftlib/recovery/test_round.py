@@ -154,6 +154,22 @@ def test_the_others_wait_for_no_more_than_has_to_be_replayed(
     assert one._pending.position == position
 
 
+def test_the_others_wait_a_moment_for_the_last_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That saves a call in which they would wait as well."""
+    offer, own, waits = SnapshotOffer(1, 0, b"", ((0, 1),)), Mock(), list[float]()
+    own.layout.nbytes = 0
+    one = Round(Plane("a" * 16), Mock(), own, Mock(), None, (), "b", 7, (), offer, LIMITS)
+
+    def wait(seconds: float) -> bool:
+        waits.append(seconds)
+        one.flat = Mock()
+        return True
+
+    monkeypatch.setattr(one._changed, "wait", wait)
+    one.apply_backpressure(Mock(), 8, level=False, grace=5.0)
+    assert waits == [5.0]
+
+
 def test_it_is_level_once_the_list_of_tensors_and_all_shards_are_here() -> None:
     """The whole state may be inline: then no shards are missing, even before that is known."""
     shard, offer = Shard(0, 0, 1, 7, ("b",)), SnapshotOffer(1, 1, b"", ((0, 1),))

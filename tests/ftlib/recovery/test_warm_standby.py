@@ -45,17 +45,23 @@ def level(one: WarmStandby) -> Mock:
     return round_
 
 
-@pytest.mark.parametrize("stop", [lambda one: one.surrender(8), WarmStandby.end], ids=["promoted", "over"])
-def test_it_ends_while_it_rests(plane: Plane, stop: Callable[[WarmStandby], object], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is of no use any more, and would be there while the program ends."""
+@pytest.mark.parametrize(
+    ("stop", "written"), [(lambda one: one.surrender(8), None), (WarmStandby.end, True)], ids=["promoted", "over"]
+)
+def test_it_ends_while_it_rests(
+    plane: Plane, stop: Callable[[WarmStandby], object], written: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody gives it anything any more, and what it had is dropped. Its thread is not there while the program ends."""
     monkeypatch.setattr(warm_standby, "_REST", TIMEOUT)
     monkeypatch.setattr(warm_standby, "_LONGEST_REST", TIMEOUT)
     before = set(threading.enumerate())
-    one = standby(plane, Mock(), None)
+    one = standby(plane, Mock(**{"asked.side_effect": FetchError("refused")}))
+    round_ = level(one)
     one.begin()
     [thread] = [each for each in set(threading.enumerate()) - before if each.name == "ftlib-standby"]
     eventually(lambda: one._changed._waiters, "it rests")  # type: ignore[attr-defined]
-    assert not stop(one)
+    assert round_.end.called
+    assert stop(one) == written
     thread.join(TIMEOUT / 8)
     assert not thread.is_alive()
 

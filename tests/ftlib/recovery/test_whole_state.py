@@ -60,5 +60,5 @@ def test_a_state_of_a_former_lifetime_is_not_used_if_nobody_can_replace_it(plane
     former._registered = Mock(private=None)
     plane.authority = ""
     assert not former.load(Mock(), session), "it is as the program has made it"
-    with pytest.raises(ConfigError, match="nobody in .* registered state, but this worker did"):
+    with pytest.raises(ConfigError, match=r"nobody in .* registered state, but this worker did"):
         Transfer(plane, 1.0, 1.0, former=former).load(Mock(), session)
