@@ -226,6 +226,19 @@ class TestCopies:
         found = copies.of("b", 1, 0.0, lambda: False)
         assert found is not None and found.fence == ["gpu"]
 
+    def test_one_that_grows_from_border_to_border_is_made_at_last(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Three times its memory is made beside the training, and then does not do; from then on the program waits for it."""
+        monkeypatch.setattr(copying, "_SMALL", 0)
+        copy, plane, sizes = copying.PrivateCopy(), Plane("a" * 16), list[int]()
+        private = Mock(**{"part.side_effect": lambda: {"grows": torch.ones(sizes[-1])}})
+        registered = Mock(private=private, **{"places.return_value": ()})
+        while not copy.version and len(sizes) < 10:
+            sizes.append(100 * len(sizes) + 100)
+            copy.make(registered, 7, Failures(plane.threads))
+            if copy.lacks is not None:
+                copy.prepare(plane)
+        assert len(sizes) == 1 + copying._TRIES and copy.refusal is None
+
     def test_its_memory_is_made_when_nothing_else_is_to_be_done(self, monkeypatch: pytest.MonkeyPatch) -> None:
         stood_back = Mock()
         monkeypatch.setattr(copying, "stand_back", stood_back)

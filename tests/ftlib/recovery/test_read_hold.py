@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from consensus import RefusalError
+from ftlib.common.refusals import Refusal
 from ftlib.core.plane.orders import Order
 from ftlib.recovery.donor import donor as donor_module
 from ftlib.recovery.donor import read_hold as hold
@@ -89,6 +91,21 @@ def test_calls_do_not_wait_long_for_who_was_told_to_ask_again(holder: Holder, mo
     leaving = in_thread(lambda: holder.donor.ended(VERSION + 1))
     leaving.join(TIMEOUT / 2)
     assert not leaving.is_alive()
+
+
+def test_calls_wait_for_that_as_long_as_it_may_take(holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_hold, waits = holder.donor._read_hold, list[float]()
+    with pytest.raises(RefusalError), read_hold.asking(VERSION):
+        raise Refusal.LATER.error("ask again")
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        read_hold.forget()
+
+    monkeypatch.setattr(holder.plane.changed, "wait", wait)
+    read_hold.ending(VERSION)
+    [seconds] = waits
+    assert 0.0 < seconds <= hold.GRACE
 
 
 def test_calls_do_not_wait_for_what_was_asked_in_another_view(holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
