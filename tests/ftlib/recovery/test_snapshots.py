@@ -20,6 +20,7 @@ from ftlib.recovery.layout.shards import Shard
 from ftlib.state.registry import Registered
 from tests.ftlib.recovery.trainer import LONG, Trainer, ended, held
 from tests.harness.basics import eventually
+from tests.harness.company import in_thread
 
 
 def test_each_shard_is_kept_at_its_version() -> None:
@@ -74,14 +75,23 @@ def test_without_its_own_thread_the_optimizer_does_it_all(monkeypatch: pytest.Mo
 
 def test_an_optimizer_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots_module, "PATIENCE", 0.1)
-    trainer = Trainer()
+    trainer, told = Trainer(), list[str]()
+
+    def ask() -> None:
+        with pytest.raises(LookupError) as error:
+            trainer.snapshots.data("j", 0, 1, LONG)
+        told.append(str(error.value))
+
     with held(monkeypatch) as (there, go_on):
         trainer.snapshots.arm("j", trainer.shards(), trainer.flat, 1)
         assert there.wait(LONG)
+        asking = in_thread(ask)
+        eventually(lambda: trainer.snapshots._changed._waiters, "it waits")  # type: ignore[attr-defined]
         trainer.step()
+        asking.join(LONG / 8)
         go_on.set()
-    with pytest.raises(LookupError, match="the thread that copies has not read its unit within"):
-        trainer.snapshots.data("j", 0, 1)
+    [text] = told
+    assert text.startswith("the thread that copies has not read its unit within")
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad])

@@ -64,6 +64,20 @@ def test_every_byte_counts_whoever_compares_it(begun: Any, own: torch.Tensor, ho
         theirs[index] -= 1
 
 
+def test_who_is_not_in_that_call_yet_is_asked_again(begun: Any, own: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verification, "_PAUSE", 0.0)
+    donor, later = Donor(own), Later("not in that call yet")
+    digest, answers = donor.digest, iter([later, later, None])
+
+    def ask(*about: Any) -> list[bytes]:
+        if (error := next(answers)) is not None:
+            raise error
+        return digest(*about)
+
+    monkeypatch.setattr(donor, "digest", ask)
+    assert begun(own, donor, "b").holds()
+
+
 def test_what_is_inline_has_to_be_there_as_well(begun: Any, own: torch.Tensor) -> None:
     """Else the recovery would end before it is taken over, and the error in the program."""
     donor = Donor(own)
