@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ftlib import ConfigError
+from ftlib.recovery.layout import manifest as manifests
 from ftlib.recovery.layout.flat_state import FlatState
 from ftlib.recovery.layout.manifest import Manifest, prepare, refresh, split
 from ftlib.state.live import stepping
@@ -320,6 +321,12 @@ def test_another_program_is_named_before_anything_changes(there: Roles, text: st
     after = split(Registered(here), 0)
     assert after[0] == before[0]
     assert torch.equal(contents(after[1]), data)
+
+
+@pytest.mark.parametrize(("here", "there"), [(torch.ones(2), "text"), ("text", torch.ones(2)), ("text", 3)])
+def test_what_is_no_tensor_has_no_shape_to_compare(here: object, there: object) -> None:
+    """Extra state of a module: whoever loads it says what is wrong with it."""
+    manifests._compare_tensors("model[0]['extra']", here, there)
 
 
 def test_another_kind_of_object_is_named() -> None:

@@ -66,6 +66,15 @@ def test_it_ends_while_it_rests(
     assert not thread.is_alive()
 
 
+def test_what_nobody_expected_leaves_it_without_the_state(plane: Plane) -> None:
+    """It is still a spare, and loads the state once it is promoted."""
+    one = standby(plane, Mock(**{"asked.side_effect": ValueError("nobody expected this")}))
+    round_ = level(one)
+    one._run()
+    round_.end.assert_called_once_with()
+    assert one.error is None and one.surrender(8) is None
+
+
 def test_whoever_failed_before_it_was_level_is_asked_again(plane: Plane) -> None:
     """Over weeks each member may fail once. To begin anew then would be to get the whole state again."""
     asked: list[str] = []
@@ -134,9 +143,11 @@ def test_it_asks_further_ahead_each_time_that_it_comes_too_late(plane: Plane) ->
     """Hardly further than it has to: until that call it cannot begin to get the state."""
     transport = Mock(**{"begin.side_effect": Refused("past the beginning")})
     one, stream, ahead = standby(plane, transport), Mock(hello=Hello(7, "v", "o", MEMBERS)), list[int]()
+    one._told = True
     for _ in range(9):
         with pytest.raises(Refused):
             one._begin(MEMBERS[0], stream)
         ahead.append(one._ahead)
+    assert not one._told, "it is level no more"
     assert ahead == [6, 12, 24, 48, 96, 192, 256, 256, 256]
     assert transport.begin.call_args_list[2].args[4] == 7 + 6
