@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from types import SimpleNamespace
-from typing import Any
 from unittest.mock import ANY, Mock
 
 import pytest
 import torch
 
-from consensus import Member, View
+from consensus import View
 from consensus.border import Freeze
 from ftlib.core.calls.call import Call, Kind, Results
 from ftlib.core.calls.follow import Declined, Followed
@@ -24,18 +22,10 @@ from ftlib.core.plane.orders import Order
 from ftlib.core.plane.phase import Phase
 from ftlib.core.plane.plane import Plane
 from ftlib.core.plane.rebuild import Rebuilder, RebuildError
-from ftlib.core.tensors.layout import lay_out
 from ftlib.core.tensors.trailer import Trailer
 from ftlib.data.sampling import Share
 from ftlib.errors import Excluded, GroupError
-
-MEMBERS = tuple(Member(name, "127.0.0.1", 1000 + number) for number, name in enumerate("abc"))
-LAYOUT = lay_out("average", [(torch.float32, (3,))], "SUM", 1 << 20)
-GROUP: Any = SimpleNamespace()
-
-
-def session(epoch: int, plan: SalvagePlan, me: str) -> Session:
-    return Session(View(epoch, "parent", MEMBERS), plan, me, {"a": 0, "b": 1, "c": 2}, GROUP)
+from tests.ftlib.plane.sessions import GROUP, LAYOUT, MEMBERS, session
 
 
 def test_every_question_of_one_epoch_gets_the_same_report() -> None:
@@ -139,6 +129,7 @@ def test_a_founder_that_has_loaded_a_checkpoint_holds_its_state_unless_the_sessi
     plane.freeze(Order(4, None))
     assert not plane.resumed(here, "another", 6)
     assert (plane.origin, plane.authority) == ("", "saved"), "the others may not have it"
+    assert plane.counters.state_loads == 1
 
 
 LATER = bytes(4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -67,3 +68,15 @@ def test_one_that_has_left_is_not_awaited() -> None:
     returned = call_lock.returned()
     call_lock.departed = True
     assert returned()
+
+
+def test_it_is_looked_for_now_and_then_until_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not all the time: the program may be working, and needs the processor."""
+    codes: list[int] = []
+    times = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: times[-1], sleep=lambda seconds: times.append(times[-1] + seconds))
+    monkeypatch.setattr("ftlib.core.plane.hang.time", clock)
+    looks = iter(range(4))
+    end_hung(plane(), lambda: next(looks) < 0, 0.4, codes.append)
+    assert codes == [HUNG]
+    assert times == [0.0, 0.2, 0.4]
