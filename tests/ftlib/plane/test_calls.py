@@ -1,0 +1,88 @@
+"""A call at one member's data plane: what the others are told of it, and what is kept after it."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from ftlib.core.calls.call import Results
+from ftlib.core.calls.salvage import Report, SalvagePlan
+from ftlib.core.plane.orders import Order
+from ftlib.core.plane.plane import Plane
+from ftlib.core.tensors.trailer import Trailer
+from tests.ftlib.plane.sessions import AFTER_SEVEN, LAYOUT, average, session
+from tests.harness.basics import TIMEOUT
+
+
+def test_the_others_are_told_of_a_call_but_not_while_the_program_computes_in_it() -> None:
+    """They then wait for this member, as if it were outside of calls."""
+    told: list[tuple[int, int, bool]] = []
+    plane = Plane("a", lambda finished, current, *, busy=False, **_: told.append((finished, current, busy)))
+    here = session(3, AFTER_SEVEN, "a")
+    assert plane.activate(here)
+    plane.wish(wanted=True)
+    plane.enter(call := average())
+    assert plane.begin(here)
+    for computing in (True, False):
+        plane.computes(call, computing)
+    assert plane.finish(here, call, Trailer.of(()), Results(8, LAYOUT, (), 3.0))
+    assert told == [(7, 0, False), (7, 8, True), (7, 0, True), (7, 8, True), (8, 0, False)]
+
+
+@pytest.mark.parametrize("places", [(), ("rehearsal",)])
+def test_a_call_remembers_what_a_device_had_to_do_on_entry(places: tuple[str, ...]) -> None:
+    """Else a donor would read the state before the device has computed it. In CPU memory there is nothing to wait for."""
+    plane = Plane("a")
+    plane.registers(places)
+    plane.enter(call := average())
+    assert (call.fence is not None) is bool(places)
+
+
+def test_the_newest_trailer_is_known_until_the_view_changes() -> None:
+    """It says who has the state, by rank: in the next view these are others."""
+    plane, trailer = Plane("a"), Trailer.of(())
+    here = session(3, AFTER_SEVEN, "a")
+    assert plane.activate(here)
+    plane.enter(call := average())
+    assert plane.begin(here) and plane.trailer is None
+    assert plane.finish(here, call, trailer, Results(8, LAYOUT, (), 3.0))
+    assert plane.trailer is trailer
+    plane.freeze(Order(4, None))
+    assert plane.activate(session(4, SalvagePlan(8, 8, authority="a", holders=("a",)), "a"))
+    assert plane.trailer is None
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_held_result_is_kept_if_the_next_view_goes_on_with_it(keeps: bool) -> None:
+    """Else the call is done again, and whoever still held the old result could give it to others."""
+    plane, results = Plane("a"), Results(8, LAYOUT, (), 3.0)
+    here = session(3, AFTER_SEVEN, "a")
+    assert plane.activate(here)
+    plane.enter(average())
+    assert plane.begin(here) and plane.hold(here, results, Trailer.of(()))
+    plane.freeze(Order(4, None))
+    plan = SalvagePlan(8, 8, authority="a", holders=("a",)) if keeps else AFTER_SEVEN
+    assert plane.activate(session(4, plan, "a", keeps=keeps))
+    answer = plane.freeze(Order(5, None))
+    assert answer is not None
+    report = Report.decode(answer[0])
+    assert (report.finished, report.held) == (7, 8 if keeps else 0)
+
+
+def test_a_member_that_leaves_waits_for_the_call_after_which_all_freeze() -> None:
+    """As long as it is let: whoever ends the call cannot do so before the lock is free, that is, before it is waited for."""
+    plane = Plane("a")
+    here = session(3, AFTER_SEVEN, "a")
+    assert plane.activate(here)
+    plane.enter(call := average())
+    assert plane.begin(here) and plane.freeze(Order(4, 8)) is None
+    plane.let_end(0.0)
+    assert plane.ordered
+    results = Results(8, LAYOUT, (), 3.0)
+    ends = threading.Thread(target=lambda: plane.finish(here, call, Trailer.of(()), results))
+    with plane.changed:
+        ends.start()
+        plane.let_end(TIMEOUT)
+        assert plane.finished == 8 and not plane.ordered
+    ends.join()

@@ -1,0 +1,148 @@
+"""What a sampler is told of a call and of the end of a lifetime, and which share this member claims."""
+
+from __future__ import annotations
+
+from unittest.mock import Mock
+
+import pytest
+import torch
+
+from consensus import LeftError
+from ftlib.core.calls.call import Call, Kind, Results
+from ftlib.core.calls.follow import Followed
+from ftlib.core.calls.salvage import SalvagePlan
+from ftlib.core.plane.orders import Order
+from ftlib.core.plane.plane import Plane
+from ftlib.core.tensors.layout import lay_out
+from ftlib.core.tensors.trailer import Trailer
+from ftlib.data.mates import Drawing
+from ftlib.data.sampling import Share
+from ftlib.errors import Excluded, FTLibError, JobEnded, QuorumLost
+from tests.ftlib.plane.sessions import AFTER_SEVEN, LAYOUT, average, session
+
+OWN, NONE = Share(samples=2, data_epoch=1, deal=7), Share()
+
+
+@pytest.mark.parametrize("out", [False, True])
+def test_a_newcomer_that_stays_out_claims_no_samples_any_more(out: bool) -> None:
+    """It had the state on entry to that call, which has become another one with the call: its replica's processes say so."""
+    plane, sampler = Plane("c"), Mock(closing=False)
+    sampler.begin.return_value, sampler.follow.return_value, sampler.report.return_value = OWN, NONE, b"drawn"
+    plane.data.register(sampler)
+    here = session(2, SalvagePlan(7, 7, blank=("c",), newcomers=("c",), authority="a", holders=("a",)), "c")
+    assert plane.activate(here)
+    plane.enter(call := average())
+    assert plane.loaded(here, "a") and plane.begin(here)
+    assert plane.data.share(call) == OWN
+    results = Results(8, LAYOUT, (), 3.0)
+    results.come_in(out)
+    assert plane.finish(here, call, Trailer.of(()), results)
+    plane.enter(following := average())
+    assert plane.newcomer is out
+    assert plane.data.share(following) == (NONE if out else OWN)
+    assert plane.data.report()[4:] == (b"" if out else b"drawn")
+    assert plane.begin(here) and plane.finish(here, following, Trailer.of(()), Results(9, LAYOUT, (), 3.0))
+    assert sampler.finished.call_count == (0 if out else 2)
+
+
+def test_a_call_in_a_unit_that_weighs_nothing_leaves_the_weight_to_the_next_average() -> None:
+    """Samples that were drawn before any average of it count, where that average uses none up."""
+    plane, sampler = Plane("a"), Mock()
+    sampler.weight.side_effect = lambda batches: 3.0 + 10.0 * batches
+    barrier = Call(Kind.BARRIER, LAYOUT, ())
+    assert plane.data.weigh(barrier, 0, 5.0) == 5.0, "without a sampler, too"
+    plane.data.register(sampler)
+    assert plane.data.weigh(barrier, 0, 5.0) == 5.0
+    assert plane.data.weigh(average(), 0, None) == 3.0
+
+
+def test_who_adopts_a_call_deals_its_samples_before_those_of_the_view_that_gave_it() -> None:
+    plane, sampler = Plane("a"), Mock(report=lambda: b"drawn")
+    plane.data.register(sampler)
+    here = session(3, AFTER_SEVEN, "a")
+    assert plane.activate(here)
+    plane.enter(call := average())
+    assert plane.loaded(here, "a") and plane.begin(here)
+    plane.freeze(Order(4, None))
+    drawn = (("a", bytes(4) + b"drawn"),)
+    plan = SalvagePlan(8, 8, adoptions=(("a", "b"),), authority="a", holders=("a", "b"), drawn=drawn)
+    newest = session(4, plan, "a")
+    assert plane.activate(newest) and plane.begin(newest)
+    sampler.reset_mock()
+    assert plane.adopt(newest, call, Results(8, LAYOUT, (), 3.0))
+    assert [each[0] for each in sampler.method_calls] == ["finished", "activated"]
+
+
+@pytest.mark.parametrize("foreign", [False, True])
+def test_a_call_of_a_program_without_the_state_uses_nothing_up(foreign: bool) -> None:
+    """Its batches were fillers: it draws them again. A call of the others' drew nothing."""
+    plane, sampler = Plane("c"), Mock()
+    plane.data.register(sampler)
+    here = session(2, SalvagePlan(7, 7, blank=("c",), newcomers=("c",), authority="a", holders=("a",)), "c")
+    assert plane.activate(here)
+    plane.enter(call := Followed(0.0, veto=False) if foreign else average())
+    assert plane.begin(here) and plane.adopt(here, call, Results(8, LAYOUT, (), 3.0))
+    assert sampler.unfinished.called is not foreign and not sampler.finished.called
+
+
+@pytest.mark.parametrize("kind", [Kind.AVERAGE, Kind.BARRIER])
+def test_a_newcomer_waits_three_times_where_the_others_only_average(kind: Kind) -> None:
+    """In an average its fillers do no harm to the next epoch; what another call is for nobody knows."""
+    plane, sampler = Plane("c"), Mock()
+    plane.data.register(sampler)
+    here = session(2, SalvagePlan(7, 7, blank=("c",), newcomers=("c",), authority="a", holders=("a",)), "c")
+    assert plane.activate(here)
+    for number, each in ((8, kind), (9, Kind.AVERAGE)):
+        plane.enter(call := Followed(0.0, veto=False))
+        call.learn(lay_out(each.value, [(torch.float32, (3,))], "SUM", 1 << 20))
+        assert plane.begin(here) and plane.adopt(here, call, Results(number, LAYOUT, (), 3.0))
+    sampler.left_behind.return_value = True
+    found = [plane.data.left_behind(1) for _ in range(5)]
+    assert found == ([True] * 3 + [False] * 2 if kind is Kind.AVERAGE else [True] * 5)
+
+
+@pytest.mark.parametrize("drawing", [None, Drawing(ahead=(True, False), shares=(OWN,))])
+def test_a_replica_goes_by_what_its_processes_have_drawn_ahead(drawing: Drawing | None) -> None:
+    plane, sampler = Plane("a", replica="r"), Mock()
+    plane.data.register(sampler)
+    here = session(3, AFTER_SEVEN, "a")
+    assert plane.activate(here)
+    plane.enter(call := average())
+    assert plane.begin(here)
+    results = Results(8, LAYOUT, (), 3.0)
+    results.share({"r": OWN})
+    if drawing is not None:
+        results.agree(drawing)
+    assert plane.finish(here, call, Trailer.of(()), results)
+    assert [tuple(call.args[0]) for call in sampler.level.call_args_list] == ([] if drawing is None else [(True, False)])
+
+
+LEFT, OUT, LOST = LeftError("asked to leave"), Excluded("given up"), QuorumLost("too few")
+
+
+@pytest.mark.parametrize(
+    ("error", "late", "leaving", "rejoins", "told"),
+    [
+        pytest.param(JobEnded("it is over"), False, False, False, None, id="the job has ended"),
+        pytest.param(OUT, False, False, True, None, id="it goes on in another lifetime"),
+        pytest.param(LOST, False, False, True, LOST, id="there is none to go on in"),
+        pytest.param(OUT, False, False, False, OUT, id="it does not rejoin"),
+        pytest.param(LEFT, True, True, False, None, id="its deputy has said goodbye"),
+        pytest.param(OUT, True, False, False, OUT, id="late, and given up"),
+        pytest.param(LEFT, False, True, False, "it draws no more", id="it has left"),
+    ],
+)
+def test_a_loader_fails_at_the_end_unless_the_programs_call_ends_it(
+    error: Exception, late: bool, leaving: bool, rejoins: bool, told: Exception | str | None
+) -> None:
+    """A loader that waits for samples in vain would hang; one that failed early would hide the reason."""
+    plane, sampler = Plane("a", leaving=lambda: leaving, rejoins=rejoins), Mock()
+    plane.data.register(sampler)
+    if late:
+        plane.lag.grow(1)
+    plane.stop(error)
+    [thawed] = [call.args[0] for call in sampler.thawed.call_args_list]
+    if isinstance(told, str):
+        assert type(thawed) is FTLibError and told in str(thawed)
+    else:
+        assert thawed is told
