@@ -12,10 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from consensus import Member, View
 from ftlib import ConfigError, Status
-from ftlib.core.calls.salvage import SalvagePlan
-from ftlib.core.calls.session import Session
 from ftlib.core.plane.nonfinite_check import NonfiniteCheck
 from ftlib.core.plane.plane import Plane
 from ftlib.core.tensors.layout import lay_out
@@ -24,6 +21,7 @@ from ftlib.ftlib import FTLib
 from ftlib.settings.config import resolve
 from tests.ftlib.crews.crew import Crew, by_all
 from tests.ftlib.crews.workers import TIMEOUT, Job, Worker, workers
+from tests.ftlib.plane.sessions import AFTER_SEVEN, session
 from tests.harness.basics import eventually
 
 BAD = [math.inf, -math.inf, math.nan]
@@ -234,16 +232,41 @@ def test_whoever_adopts_a_vetoed_result_vetoes_it_too(spoilt: bool) -> None:
 def test_who_brought_inf_or_nan_says_so_in_the_next_call_alone(caplog: pytest.LogCaptureFixture) -> None:
     """Else it would be blamed for what others bring later."""
     caplog.set_level(logging.WARNING, "ftlib")
-    members = tuple(Member(name, "127.0.0.1", 1000 + number) for number, name in enumerate("abc"))
-    plan = SalvagePlan(7, 7, authority="a", holders=("a",))
-    session = Session(View(3, "parent", members), plan, "b", {"a": 0, "b": 1, "c": 2}, None)
+    here = session(3, AFTER_SEVEN, "b")
     check, call, trailer = NonfiniteCheck(Plane("b")), Mock(number=8), Mock(tainted=(0, 2))
     call.name.return_value = "tensor 0"
     for spoilt in ([0], []):
         call.spoilt.return_value = spoilt
-        check.explain(call, session)
+        check.explain(call, here)
         assert (check.tainted, check.asks) == (bool(spoilt), True)
-        check.finished(session, trailer)
+        check.finished(here, trailer)
         assert (check.tainted, check.asks) == (False, False)
     told = [record.by for record in caplog.records if getattr(record, "ftlib_event", "") == "vetoed_elsewhere"]  # type: ignore[attr-defined]
-    assert told == [session.names(("a", "c"))]
+    assert told == [here.names(("a", "c"))]
+
+
+def test_who_has_missed_the_answer_neither_blames_nor_is_blamed_later(caplog: pytest.LogCaptureFixture) -> None:
+    """The next call's result came from a donor, without the trailer that names those who had brought inf or nan."""
+    caplog.set_level(logging.WARNING, "ftlib")
+    here = session(3, AFTER_SEVEN, "b")
+    check, call = NonfiniteCheck(Plane("b")), Mock(number=8)
+    assert (check.tainted, check.asks) == (False, False), "nothing was vetoed yet"
+    for spoilt in ([0], []):
+        call.spoilt.return_value, call.name.return_value = spoilt, "tensor 0"
+        check.explain(call, here)
+        check.missed()
+        assert (check.tainted, check.asks) == (False, False)
+    caplog.clear()
+    check.finished(here, Mock(tainted=(0,)))
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(("count", "more"), [(8, False), (9, True)])
+def test_the_first_eight_tensors_with_inf_or_nan_are_named(caplog: pytest.LogCaptureFixture, count: int, more: bool) -> None:
+    caplog.set_level(logging.WARNING, "ftlib")
+    plane, call = Plane("b"), Mock(number=8)
+    call.spoilt.return_value, call.name.side_effect = list(range(count)), "t{}".format
+    NonfiniteCheck(plane).explain(call, session(3, AFTER_SEVEN, "b"))
+    [record] = caplog.records
+    assert record.tensors == "t0, t1, t2, t3, t4, t5, t6, t7" + " and more" * more  # type: ignore[attr-defined]
+    assert plane.counters.vetoed == 1

@@ -16,6 +16,7 @@ from consensus import Member, View
 from consensus.runtime.net.metrics import METRICS, render
 from ftlib import Excluded
 from ftlib.common.counters import State
+from ftlib.common.threads import Threads
 from ftlib.core.calls.salvage import SalvagePlan
 from ftlib.core.calls.session import Session
 from ftlib.core.plane.facts import _guess, facts
@@ -24,6 +25,7 @@ from ftlib.core.plane.plane import Plane
 from ftlib.core.tensors.trailer import Flag
 from ftlib.frameworks import framework_by_name
 from tests.ftlib.crews.workers import Job, Worker, workers
+from tests.ftlib.plane.sessions import average, session
 from tests.harness.basics import eventually
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "observability.md"
@@ -98,6 +100,54 @@ def test_a_joiner_is_level_once_it_has_come_in() -> None:
             each.join()
     assert found == [False]
     assert over.is_set()
+
+
+class Clock(Threads):
+    """Stands still but for what it is set forward."""
+
+    def __init__(self) -> None:
+        self.moment = 0.0
+
+    def now(self) -> float:
+        return self.moment
+
+    def forward(self, seconds: float) -> None:
+        self.moment += seconds
+
+
+@pytest.mark.parametrize(
+    ("places", "spent"),
+    [
+        pytest.param({}, "waiting", id="nobody has been heard of"),
+        pytest.param({"b": (0, 1)}, "waiting", id="one has not been heard of"),
+        pytest.param({"b": (0, 1), "c": (0, 0)}, "waiting", id="one is outside of calls"),
+        pytest.param({"b": (0, 1), "c": (0, 1)}, "averaging", id="all are in the call"),
+        pytest.param({"b": (1, 0), "c": (0, 1)}, "averaging", id="one has ended it already"),
+    ],
+)
+def test_the_time_in_a_call_is_waiting_until_all_have_come(places: dict[str, tuple[int, int]], spent: str) -> None:
+    """The first call of the job, in progress for two seconds."""
+    clock = Clock()
+    plane = Plane("a", threads=clock)
+    founding = session(1, SalvagePlan(0, 0, authority="a", holders=("a",)), "a")
+    assert plane.installing(founding.view) and plane.activate(founding)
+    for member, (finished, current) in places.items():
+        plane.peer_progress(member, finished, current)
+    plane.enter(average())
+    plane.counters.time_use.entered(clock.now())
+    clock.forward(2.0)
+    found = facts(plane, framework_by_name("memory"))["seconds"]
+    assert {state: seconds for state, seconds in found.items() if seconds} == {spent: 2.0}
+
+
+def test_calls_of_every_carrier_add_up_to_those_that_were_carried() -> None:
+    plane, framework = Plane("a"), Mock(transports=("net", "gpu"), replaced=0)
+    framework.metrics.return_value = {}
+    for alone, accelerated in ((True, False), (False, True), (False, True), (False, True), (False, False)):
+        plane.counters.calls += 1
+        plane.counters.alone += alone
+        plane.counters.accelerated += accelerated
+    assert facts(plane, framework)["calls_by_transport"] == {"net": 1, "gpu": 3}
 
 
 def test_calls_are_counted_by_what_carries_them() -> None:

@@ -100,6 +100,12 @@ def test_that_is_no_straggler(times: tuple[float, ...]) -> None:
     assert steps(StepTimes(2.0, 2), 30, *times) == ([], [])
 
 
+def test_who_takes_just_the_factor_is_no_straggler() -> None:
+    step_times = StepTimes(1.0, 2)
+    assert steps(step_times, 1, 0.01, 0.05) == ([], []), "from now on every step is looked at closely"
+    assert steps(step_times, 5, 0.05, 0.05) == ([], [])
+
+
 def test_half_of_the_members_may_be_slow() -> None:
     assert steps(StepTimes(2.0, 3), 3, 0.05, 0.01, 0.05, 0.01) == (["a", "c"], [])
 
