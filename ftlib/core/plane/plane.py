@@ -273,8 +273,7 @@ class Plane:
         """An operation of the current call has finished, so no member needs the previous call's results."""
         with self.changed:
             self.results = None
-            if self.current is not None and not self.current.present:
-                self.present()
+            self.present()
 
     def present(self) -> None:
         """Allow the others to know that this member is in its call."""

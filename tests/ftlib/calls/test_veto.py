@@ -12,7 +12,9 @@ import pytest
 import torch
 from torch import nn
 
+from consensus import View
 from ftlib import ConfigError, Status
+from ftlib.core.calls.session import Session
 from ftlib.core.plane.nonfinite_check import NonfiniteCheck
 from ftlib.core.plane.plane import Plane
 from ftlib.core.tensors.layout import lay_out
@@ -21,7 +23,7 @@ from ftlib.ftlib import FTLib
 from ftlib.settings.config import resolve
 from tests.ftlib.crews.crew import Crew, by_all
 from tests.ftlib.crews.workers import TIMEOUT, Job, Worker, workers
-from tests.ftlib.plane.sessions import AFTER_SEVEN, session
+from tests.ftlib.plane.sessions import AFTER_SEVEN, MEMBERS, session
 from tests.harness.basics import eventually
 
 BAD = [math.inf, -math.inf, math.nan]
@@ -270,3 +272,15 @@ def test_the_first_eight_tensors_with_inf_or_nan_are_named(caplog: pytest.LogCap
     [record] = caplog.records
     assert record.tensors == "t0, t1, t2, t3, t4, t5, t6, t7" + " and more" * more  # type: ignore[attr-defined]
     assert plane.counters.vetoed == 1
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_who_is_alone_in_its_group_has_nobody_else_to_blame(caplog: pytest.LogCaptureFixture, size: int) -> None:
+    """Another process of its replica has brought inf or nan, and says so itself."""
+    caplog.set_level(logging.WARNING, "ftlib")
+    ranks = {member.id: rank for rank, member in enumerate(MEMBERS[:size])}
+    here = Session(View(3, "parent", MEMBERS[:size]), AFTER_SEVEN, "a", ranks, None)
+    check = NonfiniteCheck(Plane("a"))
+    check.explain(Mock(number=8, spoilt=Mock(return_value=[])), here)
+    check.finished(here, Mock(tainted=()))
+    assert len(caplog.records) == size - 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from unittest.mock import Mock
 
 import pytest
 
@@ -10,6 +11,7 @@ from ftlib.core.calls.call import Results
 from ftlib.core.calls.salvage import Report, SalvagePlan
 from ftlib.core.plane.orders import Order
 from ftlib.core.plane.plane import Plane
+from ftlib.core.stand_in.stand_in import StandIn
 from ftlib.core.tensors.trailer import Trailer
 from tests.ftlib.plane.sessions import AFTER_SEVEN, LAYOUT, average, session
 from tests.harness.basics import TIMEOUT
@@ -28,6 +30,34 @@ def test_the_others_are_told_of_a_call_but_not_while_the_program_computes_in_it(
         plane.computes(call, computing)
     assert plane.finish(here, call, Trailer.of(()), Results(8, LAYOUT, (), 3.0))
     assert told == [(7, 0, False), (7, 8, True), (7, 0, True), (7, 8, True), (8, 0, False)]
+
+
+def test_a_deputy_hides_that_it_waits_in_a_call_until_an_operation_of_it_has_ended() -> None:
+    """Before that nobody may be in it yet, and its waiting would count against the others."""
+    told: list[tuple[int, int, bool]] = []
+    plane = Plane("a", lambda finished, current, *, busy=False, **_: told.append((finished, current, busy)))
+    here = session(3, AFTER_SEVEN, "a")
+    assert plane.activate(here)
+    plane.wish(wanted=True)
+    plane.enter(StandIn(0.0, veto=False, awaited=lambda: False, present=plane.present))
+    assert plane.begin(here) and told == [(7, 0, False)]
+    for _ in range(2):
+        plane.entered()
+        assert told == [(7, 0, False), (7, 8, True)]
+
+
+def test_once_all_are_in_a_call_nobody_needs_the_result_before_and_nobody_is_told_unasked() -> None:
+    told: list[int] = []
+    plane, slot = Plane("a", lambda _finished, current, **_: told.append(current)), Mock()
+    here = session(3, AFTER_SEVEN, "a")
+    assert plane.activate(here)
+    plane.enter(call := average())
+    assert plane.begin(here) and plane.finish(here, call, Trailer.of(()), Results(8, LAYOUT, (slot,), 3.0))
+    plane.present()
+    plane.enter(average())
+    assert plane.begin(here) and plane.needed == (slot,)
+    plane.entered()
+    assert plane.needed == () and not any(told)
 
 
 @pytest.mark.parametrize("places", [(), ("rehearsal",)])
