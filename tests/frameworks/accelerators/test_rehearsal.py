@@ -114,7 +114,7 @@ def test_a_first_call_waits_for_a_start_that_is_quick_enough(crews: Crew) -> Non
     assert [waits for waits, _, _ in crews.run(hands, orders.await_start, TIMEOUT)] == [False] * 2
     crews.build(hands)
     assert [waits for waits, _, _ in crews.run(hands, orders.await_start, 0.1)] == [False] * 2
-    assert max(crews.run(hands, orders.await_start_through_an_abort)) < 0.2
+    assert max(crews.run(hands, orders.await_start_through_an_abort)) < 4.0, "not as long as the start takes"
 
 
 def test_the_device_looks_for_inf_and_nan_before_the_one_wait_ends(crews: Crew) -> None:
