@@ -6,7 +6,9 @@ at a member whose convolutions are channels-last. Bytes are copied only on deman
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import threading
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -44,6 +46,10 @@ class FlatState:
         self.tensors = tuple(tensors)
         self.paths = tuple(paths)
         self._fence = fence
+        self._filling = threading.Lock()
+        """Held while bytes of tensors that are not contiguous are set: whole rows of these are read and written back, and
+        another thread may set other bytes of the same row.
+        """
         sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
         self.ends = list(accumulate(sizes))
         """Where each tensor ends."""
@@ -82,12 +88,14 @@ class FlatState:
     def copy_in(self, start: int, data: torch.Tensor) -> None:
         """Set the bytes from ``start`` on to ``data`` (uint8 in CPU memory). Waits once for each device that holds some.
 
-        Nothing else may be under way with these tensors.
+        Several threads may set different bytes at a time. Nothing else may be under way with these tensors.
         """
         _fits(data, data.numel())
+        pieces = list(self.pieces(start, start + data.numel()))
         offset, bundle = 0, Bundle()
-        with torch.no_grad():
-            for index, first, end in self.pieces(start, start + data.numel()):
+        alone = all(self.tensors[index].is_contiguous() for index, _, _ in pieces)
+        with contextlib.nullcontext() if alone else self._filling, torch.no_grad():
+            for index, first, end in pieces:
                 tensor, piece = self.tensors[index], data[offset : offset + end - first]
                 if place := place_of(tensor):
                     writes = (_bytes(tensor, first, end),) if tensor.is_contiguous() else ()

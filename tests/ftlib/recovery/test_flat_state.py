@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import functools
 import random
 import re
+import threading
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,8 @@ import torch
 
 from ftlib.common.memory import huge
 from ftlib.recovery.layout.flat_state import FlatState, TensorRange
+from tests.harness.basics import TIMEOUT
+from tests.harness.company import at_once
 
 
 def raw(tensor: torch.Tensor) -> bytes:
@@ -63,6 +68,22 @@ def test_any_range_of_any_tensors_is_written() -> None:
         whole[start:stop] = data
         row.copy_in(start, torch.frombuffer(bytearray(data) or bytearray(1), dtype=torch.uint8)[: stop - start])
         assert b"".join(map(raw, tensors)) == whole
+
+
+def test_threads_that_write_parts_of_one_row_keep_each_others() -> None:
+    """Shards end anywhere within a row, and several arrive at a time."""
+    tensor = torch.zeros(3, 200_000)[:, ::2]
+    row = flat([tensor])
+    cuts = [row.nbytes * index // 4 for index in range(5)]
+    for value in range(1, 11):
+        data, together = torch.full((row.nbytes // 4,), float(value)).view(torch.uint8), threading.Barrier(4)
+
+        def write(start: int, stop: int, data: torch.Tensor = data, together: threading.Barrier = together) -> None:
+            together.wait(TIMEOUT)
+            row.copy_in(start, data[start:stop])
+
+        at_once(*[functools.partial(write, *each) for each in pairwise(cuts)])
+        assert (tensor == value).all()
 
 
 def test_pieces_leave_out_the_empty() -> None:
