@@ -15,6 +15,7 @@ import torch
 from consensus import CarefulLogger, View
 
 from .common.devices import device_at
+from .common.memory import bytes_of
 from .core.calls.call import Call, Kind
 from .core.calls.follow import Declined
 from .core.calls.follower import NoFollowing
@@ -400,7 +401,7 @@ class Calls(ABC):
                 "broadcast: a tensor is sparse or a parameter has no gradient; pass dense tensors, e.g. parameter.data"
             )
         whole = [tensor if _as_it_is(tensor) else duplicate(tensor) for tensor in owners]
-        rows: list[torch.Tensor | None] = [tensor.view(-1).view(torch.uint8) for tensor in whole]
+        rows: list[torch.Tensor | None] = [bytes_of(tensor) for tensor in whole]
         return self._layout(kind, Targets(rows, list(owners)), "SUM"), rows
 
     def has_preface(self, tensors: Callable[[], list[torch.Tensor]]) -> None:

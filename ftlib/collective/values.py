@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from ..common.devices import HOST, Event, device_at, place_of
-from ..common.memory import Pages
+from ..common.memory import Pages, bytes_of
 from ..links.errors import Mismatch, Refused
 from .devices.carriers import await_event, to_host
 
@@ -270,7 +270,7 @@ def memory(leaf: Leaf) -> memoryview:
     if isinstance(leaf, torch.Tensor):
         if leaf.dtype in _PLAIN and leaf.dim() and not leaf.requires_grad:  # the short way
             return leaf.numpy().data.cast("B")
-        leaf = leaf.detach().reshape(-1).view(torch.uint8).numpy()
+        leaf = bytes_of(leaf.detach()).numpy()
     flat: np.ndarray[Any, Any] = np.asarray(leaf).reshape(-1).view(np.uint8)  # a matrix is never flat
     return flat.data
 

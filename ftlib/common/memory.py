@@ -74,6 +74,13 @@ class Pages:
             self._free.append(memory)
 
 
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a contiguous ``tensor`` as a row of uint8. A single element is contiguous whatever its strides, which
+    ``view`` keeps: then torch has no view of its bytes.
+    """
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+
+
 def touch(memory: torch.Tensor) -> None:
     """Fill ``memory`` (one row, on the CPU) with zeros. Uses this thread only; other threads may run Python meanwhile."""
     for piece in torch.split(memory.view(torch.uint8), _PIECE):

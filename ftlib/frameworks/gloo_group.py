@@ -28,6 +28,7 @@ import torch
 from torch.distributed import ReduceOp
 from torch.distributed.distributed_c10d import AllreduceOptions, BroadcastOptions
 
+from ftlib.common.memory import bytes_of
 from ftlib.errors import ConfigError, GroupError
 from ftlib.frameworks import sockets
 from ftlib.frameworks.background import start_task
@@ -328,4 +329,4 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().view(-1).view(torch.uint8)
+    return bytes_of(tensor.detach())

@@ -23,6 +23,7 @@ from torch.nn.parameter import is_lazy
 
 from ..common.device_waits import Fence
 from ..common.host_copies import on_host
+from ..common.memory import bytes_of
 from ..errors import ConfigError
 
 MAGIC = b"ftstate1"
@@ -189,10 +190,10 @@ def decode(data: bytes, limit: int | None = None) -> object:
 
 def raw(tensor: torch.Tensor) -> Iterator[bytes]:
     """The bytes of a tensor on the CPU in pieces, in the order of its elements."""
-    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
-    if not flat.numel():
+    whole = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    if not whole.numel():
         return
-    data = flat.view(torch.uint8).numpy().data
+    data = bytes_of(whole).numpy().data
     for start in range(0, len(data), _CHUNK):
         yield bytes(data[start : start + _CHUNK])
 

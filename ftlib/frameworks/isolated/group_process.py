@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import torch
 
+from ftlib.common.memory import bytes_of
 from ftlib.errors import GroupError
 from ftlib.frameworks.background import start_task
 from ftlib.frameworks.base import GroupSpec, Operation, OperationKind, Work
@@ -225,4 +226,4 @@ class GroupProcess(ChildProcess):
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().view(-1).view(torch.uint8)
+    return bytes_of(tensor.detach())

@@ -71,6 +71,9 @@ def test_all_kinds_of_calls_and_targets() -> None:
         assert ft.broadcast(transposed, 1)
         assert torch.equal(transposed, torch.arange(6.0).view(2, 3).t())
         assert ft.broadcast(transposed, np.int64(1))
+        single = (torch.arange(10.0) * (i == 1))[3::5][:1]
+        assert ft.broadcast(single, 1)
+        assert single.item() == 3.0
         values = torch.tensor([1.0 + 2.0j, 3.0 - 4.0j]) * (i == 1)
         assert ft.broadcast([values.conj(), values.conj().imag], 1)
         assert torch.equal(values, torch.tensor([1.0 + 2.0j, 3.0 - 4.0j])), "written through the views"

@@ -71,6 +71,14 @@ def test_tensors_that_torch_turns_only_when_they_are_read_survive() -> None:
     assert difference(digests(tree), digests(found)) == ""
 
 
+def test_a_single_element_of_a_strided_tensor_survives() -> None:
+    """It is contiguous to torch, whatever its stride."""
+    tree = {"row": torch.arange(10.0)[::5][:1], "matrix": torch.randn(4, 6)[::2, ::3][:1, :1]}
+    found = decode(snapshot(tree))
+    assert all(torch.equal(found[name], value) for name, value in tree.items())  # type: ignore[index]
+    assert difference(digests(tree), digests(found)) == ""
+
+
 def test_names_of_files_survive_though_they_are_not_unicode() -> None:
     name = os.fsdecode(b"caf\xe9.bin")
     tree = {"newest": name, name: [1]}
