@@ -203,6 +203,9 @@ class ReplicationSender:
             if plane.origin != request.origin or request.version != number:
                 _refuse([request], f"this member does not hold that state, or is past call {request.version}")
                 continue
+            if plane.session is not None and request.joiner in plane.session.view:  # it may have asked as a joiner since
+                _refuse([request], f"{request.joiner} is no spare any more, but a member")
+                continue
             shards = single_donor_shards(manifest.nbytes, request.holders, request.turn, number)
             self._snapshots.arm(request.joiner, [each for each in shards if plane.member_id in each.donors], flat, number)
             with plane.changed:

@@ -461,3 +461,23 @@ def test_who_leaves_tells_the_spares_that_listen(holder: Holder) -> None:
     with pytest.raises(LookupError, match="this member has left the job"):
         assert next(stream) is None
     assert not sender.busy
+
+
+def test_what_a_spare_has_asked_for_is_not_pinned_once_it_is_a_member(holder: Holder) -> None:
+    """It would take the place of what it has asked for as a joiner."""
+    request = SnapshotRequest(JOINER.id, ORIGIN, (holder.member.id,), 0, VERSION + 1, wants_inline=False)
+    told: list[str] = []
+
+    def begin() -> None:
+        with pytest.raises(LookupError) as error:
+            holder.donor.sender.begin(request)
+        told.append(str(error.value))
+
+    waiting = in_thread(begin)
+    eventually(lambda: holder.donor.sender.asked, "it waits for the call")
+    offer(holder)
+    holder.leave()
+    holder.enter()
+    waiting.join(TIMEOUT)
+    assert told == [f"{JOINER.id} is no spare any more, but a member"]
+    assert len(ask(holder, "stripe", joiner=JOINER.id, index=0, version=VERSION, offset=0)) > BLOCK
