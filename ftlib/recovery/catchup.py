@@ -35,6 +35,7 @@ from .joiner.prefetch import Prefetch
 from .joiner.round import Round
 from .joiner.slot_pool import SlotPool
 from .joiner.verification import Verification
+from .layout.requests import in_words
 from .layout.shards import LARGE, ChunkRequest, Shard, cut
 from .warm_standby import WarmStandby
 
@@ -44,6 +45,8 @@ _PAUSE = 0.05
 """Seconds between two requests while the others wait."""
 _GRACE = 0.02
 """Seconds that the others may wait for the last bytes of a small state, which saves this member one more call."""
+_SHORT = (OSError, RuntimeError, MemoryError)
+"""Errors where memory, threads or descriptors are short. The program does not see them: this member gives up following."""
 _TRIES = 3
 """Number of times that requests to the donors may fail."""
 _FURTHEST = 256
@@ -174,6 +177,9 @@ class Catchup:
         except NoFollowing:
             self._refused = True
             raise
+        except _SHORT as error:
+            self._refused = True
+            raise NoFollowing(in_words(error)) from error
 
     def finished(self, results: Results) -> bool:
         """See ``Recovery``."""
@@ -310,6 +316,8 @@ class Catchup:
         except (FetchError, Later) as error:
             if version != self._attempted:
                 self._unanswered(session, error)
+        except _SHORT as error:
+            raise NoFollowing(in_words(error)) from error
 
     def _turn(self, session: Session) -> int:
         return session.view.index(self._plane.member_id) % len(session.plan.holders)
@@ -347,6 +355,8 @@ class Catchup:
         except (FetchError, Later) as error:
             self._unanswered(verification.session, error)
             return False
+        except _SHORT as error:
+            raise NoFollowing(in_words(error)) from error
         if not equal:
             self._refused = True
             raise NoFollowing(

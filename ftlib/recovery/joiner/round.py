@@ -109,14 +109,17 @@ class Round:
     # --- the training thread -------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Start the round's threads. Any thread."""
+        """Start the round's threads. Any thread. If one cannot be started, none is left."""
         self._plane.recovers(self.progress)
         work = [("ftlib-recovery", self._run), *((f"ftlib-fetch-{number}", self._fetch_all) for number in range(FETCHERS))]
-        self._threads = [
-            threading.Thread(target=self._guarded, args=(function,), name=name, daemon=True) for name, function in work
-        ]
-        for thread in self._threads:
-            thread.start()
+        try:
+            for name, function in work:
+                thread = threading.Thread(target=self._guarded, args=(function,), name=name, daemon=True)
+                thread.start()
+                self._threads.append(thread)
+        except RuntimeError:
+            self.end()
+            raise
 
     def end(self) -> None:
         """Stop: nothing writes the state once this has returned. Idempotent. RebuildTimeout if a thread does not end."""

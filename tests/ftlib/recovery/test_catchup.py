@@ -50,6 +50,27 @@ def test_whose_replay_leads_elsewhere_follows_no_more(monkeypatch: pytest.Monkey
     assert not begun.called
 
 
+@pytest.mark.parametrize("error", [MemoryError("none left"), RuntimeError("can't start new thread")])
+def test_what_is_short_for_a_moment_ends_the_following_not_the_program(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recovery = Catchup(Plane("a" * 16), Mock(), Mock(), RecoveryLimits(1.0, 1, live=True))
+    verification, prefetch = Mock(), Mock()
+    verification.holds.side_effect = prefetch.result.side_effect = error
+    with pytest.raises(NoFollowing, match=str(error)):
+        recovery._verified(verification)
+    with pytest.raises(NoFollowing, match=str(error)):
+        recovery._begin(prefetch)
+    monkeypatch.setattr(catchup, "Prefetch", Mock(side_effect=error))  # its thread
+    monkeypatch.setattr(catchup, "separable", lambda _registered: False)
+    session = Mock()
+    session.plan.holders, session.view.index.return_value = ("b",), 1
+    recovery._own = Mock()
+    with pytest.raises(NoFollowing, match=str(error)):
+        recovery.enter(session, 7)
+    assert recovery._refused
+
+
 def test_what_kept_the_state_of_a_spare_level_ends_with_its_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catchup, "why_not", lambda _registered: "")
     standby = Mock()

@@ -177,3 +177,27 @@ def test_it_is_level_once_the_list_of_tensors_and_all_shards_are_here() -> None:
         one = Round(Plane("a" * 16), Mock(), Mock(), Mock(), None, (), "b", 7, shards, offer, LIMITS)
         one.flat = flat
         assert one.level_with(7) == expected
+
+
+def test_if_a_thread_cannot_be_started_none_is_left_that_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    go, usual = threading.Event(), threading.Thread.start
+
+    def prepare(*_: object) -> Mock:
+        assert go.wait(TIMEOUT)
+        return Mock(nbytes=1)
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name == "ftlib-fetch-1":
+            go.set()
+            raise RuntimeError("can't start new thread")
+        usual(thread)
+
+    monkeypatch.setattr(rounds, "prepare", prepare)
+    monkeypatch.setattr(threading.Thread, "start", start)
+    plane = Plane("a" * 16)
+    one = Round(plane, Mock(), Mock(), Mock(), None, (), "b", 7, (), SnapshotOffer(1, 0, b"", ((0, 1),)), LIMITS)
+    with pytest.raises(RuntimeError, match="can't start"):
+        one.begin()
+    assert not any(thread.is_alive() for thread in one._threads) and len(one._threads) == 2
+    assert plane.recovery is None
+    one.end()
