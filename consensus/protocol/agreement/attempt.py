@@ -7,6 +7,7 @@ already be chosen, and proposes that again. Reports come with the votes; a quoru
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Set as AbstractSet
 from enum import Enum
 
@@ -15,6 +16,9 @@ from ...messages import Accept, Ballot, Prepare, Promise
 from ...transitions import Table
 from ...view import Proposal, View
 from ..state.quorum import is_everybody, is_quorum, missing
+
+AGAIN = 3
+"""How often a member that pulls is asked again at once: it may be unable to follow what it is told, and would pull for ever."""
 
 
 class AttemptPhase(Enum):
@@ -84,6 +88,7 @@ class Attempt:
         self.proposal: Proposal | None = None
         self.promises: dict[str, Promise] = {}
         self.reports: dict[str, bytes] = {}
+        self._pulls = Counter[str]()
 
     def propose(self, proposal: Proposal) -> None:
         """Enter ACCEPT with ``proposal``, unless a promise names a value that may be chosen already."""
@@ -117,6 +122,12 @@ class Attempt:
         if self.proposal is None:
             return Prepare(self.epoch, self.parent.view_id, self.ballot)
         return Accept(self.epoch, self.parent.view_id, self.ballot, self.proposal, self.after_call)
+
+    def pulled(self, member_id: str) -> bool:
+        """A member was told of the parent. True if it is to be asked again at once."""
+        waits = self.phase in (AttemptPhase.PREPARE, AttemptPhase.ACCEPT) and member_id not in self.responders
+        self._pulls[member_id] += waits
+        return waits and self._pulls[member_id] <= AGAIN
 
     @property
     def responders(self) -> AbstractSet[str]:

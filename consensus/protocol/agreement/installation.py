@@ -6,6 +6,7 @@ member that stays silent here is removed by the next epoch, whose acceptors are 
 
 from __future__ import annotations
 
+from collections import Counter
 from enum import Enum
 
 from ...member import Member
@@ -13,6 +14,7 @@ from ...messages import Ballot, FlushRequest, Install
 from ...messages.reports import Reports
 from ...transitions import Table
 from ...view import Cause, Delta, Reason, View
+from .attempt import AGAIN
 
 PAUSE = 0.1
 """Seconds after which INSTALL is sent again, doubled each time ..."""
@@ -86,6 +88,13 @@ class Installation:
         self._after_call = after_call
         self._removed = removed
         self._trail = trail
+        self._pulls = Counter[str]()
+
+    def pulled(self, member_id: str) -> bool:
+        """A member was told of the parent. True if it is to be asked for its report again at once."""
+        waits = not self.sent and member_id in self._unreported
+        self._pulls[member_id] += waits
+        return waits and self._pulls[member_id] <= AGAIN
 
     def reported(self, member_id: str, report: bytes) -> None:
         """A report arrived; the first one of a member counts."""

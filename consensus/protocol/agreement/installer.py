@@ -128,7 +128,7 @@ class Installer:
     def ask_again(self, sender: str) -> None:
         """Ask a member for its report that could make nothing of the first request (see ``ViewChange.ask_again``)."""
         installation = self._installation
-        if installation is not None and not installation.sent and sender in installation.missing_reports():
+        if installation is not None and installation.pulled(sender):
             self._send(installation, (sender,), installation.flush_request())
 
     def _send(self, installation: Installation, to: tuple[str, ...], message: Install | FlushRequest) -> None:

@@ -293,9 +293,9 @@ class Proposer:
     def ask_again(self, sender: str) -> None:
         """Ask a member for its answer that could make nothing of the first request (see ``ViewChange.ask_again``)."""
         attempt = self.attempt
-        if attempt is None or attempt.phase not in (AttemptPhase.PREPARE, AttemptPhase.ACCEPT) or attempt.next_send == inf:
+        if attempt is None or attempt.next_send == inf or sender not in attempt.parent or sender in self._core.evidence.proofs:
             return
-        if sender in attempt.parent and sender not in attempt.responders and sender not in self._core.evidence.proofs:
+        if attempt.pulled(sender):
             self._core.outbox.send(attempt.parent.member(sender), attempt.request())
 
     # Answers

@@ -32,7 +32,7 @@ seed=185 size=8 fences=1 drift=0.9 rest=0.02
 """The last of the larger side joined through m2 of the smaller: only its beacon reaches m2, which has a view already."""
 
 ASTRAY = """
-seed=80450 size=8 fences=1 trust_refused=1 skew=100000 drift=0 rest=0.5
+seed=71017 size=8 fences=1 trust_refused=1 skew=100000 drift=0 rest=0.5
 0.6 clog m4
 0.9 kill m3
 1.1 unclog m4
@@ -42,7 +42,7 @@ seed=80450 size=8 fences=1 trust_refused=1 skew=100000 drift=0 rest=0.5
 7.317 clog m4
 7.333 lossy m2 0.5
 7.341 lossy m0 0.3
-7.381 restart m1 m2 m0
+7.392 restart m1 m2 m0
 8.583 start j0 m2
 """
 """m0 and m2 choose two epochs, admit m1 anew in the second, and die. m4 is in both and hears of neither: it discounts the dead
