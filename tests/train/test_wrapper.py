@@ -1100,3 +1100,39 @@ def test_the_wrapper_itself_may_be_computed_again(ft: FTLib, index: int, reentra
         inputs = data(ft.rank, 5, 4).requires_grad_()
         recompute(model, inputs, use_reentrant=reentrant).square().mean().backward()
         near(gradients(model), expected(make, loss))
+
+
+class Transposed(nn.Module):
+    """A weight that is not contiguous, and whose gradient comes ``times`` times in one backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = perceptron(4, 4)
+        self.weight = nn.Parameter(torch.ones(30, 4).t())
+        self.times = 1
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        found = self.inner(inputs)
+        parts = [recompute(lambda x: (x @ self.weight).tanh(), found, use_reentrant=True) for _ in range(self.times)]
+        return torch.stack(parts).sum(0)
+
+
+@by_all("crew")
+def test_a_split_gradient_that_changes_after_a_part_was_sent(ft: FTLib, index: int) -> None:
+    """It is copied to a row, as it is not contiguous; what is sent in the end is not the row of before."""
+
+    def make() -> Transposed:
+        return built(Transposed())
+
+    def passes(module: nn.Module, rank: int, times: int) -> torch.Tensor:
+        inner = module.module if isinstance(module, DistributedDataParallel) else module
+        assert isinstance(inner, Transposed)
+        inner.times = times
+        found: torch.Tensor = module(data(rank, 5, 4)).square().mean()
+        return found
+
+    model = DistributedDataParallel(ft, make(), bucket_mb=1e-4, first_bucket_mb=1e-4)
+    for times in (1, 1, 1, 2, 3):
+        model.zero_grad()
+        passes(model, ft.rank, times).backward()
+        near(gradients(model), expected(make, lambda module, rank, times=times: passes(module, rank, times)))

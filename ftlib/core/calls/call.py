@@ -391,6 +391,7 @@ class Call:
         """From now on these are the inputs."""
         self.sources[:] = sources
         self._versions = _versions(sources)
+        self._flat.clear()  # rows of what the inputs were before
 
     def check_untouched(self) -> None:
         """Before a redo: ConfigError if an input has changed."""
