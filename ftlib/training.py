@@ -383,8 +383,8 @@ class Calls(ABC):
         return self._broadcast(targets_of(tensor), root, f"broadcast from {root}")[0]
 
     def _broadcast(self, targets: Targets, root: int, kind: str) -> tuple[Status, Call]:
-        check_writable(targets)
         layout, rows = self._as_bytes(targets, kind)
+        check_writable(targets)
         call = Call(Kind.BROADCAST, layout, rows, root_rank=root, name=targets.name)
         status = self._run(call)
         if status:
@@ -400,6 +400,8 @@ class Calls(ABC):
             raise ConfigError(
                 "broadcast: a tensor is sparse or a parameter has no gradient; pass dense tensors, e.g. parameter.data"
             )
+        if any(owner.is_quantized for owner in owners):
+            raise ConfigError("broadcast: a tensor is quantized, and its scale would not travel: pass tensor.dequantize()")
         whole = [tensor if _as_it_is(tensor) else duplicate(tensor) for tensor in owners]
         rows: list[torch.Tensor | None] = [bytes_of(tensor) for tensor in whole]
         return self._layout(kind, Targets(rows, list(owners)), "SUM"), rows

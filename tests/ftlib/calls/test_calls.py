@@ -115,6 +115,7 @@ def test_large_and_strided_tensors_are_cut_and_put_together() -> None:
         job.run(dict.fromkeys(names(2), body))
 
 
+@pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta state", "ignore:.*quantize")
 @workers(1)
 def test_misuse_is_one_clear_error(worker: Worker) -> None:
     ft = worker.ft
@@ -129,6 +130,12 @@ def test_misuse_is_one_clear_error(worker: Worker) -> None:
         (lambda: ft.allreduce(torch.ones(2), "AVG"), "choose one of"),
         (lambda: ft.allreduce_average(torch.ones(2), weight=10**400), "weight"),
         (lambda: ft.broadcast(torch.ones(2), 7), "no rank"),
+        *(
+            (lambda form=form: ft.broadcast(form(torch.ones(2, 2)), 0), "dense")
+            for form in (torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr)
+        ),
+        (lambda: ft.broadcast(torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8), 0), "dequantize"),
+        (lambda: ft.broadcast(torch.ones(1).expand(3), 0), "several elements at one place"),
         *((lambda root=root: ft.broadcast(torch.ones(2), root), "must be an integer") for root in (None, True, 1.0, "0")),
         (lambda: ft.allreduce_average(torch.ones(2, device="meta")), "meta"),
         *((lambda where=where: ft.manual_join(where), "manual_join") for where in (None, 5, [("127.0.0.1", 1)], b"h:1")),
