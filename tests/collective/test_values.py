@@ -66,6 +66,12 @@ def test_a_tree_that_fits_no_header_travels_in_front(tensors: list[Any], odd: in
         leaf[...] = leaf.clone() if isinstance(leaf, torch.Tensor) else leaf.copy()  # it can be written to
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
+def test_a_single_element_may_have_any_stride(dtype: torch.dtype) -> None:
+    rows = torch.arange(12).to(dtype).view(3, 4)
+    assert [leaf.tolist() for leaf in passed([rows[1:2, 0], rows[2:, 3:]])] == [[4], [[11]]]
+
+
 def test_the_memory_is_the_programs_own() -> None:
     """Nothing is copied: what is sent is the memory of the tensor, at the time of sending."""
     value = torch.zeros(10)

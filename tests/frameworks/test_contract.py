@@ -245,6 +245,10 @@ def test_alone_in_this_process(name: str) -> None:
     tensor = torch.ones(3)
     assert group.allreduce(tensor).wait(TIMEOUT)
     assert tensor.tolist() == [1.0] * 3
+    element = torch.full((3, 4), 7.0)[1:2, 0]  # contiguous, as there is one, though its stride is 4
+    assert group.broadcast(element, 0).wait(TIMEOUT)
+    assert group.allreduce(element).wait(TIMEOUT)
+    assert element.tolist() == [7.0]
     framework.abort_communicator()
     with pytest.raises(GroupError):
         group.barrier().wait(TIMEOUT)

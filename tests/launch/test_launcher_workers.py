@@ -330,6 +330,7 @@ def plain() -> dict[str, Any]:
         "array": np.arange(6, dtype=np.int16).reshape(2, 3),
         "scalar": np.float32(1.5),
         "tensor": torch.arange(4, dtype=torch.bfloat16).reshape(2, 2),
+        "element": torch.arange(4.0).reshape(2, 2)[1:, 0],
         3: "three",
     }
 
@@ -338,7 +339,7 @@ def test_results_as_data() -> None:
     found = launcher(workers=1, results="data").run(plain).rank(0)
     wanted = plain()
     assert np.array_equal(found.pop("array"), wanted.pop("array"))
-    assert torch.equal(found.pop("tensor"), wanted.pop("tensor"))
+    assert all(torch.equal(found.pop(name), wanted.pop(name)) for name in ("tensor", "element"))
     assert found == wanted
 
 

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from ...common.devices import HOST, Event, device_at, place_of
+from ...common.memory import bytes_of
 from ...links.errors import CollectiveError, CollectiveTimeout, LinkBroken
 from ..works import DEFAULT_TIMEOUT
 from .store import LinkStore
@@ -136,7 +137,7 @@ class GroupCarrier(Carrier):
         self._device.use()
         with self._stream.current():
             for tensor in tensors:
-                verb([tensor.reshape(-1).view(torch.uint8)], 1 - self._rank, 0).wait()
+                verb([bytes_of(tensor)], 1 - self._rank, 0).wait()
         await_event(self._stream.record(), "what was sent or received on its stream")
         if self._why:  # what was stopped may look as if it had ended well
             raise LinkBroken(self._why)
