@@ -193,7 +193,7 @@ class Donor(Observer):
             raise LookupError(str(error)) from None
         if self._snapshots.state_bytes >= LARGE:
             stand_back()  # training goes first; this thread serves only this request
-        return self._noted(query, _blocks(data, spans))
+        return self._noted(query, self._watched(query, _blocks(data, spans)))
 
     def _send(self, query: Query) -> Body:
         numbers = [_number(query, name) for name in ("offset", "count", "rank", "tag")]
@@ -246,6 +246,13 @@ class Donor(Observer):
         return iter((call_layouts.encode(found),))
 
     # --- inside --------------------------------------------------------------------------------------------------------
+
+    def _watched(self, query: Query, body: Body) -> Body:
+        """A spare lives while it reads: one shard may take it longer than it may be silent."""
+        joiner = _text(query, "joiner")
+        for piece in body:
+            yield piece
+            self.sender.seen(joiner)
 
     def _noted(self, query: Query, body: Body) -> Body:
         return noted(body, self._plane.traces, self._plane.threads.now, _text(query, "joiner"), _number(query, "index"))

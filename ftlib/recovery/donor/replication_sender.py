@@ -124,7 +124,9 @@ class ReplicationSender:
             return [joiner for joiner in self._standbys if joiner not in view]
 
     def seen(self, joiner: str) -> None:
-        """``joiner`` has sent a request."""
+        """``joiner`` has sent a request, or has taken a part of what it asked for."""
+        if joiner not in self._standbys:
+            return  # a member: nothing is counted, and no lock taken for each block
         with self._plane.changed:
             if joiner in self._standbys:
                 self._standbys[joiner] = self._plane.threads.now()

@@ -445,6 +445,17 @@ def test_a_spare_that_gives_its_copies_back_is_served_no_more(holder: Holder) ->
     assert not holder.donor._observers.present, "from now on calls cost nothing more"
 
 
+def test_a_spare_that_reads_one_shard_for_long_is_not_silent(holder: Holder) -> None:
+    sender = serve(holder)
+    stripe = holder.donor.source({"ask": "stripe", "joiner": "spare", "index": "0", "version": str(VERSION + 1), "offset": "0"})
+    next(stripe)
+    sender._standbys["spare"] -= 2 * STANDBY_SILENCE
+    next(stripe)
+    holder.leave()
+    holder.enter()
+    assert sender.busy and holder.donor._snapshots.nbytes == NBYTES
+
+
 def test_nothing_is_kept_for_a_spare_that_is_silent(holder: Holder) -> None:
     sender = serve(holder)
     sender._standbys["spare"] -= 2 * STANDBY_SILENCE
