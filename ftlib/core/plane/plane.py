@@ -273,7 +273,8 @@ class Plane:
         """An operation of the current call has finished, so no member needs the previous call's results."""
         with self.changed:
             self.results = None
-            self.present()
+            if self.current is not None and not self.current.present:  # most often it was already: one function less
+                self.present()
 
     def present(self) -> None:
         """Allow the others to know that this member is in its call."""
