@@ -20,6 +20,7 @@ import torch
 from ...common.device_waits import Fence
 from ...common.devices import place_of
 from ...common.host_copies import Bundle
+from ...common.memory import bytes_of
 
 
 class TensorRange(NamedTuple):
@@ -128,14 +129,9 @@ def _bytes(tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
     """A tensor's bytes, in the order of the elements: its own memory if contiguous, else a copy."""
     tensor = tensor.detach()
     if tensor.is_contiguous():
-        return _row(tensor)[start:stop]
+        return bytes_of(tensor)[start:stop]
     rows, skip = _rows(tensor, start, stop)
-    return _row(rows.contiguous())[skip : skip + stop - start]
-
-
-def _row(tensor: torch.Tensor) -> torch.Tensor:
-    """All bytes of a contiguous tensor in one row. A single element is contiguous whatever its stride, which ``view`` keeps."""
-    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+    return bytes_of(rows.contiguous())[skip : skip + stop - start]
 
 
 def _fetch(target: torch.Tensor, tensor: torch.Tensor, start: int, stop: int) -> None:
@@ -148,7 +144,7 @@ def _set(tensor: torch.Tensor, start: int, data: torch.Tensor) -> None:
         return
     rows, skip = _rows(tensor.detach(), start, start + data.numel())
     whole = rows.contiguous()
-    _row(whole)[skip : skip + data.numel()].copy_(data)
+    bytes_of(whole)[skip : skip + data.numel()].copy_(data)
     rows.copy_(whole)
 
 
