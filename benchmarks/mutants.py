@@ -30,6 +30,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -378,6 +379,8 @@ class Runner:
                     lines.write(deed(each) + "\n")
                     lines.flush()
             status = 0
+        except BaseException:  # noqa: BLE001 - nothing of a child goes on in what its parent was doing
+            traceback.print_exc(file=sys.__stderr__)
         finally:
             os._exit(status)
 

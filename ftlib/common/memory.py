@@ -75,10 +75,11 @@ class Pages:
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a contiguous ``tensor`` as a row of uint8. A single element is contiguous whatever its strides, which
-    ``view`` keeps: then torch has no view of its bytes.
+    """The memory of a contiguous ``tensor`` as a row of uint8; RuntimeError if it is not contiguous.
+
+    A single element is contiguous whatever its strides, which ``view`` keeps: then torch has no view of its bytes.
     """
-    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+    return tensor.view(-1).as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def touch(memory: torch.Tensor) -> None:

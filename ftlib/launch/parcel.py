@@ -204,7 +204,8 @@ def _pack_data(value: Any) -> Any:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         tensor = value.detach().cpu().contiguous()
-        raw = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+        row = tensor.as_strided((tensor.numel(),), (1,))  # as ``memory.bytes_of``, which would import torch
+        raw = row.view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
         return msgpack.ExtType(_TENSOR, _packed([str(tensor.dtype).removeprefix("torch."), list(tensor.shape), raw]))
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)):

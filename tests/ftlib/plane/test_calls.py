@@ -9,6 +9,7 @@ import pytest
 
 from ftlib.core.calls.call import Results
 from ftlib.core.calls.salvage import Report, SalvagePlan
+from ftlib.core.calls.session import Session
 from ftlib.core.plane.orders import Order
 from ftlib.core.plane.plane import Plane
 from ftlib.core.stand_in.stand_in import StandIn
@@ -17,13 +18,19 @@ from tests.ftlib.plane.sessions import AFTER_SEVEN, LAYOUT, average, session
 from tests.harness.basics import TIMEOUT
 
 
-def test_the_others_are_told_of_a_call_but_not_while_the_program_computes_in_it() -> None:
-    """They then wait for this member, as if it were outside of calls."""
+def watched() -> tuple[Plane, Session, list[tuple[int, int, bool]]]:
+    """A plane, its active session, and what it tells of every call, as somebody waits to be let in."""
     told: list[tuple[int, int, bool]] = []
     plane = Plane("a", lambda finished, current, *, busy=False, **_: told.append((finished, current, busy)))
     here = session(3, AFTER_SEVEN, "a")
     assert plane.activate(here)
     plane.wish(wanted=True)
+    return plane, here, told
+
+
+def test_the_others_are_told_of_a_call_but_not_while_the_program_computes_in_it() -> None:
+    """They then wait for this member, as if it were outside of calls."""
+    plane, here, told = watched()
     plane.enter(call := average())
     assert plane.begin(here)
     for computing in (True, False):
@@ -34,11 +41,7 @@ def test_the_others_are_told_of_a_call_but_not_while_the_program_computes_in_it(
 
 def test_a_deputy_hides_that_it_waits_in_a_call_until_an_operation_of_it_has_ended() -> None:
     """Before that nobody may be in it yet, and its waiting would count against the others."""
-    told: list[tuple[int, int, bool]] = []
-    plane = Plane("a", lambda finished, current, *, busy=False, **_: told.append((finished, current, busy)))
-    here = session(3, AFTER_SEVEN, "a")
-    assert plane.activate(here)
-    plane.wish(wanted=True)
+    plane, here, told = watched()
     plane.enter(StandIn(0.0, veto=False, awaited=lambda: False, present=plane.present))
     assert plane.begin(here) and told == [(7, 0, False)]
     for _ in range(2):
