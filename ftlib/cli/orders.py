@@ -31,7 +31,7 @@ def order(kind: OrderKind, address: str, timeout: float, agreed: Callable[[str],
     status = fetch_status(address, timeout)
     if not agreed(consequence(kind, status)):
         return "nothing was done"
-    said = order_seen(kind, address, str(status.get("member")), status.get("active_epoch"), timeout)
+    said = order_seen(kind, address, str(status.get("member")), status.get("epoch"), timeout)
     return f"{_name_of(status)} at {said}"
 
 

@@ -81,6 +81,7 @@ def facts_of(job: Job, rows: Mapping[str, _Values]) -> dict[str, Any]:
     return {
         "job": str(entry.get("job", "?")),
         "epoch": entry.get("active_epoch"),
+        "view": entry.get("epoch"),  # of the members below, which may not be active yet: orders name it
         "changing": bool(entry.get("changing")),
         "size": len(members),
         "spares": len(entry.get("spares") or ()),

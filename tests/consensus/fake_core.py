@@ -35,6 +35,7 @@ class FakeCore:
         self.calls: list[tuple[Any, ...]] = []
         self.effects: list[Effect] = []
         self.deadline: float | None = None
+        self.view: View | None = None
         self.known_view: View | None = None
         self.installed_view: View | None = None
         self.reasons: dict[str, Reason] = {}

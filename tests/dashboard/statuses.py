@@ -47,6 +47,7 @@ def status(number: int = 0, *, size: int = 3, epoch: int = 4, step: int = 10, **
         "address": f"127.0.0.1:{7000 + number}",
         "meta": {"name": f"worker {number}"},
         "policy": "majority",
+        "epoch": epoch,
         "active_epoch": epoch,
         "changing": False,
         "coordinator": ids[0],

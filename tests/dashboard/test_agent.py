@@ -164,7 +164,7 @@ def test_a_page_at_every_agent(nursery: Nursery, tmp_path: Path, monkeypatch: py
         assert [row["name"] for row in page["rows"].values()]
         assert page["min_size"] == 1
         ids = {row["address"]: member for member, row in page["rows"].items()}
-        victim, epoch = ids[one], page["epoch"]
+        victim, epoch = ids[one], page["view"]
         assert browser.order("kill", victim, epoch, "key number 1", origin="http://evil.example")[0] == 403
         assert browser.order("kill", victim, epoch, "key number 2", origin="")[0] == 403
         assert browser.ask("/order")[0] == 404
@@ -223,7 +223,7 @@ def test_orders_come_from_this_host_unless_a_setting_says_otherwise(tmp_path: Pa
         page = browser.snapshot()
         [member] = page["rows"]
         try:
-            code, text = browser.order("drain", member, page["epoch"], "key number 1")
+            code, text = browser.order("drain", member, page["view"], "key number 1")
         except (http.client.HTTPException, OSError):  # an URLError is one
             code, text = 200, "the member that is to end answers itself: it may be gone before its answer is read"
         if allowed:

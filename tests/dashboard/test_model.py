@@ -20,8 +20,13 @@ def test_a_row_a_member_in_order_of_seniority() -> None:
         (2, "worker 2", 2, 10),  # it has not told: as the member that was asked, with which it is in every call
     ]
     assert [row["coordinator"] for row in page["rows"].values()] == [True, False, False]
-    assert (page["epoch"], page["size"], page["step"]) == (4, 3, 12)
+    assert (page["epoch"], page["view"], page["size"], page["step"]) == (4, 4, 3, 12)
     json.dumps(page)
+
+
+def test_orders_name_the_view_whose_members_are_shown() -> None:
+    page = page_of(Job({**status(0), "active_epoch": 3}, {}))  # not active yet
+    assert (page["epoch"], page["view"]) == (3, 4)
 
 
 @pytest.mark.parametrize(

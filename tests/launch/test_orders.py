@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import os
@@ -12,16 +13,19 @@ from typing import Any
 
 import pytest
 
-from consensus import OrderKind
-from ftlib.cli.orders import consequence
+from consensus import OrderKind, View, format_address
+from ftlib.cli.orders import consequence, order
 from ftlib.cli.runs import Run, address_of, show
-from ftlib.errors import ConfigError
+from ftlib.errors import ConfigError, FTLibError
 from ftlib.launch.processes.registry import RunRecord, runs
+from tests.consensus.fake_core import rig
 from tests.harness.basics import TIMEOUT, eventually
 from tests.harness.nursery import Nursery
 
 from .helpers import Run as Launched
 from .helpers import cli, command, environment, forked, running, script, told
+
+SECRET = "the secret of these tests"
 
 TRAINS = """
 import time
@@ -101,6 +105,32 @@ def test_an_order_to_a_process_of_a_replica_concerns_all_of_that() -> None:
     assert consequence(OrderKind.KILL, {**status, "members": members[:2]}).endswith("no replica is left, the job ends")
 
 
+@pytest.mark.parametrize("changes", [False, True], ids=["the same view", "another view by then"])
+async def test_an_order_is_for_the_view_that_was_looked_at(changes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which need not be active yet: its members were shown."""
+    monkeypatch.setenv("FTLIB_SECRET", SECRET)
+    async with rig(secret=SECRET) as there:
+        active, shown, next_one = (View(epoch, "", (there.member,)) for epoch in (1, 2, 3))
+        there.core.active_view, there.core.view = active, shown
+
+        def status() -> dict[str, Any]:
+            return {"epoch": 2, "active_epoch": 1, "members": [{"id": there.member.id}]}
+
+        def agreed(meaning: str) -> bool:
+            if changes:
+                there.core.view = next_one
+            return "the job ends" in meaning
+
+        there.core.status = status  # type: ignore[method-assign]
+        given = asyncio.to_thread(order, OrderKind.DRAIN, format_address(there.member.address), TIMEOUT, agreed)
+        if changes:
+            with pytest.raises(FTLibError, match="it is for epoch 2, and this is epoch 3: look again"):
+                await given
+        else:
+            assert "the signal is sent" in await given
+        assert there.signals == [signal.SIGTERM] * (not changes)
+
+
 def test_a_record_that_is_none_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     from ftlib.launch.processes import places
@@ -126,7 +156,7 @@ class Tools:
         environ = environment(XDG_RUNTIME_DIR=str(self._runtime))
         del environ["FTLIB_SECRET"]
         ended, out, err = told(self._nursery, next(self._places), *arguments, env=environ)
-        assert ended == code, (out, err, self._launched.events())
+        assert ended == code, f"{out}\n{err}\n{self._launched.events()}"  # text is shown whole
         return out + err
 
     def workers(self) -> list[dict[str, Any]]:

@@ -122,7 +122,7 @@ class Agent:
         labels = {"job": config.job, "member": member.id}
         self.driver = Driver(core, self, self._tell, training.progress, training.held, labels)
         self.discovery = Discovery(config, member, introducers, self.driver, self._ring, self._silent)
-        self._orders = Orders(member.id, self._active_epoch, training.signal, self.driver.note)
+        self._orders = Orders(member.id, self._shown_epoch, training.signal, self.driver.note)
         self._fencing = Fencing(config, self._ask_supervisor, self._fenced, self.driver.note)
         self._store = session_for(config, member, self._ring, self.driver, self._spawn)
         self._tethers = LivenessConnections(self._checked, self._ring, trust_refused=config.trust_refused)
@@ -391,6 +391,11 @@ class Agent:
     def _active_epoch(self) -> int:
         active = self.driver.core.active_view
         return 0 if active is None else active.epoch
+
+    def _shown_epoch(self) -> int:
+        """The epoch of the view whose members ``status`` shows: whoever orders has seen that one, active or not yet."""
+        shown = self.driver.core.view
+        return 0 if shown is None else shown.epoch
 
     @property
     def ordered(self) -> str:

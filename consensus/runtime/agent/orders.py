@@ -26,7 +26,7 @@ class Orders:
     def __init__(
         self, member_id: str, epoch: Callable[[], int], send: Callable[[int], None], note: Callable[[int, str, str], None]
     ) -> None:
-        """``epoch``: of the active view. ``send``: sends a signal to the training process. ``note``: see ``Driver``."""
+        """``epoch``: of the view that is shown. ``send``: sends a signal to the training process. ``note``: see ``Driver``."""
         self._member_id = member_id
         self._epoch = epoch
         self._send = send

@@ -19,6 +19,10 @@ class DrivenMachine(Protocol):
     """What the driver needs of ``protocol.machine.Machine``. No method blocks; ``now`` never goes back."""
 
     @property
+    def view(self) -> View | None:
+        """The newest chosen view with this member: the one whose members its ``status`` shows."""
+
+    @property
     def known_view(self) -> View | None:
         """The newest chosen view that is known; for a joiner the cluster's view as it received it."""
 
