@@ -78,6 +78,7 @@ class Dispatch:
                     contact.compare(sender, address, message.epoch, message.view_id, now)
             case PingRequest():
                 detection.on_ping_request(address, message, now)
+                contact.met(sender, address, now)
             case Nack():
                 detection.on_nack(message)
             case Stranger():
@@ -85,6 +86,7 @@ class Dispatch:
                 contact.gone(message.target)
             case Gossip():
                 detection.on_gossip(sender, address, message, now)
+                contact.met(sender, address, now)
             case Digest():
                 contact.compare(sender, address, message.epoch, message.view_id, now)
                 self._reconciliation.on_digest(address, message)
@@ -92,6 +94,7 @@ class Dispatch:
                 self._reconciliation.on_beliefs(address, message, now)
             case Evidence():
                 change.accusations.on_evidence(sender, message, now)
+                contact.met(sender, address, now)
             case Prepare():
                 change.voter.on_prepare(sender, address, message)
             case Promise():

@@ -17,6 +17,8 @@ from consensus.messages import (
     Accepted,
     Chosen,
     Claim,
+    Evidence,
+    EvidenceKind,
     Gossip,
     Install,
     Introduction,
@@ -25,6 +27,7 @@ from consensus.messages import (
     Message,
     Overtaken,
     Ping,
+    PingRequest,
     Pull,
     Status,
     Stranger,
@@ -97,6 +100,24 @@ def test_a_ping_alone_tells_who_is_ahead() -> None:
     machine = machine_in("abc", "b")
     machine.receive("a", member("a").address, Ping(1, "b", 2, NEXT.view_id), NOW)
     assert answers(machine, Pull) == [("a", Pull)]
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        Evidence("elsewhere", "c", EvidenceKind.HINT),
+        PingRequest(7, member("c"), ()),
+        Gossip((Update("c", Status.SUSPECT, 0, "x"),), direct=True),
+    ],
+    ids=lambda report: type(report).__name__,
+)
+def test_who_reports_from_outside_is_told_of_this_view(report: Message) -> None:
+    """Members of the view are not."""
+    machine = machine_in("abc", "b")
+    machine.receive("x", member("x").address, report, NOW)
+    assert answers(machine, Introduction) == [("x", Introduction)]
+    machine.receive("a", member("a").address, report, NOW)
+    assert answers(machine, Introduction) == []
 
 
 @pytest.mark.parametrize(("policy", "told"), [(Policy.MAJORITY, [("c", Introduction)]), (Policy.ANY, [])])

@@ -176,6 +176,12 @@ class Contact:
         elif self._installer.may_tell:
             core.outbox.send_to(address, core.told(view_id))
 
+    def met(self, sender: str, address: Address, now: float) -> None:
+        """Whoever reports here, and is in another view than this member, learns of this one: it may be out."""
+        view = self._core.view
+        if view is not None and sender not in view:
+            self.introduce(address, now)
+
     def pulled(self, sender: str, address: Address, message: Pull, now: float) -> None:
         """A member behind asks what was chosen since; a joiner gets its INSTALL again, with the whole view."""
         core = self._core
