@@ -156,7 +156,7 @@ class WarmStandby:
         self._share_device()
         rest = _REST
         while self._going():
-            self._told = False
+            self._told = gives_up = False
             try:
                 self._attend()
             except (FetchError, Later, NoFollowing) as error:
@@ -165,18 +165,18 @@ class WarmStandby:
                 self._fail(error)
                 return
             except Exception as error:  # a spare without the state is still a spare
-                extra = self._plane.about("spare_cold", why=str(error))
-                logger.exception("this spare gives up getting the state", extra=extra)
-                self._drop()
-                return
+                why, gives_up = str(error), True
+                logger.exception("this spare gives up getting the state", extra=self._plane.about("spare_cold", why=why))
             else:
                 why = ""
-            if self._going() and why:
+            if self._going() and why and not gives_up:
                 logger.info("this spare has to get the state anew: %s", why, extra=self._plane.about("spare_cold", why=why))
             try:
                 self._drop()
             except RebuildTimeout as error:
                 self._fail(error)
+                return
+            if gives_up:
                 return
             rest = _REST if self._told else min(_LONGEST_REST, 2 * rest)
             with self._changed:

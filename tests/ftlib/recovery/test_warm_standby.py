@@ -12,6 +12,7 @@ import pytest
 
 from consensus import LeftError, Member, View
 from ftlib.core.plane.plane import Plane
+from ftlib.errors import RebuildTimeout
 from ftlib.recovery import warm_standby
 from ftlib.recovery.joiner.http_transport import FetchError, Refused
 from ftlib.recovery.joiner.limits import RecoveryLimits
@@ -73,6 +74,16 @@ def test_what_nobody_expected_leaves_it_without_the_state(plane: Plane) -> None:
     one._run()
     round_.end.assert_called_once_with()
     assert one.error is None and one.surrender(8) is None
+
+
+@pytest.mark.parametrize("why", [ValueError("nobody expected this"), FetchError("refused")], ids=lambda why: type(why).__name__)
+def test_threads_that_go_on_writing_the_state_are_the_programs_error(plane: Plane, why: Exception) -> None:
+    """Whatever was wrong before: nothing may train on a state that is being written."""
+    one = standby(plane, Mock(**{"asked.side_effect": why}))
+    stuck = RebuildTimeout("its threads do not end")
+    level(one).end.side_effect = stuck
+    one._run()
+    assert one.error is stuck
 
 
 def test_whoever_failed_before_it_was_level_is_asked_again(plane: Plane) -> None:
