@@ -267,7 +267,7 @@ class Rebuilder:
         own = None if group is None else StagedGroup(group, self._framework.place, self._rows)
         own_id, held = self._plane.member_id, self._plane.held
         kept = held is not None and held.number == chosen.call and own_id not in (*chosen.blank, *chosen.healed)
-        keeps = kept and chosen.donor_of(own_id) is None and self._plane.finished < chosen.call
+        keeps = kept and chosen.donor_of(own_id) is None
         expected = self._plane.expected_in(chosen)
         return Session(acting, chosen, own_id, ranks, group, own, whole=view, keeps=keeps, expected=expected)
 

@@ -58,6 +58,7 @@ def test_the_numbers() -> None:
     assert found["pauses"]["count"] == 0, "founding is no pause"
     assert found["in_call"] is None
     assert found["level"], "though nothing is registered: then there is nothing to get"
+    assert found["build"]["torch"] == str(torch.__version__)
 
 
 @pytest.mark.parametrize(

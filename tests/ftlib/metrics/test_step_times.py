@@ -166,6 +166,12 @@ def test_rows_outlast_a_view_change_and_end_with_their_member() -> None:
     assert step_times._rows.keys() == {"c"}
 
 
+def test_a_straggler_that_is_gone_does_not_keep_pace_again() -> None:
+    step_times = StepTimes(2.0, 2)
+    assert steps(step_times, 2, 0.01, 0.01, 0.05) == (["c"], [])
+    assert steps(step_times, 3, 0.01, 0.01) == ([], [])
+
+
 def test_the_history_is_a_window() -> None:
     step_times = StepTimes()
     steps(step_times, WINDOW, 0.1, 0.1)

@@ -41,17 +41,63 @@ def test_every_question_of_one_epoch_gets_the_same_report() -> None:
     assert [Report.decode(data).current for data in (first[0], following[0])] == [0, 8]
 
 
-def test_a_call_that_failed_is_not_under_way() -> None:
+@pytest.mark.parametrize("comes_to", ["nothing", "its end", "a result to hold", "a result of another member's"])
+def test_a_call_that_has_failed_or_was_frozen_is_not_under_way(comes_to: str) -> None:
     """Else a coordinator would wait for its end, and let nobody in."""
     told: list[bool] = []
     plane = Plane("a", lambda _finished, _current, *, busy=False, **_: told.append(busy))
     here = session(3, SalvagePlan(7, 7, authority="a", holders=("a",)), "a")
     assert plane.activate(here)
     plane.wish(wanted=True)  # somebody waits to be let in: only then is every call told
-    plane.enter(Call(Kind.AVERAGE, LAYOUT, [torch.ones(3)], weight=1.0, divide=True))
+    plane.enter(call := Call(Kind.AVERAGE, LAYOUT, [torch.ones(3)], weight=1.0, divide=True))
     assert plane.begin(here) and told[-1]
-    assert plane.failed(here) == (True, None)
+    results = Results(8, LAYOUT, (), 3.0)
+    match comes_to:
+        case "nothing":
+            assert plane.failed(here) == (True, None)
+        case "its end":
+            assert plane.freeze(Order(4, None)) and not plane.finish(here, call, Trailer.of(()), results)
+        case "a result to hold":
+            assert plane.freeze(Order(4, None)) and not plane.hold(here, results)
+        case _:
+            assert plane.freeze(Order(4, None)) and not plane.adopt(here, call, results)
     assert plane.running is None and not told[-1]
+    assert (plane.finished, plane.held) == (7, None)
+
+
+@pytest.mark.parametrize("behind", [0, 1])
+def test_who_is_behind_its_deputy_says_so(behind: int) -> None:
+    """By however little: it is the last to be asked for the state, which it does not have yet."""
+    plane = Plane("a")
+    assert plane.activate(session(3, SalvagePlan(7, 7, authority="a", holders=("a",)), "a"))
+    for _ in range(behind):
+        plane.lag.grow(1)
+    answer = plane.freeze(Order(4, None))
+    assert answer is not None
+    assert Report.decode(answer[0]).late is bool(behind)
+
+
+def test_a_program_that_is_behind_its_deputy_is_at_no_border() -> None:
+    """It is not where the calls are: whoever got the state there would lack what it has yet to take over."""
+    plane = Plane("a")
+    assert plane.activate(session(3, SalvagePlan(7, 7, authority="a", holders=("a",)), "a"))
+    plane.lag.grow(1)
+    plane.at_border()
+    assert not plane.settled(8)
+    plane.lag.shrink(1)
+    plane.at_border()
+    assert plane.settled(8) and not plane.settled(9)
+
+
+def test_a_checkpoint_that_is_loaded_between_two_borders_before_one_call_is_no_step() -> None:
+    """The program may come to the second one by ``catch_up`` before its first call, and never again."""
+    plane = Plane("a")
+    here = session(3, SalvagePlan(0, 0, authority="a", holders=("a",)), "a")
+    assert plane.activate(here)
+    plane.at_border()
+    assert plane.resumed(here, "saved", 5)
+    plane.at_border()
+    assert plane.settled(1) and not plane.borders.told
 
 
 @pytest.mark.parametrize("left", [False, True])

@@ -7,12 +7,15 @@ from unittest.mock import Mock, call
 
 import pytest
 
-from consensus import Cause, Member, Reason, View
-from consensus.border import Activated, Freeze, Installed
+from consensus import Cause, LeftError, Member, Reason, StoppedError, View
+from consensus.border import Activated, Expected, Freeze, Installed, Stalled
+from consensus.errors import ExcludedError, JobEndedError, JoinError, QuorumLostError, StoreWipedError
+from ftlib import errors
+from ftlib.core.calls.salvage import Report, SalvagePlan
 from ftlib.core.plane.phase import Phase
 from ftlib.core.plane.plane import Plane
-from ftlib.core.plane.rebuild import Rebuilder, RebuildError
-from ftlib.errors import ConfigError
+from ftlib.core.plane.rebuild import Rebuilder, RebuildError, translated
+from ftlib.errors import ConfigError, Excluded, JobEnded, QuorumLost
 from tests.ftlib.plane.sessions import AFTER_SEVEN, MEMBERS, session
 from tests.harness.basics import TIMEOUT
 
@@ -106,3 +109,103 @@ def test_a_group_ends_with_its_rebuilder() -> None:
     rebuilder.close(TIMEOUT)
     consensus.ready.assert_called_once_with(founding.view.view_id)
     assert [each[0] for each in group.method_calls if each[0] in ("abort", "close")] == ["abort", "close"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_group_of_a_view_that_is_over_is_closed_once(fails: bool) -> None:
+    """Before the next one is built, which may fail: then there is none."""
+    groups, consensus = [Mock(), Mock()], Mock(driver="a")
+    founding, following = session(1, AFTER_SEVEN, "a"), session(2, AFTER_SEVEN, "a")
+    built = iter([groups[0], RebuildError("no answer") if fails else groups[1]])
+
+    def build(_view: View) -> tuple[dict[str, int], Mock]:
+        found = next(built)
+        if isinstance(found, Exception):
+            raise found
+        return founding.ranks, found
+
+    rebuilder = Rebuilder(Plane("a"), consensus, Mock(), build)
+    rebuilder._carry_out(Installed(founding.view, {}))
+    rebuilder._carry_out(Activated(founding.view))
+    rebuilder.handle(Freeze(2, None))
+    rebuilder._carry_out(Installed(following.view, dict.fromkeys("abc", report())))
+    rebuilder.close(TIMEOUT)
+    rebuilder._run()
+    assert consensus.average_failure.called is fails
+    assert [group.close.call_count for group in groups] == [1, 0 if fails else 1]
+
+
+def report() -> bytes:
+    """Of a founder before its first call."""
+    return Report(0, 0, 0, b"", b"", "", founder=True, blank=False, has_state=False).encode()
+
+
+def test_a_freeze_that_waited_for_a_call_is_answered_by_the_thread_that_has_ended_it() -> None:
+    """At once: nobody would ask again for a while."""
+    plane, consensus, group = Plane("a"), Mock(), Mock()
+    assert plane.activate(session(3, AFTER_SEVEN, "a", group=group))
+    Rebuilder(plane, consensus, Mock(), Mock()).order(Freeze(4, None))
+    consensus.flushed.assert_called_once()
+    epoch, data = consensus.flushed.call_args.args
+    assert (epoch, Report.decode(data).finished) == (4, 7)
+    group.abort.assert_called_once_with()
+
+
+def test_who_is_given_up_as_its_program_hangs_is_told_of_it(caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody else can end its process."""
+    given_up = Mock()
+    Rebuilder(Plane("a"), Mock(), Mock(), Mock(), given_up=given_up).handle(Stalled(8, 60.0))
+    given_up.assert_called_once_with()
+    assert "the others have waited in call 8 for 60.0 s" in caplog.text
+
+
+def test_nothing_is_built_ahead_for_a_view_that_is_over_or_was_built() -> None:
+    """What is said of a view may come late. Each such group costs an address, and threads that wait for members."""
+    plane, prepare = Plane("a"), Mock()
+    rebuilder = Rebuilder(plane, Mock(), Mock(), lambda _view: (session(2, AFTER_SEVEN, "a").ranks, Mock()), prepare)
+    views = {epoch: session(epoch, AFTER_SEVEN, "a").view for epoch in (3, 4, 5, 6)}
+    assert plane.activate(session(4, AFTER_SEVEN, "a"))
+    for epoch in (3, 4, 5):
+        rebuilder._carry_out(Expected(views[epoch]))
+    prepare.assert_called_once_with(views[5])
+    rebuilder._carry_out(Installed(views[5], dict.fromkeys("abc", report())))
+    for epoch in (5, 6):
+        rebuilder._carry_out(Expected(views[epoch]))
+    assert [each.args for each in prepare.call_args_list] == [(views[5],), (views[6],)]
+
+
+@pytest.mark.parametrize(("place", "told"), [("healed", True), ("blank", False)])
+def test_who_was_behind_is_told_that_it_gets_the_others_state(place: str, told: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """What it has computed since counts nothing: a warning. Not who joins, and has nothing to lose."""
+    plane = Plane("a")
+    rebuilder = Rebuilder(plane, Mock(driver="", why=Mock(return_value=None)), Mock(), Mock())
+    before, healed = session(3, AFTER_SEVEN, "a"), ("a",) if place == "healed" else ()
+    assert plane.activate(before)
+    plane.freeze(Freeze(4, None))
+    plan = SalvagePlan(20, 20, blank=("a",), healed=healed, authority="b", holders=("b",))
+    rebuilder._built = session(4, plan, "a")
+    rebuilder._activate(rebuilder._built.view)
+    lines = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    text = "this worker was 13 calls behind the others: it gets their state, and counts again from the call after that"
+    assert lines == ([text] if told else [])
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ExcludedError("so it is"), Excluded),
+        (QuorumLostError("so it is"), QuorumLost),
+        (StoreWipedError("so it is"), QuorumLost),
+        (JoinError("so it is"), errors.JoinError),
+        (JobEndedError("so it is"), JobEnded),
+        (StoppedError("so it is"), Excluded),
+    ],
+)
+def test_programs_see_errors_of_this_package(error: StoppedError, kind: type[Exception]) -> None:
+    """One that is not known here means that the others go on: then another lifetime may begin."""
+    found = translated(error)
+    assert type(found) is kind and str(found) == str(error)
+
+
+def test_who_has_left_sees_that() -> None:
+    assert translated(left := LeftError("it is done")) is left
