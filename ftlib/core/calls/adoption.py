@@ -66,10 +66,7 @@ class Adoption:
         if magic != _MAGIC or number != call.number or told > _SHARES_LIMIT:
             raise GroupError(f"rank {self._donor} donated something else than {call}", (self._donor,))
         if not declined and (signature != call.layout.signature or count != len(self._slots)):
-            raise StepMismatch(
-                f"{call} was finished by the others with other tensors or another operation: call the same things in the same "
-                "order everywhere"
-            )
+            raise another_call(call)
         row = torch.zeros(told, dtype=torch.uint8, device="cpu")
         wait(self._group.recv(row, self._donor, _tag(call.number, 1)), None)
         filled = [] if declined else [slot for slot in self._slots if slot.bucket.count]
@@ -88,6 +85,14 @@ class Adoption:
         except ValueError as error:
             raise GroupError(f"rank {self._donor} donated {call} with nonsense: {error}", (self._donor,)) from None
         return results
+
+
+def another_call(call: Call) -> StepMismatch:
+    """The error of a member that is in ``call`` where the others have finished a call with other tensors."""
+    return StepMismatch(
+        f"{call} was finished by the others with other tensors or another operation: call the same things in the same order "
+        "everywhere"
+    )
 
 
 def _digest(shares: bytes | bytearray, rows: Sequence[torch.Tensor]) -> bytes:

@@ -17,7 +17,7 @@ from ...common.memory import room
 from ...errors import Excluded, FTLibError, GroupError, RebuildTimeout, StateLost, StepMismatch
 from ...state.registry import Registered
 from ...status import Status
-from ..calls.adoption import Adoption
+from ..calls.adoption import Adoption, another_call
 from ..calls.attempt import SETTLE, Attempt, CallDeclined, Disagreement
 from ..calls.call import Call, Kind, Results
 from ..calls.compressed_attempt import CompressedAttempt
@@ -488,11 +488,18 @@ class Engine:
         return self._adopted(call, session, results)
 
     def _keep(self, call: Call, session: Session) -> Results | None:
-        """Finish ``call`` with the result that is here since an earlier session, once all of this replica hold theirs."""
+        """Finish ``call`` with the result that is here since an earlier session, once all of this replica hold theirs.
+
+        StepMismatch if the program has left that call by an exception, and makes another one.
+        """
         plane = self._plane
         results = plane.held
         if not plane.begin(session) or results is None:
             return None
+        if isinstance(call, Followed):
+            call.learn(results.layout)
+        elif not results.declined and not call.layout.same_call(results.signature):
+            raise another_call(call)
         return self._adopted(call, session, results)
 
     def _adopted(self, call: Call, session: Session, results: Results) -> Results | None:
