@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from unittest.mock import Mock
 
 import pytest
 import torch
 
-from consensus import LeftError
+from consensus import LeftError, View
+from ftlib.common.threads import Threads
 from ftlib.core.calls.call import Call, Kind, Results
 from ftlib.core.calls.follow import Followed
 from ftlib.core.calls.salvage import SalvagePlan
@@ -18,7 +21,8 @@ from ftlib.core.tensors.trailer import Trailer
 from ftlib.data.mates import Drawing
 from ftlib.data.sampling import Share
 from ftlib.errors import Excluded, FTLibError, JobEnded, QuorumLost
-from tests.ftlib.plane.sessions import AFTER_SEVEN, LAYOUT, average, session
+from tests.ftlib.plane.sessions import AFTER_SEVEN, LAYOUT, MEMBERS, average, session
+from tests.harness.basics import TIMEOUT
 
 OWN, NONE = Share(samples=2, data_epoch=1, deal=7), Share()
 
@@ -146,3 +150,84 @@ def test_a_loader_fails_at_the_end_unless_the_programs_call_ends_it(
         assert type(thawed) is FTLibError and told in str(thawed)
     else:
         assert thawed is told
+
+
+class Meanwhile(Threads):
+    """While a thread waits by its condition, something happens."""
+
+    def __init__(self) -> None:
+        self.happens: list[Callable[[], object]] = []
+
+    def condition(self) -> threading.Condition:
+        happens = self.happens
+
+        class Condition(threading.Condition):
+            def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
+                assert timeout == TIMEOUT and not predicate()
+                while happens:
+                    happens.pop()()
+                return predicate()
+
+        return Condition()
+
+
+FOUNDING = SalvagePlan(0, 0, authority="a", holders=("a",))
+
+
+def test_a_founder_waits_until_its_samples_are_dealt() -> None:
+    """Its loader would draw nothing before; who joins gets the state, and with it the deal, in its first call."""
+    threads, sampler = Meanwhile(), Mock()
+    plane, founding = Plane("a", threads=threads), session(1, FOUNDING, "a")
+    plane.data.register(sampler)
+    plane.data.settle(TIMEOUT)  # it does not know yet what it is
+    assert plane.installing(founding.view)
+    threads.happens.append(lambda: plane.activate(founding))
+    plane.origin = "a"
+    plane.data.settle(TIMEOUT)
+    assert not threads.happens
+    assert [each[0] for each in sampler.method_calls] == ["bind", "found"]
+
+
+def test_a_founder_remembers_no_calls_once_a_step_was_granted() -> None:
+    """It gives its state to joiners as it is; what happened before is kept for founders without one alone."""
+    plane, sampler, here = Plane("a"), Mock(report=lambda: b"drawn"), session(1, FOUNDING, "a")
+    plane.data.register(sampler)
+    assert plane.installing(here.view) and plane.activate(here)
+    assert plane.loaded(here, "a")
+    own = plane.data.report()
+    assert own[:4] != bytes(4), "over whom it deals first"
+    for number in range(1, 9):
+        plane.enter(call := average())
+        results = Results(number, LAYOUT, (), 3.0)
+        results.share({"a": OWN})
+        assert plane.begin(here) and plane.finish(here, call, Trailer.of(()), results)
+    assert plane.data.report() == bytes(4) + b"drawn"
+    assert len(plane.data._events) < 4
+
+
+def test_who_joins_before_the_first_step_does_not_say_over_whom_the_first_deal_is() -> None:
+    """Founders that say another view than it would begin again, though all of them have dealt alike."""
+    plane = Plane("c")
+    view = View(2, "parent", MEMBERS)
+    assert plane.installing(view)
+    assert plane.activate(session(2, SalvagePlan(0, 0, blank=("c",), authority="a", holders=("a", "b")), "c"))
+    assert plane.data.report() == b""
+
+
+@pytest.mark.parametrize("newcomer", [True, False])
+@pytest.mark.parametrize("foreign", [True, False])
+@pytest.mark.parametrize("left_behind", [True, False])
+def test_a_newcomer_would_stay_out_where_the_others_leave_their_loop(newcomer: bool, foreign: bool, left_behind: bool) -> None:
+    """As it says to its replica before the call is finished. In a call of the others it never comes in."""
+    plane, sampler = Plane("c"), Mock()
+    plane.data.register(sampler)
+    new = ("c",) if newcomer else ()
+    here = session(2, SalvagePlan(7, 7, blank=new, newcomers=new, authority="a", holders=("a",)), "c")
+    assert plane.activate(here)
+    plane.enter(call := Followed(0.0, veto=False) if foreign else average())
+    assert plane.loaded(here, "a")
+    sampler.left_behind.return_value = left_behind
+    results = Results(8, LAYOUT, (), 3.0)
+    assert plane.data.stays_out(call, results) is (newcomer and (foreign or left_behind))
+    if newcomer and not foreign:
+        sampler.left_behind.assert_called_once_with(results.shares, 8, 0)

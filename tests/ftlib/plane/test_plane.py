@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from unittest.mock import ANY, Mock
+from unittest.mock import ANY, Mock, patch
 
 import pytest
 import torch
@@ -85,8 +85,10 @@ def test_a_program_that_is_behind_its_deputy_is_at_no_border() -> None:
     plane.at_border()
     assert not plane.settled(8)
     plane.lag.shrink(1)
-    plane.at_border()
+    with patch.object(plane.changed, "notify_all") as wakes:
+        plane.at_border()
     assert plane.settled(8) and not plane.settled(9)
+    wakes.assert_called_once_with()  # a donor waits for that
 
 
 def test_a_checkpoint_that_is_loaded_between_two_borders_before_one_call_is_no_step() -> None:
@@ -120,6 +122,29 @@ def test_no_report_is_sent_before_what_failed_has_been_aborted(left: bool) -> No
     assert plane.activate(there)
     following = plane.freeze(Order(5, 7))
     assert following is not None and following[1] is None, "nothing has failed in that one: who is slower may still end call 7"
+
+
+@pytest.mark.parametrize("newcomer", [True, False])
+def test_who_comes_in_reports_no_call_as_that_of_the_others(newcomer: bool) -> None:
+    """Its program may be at another place: those whose call is another one would be stopped, or begin by expecting its own."""
+    plane, blank = Plane("a"), ("a",) if newcomer else ()
+    assert plane.activate(session(3, SalvagePlan(7, 7, blank=blank, authority="b", holders=("b",)), "a"))
+    plane.enter(Call(Kind.AVERAGE, LAYOUT, [torch.ones(3)], weight=1.0, divide=True))
+    answer = plane.freeze(Order(4, None))
+    assert answer is not None
+    report = Report.decode(answer[0])
+    assert (report.current, report.current_signature) == (8, b"" if newcomer else LAYOUT.signature)
+    plan_ = SalvagePlan(7, 7, entered=LAYOUT.signature)
+    assert plane.expected_in(plan_) is (None if newcomer else LAYOUT)
+
+
+def test_what_a_replica_does_not_begin_with_is_no_state() -> None:
+    """Its next call gets the others'."""
+    plane, here = Plane("c"), session(3, SalvagePlan(7, 7, blank=("c",), authority="a", holders=("a",)), "c")
+    assert plane.activate(here)
+    assert plane.loaded(here, "a") and plane.level
+    plane.unload()
+    assert not plane.level
 
 
 def test_who_declines_reports_no_call_of_the_others_as_its_own() -> None:

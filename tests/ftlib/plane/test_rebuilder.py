@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import re
+from dataclasses import replace
 from unittest.mock import Mock, call
 
 import pytest
@@ -11,12 +13,15 @@ from consensus import Cause, LeftError, Member, Reason, StoppedError, View
 from consensus.border import Activated, Expected, Freeze, Installed, Stalled
 from consensus.errors import ExcludedError, JobEndedError, JoinError, QuorumLostError, StoreWipedError
 from ftlib import errors
-from ftlib.core.calls.salvage import Report, SalvagePlan
+from ftlib.common.threads import Threads
+from ftlib.core.calls.call import Results
+from ftlib.core.calls.salvage import Fault, FaultKind, Report, SalvagePlan
 from ftlib.core.plane.phase import Phase
 from ftlib.core.plane.plane import Plane
 from ftlib.core.plane.rebuild import Rebuilder, RebuildError, translated
+from ftlib.core.tensors.trailer import Trailer
 from ftlib.errors import ConfigError, Excluded, JobEnded, QuorumLost
-from tests.ftlib.plane.sessions import AFTER_SEVEN, MEMBERS, session
+from tests.ftlib.plane.sessions import AFTER_SEVEN, LAYOUT, MEMBERS, average, session
 from tests.harness.basics import TIMEOUT
 
 
@@ -69,7 +74,7 @@ def test_a_view_change_is_logged_and_who_was_lost_is_missed(
         view = View(view.epoch + 1, view.view_id, tuple(member for member in FOUR if member.id in names))
     lines = [record.getMessage() for record in caplog.records if getattr(record, "ftlib_event", "") == "view"]
     assert len(lines) == len(later) + 1
-    assert lines[-1].startswith(f"epoch {len(lines)}: {text}, rank 0; ") and lines[-1].endswith("; led by a")
+    assert re.fullmatch(re.escape(f"epoch {len(lines)}: {text}, rank 0; paused ") + r"\d+ ms; led by a", lines[-1])
     assert plane.peers.lost_since(0.0) is missed
 
 
@@ -209,3 +214,66 @@ def test_programs_see_errors_of_this_package(error: StoppedError, kind: type[Exc
 
 def test_who_has_left_sees_that() -> None:
     assert translated(left := LeftError("it is done")) is left
+
+
+class Clock(Threads):
+    """Goes on by hand."""
+
+    def __init__(self) -> None:
+        self.at = 100.0
+
+    def now(self) -> float:
+        return self.at
+
+
+def test_who_has_waited_in_a_call_before_the_view_changed_is_told_for_how_long(caplog: pytest.LogCaptureFixture) -> None:
+    """For the member that is gone, say: that is more than the pause."""
+    caplog.set_level(logging.INFO, "ftlib")
+    clock = Clock()
+    plane = Plane("a", threads=clock)
+    rebuilder = Rebuilder(plane, Mock(driver="", why=Mock(return_value=None)), Mock(), Mock())
+    assert plane.activate(session(3, AFTER_SEVEN, "a"))
+    plane.enter(average())
+    clock.at += 5.0
+    plane.freeze(Freeze(4, None))
+    clock.at += 0.25
+    rebuilder._built = session(4, AFTER_SEVEN, "a")
+    rebuilder._activate(rebuilder._built.view)
+    assert caplog.messages[-1].endswith("; paused 250 ms after 5.0 s of waiting")
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [(FaultKind.MISMATCH, errors.StepMismatch), (FaultKind.STATE_LOST, errors.StateLost)],
+)
+@pytest.mark.parametrize("blamed", [("a",), ("b",)])
+def test_who_cannot_go_on_in_a_view_stops_and_leaves_it(
+    kind: FaultKind, error: type[Exception], blamed: tuple[str, ...]
+) -> None:
+    """At once: the others wait until it is gone, and go on without it."""
+    plane, consensus = Plane("a"), Mock(driver="", why=Mock(return_value=None))
+    rebuilder = Rebuilder(plane, consensus, Mock(), Mock())
+    rebuilder._built = session(4, replace(AFTER_SEVEN, fault=Fault(kind, blamed, "so it is")), "a")
+    rebuilder._activate(rebuilder._built.view)
+    assert isinstance(plane.error, error) is consensus.leave.called is (blamed == ("a",))
+    assert plane.phase is (Phase.STOPPED if consensus.leave.called else Phase.ACTIVE)
+
+
+@pytest.mark.parametrize(
+    ("plan", "keeps"),
+    [
+        pytest.param(replace(AFTER_SEVEN, call=8), True, id="somebody has finished the call"),
+        pytest.param(AFTER_SEVEN, False, id="nobody has: it is done again"),
+        pytest.param(replace(AFTER_SEVEN, call=8, adoptions=(("a", "b"),)), False, id="a donor gives it"),
+        pytest.param(replace(AFTER_SEVEN, call=8, blank=("a",)), False, id="its replica gets the state"),
+        pytest.param(replace(AFTER_SEVEN, call=8, blank=("a",), healed=("a",)), False, id="so does it"),
+    ],
+)
+def test_a_held_result_is_kept_where_all_finish_its_call(plan: SalvagePlan, keeps: bool) -> None:
+    plane, here = Plane("a"), session(3, AFTER_SEVEN, "a")
+    assert plane.activate(here)
+    plane.enter(average())
+    assert plane.begin(here) and plane.hold(here, Results(8, LAYOUT, (), 3.0), Trailer.of(()))
+    rebuilder = Rebuilder(plane, Mock(), Mock(), Mock())
+    following = session(4, plan, "a")
+    assert rebuilder._session(following.view, following.view, plan, following.ranks).keeps is keeps

@@ -61,6 +61,7 @@ def fields(record: logging.LogRecord) -> dict[str, Any]:
             replace(HALF, pending=5, braking=True),
             "600 MB of 1.2 GB (50%) at 300 MB/s, 2.0 s left; 5 averages wait to be replayed; the others wait for it",
         ),
+        (replace(HALF, left=1.0), "600 MB of 1.2 GB (50%) at 300 MB/s, 1.0 s left"),
         (replace(HALF, left=0.2), "600 MB of 1.2 GB (50%) at 300 MB/s, less than 1 s left"),
         (replace(HALF, rate=0.0, left=None), "600 MB of 1.2 GB (50%)"),
         (replace(HALF, got=HALF.total, left=0.0, pending=12), "all 1.2 GB are here; 12 averages wait to be replayed"),
