@@ -315,9 +315,9 @@ class Chooser:
             raise LookupError("expected ?round=NUMBER&shard=NUMBER")
         with plane.changed:
             plane.changed.wait_for(lambda: self._news(int(number), int(shard), query), POLL)
-            if self._begun is not None:
-                return _answer(_Proposal(self._begun, True, {}, ""))
             this = self._rounds.get(int(number))
+            if self._begun is not None:
+                return _answer(_Proposal(self._begun, True, {} if this is None else this.choice.torn, ""))
             if this is None:
                 if plane.current is not None:
                     raise Refusal.NOTHING.error("this member is in a call")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import shutil
 import threading
 from collections.abc import Callable
@@ -17,8 +18,9 @@ from ftlib.checkpoints import choice
 from ftlib.checkpoints.choice import Choice
 from ftlib.checkpoints.depot import DirectoryDepot
 from ftlib.checkpoints.manifest import CheckpointManifest
-from ftlib.checkpoints.names import Name, of_shards, shard_folder, shards_in, whole_names
+from ftlib.checkpoints.names import Name, ShardOf, of_shards, shard_folder, shards_in, whole_names
 from ftlib.checkpoints.retention import Stay
+from ftlib.core.plane.plane import Plane
 from tests.ftlib.crews.saving import Trainee
 from tests.harness.basics import TIMEOUT, eventually, free_ports
 from tests.harness.company import Company, at_once
@@ -88,6 +90,19 @@ def test_shards_of_different_runs_are_passed_over() -> None:
     chosen.intact(0, str(Name(20, 1)), "r")
     chosen.intact(1, str(Name(20, 1)), "other")
     assert chosen.name is None and chosen.settled and "different runs" in chosen.torn[str(Name(20, 1))]
+
+
+def test_who_asks_once_shard_0_has_begun_hears_what_was_passed_over(tmp_path: Path) -> None:
+    """Its program would not say else that a newer one is damaged, which it may be in this very shard."""
+    written(tmp_path, 0, 2, 10, 20)
+    written(tmp_path, 1, 2, 10, 20)
+    chooser, place = choice.Chooser(Plane("a"), None, TIMEOUT, ShardOf(0, 2)), DirectoryDepot(tmp_path)
+    chosen = chooser._begin(place, 0, None).choice
+    chosen.spoilt(str(Name(20, 1)), "shard 1: a file is gone")
+    chooser.begun(Name(10, 1))
+    for asked, torn in ((0, {str(Name(20, 1)): "shard 1: a file is gone"}), (1, {})):
+        said = json.loads(b"".join(chooser.source({"round": str(asked), "shard": "1"})))
+        assert (said["name"], said["settled"], said["torn"]) == (str(Name(10, 1)), True, torn)
 
 
 def replica(body: Callable[[int, Trainee], Any], **settings: Any) -> list[Any]:
