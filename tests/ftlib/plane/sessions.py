@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from consensus import Member, View
+from ftlib.common.threads import Threads
 from ftlib.core.calls.call import Call, Kind
 from ftlib.core.calls.salvage import SalvagePlan
 from ftlib.core.calls.session import Session
@@ -27,3 +30,22 @@ def session(epoch: int, plan: SalvagePlan, me: str, *, group: Any = GROUP, keeps
 
 def average() -> Call:
     return Call(Kind.AVERAGE, LAYOUT, [torch.ones(3)], weight=1.0, divide=True)
+
+
+class Meanwhile(Threads):
+    """While a thread waits for something by a condition, that happens; in the same thread, so no test depends on time."""
+
+    def __init__(self) -> None:
+        self.happens: list[Callable[[], object]] = []
+
+    def condition(self) -> threading.Condition:
+        happens = self.happens
+
+        class Condition(threading.Condition):
+            def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
+                assert predicate() or timeout != 0.0
+                while happens and not predicate():
+                    happens.pop()()
+                return predicate()
+
+        return Condition()

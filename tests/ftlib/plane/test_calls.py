@@ -10,7 +10,7 @@ import pytest
 from ftlib.core.calls.call import Results
 from ftlib.core.calls.salvage import Report, SalvagePlan
 from ftlib.core.calls.session import Session
-from ftlib.core.plane.orders import Order
+from ftlib.core.plane.orders import Finish, Order
 from ftlib.core.plane.plane import Plane
 from ftlib.core.stand_in.stand_in import StandIn
 from ftlib.core.tensors.trailer import Trailer
@@ -119,3 +119,27 @@ def test_a_member_that_leaves_waits_for_the_call_after_which_all_freeze() -> Non
         plane.let_end(TIMEOUT)
         assert plane.finished == 8 and not plane.ordered
     ends.join()
+
+
+def test_who_ends_a_call_that_a_freeze_waits_for_hears_of_the_freeze() -> None:
+    """Else nobody would carry it out."""
+    plane, order = Plane("a"), Order(4, 8)
+    here = session(3, AFTER_SEVEN, "a")
+    assert plane.activate(here)
+    plane.enter(call := average())
+    assert plane.begin(here) and plane.freeze(order) is None
+    assert plane.finish(here, call, Trailer.of(()), Results(8, LAYOUT, (), 3.0)) == Finish(frozen=False, order=order)
+    assert not plane.ordered and not plane.acting_in(here)
+
+
+def test_who_adopts_a_call_is_told_of_the_views_in_which_it_was_finished() -> None:
+    """As the others were, with that call; of the view in which it adopts with the next one, as they are."""
+    plane, first = Plane("a"), session(3, AFTER_SEVEN, "a")
+    assert plane.activate(first)
+    plane.enter(call := average())
+    assert plane.begin(first) and plane.freeze(Order(4, None))
+    plan = SalvagePlan(8, 8, adoptions=(("a", "b"),), authority="a", holders=("a", "b"))
+    second = session(4, plan, "a")
+    assert plane.activate(second) and plane.begin(second)
+    assert plane.adopt(second, call, Results(8, LAYOUT, (), 3.0))
+    assert (plane.news.due, plane.news.changes) == ([first.view], [second.view])

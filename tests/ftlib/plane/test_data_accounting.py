@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
 from unittest.mock import Mock
 
 import pytest
 import torch
 
 from consensus import LeftError, View
-from ftlib.common.threads import Threads
 from ftlib.core.calls.call import Call, Kind, Results
 from ftlib.core.calls.follow import Followed
 from ftlib.core.calls.salvage import SalvagePlan
@@ -21,7 +18,7 @@ from ftlib.core.tensors.trailer import Trailer
 from ftlib.data.mates import Drawing
 from ftlib.data.sampling import Share
 from ftlib.errors import Excluded, FTLibError, JobEnded, QuorumLost
-from tests.ftlib.plane.sessions import AFTER_SEVEN, LAYOUT, MEMBERS, average, session
+from tests.ftlib.plane.sessions import AFTER_SEVEN, LAYOUT, MEMBERS, Meanwhile, average, session
 from tests.harness.basics import TIMEOUT
 
 OWN, NONE = Share(samples=2, data_epoch=1, deal=7), Share()
@@ -150,25 +147,6 @@ def test_a_loader_fails_at_the_end_unless_the_programs_call_ends_it(
         assert type(thawed) is FTLibError and told in str(thawed)
     else:
         assert thawed is told
-
-
-class Meanwhile(Threads):
-    """While a thread waits by its condition, something happens."""
-
-    def __init__(self) -> None:
-        self.happens: list[Callable[[], object]] = []
-
-    def condition(self) -> threading.Condition:
-        happens = self.happens
-
-        class Condition(threading.Condition):
-            def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
-                assert timeout == TIMEOUT and not predicate()
-                while happens:
-                    happens.pop()()
-                return predicate()
-
-        return Condition()
 
 
 FOUNDING = SalvagePlan(0, 0, authority="a", holders=("a",))

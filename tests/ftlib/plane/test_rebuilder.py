@@ -10,7 +10,7 @@ from unittest.mock import Mock, call
 import pytest
 
 from consensus import Cause, LeftError, Member, Reason, StoppedError, View
-from consensus.border import Activated, Expected, Freeze, Installed, Stalled
+from consensus.border import Activated, Expected, Freeze, Installed, Stalled, Stopped
 from consensus.errors import ExcludedError, JobEndedError, JoinError, QuorumLostError, StoreWipedError
 from ftlib import errors
 from ftlib.common.threads import Threads
@@ -21,7 +21,7 @@ from ftlib.core.plane.plane import Plane
 from ftlib.core.plane.rebuild import Rebuilder, RebuildError, translated
 from ftlib.core.tensors.trailer import Trailer
 from ftlib.errors import ConfigError, Excluded, JobEnded, QuorumLost
-from tests.ftlib.plane.sessions import AFTER_SEVEN, LAYOUT, MEMBERS, average, session
+from tests.ftlib.plane.sessions import AFTER_SEVEN, LAYOUT, MEMBERS, Meanwhile, average, session
 from tests.harness.basics import TIMEOUT
 
 
@@ -277,3 +277,27 @@ def test_a_held_result_is_kept_where_all_finish_its_call(plan: SalvagePlan, keep
     rebuilder = Rebuilder(plane, Mock(), Mock(), Mock())
     following = session(4, plan, "a")
     assert rebuilder._session(following.view, following.view, plan, following.ranks).keeps is keeps
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_who_leaves_ends_the_call_that_all_can_still_end(leaves: bool) -> None:
+    """The others wait for that, too. Who was excluded can end nothing."""
+    threads, consensus = Meanwhile(), Mock()
+    plane = Plane("a", threads=threads)
+    here = session(3, AFTER_SEVEN, "a")
+    assert plane.activate(here)
+    plane.enter(eighth := average())
+    assert plane.begin(here) and plane.freeze(Freeze(4, 8)) is None
+    threads.happens.append(lambda: plane.finish(here, eighth, Trailer.of(()), Results(8, LAYOUT, (), 3.0)))
+    Rebuilder(plane, consensus, Mock(), Mock())._carry_out(Stopped(LeftError("bye") if leaves else ExcludedError("out")))
+    assert plane.phase is Phase.STOPPED
+    assert plane.finished == (8 if leaves else 7)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_who_is_alone_gives_up_the_group_that_it_has_built_ahead(alone: bool) -> None:
+    """With those that are gone; else its threads would wait for them."""
+    framework = Mock()
+    rebuilder = Rebuilder(Plane("a"), Mock(), framework, lambda view: ({key: n for n, key in enumerate(view.ids)}, None))
+    rebuilder._carry_out(Installed(View(3, "parent", MEMBERS[:1] if alone else MEMBERS), {"a": report()}))
+    assert framework.cancel.mock_calls == ([call(4)] if alone else [])
