@@ -25,7 +25,7 @@ from ftlib.core.plane.plane import Plane
 from ftlib.core.tensors.trailer import Flag
 from ftlib.frameworks import framework_by_name
 from tests.ftlib.crews.workers import Job, Worker, workers
-from tests.ftlib.plane.sessions import average, session
+from tests.ftlib.plane.sessions import LAYOUT, average, session
 from tests.harness.basics import eventually
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "observability.md"
@@ -129,6 +129,7 @@ class Clock(Threads):
 def test_the_time_in_a_call_is_waiting_until_all_have_come(places: dict[str, tuple[int, int]], spent: str) -> None:
     """The first call of the job, in progress for two seconds."""
     clock = Clock()
+    clock.forward(3.0)
     plane = Plane("a", threads=clock)
     founding = session(1, SalvagePlan(0, 0, authority="a", holders=("a",)), "a")
     assert plane.installing(founding.view) and plane.activate(founding)
@@ -137,8 +138,9 @@ def test_the_time_in_a_call_is_waiting_until_all_have_come(places: dict[str, tup
     plane.enter(average())
     plane.counters.time_use.entered(clock.now())
     clock.forward(2.0)
-    found = facts(plane, framework_by_name("memory"))["seconds"]
-    assert {state: seconds for state, seconds in found.items() if seconds} == {spent: 2.0}
+    found = facts(plane, framework_by_name("memory"))
+    assert found["in_call"] == {"number": 1, "seconds": 2.0, "text": LAYOUT.text}
+    assert {state: seconds for state, seconds in found["seconds"].items() if seconds} == {spent: 2.0}
 
 
 def test_calls_of_every_carrier_add_up_to_those_that_were_carried() -> None:

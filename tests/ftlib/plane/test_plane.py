@@ -303,13 +303,20 @@ def test_a_founder_that_registers_late_is_told_what_was_used_up_before() -> None
 
 
 @pytest.mark.parametrize("alike", [True, False])
-def test_founders_whose_first_deals_differ_begin_again(alike: bool) -> None:
-    """One of them has missed a view before the first call, and registers late: it would deal to those who had died before."""
+@pytest.mark.parametrize("early", [True, False])
+def test_founders_whose_first_deals_differ_begin_again(alike: bool, early: bool) -> None:
+    """One of them has missed a view before the first call: it would deal to those who had died before. Also where a sampler is
+    there only later (not ``early``).
+    """
     plane, sampler = Plane("b"), Heard()
     assert plane.installing(View(1, "", MEMBERS))
     view = View(1, "", MEMBERS)
     founding = SalvagePlan(0, 0, authority="a", holders=("a",))
-    assert plane.activate(Session(view, founding, "b", {"a": 0, "b": 1, "c": 2}, GROUP))
+    first = Session(view, founding, "b", {"a": 0, "b": 1, "c": 2}, GROUP)
+    assert plane.activate(first)
+    if early:
+        plane.data.register(sampler)  # type: ignore[arg-type]
+        assert plane.loaded(first, "a")
     own = plane.data.report()
     assert len(own) == len(LATER) and own != LATER
     plane.freeze(Order(3, None))
@@ -318,9 +325,11 @@ def test_founders_whose_first_deals_differ_begin_again(alike: bool) -> None:
     agreed = SalvagePlan(0, 0, authority="a", holders=("a",), drawn=drawn)
     newest = Session(View(3, "parent", MEMBERS[:2]), agreed, "b", {"a": 0, "b": 1}, GROUP)
     assert plane.activate(newest)
-    plane.data.register(sampler)  # type: ignore[arg-type]
-    assert plane.loaded(newest, "a")
-    assert sampler.events == ([("found", ("a", "b", "c")), ("activated", b"drawn")] if alike else [("found", ("a", "b"))])
+    if not early:
+        plane.data.register(sampler)  # type: ignore[arg-type]
+        assert plane.loaded(newest, "a")
+    before, again = [("found", ("a", "b", "c"))], [("found", ("a", "b"))]
+    assert sampler.events == ([*before, ("activated", b"drawn")] if alike else [*before, *again] if early else again)
     assert (plane.data.report() == own) is alike
 
 

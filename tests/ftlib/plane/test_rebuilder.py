@@ -168,7 +168,10 @@ def test_nothing_is_built_ahead_for_a_view_that_is_over_or_was_built() -> None:
     """What is said of a view may come late. Each such group costs an address, and threads that wait for members."""
     plane, prepare = Plane("a"), Mock()
     rebuilder = Rebuilder(plane, Mock(), Mock(), lambda _view: (session(2, AFTER_SEVEN, "a").ranks, Mock()), prepare)
-    views = {epoch: session(epoch, AFTER_SEVEN, "a").view for epoch in (3, 4, 5, 6)}
+    views = {epoch: session(epoch, AFTER_SEVEN, "a").view for epoch in (1, 3, 4, 5, 6)}
+    rebuilder._carry_out(Expected(views[1]))
+    prepare.assert_called_once_with(views[1])
+    prepare.reset_mock()
     assert plane.activate(session(4, AFTER_SEVEN, "a"))
     for epoch in (3, 4, 5):
         rebuilder._carry_out(Expected(views[epoch]))
