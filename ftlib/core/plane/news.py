@@ -16,10 +16,10 @@ class News:
         self.due: list[View] = []
         """Views in which a call was finished, and of which the program was not notified yet."""
         self._before: int | None = None
-        """How many of ``changes`` were active when the others finished the call that is to be adopted."""
+        """How many of ``changes`` were active when the others finished the call that is to be finished here, too."""
 
     def activated(self, view: View, *, adopts: bool) -> None:
-        """``adopts``: True if this member lacks a call that others finished in an earlier view."""
+        """``adopts``: True if this member has yet to finish a call that others finished in an earlier view."""
         if not adopts:
             self._before = None
         elif self._before is None:
@@ -32,7 +32,7 @@ class News:
         self.changes.clear()
 
     def adopted(self) -> None:
-        """This member adopted the result of a call that was finished in an earlier view."""
+        """This member finished a call that others had finished in an earlier view."""
         before, self._before = self._before or 0, None
         self.due += self.changes[:before]
         del self.changes[:before]

@@ -552,7 +552,7 @@ class Plane:
             self._frozen_at = 0.0
             self.counters.last_wait = self.threads.now() - self.current.began if self.current is not None else 0.0
             self.peers.keep(session.view)
-            self.news.activated(session.view, adopts=plan.donor_of(self.member_id) is not None)
+            self.news.activated(session.view, adopts=session.donor is not None or session.keeps)
             self.changed.notify_all()
             return True
 

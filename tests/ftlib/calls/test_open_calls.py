@@ -59,8 +59,11 @@ def test_what_is_complete_begins_where_there_is_room_but_for_the_last() -> None:
 # --- whether it may be entered ------------------------------------------------------------------------------------------
 
 
-def session(plan: SalvagePlan | None = None, group: Any = None, *, expected: Layout | None = LAYOUT) -> Session:
-    made = Session(VIEW, plan or SalvagePlan(7, 7, authority="b", holders=("b",)), "a", {"a": 0, "b": 1}, group or object())
+def session(
+    plan: SalvagePlan | None = None, group: Any = None, *, expected: Layout | None = LAYOUT, keeps: bool = False
+) -> Session:
+    plan = plan or SalvagePlan(7, 7, authority="b", holders=("b",))
+    made = Session(VIEW, plan, "a", {"a": 0, "b": 1}, group or object(), keeps=keeps)
     if expected is not None:
         made.ended(expected)
     return made
@@ -122,6 +125,7 @@ def test_in_a_job_that_just_trains_it_may() -> None:
         (place(wished=True), a_call(), 1, "joins or leaves"),
         (place(leaving=lambda: True), a_call(), 1, "joins or leaves"),
         (place(session=session(BEHIND)), a_call(), 1, "have finished this call"),
+        (place(session=session(replace(BEHIND, adoptions=()), keeps=True)), a_call(), 1, "have finished this call"),
         (place(session=session(expected=None)), a_call(), 1, "expect another"),
         (place(session=session(expected=REORDERED)), a_call(), 1, "expect another"),
         (place(session=session(LIKE_THIS, expected=None)), a_call(REORDERED), 1, "expect another"),

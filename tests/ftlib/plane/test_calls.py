@@ -132,14 +132,19 @@ def test_who_ends_a_call_that_a_freeze_waits_for_hears_of_the_freeze() -> None:
     assert not plane.ordered and not plane.acting_in(here)
 
 
-def test_who_adopts_a_call_is_told_of_the_views_in_which_it_was_finished() -> None:
-    """As the others were, with that call; of the view in which it adopts with the next one, as they are."""
+@pytest.mark.parametrize("held", [True, False])
+def test_who_finishes_a_call_after_the_others_is_told_of_the_views_before_with_it(held: bool) -> None:
+    """As the others were, with that call; of the view in which it finishes it with the next one, as they are. Whether its
+    result comes from a donor, or was ``held`` here: a learning rate that depends on the view would else differ in a step.
+    """
     plane, first = Plane("a"), session(3, AFTER_SEVEN, "a")
+    results = Results(8, LAYOUT, (), 3.0)
     assert plane.activate(first)
     plane.enter(call := average())
-    assert plane.begin(first) and plane.freeze(Order(4, None))
-    plan = SalvagePlan(8, 8, adoptions=(("a", "b"),), authority="a", holders=("a", "b"))
-    second = session(4, plan, "a")
+    assert plane.begin(first) and (not held or plane.hold(first, results, Trailer.of(())))
+    assert plane.freeze(Order(4, None))
+    plan = SalvagePlan(8, 8, adoptions=() if held else (("a", "b"),), authority="a", holders=("a", "b"))
+    second = session(4, plan, "a", keeps=held)
     assert plane.activate(second) and plane.begin(second)
-    assert plane.adopt(second, call, Results(8, LAYOUT, (), 3.0))
+    assert plane.adopt(second, call, results)
     assert (plane.news.due, plane.news.changes) == ([first.view], [second.view])
