@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import gc
 import logging
 import threading
@@ -1136,3 +1137,42 @@ def test_a_split_gradient_that_changes_after_a_part_was_sent(ft: FTLib, index: i
         model.zero_grad()
         passes(model, ft.rank, times).backward()
         near(gradients(model), expected(make, lambda module, rank, times=times: passes(module, rank, times)))
+
+
+@pytest.mark.parametrize("output", [True, False], ids=["output", "no output"])
+@pytest.mark.parametrize("in_place", [True, False], ids=["in place", "replaced"])
+@by_all("crew")
+def test_hooks_that_are_registered_after_the_wrapper_change_what_is_averaged(
+    ft: FTLib, index: int, in_place: bool, output: bool
+) -> None:
+    """As with torch, whose hooks come before its wrapper's whenever they are registered."""
+
+    def make(module: nn.Module | None = None) -> nn.Module:
+        module = module or small()
+        for number, parameter in enumerate(module.parameters(), 2):
+            parameter.register_post_accumulate_grad_hook(functools.partial(hook, number))  # type: ignore[no-untyped-call]
+        return module
+
+    def hook(number: int, parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        if in_place:
+            parameter.grad.mul_(number)
+        else:
+            parameter.grad = parameter.grad * number
+
+    def penalized(module: nn.Module, rank: int) -> torch.Tensor:
+        """Where it is of no output of forward, backward begins at the parameters."""
+        if output:
+            return loss(module, rank)
+        loss(module, rank)
+        return torch.stack([parameter.square().sum() * (rank + 1) for parameter in module.parameters()]).sum()
+
+    model = DistributedDataParallel(ft, small(), bucket_mb=1e-4, first_bucket_mb=1e-4)
+    penalized(model, ft.rank).backward()
+    model.zero_grad()
+    penalized(model, ft.rank).backward()
+    make(model.module)
+    for _ in range(3):
+        model.zero_grad()
+        penalized(model, ft.rank).backward()
+        near(gradients(model), expected(make, penalized))

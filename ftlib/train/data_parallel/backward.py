@@ -237,6 +237,7 @@ class Backward:
 
     def _opens(self) -> bool:
         """A gradient came while no average is open: open one, if this is a pass."""
+        ordered = True
         if self._phase[0] == _IDLE:
             if not self._armed:
                 return False
@@ -245,8 +246,8 @@ class Backward:
                     "backward has reached parameters within a re-entrant checkpoint, but no tensor that forward returned: its "
                     "end cannot be seen there; use checkpoint(..., use_reentrant=False), or return the tensors from forward"
                 )
-            self._begin()
-        self._open()
+            ordered = self._begin()
+        self._open(early=ordered)  # else hooks of the program's may still change the gradient that has come
         return True
 
     def _odd(self, number: int, count: int) -> None:
@@ -287,7 +288,9 @@ class Backward:
             if self._average is not None:
                 self._average.restart()
 
-    def _begin(self) -> None:
+    def _begin(self) -> bool:
+        """A pass begins. False if hooks of the program's would have come after those here, up to now."""
+        ordered = self._come_last()
         self._keep_results()
         self._average = None  # and with it the memory of the last gradients
         self._room.of({})
@@ -295,6 +298,19 @@ class Backward:
         self._phase[0] = _BEGUN
         self._queue.append(self)
         at_end_of_backward(self._end, self.failed, last=self._trained.sharded)
+        return ordered
+
+    def _come_last(self) -> bool:
+        """Let hooks of the program's run before those here, as they may change what is about to be sent: torch calls them in
+        the order in which they were registered. True if they did so before.
+        """
+        ordered = True
+        for handle in self._hooks.values():
+            hooks = handle.hooks_dict_ref()
+            if hooks is not None and len(hooks) > 1 and handle.id in hooks and next(reversed(hooks)) != handle.id:
+                hooks[handle.id] = hooks.pop(handle.id)  # torch goes by the order of keys, not by that of an OrderedDict
+                ordered = False
+        return ordered
 
     def _keep_results(self) -> None:
         """Where gradients are still views of the last average, backward would add to it in place: let it add to copies, as
@@ -311,7 +327,7 @@ class Backward:
                 elif gradient._base is not None:  # noqa: SLF001 - no view is none of the average
                     owner.grad = room.room(number, gradient).copy_(gradient)
 
-    def _open(self) -> None:
+    def _open(self, *, early: bool = True) -> None:
         """The first gradient is there. Buckets may be on their way from now on, or the average waits for the end: where tensors
         are sharded or in several places, where the order is to be agreed on before, and behind another model's average, as all
         members must have the averages of one backward in the same order.
@@ -330,7 +346,7 @@ class Backward:
         self._pushed = 0
         self._phase[0] = _OPEN
         self._stream = None
-        self._early = self._queue[0] is self and self._together and not (trained.sharded or self._order.due)
+        self._early = early and self._queue[0] is self and self._together and not (trained.sharded or self._order.due)
         if self._early:
             self._make()
             self._push()
