@@ -25,6 +25,7 @@ from ..core.replicas.whole import whole_replicas
 from ..errors import ConfigError
 from ..recovery.joiner.http_transport import FetchError, Later, Nothing, StillReading, request
 from ..recovery.layout.requests import POLL, Body, pieces
+from ..recovery.whole_state import ask_again
 from .checkpoint import Found
 from .depot import Depot
 from .manifest import OF_ONE, TornError
@@ -198,7 +199,7 @@ class Chooser:
         leaders = _leaders(session, plane.member_id)
         deadline = plane.threads.now() + self._patience
         while plane.newest_is(session):
-            query = {"round": str(number), "shard": str(self._shard), **said}
+            query, asked = {"round": str(number), "shard": str(self._shard), **said}, plane.threads.now()
             try:
                 with request(self._ring, leaders[0], self.PATH, query, functools.partial(plane.newest_is, session)) as answer:
                     body = json.loads(answer.read(_LIMIT))
@@ -207,9 +208,8 @@ class Chooser:
             except StillReading:
                 deadline = plane.threads.now() + self._patience
                 continue
-            except (Later, Nothing) as error:
-                if isinstance(error, Nothing):  # answered at once
-                    plane.wait_end(session, _RETRY)
+            except (Later, Nothing):
+                ask_again(plane, session, asked)
                 why = f"load was called here, but within {self._patience:g} s not by {leaders[0]}, which has shard 0"
             except FetchError as error:
                 why = f"load was called here, but {leaders[0]}, which has shard 0, does not answer ({error})"

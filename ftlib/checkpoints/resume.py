@@ -27,7 +27,7 @@ from ..core.plane.plane import Plane
 from ..errors import ConfigError, FTLibError
 from ..recovery.joiner.http_transport import FetchError, Later, Nothing, StillReading
 from ..recovery.layout.requests import POLL, Body, pieces
-from ..recovery.whole_state import RETRY, Transfer
+from ..recovery.whole_state import RETRY, Transfer, ask_again
 from ..state.codec import snapshot
 from ..state.registry import Registered
 from ..state.snapshot import Before
@@ -130,7 +130,7 @@ class Resumption(Observer):
                 deadline = plane.threads.now() + self._patience
                 continue
             donor = session.view.member(reader)
-            query = {"round": str(self._rounds), "member": plane.member_id}
+            query, asked = {"round": str(self._rounds), "member": plane.member_id}, plane.threads.now()
             try:
                 got = self._transfer.receive(donor, PATH, query, functools.partial(plane.newest_is, session))
             except Nothing:
@@ -138,7 +138,7 @@ class Resumption(Observer):
             except StillReading:
                 deadline = plane.threads.now() + self._patience
             except Later:
-                pass
+                ask_again(plane, session, asked)
             except FetchError:
                 plane.wait_end(session, RETRY)
             else:

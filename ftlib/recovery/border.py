@@ -32,7 +32,7 @@ from .donor.private_copies import PrivateCopy
 from .joiner.http_transport import FetchError, Later, Midway, Nothing
 from .layout.requests import POLL, Body
 from .layout.shards import LARGE
-from .whole_state import RETRY, Transfer, in_turn, registered_nothing
+from .whole_state import RETRY, Transfer, ask_again, in_turn, registered_nothing
 
 PATH = "/border"
 _PATIENT = 24
@@ -70,11 +70,13 @@ class Border:
             raise registered_nothing(session)
         donors, refused, laters = in_turn(session, call.turn(session.view.epoch)), dict[str, FTLibError](), 0
         while plane.acting_in(session) and not plane.leaving():
+            asked = plane.threads.now()
             found = self._ask(donors[0], call, session, registered)
             if isinstance(found, Obtained):
                 return found
             if isinstance(found, Later):
                 laters += 1
+                ask_again(plane, session, asked)
             else:
                 refused[donors[0].id] = found
             if not isinstance(found, Later) or laters >= _PATIENT:

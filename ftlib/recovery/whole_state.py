@@ -38,7 +38,7 @@ PATH = "/state"
 STATE_LIMIT = 1 << 40
 """Maximum bytes of a state."""
 RETRY = 0.5
-"""Seconds to wait for a view change if no donor answered."""
+"""Seconds to wait for a view change if no donor answered; and between two requests to one that is too busy."""
 _COMPARED = 30.0
 """Maximum seconds for which a member that registered nothing asks whether the others did."""
 REGISTERED = "registered"
@@ -161,6 +161,7 @@ class Transfer(Observer):
         holders = in_turn(session)
         query = {"call": str(call.number), "origin": authority}
         while plane.acting_in(session):
+            asked = plane.threads.now()
             errors = self._load_from(holders, query, self._registered, session)
             if errors is None:
                 plane.loaded(session, authority)  # if the session has ended meanwhile, the next one loads again
@@ -171,7 +172,9 @@ class Transfer(Observer):
                 raise registered_nothing(session)
             if plane.threads.now() > deadline:
                 raise RebuildTimeout(f"{call}: no state from {session.names(plan.holders)} within {self._step_timeout:g} s")
-            if not any(isinstance(error, Later) for error in errors):
+            if any(isinstance(error, Later) for error in errors):
+                ask_again(plane, session, asked)
+            else:
                 plane.wait_end(session, RETRY)
         return False
 
@@ -243,7 +246,7 @@ class Transfer(Observer):
                 return
             donor = session.view.member(plan.holders[0])
             query = {"founding": "1" if sync else PROMISED, "origin": plan.authority}
-            go_on = functools.partial(plane.newest_is, session)
+            go_on, asked = functools.partial(plane.newest_is, session), plane.threads.now()
             try:
                 if own is None:
                     self.fetch(donor, query, registered, go_on)
@@ -254,7 +257,7 @@ class Transfer(Observer):
             except Nothing:
                 return  # too late for this way: the first call brings the state
             except Later:
-                pass
+                ask_again(plane, session, asked)
             except FetchError:
                 plane.wait_end(session, RETRY)
             if plane.threads.now() > deadline:
@@ -462,6 +465,14 @@ def in_turn(session: Session, after: int = 0) -> list[Member]:
     holders = [session.view.member(member_id) for member_id in session.plan.holders]
     start = (session.view.index(session.member_id) + after) % len(holders)
     return holders[start:] + holders[:start]
+
+
+def ask_again(plane: Plane, session: Session, asked: float) -> None:
+    """Wait before a member that answered "ask again" is asked once more. Returns early if ``session`` ends.
+
+    It has kept the request waiting that came at ``asked``, unless it is too busy: then many ask it, and must not keep it so.
+    """
+    plane.wait_end(session, max(0.0, asked + RETRY - plane.threads.now()))
 
 
 def registered_nothing(session: Session) -> ConfigError:

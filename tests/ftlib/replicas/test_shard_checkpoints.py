@@ -10,17 +10,20 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from ftlib import ConfigError, FTLib
 from ftlib.checkpoints import choice
-from ftlib.checkpoints.choice import Choice
+from ftlib.checkpoints.choice import Choice, Chooser
 from ftlib.checkpoints.depot import DirectoryDepot
 from ftlib.checkpoints.manifest import CheckpointManifest
 from ftlib.checkpoints.names import Name, ShardOf, of_shards, shard_folder, shards_in, whole_names
+from ftlib.checkpoints.resume import Resumption
 from ftlib.checkpoints.retention import Stay
 from ftlib.core.plane.plane import Plane
+from ftlib.recovery.joiner.http_transport import Later
 from tests.ftlib.crews.saving import Trainee
 from tests.harness.basics import TIMEOUT, eventually, free_ports
 from tests.harness.company import Company, at_once
@@ -68,6 +71,23 @@ class Nothing:
 
     def load_state_dict(self, state: object) -> None:
         """Nothing to do."""
+
+
+@pytest.mark.parametrize("of_shard", [False, True])
+def test_who_reads_and_is_too_busy_is_asked_now_and_then(of_shard: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says so at once, where it would keep a request waiting else."""
+    plane, clock, busy = Mock(step=0, member_id="b"), [100.0], Mock(side_effect=[Later("too many transfers at a time")] * 20)
+    plane.threads.now = lambda: clock[0]
+    plane.wait_end = lambda _session, seconds: clock.append(clock.pop() + seconds)
+    session = Mock(**{"plan.holders": ("a",)})
+    monkeypatch.setattr(choice, "request", busy)
+    monkeypatch.setattr(choice, "_leaders", lambda *_: ["a"])
+    transfer = Mock(receive=busy, **{"active.return_value": session})
+    chooser = Chooser(plane, None, 2.0, (1, 2))
+    resumption = Resumption(plane, transfer, 2.0, Mock(), Mock(), (0, 1))
+    with pytest.raises(ConfigError, match="within 2 s"):
+        next(chooser._proposals(session, 1, {})) if of_shard else resumption._settle(Mock(), Mock())
+    assert 2 < busy.call_count < 10
 
 
 def test_what_one_shard_cannot_read_none_begins_from() -> None:
