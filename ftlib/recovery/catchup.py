@@ -11,7 +11,7 @@ import contextlib
 import functools
 import random
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from consensus import CarefulLogger, Member
 
@@ -111,8 +111,14 @@ class Catchup:
             return
         if registered is not None and self._may_follow(own, registered):
             self._settle(own)
-            self._standby = self._new_standby(registered, own)
-            self._standby.begin()
+            standby = self._new_standby(registered, own)
+            try:
+                standby.begin()
+            except RuntimeError as error:  # no thread for it: a spare without the state is still a spare
+                why = in_words(error)
+                logger.info("this spare does without the state: %s", why, extra=self._plane.about("spare_cold", why=why))
+            else:
+                self._standby = standby
 
     def look_ahead(self, own: Call, note: Callable[[Layout], None]) -> None:
         """See ``Recovery``."""
@@ -128,7 +134,10 @@ class Catchup:
             except (FetchError, Later) as error:  # the call's first trailer will say what to ask for
                 logger.debug("no layout ahead: %s", error, extra=plane.about("no_layout"))
 
-        plane.threads.thread(ask, "ftlib-ahead").start()
+        try:
+            plane.threads.thread(ask, "ftlib-ahead").start()
+        except RuntimeError as error:  # no thread for it
+            logger.debug("no layout ahead: %s", error, extra=plane.about("no_layout"))
 
     def _may_follow(self, own: Call, registered: Registered) -> bool:
         possible = self._allowed.live and not self._refused and own.kind is Kind.AVERAGE
@@ -173,13 +182,11 @@ class Catchup:
     def enter(self, session: Session, number: int) -> bool:
         """See ``Recovery``."""
         try:
-            return self._enter(session, number)
+            with _following():
+                return self._enter(session, number)
         except NoFollowing:
             self._refused = True
             raise
-        except _SHORT as error:
-            self._refused = True
-            raise NoFollowing(in_words(error)) from error
 
     def finished(self, results: Results) -> bool:
         """See ``Recovery``."""
@@ -306,7 +313,8 @@ class Catchup:
         """The call that ``prefetch`` names has ended: begin the round, or add the chunk, if the donors have pinned it."""
         session, version = prefetch.session, prefetch.version
         try:
-            offer = prefetch.result()
+            with _following():
+                offer = prefetch.result()
             if self._round is None:
                 self._round = prefetch.begun
                 self._hopes = _TRIES if offer.nbytes < LARGE and len(offer.chunks) == 1 else 0
@@ -316,8 +324,6 @@ class Catchup:
         except (FetchError, Later) as error:
             if version != self._attempted:
                 self._unanswered(session, error)
-        except _SHORT as error:
-            raise NoFollowing(in_words(error)) from error
 
     def _turn(self, session: Session) -> int:
         return session.view.index(self._plane.member_id) % len(session.plan.holders)
@@ -345,18 +351,18 @@ class Catchup:
             with contextlib.suppress(ConfigError):  # raised again on entry to the next call, which nobody has finished
                 round_.apply_backpressure(verification.session, verification.number, level=True, grace=_GRACE)
             if round_.level_with(verification.number):
-                verification.begin()
+                with _following():
+                    verification.begin()
         return verification.begun
 
     def _verified(self, verification: Verification) -> bool:
         """True if this member has the state on entry to the call just followed. NoFollowing if digests differ."""
         try:
-            equal = verification.holds()
+            with _following():
+                equal = verification.holds()
         except (FetchError, Later) as error:
             self._unanswered(verification.session, error)
             return False
-        except _SHORT as error:
-            raise NoFollowing(in_words(error)) from error
         if not equal:
             self._refused = True
             raise NoFollowing(
@@ -443,6 +449,15 @@ class Catchup:
     def _first(self) -> Call:
         assert self._own is not None, "a call of the program's is under way while others are followed"
         return self._own
+
+
+@contextlib.contextmanager
+def _following() -> Iterator[None]:
+    """NoFollowing if something is short."""
+    try:
+        yield
+    except _SHORT as error:
+        raise NoFollowing(in_words(error)) from error
 
 
 def _shards_of(offer: SnapshotOffer, session: Session, turn: int, version: int, chunk: ChunkRequest) -> tuple[Shard, ...]:

@@ -297,14 +297,18 @@ class HTTPTransport:
             logger.debug("%s was not told that its pins are released: %s", member, error)
 
     def release_all(self, members: Sequence[Member]) -> None:
-        """``release`` at all ``members``, on a separate thread."""
+        """``release`` at all ``members``, on a separate thread. Where there is none to be had they drop it by and by."""
 
         def tell() -> None:
             for member in members:
                 self.release(member)
 
-        if members:
+        if not members:
+            return
+        try:
             threading.Thread(target=tell, name="ftlib-release", daemon=True).start()
+        except RuntimeError as error:
+            logger.debug("nobody was told that pins are released: %s", error)
 
     @contextmanager
     def asked(self, member: Member, query: Mapping[str, Any], go_on: GoOn, timeout: float = SILENCE) -> Iterator[Answer]:

@@ -43,10 +43,13 @@ class SlotPool:
         with self._lock:
             sets = 1 + kept(layout, self._limit) + self._sets
             more = max(0, waiting + _AHEAD - sets) if layout.nbytes >= _SMALL else 0
-            self._sets += more
             if more and not self._missing:
                 recovery = self._recovery
-                self._threads.thread(lambda: self._make(layout, recovery), "ftlib-slots").start()
+                try:
+                    self._threads.thread(lambda: self._make(layout, recovery), "ftlib-slots").start()
+                except RuntimeError:  # no thread for it now: the next average tries again, and this one takes new memory
+                    more = 0
+            self._sets += more
             self._missing += more
             made, self._made = self._made, []
             return made

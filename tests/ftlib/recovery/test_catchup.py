@@ -7,6 +7,7 @@ from unittest.mock import ANY, Mock, call
 
 import pytest
 
+from consensus import Member
 from ftlib.common.traces import RecoveryRecord, Traces
 from ftlib.core.calls.call import Kind
 from ftlib.core.calls.follower import NoFollowing
@@ -15,9 +16,11 @@ from ftlib.core.plane.progress import Progress
 from ftlib.errors import GroupError
 from ftlib.recovery import catchup
 from ftlib.recovery.catchup import Catchup
-from ftlib.recovery.joiner.http_transport import Later, Over, SnapshotOffer
+from ftlib.recovery.joiner.http_transport import HTTPTransport, Later, Over, SnapshotOffer
 from ftlib.recovery.joiner.limits import RecoveryLimits
 from ftlib.recovery.joiner.prefetch import Prefetch
+from ftlib.recovery.warm_standby import WarmStandby
+from tests.harness.threads import no_threads
 
 
 def test_it_asks_for_a_layout_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,14 +64,38 @@ def test_what_is_short_for_a_moment_ends_the_following_not_the_program(
         recovery._verified(verification)
     with pytest.raises(NoFollowing, match=str(error)):
         recovery._begin(prefetch)
+    recovery._own, recovery._round = Mock(), Mock()
+    recovery._verification = Mock(number=6, begun=False, **{"begin.side_effect": error})  # a thread that reads
+    with pytest.raises(NoFollowing, match=str(error)):
+        recovery.finished(Mock(number=6))
+    recovery._round = None
     monkeypatch.setattr(catchup, "Prefetch", Mock(side_effect=error))  # its thread
     monkeypatch.setattr(catchup, "separable", lambda _registered: False)
     session = Mock()
     session.plan.holders, session.view.index.return_value = ("b",), 1
-    recovery._own = Mock()
     with pytest.raises(NoFollowing, match=str(error)):
         recovery.enter(session, 7)
     assert recovery._refused
+
+
+def test_without_threads_it_does_without_what_they_would_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A spare loads the state once it is promoted, and members drop what they keep for this one by and by."""
+    monkeypatch.setattr(catchup, "why_not", lambda _registered: "")
+    plane, own, donor = Plane("a" * 16), Mock(kind=Kind.AVERAGE), Member("b" * 16, "10.0.0.1", 1)
+    own.layout.places = ()
+    limits, transport = RecoveryLimits(1.0, 1, live=True), HTTPTransport(None, plane.member_id)
+
+    def standby(registered: Any, call: Any) -> WarmStandby:
+        return WarmStandby(plane, registered, call, transport, lambda: None, 1, limits)
+
+    recovery = Catchup(plane, Mock(), lambda: transport, limits, standby, known=lambda: [donor])
+    recovery._asked[donor.id] = donor
+    with no_threads("ftlib") as refused:
+        recovery.look_ahead(own, Mock())
+        recovery.stand_by(own)
+        recovery.end()
+    assert refused == ["ftlib-ahead", "ftlib-standby", "ftlib-release"]
+    assert recovery.trouble is None
 
 
 def test_what_kept_the_state_of_a_spare_level_ends_with_its_arrival(monkeypatch: pytest.MonkeyPatch) -> None:

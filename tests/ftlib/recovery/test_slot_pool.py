@@ -13,6 +13,7 @@ from ftlib.core.tensors.staging import Staging
 from ftlib.recovery.joiner import slot_pool as making
 from ftlib.recovery.joiner.slot_pool import SlotPool
 from tests.ftlib.recovery.trainer import LONG
+from tests.harness.threads import no_threads
 
 LAYOUT = Layout(
     b"s", "average", "an average", (Bucket(torch.float32, 500_000, "SUM", ()), Bucket(torch.float32, 200_000, "SUM", ()))
@@ -92,6 +93,16 @@ def test_nothing_is_made_for_a_recovery_that_is_over(monkeypatch: pytest.MonkeyP
     stock.close()
     stock.kept(LAYOUT, 0)
     go_on.set()
+    ended()
+    assert [slot.bucket for slot in stock.kept(LAYOUT, 0)] == list(LAYOUT.buckets)
+
+
+def test_where_no_thread_is_to_be_had_the_next_average_tries_again() -> None:
+    stock = SlotPool(0)
+    with no_threads("ftlib-slots") as refused:
+        assert stock.kept(LAYOUT, 0) == []
+    assert len(refused) == 1
+    stock.kept(LAYOUT, 0)
     ended()
     assert [slot.bucket for slot in stock.kept(LAYOUT, 0)] == list(LAYOUT.buckets)
 
