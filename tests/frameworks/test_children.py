@@ -246,6 +246,15 @@ def test_more_receives_than_collectives_may_be_under_way_before_the_sends(crew: 
     assert crew.run(hands, exchange_at_once, 1100) == [({2.0}, True), ({1.0}, True)]
 
 
+def test_the_more_is_under_way_the_longer_an_answer_is_waited_for() -> None:
+    """A process with a thousand threads on a busy host was taken for one that hangs."""
+    with child_that_ends_nothing(TIMEOUT) as (child, _):
+        assert child._looks() == GroupProcess.SILENT + 10
+        child.close("it has ended")
+        assert child.gone.wait(TIMEOUT)
+        assert child._looks() == GroupProcess.SILENT
+
+
 def test_a_collective_that_waits_for_room_holds_up_no_send() -> None:
     with child_that_ends_nothing(TIMEOUT) as (child, idle):
         works: list[IsolatedWork] = []

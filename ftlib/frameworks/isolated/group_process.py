@@ -20,6 +20,8 @@ from .segments import Segments
 
 _MOST = 1024
 """Collectives under way at a time."""
+_CROWD = 100
+"""Operations under way that make it answer one look later: each has a thread there, and it answers when it has its turn."""
 _LATER = 1.0
 """Seconds from the time-out of operations until a collective that waits for room gives up: their own errors name ranks."""
 _CUT = 0.02
@@ -184,6 +186,9 @@ class GroupProcess(ChildProcess):
 
     def _unpack(self, data: bytes) -> Record:
         return unpack(data)
+
+    def _looks(self) -> int:
+        return self.SILENT + len(self._pending) // _CROWD
 
     def _busy(self) -> bool:
         return bool(self._pending) or self._building is not None
