@@ -181,6 +181,7 @@ class Rebuilder:
             crash = errors.Excluded(f"this worker's rebuild thread failed: {error!r}")
             crash.__cause__ = error
             self._stop(crash)  # before it is logged, which may take long
+            self._consensus.leave()  # or the others would wait for its reports
             logger.exception("the rebuild thread failed", extra=extra)
         finally:
             self._drop_group()

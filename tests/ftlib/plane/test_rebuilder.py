@@ -304,3 +304,18 @@ def test_who_is_alone_gives_up_the_group_that_it_has_built_ahead(alone: bool) ->
     rebuilder = Rebuilder(Plane("a"), Mock(), framework, lambda view: ({key: n for n, key in enumerate(view.ids)}, None))
     rebuilder._carry_out(Installed(View(3, "parent", MEMBERS[:1] if alone else MEMBERS), {"a": report()}))
     assert framework.cancel.mock_calls == ([call(4)] if alone else [])
+
+
+def test_who_cannot_carry_out_what_is_ordered_leaves_the_others_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    """An error of ours, say. Its agent answers the others' pings: they would wait for its reports, which nobody makes."""
+    plane, consensus, group = Plane("a"), Mock(driver="", why=Mock(return_value=None)), Mock()
+    fails = Mock(side_effect=KeyError("planted"))
+    rebuilder = Rebuilder(plane, consensus, Mock(), lambda _view: (session(1, AFTER_SEVEN, "a").ranks, group), activated=fails)
+    founding = session(1, AFTER_SEVEN, "a").view
+    for order in (Installed(founding, {}), Activated(founding)):
+        rebuilder.handle(order)
+    rebuilder._run()
+    assert isinstance(plane.error, Excluded) and "rebuild thread failed: KeyError('planted')" in str(plane.error)
+    consensus.leave.assert_called_once_with()
+    group.close.assert_called_once_with()
+    assert "the rebuild thread failed" in caplog.text
