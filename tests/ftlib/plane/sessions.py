@@ -46,6 +46,7 @@ class Meanwhile(Threads):
                 assert predicate() or timeout != 0.0
                 while happens and not predicate():
                     happens.pop()()
+                assert predicate() or timeout is not None, "it would wait for ever"
                 return predicate()
 
         return Condition()

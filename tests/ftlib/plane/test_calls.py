@@ -14,7 +14,7 @@ from ftlib.core.plane.orders import Finish, Order
 from ftlib.core.plane.plane import Plane
 from ftlib.core.stand_in.stand_in import StandIn
 from ftlib.core.tensors.trailer import Trailer
-from tests.ftlib.plane.sessions import AFTER_SEVEN, LAYOUT, average, session
+from tests.ftlib.plane.sessions import AFTER_SEVEN, LAYOUT, Meanwhile, average, session
 from tests.harness.basics import TIMEOUT
 
 
@@ -148,3 +148,20 @@ def test_who_finishes_a_call_after_the_others_is_told_of_the_views_before_with_i
     assert plane.activate(second) and plane.begin(second)
     assert plane.adopt(second, call, results)
     assert (plane.news.due, plane.news.changes) == ([first.view], [second.view])
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_who_parts_in_a_call_waits_for_the_word_whether_the_others_end_it(ends: bool) -> None:
+    """They may do it again without it. Then what was computed here counts nowhere."""
+    threads = Meanwhile()
+    plane = Plane("a", threads=threads)
+    here = session(3, AFTER_SEVEN, "a")
+    assert plane.activate(here)
+    plane.enter(call := average())
+    assert plane.begin(here) and plane.part() is None
+    threads.happens.append(lambda: plane.freeze(Order(4, 8 if ends else None)))
+    results = Results(8, LAYOUT, (), 3.0, view_id=here.view.view_id)
+    finish = plane.finish(here, call, Trailer.of(()), results)
+    assert not threads.happens
+    assert finish == (Finish(frozen=False, order=Order(4, 8)) if ends else None)
+    assert plane.part() == (8 if ends else None)

@@ -302,6 +302,27 @@ def test_a_founder_that_registers_late_is_told_what_was_used_up_before() -> None
     assert sampler.events == [("found", ("a", "b", "c")), ("finished", 0)]
 
 
+def test_a_founder_that_registers_late_is_told_of_an_adopted_call_before_the_view_that_gave_it() -> None:
+    """In the order in which the others have heard it, who were in the call."""
+    plane, sampler = Plane("b"), Heard()
+    view = View(1, "", MEMBERS)
+    assert plane.installing(view)
+    founding = SalvagePlan(0, 0, authority="a", holders=("a",))
+    assert plane.activate(Session(view, founding, "b", {"a": 0, "b": 1, "c": 2}, GROUP))
+    plane.enter(call := Call(Kind.BARRIER, LAYOUT, (), weight=0.0, divide=True))
+    plane.freeze(Order(3, None))
+    drawn = (("a", plane.data.report() + b"drawn"),)
+    later = SalvagePlan(1, 0, adoptions=(("b", "a"),), authority="a", holders=("a",), drawn=drawn)
+    newest = Session(View(3, "parent", MEMBERS[:2]), later, "b", {"a": 0, "b": 1}, GROUP)
+    assert plane.activate(newest)
+    results = Results(1, LAYOUT, (), 0.0)
+    results.shares = {"a": Share(dropped=1, data_epoch=1)}
+    assert plane.begin(newest) and plane.adopt(newest, call, results)
+    plane.data.register(sampler)  # type: ignore[arg-type]
+    assert plane.loaded(newest, "a")
+    assert sampler.events == [("found", ("a", "b", "c")), ("finished", 0), ("activated", b"drawn")]
+
+
 @pytest.mark.parametrize("alike", [True, False])
 @pytest.mark.parametrize("early", [True, False])
 def test_founders_whose_first_deals_differ_begin_again(alike: bool, early: bool) -> None:

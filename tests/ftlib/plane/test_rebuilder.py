@@ -19,8 +19,10 @@ from ftlib.core.calls.salvage import Fault, FaultKind, Report, SalvagePlan
 from ftlib.core.plane.phase import Phase
 from ftlib.core.plane.plane import Plane
 from ftlib.core.plane.rebuild import Rebuilder, RebuildError, translated
+from ftlib.core.replicas.whole import facts_of
 from ftlib.core.tensors.trailer import Trailer
 from ftlib.errors import ConfigError, Excluded, JobEnded, QuorumLost
+from ftlib.settings.replicas import Part
 from tests.ftlib.plane.sessions import AFTER_SEVEN, LAYOUT, MEMBERS, Meanwhile, average, session
 from tests.harness.basics import TIMEOUT
 
@@ -106,13 +108,15 @@ def test_a_member_whose_settings_allow_no_group_ends_before_it_has_worked(error:
 
 def test_a_group_ends_with_its_rebuilder() -> None:
     """Its threads and sockets would else outlive the lifetime; cut first, so that nobody waits in it for what is under way."""
-    group, consensus = Mock(), Mock()
+    group, consensus, framework = Mock(), Mock(), Mock()
     founding = session(1, AFTER_SEVEN, "a")
-    rebuilder = Rebuilder(Plane("a"), consensus, Mock(), lambda _view: (founding.ranks, group))
+    rebuilder = Rebuilder(Plane("a"), consensus, framework, lambda _view: (founding.ranks, group))
     rebuilder.start()
     rebuilder.handle(Installed(founding.view, {}))
     rebuilder.close(TIMEOUT)
     consensus.ready.assert_called_once_with(founding.view.view_id)
+    [epoch] = framework.cancel.call_args.args
+    assert epoch > 1 << 32, "whatever is being built: it would be waited for"
     assert [each[0] for each in group.method_calls if each[0] in ("abort", "close")] == ["abort", "close"]
 
 
@@ -229,7 +233,10 @@ class Clock(Threads):
         return self.at
 
 
-def test_who_has_waited_in_a_call_before_the_view_changed_is_told_for_how_long(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("waited", "text"), [(0.5, "paused 250 ms after 0.5 s of waiting"), (0.05, "paused 250 ms")])
+def test_who_has_waited_in_a_call_before_the_view_changed_is_told_for_how_long(
+    waited: float, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """For the member that is gone, say: that is more than the pause."""
     caplog.set_level(logging.INFO, "ftlib")
     clock = Clock()
@@ -237,12 +244,12 @@ def test_who_has_waited_in_a_call_before_the_view_changed_is_told_for_how_long(c
     rebuilder = Rebuilder(plane, Mock(driver="", why=Mock(return_value=None)), Mock(), Mock())
     assert plane.activate(session(3, AFTER_SEVEN, "a"))
     plane.enter(average())
-    clock.at += 5.0
+    clock.at += waited
     plane.freeze(Freeze(4, None))
     clock.at += 0.25
     rebuilder._built = session(4, AFTER_SEVEN, "a")
     rebuilder._activate(rebuilder._built.view)
-    assert caplog.messages[-1].endswith("; paused 250 ms after 5.0 s of waiting")
+    assert caplog.messages[-1].endswith(f"; {text}")
 
 
 @pytest.mark.parametrize(
@@ -319,3 +326,16 @@ def test_who_cannot_carry_out_what_is_ordered_leaves_the_others_at_once(caplog: 
     consensus.leave.assert_called_once_with()
     group.close.assert_called_once_with()
     assert "the rebuild thread failed" in caplog.text
+
+
+@pytest.mark.parametrize(("ended", "error"), [(True, JobEnded), (False, errors.StateLost)])
+def test_a_process_that_nobody_is_left_to_act_with_stops_and_leaves(ended: bool, error: type[Exception]) -> None:
+    """Of its replica a process is gone, and of all others: the view has members, but no shard a group."""
+    plane, consensus, part = Plane("b0"), Mock(), Part("b", 0, 2)
+    rebuilder = Rebuilder(plane, consensus, Mock(), Mock(), part=part)
+    own = Member("b0", "127.0.0.1", 1000, tuple(facts_of(part).items()))
+    done = Report(4, 0, 4, b"x", b"", "b0", founder=True, blank=False, has_state=True)
+    rebuilder._carry_out(Installed(View(7, "before", (own,)), {"b0": done.encode()}, ended))
+    assert type(plane.error) is error
+    consensus.leave.assert_called_once_with()
+    consensus.ready.assert_not_called()
