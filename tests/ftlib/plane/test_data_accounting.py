@@ -57,6 +57,18 @@ def test_a_call_in_a_unit_that_weighs_nothing_leaves_the_weight_to_the_next_aver
     assert plane.data.weigh(average(), 0, None) == 3.0
 
 
+@pytest.mark.parametrize("foreign", [False, True])
+@pytest.mark.parametrize("unit", [False, True])
+def test_a_call_of_the_programs_draws_nothing_until_it_ends(foreign: bool, unit: bool) -> None:
+    """In a unit the function may draw, as its own calls use that up; beside a call of the others the program draws on."""
+    plane, sampler = Plane("a"), Mock()
+    plane.data.register(sampler)
+    call = Followed(0.0, veto=False) if foreign else average()
+    call.changes_state = unit
+    plane.enter(call)
+    assert sampler.begin.called is (not foreign and not unit)
+
+
 def test_who_adopts_a_call_deals_its_samples_before_those_of_the_view_that_gave_it() -> None:
     plane, sampler = Plane("a"), Mock(report=lambda: b"drawn")
     plane.data.register(sampler)

@@ -138,6 +138,15 @@ def test_who_comes_in_reports_no_call_as_that_of_the_others(newcomer: bool) -> N
     assert plane.expected_in(plan_) is (None if newcomer else LAYOUT)
 
 
+@pytest.mark.parametrize("epoch", [2, 3])
+def test_who_is_asked_for_the_second_view_is_a_founder_though_it_has_not_seen_the_first(epoch: int) -> None:
+    """That was lost on the way, and nobody else is asked then: its initial state is as good as theirs. Not later on."""
+    answer = Plane("a").freeze(Order(epoch, None))
+    assert answer is not None
+    report = Report.decode(answer[0])
+    assert (report.founder, report.blank) == (epoch == 2, epoch > 2)
+
+
 def test_what_a_replica_does_not_begin_with_is_no_state() -> None:
     """Its next call gets the others'."""
     plane, here = Plane("c"), session(3, SalvagePlan(7, 7, blank=("c",), authority="a", holders=("a",)), "c")

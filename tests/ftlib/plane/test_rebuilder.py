@@ -75,7 +75,7 @@ def test_a_view_change_is_logged_and_who_was_lost_is_missed(
         reports = dict.fromkeys(set(view.ids) & set(names), consensus.flushed.call_args.args[1])
         view = View(view.epoch + 1, view.view_id, tuple(member for member in FOUR if member.id in names))
     lines = [record.getMessage() for record in caplog.records if getattr(record, "ftlib_event", "") == "view"]
-    assert len(lines) == len(later) + 1
+    assert len(lines) == plane.counters.views == len(later) + 1
     assert re.fullmatch(re.escape(f"epoch {len(lines)}: {text}, rank 0; paused ") + r"\d+ ms; led by a", lines[-1])
     assert plane.peers.lost_since(0.0) is missed
 
@@ -336,6 +336,6 @@ def test_a_process_that_nobody_is_left_to_act_with_stops_and_leaves(ended: bool,
     own = Member("b0", "127.0.0.1", 1000, tuple(facts_of(part).items()))
     done = Report(4, 0, 4, b"x", b"", "b0", founder=True, blank=False, has_state=True)
     rebuilder._carry_out(Installed(View(7, "before", (own,)), {"b0": done.encode()}, ended))
-    assert type(plane.error) is error
+    assert type(plane.error) is error and (ended or "no replica is whole any more" in str(plane.error))
     consensus.leave.assert_called_once_with()
     consensus.ready.assert_not_called()
