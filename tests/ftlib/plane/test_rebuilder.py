@@ -16,6 +16,7 @@ from ftlib import errors
 from ftlib.common.threads import Threads
 from ftlib.core.calls.call import Results
 from ftlib.core.calls.salvage import Fault, FaultKind, Report, SalvagePlan
+from ftlib.core.calls.session import Session
 from ftlib.core.plane.phase import Phase
 from ftlib.core.plane.plane import Plane
 from ftlib.core.plane.rebuild import Rebuilder, RebuildError, translated
@@ -339,3 +340,31 @@ def test_a_process_that_nobody_is_left_to_act_with_stops_and_leaves(ended: bool,
     assert type(plane.error) is error and (ended or "no replica is whole any more" in str(plane.error))
     consensus.leave.assert_called_once_with()
     consensus.ready.assert_not_called()
+
+
+def test_a_process_acts_with_those_of_its_shard_by_the_plan_of_all() -> None:
+    """It holds the result of call 8, which its mate in its replica has finished, and nobody else of its own shard."""
+    members = tuple(
+        Member(f"{replica}{shard}", "127.0.0.1", 1000 + shard, tuple(facts_of(Part(replica, shard, 2)).items()))
+        for replica in "ab"
+        for shard in range(2)
+    )
+    view = View(3, "parent", members)
+    acting, ranks = replace(view, members=members[::2]), {"a0": 0, "b0": 1}
+    plane, before = Plane("a0"), SalvagePlan(7, 7, authority="a0", holders=("a0", "b0"))
+    here = Session(acting, before, "a0", ranks, Mock())
+    assert plane.activate(here)
+    plane.enter(average())
+    assert plane.begin(here) and plane.hold(here, Results(8, LAYOUT, (), 3.0), Trailer.of(()))
+    frozen = plane.freeze(Freeze(4, None))
+    assert frozen is not None
+    own = Report.decode(frozen[0])
+    finished = replace(own, finished=8, current=0, step=8, held=0, last_signature=LAYOUT.signature, current_signature=b"")
+    reports = {"a0": own, "a1": finished, "b0": own, "b1": finished}
+    rebuilder = Rebuilder(plane, Mock(), Mock(), lambda _view: (ranks, Mock()), part=Part("a", 0, 2))
+    following = replace(view, epoch=4, parent_id=view.view_id)
+    rebuilder._carry_out(Installed(following, {key: each.encode() for key, each in reports.items()}))
+    assert rebuilder._built is not None
+    built = rebuilder._built
+    assert (built.view.ids, built.whole, built.plan.call) == (("a0", "b0"), following, 8)
+    assert built.keeps and built.donor is None
