@@ -190,4 +190,5 @@ def word_of_the_finished(plane: Plane, session: Session) -> Word | None:
     if not plan.call or session.keeps or plan.donor_of(own_id) is not None or own_id in (*plan.blank, *plan.healed):
         return None
     drawn = b"" if plane.drawing is None else plane.drawing.pack()
-    return Word(session.view.epoch, plan.call, WordFlag.VOID * plane.void | WordFlag.OUT * plane.newcomer, drawn=drawn)
+    flags = WordFlag.VOID * plane.void | WordFlag.OUT * plane.newcomer | WordFlag.SAVING * plane.saves.replica
+    return Word(session.view.epoch, plan.call, flags, drawn=drawn)

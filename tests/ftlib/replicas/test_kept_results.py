@@ -12,8 +12,11 @@ from ftlib.core.calls.follow import Declined
 from ftlib.core.calls.salvage import SalvagePlan
 from ftlib.core.engine.call_lock import CallLock
 from ftlib.core.engine.engine import Engine
+from ftlib.core.engine.shard_agreement import word_of_the_finished
 from ftlib.core.engine.waiting import Limits
+from ftlib.core.plane.orders import Order
 from ftlib.core.plane.plane import Plane
+from ftlib.core.replicas.words import Word, WordFlag
 from ftlib.core.tensors.layout import lay_out
 from ftlib.core.tensors.staging import StagingPool
 from ftlib.core.tensors.trailer import Trailer
@@ -71,3 +74,40 @@ def test_who_declines_it_counts_it_as_the_others_do() -> None:
     assert kept.engine.run(call) is Status.SUCCESS
     assert call.lacks is not None and call.kind is Kind.AVERAGE
     assert (kept.plane.finished, kept.plane.step) == (8, 8)
+
+
+@pytest.mark.parametrize(("writing", "void", "newcomer"), [(True, False, False), (False, True, False), (False, False, True)])
+def test_who_has_finished_it_says_again_what_they_had_agreed_on(writing: bool, void: bool, newcomer: bool) -> None:
+    """Those that had not heard it come to the same in the next view: whether it has a result, who comes in with it, and whether
+    they leave out a checkpoint, as a step that some of them write is none.
+    """
+    plane, blank = Plane("b"), ("b",) if newcomer else ()
+    here = session(3, SalvagePlan(7, 7, blank=blank, authority="a", holders=("a",)), "b")
+    assert plane.activate(here)
+    plane.enter(call := average())
+    results = Results(8, LAYOUT, (), 3.0)
+    results.come_in(newcomer)
+    if void:
+        results.refuse()
+    plane.saves.agree(writing=writing)
+    assert plane.begin(here) and plane.finish(here, call, Trailer.of(()), results)
+    plane.freeze(Order(4, None))
+    following = session(4, SalvagePlan(8, 8, authority="a", holders=("a",)), "b")
+    assert plane.activate(following)
+    word = word_of_the_finished(plane, following)
+    said = WordFlag.SAVING * writing | WordFlag.VOID * void | WordFlag.OUT * newcomer
+    assert word == Word(4, 8, said)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        pytest.param(SalvagePlan(0, 0), id="there was none"),
+        pytest.param(SalvagePlan(8, 8, adoptions=(("a", "b"),)), id="it gets the result"),
+        pytest.param(SalvagePlan(8, 8, blank=("a",)), id="it gets the state"),
+        pytest.param(SalvagePlan(8, 8, healed=("a",)), id="it was behind"),
+    ],
+)
+def test_who_has_not_finished_it_says_nothing_yet(plan: SalvagePlan) -> None:
+    assert word_of_the_finished(Plane("a"), session(4, plan, "a")) is None
+    assert word_of_the_finished(Plane("a"), session(4, SalvagePlan(8, 8), "a", keeps=True)) is None
