@@ -29,7 +29,7 @@ class Spoilt(Exception):
     """The results are not those of the call any more."""
 
 
-def donate(group: Group, rank: int, results: Results) -> list[Work]:
+def donate(group: Group, rank: int, results: Results) -> None:
     """Start sending ``results`` to ``rank``. ``Spoilt`` if the program has changed them by now."""
     shares = bytearray(packed_shares(results.shares))
     land(results.slots)
@@ -45,7 +45,7 @@ def donate(group: Group, rank: int, results: Results) -> list[Work]:
     header = _HEADER.pack(_MAGIC, len(results.slots), results.number, *found, len(shares), view_id, signature, digest)
     tensors = [torch.frombuffer(data, dtype=torch.uint8) for data in (bytearray(header), shares)]
     tensors += rows
-    return [group.send(tensor, rank, _tag(results.number, number)) for number, tensor in enumerate(tensors)]
+    results.give([group.send(tensor, rank, _tag(results.number, number)) for number, tensor in enumerate(tensors)])
 
 
 class Adoption:

@@ -16,6 +16,7 @@ from ...common.local_parts import is_sharded, like, local_part
 from ...data.mates import Drawing
 from ...data.sampling import Share
 from ...errors import ConfigError
+from ...frameworks.base import Work
 from ...status import Status
 from ..tensors.device_copies import bring, each_finite, fetch, flatten, fold, gather
 from ..tensors.dtypes import EXTREMES, load, store
@@ -44,6 +45,7 @@ class Results:
     """A finished call's sums in staging. Valid until an operation of the next call has finished."""
 
     __slots__ = (
+        "_sends",
         "_shown",
         "_spoilt",
         "accelerated",
@@ -107,6 +109,8 @@ class Results:
         of one process, which finds out by itself."""
         self.kept = False
         """True if the slots were left to an observer."""
+        self._sends: list[Work] = []
+        """Those to members that adopt the call, with what they send: they end before an operation of the next call does."""
         self._shown: tuple[tuple[Slot, int], ...] = ()
         """The slots that the program sees as gradients, each with its version then."""
         self._spoilt = False
@@ -115,6 +119,10 @@ class Results:
     def keep(self) -> None:
         """An observer keeps the slots."""
         self.kept = True
+
+    def give(self, sends: Sequence[Work]) -> None:
+        """They are sent to another member by these operations."""
+        self._sends += sends
 
     def refuse(self) -> None:
         """Another shard of this call has no result: then the call has none."""

@@ -26,7 +26,7 @@ from consensus.border import (
 
 from ... import errors
 from ...errors import ConfigError, FTLibError
-from ...frameworks.base import Framework, Group, Work
+from ...frameworks.base import Framework, Group
 from ...frameworks.staged.group import StagedGroup
 from ...frameworks.staged.rows import HostRows
 from ...settings.replicas import LONE, Part
@@ -116,7 +116,6 @@ class Rebuilder:
         """Newest epoch for which a group was ordered."""
         self._built: Session | None = None
         self._group: Group | None = None
-        self._donations: list[Work] = []
         self._ended_unacted = False
         """True after a member left because its program had ended, until the view without that member is activated here."""
         self._ended_after = -1
@@ -322,7 +321,7 @@ class Rebuilder:
             if results is None or session.group is None or results.number != session.plan.call:
                 raise FTLibError(f"the result of call {session.plan.call} is gone, but {session.name(adopter)} needs it")
             try:
-                self._donations += donate(session.group, session.ranks[adopter], results)
+                donate(session.group, session.ranks[adopter], results)
             except Spoilt as reason:
                 self._cannot_give(session, adopter, str(reason))
                 return
@@ -403,7 +402,6 @@ class Rebuilder:
 
     def _drop_group(self) -> None:
         self._built = None
-        self._donations.clear()
         if self._group is not None:
             self._group.abort()
             self._group.close()

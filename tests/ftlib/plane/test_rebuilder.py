@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import re
+import weakref
 from dataclasses import replace
 from unittest.mock import Mock, call
 
 import pytest
+import torch
 
 from consensus import Cause, LeftError, Member, Reason, StoppedError, View
 from consensus.border import Activated, Expected, Freeze, Installed, Stalled, Stopped
@@ -21,6 +23,7 @@ from ftlib.core.plane.phase import Phase
 from ftlib.core.plane.plane import Plane
 from ftlib.core.plane.rebuild import Rebuilder, RebuildError, translated
 from ftlib.core.replicas.whole import facts_of
+from ftlib.core.tensors.staging import StagingPool
 from ftlib.core.tensors.trailer import Trailer
 from ftlib.errors import ConfigError, Excluded, JobEnded, QuorumLost
 from ftlib.settings.replicas import Part
@@ -368,3 +371,36 @@ def test_a_process_acts_with_those_of_its_shard_by_the_plan_of_all() -> None:
     built = rebuilder._built
     assert (built.view.ids, built.whole, built.plan.call) == (("a0", "b0"), following, 8)
     assert built.keeps and built.donor is None
+
+
+class Sending:
+    """A group that sends for as long as its operations are kept, and what it sends."""
+
+    def __init__(self) -> None:
+        self.sent: list[weakref.ref[torch.Tensor]] = []
+
+    def send(self, tensor: torch.Tensor, _rank: int, _tag: int) -> list[torch.Tensor]:
+        self.sent.append(weakref.ref(tensor))
+        return [tensor]
+
+
+def test_who_gives_a_result_keeps_no_copy_of_it_once_all_have_it() -> None:
+    """The program may change the result, as its gradients are views of it, so a copy is sent: as large as the model."""
+    plane, group = Plane("a"), Sending()
+    here = session(3, AFTER_SEVEN, "a")
+    assert plane.activate(here)
+    plane.enter(eighth := average())
+    slot = StagingPool(2).staging(LAYOUT).slot(0, 0)
+    results = Results(8, LAYOUT, (slot,), 3.0, view_id=here.view.view_id)
+    assert plane.begin(here) and plane.finish(here, eighth, Trailer.of(()), results)
+    plane.freeze(Freeze(4, None))
+    rebuilder = Rebuilder(plane, Mock(driver="", why=Mock(return_value=None)), Mock(), Mock())
+    plan = SalvagePlan(8, 8, adoptions=(("b", "a"),), authority="a", holders=("a",))
+    following = rebuilder._built = session(4, plan, "a", group=group)
+    rebuilder._activate(following.view)
+    del results
+    assert len(group.sent) == 3 and all(each() is not None for each in group.sent), "until then it is sent"
+    plane.enter(average())
+    assert plane.begin(following)
+    plane.entered()
+    assert all(each() is None for each in group.sent)
