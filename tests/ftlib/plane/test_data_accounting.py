@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from unittest.mock import Mock
 
 import pytest
@@ -221,3 +222,27 @@ def test_a_newcomer_would_stay_out_where_the_others_leave_their_loop(newcomer: b
     assert plane.data.stays_out(call, results) is (newcomer and (foreign or left_behind))
     if newcomer and not foreign:
         sampler.left_behind.assert_called_once_with(results.shares, 8, 0)
+
+
+def test_nobody_is_left_behind_by_those_who_have_lost_their_state_since() -> None:
+    """Then the newcomers that have it go on from it, and the others' loops do not end."""
+    plane, sampler = Plane("c"), Mock()
+    plane.data.register(sampler)
+    sampler.left_behind.return_value = True
+    new = ("b", "c")
+    here = session(2, SalvagePlan(7, 7, blank=new, newcomers=new, authority="a", holders=("b",)), "c")
+    assert plane.activate(here)
+    plane.enter(call := average())
+    assert plane.loaded(here, "a")
+    assert not plane.data.stays_out(call, Results(8, LAYOUT, (), 3.0))
+
+
+def test_a_sampler_names_those_that_the_lifetime_waits_for() -> None:
+    """While there is one: a sampler outlives lifetimes, and keeps none of them."""
+    plane, sampler = Plane("a"), Mock()
+    plane.data.register(sampler)
+    blocking = sampler.bind.call_args.kwargs["blocking"]
+    assert blocking() == "no view is active at this worker"
+    del plane
+    gc.collect()
+    assert blocking() == ""

@@ -190,15 +190,19 @@ def test_nothing_is_built_ahead_for_a_view_that_is_over_or_was_built() -> None:
     assert [each.args for each in prepare.call_args_list] == [(views[5],), (views[6],)]
 
 
-@pytest.mark.parametrize(("place", "told"), [("healed", True), ("blank", False)])
-def test_who_was_behind_is_told_that_it_gets_the_others_state(place: str, told: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """What it has computed since counts nothing: a warning. Not who joins, and has nothing to lose."""
+@pytest.mark.parametrize(("place", "call", "told"), [("healed", 20, True), ("healed", 7, False), ("blank", 20, False)])
+def test_who_was_behind_is_told_that_it_gets_the_others_state(
+    place: str, call: int, told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it has computed since counts nothing: a warning. Not who joins, and has nothing to lose, nor who gets the state as a
+    mate in its replica lacks it.
+    """
     plane = Plane("a")
     rebuilder = Rebuilder(plane, Mock(driver="", why=Mock(return_value=None)), Mock(), Mock())
     before, healed = session(3, AFTER_SEVEN, "a"), ("a",) if place == "healed" else ()
     assert plane.activate(before)
     plane.freeze(Freeze(4, None))
-    plan = SalvagePlan(20, 20, blank=("a",), healed=healed, authority="b", holders=("b",))
+    plan = SalvagePlan(call, call, blank=("a",), healed=healed, authority="b", holders=("b",))
     rebuilder._built = session(4, plan, "a")
     rebuilder._activate(rebuilder._built.view)
     lines = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
