@@ -14,6 +14,7 @@ from ftlib.core.calls.follow import Followed
 from ftlib.core.calls.salvage import SalvagePlan
 from ftlib.core.plane.orders import Order
 from ftlib.core.plane.plane import Plane
+from ftlib.core.stand_in.stand_in import StandIn
 from ftlib.core.tensors.layout import lay_out
 from ftlib.core.tensors.trailer import Trailer
 from ftlib.data.mates import Drawing
@@ -56,6 +57,16 @@ def test_a_call_in_a_unit_that_weighs_nothing_leaves_the_weight_to_the_next_aver
     plane.data.register(sampler)
     assert plane.data.weigh(barrier, 0, 5.0) == 5.0
     assert plane.data.weigh(average(), 0, None) == 3.0
+
+
+def test_a_deputy_gives_the_share_of_a_late_program_and_a_follower_that_of_one_that_comes_in() -> None:
+    """The late one goes on with its loop, before whose end no other one ends."""
+    plane, sampler, late = Plane("a"), Mock(), Share(data_epoch=1, deal=7, late=True)
+    sampler.late.return_value, sampler.follow.return_value = late, NONE
+    assert plane.data.share(Followed(0.0, veto=False)) == NONE, "without a sampler"
+    plane.data.register(sampler)
+    assert plane.data.share(StandIn(0.0, veto=False, awaited=lambda: False, present=plane.present)) is late
+    assert plane.data.share(Followed(0.0, veto=False)) is NONE
 
 
 @pytest.mark.parametrize("foreign", [False, True])
