@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 
@@ -127,7 +127,10 @@ def test_who_ends_a_call_that_a_freeze_waits_for_hears_of_the_freeze() -> None:
     here = session(3, AFTER_SEVEN, "a")
     assert plane.activate(here)
     plane.enter(call := average())
-    assert plane.begin(here) and plane.freeze(order) is None
+    assert plane.begin(here)
+    with patch.object(plane.changed, "notify_all") as wakes:
+        assert plane.freeze(order) is None
+    wakes.assert_called_once_with()  # who parts may wait for it in that call
     assert plane.finish(here, call, Trailer.of(()), Results(8, LAYOUT, (), 3.0)) == Finish(frozen=False, order=order)
     assert not plane.ordered and not plane.acting_in(here)
 

@@ -25,7 +25,7 @@ from ftlib.core.plane.rebuild import Rebuilder, RebuildError, translated
 from ftlib.core.replicas.whole import facts_of
 from ftlib.core.tensors.staging import StagingPool
 from ftlib.core.tensors.trailer import Trailer
-from ftlib.errors import ConfigError, Excluded, JobEnded, QuorumLost
+from ftlib.errors import ConfigError, Excluded, FTLibError, JobEnded, QuorumLost
 from ftlib.settings.replicas import Part
 from tests.ftlib.plane.sessions import AFTER_SEVEN, LAYOUT, MEMBERS, Meanwhile, average, session
 from tests.harness.basics import TIMEOUT
@@ -408,3 +408,23 @@ def test_who_gives_a_result_keeps_no_copy_of_it_once_all_have_it() -> None:
     assert plane.begin(following)
     plane.entered()
     assert all(each() is None for each in group.sent)
+
+
+@pytest.mark.parametrize(
+    ("results", "group"),
+    [
+        pytest.param(None, Mock(), id="it has none"),
+        pytest.param(Results(7, LAYOUT, (), 3.0), Mock(), id="it has that of another call"),
+        pytest.param(Results(8, LAYOUT, (), 3.0), None, id="nobody is there"),
+    ],
+)
+def test_who_cannot_give_what_the_plan_says_gives_nothing_else(results: Results | None, group: Mock | None) -> None:
+    """The adopter would take it for the result of that call."""
+    plane = Plane("a")
+    plane.results = results
+    rebuilder = Rebuilder(plane, Mock(driver="", why=Mock(return_value=None)), Mock(), Mock())
+    plan = SalvagePlan(8, 8, adoptions=(("b", "a"),), authority="a", holders=("a",))
+    rebuilder._built = session(4, plan, "a", group=group)
+    with pytest.raises(FTLibError, match=r"the result of call 8 is gone, but .* needs it"):
+        rebuilder._activate(rebuilder._built.view)
+    assert group is None or not group.send.called
