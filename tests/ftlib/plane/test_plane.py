@@ -489,7 +489,7 @@ def test_a_group_that_cannot_be_built_is_reported_counted_and_waited_for(caplog:
     rebuilder._failed(view, error)
     consensus.average_failure.assert_called_once_with(1, ("b",))
     assert plane.counters.rebuild_failures == 1
-    assert "b did not come" in caplog.text
+    assert caplog.messages == [f"building the group of {view} failed, waiting for a new view: b did not come"]
     rebuilder.handle(Freeze(5, None))
     rebuilder._failed(view, error)
     consensus.average_failure.assert_called_once_with(1, ("b",))
