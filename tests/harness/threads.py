@@ -1,10 +1,22 @@
-"""Moments in which a process may start no more threads."""
+"""Threads and time: moments in which a process may start no more threads, and a clock that goes on by hand."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 from collections.abc import Iterator
+
+from ftlib.common.threads import Threads
+
+
+class Clock(Threads):
+    """Goes on by hand."""
+
+    def __init__(self) -> None:
+        self.at = 100.0
+
+    def now(self) -> float:
+        return self.at
 
 
 @contextlib.contextmanager

@@ -328,7 +328,6 @@ class HTTPTransport:
                 if left < 0:
                     raise FetchError(f"{member} answers with more than {_MOST} bytes")
                 _continue(member, go_on)
-            answer.finish()
             return b"".join(parts)
 
     def _until_told(self, member: Member, query: Mapping[str, Any], go_on: GoOn) -> bytes:

@@ -22,7 +22,7 @@ from consensus import LeftError, Member, RefusalError
 from consensus.protocol.state.member_table import NEVER
 from ftlib import ConfigError, FTLibError, RebuildTimeout, StateLost, Status
 from ftlib.common.refusals import Refusal
-from ftlib.common.threads import Threads
+from ftlib.core.calls.call import Kind
 from ftlib.core.engine.catching_up import CatchUp, Obtained
 from ftlib.core.plane.plane import Plane
 from ftlib.recovery.border import Border
@@ -34,7 +34,7 @@ from tests.ftlib.recovery.local import Local, Plain
 from tests.ftlib.recovery.pupils import Pupil, School, assert_equal, steps
 from tests.harness.basics import TIMEOUT, eventually
 from tests.harness.company import Company, at_once, company, in_thread
-from tests.harness.threads import no_threads
+from tests.harness.threads import Clock, no_threads
 
 FOREVER = 10**9
 
@@ -146,16 +146,6 @@ def test_with_fresh_it_keeps_its_own() -> None:
         assert joiner.came
         assert joiner.private_digest() == joiner.began
         assert joiner.shared_digest() in {digest for one in made[:2] for digest in one.hashes.values()}
-
-
-class Clock(Threads):
-    """Goes on by hand."""
-
-    def __init__(self) -> None:
-        self.at = 100.0
-
-    def now(self) -> float:
-        return self.at
 
 
 class TestCopies:
@@ -599,6 +589,29 @@ def test_what_a_donor_answers_is_told_apart(error: FTLibError) -> None:
     assert found is (Obtained.MIDWAY if isinstance(error, Midway) else error)
 
 
+def test_while_it_comes_this_member_shows_itself_to_those_that_wait_for_it() -> None:
+    """They may know why they have to wait. Where it has to leave it does not go on."""
+    plane, transfer, call = Mock(), Mock(), CatchUp()
+    call.number = 7
+    plane.peers.places, plane.leaving.return_value = {"b": (6, 6)}, False
+    Border(plane, transfer, 1.0)._ask(Member("b", "10.0.0.1", 1), call, Mock(), Mock())
+    go_on = transfer.fetch.call_args.args[3]
+    assert go_on() and not plane.present.called
+    plane.peers.places["c"] = (6, 7)
+    assert go_on() and plane.present.called
+    plane.leaving.return_value = True
+    assert not go_on()
+    plane.leaving.return_value, plane.acting_in.return_value = False, False
+    assert not go_on()
+
+
+@pytest.mark.parametrize(("blank", "error"), [(("b", "c"), StateLost), (("c",), ConfigError)])
+def test_where_nobody_has_state_it_is_told_why(blank: tuple[str, ...], error: type[Exception]) -> None:
+    session = Mock(**{"plan.blank": blank, "view.ids": ("c", "b"), "plan.holders": ()})
+    with pytest.raises(error):
+        Border(Mock(authority=""), Mock(), 1.0).obtain(CatchUp(), session, 1.0)
+
+
 def test_another_donor_is_asked_after_a_refusal_or_many_laters(monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy of private state costs its donor: whoever says "later" may be making one."""
     monkeypatch.setattr(borders, "_PATIENT", 3)
@@ -627,6 +640,57 @@ def test_who_asks_for_a_border_that_is_past_does_not_wait(monkeypatch: pytest.Mo
     monkeypatch.setattr(plane.changed, "wait", Mock(side_effect=AssertionError("there is nothing to wait for")))
     with pytest.raises(LookupError, match="not at a border before call 4"):
         Border(plane, transfer, 1.0).source({"number": "4", "origin": "origin", "member": "b"})
+
+
+QUERY = {"number": "4", "origin": "origin", "member": "b"}
+
+
+@pytest.mark.parametrize("query", [{**QUERY, name: ""} for name in QUERY])
+def test_who_asks_has_to_say_for_what(query: dict[str, str]) -> None:
+    with pytest.raises(LookupError, match="expected"):
+        Border(Mock(), Mock(), 1.0).source(query)
+
+
+@pytest.mark.parametrize(
+    ("kind", "private", "before", "told", "given"),
+    [
+        (Kind.AVERAGE, None, 0, False, True),
+        (Kind.UNIT, None, 0, False, True),
+        (Kind.BARRIER, None, 0, False, False),
+        (Kind.AVERAGE, None, 0, True, False),  # its loop begins elsewhere
+        (Kind.BARRIER, None, 4, True, True),
+        (Kind.AVERAGE, Mock(), 0, True, True),  # a step on private state says so
+        (Kind.BARRIER, Mock(), 0, True, False),
+    ],
+)
+def test_it_comes_in_at_the_beginning_of_a_loop(kind: Kind, private: object, before: int, *, told: bool, given: bool) -> None:
+    entry = Mock()
+    plane, transfer = Plane("a" * 16), Mock(**{"entry.return_value": entry, "copies.of.return_value": None})
+    transfer.registered.private = private
+    plane.origin, plane.current = "origin", Mock(kind=kind, **{"layout.text": "a call"})
+    plane.borders.before, plane.borders.told = before, told
+    border = Border(plane, transfer, 1.0)
+    if not given:
+        with pytest.raises(RefusalError, match=r"call 4 .a call. is not the first of the loop here") as refused:
+            border.source(QUERY)
+        assert refused.value.status == Refusal.MIDWAY
+        return
+    assert border.source(QUERY) is transfer.guarded.return_value
+    transfer.guarded.assert_called_once_with(4, entry, plane.current.fence)
+    transfer.copies.drop.assert_called_once_with("b", None)
+
+
+def test_a_copy_is_dropped_once_it_is_sent_or_nobody_reads_it_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is as large as the private state."""
+    transfer, copy = Mock(**{"sent.side_effect": lambda *_: iter((b"one", b"two"))}), Mock(nbytes=8)
+    monkeypatch.setattr(borders, "nbytes_of_parameters", lambda _registered: 0)
+    border = Border(Mock(), transfer, 1.0)
+    assert b"".join(border._beside(Mock(), 4, copy, "b")) == b"onetwo"
+    transfer.copies.drop.assert_called_once_with("b", copy)
+    broken_off = border._beside(Mock(), 4, copy, "c")
+    assert next(broken_off) == b"one"
+    broken_off.close()
+    transfer.copies.drop.assert_called_with("c", copy)
 
 
 def test_within_execute_it_is_refused() -> None:
@@ -791,8 +855,9 @@ def test_who_registered_nothing_says_so_once_it_calls(
     monkeypatch: pytest.MonkeyPatch, *, called: bool, holds: bool, refusal: Refusal
 ) -> None:
     """Before that it may still register some, or may have done so a moment ago."""
-    monkeypatch.setattr(borders, "POLL", 0.0)
+    monkeypatch.setattr(borders, "POLL", TIMEOUT if called or holds else 0.0)
     plane = Mock(changed=threading.Condition(), current=object() if called else None, has_state=holds)
+    monkeypatch.setattr(plane.changed, "wait", Mock(side_effect=AssertionError("no need") if called or holds else None))
     border = Border(plane, Mock(registered=None), TIMEOUT)
     with pytest.raises(RefusalError, match="no state is registered here") as refused:
         border.source({"number": "1", "origin": "a", "member": "b"})

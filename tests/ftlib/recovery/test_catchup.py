@@ -20,7 +20,7 @@ from ftlib.recovery.joiner.http_transport import HTTPTransport, Later, Over, Sna
 from ftlib.recovery.joiner.limits import RecoveryLimits
 from ftlib.recovery.joiner.prefetch import Prefetch
 from ftlib.recovery.warm_standby import WarmStandby
-from tests.harness.threads import no_threads
+from tests.harness.threads import Clock, no_threads
 
 
 def test_it_asks_for_a_layout_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,11 +153,64 @@ def test_the_traces_have_the_whole_recovery(monkeypatch: pytest.MonkeyPatch) -> 
     round_.progress.return_value = Progress(1200, 1200, 400.0, 0.0, 0, braking=False, replayed=5, seconds=3.0)
     recovery._round = round_
     assert recovery._caught_up(41)
+    assert (plane.counters.recoveries, plane.counters.averages_replayed) == (1, 5)
     assert plane.traces is not None
     [record] = plane.traces.take()
     assert isinstance(record, RecoveryRecord)
     assert record.ended - record.began == pytest.approx(3.0)
     assert (record.nbytes, record.replayed, record.call, record.waited_for) == (1200, 5, 42, False)
+
+
+def test_the_others_wait_for_so_long_from_the_call_on_for_which_they_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    plane = Plane("a" * 16, threads=clock)
+    monkeypatch.setattr(plane, "acting_in", lambda _session: True)
+    plane.finished = 6
+    go_on = Catchup(plane, Mock(), Mock(), RecoveryLimits(1.0, 1, live=True))._while_acting(Mock(), 7)
+    clock.at += 5.0
+    assert go_on(), "call 7 is under way: nobody waits yet"
+    plane.finished = 7
+    clock.at += 0.75
+    assert go_on()
+    clock.at += 0.75
+    assert not go_on()
+    plane.finished = 8
+    assert not go_on()
+
+
+def test_it_is_given_up_after_a_few_failures() -> None:
+    recovery = Catchup(Plane("a" * 16), Mock(), Mock(), RecoveryLimits(1.0, 1, live=True))
+    for _ in range(catchup._TRIES - 1):
+        recovery._failed("b is away")
+    recovery._stop()  # a new view, without that donor: it begins anew
+    for _ in range(catchup._TRIES - 1):
+        recovery._failed("c is away")
+    assert not recovery._refused
+    with pytest.raises(NoFollowing, match="c is away"):
+        recovery._failed("c is away")
+    assert recovery._refused
+
+
+@pytest.mark.parametrize(("same_session", "number", "stays"), [(True, 9, True), (True, 8, False), (False, 9, False)])
+def test_a_comparison_is_of_this_view_and_of_a_call_that_is_not_over(
+    same_session: bool, number: int, stays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catchup, "Verification", made := Mock())
+    recovery, session = Catchup(Plane("a" * 16), Mock(), Mock(), RecoveryLimits(1.0, 1, live=True)), Mock()
+    recovery._hopes = 1
+    first = recovery._verification = Mock(session=session if same_session else Mock(), number=number)
+    recovery._near_the_end(Mock(**{"level_with.return_value": False}), session, 9, 10)
+    assert (recovery._verification is first) == stays == (not made.called) == (not first.close.called)
+    assert recovery._hopes == stays
+
+
+def test_a_promoted_spare_whose_view_ends_meanwhile_goes_on_in_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    plane, standby, session = Plane("a" * 16), Mock(asked={}), Mock()
+    monkeypatch.setattr(plane, "acting_in", lambda _session: False)
+    recovery = Catchup(plane, Mock(), Mock(), RecoveryLimits(1.0, 1, live=True))
+    recovery._standby = standby
+    assert not recovery.enter(session, 8)
+    assert not standby.surrender.called and recovery._standby is standby
 
 
 def test_a_promoted_spare_waits_for_the_last_record_before_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

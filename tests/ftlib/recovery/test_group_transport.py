@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 
 from consensus import Member
 from ftlib.common.memory import room
+from ftlib.common.threads import Threads
 from ftlib.core.calls import adoption as donation
 from ftlib.core.plane.orders import Order
 from ftlib.core.plane.plane import Plane
@@ -176,6 +178,22 @@ def test_buffers_are_used_again() -> None:
     assert buffers.take() is one
 
 
+def test_a_block_in_several_places_gives_its_buffer_back_once_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    @around(monkeypatch, group_module._Buffers, "take")
+    def noted(take: Any, self: group_module._Buffers) -> torch.Tensor:
+        made.append(self._free.qsize())
+        return take(self)
+
+    pair = Pair()
+    pair.fetch()
+    assert pair.whole
+    assert made
+    assert pair.transport._buffers._free.qsize() == len(made) - sum(map(bool, made))
+    pair.close()
+
+
 def test_tags_are_not_those_of_donated_results() -> None:
     assert donation._tag(2**40 - 1, 65534) < FIRST_TAG
 
@@ -290,6 +308,37 @@ def test_the_limit_holds_here_too() -> None:
     assert pair.whole
     assert clock.time == pytest.approx(pair.got // BLOCK * BLOCK / 1e6, abs=1.0), "all but the last block was waited for"
     pair.close()
+
+
+@pytest.mark.parametrize(("ends", "slept"), [(True, [0.0]), (False, [group_module._LOOK] * 3)])
+def test_who_drains_what_has_failed_waits_only_while_it_may_still_write(ends: bool, slept: list[float]) -> None:
+    """Each view change fails operations under way, and the shards go on after that."""
+
+    class Clock(Threads):
+        def __init__(self) -> None:
+            self.slept: list[float] = []
+
+        def now(self) -> float:
+            return sum(self.slept)
+
+        def sleep(self, seconds: float) -> None:
+            self.slept.append(seconds)
+
+    class Failed(Work):
+        failed = False
+
+        def wait(self, timeout: float) -> bool:
+            self.failed = True
+            raise GroupError("aborted")
+
+        def done(self) -> bool:
+            return ends and self.failed
+
+    clock = Clock()
+    transport = GroupTransport(None, Plane("a" * 16), patience=2 * group_module._LOOK, threads=clock)
+    with nullcontext() if ends else pytest.raises(Tainted):
+        transport._drain(somebody(), Failed())
+    assert clock.slept == slept
 
 
 def test_who_drains_waits_for_the_operation_and_does_not_look_again_and_again() -> None:

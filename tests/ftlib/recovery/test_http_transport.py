@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgpack
 import pytest
 import torch
 
@@ -25,7 +26,7 @@ from ftlib.recovery.layout import shards as shards_module
 from ftlib.recovery.layout.flat_state import FlatState
 from ftlib.recovery.layout.manifest import split
 from ftlib.recovery.layout.shards import BLOCK, ChunkRequest, Shard, cut, digest_of
-from tests.harness.basics import free_ports
+from tests.harness.basics import eventually, free_ports
 from tests.harness.company import in_thread
 from tests.harness.fifo import hanging_for
 from tests.harness.relay import Relay
@@ -115,8 +116,9 @@ class TestStripes:
                 joiner.transport.shard(members[shard.donors[number % 2]], shard, joiner.flat, 0, joiner.count, always)
             assert joiner.got == joiner.flat.nbytes
             assert same(joiner.model, found[0].model)
+            joiner.transport.release_all(list(members.values()))
             for holder in found:
-                joiner.transport.release(holder.member)
+                eventually(lambda holder=holder: not holder.donor._snapshots.nbytes, "it has dropped them")  # type: ignore[misc]
                 with pytest.raises(Refused):
                     joiner.transport.shard(holder.member, shards[0], joiner.flat, 0, joiner.count, always)
 
@@ -256,6 +258,9 @@ class TestOffers:
             assert list(offer.failed) == [other.member.id]
             with pytest.raises(Refused, match=rf"{other.member}: call {VERSION} is over"):
                 joiner.offer(members, inline_from=other.member.id)
+            with pytest.raises(FetchError, match="nobody gives the state") as found:
+                joiner.offer([somebody(), other.member])
+            assert not isinstance(found.value, Over), "the other one is away: to ask earlier would not help"
             one.leave()
             with pytest.raises(Over, match="is over here"):
                 joiner.offer(members)
@@ -305,6 +310,26 @@ class TestOffers:
         joiner.transport = HTTPTransport(None, joiner.member.id, threads=clock)
         with pytest.raises(FetchError, match="is not wanted any more"):
             joiner.offer([holder.member], version=VERSION + 1, go_on=go_on)
+        assert clock.slept, "nobody is asked as fast as can be"
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"portions": [[0, 4], [4, 8, 8]]},
+            {"portions": [[0, 4], 8]},
+            {"portions": [[0, 4], [4, "8"]]},
+            {"portions": [[0, 4], [5, 8]]},
+            {"portions": [[0, 4]]},
+            {"portions": [[1, 8]]},
+            {"nbytes": "8"},
+            {"packed": ""},
+        ],
+    )
+    def test_of_another_shape_are_refused(self, change: dict[str, object]) -> None:
+        offer = {"nbytes": 8, "stripes": 1, "ground": "f", "packed": b"", "portions": [[0, 4], [4, 8]]}
+        assert fetch._offered(somebody(), msgpack.packb(offer)).chunks == ((0, 4), (4, 8))
+        with pytest.raises(FetchError, match="its offer has the wrong shape"):
+            fetch._offered(somebody(), msgpack.packb({**offer, **change}))
 
 
 class TestTheRest:
@@ -318,6 +343,10 @@ class TestTheRest:
         registered = holder.transfer.registered
         assert registered is not None
         assert joiner.transport.inline(holder.member, VERSION, ORIGIN, always) == split(registered, holder.plane.step)[0].packed
+
+    def test_are_dropped_where_nobody_wants_them_any_more(self, joiner: Joiner, holder: Holder) -> None:
+        with pytest.raises(FetchError, match="not wanted any more"):
+            joiner.transport.inline(holder.member, VERSION, ORIGIN, never)
 
     def test_no_more_is_held_than_an_answer_may_have(
         self, joiner: Joiner, holder: Holder, monkeypatch: pytest.MonkeyPatch

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from consensus import Member, View
-from ftlib.common.threads import Threads
 from ftlib.core.calls.salvage import SalvagePlan
 from ftlib.core.calls.session import Session
 from ftlib.core.plane.facts import facts
@@ -19,19 +18,10 @@ from ftlib.core.plane.progress import Peers, Progress, told
 from ftlib.core.tensors.trailer import Flag, RankRecord, Trailer
 from ftlib.frameworks import framework_by_name
 from ftlib.recovery.joiner.progress_log import EVERY, ArrivingState, Meter, ProgressLog
+from tests.harness.threads import Clock
 
 FRAMEWORK = framework_by_name("memory")
 HALF = Progress(total=1_200_000_000, got=600_000_000, rate=300e6, left=2.0, pending=0, braking=False)
-
-
-class Clock(Threads):
-    """Goes on by hand."""
-
-    def __init__(self) -> None:
-        self.at = 100.0
-
-    def now(self) -> float:
-        return self.at
 
 
 @pytest.fixture
@@ -81,6 +71,24 @@ def test_a_meter_knows_the_pace_and_what_is_left(clock: Clock) -> None:
     assert meter.progress(3, braking=True, replayed=4) == Progress(1000, 200, 100.0, 8.0, 3, True, 4, 2.0)
     meter.got(800)
     assert meter.progress(0, braking=False).left == 0
+
+
+def test_a_short_one_has_a_pace_as_well(clock: Clock) -> None:
+    meter = Meter(1000, clock.now)
+    meter.got(400)
+    assert meter.progress(0, braking=False) == Progress(1000, 400, 0.0, None, 0, braking=False)
+    clock.at += 0.5
+    assert meter.progress(0, braking=False) == Progress(1000, 400, 800.0, 0.75, 0, braking=False, seconds=0.5)
+    whole = Meter(1000, clock.now)
+    whole.got(1000)
+    assert whole.progress(0, braking=False).left == 0.0
+
+
+def test_there_is_progress_before_the_first_byte(clock: Clock, plane: Plane) -> None:
+    with ArrivingState(plane, waited_for=True):
+        assert plane.recovery is not None
+        assert plane.recovery() == Progress(0, 0, 0.0, None, 0, braking=True)
+    assert plane.recovery is None
 
 
 def test_the_pace_is_that_of_the_last_seconds(clock: Clock) -> None:

@@ -15,6 +15,7 @@ from ftlib.common.traces import FetchRecord, Traces
 from ftlib.core.calls.follower import NoFollowing
 from ftlib.core.plane.plane import Plane
 from ftlib.recovery.joiner import round as rounds
+from ftlib.recovery.joiner.group_transport import Tainted
 from ftlib.recovery.joiner.http_transport import FetchError, Later, SnapshotOffer
 from ftlib.recovery.joiner.limits import RecoveryLimits
 from ftlib.recovery.joiner.round import Round
@@ -103,6 +104,70 @@ def test_what_has_come_of_a_shard_counts_and_need_not_come_again(monkeypatch: py
     assert plane.traces is not None
     found = [record._replace(began=0.0, ended=0.0) for record in plane.traces.take() if isinstance(record, FetchRecord)]
     assert found == [FetchRecord("b", 0, 0.0, 0.0, 300, "b: broke off"), FetchRecord("b", 0, 0.0, 0.0, 300, "")]
+
+
+def test_a_shard_that_did_not_come_is_fetched_again_and_is_there_once_it_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "LOOK", 0.0)
+    shard, donor, transport = Shard(0, 0, 1, 7, ("b",)), Member("b", "10.0.0.1", 1), Mock()
+    offer, tainted = SnapshotOffer(1, 1, b"", ((0, 1),)), Tainted("an operation may still write")
+    for answers, have in (([Later("busy"), FetchError("b: broke off"), None], {0}), ([tainted], set())):
+        transport.shard.side_effect = answers
+        one = Round(Plane("a" * 16), Mock(), Mock(), transport, None, (donor,), "b", 7, (shard,), offer, LIMITS)
+        one.flat = Mock()
+        fetching = in_thread(functools.partial(one._guarded, one._fetch_all))
+        fetching.join(TIMEOUT / 8)
+        assert not fetching.is_alive()
+        assert one._have == have and one.error is (None if have else tainted)
+
+
+MISSING, LOST, HERE = Shard(0, 0, 1, 7, ("b", "c")), Shard(0, 0, 1, 7, ("c",)), Shard(1, 1, 2, 7, ("c",))
+
+
+@pytest.mark.parametrize(
+    ("missing", "kept", "moves"),
+    [
+        (MISSING, 3, True),
+        (MISSING, 2, False),  # the average of call 9 was missed
+        (MISSING, 0, False),
+        (LOST, 3, False),
+    ],
+)
+def test_in_a_new_view_it_goes_on_with_the_donors_that_are_left(missing: Shard, kept: int, moves: bool) -> None:
+    offer, donors = SnapshotOffer(2, 2, b"", ((0, 2),)), tuple(Member(name, "10.0.0.1", 1) for name in "bc")
+    former, session = Mock(), Mock()
+    session.plan.holders, session.view.members = ("b",), donors[:1]
+    one = Round(Plane("a" * 16), Mock(), Mock(), Mock(), former, donors, "b", 7, (missing, HERE), offer, LIMITS)
+    one.flat, one._have = Mock(), {1}
+    one._failures[0, "b"] = rounds._TRIES
+    for number in range(7, 7 + kept):
+        one.keep(number, None, 0)
+    assert one.move(session, 10) == moves
+    assert (one.session is session) == moves
+    if moves:
+        assert one._next_shard() == Shard(0, 0, 1, 7, ("b",)), "whose failures were of the former view"
+
+
+def test_who_stays_as_far_behind_for_long_does_not_keep_pace() -> None:
+    """Then it would never catch up."""
+    one = Round(Plane("a" * 16), Mock(), Mock(), Mock(), None, (), "b", 7, (), SnapshotOffer(1, 0, b"", ((0, 1),)), LIMITS)
+    found = []
+    for number in range(10, 10 + rounds.PATIENCE + 1):
+        one._pending.position = number - 3
+        found.append(one._falls_behind(number))
+    assert found == [False] * rounds.PATIENCE + [True]
+    one._pending.position += 1
+    assert not one._falls_behind(10 + rounds.PATIENCE)
+
+
+def test_who_waits_for_a_replay_is_told_that_it_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    plane, own, offer = Plane("a" * 16), Mock(), SnapshotOffer(1, 0, b"", ((0, 1),))
+    own.layout.nbytes = 0
+    monkeypatch.setattr(plane, "acting_in", lambda _session: True)
+    one = Round(plane, Mock(), own, Mock(), None, (), "b", 7, (), offer, LIMITS)
+    one.flat = Mock()
+    monkeypatch.setattr(one._changed, "wait", lambda _seconds: one._fail(NoFollowing("the optimizer raised")))
+    with pytest.raises(NoFollowing, match="the optimizer raised"):
+        one.apply_backpressure(Mock(), 8, level=True)
 
 
 def test_who_has_nothing_to_fetch_begins_with_the_next_chunk_at_once() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -49,13 +50,15 @@ def test_sets_for_the_next_two_calls_are_there(monkeypatch: pytest.MonkeyPatch) 
     ended()
 
 
-def test_they_fit_the_staging() -> None:
+def test_they_fit_the_staging(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(making, "stand_back", stood_back := Mock())
     stock, staging = SlotPool(0), Staging(LAYOUT, 1)
     stock.kept(LAYOUT, 0)
     ended()
     made = stock.kept(LAYOUT, 0)
     staging.exchange((), made)
     assert staging.slot(1, 0) in made
+    assert stood_back.called, "training comes first"
 
 
 @pytest.mark.parametrize(("width", "worth"), [(200_000, False), (524_287, False), (524_288, True)])

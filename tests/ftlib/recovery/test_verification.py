@@ -119,3 +119,6 @@ def test_once_it_is_over_nobody_asks_any_more_and_nobody_waits_for_who_is_asked(
     answer.set()
     [theirs] = one._theirs
     assert "nobody waits for it" in str(theirs.exception(TIMEOUT / 8))
+    for thread in one._pool._threads:
+        thread.join(TIMEOUT / 8)
+        assert not thread.is_alive()

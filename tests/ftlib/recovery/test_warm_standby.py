@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,12 +12,14 @@ from unittest.mock import Mock
 import pytest
 
 from consensus import LeftError, Member, View
+from ftlib.core.calls.follower import NoFollowing
 from ftlib.core.plane.plane import Plane
 from ftlib.errors import RebuildTimeout
 from ftlib.recovery import warm_standby
-from ftlib.recovery.joiner.http_transport import FetchError, Refused
+from ftlib.recovery.joiner.http_transport import Begun, FetchError, Refused
 from ftlib.recovery.joiner.limits import RecoveryLimits
 from ftlib.recovery.layout.replication_log import KEEPALIVE, Hello
+from ftlib.recovery.layout.shards import single_donor_shards
 from ftlib.recovery.warm_standby import WarmStandby
 from tests.harness.basics import TIMEOUT, eventually
 
@@ -148,6 +151,68 @@ def test_whom_it_asks(plane: Plane, view: View | None, begun: bool, asked: str) 
     if begun:
         level(one)
     assert "".join(member.id[0] for member in one._senders()) == asked
+
+
+def test_it_rests_longer_each_time_that_it_has_failed(
+    plane: Plane, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Until it has kept pace for once."""
+    caplog.set_level(logging.INFO, "ftlib")
+    one, rests, attempts = standby(plane, Mock()), list[float](), iter("fffffffflo")
+
+    def attend() -> None:
+        match next(attempts):
+            case "f":
+                raise FetchError("refused")
+            case "l":
+                one._told = True
+
+    def rest(_over: object, seconds: float) -> None:
+        rests.append(seconds)
+        one._over = len(rests) == 10
+
+    monkeypatch.setattr(one, "_attend", attend)
+    monkeypatch.setattr(one._changed, "wait_for", rest)
+    one._run()
+    assert rests == [0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0, 10.0, 0.2, 0.4]
+    assert [record.getMessage() for record in caplog.records] == ["this spare has to get the state anew: refused"] * 8
+
+
+def test_a_promoted_one_waits_for_the_last_record_while_it_may_come(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, waits = standby(plane, Mock()), list[float]()
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        one._kept += 1
+
+    monkeypatch.setattr(one._changed, "wait", wait)
+    one.await_call(9, lambda: True)
+    assert not waits, "it has no round"
+    level(one)
+    one.await_call(9, lambda: False)
+    assert not waits, "the view has ended"
+    one.await_call(9, lambda: True)
+    assert one._kept == 9
+
+
+def test_it_begins_with_what_all_donors_have_pinned(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm_standby, "Round", made := Mock())
+    begun = {"b": Begun(100, "f", b"", "w"), "c": Begun(100, "f", b"manifest", "w")}
+    transport = Mock(**{"begin.side_effect": lambda holder, *_, **__: begun[holder.id[0]]})
+    one, stream = standby(plane, transport), Mock(hello=Hello(7, "v", "o", MEMBERS))
+    one._begin(MEMBERS[1], stream)
+    version = 7 + 3
+    assert one._round is made.return_value and made.return_value.begin.called
+    assert made.call_args.args[7:9] == (version, single_donor_shards(100, [member.id for member in MEMBERS], 0, version))
+    assert made.call_args.args[9].packed == b"manifest", "that of the sender"
+    assert one.asked == {member.id: member for member in MEMBERS}
+    assert (one._kept, one._kept_in) == (7, "v")
+    redone = Mock(number=version - 1, view_id="x")
+    with pytest.raises(NoFollowing, match=f"call {version - 1} was redone by the others"):
+        one._keep(redone)
+    begun["b"] = Begun(100, "f", b"", "x")
+    with pytest.raises(FetchError, match="the donors disagree on what the state is"):
+        one._begin(MEMBERS[1], stream)
 
 
 def test_it_asks_further_ahead_each_time_that_it_comes_too_late(plane: Plane) -> None:

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import io
+from contextlib import nullcontext
 from unittest.mock import Mock
 
 import pytest
+import torch
 
+from consensus import LeftError, Member, RefusalError
 from ftlib import ConfigError, RebuildTimeout
-from ftlib.common.threads import Threads
+from ftlib.common.refusals import Refusal
+from ftlib.common.traces import FetchRecord, RecoveryRecord, Traces
+from ftlib.core.calls.call import Call, Kind
 from ftlib.core.calls.session import Session
 from ftlib.core.plane.plane import Plane
+from ftlib.core.tensors.layout import lay_out
 from ftlib.recovery import whole_state
-from ftlib.recovery.joiner.http_transport import Later, Refused
+from ftlib.recovery.joiner.http_transport import FetchError, Later, Nothing, Refused
 from ftlib.recovery.layout.requests import POLL
 from ftlib.recovery.whole_state import Transfer
+from ftlib.state.codec import snapshot
+from ftlib.state.private import Private
 from ftlib.state.registry import Registered
-from tests.ftlib.recovery.holders import Model, meeting, somebody
+from tests.ftlib.recovery.holders import ORIGIN, Model, meeting, optimizer_of, somebody
+from tests.harness.threads import Clock
 
 HOLDER, OWN, OTHER = somebody(), somebody(), somebody()
 
@@ -53,15 +63,6 @@ def test_who_registered_nothing_asks_once_whether_the_others_did(
         assert asked.call_count == count
 
 
-class Clock(Threads):
-    """Goes on by hand."""
-
-    at = 100.0
-
-    def now(self) -> float:
-        return self.at
-
-
 @pytest.mark.parametrize("founds", [True, False])
 @pytest.mark.parametrize(("takes", "most"), [(0.0, 2.0 / whole_state.RETRY + 2), (POLL, 1)])
 def test_a_donor_that_is_too_busy_is_asked_now_and_then(
@@ -96,6 +97,161 @@ def test_a_donor_that_is_too_busy_is_asked_now_and_then(
             transfer.load(Mock(began=clock.at), session)
     assert 1 <= len(asked) <= most
     assert sum(waits) == 0.0 or not takes, "who was kept waiting asks again at once"
+
+
+class Answer:
+    """Of a donor, over HTTP."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = io.BytesIO(data)
+        self.read = self._data.read
+
+    def finish(self) -> None:
+        """All of it was read."""
+
+
+def test_who_registered_nothing_asks_again_where_a_donor_does_not_know_yet(
+    plane: Plane, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(plane, "wait_end", lambda _session, seconds: waits.append(seconds))
+    monkeypatch.setattr(whole_state, "request", Mock(side_effect=[Later("not yet"), nullcontext(Answer(b"registered"))]))
+    with pytest.raises(ConfigError, match="this worker registered no state, but"):
+        Transfer(plane, 60.0, 60.0).load(Mock(began=plane.threads.now()), session)
+    assert waits == [whole_state.RETRY]
+
+
+NOTHING, LATER, AWAY = Nothing("b: nothing"), Later("c: not yet"), FetchError("c: away")
+
+
+@pytest.mark.parametrize("errors", [[NOTHING, AWAY], [AWAY, AWAY], [LATER, AWAY], [NOTHING, LATER]])
+def test_all_holders_are_asked_in_turn_until_one_gives_the_state(
+    plane: Plane, session: Session, errors: list[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That some have registered nothing is an error once all have said so."""
+    asked, waits, answers = list[str](), list[float](), iter([*errors, None])
+
+    def fetch(holder: Member, *_: object) -> None:
+        asked.append(holder.id)
+        if (error := next(answers)) is not None:
+            clock.at += 2 * whole_state.RETRY
+            raise error
+
+    clock = Clock()
+    plane = Plane(OWN.id, threads=clock)
+    assert plane.activate(session)
+    monkeypatch.setattr(plane, "wait_end", lambda _session, seconds: waits.append(seconds))
+    monkeypatch.setattr(whole_state, "in_turn", lambda _session: [HOLDER, OTHER])
+    transfer = Transfer(plane, 60.0, 60.0)
+    transfer._registered = Mock()
+    monkeypatch.setattr(transfer, "fetch", fetch)
+    assert transfer.load(Mock(began=clock.at, number=5), session)
+    assert asked == [HOLDER.id, OTHER.id, HOLDER.id]
+    assert waits == [0.0 if LATER in errors else whole_state.RETRY], "who was kept waiting asks again at once"
+    assert plane.origin == plane.authority
+
+
+def test_nobody_is_asked_for_a_view_that_has_ended(plane: Plane, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def fetch(holder: Member, *_: object) -> None:
+        asked.append(holder.id)
+        plane.stop(LeftError("it is over"))
+        raise AWAY
+
+    monkeypatch.setattr(whole_state, "in_turn", lambda _session: [HOLDER, OTHER])
+    transfer = Transfer(plane, 60.0, 60.0)
+    transfer._registered = Mock()
+    monkeypatch.setattr(transfer, "fetch", fetch)
+    assert not transfer.load(Mock(began=plane.threads.now(), number=5), session)
+    assert asked == [HOLDER.id]
+
+
+def test_what_has_come_is_counted_and_traced(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    plane = Plane(OWN.id, threads=clock, traces=Traces())
+    assert plane.activate(session) and plane.traces is not None
+    plane.counters.state_bytes = 1000  # of an earlier one
+
+    class Slow(Answer):
+        def finish(self) -> None:
+            clock.at += 2.0
+
+    data = snapshot({"model": [torch.ones(8)]})
+    monkeypatch.setattr(whole_state, "request", lambda *_: nullcontext(Slow(data)))
+    registered = Mock()
+    Transfer(plane, 1.0, 1.0).fetch(HOLDER, {"call": "5"}, registered, lambda: True)
+    [tree] = registered.load.call_args.args
+    assert torch.equal(tree["model"][0], torch.ones(8))
+    nbytes, view_id = plane.counters.state_bytes - 1000, session.whole.view_id
+    assert 32 < nbytes <= len(data)
+    assert plane.traces.take()[1:] == [
+        FetchRecord(HOLDER.id, -1, 100.0, 102.0, nbytes, ""),
+        RecoveryRecord(OWN.id, 100.0, 102.0, nbytes, 0, 0, view_id, waited_for=True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("step", "current", "status"), [(0, None, Refusal.LATER), (1, None, Refusal.NOTHING), (0, Mock(), Refusal.NOTHING)]
+)
+@pytest.mark.parametrize("query", [{"founding": "1"}, {"registered": "1"}])
+def test_who_registered_nothing_says_so_once_it_is_too_late(
+    plane: Plane, query: dict[str, str], step: int, current: object, status: Refusal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then it may do so any moment, and who asks is kept waiting."""
+    monkeypatch.setattr(plane.changed, "wait", waits := Mock())
+    monkeypatch.setattr(whole_state, "POLL", 0.0 if status is Refusal.LATER else POLL)
+    plane.step, plane.current = step, current
+    with pytest.raises(RefusalError) as refused:
+        Transfer(plane, 1.0, 1.0).source(query)
+    assert refused.value.status == status
+    assert waits.called == (status is Refusal.LATER)
+
+
+def test_the_initial_state_is_dropped_once_all_others_have_it(plane: Plane, session: Session) -> None:
+    """It is as large as the model."""
+    transfer = Transfer(plane, 1.0, 1.0)
+    transfer._snapshot = b"state"
+    first = transfer.source({"founding": "1"})
+    assert transfer._snapshot is not None, "it is not given yet"
+    assert [b"".join(first), b"".join(transfer.source({"founding": "1"}))] == [b"state"] * 2
+    assert transfer._snapshot is None, "two others are in the view"
+
+
+def test_a_state_on_a_device_is_read_after_what_was_enqueued_before_the_call(plane: Plane, session: Session) -> None:
+    transfer, fence = Transfer(plane, 1.0, 1.0), Mock()
+    transfer._registered = Registered({"model": Model([1])})
+    plane.origin, plane.current = ORIGIN, None
+    call = Call(Kind.BARRIER, lay_out("barrier", [], "SUM", 1 << 20), ())
+    plane.enter(call)
+    call.fence = fence
+    assert b"".join(transfer.source({"call": str(call.number), "origin": ORIGIN}))
+    assert fence.share_device.called
+
+
+def test_private_state_is_where_it_is_whether_it_travels_or_not(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before other threads write the state, all that was enqueued there has to end."""
+    model, own = Model([1]), Model([1], seed=1)
+    monkeypatch.setattr(whole_state, "place_of", lambda tensor: "gpu" if torch.equal(tensor, own.rows[0]) else "")
+    Transfer(plane, 1.0, 1.0).register(Registered({"model": model}, private=Private({"own": own}, travels=False)))
+    assert plane.state_places == ("gpu",)
+
+
+def test_borders_are_those_of_the_lifetime_in_progress(plane: Plane) -> None:
+    """A worker that has joined again gives its private state from then on, and its former lifetime holds no copy of it."""
+    own = Model([1])
+    optimizer = optimizer_of(own)
+    former = Transfer(plane, 1.0, 1.0)
+    former.register(Registered({"model": Model([1])}, private=Private({"own": optimizer}, travels=True)))
+    former.copies.of("b", 1, 0.0, lambda: True)
+    former.close()
+    assert not optimizer._optimizer_step_pre_hooks and not former.copies._wanted
+    again = Plane(OTHER.id)
+    transfer = Transfer(again, 1.0, 1.0, former=former)
+    optimizer.step()
+    assert again.borders.before == 1 and plane.borders.before == 0
+    transfer.close()
+    assert Transfer(Plane(OTHER.id), 1.0, 1.0, former=Transfer(plane, 1.0, 1.0)).registered is None
 
 
 def test_who_has_the_state_keeps_its_gradients(plane: Plane, session: Session) -> None:
