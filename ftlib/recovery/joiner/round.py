@@ -44,6 +44,8 @@ LOOK = 0.05
 """Seconds between checks whether a session has ended, while the others wait for this member."""
 PATIENCE = 8
 """Number of calls within which the waiting averages must become fewer; else the others wait until none is left."""
+_FULL = "cannot hold more averages (recovery_pending_mb)"
+_SLOW = "cannot replay averages as quickly as they come"
 _TRIES = 3
 """Number of times that a donor may fail to give a shard."""
 _PATIENCE = 10.0
@@ -99,6 +101,8 @@ class Round:
         self._chunks = Chunks(offer, number)
         self._fewest, self._since = math.inf, 0
         self._braking = False
+        self._warned: set[str] = set()
+        """Why the others had to wait, as far as it was logged."""
         self._error: Exception | None = None
         self._over = False
         self._meter = Meter(offer.nbytes, plane.threads.now)
@@ -169,12 +173,8 @@ class Round:
             near = self._arrived() and self._pending.position >= number - 1
             last = near and level
             slow = self._arrived() and not near and self._falls_behind(number)
-            if (full or slow) and not self._braking:
-                slowly = "cannot replay averages as quickly as they come"
-                why = "cannot hold more averages (recovery_pending_mb)" if full else slowly
-                text = "the others wait for this worker: it %s; %d wait to be replayed"
-                extra = self._plane.about("recovery_brakes", pending=number - self._pending.position)
-                logger.warning(text, why, number - self._pending.position, extra=extra)
+            if full or slow:
+                self._warn(_FULL if full else _SLOW, number - self._pending.position)
             self._braking = full or slow
 
             def ready() -> bool:
@@ -250,6 +250,14 @@ class Round:
 
     def _complete(self) -> bool:
         return self._chunks.all_pinned and len(self._have) == len(self.shards)
+
+    def _warn(self, why: str, pending: int) -> None:
+        """Log why the others wait; once, as it may be so in every call."""
+        if why in self._warned:
+            return
+        self._warned.add(why)
+        text = "the others wait for this worker: it %s; %d wait to be replayed"
+        logger.warning(text, why, pending, extra=self._plane.about("recovery_brakes", pending=pending))
 
     def _falls_behind(self, number: int) -> bool:
         waiting = number - self._pending.position

@@ -219,6 +219,30 @@ def test_the_others_wait_for_no_more_than_has_to_be_replayed(
     assert one._pending.position == position
 
 
+def test_that_they_wait_is_logged_once_not_in_each_call(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    own, plane, nbytes = Mock(), Plane("a" * 16), LIMITS.pending
+    own.layout.nbytes = nbytes
+    monkeypatch.setattr(plane, "acting_in", lambda _session: True)
+    one = Round(plane, Mock(), own, Mock(), None, (), "b", 7, (), SnapshotOffer(1, 0, b"", ((0, 1),)), LIMITS)
+    one.flat = Mock()
+    monkeypatch.setattr(one._changed, "wait", lambda _seconds: one._pending.done())
+    one.keep(7, None, 0)
+    for number in range(8, 12):
+        one.keep(number, Mock(slots=(), **{"layout.nbytes": nbytes}), 0)
+        one.apply_backpressure(Mock(), number + 1, level=False)
+    [record] = caplog.records
+    assert "cannot hold more averages (recovery_pending_mb); 2 wait to be replayed" in record.getMessage()
+    monkeypatch.setattr(one, "_falls_behind", lambda _number: True)
+    for number in (13, 15):
+        one.keep(number - 1, None, 0)
+        one.keep(number, None, 0)
+        one.apply_backpressure(Mock(), number + 1, level=False)
+    [_, record] = caplog.records
+    assert "cannot replay averages as quickly as they come; 2 wait" in record.getMessage()
+
+
 def test_the_others_wait_a_moment_for_the_last_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """That saves a call in which they would wait as well."""
     offer, own, waits = SnapshotOffer(1, 0, b"", ((0, 1),)), Mock(), list[float]()
