@@ -30,6 +30,7 @@ from ftlib.recovery.joiner.http_transport import FetchError, Later, Midway
 from ftlib.recovery.layout.requests import Failures
 from ftlib.recovery.whole_state import Transfer
 from tests.ftlib.crews.trainees import exclude
+from tests.ftlib.recovery.holders import meeting, somebody
 from tests.ftlib.recovery.local import Local, Plain
 from tests.ftlib.recovery.pupils import Pupil, School, assert_equal, steps
 from tests.harness.basics import TIMEOUT, eventually
@@ -37,6 +38,7 @@ from tests.harness.company import Company, at_once, company, in_thread
 from tests.harness.threads import Clock, no_threads
 
 FOREVER = 10**9
+QUERY = {"number": "4", "origin": "origin", "member": "b"}
 
 
 @contextmanager
@@ -605,6 +607,12 @@ def test_while_it_comes_this_member_shows_itself_to_those_that_wait_for_it() -> 
     assert not go_on()
 
 
+def test_in_a_view_that_has_ended_nobody_is_asked() -> None:
+    plane, joiner = Mock(**{"acting_in.return_value": False}), somebody()
+    session = meeting([somebody(), joiner], joiner.id, None)
+    assert Border(plane, Mock(), 1.0).obtain(CatchUp(), session, 1.0) is Obtained.OVER
+
+
 @pytest.mark.parametrize(("blank", "error"), [(("b", "c"), StateLost), (("c",), ConfigError)])
 def test_where_nobody_has_state_it_is_told_why(blank: tuple[str, ...], error: type[Exception]) -> None:
     session = Mock(**{"plan.blank": blank, "view.ids": ("c", "b"), "plan.holders": ()})
@@ -634,15 +642,25 @@ def test_another_donor_is_asked_after_a_refusal_or_many_laters(monkeypatch: pyte
     assert plane.wait_end.call_count == 4 + 1, "after each that says so at once, and after all have refused"
 
 
+def test_who_asks_early_is_kept_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    plane, transfer = Plane("a" * 16), Mock(**{"entry.return_value": None, "registered.private": None})
+    plane.finished, plane.origin = 3, "origin"
+
+    def wait(_seconds: float) -> None:
+        plane.current = Mock(kind=Kind.AVERAGE)
+        transfer.entry.return_value = Mock()
+
+    transfer.registered.private = None
+    monkeypatch.setattr(plane.changed, "wait", wait)
+    assert Border(plane, transfer, 1.0).source(QUERY) is transfer.guarded.return_value
+
+
 def test_who_asks_for_a_border_that_is_past_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     plane, transfer = Plane("a" * 16), Mock(**{"entry.return_value": None})
     plane.finished, plane.origin, transfer.registered.private = 4, "origin", None
     monkeypatch.setattr(plane.changed, "wait", Mock(side_effect=AssertionError("there is nothing to wait for")))
     with pytest.raises(LookupError, match="not at a border before call 4"):
         Border(plane, transfer, 1.0).source({"number": "4", "origin": "origin", "member": "b"})
-
-
-QUERY = {"number": "4", "origin": "origin", "member": "b"}
 
 
 @pytest.mark.parametrize("query", [{**QUERY, name: ""} for name in QUERY])
@@ -683,12 +701,15 @@ def test_it_comes_in_at_the_beginning_of_a_loop(kind: Kind, private: object, bef
 def test_a_copy_is_dropped_once_it_is_sent_or_nobody_reads_it_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is as large as the private state."""
     transfer, copy = Mock(**{"sent.side_effect": lambda *_: iter((b"one", b"two"))}), Mock(nbytes=8)
-    monkeypatch.setattr(borders, "nbytes_of_parameters", lambda _registered: 0)
+    sizes = iter([borders.LARGE - 8, borders.LARGE - 9])
+    monkeypatch.setattr(borders, "nbytes_of_parameters", lambda _registered: next(sizes))
+    monkeypatch.setattr(borders, "stand_back", stood_back := Mock())
     border = Border(Mock(), transfer, 1.0)
     assert b"".join(border._beside(Mock(), 4, copy, "b")) == b"onetwo"
     transfer.copies.drop.assert_called_once_with("b", copy)
     broken_off = border._beside(Mock(), 4, copy, "c")
     assert next(broken_off) == b"one"
+    stood_back.assert_called_once_with()  # only for the large one
     broken_off.close()
     transfer.copies.drop.assert_called_with("c", copy)
 

@@ -19,6 +19,7 @@ from ftlib.recovery.catchup import Catchup
 from ftlib.recovery.joiner.http_transport import HTTPTransport, Later, Over, SnapshotOffer
 from ftlib.recovery.joiner.limits import RecoveryLimits
 from ftlib.recovery.joiner.prefetch import Prefetch
+from ftlib.recovery.layout.shards import LARGE
 from ftlib.recovery.warm_standby import WarmStandby
 from tests.harness.threads import Clock, no_threads
 
@@ -144,6 +145,10 @@ def test_nothing_of_the_programs_is_under_way_when_other_threads_begin_to_write(
     for _ in range(2):
         assert recovery.wanted(own, Mock())
         settled.assert_called_once_with({"gpu 0", "gpu 1"})
+    standby = Mock(**{"return_value.begin": lambda: settled.assert_called_with({"gpu 0", "gpu 1"})})
+    settled.reset_mock()
+    Catchup(plane, Mock(), Mock(), RecoveryLimits(1.0, 1, live=True), standby).stand_by(own)
+    assert standby.called
 
 
 def test_the_traces_have_the_whole_recovery(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,6 +183,17 @@ def test_the_others_wait_for_so_long_from_the_call_on_for_which_they_wait(monkey
     assert not go_on()
 
 
+@pytest.mark.parametrize(
+    ("nbytes", "chunks", "early"), [(LARGE - 1, 1, True), (LARGE, 1, False), (LARGE - 1, 2, False), (LARGE, 2, False)]
+)
+def test_a_small_state_is_compared_before_all_of_it_is_here(nbytes: int, chunks: int, early: bool) -> None:
+    """It will be, by the time of the call for which the donors are asked."""
+    recovery = Catchup(Plane("a" * 16), Mock(), Mock(), RecoveryLimits(1.0, 1, live=True))
+    offer = SnapshotOffer(nbytes, 1, b"", ((0, nbytes),) * chunks)
+    recovery._begin(Mock(**{"result.return_value": offer}))
+    assert bool(recovery._hopes) == early
+
+
 def test_it_is_given_up_after_a_few_failures() -> None:
     recovery = Catchup(Plane("a" * 16), Mock(), Mock(), RecoveryLimits(1.0, 1, live=True))
     for _ in range(catchup._TRIES - 1):
@@ -197,11 +213,22 @@ def test_a_comparison_is_of_this_view_and_of_a_call_that_is_not_over(
 ) -> None:
     monkeypatch.setattr(catchup, "Verification", made := Mock())
     recovery, session = Catchup(Plane("a" * 16), Mock(), Mock(), RecoveryLimits(1.0, 1, live=True)), Mock()
-    recovery._hopes = 1
+    recovery._hopes = 2
     first = recovery._verification = Mock(session=session if same_session else Mock(), number=number)
     recovery._near_the_end(Mock(**{"level_with.return_value": False}), session, 9, 10)
     assert (recovery._verification is first) == stays == (not made.called) == (not first.close.called)
-    assert recovery._hopes == stays
+    assert recovery._hopes == (2 if stays else 1)
+
+
+@pytest.mark.parametrize(("verified", "level"), [(0, False), (7, True), (8, False)])
+def test_before_each_call_the_others_wait_if_they_have_to(verified: int, level: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    plane, session = Plane("a" * 16), Mock()
+    monkeypatch.setattr(plane, "acting_in", lambda _session: True)
+    recovery = Catchup(plane, Mock(), Mock(), RecoveryLimits(1.0, 1, live=True))
+    round_ = recovery._round = Mock(session=session, next_chunk=None, **{"level_with.return_value": False})
+    recovery._verification = Mock(number=verified) if verified else None
+    assert recovery.enter(session, 7)
+    round_.apply_backpressure.assert_called_once_with(session, 7, level=level)
 
 
 def test_a_promoted_spare_whose_view_ends_meanwhile_goes_on_in_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +268,7 @@ def test_what_comes_too_late_for_a_views_first_call_is_no_failure(monkeypatch: p
         assert recovery._prefetch is not None
         found.append(recovery._prefetch.version)
         results = Mock(number=number)
-        recovery.finished(results)
+        assert not recovery.finished(results), "the state is not here"
         assert recovery.kept(results) is None
         found.append(recovery._ahead)
     assert found == [5, 0, 6, 1]

@@ -13,7 +13,6 @@ import torch
 
 from consensus import Member
 from ftlib.common.memory import room
-from ftlib.common.threads import Threads
 from ftlib.core.calls import adoption as donation
 from ftlib.core.plane.orders import Order
 from ftlib.core.plane.plane import Plane
@@ -32,6 +31,7 @@ from ftlib.recovery.layout.flat_state import FlatState
 from ftlib.recovery.layout.shards import BLOCK, Shard, digest_of
 from tests.harness.basics import around
 from tests.harness.company import at_once, in_thread
+from tests.harness.threads import Clock
 
 from .holders import TIMEOUT, Holder, Model, meeting, somebody, whole
 
@@ -314,15 +314,14 @@ def test_the_limit_holds_here_too() -> None:
 def test_who_drains_what_has_failed_waits_only_while_it_may_still_write(ends: bool, slept: list[float]) -> None:
     """Each view change fails operations under way, and the shards go on after that."""
 
-    class Clock(Threads):
+    class Slept(Clock):
         def __init__(self) -> None:
+            super().__init__()
             self.slept: list[float] = []
-
-        def now(self) -> float:
-            return sum(self.slept)
 
         def sleep(self, seconds: float) -> None:
             self.slept.append(seconds)
+            self.at += seconds
 
     class Failed(Work):
         failed = False
@@ -334,11 +333,30 @@ def test_who_drains_what_has_failed_waits_only_while_it_may_still_write(ends: bo
         def done(self) -> bool:
             return ends and self.failed
 
-    clock = Clock()
+    clock = Slept()
     transport = GroupTransport(None, Plane("a" * 16), patience=2 * group_module._LOOK, threads=clock)
     with nullcontext() if ends else pytest.raises(Tainted):
         transport._drain(somebody(), Failed())
     assert clock.slept == slept
+
+
+def test_an_operation_may_take_as_long_as_it_was_allowed_to() -> None:
+    class Lasting(Work):
+        looks = 0
+
+        def wait(self, timeout: float) -> bool:
+            self.looks += 1
+            clock.at += timeout
+            return self.looks > 3
+
+        def done(self) -> bool:
+            return self.looks > 3
+
+    clock = Clock()
+    for patience, given_up in ((2.0, False), (1.0, True)):
+        transport = GroupTransport(None, Plane("a" * 16), patience=patience, threads=clock)
+        with pytest.raises(FetchError, match="within 1 s") if given_up else nullcontext():
+            transport._wait(somebody(), Lasting())
 
 
 def test_who_drains_waits_for_the_operation_and_does_not_look_again_and_again() -> None:

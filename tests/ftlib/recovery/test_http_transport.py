@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import socket
 import threading
@@ -161,7 +162,8 @@ class TestStripes:
             limited.shard(holder.member, shard, joiner.flat, 0, joiner.count, lambda: next(looks) < 3)
         assert joiner.got == 0
 
-    def test_are_sealed_with_a_secret(self) -> None:
+    def test_are_sealed_with_a_secret(self, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.INFO, "ftlib")
         joiner, stranger = Joiner(KeyRing([SECRET])), Joiner()
         with holders(1, lambda: Model(SIZES), joiner.member, secret=SECRET) as [holder]:
             shard = joiner.all_of(holder)
@@ -175,6 +177,7 @@ class TestStripes:
             with pytest.raises(FetchError, match="secret"):
                 stranger.fetch(holder.member, shard)
             assert stranger.got == 0
+        assert not [record for record in caplog.records if record.name == "ftlib"], "it has not changed"
 
     def test_that_nobody_wants_any_more_end(self, joiner: Joiner, holder: Holder) -> None:
         shard = joiner.all_of(holder)

@@ -63,6 +63,7 @@ def test_it_ends_while_it_rests(
     round_ = level(one)
     one.begin()
     [thread] = [each for each in set(threading.enumerate()) - before if each.name == "ftlib-standby"]
+    assert thread.daemon, "an error of the program's ends the process"
     eventually(lambda: one._changed._waiters, "it rests")  # type: ignore[attr-defined]
     assert round_.end.called
     assert stop(one) == written
@@ -193,6 +194,34 @@ def test_a_promoted_one_waits_for_the_last_record_while_it_may_come(plane: Plane
     assert not waits, "the view has ended"
     one.await_call(9, lambda: True)
     assert one._kept == 9
+
+
+@pytest.mark.parametrize(
+    ("number", "begins", "fits"), [(8, 8, True), (8, 7, True), (8, 9, False), (9, 8, False), (7, 7, False)]
+)
+def test_a_promoted_one_gives_up_a_round_that_lacks_an_average(plane: Plane, number: int, begins: int, fits: bool) -> None:
+    one = standby(plane, Mock())
+    round_ = level(one)
+    round_.begins = begins
+    assert one.surrender(number) is (round_ if fits else None)
+    assert round_.end.called != fits
+
+
+def test_records_are_passed_on_in_order(plane: Plane) -> None:
+    one = standby(plane, Mock())
+    round_, slot = level(one), Mock(bucket="bucket")
+    round_.begins, round_.keep.return_value = 9, None
+    assert one._keep(Mock(number=7, view_id="v", slots=(slot,))), "another sender begins with what is known"
+    assert one._spare == {id("bucket"): [slot]}
+    assert one._keep(Mock(number=8, view_id="v", slots=())), "the state that comes contains it"
+    assert not round_.keep.called and one._kept == 8
+    assert one._keep(Mock(number=9, view_id="w", slots=(slot,), step=4, weight=2.0)) and (one._kept, one._kept_in) == (9, "w")
+    [(number, results, step)] = [each.args for each in round_.keep.call_args_list]
+    assert (number, results.number, results.slots, step) == (9, 9, (slot,), 4)
+    with pytest.raises(FetchError, match="averages 10 to 10 are missing"):
+        one._keep(Mock(number=11, view_id="w", slots=()))
+    one.surrender(10)
+    assert not one._keep(Mock(number=10, view_id="w", slots=()))
 
 
 def test_it_begins_with_what_all_donors_have_pinned(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:

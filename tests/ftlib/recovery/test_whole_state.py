@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from contextlib import nullcontext
 from unittest.mock import Mock
 
@@ -154,8 +155,12 @@ def test_all_holders_are_asked_in_turn_until_one_gives_the_state(
 def test_nobody_is_asked_for_a_view_that_has_ended(plane: Plane, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
-    def fetch(holder: Member, *_: object) -> None:
+    def fetch(holder: Member, _query: object, _registered: object, go_on: Callable[[], bool]) -> None:
         asked.append(holder.id)
+        assert go_on()
+        with monkeypatch.context() as patch:
+            patch.setattr(plane, "leaving", lambda: True)
+            assert not go_on(), "it has to leave"
         plane.stop(LeftError("it is over"))
         raise AWAY
 
@@ -227,6 +232,9 @@ def test_a_state_on_a_device_is_read_after_what_was_enqueued_before_the_call(pla
     call.fence = fence
     assert b"".join(transfer.source({"call": str(call.number), "origin": ORIGIN}))
     assert fence.share_device.called
+    assert transfer.entry(call.number + 1) is None
+    plane.current = None
+    assert transfer.entry(call.number) is None
 
 
 def test_private_state_is_where_it_is_whether_it_travels_or_not(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,8 +252,9 @@ def test_borders_are_those_of_the_lifetime_in_progress(plane: Plane) -> None:
     former = Transfer(plane, 1.0, 1.0)
     former.register(Registered({"model": Model([1])}, private=Private({"own": optimizer}, travels=True)))
     former.copies.of("b", 1, 0.0, lambda: True)
+    former._snapshot = b"the initial state"
     former.close()
-    assert not optimizer._optimizer_step_pre_hooks and not former.copies._wanted
+    assert not optimizer._optimizer_step_pre_hooks and not former.copies._wanted and former._snapshot is None
     again = Plane(OTHER.id)
     transfer = Transfer(again, 1.0, 1.0, former=former)
     optimizer.step()
