@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
-from unittest.mock import Mock
+from unittest.mock import Mock, call
 
 import pytest
 
@@ -82,10 +82,9 @@ def test_each_donor_of_a_shard_is_asked_a_few_times_the_one_that_failed_least_fi
 
 
 def test_what_has_come_of_a_shard_counts_and_need_not_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "LOOK", 0.0)
     shard, donor, plane = Shard(0, 0, 300, 7, ("b",)), Member("b", "10.0.0.1", 1), Plane("a" * 16, traces=Traces())
     answers = iter([(100, FetchError("b: broke off")), (0, Later("b: it is busy")), (200, None)])
-    offsets: list[int] = []
+    offsets, waits = list[int](), list[float]()
 
     def give(_donor: Member, _shard: Shard, _flat: object, offset: int, got: Callable[[int], None], _wanted: object) -> None:
         offsets.append(offset)
@@ -98,7 +97,9 @@ def test_what_has_come_of_a_shard_counts_and_need_not_come_again(monkeypatch: py
     transport = Mock(shard=give)
     one = Round(plane, Mock(), Mock(), transport, None, (donor,), "b", 7, (shard,), offer, LIMITS)
     one.flat = Mock()
+    monkeypatch.setattr(one._changed, "wait", waits.append)
     assert [one._fetch(shard, donor) for _ in range(3)] == [False, False, True]
+    assert waits == [rounds.LOOK], "who is too busy is not asked as fast as can be"
     assert offsets == [0, 100, 100]
     assert one.progress().got == plane.counters.state_bytes == 300
     assert plane.traces is not None
@@ -168,6 +169,46 @@ def test_who_waits_for_a_replay_is_told_that_it_failed(monkeypatch: pytest.Monke
     monkeypatch.setattr(one._changed, "wait", lambda _seconds: one._fail(NoFollowing("the optimizer raised")))
     with pytest.raises(NoFollowing, match="the optimizer raised"):
         one.apply_backpressure(Mock(), 8, level=True)
+
+
+def test_a_shard_of_another_version_or_of_a_round_that_is_over_is_not_wanted() -> None:
+    shards = tuple(Shard(index, index, index + 1, 7, ("b",)) for index in (0, 1))
+    one = Round(Plane("a" * 16), Mock(), Mock(), Mock(), None, (), "b", 7, shards, SnapshotOffer(2, 2, b"", ()), LIMITS)
+    assert all(map(one._wants, shards))
+    assert not one._wants(Shard(0, 0, 1, 8, ("b",))) and not one._wants(Shard(2, 2, 3, 7, ("b",)))
+    one._fail(NoFollowing("it is given up"))
+    assert not any(map(one._wants, shards))
+
+
+def test_an_average_is_applied_after_the_counters_of_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And to the chunks that do not include it; before the next one is waited for, nothing is under way on a device."""
+    first, second = (Shard(index, index, index + 1, 7 + index, ("b",)) for index in (0, 1))
+    whole, own, plane = SnapshotOffer(2, 1, b"packed", ((0, 1), (1, 2))), Mock(), Plane("a" * 16)
+    done, results = Mock(), Mock(slots=(), **{"layout.nbytes": 4})
+    own.deliver, own.layout.places, plane.state_places = done.deliver, ("gpu 1",), ("gpu 0",)
+    monkeypatch.setattr(rounds, "replay", done.replay)
+    monkeypatch.setattr(rounds, "settle", done.settle)
+    one = Round(plane, "registered", own, Mock(), None, (), "b", 7, (first,), whole, LIMITS)  # type: ignore[arg-type]
+    monkeypatch.setattr(one._chunks, "take_over", done.take_over)
+    one._chunks._parameters = [["one"], ["two"]]  # type: ignore[list-item]
+    one.flat, one._have = Mock(), {0}
+    one.add(whole, (second,), 8)
+    for number in (7, 8):
+        one.keep(number, results, number - 1)
+    replaying = in_thread(functools.partial(one._guarded, one._replay_all))
+    eventually(lambda: one._pending.position == 8, "the first chunk is level with the second")
+    with one._changed:
+        one._have.add(1)
+        one._changed.notify_all()
+    eventually(lambda: one.level_with(9), "all is replayed")
+    one.end()
+    replaying.join(TIMEOUT)
+    places = {"gpu 0", "gpu 1"}
+    assert [each for each in done.mock_calls if each != call.take_over("registered", [])] == [
+        call.take_over("registered", [(1, b"packed")]),
+        *(call.deliver(results), call.replay("registered", ["two"], step=6), call.settle(places)),
+        *(call.deliver(results), call.replay("registered", [], step=7), call.settle(places)),
+    ]
 
 
 def test_who_has_nothing_to_fetch_begins_with_the_next_chunk_at_once() -> None:
