@@ -7,7 +7,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -26,7 +26,7 @@ from ftlib.core.calls.call import Kind
 from ftlib.core.engine.catching_up import CatchUp, Obtained
 from ftlib.core.plane.plane import Plane
 from ftlib.recovery.border import Border
-from ftlib.recovery.joiner.http_transport import FetchError, Later, Midway
+from ftlib.recovery.joiner.http_transport import FetchError, Later, Midway, Nothing
 from ftlib.recovery.layout.requests import Failures
 from ftlib.recovery.whole_state import Transfer
 from tests.ftlib.crews.trainees import exclude
@@ -38,6 +38,7 @@ from tests.harness.company import Company, at_once, company, in_thread
 from tests.harness.threads import Clock, no_threads
 
 FOREVER = 10**9
+NOTHING, AWAY = Nothing("b: nothing"), FetchError("b: away")
 QUERY = {"number": "4", "origin": "origin", "member": "b"}
 
 
@@ -589,6 +590,23 @@ def test_what_a_donor_answers_is_told_apart(error: FTLibError) -> None:
     border = Border(Mock(), Mock(fetch=Mock(side_effect=error)), 1.0)
     found = border._ask(Member("b", "10.0.0.1", 1), CatchUp(), Mock(), Mock())
     assert found is (Obtained.MIDWAY if isinstance(error, Midway) else error)
+
+
+@pytest.mark.parametrize(
+    ("answers", "found"),
+    [([NOTHING, NOTHING], None), ([NOTHING, AWAY, None], "b"), ([AWAY, NOTHING, NOTHING, None], "c")],
+)
+def test_that_nobody_registered_any_is_known_once_all_say_so(
+    answers: list[FTLibError | None], found: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them in one turn: one may have gone, and come back, meanwhile."""
+    monkeypatch.setattr(borders, "in_turn", lambda *_: [Member(name, "10.0.0.1", 1) for name in "bc"])
+    plane, transfer, call = Mock(loaded=Mock(return_value=True)), Mock(**{"fetch.side_effect": answers}), CatchUp()
+    plane.leaving.return_value = plane.threads.now.return_value = 0
+    with nullcontext() if found else pytest.raises(ConfigError, match="registered no state"):
+        assert Border(plane, transfer, 1.0).obtain(call, Mock(), 1.0) is Obtained.HERE
+    assert transfer.fetch.call_count == len(answers)
+    assert not found or transfer.fetch.call_args.args[0].id == found
 
 
 def test_while_it_comes_this_member_shows_itself_to_those_that_wait_for_it() -> None:

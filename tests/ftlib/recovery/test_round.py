@@ -53,6 +53,19 @@ def test_who_waits_for_the_comparison_is_told_that_it_failed(monkeypatch: pytest
     one.end()
 
 
+def test_who_waits_for_the_comparison_goes_on_once_all_tensors_have_their_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    settled, told = list[object](), list[object]()
+    monkeypatch.setattr(rounds, "prepare", lambda *_: Mock(nbytes=2))
+    one = Round(Plane("a" * 16), Mock(), Mock(), Mock(), None, (), "b", 7, (), SnapshotOffer(2, 0, b"", ((0, 2),)), LIMITS)
+    monkeypatch.setattr(one._chunks, "settle", lambda _registered, flat: settled.append((flat, one.flat)))
+    monkeypatch.setattr(one, "_replay_all", lambda: waiting.join(TIMEOUT / 8))
+    waiting = in_thread(lambda: told.append(one.check_fit()))
+    eventually(lambda: one._changed._waiters, "it waits")  # type: ignore[attr-defined]
+    one._run()
+    assert told == [None]
+    assert settled == [(one.flat, None)], "before anybody fills them"
+
+
 def test_a_shard_that_nobody_can_give_ends_it_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "_SPARE_PATIENCE", 0.0)
     shard, plane = Shard(0, 0, 1, 7, ("b",)), Plane("a" * 16)
@@ -146,6 +159,15 @@ def test_in_a_new_view_it_goes_on_with_the_donors_that_are_left(missing: Shard, 
     assert (one.session is session) == moves
     if moves:
         assert one._next_shard() == Shard(0, 0, 1, 7, ("b",)), "whose failures were of the former view"
+
+
+@pytest.mark.parametrize(("nbytes", "held", "fits"), [(9, 0, True), (9, 1, False), (4, 4, True), (5, 4, False)])
+def test_a_spare_may_hold_one_average_however_large_it_is(nbytes: int, held: int, fits: bool) -> None:
+    own = Mock(**{"layout.nbytes": nbytes})
+    limits = RecoveryLimits(TIMEOUT, 8, live=True)
+    one = Round(Plane("a" * 16), Mock(), own, Mock(), None, (), "b", 7, (), SnapshotOffer(1, 0, b"", ()), limits)
+    one._pending.held = held
+    assert one.wait_room(0.0) == fits
 
 
 def test_who_stays_as_far_behind_for_long_does_not_keep_pace() -> None:

@@ -63,12 +63,12 @@ def test_it_ends_while_it_rests(
     round_ = level(one)
     one.begin()
     [thread] = [each for each in set(threading.enumerate()) - before if each.name == "ftlib-standby"]
-    assert thread.daemon, "an error of the program's ends the process"
     eventually(lambda: one._changed._waiters, "it rests")  # type: ignore[attr-defined]
     assert round_.end.called
     assert stop(one) == written
     thread.join(TIMEOUT / 8)
     assert not thread.is_alive()
+    assert thread.daemon, "an error of the program's ends the process"
 
 
 def test_what_nobody_expected_leaves_it_without_the_state(plane: Plane) -> None:
@@ -205,6 +205,44 @@ def test_a_promoted_one_gives_up_a_round_that_lacks_an_average(plane: Plane, num
     round_.begins = begins
     assert one.surrender(number) is (round_ if fits else None)
     assert round_.end.called != fits
+
+
+def test_what_members_keep_for_it_is_released_at_the_end(plane: Plane) -> None:
+    transport = Mock()
+    one = standby(plane, transport)
+    one.asked = {member.id: member for member in MEMBERS}
+    one.end()
+    transport.release_all.assert_called_once_with([*MEMBERS])
+
+
+def test_a_job_that_averages_something_else_is_not_followed(plane: Plane) -> None:
+    one = standby(plane, Mock())
+    round_ = level(one)
+    own = one._own.layout
+    own.kind, own.same_call.return_value = "average", False
+    other = Mock(signature=b"other", kind="average", number=8)
+    with pytest.raises(NoFollowing, match="the others average something else"):
+        one._listen(MEMBERS[0], Mock(**{"next.return_value": other}))
+    round_.check_fit.assert_called_once_with()
+    assert not round_.keep.called
+
+
+def test_a_round_that_has_failed_holds_nobody_up(plane: Plane) -> None:
+    one = standby(plane, Mock())
+    round_, looks = level(one), list[float]()
+    round_.begins, round_.keep.return_value = 9, None
+
+    def wait_room(seconds: float) -> bool:
+        looks.append(seconds)
+        round_.error = NoFollowing("the optimizer raised") if len(looks) == 2 else None
+        assert len(looks) < 5
+        return False
+
+    round_.wait_room = wait_room
+    assert one._keep(Mock(number=8, view_id="v", slots=()))
+    assert len(looks) == 2
+    with pytest.raises(NoFollowing, match="the optimizer raised"):
+        one._look()
 
 
 def test_records_are_passed_on_in_order(plane: Plane) -> None:

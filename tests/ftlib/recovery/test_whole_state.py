@@ -15,6 +15,7 @@ from ftlib import ConfigError, RebuildTimeout
 from ftlib.common.refusals import Refusal
 from ftlib.common.traces import FetchRecord, RecoveryRecord, Traces
 from ftlib.core.calls.call import Call, Kind
+from ftlib.core.calls.observer import Observers
 from ftlib.core.calls.session import Session
 from ftlib.core.plane.plane import Plane
 from ftlib.core.tensors.layout import lay_out
@@ -211,6 +212,33 @@ def test_who_registered_nothing_says_so_once_it_is_too_late(
         Transfer(plane, 1.0, 1.0).source(query)
     assert refused.value.status == status
     assert waits.called == (status is Refusal.LATER)
+
+
+@pytest.mark.parametrize("query", [{}, {"call": "5"}, {"origin": ORIGIN}, {"call": "five", "origin": ORIGIN}])
+def test_who_asks_has_to_say_for_what(plane: Plane, query: dict[str, str]) -> None:
+    with pytest.raises(LookupError, match=r"expected .call=NUMBER&origin=ID, or founding=1"):
+        Transfer(plane, 1.0, 1.0).source(query)
+
+
+def test_a_view_is_waited_for_until_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    plane, waits = Plane(OWN.id, threads=Clock()), list[float]()
+    monkeypatch.setattr(plane.changed, "wait_for", lambda _ready, seconds: waits.append(seconds))
+    for deadline in (103.0, 90.0):
+        with pytest.raises(RebuildTimeout, match="no view became active within 3 s"):
+            Transfer(plane, 3.0, 1.0).active(deadline)
+    assert waits == [3.0, 0.0]
+
+
+def test_after_the_first_step_nobody_needs_the_initial_state(plane: Plane) -> None:
+    observers = Observers()
+    transfer = Transfer(plane, 1.0, 1.0, observers=observers)
+    transfer._snapshot = b"state"
+    observers.attach(transfer)
+    transfer.entering(1)
+    assert transfer._snapshot is not None and observers.present
+    plane.step = 1
+    transfer.entering(2)
+    assert transfer._snapshot is None and not observers.present
 
 
 def test_the_initial_state_is_dropped_once_all_others_have_it(plane: Plane, session: Session) -> None:
