@@ -44,8 +44,6 @@ LOOK = 0.05
 """Seconds between checks whether a session has ended, while the others wait for this member."""
 PATIENCE = 8
 """Number of calls within which the waiting averages must become fewer; else the others wait until none is left."""
-_FULL = "cannot hold more averages (recovery_pending_mb)"
-_SLOW = "cannot replay averages as quickly as they come"
 _TRIES = 3
 """Number of times that a donor may fail to give a shard."""
 _PATIENCE = 10.0
@@ -174,7 +172,7 @@ class Round:
             last = near and level
             slow = self._arrived() and not near and self._falls_behind(number)
             if full or slow:
-                self._warn(_FULL if full else _SLOW, number - self._pending.position)
+                self._warn(number - self._pending.position, full=full)
             self._braking = full or slow
 
             def ready() -> bool:
@@ -251,8 +249,9 @@ class Round:
     def _complete(self) -> bool:
         return self._chunks.all_pinned and len(self._have) == len(self.shards)
 
-    def _warn(self, why: str, pending: int) -> None:
+    def _warn(self, pending: int, *, full: bool) -> None:
         """Log why the others wait; once, as it may be so in every call."""
+        why = "cannot hold more averages (recovery_pending_mb)" if full else "cannot replay averages as quickly as they come"
         if why in self._warned:
             return
         self._warned.add(why)
