@@ -465,6 +465,8 @@ class Call:
 
         ``views``: gradients may become views of the results instead, which then are in use until the program drops them.
         """
+        if len(self.layout.indices) < len(self.sources):
+            self._create_empty()
         if views and results.divisor == 1.0 and not results.kept:
             present(results, self.owners, self._load, checked=self.veto)
             self._write([slot for slot in results.slots if slot.bucket.place], 1.0)
@@ -482,6 +484,14 @@ class Call:
             self._target(index)
         with torch.inference_mode():
             self._write(results.slots, divisor)
+
+    def _create_empty(self) -> None:
+        """Gradients without elements are in no bucket. Where there was none there is one, as at the members that had one: it
+        makes a difference to optimizers, whose state is the same everywhere.
+        """
+        for index in range(len(self.sources)):
+            if index not in self.layout.indices:
+                self._target(index)
 
     def _write(self, slots: Sequence[Slot], divisor: float) -> None:
         averaged = divisor != 1.0  # if so nothing is encoded: take the short way, as models have a thousand tensors

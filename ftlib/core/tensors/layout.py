@@ -94,6 +94,8 @@ class Layout:
     """Bytes of data in all buckets."""
     places: tuple[str, ...] = field(init=False)
     """The devices of tensors that are not on the CPU."""
+    indices: frozenset[int] = field(init=False)
+    """The tensors in the buckets: all that have elements."""
     spares: int | None = None
     """How many buckets may be staged before the first operation has ended, and so have two slots; None: as many as are under
     way at a time (see ``staging``)."""
@@ -104,6 +106,7 @@ class Layout:
     def __post_init__(self) -> None:
         object.__setattr__(self, "check", self.signature[:_CHECK])
         object.__setattr__(self, "nbytes", sum(bucket.nbytes for bucket in self.buckets))
+        object.__setattr__(self, "indices", frozenset(index for bucket in self.buckets for index in bucket.indices))
         object.__setattr__(self, "places", tuple(dict.fromkeys(bucket.place for bucket in self.buckets if bucket.place)))
 
     @property

@@ -97,6 +97,24 @@ def test_all_kinds_of_calls_and_targets() -> None:
         job.run(dict.fromkeys(names(3), body))
 
 
+@pytest.mark.parametrize("views", [True, False])
+@workers(2)
+def test_gradients_without_elements_are_there_at_all_members_or_at_none(worker: Worker, views: bool) -> None:
+    """What an optimizer keeps of a parameter depends on it, and has to be equal everywhere."""
+    ft, empty = worker.ft, nn.Parameter(torch.zeros(0, 3))
+    model, optimizer = nn.ParameterList([torch.ones(3), empty]), torch.optim.SGD([empty], lr=0.1, momentum=0.5)
+    ft.register_state(model=model, optimizer=optimizer)
+    for step in range(4):
+        model.zero_grad()
+        if step % 2 == ft.rank:
+            empty.grad = torch.zeros(0, 3)
+        assert ft.allreduce_average(model, views=views)
+        assert empty.grad is not None
+        assert empty.grad.shape == (0, 3)
+        optimizer.step()
+        assert "momentum_buffer" in optimizer.state[empty]
+
+
 def test_large_and_strided_tensors_are_cut_and_put_together() -> None:
     def body(worker: Worker) -> None:
         i = worker.ft.rank
