@@ -6,6 +6,8 @@ these notes are by path.
 
 *Kept dtypes*: an optimizer of torch casts what it loads to the dtype of its parameters. So momentum that is kept in float32 for
 weights in bfloat16 would be rounded, and go on in bfloat16.
+
+*Strides* need no note: bytes travel in the order of the elements, and an optimizer makes what it keeps like its parameters.
 """
 
 from __future__ import annotations
@@ -68,12 +70,14 @@ class Notes:
     def loader(self, item: Stateful, *path: str | int) -> Callable[[Any], object]:
         """What loads the state at ``path`` into ``item``."""
         kept = self._kept.get(path)
-        if not isinstance(item, Optimizer) or not kept:
+        if not isinstance(item, Optimizer):
             return item.load_state_dict
 
         def load(state: Any) -> None:
             item.load_state_dict(state)
-            _put_back(item, state, kept)
+            if kept:
+                _put_back(item, state, kept)
+            _turn(item)
 
         return load
 
@@ -149,3 +153,20 @@ def _put_back(optimizer: Optimizer, state: object, kept: Mapping[str, Any]) -> N
                 mine, value = mapping(optimizer.state.get(parameter)).get(name), mapping(states.get(number)).get(name)
                 if isinstance(mine, torch.Tensor) and isinstance(value, torch.Tensor) and mine.dtype is not value.dtype:
                     optimizer.state[parameter][name] = value.to(mine.device)
+
+
+def _turn(optimizer: Optimizer) -> None:
+    """Give what ``optimizer`` has loaded the strides of its parameters, as it has at members that did not load it. With others
+    torch's fused steps take the wrong elements, and its other ones may round some differently.
+    """
+    for parameter in parameters_of(optimizer):
+        if type(parameter) not in (torch.Tensor, torch.nn.Parameter) or parameter.layout is not torch.strided:
+            continue
+        for name, value in mapping(optimizer.state.get(parameter)).items():
+            if type(value) is not torch.Tensor or value.shape != parameter.shape or value.layout is not torch.strided:
+                continue
+            if parameter.is_contiguous() and value.is_contiguous():
+                continue
+            turned = torch.empty_like(parameter, dtype=value.dtype, device=value.device, requires_grad=False)
+            if turned.stride() != value.stride():
+                optimizer.state[parameter][name] = turned.copy_(value)

@@ -266,3 +266,49 @@ def test_a_key_that_cannot_be_sent_is_named_where_it_is(key: object) -> None:
 def test_so_it_is_in_private_state() -> None:
     tree = Registered({"extra": nn.Linear(1, 1)}, private=Private({"mine": nn.BatchNorm1d(3)}, travels=True)).tree(0)
     assert [*tree][-2:] == ["private", "notes"] and set(tree["notes"]) == {"shared", "private"}
+
+
+def loaded(donor: Registered, joiner: Registered) -> None:
+    joiner.load(arrived(donor))
+
+
+def undone(donor: Registered, joiner: Registered) -> None:
+    """A step of ``execute`` is, after a state like the donor's."""
+    loaded(donor, joiner)
+    kept = Backup().keep(joiner, 0)
+    for optimizer in joiner.of(torch.optim.Optimizer).values():
+        optimizer.step()
+    kept.restore()
+
+
+@pytest.mark.parametrize("moved", [loaded, undone, give])
+@pytest.mark.parametrize(("dtype", "fused"), [(torch.float32, True), (torch.bfloat16, False)], ids=["fused", "bfloat16"])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+def test_what_an_optimizer_keeps_has_the_strides_of_its_parameters(
+    kind: Any, dtype: torch.dtype, fused: bool, moved: Callable[[Registered, Registered], object]
+) -> None:
+    """With others torch's fused steps take the wrong elements, and others round differently: here, and not at the donor."""
+    more = {"momentum": 0.9} if kind is torch.optim.SGD else {}
+
+    def made(seed: int) -> tuple[nn.Module, torch.optim.Optimizer, Registered]:
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Conv2d(4, 6, 3), nn.Conv2d(6, 2, 3)).to(dtype=dtype, memory_format=torch.channels_last)
+        model.register_parameter("turned", nn.Parameter(torch.randn(5, 7, dtype=dtype).t()))
+        optimizer = kind(model.parameters(), lr=0.05, fused=fused, **more)
+        return model, optimizer, Registered({"model": model, "optimizer": optimizer})
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
+        drawn = torch.Generator().manual_seed(seed)
+        for parameter in model.parameters():
+            parameter.grad = torch.empty_like(parameter).copy_(torch.randn(parameter.shape, generator=drawn))
+        optimizer.step()
+
+    (there, ours, donor), (here, theirs, joiner) = made(0), made(1)
+    for seed in range(3):
+        step(there, ours, seed)
+        step(here, theirs, 10 + seed)
+    moved(donor, joiner)
+    for seed in range(3, 6):
+        step(there, ours, seed)
+        step(here, theirs, seed)
+    assert alike(there, here)
