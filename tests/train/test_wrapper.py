@@ -1176,3 +1176,20 @@ def test_hooks_that_are_registered_after_the_wrapper_change_what_is_averaged(
         model.zero_grad()
         penalized(model, ft.rank).backward()
         near(gradients(model), expected(make, penalized))
+
+
+@by_all("crew")
+def test_a_model_that_is_converted_later(ft: FTLib, index: int) -> None:
+    """It converts its gradients, too, which are views of averages then."""
+    model = DistributedDataParallel(ft, small(), bucket_mb=1e-4, first_bucket_mb=1e-4)
+    for dtype in (torch.float32, torch.float64, torch.float32):
+
+        def passed(module: nn.Module, rank: int, dtype: torch.dtype = dtype) -> torch.Tensor:
+            found: torch.Tensor = module(data(rank, 5, 4).to(dtype)).square().mean()
+            return found
+
+        model.to(dtype)
+        for _ in range(3):
+            model.zero_grad()
+            passed(model, ft.rank).backward()
+            near(gradients(model), expected(lambda dtype=dtype: small().to(dtype), passed))

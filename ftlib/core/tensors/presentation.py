@@ -75,7 +75,9 @@ def present(
                 slot.show((owners[index],), span(whole), checked=checked)
     results.show(shown)  # first: a change right after must be noticed
     for owner, view in gradients:
-        owner.grad = view
+        # A tensor of the program's own, which may give it other memory (``grad.data = ...``, ``module.to``): the slot's views
+        # stay where they are.
+        owner.grad = view.view_as(view)
     if len(gradients) < len(owners):
         taken = {id(owner) for owner, _ in gradients}
         for slot in results.slots:

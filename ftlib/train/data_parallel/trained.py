@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
@@ -33,19 +34,20 @@ class Trained:
         """The same with the parameters."""
         self.owners: list[nn.Parameter] = []
         """What is averaged: those parameters themselves; for a DTensor, a plain parameter on the same memory."""
-        self._flags = [False] * len(named)
+        self._dtypes: list[torch.dtype | None] = [None] * len(named)
+        """By number: the dtype of a trained parameter, else None. It may change: see ``nn.Module.to``."""
         self._sharded: list[tuple[Any, nn.Parameter]] = []
         """The trained DTensors, with the plain parameters that stand for them."""
 
     def look(self) -> str | None:
-        """See which are trained now. None if that is as before; else what has changed, in words."""
-        flags = [parameter.requires_grad for parameter in self.all]
-        if flags == self._flags:
+        """See which are trained now. None if that is as before; else which others are, in words: none, where dtypes changed."""
+        dtypes = [parameter.dtype if parameter.requires_grad else None for parameter in self.all]
+        if dtypes == self._dtypes:
             return None
-        both = zip(self.names, flags, self._flags, strict=True)
-        changed = [(name, now) for name, now, before in both if now != before]
-        first, self._flags = not self.numbers, flags
-        self.numbers = [number for number, flag in enumerate(flags) if flag]
+        both = zip(self.names, dtypes, self._dtypes, strict=True)
+        changed = [(name, now is not None) for name, now, before in both if (now is None) != (before is None)]
+        first, self._dtypes = not self.numbers, dtypes
+        self.numbers = [number for number, dtype in enumerate(dtypes) if dtype is not None]
         self.pairs = [(number, self.all[number]) for number in self.numbers]
         self._sharded = []
         self.owners = [self._owner(self.all[number]) for number in self.numbers]

@@ -58,6 +58,28 @@ def test_models_of_the_same_shape_keep_their_own(ft: FTLib, i: int, width: int) 
             assert torch.equal(gradients(model)[0], torch.full((40, width), float(10 * number + step)))
 
 
+@pytest.mark.parametrize("how", ["data", "to", "turned"])
+@pytest.mark.parametrize("width", [3, 100])
+@by_all("pair")
+def test_a_gradient_that_gets_other_memory_is_the_programs_own(ft: FTLib, i: int, width: int, how: str) -> None:
+    """What the average is computed in stays where it is, as the next ones are."""
+    model = nn.Linear(width, 40)
+    for step in range(5):
+        model.zero_grad()
+        backward(model, float(i + step))
+        assert ft.allreduce_average(model, views=True)
+        weight, bias = gradients(model)
+        assert torch.equal(weight, torch.full((40, width), 0.5 + step))
+        assert torch.equal(bias, torch.ones(40))
+        if how == "to":
+            model.double().float()
+        for gradient in (weight, bias):
+            if how == "data":
+                gradient.data = gradient.data * 3
+            elif how == "turned":
+                gradient.unsqueeze_(0)
+
+
 @pytest.mark.parametrize("width", [3, 100])
 @pytest.mark.parametrize("zero", [False, True])
 @by_all("pair")
