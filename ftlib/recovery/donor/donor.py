@@ -128,8 +128,8 @@ class Donor(Observer):
 
         Ranges pinned within the call must be copied before the next step, even if the first request came during the call.
         """
-        if not call.changes_state:
-            self._watch()
+        if not (call.changes_state or call.stand_in) and self._plane.origin == self._plane.authority:
+            self._watch()  # else another thread may step the optimizers: a late program, or a joiner's replay
         return self.sender.hand_on(call, results)
 
     def _watch(self) -> None:
@@ -141,11 +141,11 @@ class Donor(Observer):
 
     def activated(self, session: Session) -> None:
         """Drop everything kept for members that are gone."""
+        lacking = [member_id for member_id in session.view.ids if member_id not in session.plan.holders]
+        self._snapshots.keep_only([*lacking, *self.sender.standbys(session.view)])
         with self._plane.changed:
             if not (self._asking or self._snapshots.nbytes or self.sender.busy):
                 self._observers.detach(self)
-        lacking = [member_id for member_id in session.view.ids if member_id not in session.plan.holders]
-        self._snapshots.keep_only([*lacking, *self.sender.standbys(session.view)])
         self._read_hold.forget()
         self._group_sender.forget()
 
@@ -273,7 +273,7 @@ class Donor(Observer):
     def _look(self, version: int, origin: str) -> tuple[Manifest, FlatState]:
         """The state on entry to call ``version``; LookupError if that call may have ended while the state was read."""
         plane = self._plane
-        self._inside(version, origin)
+        self._await(version)
         with self._looking:
             with plane.changed:
                 registered, call, known = self._held(origin), plane.current, self._parts
@@ -297,15 +297,14 @@ class Donor(Observer):
         if known >= SMALLEST:
             self._snapshots.expect(joiner, chunk.keep, known * min(2, holders) // holders)
 
-    def _inside(self, version: int, origin: str) -> Registered:
-        """The registered objects, once the training thread is inside call ``version``, so that the state is as on entry."""
+    def _await(self, version: int) -> None:
+        """Wait until the training thread is inside call ``version``, so that the state is as on entry. LookupError if not."""
         plane = self._plane
         with plane.changed:
             plane.changed.wait_for(
                 lambda: plane.in_call(version) or plane.finished >= version or plane.phase is Phase.STOPPED, POLL
             )
             self._still(version)
-            return self._held(origin)
 
     def _still(self, version: int) -> None:
         """LookupError unless inside call ``version``, which cannot end while the caller holds the plane's lock."""

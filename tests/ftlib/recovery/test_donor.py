@@ -15,8 +15,10 @@ import torch
 
 from consensus import RefusalError
 from ftlib.common.refusals import Refusal
+from ftlib.core.calls.call import Call, Kind, Results
 from ftlib.core.plane.orders import Order
 from ftlib.core.plane.plane import Plane
+from ftlib.core.stand_in.stand_in import StandIn
 from ftlib.core.tensors.layout import lay_out
 from ftlib.recovery.donor import donor as donor_module
 from ftlib.recovery.donor import read_hold as hold
@@ -32,6 +34,8 @@ from .holders import ORIGIN, TIMEOUT, VERSION, Holder, Model, meeting, somebody
 
 SIZES = [1_500_000, 3, 1_000_000]
 NBYTES = 4 * sum(SIZES)
+BARRIER = lay_out("barrier", [], "SUM", 1 << 20)
+RESULTS = Results(VERSION, BARRIER, (), 1.0)
 JOINER = somebody()
 
 
@@ -137,6 +141,16 @@ class TestOffers:
         holder.transfer._registered = None
         with pytest.raises(LookupError, match="no state is registered here"):
             offer(holder)
+
+    def test_are_of_no_call_that_changes_the_state(self, holder: Holder) -> None:
+        """``execute``: its function may have changed anything."""
+        unit = Call(Kind.BARRIER, BARRIER, ())
+        unit.changes_state = True
+        holder.leave()
+        holder.plane.enter(unit)
+        with pytest.raises(LookupError, match=f"call {VERSION + 1} is a whole step") as caught:
+            offer(holder, version=VERSION + 1)
+        assert not isinstance(caught.value, RefusalError), "it would ask for the same again"
 
 
 def step(holder: Holder) -> None:
@@ -244,8 +258,12 @@ class TestPins:
         assert ask(holder, "release", joiner=JOINER.id) == b"released"
         assert holder.donor._group_sender._kept == [(not_done, data)], "what is under way is kept until it has ended"
         pin(holder, 0, 100)
+        holder.donor._observers.attach(holder.donor)
+        holder.donor._group_sender._kept = [(done, data)]
         holder.plane.freeze(Order(9, None))
         holder.meet([], epoch=10)
+        assert not holder.donor._observers.present, "from now on calls cost nothing more"
+        assert not holder.donor._group_sender._kept
         gone()
 
 
@@ -288,11 +306,53 @@ class TestDigests:
             "1:x",
             ",".join(["0:5"] * 5000),
             f"0:5,{NBYTES - 1}:{NBYTES + 1}",
+            ",".join(["0:5"] * (donor_module._MOST_RANGES + 1)),
         ],
     )
     def test_of_nothing(self, holder: Holder, ranges: str) -> None:
         with pytest.raises(LookupError, match=r"ranges=\.\.\.|ranges=NUMBER|not within"):
             ask(holder, "digest", version=VERSION, origin=ORIGIN, ranges=ranges)
+
+
+class TestWatching:
+    """A step must not begin before what is pinned is copied, so the registered optimizers are given a hook."""
+
+    @pytest.fixture
+    def outside(self) -> Iterator[Holder]:
+        """Outside of calls."""
+        made = Holder(Model([3]))
+        made.meet([JOINER])
+        yield made
+        made.close()
+
+    @pytest.mark.parametrize("entered", [False, True])
+    def test_begins_when_a_call_is_entered_or_has_ended(self, outside: Holder, entered: bool) -> None:
+        """The first request may come within the call."""
+        if entered:
+            outside.enter()
+        else:
+            outside.donor.finished(Call(Kind.BARRIER, BARRIER, ()), RESULTS)
+        assert len(outside.optimizer._optimizer_step_pre_hooks) == 1
+
+    @pytest.mark.parametrize("late", [False, True])
+    def test_leaves_alone_the_step_of_another_thread(self, outside: Holder, late: bool) -> None:
+        """A late program steps while its deputy ends calls; a joiner's averages are applied while it follows more of them."""
+        call: Call = StandIn(0.0, veto=False, awaited=bool, present=bool) if late else Call(Kind.BARRIER, BARRIER, ())
+        if not late:
+            outside.plane.origin = ""
+        ended: list[object] = []
+
+        def meanwhile(*_: object) -> None:
+            in_thread(lambda: ended.append(outside.donor.finished(call, RESULTS))).join(TIMEOUT)
+
+        for hook in (meanwhile, lambda *_: None):
+            outside.optimizer.register_step_pre_hook(hook)
+        step(outside)  # which goes from hook to hook, and raises if there is one more
+        assert ended == [None]
+
+    def test_is_for_what_is_registered(self, outside: Holder) -> None:
+        outside.transfer._registered = None
+        assert outside.donor.finished(Call(Kind.BARRIER, BARRIER, ()), RESULTS) is None
 
 
 def test_what_is_inline_is_of_one_call_or_of_none(holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,8 +374,7 @@ def test_what_is_inline_is_of_one_call_or_of_none(holder: Holder, monkeypatch: p
 
 
 def test_layouts_of_calls(holder: Holder) -> None:
-    layout = lay_out("barrier", [], "SUM", 1 << 20)
-    assert layouts.decode(ask(holder, "layout", signature=layout.signature.hex())) == layout
+    assert layouts.decode(ask(holder, "layout", signature=BARRIER.signature.hex())) == BARRIER
     for text, match in (("", "expected signature="), ("xyz", "hexadecimal"), ("00" * 16, "no call with signature")):
         with pytest.raises(LookupError, match=match):
             ask(holder, "layout", signature=text)
@@ -342,6 +401,16 @@ def test_sends_that_make_no_sense(holder: Holder, changes: dict[str, object], te
     query = {"joiner": JOINER.id, "index": 0, "version": VERSION, "offset": 0, "count": 1, "rank": 1, "tag": FIRST_TAG}
     with pytest.raises(LookupError, match=text):
         ask(holder, "send", **{**query, "view": view_id, **changes})  # type: ignore[arg-type]
+
+
+def test_as_many_blocks_are_sent_as_may_be_asked_for(holder: Holder) -> None:
+    group, data = Mock(), torch.arange(RUN + 1, dtype=torch.uint8).repeat_interleave(BLOCK)
+    session = meeting([JOINER, holder.member], holder.member.id, group)
+    plane = Plane(holder.member.id)
+    assert plane.activate(session)
+    told = GroupSender(plane).send(data, BLOCK, RUN, session.view.view_id, 0, FIRST_TAG)
+    assert list(told) == [digest_of(block.data) for block in data.numpy().reshape(RUN + 1, BLOCK)[1:]]
+    assert [call.args[2] for call in group.send.call_args_list] == list(range(FIRST_TAG, FIRST_TAG + RUN))
 
 
 def test_sends_go_to_any_other_rank(holder: Holder) -> None:
