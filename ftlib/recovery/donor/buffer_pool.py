@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import weakref
+from contextlib import suppress
 
 import torch
 
@@ -54,13 +55,14 @@ class BufferPool:
         return torch.from_numpy(memory)[:nbytes]
 
     def prepare(self, nbytes: int) -> None:
-        """Start a thread of low priority that makes ``nbytes`` free and touched."""
+        """Start a thread of low priority that makes ``nbytes`` free and touched, if there is memory for that."""
         with self._lock:
             if self._wanted or self._gather() >= nbytes:
                 self._wanted = max(self._wanted, nbytes) if self._wanted else 0
                 return
-            self._wanted = nbytes
-            self._threads.thread(self._touch, "ftlib-buffers").start()
+            with suppress(RuntimeError):  # no thread for it now: the copies touch their memory themselves
+                self._threads.thread(self._touch, "ftlib-buffers").start()
+                self._wanted = nbytes
 
     def close(self) -> None:
         """Free the memory: unused buffers now, others once they are not used any more."""
@@ -81,8 +83,13 @@ class BufferPool:
                     self._wanted = 0
                     return
                 left = self._left
-            buffer = self._new(SMALLEST)
-            touch(buffer)
+            try:
+                buffer = self._new(SMALLEST)
+                touch(buffer)
+            except Exception:  # noqa: BLE001 - no memory: whoever needs it says so, and the next request tries again
+                with self._lock:
+                    self._wanted = 0
+                return
             left.put(buffer)  # after ``close`` nobody reads this queue
 
     def _new(self, nbytes: int) -> torch.Tensor:

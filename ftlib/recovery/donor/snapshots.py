@@ -171,7 +171,6 @@ class Snapshots:
         with self._changed:
             self._drop(joiner, list(self._of.pop(joiner, {}).values()))
             self._tidy()
-            self._changed.notify_all()
 
     def keep_only(self, joiners: Collection[str]) -> None:
         """Drop everything pinned for other members than ``joiners``."""
@@ -215,9 +214,9 @@ class Snapshots:
     def _wake(self) -> None:
         """Start the thread if there is work for it."""
         if self._worker is None and self._todo:
-            self._worker = self._threads.thread(self._work, "ftlib-snapshots")
-            self._worker.start()
-        self._changed.notify_all()
+            worker = self._threads.thread(self._work, "ftlib-snapshots")
+            worker.start()  # RuntimeError if the process may have no more threads now: the next request tries again
+            self._worker = worker
 
     def _take(self) -> tuple[Reading, tuple[int, int]] | None:
         """A unit to read."""
@@ -240,12 +239,14 @@ class Snapshots:
         self._changed.notify_all()
 
     def _drop(self, joiner: str, copies: Iterable[Copying]) -> None:
+        """The joiner needs these no more. Threads that wait for one look again."""
         for copy in copies:
             copy.joiners.discard(joiner)
             if not copy.joiners:
                 copy.fail(_RELEASED)
         self._copies = {key: copy for key, copy in self._copies.items() if copy.stage is not ReadingStage.FAILED}
         self._begun = [reading for reading in self._begun if reading.stage is not ReadingStage.FAILED]
+        self._changed.notify_all()
 
     # --- threads that read ---------------------------------------------------------------------------------------------
 

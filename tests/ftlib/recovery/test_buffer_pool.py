@@ -14,6 +14,7 @@ from ftlib.recovery.donor.buffer_pool import BufferPool
 from ftlib.recovery.donor.snapshots import Snapshots
 from ftlib.recovery.layout.shards import SMALLEST
 from tests.ftlib.recovery.trainer import LONG, Trainer
+from tests.harness.threads import no_threads
 
 
 def ended() -> None:
@@ -171,3 +172,32 @@ def test_shared_memory_is_given_back() -> None:
         pool.close()
     alive = [segment for segment in segments._known if segment.alive]
     assert len(alive) <= 2, "the newest of each kind"
+
+
+def test_memory_that_is_not_there_is_asked_for_again_later() -> None:
+    """The process is short of it for a moment."""
+    short = [True]
+
+    def allocate(count: int, dtype: torch.dtype) -> torch.Tensor:
+        if short[0]:
+            raise MemoryError("no room")
+        return torch.empty(count, dtype=dtype)
+
+    rooms = BufferPool(allocate=allocate)
+    rooms.prepare(SMALLEST)
+    ended()
+    assert rooms.nbytes == 0
+    short[0] = False
+    rooms.prepare(SMALLEST)
+    ended()
+    assert rooms.nbytes == SMALLEST
+
+
+def test_without_a_thread_for_it_now_it_is_made_later() -> None:
+    rooms = BufferPool()
+    with no_threads("ftlib-buffers") as refused:
+        rooms.prepare(SMALLEST)
+    assert refused and rooms.nbytes == 0
+    rooms.prepare(SMALLEST)
+    ended()
+    assert rooms.nbytes == SMALLEST

@@ -21,6 +21,7 @@ from ftlib.state.registry import Registered
 from tests.ftlib.recovery.trainer import LONG, Trainer, ended, held
 from tests.harness.basics import eventually
 from tests.harness.company import in_thread
+from tests.harness.threads import no_threads
 
 
 def test_each_shard_is_kept_at_its_version() -> None:
@@ -384,3 +385,60 @@ def test_threads_that_meet() -> None:
         thread.join(LONG)
         assert not thread.is_alive()
     assert not wrong
+
+
+def test_a_copy_is_begun_again_once_there_are_threads() -> None:
+    """Not only at the optimizer's next step, which would have to copy all."""
+    trainer = Trainer()
+    with no_threads("ftlib-snapshots") as refused, pytest.raises(RuntimeError, match="can't start new thread"):
+        trainer.arm()
+    assert refused and trainer.snapshots.data("j", 0, 1) is None
+    [shard] = trainer.arm()
+    assert trainer.pinned(shard) == trainer.bytes()
+    assert trainer.snapshots.nbytes == trainer.flat.nbytes
+    ended()
+    with no_threads("ftlib-snapshots"), pytest.raises(RuntimeError, match="can't start new thread"):
+        trainer.snapshots.digest(trainer.flat, 1, [(0, 100)])
+    digest = trainer.snapshots.digest(trainer.flat, 1, [(0, 100)])
+    assert digest.result(LONG) == [xxhash.xxh3_128_digest(trainer.bytes(0, 100))]
+
+
+def test_who_waits_for_what_is_dropped_learns_it_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The joiner has asked for something else since."""
+    trainer, told = Trainer(), list[str]()
+
+    def ask() -> None:
+        with pytest.raises(LookupError) as error:
+            trainer.snapshots.data("j", 0, 1, LONG)
+        told.append(str(error.value))
+
+    for drop in (
+        lambda: trainer.arm(1, 2),
+        lambda: trainer.snapshots.expect("j", 2, 0),
+        lambda: trainer.snapshots.release("j"),
+    ):
+        with held(monkeypatch) as (there, go_on):
+            trainer.arm()
+            assert there.wait(LONG)
+            asking = in_thread(ask)
+            eventually(lambda: trainer.snapshots._changed._waiters, "it waits")  # type: ignore[attr-defined]
+            drop()
+            asking.join(LONG / 8)
+            assert not asking.is_alive()
+            go_on.set()
+        ended()
+        trainer.snapshots.release("j")
+    assert told == ["stripe 0 of version 1 is not pinned for j"] * 3
+
+
+def test_a_copy_that_has_failed_keeps_no_memory() -> None:
+    """A joiner that does not come back to ask would hold it for as long as it is in the view."""
+    trainer = Trainer()
+    [shard] = trainer.arm()
+    assert trainer.pinned(shard)
+    with torch.no_grad():
+        trainer.model[0].weight.mul_(2)
+    trainer.step()
+    with pytest.raises(LookupError, match="was changed in call 1"):
+        trainer.snapshots.data("j", 0, 1)
+    assert trainer.snapshots.nbytes == 0
