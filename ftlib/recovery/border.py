@@ -136,9 +136,10 @@ class Border:
         else:
             with plane.changed:
                 plane.changed.wait_for(lambda: self._inside(number), POLL)
-        if copy is not None and copy.refusal is not None:
+        refusal = None if copy is None else copy.refusal
+        if refusal is not None:
             transfer.copies.drop(member, copy)
-            raise copy.refusal
+            raise refusal
         with plane.changed:
             if plane.origin != origin:
                 raise Refusal.LATER.error("this member does not hold that state")

@@ -75,6 +75,7 @@ class PrivateCopy:
 
     def make(self, registered: Registered, version: int, failures: Failures) -> None:
         """Copy the private state, or note what buffers that takes, or why it cannot be had. On the training thread."""
+        self.refusal = None
         try:
             self._make(registered, version)
         except Exception as error:  # noqa: BLE001 - the joiner is told; the training goes on without it

@@ -29,6 +29,7 @@ from ftlib.recovery.border import Border
 from ftlib.recovery.joiner.http_transport import FetchError, Later, Midway, Nothing
 from ftlib.recovery.layout.requests import Failures
 from ftlib.recovery.whole_state import Transfer
+from ftlib.state.replay import replay
 from tests.ftlib.crews.trainees import exclude
 from tests.ftlib.recovery.holders import meeting, somebody
 from tests.ftlib.recovery.local import Local, Plain
@@ -200,6 +201,38 @@ class TestCopies:
         copies.at_border()
         found = copies.of("b", 1, 0.0, lambda: False)
         assert found is not None and str(found.refusal) == "it cannot be sent"
+
+    def test_one_that_can_be_made_again_is_given(self, copies: copying.PrivateCopies, private: Mock) -> None:
+        """The joiner came back only after the next call."""
+        private.part.side_effect = MemoryError("no room for a moment")
+        copies.at_border()
+        private.part.side_effect = None
+        plane = copies._plane
+        plane.finished += 1
+        copies.at_border()
+        found = copies.of("b", 2, 0.0, lambda: False)
+        assert found is not None and found.refusal is None
+
+    def test_each_step_of_the_programs_own_is_a_border(self, clock: Clock, private: Mock) -> None:
+        """Until its lifetime ends."""
+        own = private.first_optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+        registered = Mock(private=private, apply=own.step, **{"places.return_value": ()})
+        copies = copying.PrivateCopies(Plane("a" * 16, threads=clock), Failures(clock))
+        copies.watch(registered)
+        assert not self.copied(copies, "b")
+        replay(registered)
+        assert not self.copied(copies, "b"), "this was an average, applied again"
+        own.step()
+        assert self.copied(copies, "b")
+        copies.close()
+        assert not self.copied(copies, "b"), "it is dropped"
+        own.step()
+        assert not self.copied(copies, "b")
+        copies.watch(registered)
+        copies.watch(registered)
+        assert len(own._optimizer_step_pre_hooks) == 1
+        del copies
+        own.step()
 
     def test_only_one_that_nobody_needs_is_dropped(self, copies: copying.PrivateCopies) -> None:
         """A joiner may have asked for another one meanwhile."""
