@@ -152,7 +152,7 @@ class ReplicationSender:
         """
         plane = self._plane
         with plane.changed:
-            self._held(request.origin)
+            self._check(request.origin)
             if plane.member_id not in request.holders:
                 raise LookupError(f"holders={','.join(request.holders)} are others than this member, {plane.member_id}")
             if max(plane.finished, plane.current.number if plane.current else 0) >= request.version:
@@ -171,7 +171,7 @@ class ReplicationSender:
         """``ask=averages``: a record of every call from now on, with the sums of calls that have this ``signature``."""
         plane = self._plane
         with plane.changed:
-            self._held(plane.authority)
+            self._check(plane.authority)
             session = plane.session
             if session is None:
                 raise Refusal.LATER.error("this member is in no view")
@@ -183,15 +183,15 @@ class ReplicationSender:
 
     # --- inside --------------------------------------------------------------------------------------------------------
 
-    def _held(self, origin: str) -> Registered:
-        plane, registered = self._plane, self._registered()
+    def _check(self, origin: str) -> None:
+        """LookupError unless this member holds that state."""
+        plane = self._plane
         if plane.phase is Phase.STOPPED:
             raise LookupError("this member has left the job")
-        if registered is None:
+        if self._registered() is None:
             raise LookupError("no state is registered here")
         if not origin or plane.origin != origin or plane.lag.calls:
             raise Refusal.LATER.error("this member does not hold that state")
-        return registered
 
     def _grant(self, requests: Sequence[SnapshotRequest], number: int) -> None:
         plane, registered = self._plane, self._registered()

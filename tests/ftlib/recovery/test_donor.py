@@ -533,6 +533,15 @@ def test_nothing_is_kept_for_a_spare_that_is_silent(holder: Holder) -> None:
     assert not sender.busy and not holder.donor._snapshots.nbytes
 
 
+def test_what_is_kept_for_a_member_stays_however_long_ago_it_was_a_spare(holder: Holder) -> None:
+    sender = holder.donor.sender
+    offer(holder)
+    sender._standbys[JOINER.id] = holder.plane.threads.now() - 2 * STANDBY_SILENCE
+    holder.leave()
+    holder.enter()
+    assert not sender.busy and holder.donor._snapshots.nbytes == NBYTES
+
+
 def test_who_leaves_tells_the_spares_that_listen(holder: Holder) -> None:
     """They go on with another member at once; the stream would go on without a record, and they would wait for one."""
     sender, stream = serve(holder), holder.donor.source({"ask": "averages", "signature": "00"})

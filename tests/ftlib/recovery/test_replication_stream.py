@@ -5,24 +5,29 @@ from __future__ import annotations
 from typing import Any
 from unittest.mock import Mock
 
+import msgpack
 import pytest
 import torch
 from torch import nn
 
-from consensus import RefusalError
+from consensus import Member, RefusalError
 from ftlib import ConfigError
 from ftlib.common.threads import Threads
 from ftlib.core.calls.call import Call, Kind, Results
 from ftlib.core.plane.plane import Plane
+from ftlib.core.stand_in.stand_in import StandIn
 from ftlib.core.tensors.layout import Layout, lay_out
 from ftlib.core.tensors.staging import Slot
 from ftlib.recovery.donor import replication_sender, replication_stream
 from ftlib.recovery.donor.replication_sender import ReplicationSender, SnapshotRequest
 from ftlib.recovery.donor.replication_stream import MOST, ReplicationRecord, ReplicationStream
+from ftlib.recovery.donor.snapshots import Snapshots
 from ftlib.recovery.joiner.replay_state import PendingAverages
 from ftlib.state.registry import Registered
 from tests.harness.basics import TIMEOUT, eventually
 from tests.harness.company import in_thread
+
+from .holders import meeting
 
 
 def layout(width: int) -> Layout:
@@ -204,8 +209,103 @@ def test_the_state_is_read_after_what_the_program_has_under_way(current: Any, mo
     assert fences == [current and current.fence]
 
 
-def request(version: int) -> SnapshotRequest:
-    return SnapshotRequest("b", "origin", ("a",), 0, version, wants_inline=False)
+def request(version: int, joiner: str = "b", origin: str = "origin", turn: int = 0) -> SnapshotRequest:
+    return SnapshotRequest(joiner, origin, ("a",), turn, version, wants_inline=False)
+
+
+def holding(*others: str) -> Plane:
+    """Of a member "a" that holds the state, in a view with ``others``; its next call is number 2."""
+    plane = Plane("a")
+    assert plane.activate(meeting([Member(each, "127.0.0.1", 1) for each in ("a", *others)], "a", None, version=2))
+    plane.origin = plane.authority
+    return plane
+
+
+def test_each_spare_gets_its_own_answer() -> None:
+    """Whatever the others have asked for; one that cannot be served is told why, and the training goes on."""
+    plane, model = holding("member"), nn.Linear(2, 2)
+    here, snapshots = plane.origin, Snapshots()
+    registered = Registered({"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)})
+    sender = ReplicationSender(plane, lambda: registered, snapshots)
+    asked = [
+        request(1, "late", here),
+        request(2, "elsewhere", "another"),
+        request(2, "member", here),
+        request(2, "b", here),
+        request(2, "odd", here, turn=-1),
+        request(2, "c", here),
+        request(3, "early", here),
+    ]
+    sender._requests += asked
+    sender.entering(2)
+    past = "this member does not hold that state, or is past call"
+    texts = [str(each.answer.exception(0.0)) for each in asked[:-1]]
+    assert texts[:4] == [f"{past} 1", f"{past} 2", "member is no spare any more, but a member", "None"]
+    assert all("turn=-1" in text for text in texts[4:])
+    assert sender._requests == asked[-1:] and not asked[-1].answer.done()
+    assert msgpack.unpackb(asked[3].answer.result())["nbytes"] == 24
+    assert snapshots.data("b", 0, 2, TIMEOUT) is not None
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_spares_do_not_listen_to_one_that_is_behind(late: bool) -> None:
+    """As a late program is, while its deputy takes part in the others' calls."""
+    plane, given = holding(), layout(3)
+    sender = ReplicationSender(plane, lambda: None, Mock())
+    subscriber = sender._stream.subscribe(given.signature)
+    call: Call = StandIn(0.0, veto=False, awaited=bool, present=bool)
+    if not late:
+        call, plane.origin = Call(Kind.AVERAGE, given, [torch.ones(3)]), ""
+    assert sender.hand_on(call, Results(2, given, [Slot(bucket, 0) for bucket in given.buckets], 1.0)) is None
+    with pytest.raises(LookupError, match="lacks the state itself"):
+        subscriber.next(0.0)
+    assert not sender.busy
+
+
+def test_one_without_the_state_has_no_averages_to_tell() -> None:
+    plane = holding()
+    with pytest.raises(LookupError, match="no state is registered here"):
+        ReplicationSender(plane, lambda: None, Mock()).averages(b"")
+    sender = ReplicationSender(plane, lambda: Registered({"model": nn.Linear(2, 2)}), Mock())
+    assert sender.averages(b"") is not None and sender.busy
+    sender, plane.origin = ReplicationSender(plane, lambda: Registered({"model": nn.Linear(2, 2)}), Mock()), ""
+    with pytest.raises(RefusalError, match="does not hold that state"):
+        sender.averages(b"")
+    assert not sender.busy
+
+
+def test_who_listens_hears_at_once() -> None:
+    """Of a record, and of the end."""
+    stream, given, told = ReplicationStream(), layout(3), list[object]()
+    subscriber = stream.subscribe(given.signature)
+
+    def listen() -> None:
+        told.append(subscriber.next(TIMEOUT))
+        with pytest.raises(LookupError, match="it is over"):
+            subscriber.next(TIMEOUT)
+        told.append("over")
+
+    listening, one = in_thread(listen), record(1, given)
+    eventually(lambda: stream._changed._waiters, "it waits")  # type: ignore[attr-defined]
+    stream.append(one)
+    eventually(lambda: told, "it has heard", TIMEOUT / 4)
+    eventually(lambda: stream._changed._waiters, "it waits")  # type: ignore[attr-defined]
+    stream.end("it is over")
+    listening.join(TIMEOUT / 4)
+    assert told == [one, "over"]
+
+
+def test_buffers_are_not_used_again_when_another_has_read_what_it_does_not_want() -> None:
+    """One whose program averages something else gets the records without the sums."""
+    stream, one, other = ReplicationStream(), layout(3), layout(4)
+    slow, quick = stream.subscribe(one.signature), stream.subscribe(other.signature)
+    first = record(1, one)
+    stream.append(first)
+    assert quick.next(0.0) is first
+    assert stream.append(record(2, one)) == [], "nobody has read the sums"
+    assert slow.next(0.0) is first
+    assert quick.next(0.0) is not None
+    assert stream.append(record(3, one)) == [], "they are being read"
 
 
 def test_a_state_that_cannot_be_sent_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
