@@ -222,7 +222,8 @@ def _take(registered: Registered, packed: bytes, *, create: bool) -> FlatState:
     registered.check(tree)
     own = _opened(registered, 0)
     _compare(registered, own, tree, holes)
-    flat = FlatState(_live(registered, own, holes, create=create), [hole.path for hole in _first(holes)])
+    paths = [hole.path for hole in _first(holes)]
+    flat = FlatState(_live(registered, own, holes, create=create), paths)
     _check_ties(flat)
     for hole in holes:
         _put(tree, hole, flat.tensors[hole.index])  # loading a parameter from itself copies nothing

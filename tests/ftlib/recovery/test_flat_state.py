@@ -131,6 +131,15 @@ def test_a_buffer_that_does_not_fit_is_refused(into: torch.Tensor) -> None:
         flat([torch.zeros(4)]).copy_out(0, 4, into)
 
 
+@pytest.mark.parametrize("data", [torch.zeros(4), torch.zeros(2, 2, dtype=torch.uint8)])
+def test_what_is_not_bytes_is_not_written(data: torch.Tensor) -> None:
+    """A copy would convert the numbers."""
+    tensor = torch.ones(4)
+    with pytest.raises(ValueError, match="uint8"):
+        flat([tensor]).copy_in(0, data)
+    assert bool(tensor.all())
+
+
 def test_every_tensor_has_a_path() -> None:
     with pytest.raises(ValueError, match="paths"):
         FlatState([torch.zeros(1)], [])

@@ -12,6 +12,7 @@ from ftlib import ConfigError
 from ftlib.recovery.layout import manifest as manifests
 from ftlib.recovery.layout.flat_state import FlatState
 from ftlib.recovery.layout.manifest import Manifest, prepare, refresh, split
+from ftlib.state.codec import decode, snapshot
 from ftlib.state.live import stepping
 from ftlib.state.registry import Registered
 
@@ -78,7 +79,7 @@ def test_the_joiner_goes_on_where_the_donor_was(optimizer: type[torch.optim.Opti
 
 
 def test_what_is_streamed() -> None:
-    roles = parts()
+    roles = parts(width=2)  # among it two tensors of two elements, and one of one
     train(roles)
     manifest, flat = split(Registered(roles), 3)
     names = [name for name, _ in roles["model"].named_parameters()]
@@ -139,6 +140,8 @@ def test_the_order_is_the_same_everywhere() -> None:
         state[parameter] = dict(reversed(state.pop(parameter).items()))
     assert split(Registered(turned), 9)[0].streamed == manifest.streamed
     assert split(Registered(turned), 9)[0].fingerprint == manifest.fingerprint
+    given = Registered({"extra": roles["optimizer"], "model": roles["model"]})
+    assert [path.split("[")[0] for path in split(given, 0)[1].paths[:3]] == ["model", "extra", "extra"]
     assert split(Registered(parts()), 0)[0].fingerprint != manifest.fingerprint
 
 
@@ -277,6 +280,32 @@ def test_big_state_is_created_in_place() -> None:
     assert any(tensor is live for tensor in flat.tensors)
 
 
+def test_state_of_another_shape_than_its_parameter_is_created() -> None:
+    """As that of optimizers which keep a number for each row."""
+    pairs = []
+    for _ in range(2):
+        model = nn.Linear(4, 3)
+        pairs.append({"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)})
+    pairs[0]["optimizer"].state[pairs[0]["model"].weight]["rows"] = torch.rand(3)
+    give(Registered(pairs[0]), Registered(pairs[1]))
+    rows = pairs[1]["optimizer"].state[pairs[1]["model"].weight]["rows"]
+    assert torch.equal(rows, pairs[0]["optimizer"].state[pairs[0]["model"].weight]["rows"])
+
+
+def test_state_has_the_strides_of_its_parameter_however_large() -> None:
+    """As the optimizer makes it."""
+    donor, joiner = ({"model": nn.Conv2d(64, 64, 9)} for _ in range(2))
+    joiner["model"].to(memory_format=torch.channels_last)
+    for roles in (donor, joiner):
+        roles["optimizer"] = torch.optim.SGD(roles["model"].parameters(), lr=0.1, momentum=0.9)  # type: ignore[assignment]
+    buffer = torch.rand_like(donor["model"].weight, requires_grad=False)
+    assert buffer.nbytes > manifests._ROOM
+    donor["optimizer"].state[donor["model"].weight]["momentum_buffer"] = buffer  # type: ignore[operator,index]
+    give(Registered(donor), Registered(joiner))
+    given = joiner["optimizer"].state[joiner["model"].weight]["momentum_buffer"]  # type: ignore[operator,index]
+    assert torch.equal(given, buffer) and given.stride() == joiner["model"].weight.stride()
+
+
 def half(roles: Roles) -> Roles:
     roles["model"].half()
     return roles
@@ -295,6 +324,11 @@ def renamed(roles: Roles) -> Roles:
     return {**roles, "model": nn.ModuleDict({"inner": roles["model"]})}
 
 
+def biasless(roles: Roles) -> Roles:
+    roles["model"][4] = nn.Linear(8, 1, bias=False)
+    return roles
+
+
 def another(roles: Roles) -> Roles:
     return {**roles, "model": Wrapped(roles["model"])}
 
@@ -304,6 +338,7 @@ def another(roles: Roles) -> Roles:
     [
         (parts(width=9), r"model\[0\]\['3.weight'\] has shape \(8, 16\) here and \(9, 16\) at the job: build the same"),
         (half(parts()), r"model\[0\]\['0.weight'\] is float32 here and float16 at the job"),
+        (biasless(parts()), r"model\[0\]\['4.bias'\] exists here alone"),
         (renamed(parts()), r"model\[0\]\['inner.0.weight'\] exists at the job alone"),
         (more(parts()), "this worker registered 1 model, 1 optimizer, 1 scheduler, the donor 1 model, 2 optimizer"),
         (grouped(parts()), r"optimizer\[0\] has parameter groups of \[8\] here and of \[1, 7\] at the job"),
@@ -332,6 +367,32 @@ def test_what_is_no_tensor_has_no_shape_to_compare(here: object, there: object) 
 def test_another_kind_of_object_is_named() -> None:
     with pytest.raises(ConfigError, match=r"model\[0\]\['0.bias'\] is of another kind here than at the job"):
         prepare(Registered(another(parts())), split(Registered(parts()), 0)[0].packed)
+
+
+def crafted(position: int, value: object) -> bytes:
+    """With another hole for a tensor of the optimizer's state."""
+    roles = parts()
+    train(roles)
+    tree: Any = decode(split(Registered(roles), 0)[0].packed)
+    hole = next(hole for hole in tree["holes"] if hole[0] == "optimizer")
+    hole[position] = value
+    return snapshot(tree)
+
+
+@pytest.mark.parametrize(
+    ("packed", "text"),
+    [
+        (crafted(2, ["state", 99, "exp_avg"]), "is of another kind here"),
+        (crafted(2, ["state", 0.5, "exp_avg"]), "it has the wrong shape"),
+        (crafted(2, ["state", "exp_avg"]), "it has the wrong shape"),
+        (crafted(4, [-1, 3]), "it has the wrong shape"),
+        (crafted(4, [True, 3]), "it has the wrong shape"),
+        (crafted(5, 99), "its tensors are not numbered"),
+    ],
+)
+def test_holes_that_are_none_are_refused(packed: bytes, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        prepare(Registered(parts()), packed)
 
 
 @pytest.mark.parametrize("packed", [b"", b"nonsense", split(Registered(parts()), 0)[0].packed[:-1]])
