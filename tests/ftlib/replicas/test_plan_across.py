@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from consensus import Member, View
-from ftlib.core.calls.salvage import Report, SalvagePlan
+from ftlib.core.calls.salvage import FaultKind, Report, SalvagePlan
 from ftlib.core.calls.shard_salvage import plan_across
 from ftlib.core.replicas.whole import facts_of
 from ftlib.settings.replicas import Part
 
 DONE = Report(4, 5, 4, b"x", b"x", "a0", founder=True, blank=False, has_state=True)
 """Has finished call 4, and is in call 5."""
+FINISHED = replace(DONE, finished=5, step=5, current=0, current_signature=b"")
+"""Has finished call 5, and is in none."""
 LOADED = replace(DONE, founder=False, blank=True, newcomer=True, last_signature=b"")
 """A joiner that has loaded the state after call 4, and has finished no call."""
 
@@ -30,10 +32,9 @@ def plans(reports: Mapping[str, Report]) -> list[SalvagePlan]:
 
 
 def test_a_joiner_whose_mate_holds_the_result_adopts_it() -> None:
-    finished = replace(DONE, finished=5, step=5, current=0, current_signature=b"")
     held = replace(LOADED, held=5, held_signature=b"x")
     first, second = plans(
-        {"a0": finished, "a1": replace(finished, origin="a1"), "b0": held, "b1": replace(LOADED, origin="a1")}
+        {"a0": FINISHED, "a1": replace(FINISHED, origin="a1"), "b0": held, "b1": replace(LOADED, origin="a1")}
     )
     assert first.call == second.call == 5
     assert "b0" not in first.blank
@@ -42,9 +43,8 @@ def test_a_joiner_whose_mate_holds_the_result_adopts_it() -> None:
 
 
 def test_a_joiner_none_of_whom_holds_the_result_gets_the_state() -> None:
-    finished = replace(DONE, finished=5, step=5, current=0, current_signature=b"")
     first, second = plans(
-        {"a0": finished, "a1": replace(finished, origin="a1"), "b0": LOADED, "b1": replace(LOADED, origin="")}
+        {"a0": FINISHED, "a1": replace(FINISHED, origin="a1"), "b0": LOADED, "b1": replace(LOADED, origin="")}
     )
     assert first.blank == ("b0",)
     assert second.blank == ("b1",)
@@ -82,3 +82,41 @@ def test_before_the_first_call_founders_have_an_initial_state_of_their_own() -> 
     assert first.call == second.call == 0
     assert first.blank == second.blank == ()
     assert second.holders == ("b1",)
+
+
+def test_a_result_that_is_held_can_be_given_whatever_the_program_did_to_the_one_before() -> None:
+    """Else shard 1 of ``c`` would get the state, and wait for ever for its mate, which waits for it with the result."""
+    clipped = replace(DONE, origin="a1", held=5, held_signature=b"x", spoilt=True)
+    first, second = plans({"b0": FINISHED, "b1": clipped, "c0": DONE, "c1": replace(DONE, origin="a1")})
+    assert first.adoptions == (("c0", "b0"),)
+    assert second.adoptions == (("c1", "b1"),)
+    assert first.blank == second.blank == ()
+
+
+def test_processes_of_different_replicas_that_have_loaded_the_state_are_no_replica_that_has_it() -> None:
+    """They may have loaded it before different calls, and their mates would go on from there in one shard each."""
+    blank = replace(LOADED, origin="")
+    for plan in plans({"b0": LOADED, "b1": blank, "c0": blank, "c1": replace(LOADED, origin="a1", finished=5)}):
+        assert plan.fault is not None
+        assert plan.fault.kind is FaultKind.STATE_LOST
+        assert plan.fault.blamed == ("b0", "b1", "c0", "c1")
+
+
+def test_joiners_without_registered_state_go_on_together() -> None:
+    """Where one has finished its first call, its mate keeps the result of that; who missed a view counts as its mate does."""
+    nothing = replace(LOADED, origin="", has_state=False)
+    finished = replace(nothing, finished=5, step=5, current=0, current_signature=b"", last_signature=b"x", blank=False)
+    first, second = plans({"b0": finished, "b1": replace(nothing, held=5, held_signature=b"x")})
+    assert (first.call, second.call) == (5, 5)
+    assert first.blank == second.blank == ()
+    first, second = plans({"b0": nothing, "b1": replace(nothing, finished=0, step=0)})
+    assert (first.call, second.call) == (4, 4)
+    assert first.fault is second.fault is None
+
+
+def test_who_is_behind_and_registered_nothing_that_could_be_loaded_stops_with_all_of_its_replica() -> None:
+    """As a replica of one process does: it would go on without the average that all others have applied."""
+    done, finished = (replace(each, has_state=False) for each in (DONE, FINISHED))
+    for plan in plans({"a0": finished, "a1": replace(finished, spoilt=True), "b0": done, "b1": done}):
+        assert plan.fault is not None
+        assert (plan.fault.kind, plan.fault.blamed) == (FaultKind.MISMATCH, ("b0", "b1"))
