@@ -16,7 +16,7 @@ from consensus import CarefulLogger, View
 
 from .common.devices import device_at
 from .common.memory import bytes_of
-from .core.calls.call import Call, Kind
+from .core.calls.call import PREFACE, Call, Kind
 from .core.calls.follow import Declined
 from .core.calls.follower import NoFollowing
 from .core.calls.open_call import OpenCall
@@ -52,7 +52,6 @@ Result = TypeVar("Result")
 
 _UNCOMPRESSED = "compression= does not work within execute: leave it out there, or average outside of execute"
 
-_PREFACE = "broadcast before a call"
 _TRIES = 8
 """How often it is made again after the worker that had rank 0 was lost."""
 _OPERATIONS = ("MEAN", "SUM", "MIN", "MAX", "PRODUCT")
@@ -420,7 +419,7 @@ class Calls(ABC):
         """
         status = Status.FAIL
         for _ in range(_TRIES):
-            status, call = self._broadcast(targets_of(tensors), 0, _PREFACE)
+            status, call = self._broadcast(targets_of(tensors), 0, PREFACE)
             if status is not Status.FAIL or call.declined or call.number > self._plane.finished:
                 break
         return status
@@ -428,7 +427,7 @@ class Calls(ABC):
     def _is_preface(self, check: bytes) -> bool:
         """True if a wrapper's preface here has that ``Layout.check``."""
         made = [tensors() for each in self._prefaces if (tensors := each()) is not None]
-        return any(self._as_bytes(targets_of(each), _PREFACE)[0].check == check for each in made if each)
+        return any(self._as_bytes(targets_of(each), PREFACE)[0].check == check for each in made if each)
 
     def barrier(self) -> Status:
         """Wait until all members are here."""
@@ -474,7 +473,7 @@ class Calls(ABC):
         _check_count(batches)
         call = Declined(veto=self._veto, batches=batches)
         status = self._decline(call)
-        while status is Status.FAIL and call.others and self._is_preface(call.others):
+        while status is Status.FAIL and (call.preface or (call.others and self._is_preface(call.others))):
             call = Declined(veto=self._veto)
             status = self._decline(call)
         return status
@@ -485,7 +484,7 @@ class Calls(ABC):
         except NoFollowing as reason:
             raise FTLibError(f"decline: this worker cannot take part in the others' call: {reason}") from None
         finally:  # also where a callback of the program's raises
-            if call.status is not None:
+            if call.status is not None and not call.preface:
                 for callback in self._on_decline:
                     callback(call.others)
 

@@ -41,6 +41,10 @@ class Kind(Enum):
     UNIT = "execute"
 
 
+PREFACE = "broadcast before a call"
+"""The kind, in a layout, of a call that a wrapper makes before one of the program's."""
+
+
 class Results:
     """A finished call's sums in staging. Valid until an operation of the next call has finished."""
 
@@ -54,10 +58,13 @@ class Results:
         "divisor",
         "drawing",
         "finite",
+        "given_up",
         "kept",
         "layout",
         "number",
         "out",
+        "preface",
+        "refused",
         "shares",
         "signature",
         "slots",
@@ -92,6 +99,12 @@ class Results:
         """False if the call's result was checked for inf and nan, and holds some."""
         self.declined = declined
         """True if a member declined the call (see ``Declined``): it has no result."""
+        self.given_up = declined
+        """The same, also where that was in another shard alone: then its signature is known here, and so are the sums."""
+        self.preface = False
+        """True if a process of this replica was in a call that a wrapper makes before one of the program's."""
+        self.refused = False
+        """True if nothing is wrong with it here, and it has no result all the same."""
         self.signature = b"" if declined else layout.signature
         """What a flush report says of the call; empty if it was declined: then not all members know which one it was."""
         self.shares: Mapping[str, Share] = {}
@@ -124,9 +137,11 @@ class Results:
         """They are sent to another member by these operations."""
         self._sends += sends
 
-    def refuse(self) -> None:
-        """Another shard of this call has no result: then the call has none."""
+    def refuse(self, *, declined: bool = False) -> None:
+        """Another shard of this call has no result: then the call has none. ``declined``: as a member has declined it."""
+        self.refused = self.refused or self.finite
         self.finite = False
+        self.given_up = self.given_up or declined
 
     def come_in(self, out: bool) -> None:
         """Note what the processes of a newcomer's replica have agreed on; ``out``: that they stay out."""
@@ -247,7 +262,7 @@ class Call:
         self.status: Status | None = None
         """How it has ended; None: it has not, or by an exception. Known before the program's callbacks, which may raise."""
         self.declined = False
-        """True if it has ended without a result, as a member declined it."""
+        """True if it has ended without a result, as a member declined it, in whatever shard."""
         self.began = 0.0
         """When the call was entered, on the clock of the threads that carry it out."""
         self.computing = False
@@ -303,8 +318,8 @@ class Call:
         """The call was finished, as call ``number``, without this late worker."""
         self.number, self.late = number, True
 
-    def ends_declined(self) -> None:
-        """It has ended without a result, as a member declined it."""
+    def ends_declined(self, *, preface: bool) -> None:  # noqa: ARG002 - for those who do not know what was declined
+        """It has ended without a result, as a member declined it. ``preface``: see ``Results``."""
         self.declined = True
 
     def compute(self, computing: bool) -> None:

@@ -89,6 +89,8 @@ class Declined(Followed):
         """The others' result, if they had finished the call with one: it has no place here."""
         self.others = b""
         """The ``Layout.check`` of the call that the others made, as far as this member has heard; empty where nobody did."""
+        self.preface = False
+        """True if another process of this replica has said that a wrapper makes the call, before one of the program's."""
 
     def __str__(self) -> str:
         return f"call {self.number}, which this member declines"
@@ -96,6 +98,11 @@ class Declined(Followed):
     def hear(self, check: bytes) -> None:
         """See ``others``."""
         self.others = check
+
+    def ends_declined(self, *, preface: bool) -> None:
+        """See ``Call``."""
+        super().ends_declined(preface=preface)
+        self.preface = preface
 
     def deliver(self, results: Results, *, views: bool = False) -> None:  # noqa: ARG002 - there is nothing to deliver to
         """Nobody gets anything."""

@@ -607,10 +607,10 @@ class Engine:
 
     def _delivered(self, call: Call, results: Results, session: Session) -> Status:
         if call.void(results):
-            if results.declined:
-                call.ends_declined()
+            if results.given_up:
+                call.ends_declined(preface=results.preface)
             elif call.veto and not results.finite and call.kind is not Kind.VOTE:
-                self._nonfinite.explain(call, session)
+                self._nonfinite.explain(call, session, elsewhere=results.refused)
             return Status.FAIL
         plane = self._plane
         call.deliver(results, views=call.views and plane.has_state)  # else nothing could replace results that are changed

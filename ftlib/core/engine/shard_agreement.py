@@ -18,7 +18,7 @@ from consensus import CarefulLogger
 from ...data.mates import Drawing
 from ...errors import ConfigError, GroupError, StepMismatch
 from ..calls.attempt import WAIT_SLICE
-from ..calls.call import Call, Kind, Results
+from ..calls.call import PREFACE, Call, Kind, Results
 from ..calls.session import Session
 from ..plane.failures import Failures
 from ..plane.phase import Phase
@@ -70,6 +70,7 @@ class ShardAgreement:
         results.come_in(verdict.out)
         self._plane.saves.agree(writing=verdict.saving)
         same = self._draw_together(call, results, [Drawing.unpack(drawn) for drawn in verdict.drawn])
+        results.preface = verdict.preface
         if verdict.void or not verdict.alike or not same:
             if not verdict.alike:
                 logger.error(
@@ -77,7 +78,7 @@ class ShardAgreement:
                     call,
                     extra=self._plane.about("not_alike"),
                 )
-            results.refuse()
+            results.refuse(declined=verdict.declined)
         if trailer is None:
             return True
         return dataclasses.replace(trailer, freeze=True) if verdict.freeze and not trailer.freeze else trailer
@@ -172,7 +173,8 @@ class ShardAgreement:
 
 def word_about(session: Session, call: Call, results: Results, trailer: Trailer | None, more: int = 0) -> Word:
     """What this member says of the results that it holds. ``more``: flags that do not follow from them."""
-    flags = WordFlag(more) | WordFlag.VOID * call.void(results)
+    flags = WordFlag(more) | WordFlag.VOID * call.void(results) | WordFlag.DECLINED * results.given_up
+    flags |= WordFlag.PREFACE * (results.preface or call.layout.kind == PREFACE)
     ranks = 0
     if trailer is not None:
         flags |= WordFlag.FREEZE if trailer.freeze else WordFlag(0)
@@ -189,6 +191,7 @@ def word_of_the_finished(plane: Plane, session: Session) -> Word | None:
     plan, own_id = session.plan, plane.member_id
     if not plan.call or session.keeps or plan.donor_of(own_id) is not None or own_id in (*plan.blank, *plan.healed):
         return None
+    said = WordFlag.VOID * plane.void | WordFlag.OUT * plane.newcomer | WordFlag.SAVING * plane.saves.replica
+    said |= WordFlag.DECLINED * plane.given_up | WordFlag.PREFACE * plane.preface
     drawn = b"" if plane.drawing is None else plane.drawing.pack()
-    flags = WordFlag.VOID * plane.void | WordFlag.OUT * plane.newcomer | WordFlag.SAVING * plane.saves.replica
-    return Word(session.view.epoch, plan.call, flags, drawn=drawn)
+    return Word(session.view.epoch, plan.call, said, drawn=drawn)

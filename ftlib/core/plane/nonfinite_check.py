@@ -34,9 +34,13 @@ class NonfiniteCheck:
         """The next call's result was adopted: this member did not see the trailer that names them."""
         self.tainted, self._vetoed, self.asks = False, "", False
 
-    def explain(self, call: Call, session: Session) -> None:
-        """``call`` was vetoed. Only the member that brought inf or nan knows in which tensors."""
+    def explain(self, call: Call, session: Session, *, elsewhere: bool = False) -> None:
+        """``call`` was vetoed. Only the member that brought inf or nan knows in which tensors. ``elsewhere``: in another shard,
+        whose members say it.
+        """
         self._plane.counters.vetoed += 1
+        if elsewhere:
+            return
         spoilt = call.spoilt()
         self.tainted, self.asks = bool(spoilt), True
         if spoilt:

@@ -90,6 +90,7 @@ class Plane:
         result yet, and go by this in the next view."""
         self.founder, self.wished, self.blank = False, False, True
         self.void, self.newcomer = False, False  # void: the newest finished call had no result
+        self.given_up, self.preface = False, False  # of the newest finished call, see ``Results``
         """``newcomer``: True from this member's admission or healing until its program finishes a call that the others make,
         too; until then the program may be at another place than the others' programs."""
         self.origin, self.authority = "", ""
@@ -654,7 +655,7 @@ class Plane:
         counters.accelerated += results.accelerated
         counters.alone += not results.slots
         counters.bytes_averaged += call.nbytes
-        self.void = call.void(results)
+        self.void, self.given_up, self.preface = call.void(results), results.given_up, results.preface
         granted = int(call.counts_as_step and not self.void)
         self.step += granted
         if call.stand_in:

@@ -41,6 +41,10 @@ class WordFlag(IntFlag):
     """With BORDER: it is in the call already."""
     SAVING = 512
     """It still writes a checkpoint."""
+    DECLINED = 1024
+    """A member has declined the call, in this shard."""
+    PREFACE = 2048
+    """It is one that a wrapper makes before a call of the program's."""
 
 
 _TURN = 16
@@ -112,6 +116,10 @@ class ReplicaVerdict(NamedTuple):
     """The same of ``STALE``."""
     saving: bool = False
     """The same of ``SAVING``."""
+    declined: bool = False
+    """The same of ``DECLINED``."""
+    preface: bool = False
+    """The same of ``PREFACE``."""
     drawn: tuple[bytes, ...] = ()
     """What all of this replica have said of their samplers, by shard; nothing at a border."""
     apart: tuple[bytes, ...] = ()
@@ -206,6 +214,8 @@ def _verdict(words: Iterable[Word | None]) -> ReplicaVerdict:
         midway=WordFlag.MIDWAY in flags,
         stale=WordFlag.STALE in flags,
         saving=WordFlag.SAVING in flags,
+        declined=WordFlag.DECLINED in flags,
+        preface=WordFlag.PREFACE in flags,
     )
 
 
