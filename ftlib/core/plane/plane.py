@@ -254,7 +254,8 @@ class Plane:
             self.data.unfinished()
             self.tell()
             order, self._order = self._order, None
-            if session is not None and session.group is not None and self._acting_in(session):
+            # Who is alone in its group may have said to its replica that it holds the result, so that they finish the call.
+            if session is not None and (session.group is not None or self.held is not None) and self._acting_in(session):
                 self._broken = True
                 self._freeze()
                 return session, order

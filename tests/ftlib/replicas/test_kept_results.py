@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
 
+from ftlib import FTLib
 from ftlib.core.calls.call import Call, Kind, Results
 from ftlib.core.calls.follow import Declined
 from ftlib.core.calls.salvage import SalvagePlan
@@ -23,6 +26,8 @@ from ftlib.core.tensors.trailer import Trailer
 from ftlib.errors import StepMismatch
 from ftlib.status import Status
 from tests.ftlib.plane.sessions import AFTER_SEVEN, LAYOUT, average, session
+from tests.harness.basics import eventually
+from tests.harness.company import Company, at_once
 
 SHORT = lay_out("average", [(torch.float32, (2,))], "SUM", 1 << 20)
 
@@ -111,3 +116,40 @@ def test_who_has_finished_it_says_again_what_they_had_agreed_on(writing: bool, v
 def test_who_has_not_finished_it_says_nothing_yet(plan: SalvagePlan) -> None:
     assert word_of_the_finished(Plane("a"), session(4, plan, "a")) is None
     assert word_of_the_finished(Plane("a"), session(4, SalvagePlan(8, 8), "a", keeps=True)) is None
+
+
+class Interrupted(Exception):
+    """Ctrl-C, say."""
+
+
+@pytest.mark.parametrize("again", ["average", "decline"])
+def test_the_only_replica_ends_a_call_in_all_of_its_processes(again: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is alone in its group. The mate of one that leaves the wait by an exception has ended the call by its word."""
+    made = Company(0, initial_size=1, replica="blue", shards=2, recovery="wait")
+    [first] = made.settings["introducers"]
+    members: list[FTLib] = [None, None]  # type: ignore[list-item]
+
+    def live(shard: int) -> tuple[Any, ...]:
+        with made.init(shard=shard, bind=("127.0.0.1:0", first)[not shard]) as ft:
+            members[shard] = ft
+            ft.barrier()
+            own = torch.full((2,), 3.0 + shard)
+            if shard:
+                status = ft.allreduce_average(own)
+            else:
+                mates = ft._lives.life.mates
+                assert mates is not None
+
+                def verdict(_seconds: float) -> None:
+                    eventually(lambda: members[1]._plane.finished == 2, "the mate has ended it")
+                    raise Interrupted
+
+                with monkeypatch.context() as patch:
+                    patch.setattr(mates, "verdict", verdict)
+                    with pytest.raises(Interrupted):
+                        ft.allreduce_average(own)
+                status = ft.decline() if again == "decline" else ft.allreduce_average(torch.zeros(2))
+            ft.barrier()
+            return bool(status), ft.step, ft._plane.finished
+
+    assert at_once(*[functools.partial(live, shard) for shard in range(2)]) == [(True, 1, 3)] * 2
