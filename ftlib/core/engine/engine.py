@@ -506,9 +506,12 @@ class Engine:
         """Finish ``call`` with a result that was not reduced in ``session``. None if that has ended."""
         plane = self._plane
         agreed = self._shards is None or self._shards.hold(call, session, results)
-        if not agreed or not plane.adopt(session, call, results):
+        finish = plane.adopt(session, call, results) if agreed else None
+        if finish is None:
             plane.counters.redone += 1
             return None
+        if finish.order is not None:
+            self._rebuilder.order(finish.order)
         self._nonfinite.missed()
         self._finished(call, results)
         return results

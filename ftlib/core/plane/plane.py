@@ -327,17 +327,22 @@ class Plane:
                 self._order, order = order, None
             return FINISHED if order is None and not trailer.freeze else Finish(trailer.freeze, order)
 
-    def adopt(self, session: Session, call: Call, results: Results) -> bool:
-        """Finish ``call`` with a donor's results; False if there was a freeze meanwhile."""
+    def adopt(self, session: Session, call: Call, results: Results) -> Finish | None:
+        """Finish ``call`` with a donor's results, or with those held before; None if there was a freeze meanwhile."""
         with self.changed:
             self.running = None
             if not self._acting_in(session):
                 self.tell()
-                return False
+                return None
+            order, self._order = self._order, None
             self._finished(call, results)
             self.news.adopted()
             self.counters.adopted += 1
-            return True
+            if order is not None:
+                self._freeze()
+            if self._undecided:
+                self._order, order = order, None
+            return FINISHED if order is None else Finish(frozen=False, order=order)
 
     def failed(self, session: Session, *, begun: bool = True) -> tuple[bool, Order | None]:
         """An operation failed in ``session``. True if nothing had frozen this member before; and a freeze that had waited.

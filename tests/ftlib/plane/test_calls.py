@@ -135,6 +135,16 @@ def test_who_ends_a_call_that_a_freeze_waits_for_hears_of_the_freeze() -> None:
     assert not plane.ordered and not plane.acting_in(here)
 
 
+def test_so_does_who_adopts_it() -> None:
+    """The others have finished that call before, and one of them leaves now: they wait for this member's report."""
+    plane, order, call = Plane("a"), Order(4, 8), average()
+    here = session(3, SalvagePlan(8, 8, adoptions=(("a", "b"),), authority="a", holders=("a", "b")), "a")
+    plane.enter(call)
+    assert plane.activate(here) and plane.begin(here) and plane.freeze(order) is None
+    assert plane.adopt(here, call, Results(8, LAYOUT, (), 3.0)) == Finish(frozen=False, order=order)
+    assert not plane.ordered and not plane.acting_in(here)
+
+
 @pytest.mark.parametrize("held", [True, False])
 def test_who_finishes_a_call_after_the_others_is_told_of_the_views_before_with_it(held: bool) -> None:
     """As the others were, with that call; of the view in which it finishes it with the next one, as they are. Whether its
