@@ -89,6 +89,9 @@ def caught_up(
         if session is None:
             raise RebuildTimeout(f"catch_up: too few members were there for {timeout:g} s, so there is no state to be had")
         deadline = plane.since(own.began) + timeout
+        if (session.donor is not None or session.keeps) and own.number == session.plan.call:  # it was in it, and left it
+            accompany(own)
+            continue
         if plane.level and agree is None:  # known once there is a session
             return came
         found = Obtained.HERE if plane.level else obtain(own, session, deadline)

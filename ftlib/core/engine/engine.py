@@ -79,6 +79,8 @@ class Facts:
     """True if this member can take part in the others' calls until it has the state."""
     others: Entered | None = None
     """Which call the others are in, if a newcomer has asked."""
+    accompanied: bool = False
+    """True if this newcomer took part, with nothing of its own, in the call whose result it holds."""
 
 
 LEVEL = Facts(level=True)
@@ -88,7 +90,7 @@ LEVEL = Facts(level=True)
 def decide(call: Call, session: Session, facts: Facts) -> Next:
     """What ``call`` does in ``session``."""
     if session.keeps and call.number == session.plan.call:
-        return Next.KEEP
+        return Next.ACCOMPANY if facts.accompanied else Next.KEEP
     finished = session.donor is not None and call.number == session.plan.call
     # For a newcomer the finished call is its program's own only if the signatures match, and it had the others' state in it.
     if finished and (not facts.newcomer or (facts.level and call.layout.same_call(session.plan.signature))):
@@ -521,7 +523,8 @@ class Engine:
         arrival = self._arrival
         if call.declines:  # wherever the program is: any call of the others will do
             return Facts(self._plane.level)
-        return Facts(self._plane.level, arrival.newcomer, arrival.follows(call, session), arrival.others(session))
+        newcomer, accompanied = arrival.newcomer, self._plane.newcomer and self._plane.held_foreign
+        return Facts(self._plane.level, newcomer, arrival.follows(call, session), arrival.others(session), accompanied)
 
     # --- its parts -----------------------------------------------------------------------------------------------------
 

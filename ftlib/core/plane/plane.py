@@ -85,6 +85,8 @@ class Plane:
         """The session in which the training thread has operations under way."""
         self.results: Results | None = None
         self.held: Results | None = None  # of the call in progress, where mates in this replica may not have theirs yet
+        self.held_foreign = False
+        """True if that was a call of the others, in which this newcomer took part with nothing of its own."""
         self.drawing: Drawing | None = None
         """What this replica's processes have agreed on about the samples of the newest finished call: one of them may hold its
         result yet, and go by this in the next view."""
@@ -297,7 +299,7 @@ class Plane:
                 return False
             if trailer is not None and trailer.draws:
                 results.share(shares_in(session.drawers, trailer))
-            self.held = results
+            self.held, self.held_foreign = results, self.current is not None and self.current.foreign
             return True
 
     def finish(self, session: Session, call: Call, trailer: Trailer, results: Results) -> Finish | None:

@@ -56,6 +56,8 @@ def test_who_was_there_before_adopts_what_is_finished_and_else_attempts(level: b
 def test_a_result_that_was_held_is_kept_whoever_it_is() -> None:
     for level, newcomer, follows in itertools.product([False, True], repeat=3):
         assert decide(call(), KEPT, Facts(level, newcomer, follows)) is Next.KEEP
+        accompanied = Facts(level, newcomer, follows, accompanied=True)
+        assert decide(call(), KEPT, accompanied) is Next.ACCOMPANY, "that was no call of its program's"
 
 
 def test_who_can_get_the_state_beside_the_others_follows_them() -> None:

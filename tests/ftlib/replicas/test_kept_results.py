@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
@@ -11,9 +13,10 @@ import torch
 
 from ftlib import FTLib
 from ftlib.core.calls.call import Call, Kind, Results
-from ftlib.core.calls.follow import Declined
+from ftlib.core.calls.follow import Declined, Followed
 from ftlib.core.calls.salvage import SalvagePlan
 from ftlib.core.engine.call_lock import CallLock
+from ftlib.core.engine.catching_up import CatchUp
 from ftlib.core.engine.engine import Engine
 from ftlib.core.engine.shard_agreement import word_of_the_finished
 from ftlib.core.engine.waiting import Limits
@@ -32,24 +35,32 @@ from tests.harness.company import Company, at_once
 SHORT = lay_out("average", [(torch.float32, (2,))], "SUM", 1 << 20)
 
 
+class Interrupted(Exception):
+    """Ctrl-C, say."""
+
+
 class Kept:
     """A member that has held the sum of an average, 3 x 6, in call 8, which the program left by an exception meanwhile; the
     others have finished that call.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, accompanied: bool = False) -> None:
+        """``accompanied``: it is a newcomer, and had nothing of its own in that call."""
         self.plane = plane = Plane("a")
-        self.engine = Engine(plane, Mock(), Mock(), CallLock(1.0), Limits(), 2, load=Mock())
-        here = session(3, AFTER_SEVEN, "a", group=Mock())
+        ends = Mock(side_effect=Interrupted)
+        calls = {"load": Mock(), "obtain": ends, "inquiry": Mock(ask=ends)}
+        self.engine = Engine(plane, Mock(), Mock(), CallLock(1.0), Limits(), 2, **calls)
+        here = session(3, replace(AFTER_SEVEN, blank=("a",) * accompanied), "a", group=Mock())
         assert plane.activate(here)
-        plane.origin = "a"
-        plane.enter(average())
+        plane.origin = "" if accompanied else "a"
+        plane.enter(Followed(0.0, veto=True) if accompanied else average())
         slots = [StagingPool(2).staging(LAYOUT).slot(0, 0)]
         slots[0].claim()
         slots[0].data.fill_(6.0)
         assert plane.begin(here) and plane.hold(here, Results(8, LAYOUT, slots, 3.0), Trailer.of(()))
         plane.abandon()
-        assert plane.activate(session(4, SalvagePlan(8, 8, authority="a", holders=("a",)), "a", group=Mock(), keeps=True))
+        plan = SalvagePlan(8, 8, authority="b" if accompanied else "a", holders=("b" if accompanied else "a",))
+        assert plane.activate(session(4, plan, "a", group=Mock(), keeps=True))
 
 
 def test_the_call_made_again_has_it() -> None:
@@ -120,6 +131,17 @@ def test_who_has_not_finished_it_says_nothing_yet(plan: SalvagePlan) -> None:
 
 class Interrupted(Exception):
     """Ctrl-C, say."""
+
+
+@pytest.mark.parametrize("call", [average, CatchUp])
+def test_a_newcomer_has_not_made_the_others_call_whose_result_it_holds(call: Callable[[], Call]) -> None:
+    """It takes part in that to its end, and asks for the next one; or it would apply an average that was computed without it,
+    or wait for the state before a call that the others have finished.
+    """
+    kept = Kept(accompanied=True)
+    with pytest.raises(Interrupted):
+        kept.engine.run(call())
+    assert (kept.plane.finished, kept.plane.newcomer) == (8, True)
 
 
 @pytest.mark.parametrize("again", ["average", "decline"])
