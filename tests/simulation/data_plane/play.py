@@ -167,6 +167,12 @@ def sharded(seed: int) -> Trainers:
     return opening(seed) if seed % 3 == 1 else Trainers(seed, **settings(seed))
 
 
+def interrupted_sharded(seed: int) -> Trainers:
+    """As ``sharded``, with programs that leave calls by exceptions while they wait for their mates, and make them again."""
+    rng = Random(f"{seed} interrupted")
+    return Trainers(seed, **settings(seed), interrupts=rng.choice([0.01, 0.05, 0.1]))
+
+
 def _with_store(profile: FaultProfile, policy: str) -> FaultProfile:
     return profile.with_usual(Part.STORE) if policy == Policy.STORAGE.value else profile
 

@@ -40,6 +40,7 @@ class Trainers(Observer):
         habits: Habits | None = None,
         inner: int = 0,
         handover: float = 0.0,
+        interrupts: float = 0.0,
     ) -> None:
         """``lanes``: at least as many as processes will be started. ``compute``: mean seconds of a forward and backward pass.
 
@@ -47,7 +48,8 @@ class Trainers(Observer):
         ``accelerators``: those of the processes, if their groups have some; ``on_device``: so many of the tensors are there.
         ``habits``: of programs whose averages are open calls; None where they are not. ``inner``: at most so many steps on
         private state before each average; programs that make some begin their loop with ``catch_up``. ``handover``: seconds for
-        which a process with notice stays where it alone has the state (see ``Handover``).
+        which a process with notice stays where it alone has the state (see ``Handover``). ``interrupts``: how often, of its
+        looks for the words of its mates, a program leaves its call by an exception instead, to make it again.
         """
         self.seed = seed
         self.lanes = lanes
@@ -61,6 +63,7 @@ class Trainers(Observer):
         self.habits = habits
         self.inner = inner
         self.handover = handover
+        self.interrupts = interrupts
         self._system = ExitStack()
         if accelerators is not None or (habits is not None and habits.compressed):
             self._system.enter_context(simulated_system())

@@ -19,6 +19,7 @@ from tests.simulation.data_plane import (
     POLICIES_OF_REPLICAS,
     Trainers,
     accelerated,
+    interrupted_sharded,
     mixing_sharded,
     play,
     sharded,
@@ -36,6 +37,8 @@ DEVICES = (1026, 2004, 2022, 2040)
 """Seeds whose processes have accelerators: none went on under both policies while all shards had one group."""
 NEEDED = {"fits", "loaded", "replicas lost", "state lost"}
 """What has to have happened in so many histories, or they would show nothing."""
+INTERRUPTED, INTERRUPTED_SOAK = 6, 1000
+"""Of programs that leave calls by exceptions: seeds for each policy."""
 MIXED, MIXED_SOAK = 8, 1000
 """Of programs that make calls of many kinds: seeds for each policy."""
 NEEDED_MIXED = NEEDED | {"declined", "followed", "opened"}
@@ -97,6 +100,23 @@ def test_every_process_of_a_replica_starts() -> None:
                 name, *via = event.words
                 assert any(each.startswith("m") or each in there for each in via), (seed, name)
                 there.add(name)
+
+
+@pytest.mark.parametrize("policy", POLICIES_OF_REPLICAS)
+@pytest.mark.parametrize("seed", mostly_soak(range(INTERRUPTED), 3))
+def test_so_are_those_of_programs_that_leave_a_call_and_make_it_again(seed: int, policy: str) -> None:
+    """While they wait for their mates, which may have the call's result then."""
+    wrong, happened = _play(interrupted_sharded, seed, policy)
+    assert not wrong
+    assert happened["interrupted"] or not happened["fits"], happened
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("policy", POLICIES_OF_REPLICAS)
+@pytest.mark.parametrize("first", range(INTERRUPTED, INTERRUPTED + INTERRUPTED_SOAK, CHUNK))
+def test_more_histories_with_interrupts(first: int, policy: str) -> None:
+    bad = [wrong for seed in range(first, first + CHUNK) if (wrong := _play(interrupted_sharded, seed, policy)[0])]
+    assert not bad, "\n".join(bad)
 
 
 @functools.cache

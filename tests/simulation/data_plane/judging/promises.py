@@ -185,7 +185,7 @@ class Promises(Observer):
         self.counts |= {"drawn": 0, "dealt alike": 0, "epochs": 0, "accelerated": 0, "freed": 0}
         self.counts |= {"failed in backward": 0, "followed": 0, "caught up": 0, "stood in": 0, "taken over": 0}
         self.counts |= {"at a border": 0, "begun alike": 0, "inner steps": 0, "fits": 0, "kept": 0}
-        self.counts |= {"replicas lost": 0, "state lost": 0, "apart": 0}
+        self.counts |= {"replicas lost": 0, "state lost": 0, "apart": 0, "interrupted": 0}
         self.counts |= {
             "opened": 0,
             "not opened": 0,

@@ -94,6 +94,7 @@ class Job(Protocol):
     habits: Habits | None
     inner: int
     handover: float
+    interrupts: float
     rng: Random
     promises: Promises
 

@@ -28,6 +28,10 @@ LOOK = 0.005
 """Seconds between two looks whether the mates have come."""
 
 
+class Interrupted(Exception):
+    """Of the program's own, while it waits for its mates."""
+
+
 class SimulatedMates:
     """The other members of a process's replica. ``Mates`` of the engine."""
 
@@ -44,6 +48,7 @@ class SimulatedMates:
         self._lines: dict[str, _Line] = {}
         """To each mate, by its id."""
         self._waiting: Fibre | None = None
+        self._interrupts = Random(f"{process.jobs.seed} interrupts {process.host.id}")
 
     def connect(self, replica: Replica, timeout: float, wanted: Callable[[], bool]) -> None:
         """See ``Connections``."""
@@ -88,6 +93,8 @@ class SimulatedMates:
     def verdict(self, seconds: float) -> ReplicaVerdict | None:
         """See ``Mates``."""
         assert self._heard is not None
+        if self._interrupts.random() < self._process.jobs.interrupts:
+            raise Interrupted
         if (found := self._heard.verdict()) is not None:
             return found
         if not self._inbox and self._failure is None and not self._gone:

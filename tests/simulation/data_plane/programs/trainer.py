@@ -31,6 +31,7 @@ from ftlib.status import Status
 
 from ..parts.body import BATCH, SAMPLES, WEIGHTS
 from ..peers.job import Colleague
+from ..peers.mates import Interrupted
 
 _SCALE = 720720
 """Multiple of 1 to 16: an average of integers by such a weight is an integer again."""
@@ -262,9 +263,15 @@ class Trainer:
         return self._blocking(call), call
 
     def _blocking(self, call: Call) -> Status:
-        """Carry out a call, as ``FTLib`` does."""
+        """Carry out a call, as ``FTLib`` does. A program that is interrupted in it makes it again."""
         process = self._process
-        return process.call_lock.take(call.layout.text, functools.partial(process.run, call), lambda: None)
+        while True:
+            try:
+                return process.call_lock.take(call.layout.text, functools.partial(process.run, call), lambda: None)
+            except Interrupted:
+                process.jobs.promises.counts["interrupted"] += 1
+                call.anew()
+                process.threads.sleep(self._rng.expovariate(1.0 / self._pace))
 
     def _begin_pass(self) -> None:
         self.token += 1
