@@ -129,10 +129,6 @@ def test_who_has_not_finished_it_says_nothing_yet(plan: SalvagePlan) -> None:
     assert word_of_the_finished(Plane("a"), session(4, SalvagePlan(8, 8), "a", keeps=True)) is None
 
 
-class Interrupted(Exception):
-    """Ctrl-C, say."""
-
-
 @pytest.mark.parametrize("call", [average, CatchUp])
 def test_a_newcomer_has_not_made_the_others_call_whose_result_it_holds(call: Callable[[], Call]) -> None:
     """It takes part in that to its end, and asks for the next one; or it would apply an average that was computed without it,
