@@ -178,3 +178,16 @@ def test_who_parts_in_a_call_waits_for_the_word_whether_the_others_end_it(ends: 
     assert not threads.happens
     assert finish == (Finish(frozen=False, order=Order(4, 8)) if ends else None)
     assert plane.part() == (8 if ends else None)
+
+
+def test_nothing_is_begun_in_a_session_that_is_over() -> None:
+    """Neither once it is frozen, nor when another one is active by then."""
+    plane, here = Plane("a"), session(3, AFTER_SEVEN, "a")
+    assert plane.activate(here)
+    plane.enter(average())
+    plane.freeze(Order(4, None))
+    assert not plane.begin(here)
+    following = session(4, AFTER_SEVEN, "a")
+    assert plane.activate(following)
+    assert not plane.begin(here) and plane.running is None
+    assert plane.begin(following)

@@ -428,3 +428,32 @@ def test_who_cannot_give_what_the_plan_says_gives_nothing_else(results: Results 
     with pytest.raises(FTLibError, match=r"the result of call 8 is gone, but .* needs it"):
         rebuilder._activate(rebuilder._built.view)
     assert group is None or not group.send.called
+
+
+@pytest.mark.parametrize("running", [True, False])
+@pytest.mark.parametrize("left", [True, False])
+def test_who_has_left_after_a_call_cuts_nobody_off(left: bool, running: bool) -> None:
+    """A slow peer may still read that call's last bytes; what is under way ends."""
+    plane, group = Plane("a"), Mock()
+    founding = session(1, AFTER_SEVEN, "a")
+    rebuilder = Rebuilder(plane, Mock(driver="a"), Mock(), lambda _view: (founding.ranks, group))
+    rebuilder._carry_out(Installed(founding.view, {}))
+    rebuilder._carry_out(Activated(founding.view))
+    if running:
+        plane.enter(average())
+        assert plane.session is not None and plane.begin(plane.session)
+    rebuilder._carry_out(Stopped(LeftError("bye") if left else ExcludedError("out")))
+    assert group.abort.called is (running or not left)
+
+
+@pytest.mark.parametrize("reason", [None, Reason("c", Cause.PROOF, "exit code 9", "b")])
+def test_a_record_says_who_is_gone_and_why(reason: Reason | None, caplog: pytest.LogCaptureFixture) -> None:
+    """For programs that read the log."""
+    caplog.set_level(logging.INFO, "ftlib")
+    rebuilder = Rebuilder(Plane("a"), Mock(driver="a", why=Mock(return_value=reason)), Mock(), Mock())
+    old = session(3, AFTER_SEVEN, "a")
+    new = Session(View(4, "parent", MEMBERS[:2]), AFTER_SEVEN, "a", {"a": 0, "b": 1}, Mock())
+    rebuilder._log(old, new)
+    [record] = caplog.records
+    more = {} if reason is None else {"cause": reason.cause.value, "detail": "exit code 9", "source": "b"}
+    assert record.removed == [{"id": "c", **more}]  # type: ignore[attr-defined]
