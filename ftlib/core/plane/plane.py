@@ -91,8 +91,8 @@ class Plane:
         """What this replica's processes have agreed on about the samples of the newest finished call: one of them may hold its
         result yet, and go by this in the next view."""
         self.founder, self.wished, self.blank = False, False, True
-        self.void, self.newcomer = False, False  # void: the newest finished call had no result
         self.given_up, self.preface = False, False  # of the newest finished call, see ``Results``
+        self.void, self.newcomer = False, False  # void: the newest finished call had no result
         """``newcomer``: True from this member's admission or healing until its program finishes a call that the others make,
         too; until then the program may be at another place than the others' programs."""
         self.origin, self.authority = "", ""
