@@ -34,7 +34,7 @@ class GradientCopies:
         kept = self._kept.get(position)
         if kept is None or _form(kept) != _form(gradient):
             kept = self._kept[position] = torch.empty_like(gradient, requires_grad=False)
-        return kept
+        return kept.detach()  # the program may point its own tensor at other memory, which is not to be written to then
 
     def move(self, parameters: Sequence[torch.Tensor]) -> None:
         """Copy all gradients, and point the parameters at the copies."""
@@ -45,7 +45,7 @@ class GradientCopies:
                     continue
                 if not _plain(gradient):
                     parameter.grad = gradient.clone()
-                elif (copy := self.room(position, gradient)) is not gradient:
+                elif (copy := self.room(position, gradient)).data_ptr() != gradient.data_ptr():
                     parameter.grad = copy.copy_(gradient)
 
 

@@ -147,3 +147,17 @@ def test_one_tensor_and_none_at_all() -> None:
     empty.grad = torch.zeros(0, 3)
     assert clip([empty, alone], 1.0, copies=GradientCopies()) == pytest.approx(1.0)
     assert total_norm([torch.tensor([3.0, 4.0])]) == 5.0
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_memory_that_the_program_gives_to_a_gradient_stays_the_programs(moves: bool) -> None:
+    copies, owner, own = GradientCopies(), nn.Parameter(torch.ones(6)), torch.full((6,), 5.0)
+    for _ in range(3):
+        owner.grad = torch.ones(6)
+        if moves:
+            copies.move([owner])
+        else:
+            clip([owner], 0.1, copies=copies)
+        owner.grad.data = own
+    assert torch.equal(own, torch.full((6,), 5.0))
+    assert copies.nbytes == own.nbytes
