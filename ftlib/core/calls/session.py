@@ -84,10 +84,10 @@ class Session:
         return f"{self.view}, rank {self.rank} of {self.size}"
 
     def gives(self, number: int) -> bool:
-        """True if a donor has the result of call ``number``, so that the call takes no step of this view's members, however few
-        they are. Not in a replica of several processes, which have to agree on it first.
+        """True if a donor has the result of call ``number``, or it is held here, so that the call takes no step of this view's
+        members, however few they are.
         """
-        return number == self.plan.call and self.donor is not None and self.whole is self.view
+        return number == self.plan.call and (self.donor is not None or self.keeps)
 
     def ended(self, layout: Layout, weight: float = 0.0, script: tuple[Layout, ...] = ()) -> None:
         """All members have ended a call with that layout. Training thread only.

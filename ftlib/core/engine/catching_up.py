@@ -89,7 +89,7 @@ def caught_up(
         if session is None:
             raise RebuildTimeout(f"catch_up: too few members were there for {timeout:g} s, so there is no state to be had")
         deadline = plane.since(own.began) + timeout
-        if (session.donor is not None or session.keeps) and own.number == session.plan.call:  # it was in it, and left it
+        if session.gives(own.number):  # this member was in that call, and left it by an exception
             accompany(own)
             continue
         if plane.level and agree is None:  # known once there is a session

@@ -224,7 +224,7 @@ class Engine:
         if call.changes_state and not self.said_goodbye:  # a unit has no status to return
             least = self._limits.min_size
             raise RebuildTimeout(f"{call}: fewer than {least} members were there for {self._limits.step_timeout:g} s")
-        if not self.said_goodbye and not self._plane.newcomer and self._shards is None:  # a newcomer asks where the others are
+        if not self.said_goodbye and not self._plane.newcomer:  # a newcomer asks where the others are
             self._owed += 1
         return Status.FAIL
 
@@ -250,7 +250,7 @@ class Engine:
             if found is None:
                 return False
             plane.counters.time_use.left(self._threads.now())
-            if not found[0].declined:  # it was finished in a view that this member was not in
+            if not found[0].given_up:  # it was finished in a view that this member was not in
                 raise Excluded(f"the others have finished {own}, which this worker gave up: it needs their state")
             self._owed -= 1
         return True

@@ -72,7 +72,7 @@ class ShardAgreement:
         same = self._draw_together(call, results, [Drawing.unpack(drawn) for drawn in verdict.drawn])
         results.preface = verdict.preface
         if verdict.void or not verdict.alike or not same:
-            if not verdict.alike:
+            if not verdict.alike and same:  # a filler has no weight
                 logger.error(
                     "%s is applied by nobody: its shards are over different replicas",
                     call,

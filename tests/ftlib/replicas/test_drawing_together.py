@@ -78,3 +78,15 @@ def test_what_was_agreed_on_is_said_again_in_the_next_view() -> None:
     held.mates.enter.reset_mock()
     held.hold()
     assert held.mates.enter.call_args.args[0].drawn == before.pack()
+
+
+def test_whose_mate_had_a_filler_does_not_log_that_its_shards_are_over_different_replicas(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A filler has no weight: this is what is meant to happen, and a warning says it."""
+    for theirs, level in (((IDLE, OTHER), "WARNING"), ((THIS, OTHER), "ERROR")):
+        held = Held({"r": THIS, "s": OTHER}, theirs)
+        held.mates.verdict.return_value = held.mates.verdict.return_value._replace(alike=False)
+        caplog.clear()
+        assert not held.hold()
+        assert [record.levelname for record in caplog.records] == [level]

@@ -44,12 +44,12 @@ class Kept:
     others have finished that call.
     """
 
-    def __init__(self, *, accompanied: bool = False) -> None:
+    def __init__(self, *, accompanied: bool = False, limits: Limits | None = None) -> None:
         """``accompanied``: it is a newcomer, and had nothing of its own in that call."""
         self.plane = plane = Plane("a")
         ends = Mock(side_effect=Interrupted)
         calls = {"load": Mock(), "obtain": ends, "inquiry": Mock(ask=ends)}
-        self.engine = Engine(plane, Mock(), Mock(), CallLock(1.0), Limits(), 2, **calls)
+        self.engine = Engine(plane, Mock(), Mock(), CallLock(1.0), limits or Limits(), 2, **calls)
         here = session(3, replace(AFTER_SEVEN, blank=("a",) * accompanied), "a", group=Mock())
         assert plane.activate(here)
         plane.origin = "" if accompanied else "a"
@@ -68,6 +68,12 @@ def test_the_call_made_again_has_it() -> None:
     assert kept.engine.run(call) is Status.SUCCESS
     assert torch.equal(call.sources[0], torch.full((3,), 2.0))
     assert kept.plane.step == 8
+
+
+def test_it_is_no_step_of_the_few_who_are_left() -> None:
+    """Else it would fail where too few are left, though the others have applied it."""
+    kept = Kept(limits=Limits(step_timeout=0.1, min_size=4))
+    assert kept.engine.run(average()) is Status.SUCCESS
 
 
 @pytest.mark.parametrize(
