@@ -175,8 +175,7 @@ class Plane:
                 self.data.entered(call)
             if not call.stand_in:
                 self.training_thread = threading.get_ident()
-                if self.state_places:
-                    call.fenced(self.state_places)
+                self._fence(call)
             self.changed.notify_all()
 
     def ready(self, min_size: int) -> Session | None:
@@ -228,6 +227,7 @@ class Plane:
         """Backward has ended: the program is inside its open ``call`` now. As on entry, nobody is told before it waits."""
         with self.changed:
             call.compute(False)
+            self._fence(call)  # backward may have enqueued changes of buffers since the entry
             self.changed.notify_all()
 
     def caught_up(self, origin: str, number: int) -> bool:
@@ -368,6 +368,8 @@ class Plane:
             if not self._acting_in(session):
                 return False
             self.origin = origin
+            if self.current is not None:
+                self._fence(self.current)  # who asks for the state from now on gets what was loaded
             self.data.loaded()
             self._has_loaded()
             return True
@@ -619,6 +621,11 @@ class Plane:
             self.peers.note(member_id, (finished, current), self.threads.now(), inner)
 
     # --- within the lock -----------------------------------------------------------------------------------------------
+
+    def _fence(self, call: Call) -> None:
+        """The registered state is as on entry to ``call`` after what this thread has enqueued on devices by now."""
+        if self.state_places:
+            call.fenced(self.state_places)
 
     def _acting_in(self, session: Session) -> bool:
         return self.phase is Phase.ACTIVE and self.session is session

@@ -20,6 +20,7 @@ from ftlib.common import host_copies
 from ftlib.common.device_waits import Fence, drop_held
 from ftlib.common.devices import placed_by
 from ftlib.core.calls.call import Call, Kind, Results
+from ftlib.core.calls.salvage import SalvagePlan
 from ftlib.core.execute.unit import Unit
 from ftlib.core.plane.plane import Plane
 from ftlib.core.stand_in.backlog import Backlog
@@ -37,6 +38,7 @@ from ftlib.state.snapshot import Backup
 from tests.ftlib.crews.late_state import LateLatecomer, LatePupil, LateSGD, Net, fingerprint, on_device
 from tests.ftlib.crews.latecomers import late
 from tests.ftlib.crews.workers import Job, Worker
+from tests.ftlib.plane.sessions import session
 from tests.ftlib.recovery.pupils import School, assert_equal, steps
 from tests.harness.basics import eventually
 from tests.harness.company import Company, at_once, company
@@ -100,6 +102,29 @@ def test_bytes_are_read_after_what_another_thread_has_enqueued(
         wrong += not torch.equal(read, expected[12:-8])
         assert device.waits == waits + (plant != "views")
     assert bool(wrong) is (plant is not None)
+
+
+@pytest.mark.parametrize("backward", [True, False], ids=["in backward", "loaded"])
+def test_a_donor_reads_what_has_changed_since_the_call_was_entered(device: LateDevice, backward: bool) -> None:
+    """An open call is entered amid backward, where what is computed again (checkpoints) may change buffers; and who has loaded
+    the state within its call gives it to the next joiner, if those who had it die.
+    """
+    layout = lay_out("average", [(torch.float32, (3,))], "SUM", 1 << 20)
+    for value in range(1, 11):
+        plane, seen = Plane("c"), torch.zeros(7)
+        plane.registers((PLACE,))
+        here = session(2, SalvagePlan(7, 7, blank=("c",), authority="a", holders=("a",)), "c")
+        assert plane.activate(here)
+        plane.enter(call := Call(Kind.AVERAGE, layout, [torch.ones(3)]))
+        plane.computes(call, backward)
+        device.enqueue(functools.partial(seen.fill_, value), seen)
+        if backward:
+            plane.computed(call)
+        else:
+            assert plane.loaded(here, "a")
+        read = torch.empty(28, dtype=torch.uint8)
+        at_once(lambda fence=call.fence, seen=seen, read=read: FlatState([seen], ["seen"], fence).copy_out(0, 28, read))
+        assert plane.in_call(8) and read.view(torch.float32).tolist() == [value] * 7
 
 
 @pytest.mark.parametrize("plant", [None, "wait", "device"])
