@@ -272,7 +272,8 @@ class Call:
         self.late = False
         """True if the call was finished without this late worker: its input for the call counts nowhere."""
         self.fence: Fence | None = None
-        """What the thread had enqueued on devices on entry; None where the state is on none. Guarded by the plane's lock."""
+        """What the thread had enqueued on devices on entry, or when it changed the state after that (see ``Plane``); None where
+        that is on none. Guarded by the plane's lock."""
         self._flat: dict[int, torch.Tensor] = {}
         self._versions = _versions(self.sources)
 
@@ -299,7 +300,7 @@ class Call:
         self.number, self.began = number, now
 
     def fenced(self, places: Sequence[str]) -> None:
-        """The registered state, in as far as it is at ``places``, is as on entry to this call after what is enqueued by now."""
+        """The registered state, in as far as it is at ``places``, is that of this call after what is enqueued by now."""
         self.fence = Fence(places)
 
     def restart(self, now: float) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -27,9 +28,17 @@ _LOOK = 0.2
 
 
 def stack(plane: Plane) -> str:
-    """The stack of the training thread, one line per frame."""
-    frame = sys._current_frames().get(plane.training_thread)  # noqa: SLF001 - the only way to see another thread's stack
-    return "".join(traceback.format_stack(frame)) if frame is not None else "  the thread has ended\n"
+    """The stack of the training thread, one line per frame.
+
+    Where a backward on a device has entered the last call, that is a thread of torch's own, which is in no Python code between
+    two passes. Then the program is most likely in the main thread.
+    """
+    frames = sys._current_frames()  # noqa: SLF001 - the only way to see another thread's stack
+    frame, main = frames.get(plane.training_thread), frames.get(threading.main_thread().ident or 0)
+    if frame is None and main is not None:
+        said = "  nowhere: it has ended, or is one of torch's, which waits for the next backward; the main thread is at:\n"
+        return said + "".join(traceback.format_stack(main))
+    return "".join(traceback.format_stack(frame))
 
 
 def log_stall(plane: Plane, call: int, waited: float) -> None:

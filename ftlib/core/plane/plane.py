@@ -623,7 +623,7 @@ class Plane:
     # --- within the lock -----------------------------------------------------------------------------------------------
 
     def _fence(self, call: Call) -> None:
-        """The registered state is as on entry to ``call`` after what this thread has enqueued on devices by now."""
+        """The registered state is that of ``call`` after what this thread has enqueued on devices by now."""
         if self.state_places:
             call.fenced(self.state_places)
 
