@@ -124,7 +124,9 @@ class Round:
             raise
 
     def end(self) -> None:
-        """Stop: nothing writes the state once this has returned. Idempotent. RebuildTimeout if a thread does not end."""
+        """Stop: nothing writes the state once this has returned. Idempotent. RebuildTimeout if a thread does not end, or if an
+        operation of an aborted group did not.
+        """
         if self._plane.recovery == self.progress:
             self._plane.recovers(None)
         with self._changed:
@@ -135,6 +137,9 @@ class Round:
             thread.join(max(0.0, deadline - self._plane.threads.now()))
             if thread.is_alive():
                 raise RebuildTimeout(f"thread {thread.name} still writes the state after {_END:g} s: start this worker anew")
+        error = self.error
+        if isinstance(error, Tainted):
+            raise error
 
     def keep(self, number: int, results: Results | None, step: int) -> Sequence[Slot] | None:
         """Keep the results of call ``number``; None: nothing to replay. Returns buffers to use instead of theirs.
@@ -303,7 +308,8 @@ class Round:
     def _fail(self, error: Exception) -> None:
         known = isinstance(error, (ConfigError, NoFollowing, Tainted))
         with self._changed:
-            self._error = self._error or (error if known else NoFollowing(f"{type(error).__name__}: {error}"))
+            if self._error is None or isinstance(error, Tainted):  # after any other error the state may be loaded as a whole
+                self._error = error if known else NoFollowing(f"{type(error).__name__}: {error}")
             self._changed.notify_all()
 
     def _replay_all(self) -> None:

@@ -76,6 +76,28 @@ def test_a_shard_that_nobody_can_give_ends_it_after_a_while(monkeypatch: pytest.
     made((Member("b", "10.0.0.1", 1),), "b", 7, (shard,), SnapshotOffer(1, 1, b"", ()), LIMITS)._none_left(shard)
 
 
+@pytest.mark.parametrize("before", [None, NoFollowing("the optimizer raised")])
+def test_nobody_loads_the_state_while_an_operation_of_an_aborted_group_may_write_it(before: Exception | None) -> None:
+    """Also if that is known only when the round ends, or if the round has failed before."""
+    tainted, shard, donor = Tainted("it may still write"), Shard(0, 0, 1, 7, ("b",)), Member("b", "10.0.0.1", 1)
+
+    def give(*_: object) -> None:
+        with one._changed:
+            assert one._changed.wait_for(lambda: one._over, TIMEOUT)
+        raise tainted
+
+    offer, transport = SnapshotOffer(1, 1, b"", ((0, 1),)), Mock(shard=give)
+    one = Round(Plane("a" * 16), Mock(), Mock(), transport, None, (donor,), "b", 7, (shard,), offer, LIMITS)
+    one.flat = Mock()
+    one._threads = [in_thread(functools.partial(one._guarded, one._fetch_all))]
+    eventually(lambda: one._taken, "it is on its way")
+    if before is not None:
+        one._fail(before)
+    with pytest.raises(Tainted) as error:
+        one.end()
+    assert error.value is tainted
+
+
 def test_each_donor_of_a_shard_is_asked_a_few_times_the_one_that_failed_least_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "_SPARE_PATIENCE", 0.0)
     shard, transport = Shard(0, 0, 1, 7, ("b", "c")), Mock()
