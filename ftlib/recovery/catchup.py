@@ -360,6 +360,8 @@ class Catchup:
         try:
             with _following():
                 equal = verification.holds()
+                if equal:
+                    verification.load()
         except (FetchError, Later) as error:
             self._unanswered(verification.session, error)
             return False
@@ -369,7 +371,6 @@ class Catchup:
                 "what was replayed is not what the others have: they do more in a step than what was registered with apply= "
                 "(by default, the optimizers' step); clipping, schedulers and averages of weights belong into it"
             )
-        verification.load()
         # If left behind, its loader would go on after the others' last batch: it comes in with the next data epoch.
         return not self._plane.data.left_behind(self._first.batches)
 

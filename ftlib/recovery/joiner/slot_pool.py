@@ -65,8 +65,15 @@ class SlotPool:
         stand_back()
         while True:
             for bucket in layout.buckets:
-                slot = Slot(bucket, 0, self._allocate)
-                touch(slot.buffer)
+                try:
+                    slot = Slot(bucket, 0, self._allocate)
+                    touch(slot.buffer)
+                except Exception:  # noqa: BLE001 - no memory: whoever needs it says so, and the next average tries again
+                    with self._lock:
+                        if self._recovery == recovery:
+                            self._sets -= self._missing
+                            self._missing = 0
+                    return
                 with self._lock:
                     if self._recovery != recovery:
                         return

@@ -65,6 +65,8 @@ def test_what_is_short_for_a_moment_ends_the_following_not_the_program(
         recovery._verified(verification)
     with pytest.raises(NoFollowing, match=str(error)):
         recovery._begin(prefetch)
+    with pytest.raises(NoFollowing, match=str(error)):
+        recovery._verified(Mock(**{"holds.return_value": True, "load.side_effect": error}))
     recovery._own, recovery._round = Mock(), Mock()
     recovery._verification = Mock(number=6, begun=False, **{"begin.side_effect": error})  # a thread that reads
     with pytest.raises(NoFollowing, match=str(error)):

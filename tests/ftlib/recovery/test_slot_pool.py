@@ -8,6 +8,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+from ftlib.common.memory import room
 from ftlib.core.calls.follower import kept
 from ftlib.core.tensors.layout import Bucket, Layout
 from ftlib.core.tensors.staging import Staging
@@ -108,6 +109,28 @@ def test_where_no_thread_is_to_be_had_the_next_average_tries_again() -> None:
     stock.kept(LAYOUT, 0)
     ended()
     assert [slot.bucket for slot in stock.kept(LAYOUT, 0)] == list(LAYOUT.buckets)
+
+
+def test_where_no_memory_is_to_be_had_the_next_average_tries_again() -> None:
+    short = [True]
+
+    def allocate(count: int, dtype: torch.dtype) -> torch.Tensor:
+        if short[0] and count == 200_000:
+            raise MemoryError
+        return room(count, dtype)
+
+    stock = SlotPool(0, allocate=allocate)
+    made = stock.kept(LAYOUT, 2)
+    ended()
+    made += stock.kept(LAYOUT, 2)
+    ended()
+    short[0] = False
+    made += stock.kept(LAYOUT, 2)
+    ended()
+    made += stock.kept(LAYOUT, 2)
+    whole = [slot.bucket for slot in made]
+    assert whole == [LAYOUT.buckets[0]] * 2 + [*LAYOUT.buckets] * 3, "three sets are missing, and each attempt began with one"
+    assert stock.kept(LAYOUT, 2) == []
 
 
 def test_as_many_as_may_wait_and_no_more_than_usual() -> None:
