@@ -306,7 +306,10 @@ class WarmStandby:
         if record.signature != own.signature and record.kind == own.kind and round_ is not None:
             round_.check_fit()
             if own.same_call(record.signature):
-                self._own.relay()
+                with self._changed:
+                    if self._over:
+                        return  # it is the training thread's by now
+                    self._own.relay()
                 raise NoFollowing("the order in which the others average has become known with their state")
             raise NoFollowing("the others average something else")
 

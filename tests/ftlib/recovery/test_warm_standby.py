@@ -227,6 +227,20 @@ def test_a_job_that_averages_something_else_is_not_followed(plane: Plane) -> Non
     assert not round_.keep.called
 
 
+def test_once_it_is_over_the_programs_call_is_left_alone(plane: Plane) -> None:
+    """The training thread goes on with it, and a record may have come while it waited for the list of tensors."""
+    one, own = standby(plane, Mock()), Mock(**{"layout.kind": "average"})
+    one._own, other = own, Mock(signature=b"another order", kind="average", number=8)
+    level(one)
+    with pytest.raises(NoFollowing, match="the order in which the others average has become known"):
+        one._compare(other)
+    own.relay.assert_called_once_with()
+    level(one).check_fit = one.end
+    one._compare(other)
+    own.relay.assert_called_once_with()
+    assert not one._keep(other)
+
+
 def test_a_round_that_has_failed_holds_nobody_up(plane: Plane) -> None:
     one = standby(plane, Mock())
     round_, looks = level(one), list[float]()
