@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from consensus import KeyRing, Member
 
+from ..common.queries import whole_number
 from ..common.refusals import Refusal
 from ..core.calls.session import Session
 from ..core.plane.phase import Phase
@@ -310,12 +311,12 @@ class Chooser:
 
     def source(self, query: Mapping[str, str]) -> Body:
         """Serve ``PATH``: what is proposed, and whether all begin from it. LookupError if there is nothing, or not yet."""
-        plane, number, shard = self._plane, query.get("round", ""), query.get("shard", "")
-        if not number.isdigit() or not shard.isdigit():
+        plane, number, shard = self._plane, whole_number(query.get("round", "")), whole_number(query.get("shard", ""))
+        if number is None or shard is None:
             raise LookupError("expected ?round=NUMBER&shard=NUMBER")
         with plane.changed:
-            plane.changed.wait_for(lambda: self._news(int(number), int(shard), query), POLL)
-            this = self._rounds.get(int(number))
+            plane.changed.wait_for(lambda: self._news(number, shard, query), POLL)
+            this = self._rounds.get(number)
             if self._begun is not None:
                 return _answer(_Proposal(self._begun, True, {} if this is None else this.choice.torn, ""))
             if this is None:

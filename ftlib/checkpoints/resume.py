@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from consensus import CarefulLogger
 
+from ..common.queries import whole_number
 from ..common.refusals import Refusal
 from ..core.calls.observer import Observer, Observers
 from ..core.calls.session import Session
@@ -336,10 +337,9 @@ class Resumption(Observer):
 
     def source(self, query: Mapping[str, str]) -> Body:
         """Serve ``PATH``. Raises LookupError with the reason if there is nothing, or nothing yet."""
-        plane, text, member = self._plane, query.get("round", ""), query.get("member", "")
-        if not text.isdigit() or not member:
+        plane, number, member = self._plane, whole_number(query.get("round", "")), query.get("member", "")
+        if number is None or not member:
             raise LookupError("expected ?round=NUMBER&member=ID")
-        number = int(text)
         with plane.changed:
             plane.changed.wait_for(
                 lambda: number in self._decided or plane.current is not None or plane.phase is Phase.STOPPED, POLL

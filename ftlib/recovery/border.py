@@ -17,6 +17,7 @@ from collections.abc import Mapping
 
 from consensus import Member
 
+from ..common.queries import whole_number
 from ..common.refusals import Refusal
 from ..common.threads import stand_back
 from ..core.calls.call import Kind
@@ -120,10 +121,10 @@ class Border:
 
     def source(self, query: Mapping[str, str]) -> Body:
         """Serves ``PATH``. LookupError says why there is no state, or none yet."""
-        text, origin, member = query.get("number", ""), query.get("origin", ""), query.get("member", "")
-        if not text.isdigit() or not origin or not member:
+        number, origin, member = whole_number(query.get("number", "")), query.get("origin", ""), query.get("member", "")
+        if number is None or not origin or not member:
             raise LookupError("expected ?number=NUMBER&origin=ID&member=ID")
-        plane, transfer, number = self._plane, self._transfer, int(text)
+        plane, transfer = self._plane, self._transfer
         registered = transfer.registered
         if registered is None:
             with plane.changed:

@@ -15,6 +15,7 @@ from consensus import Answer, CarefulLogger, KeyRing, Member
 
 from ..common.device_waits import Fence
 from ..common.devices import HOST, place_of
+from ..common.queries import whole_number
 from ..common.refusals import Refusal
 from ..common.traces import FetchRecord, RecoveryRecord
 from ..common.units import size, span
@@ -373,10 +374,10 @@ class Transfer(Observer):
             return self._initial(sync=query["founding"] != PROMISED)
         if "registered" in query:
             return self._whether()
-        call, origin = query.get("call", ""), query.get("origin", "")
-        if not call.isdigit() or not origin:
+        call, origin = whole_number(query.get("call", "")), query.get("origin", "")
+        if call is None or not origin:
             raise LookupError("expected ?call=NUMBER&origin=ID, or founding=1")
-        return self._on_entry(int(call), origin)
+        return self._on_entry(call, origin)
 
     def _initial(self, *, sync: bool) -> Body:
         plane = self._plane

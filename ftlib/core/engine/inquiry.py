@@ -14,6 +14,7 @@ from enum import Enum
 
 from consensus import CarefulLogger, KeyRing, Member, SecretError, get
 
+from ...common.queries import whole_number
 from ...common.refusals import Refusal
 from ...errors import ConfigError
 from ...state.registry import UNKNOWN, Registered
@@ -128,10 +129,10 @@ class Inquiry:
         """Serves ``PATH``. The answer: the signature of this member's call, the shape of its state, whether it has made a call
         with the signature ``like``, and its call's kind. LookupError says why there is no answer yet.
         """
-        text, like = query.get("number", ""), query.get("like", "")
-        if not text.isdigit() or not _SIGNATURE.fullmatch(like):
+        number, like = whole_number(query.get("number", "")), query.get("like", "")
+        if number is None or not _SIGNATURE.fullmatch(like):
             raise LookupError("expected ?number=NUMBER&like=SIGNATURE")
-        number, plane = int(text), self._plane
+        plane = self._plane
         with plane.changed:
             plane.changed.wait_for(lambda: self._decided(number), POLL)
             call = plane.current

@@ -15,6 +15,7 @@ import torch
 
 from ...common.device_waits import Fence
 from ...common.memory import room
+from ...common.queries import whole_number
 from ...common.refusals import Refusal
 from ...common.threads import stand_back
 from ...core.calls.call import Call, Results
@@ -397,9 +398,10 @@ def _signature(query: Query) -> bytes:
 
 def _number(query: Query, name: str) -> int:
     text = query.get(name, "")
-    if not (text.isascii() and text.isdigit() and len(text) < 20):
+    number = whole_number(text)
+    if number is None:
         raise LookupError(f"expected {name}=NUMBER, not {text!r:.80}")
-    return int(text)
+    return number
 
 
 def _ranges(query: Query) -> list[tuple[int, int]]:

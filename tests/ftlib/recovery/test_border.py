@@ -714,7 +714,7 @@ def test_who_asks_for_a_border_that_is_past_does_not_wait(monkeypatch: pytest.Mo
         Border(plane, transfer, 1.0).source({"number": "4", "origin": "origin", "member": "b"})
 
 
-@pytest.mark.parametrize("query", [{**QUERY, name: ""} for name in QUERY])
+@pytest.mark.parametrize("query", [*({**QUERY, name: ""} for name in QUERY), {**QUERY, "number": "²"}])
 def test_who_asks_has_to_say_for_what(query: dict[str, str]) -> None:
     with pytest.raises(LookupError, match="expected"):
         Border(Mock(), Mock(), 1.0).source(query)

@@ -214,7 +214,9 @@ def test_who_registered_nothing_says_so_once_it_is_too_late(
     assert waits.called == (status is Refusal.LATER)
 
 
-@pytest.mark.parametrize("query", [{}, {"call": "5"}, {"origin": ORIGIN}, {"call": "five", "origin": ORIGIN}])
+@pytest.mark.parametrize(
+    "query", [{}, {"call": "5"}, {"origin": ORIGIN}, {"call": "five", "origin": ORIGIN}, {"call": "²", "origin": ORIGIN}]
+)
 def test_who_asks_has_to_say_for_what(plane: Plane, query: dict[str, str]) -> None:
     with pytest.raises(LookupError, match=r"expected .call=NUMBER&origin=ID, or founding=1"):
         Transfer(plane, 1.0, 1.0).source(query)
