@@ -35,7 +35,7 @@ from .joiner.prefetch import Prefetch
 from .joiner.round import Round
 from .joiner.slot_pool import SlotPool
 from .joiner.verification import Verification
-from .layout.requests import in_words
+from .layout.requests import SHORT, in_words
 from .layout.shards import LARGE, ChunkRequest, Shard, cut
 from .warm_standby import WarmStandby
 
@@ -45,8 +45,6 @@ _PAUSE = 0.05
 """Seconds between two requests while the others wait."""
 _GRACE = 0.02
 """Seconds that the others may wait for the last bytes of a small state, which saves this member one more call."""
-_SHORT = (OSError, RuntimeError, MemoryError)
-"""Errors where memory, threads or descriptors are short. The program does not see them: this member gives up following."""
 _TRIES = 3
 """Number of times that requests to the donors may fail."""
 _FURTHEST = 256
@@ -457,7 +455,7 @@ def _following() -> Iterator[None]:
     """NoFollowing if something is short."""
     try:
         yield
-    except _SHORT as error:
+    except SHORT as error:  # the program does not see it: this member gives up following
         raise NoFollowing(in_words(error)) from error
 
 

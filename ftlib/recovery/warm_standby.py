@@ -30,6 +30,7 @@ from .joiner.http_transport import FetchError, HTTPTransport, Later, Refused, Sn
 from .joiner.limits import RecoveryLimits
 from .joiner.round import LOOK, Round
 from .layout.replication_log import Hello, ReplicationRecord, read
+from .layout.requests import SHORT, in_words
 from .layout.shards import single_donor_shards
 
 logger = CarefulLogger("ftlib")
@@ -161,6 +162,8 @@ class WarmStandby:
                 self._attend()
             except (FetchError, Later, NoFollowing) as error:
                 why = str(error)
+            except SHORT as error:
+                why = in_words(error)
             except (ConfigError, RebuildTimeout) as error:
                 self._fail(error)
                 return

@@ -29,6 +29,8 @@ RUN = 16
 """Blocks requested at a time through the process group: the joiner receives them all, wanted or not."""
 PIECE = 1 << 20
 """Bytes that are passed to a connection at a time, so that a slow reader is not mistaken for a dead one."""
+SHORT = (OSError, RuntimeError, MemoryError)
+"""Errors where memory, threads or descriptors are short."""
 _PASSING = 3.0
 """Seconds for which a state that cannot be made for want of something is no reason to refuse it for good."""
 _APART = 10.0

@@ -80,6 +80,29 @@ def test_what_nobody_expected_leaves_it_without_the_state(plane: Plane) -> None:
     assert one.error is None and one.surrender(8) is None
 
 
+@pytest.mark.parametrize("short", [MemoryError("no room"), RuntimeError("can't start new thread"), OSError("too many files")])
+def test_what_is_short_for_a_moment_does_not_leave_it_without_the_state(
+    plane: Plane, short: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It waits for weeks."""
+    caplog.set_level(logging.INFO, "ftlib")
+    monkeypatch.setattr(warm_standby, "_REST", 0.0)
+    one = standby(plane, Mock())
+    round_, attempts = level(one), iter([short, None])
+
+    def attend() -> None:
+        if (error := next(attempts)) is not None:
+            raise error
+        one._over = True
+
+    monkeypatch.setattr(one, "_attend", attend)
+    one._run()
+    round_.end.assert_called_once_with()
+    assert one._over and one.error is None
+    [record] = caplog.records
+    assert record.getMessage() == f"this spare has to get the state anew: {type(short).__name__}: {short}"
+
+
 @pytest.mark.parametrize("why", [ValueError("nobody expected this"), FetchError("refused")], ids=lambda why: type(why).__name__)
 def test_threads_that_go_on_writing_the_state_are_the_programs_error(plane: Plane, why: Exception) -> None:
     """Whatever was wrong before: nothing may train on a state that is being written."""
