@@ -97,7 +97,7 @@ class Fetcher:
         offer = self.transport.offer(
             [member],
             version=holders.VERSION,
-            origin=holders.ORIGIN,
+            state_id=holders.ORIGIN,
             turn=0,
             inline_from=member.id,
             go_on=lambda: True,

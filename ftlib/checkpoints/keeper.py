@@ -102,7 +102,7 @@ class Keeper:
             with plane.changed:
                 session, number = plane.session, plane.finished - plane.lag.calls
                 step = plane.step - plane.lag.steps  # the registered state lacks the steps by which this worker is late
-                outdated = plane.origin != plane.authority  # the next call brings the state
+                outdated = plane.state_id != plane.current_state_id  # the next call brings the state
                 if session is None or session.rank != 0 or plane.phase is Phase.STOPPED or outdated:
                     return
                 # Not the epoch of a view that became active since: other processes of this replica may save before it does.

@@ -100,7 +100,7 @@ class Resumption(Observer):
         if self._loaded is not None:
             logger.info("%s is not loaded: %s was, already", path, self._loaded.path, extra=plane.about("not_resumed"))
             return self._loaded
-        if plane.step > 0 and plane.origin == plane.authority:
+        if plane.step > 0 and plane.state_id == plane.current_state_id:
             raise ConfigError(f"load: this worker has finished {plane.step} steps already: {_EVERYWHERE}")
         self._loaded = self._settle(path, registered)
         self._rounds += 1
@@ -122,7 +122,9 @@ class Resumption(Observer):
         deadline = plane.threads.now() + self._patience
         while True:
             session = self._transfer.active(deadline)
-            if plane.step > 0 and plane.origin == plane.authority:  # the state was loaded, and kept through a view change
+            if (
+                plane.step > 0 and plane.state_id == plane.current_state_id
+            ):  # the state was loaded, and kept through a view change
                 return self._loaded
             reader = (*session.plan.holders, plane.member_id)[0]
             if reader == plane.member_id:
@@ -231,14 +233,14 @@ class Resumption(Observer):
         if found is None:
             data = snapshot(None)
         else:
-            origin, path = f"{plane.member_id}@{found.name.step}", str(found.directory)
+            state_id, path = f"{plane.member_id}@{found.name.step}", str(found.directory)
             try:
                 # Before it is loaded: that is the program's own code, which may change what it gets.
-                data = snapshot({"origin": origin, "path": path, "state": found.tree, "step": found.name.step})
+                data = snapshot({"origin": state_id, "path": path, "state": found.tree, "step": found.name.step})
                 self._load(found.tree, registered)
             except ConfigError as error:
                 raise ConfigError(f"load: {path}: {error}") from None
-            if not plane.resumed(session, origin, found.name.step):
+            if not plane.resumed(session, state_id, found.name.step):
                 return False
             self._note(found.name.step, found.directory)
         self._keep(data)
@@ -289,13 +291,13 @@ class Resumption(Observer):
             case None:
                 self._keep(snapshot(None))  # the reader may end before all have heard it, and then this member is asked
                 return True
-            case {"origin": str(origin), "path": str(path), "state": tree, "step": int(step)}:
+            case {"origin": str(state_id), "path": str(path), "state": tree, "step": int(step)}:
                 try:
                     self._load(tree, registered)
                 except ConfigError as error:
-                    plane.not_resumed(session, origin, step)
+                    plane.not_resumed(session, state_id, step)
                     raise ConfigError(f"load: {path}: {error}") from None
-                if not plane.resumed(session, origin, step):
+                if not plane.resumed(session, state_id, step):
                     return False
                 self._note(step, _path(path))
                 return True
@@ -316,7 +318,7 @@ class Resumption(Observer):
         except ConfigError:
             self._return(before)
             with plane.changed:
-                if plane.origin == plane.authority:
+                if plane.state_id == plane.current_state_id:
                     plane.data.loaded()
             raise
 

@@ -65,7 +65,7 @@ class Border:
         plane, registered = self._plane, self._transfer.registered
         if registered is None:
             raise ConfigError("catch_up: no state is registered: call register_state before it")
-        if not plane.authority:
+        if not plane.current_state_id:
             if set(session.plan.blank) == set(session.view.ids):
                 raise StateLost(f"all founders ended before anybody in {session.view} had their state: start anew")
             raise registered_nothing(session)
@@ -99,8 +99,8 @@ class Border:
 
     def _ask(self, donor: Member, call: CatchUp, session: Session, registered: Registered) -> Obtained | FTLibError:
         """Ask one donor; returns its refusal, if it is one after which another donor may be asked, or the same again."""
-        plane, authority, number = self._plane, self._plane.authority, call.number
-        query = {"number": str(number), "origin": authority, "member": plane.member_id}
+        plane, current_state_id, number = self._plane, self._plane.current_state_id, call.number
+        query = {"number": str(number), "origin": current_state_id, "member": plane.member_id}
 
         def go_on() -> bool:
             if any(current >= number for _, current in list(plane.peers.places.values())):
@@ -115,14 +115,14 @@ class Border:
             return error
         private, part = registered.private, part_in(donor)
         call.given(donor.id if part is None else part.replica, private=private is not None and private.travels)
-        return Obtained.HERE if plane.loaded(session, authority) else Obtained.OVER
+        return Obtained.HERE if plane.loaded(session, current_state_id) else Obtained.OVER
 
     # --- the donor, on a worker thread of the agent --------------------------------------------------------------------
 
     def source(self, query: Mapping[str, str]) -> Body:
         """Serves ``PATH``. LookupError says why there is no state, or none yet."""
-        number, origin, member = whole_number(query.get("number", "")), query.get("origin", ""), query.get("member", "")
-        if number is None or not origin or not member:
+        number, state_id, member = whole_number(query.get("number", "")), query.get("origin", ""), query.get("member", "")
+        if number is None or not state_id or not member:
             raise LookupError("expected ?number=NUMBER&origin=ID&member=ID")
         plane, transfer = self._plane, self._transfer
         registered = transfer.registered
@@ -142,7 +142,7 @@ class Border:
             transfer.copies.drop(member, copy)
             raise refusal
         with plane.changed:
-            if plane.origin != origin:
+            if plane.state_id != state_id:
                 raise Refusal.LATER.error("this member does not hold that state")
             entry, call = transfer.entry(number), plane.current
             if entry is None:

@@ -159,7 +159,7 @@ class Catchup:
         plane, registered = self._plane, self._registered()
         if self._refused or not self._allowed.live or registered is None or own.kind is not Kind.AVERAGE or plane.founder:
             return False
-        if not plane.authority or plane.origin == plane.authority or not session.plan.holders:
+        if not plane.current_state_id or plane.state_id == plane.current_state_id or not session.plan.holders:
             return False
         reason = why_not(registered)
         if reason:
@@ -210,7 +210,7 @@ class Catchup:
             self._prefetch = None
             self._begin(prefetch)
         round_ = self._round
-        if round_ is None or self._plane.origin == round_.origin:
+        if round_ is None or self._plane.state_id == round_.state_id:
             return None
         applied = self._first.layout.same_call(results.layout.signature) and not self._first.void(results)
         spare = round_.keep(results.number, results if applied else None, self._plane.step)
@@ -275,7 +275,7 @@ class Catchup:
         if round_.session is session:
             return True
         behind = self._plane.member_id in session.plan.healed  # if so, averages are missing
-        return not behind and round_.origin == self._plane.authority and round_.move(session, number)
+        return not behind and round_.state_id == self._plane.current_state_id and round_.move(session, number)
 
     def _ask(self, session: Session, round_: Round | None, version: int) -> None:
         """Ask the donors to pin the next chunk of the state on entry to call ``version``, if one is due."""
@@ -294,14 +294,14 @@ class Catchup:
             transport.offer,
             members,
             version=version,
-            origin=plane.authority,
+            state_id=plane.current_state_id,
             turn=turn,
             inline_from=plan.holders[(turn + self._failures) % len(plan.holders)],
             chunk=self._chunk,
         )
         begin = None
         if round_ is None:
-            moment = session, plane.authority, turn, version, self._chunk or ChunkRequest()
+            moment = session, plane.current_state_id, turn, version, self._chunk or ChunkRequest()
             allowed, attempt = self._allowed, self._attempted == version
             begin = functools.partial(_open_round, plane, registered, self._first, transport, allowed, *moment, attempt)
         go_on = self._while_acting(session, version)
@@ -391,7 +391,7 @@ class Catchup:
     def _caught_up(self, number: int) -> bool:
         round_ = self._round
         assert round_ is not None, "a round is under way while calls are followed"
-        if not self._plane.caught_up(round_.origin, number):
+        if not self._plane.caught_up(round_.state_id, number):
             return False
         self._plane.counters.recoveries += 1
         self._plane.counters.averages_replayed += round_.progress().replayed
@@ -473,7 +473,7 @@ def _open_round(
     transport: HTTPTransport,
     allowed: RecoveryLimits,
     session: Session,
-    origin: str,
+    state_id: str,
     turn: int,
     version: int,
     chunk: ChunkRequest,
@@ -490,7 +490,7 @@ def _open_round(
     text = "getting %s of state from %s beside the training, as of call %d"
     extra = plane.about("recovery_begins", state_bytes=offer.nbytes, version=version)
     logger.info(text, size(offer.nbytes), session.names(session.plan.holders), version, extra=extra)
-    moment = session, session.view.members, origin, version
+    moment = session, session.view.members, state_id, version
     round_ = Round(plane, registered, own, transport, *moment, shards, offer, allowed)
     round_.begin()
     return round_

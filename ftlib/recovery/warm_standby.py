@@ -234,7 +234,7 @@ class WarmStandby:
             round_, kept, kept_in = self._round, self._kept, self._kept_in
         # A sender that is one call behind will send that call: see ``_keep``.
         level = (hello.finished, hello.view_id) == (kept, kept_in) or hello.finished == kept - 1
-        if round_ is not None and (round_.origin != hello.origin or not level):
+        if round_ is not None and (round_.state_id != hello.state_id or not level):
             self._drop()
             round_ = None
         if round_ is None:
@@ -252,7 +252,7 @@ class WarmStandby:
         self.asked = {**self.asked, **{holder.id: holder for holder in holders}}
         with ThreadPoolExecutor(len(holders), "ftlib-begin") as pool:
             futures = [
-                pool.submit(ask, holder, hello.origin, holders, turn, version, self._going, inline=holder.id == sender.id)
+                pool.submit(ask, holder, hello.state_id, holders, turn, version, self._going, inline=holder.id == sender.id)
                 for holder in holders
             ]
         try:
@@ -276,7 +276,7 @@ class WarmStandby:
             self._transport,
             None,
             holders,
-            hello.origin,
+            hello.state_id,
             version,
             shards,
             offer,

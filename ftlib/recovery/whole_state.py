@@ -146,13 +146,13 @@ class Transfer(Observer):
         True if the program's gradients are useless: the state was loaded, or this worker has to leave without it.
         """
         plane, plan = self._plane, session.plan
-        authority = plane.authority
-        if authority and plane.origin == authority:
+        current_state_id = plane.current_state_id
+        if current_state_id and plane.state_id == current_state_id:
             return False
         if self._registered is None:
             self._compare(call, session)
             return False
-        if not authority:
+        if not current_state_id:
             if self._outdated:  # no member can replace this state, and it must not be used
                 raise ConfigError(f"nobody in {session.view} registered state, but this worker did: {_EVERYWHERE}")
             if set(plan.blank) == set(session.view.ids):  # these would train, each with an initial state of its own
@@ -160,12 +160,12 @@ class Transfer(Observer):
             return False
         deadline = plane.since(call.began) + self._step_timeout
         holders = in_turn(session)
-        query = {"call": str(call.number), "origin": authority}
+        query = {"call": str(call.number), "origin": current_state_id}
         while plane.acting_in(session):
             asked = plane.threads.now()
             errors = self._load_from(holders, query, self._registered, session)
             if errors is None:
-                plane.loaded(session, authority)  # if the session has ended meanwhile, the next one loads again
+                plane.loaded(session, current_state_id)  # if the session has ended meanwhile, the next one loads again
                 return True
             if plane.leaving():
                 return True
@@ -237,7 +237,7 @@ class Transfer(Observer):
             plan = session.plan
             if plane.step > 0:
                 return  # the others have loaded a checkpoint: that, or the first call, brings the state
-            if plan.authority in (plane.member_id, plane.origin) or not plan.holders:
+            if plan.current_state_id in (plane.member_id, plane.state_id) or not plan.holders:
                 if session.size > 1:
                     data = snapshot(registered.tree(plane.step)) if own is None else pack(own)
                     with plane.changed:
@@ -246,14 +246,14 @@ class Transfer(Observer):
                         plane.changed.notify_all()
                 return
             donor = session.view.member(plan.holders[0])
-            query = {"founding": "1" if sync else PROMISED, "origin": plan.authority}
+            query = {"founding": "1" if sync else PROMISED, "origin": plan.current_state_id}
             go_on, asked = functools.partial(plane.newest_is, session), plane.threads.now()
             try:
                 if own is None:
                     self.fetch(donor, query, registered, go_on)
                 else:
                     self._check_equal(donor, query, own, session, go_on)
-                if plane.loaded(session, plan.authority):
+                if plane.loaded(session, plan.current_state_id):
                     return
             except Nothing:
                 return  # too late for this way: the first call brings the state
@@ -374,10 +374,10 @@ class Transfer(Observer):
             return self._initial(sync=query["founding"] != PROMISED)
         if "registered" in query:
             return self._whether()
-        call, origin = whole_number(query.get("call", "")), query.get("origin", "")
-        if call is None or not origin:
+        call, state_id = whole_number(query.get("call", "")), query.get("origin", "")
+        if call is None or not state_id:
             raise LookupError("expected ?call=NUMBER&origin=ID, or founding=1")
-        return self._on_entry(call, origin)
+        return self._on_entry(call, state_id)
 
     def _initial(self, *, sync: bool) -> Body:
         plane = self._plane
@@ -413,17 +413,17 @@ class Transfer(Observer):
             called = plane.step > 0 or plane.current is not None
         raise (Refusal.NOTHING if called else Refusal.LATER).error("no state is registered")
 
-    def _on_entry(self, call: int, origin: str) -> Body:
+    def _on_entry(self, call: int, state_id: str) -> Body:
         plane = self._plane
         with plane.changed:
             plane.changed.wait_for(lambda: self.entry(call) or plane.finished >= call or plane.phase is Phase.STOPPED, POLL)
-            entry, registered, own = self.entry(call), self._registered, plane.origin
+            entry, registered, own = self.entry(call), self._registered, plane.state_id
             fence = None if plane.current is None else plane.current.fence
         if entry is None:
             raise Refusal.LATER.error(f"not inside call {call}")
         if registered is None:
             raise Refusal.NOTHING.error("no state is registered here")
-        if own != origin:
+        if own != state_id:
             raise Refusal.LATER.error("this member does not hold that state")
         return self.guarded(call, entry, fence)
 

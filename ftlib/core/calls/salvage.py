@@ -46,7 +46,7 @@ class Report:
     """Signature of call ``finished``; empty if it was declined, so that it has no result."""
     current_signature: bytes
     """Signature of call ``current``; empty: none, or unknown, as at a newcomer."""
-    origin: str
+    state_id: str
     """Id of the member from whose state this member's state descends; empty: unknown."""
     founder: bool
     """True if the member was in the founding view: its own initial state is as good as any founder's."""
@@ -145,8 +145,8 @@ class SalvagePlan:
     worthless, and they get the state like joiners."""
     entered: bytes = b""
     """The signature of call K + 1, if all members of the view have said that they are in that very call; else empty."""
-    authority: str = ""
-    """The origin of the valid state; empty if no member has it."""
+    current_state_id: str = ""
+    """The id of the valid state; empty if no member has it."""
     holders: tuple[str, ...] = ()
     """Members with the valid state, in seniority order; late members only if there are no others."""
     drawn: tuple[tuple[str, bytes], ...] = ()
@@ -171,7 +171,7 @@ def plan(view: View, reports: Mapping[str, bytes]) -> SalvagePlan:
 def planned(view: View, known: Mapping[str, Report]) -> SalvagePlan:
     """As ``plan``, from reports that were read."""
     if not view.parent_id:
-        return SalvagePlan(0, 0, authority=view.ids[0], holders=(view.ids[0],))
+        return SalvagePlan(0, 0, current_state_id=view.ids[0], holders=(view.ids[0],))
     acted = {member_id: report for member_id, report in known.items() if not report.blank} or _substitutes(known)
     if not acted:
         text = "every member that held the state ended before it was passed on: start anew, from a checkpoint if there is one"
@@ -187,10 +187,10 @@ def planned(view: View, known: Mapping[str, Report]) -> SalvagePlan:
     newcomers = tuple(m for m in view.ids if m in blank or known[m].newcomer)
     drawing = {m: report.drawn for m, report in known.items() if report.drawn and (m in acted or report.finished == call)}
     adopters = [member_id for member_id, report in acted.items() if report.finished < call]
-    authority, holders = _authority(acted)
-    if not authority:  # all who act only follow; a joiner in the same call may have loaded the state they lack
-        fresh = {m: report for m, report in known.items() if report.blank and report.origin and report.finished == call}
-        authority, holders = _authority(fresh)
+    current_state_id, holders = _current_state_id(acted)
+    if not current_state_id:  # all who act only follow; a joiner in the same call may have loaded the state they lack
+        fresh = {m: report for m, report in known.items() if report.blank and report.state_id and report.finished == call}
+        current_state_id, holders = _current_state_id(fresh)
     leader = next((member_id for member_id in holders if known[member_id].finished == call), finishers[0])
     return SalvagePlan(
         call=call,
@@ -201,12 +201,12 @@ def planned(view: View, known: Mapping[str, Report]) -> SalvagePlan:
         newcomers=newcomers,
         healed=healed,
         entered=_entered(view, call, known),
-        authority=authority,
+        current_state_id=current_state_id,
         holders=holders,
         drawn=tuple(drawing.items()),
         fault=_mismatch(call, acted, finishers, adopters, newcomers)
         or _blamed(view, call, known)
-        or _lost(view, acted, healed, authority)
+        or _lost(view, acted, healed, current_state_id)
         or _ungiven(call, adopters, donors),
     )
 
@@ -235,7 +235,7 @@ def _substitutes(known: Mapping[str, Report]) -> dict[str, Report]:
     These are the joiners that loaded the state on entry to the newest call; if no state was registered, those with the newest
     count.
     """
-    loaded = {member_id: report for member_id, report in known.items() if report.origin}
+    loaded = {member_id: report for member_id, report in known.items() if report.state_id}
     if loaded or any(report.has_state for report in known.values()):
         newest = max((report.finished for report in loaded.values()), default=0)
         return {member_id: report for member_id, report in loaded.items() if report.finished == newest}
@@ -243,16 +243,16 @@ def _substitutes(known: Mapping[str, Report]) -> dict[str, Report]:
     return {member_id: report for member_id, report in known.items() if report.finished == newest}
 
 
-def _authority(acted: Mapping[str, Report]) -> tuple[str, tuple[str, ...]]:
-    """The origin of the valid state, and its holders. If no member has loaded a state, a founder's own initial state is valid.
+def _current_state_id(acted: Mapping[str, Report]) -> tuple[str, tuple[str, ...]]:
+    """The id of the valid state, and its holders. If no member has loaded a state, a founder's own initial state is valid.
 
-    A follower has no origin, and is no founder. If only some founders have loaded a checkpoint so far, those are further.
+    A follower has no such id, and is no founder. If only some founders have loaded a checkpoint so far, those are further.
     """
     furthest = sorted(acted.values(), key=lambda report: -report.step)  # a stable sort: by seniority where steps are equal
-    origin = next((report.origin for report in furthest if report.origin), "")
-    if origin:
-        holders = [member_id for member_id, report in acted.items() if report.origin == origin]
-        return origin, tuple([member_id for member_id in holders if not acted[member_id].late] or holders)
+    state_id = next((report.state_id for report in furthest if report.state_id), "")
+    if state_id:
+        holders = [member_id for member_id, report in acted.items() if report.state_id == state_id]
+        return state_id, tuple([member_id for member_id in holders if not acted[member_id].late] or holders)
     founder = next((member_id for member_id, report in acted.items() if report.founder), "")
     return (founder, (founder,)) if founder else ("", ())
 
@@ -265,8 +265,8 @@ def _entered(view: View, call: int, known: Mapping[str, Report]) -> bytes:
     return signatures.pop() if len(there) == len(view.ids) and len(signatures) == 1 else b""
 
 
-def _lost(view: View, acted: Mapping[str, Report], healed: Sequence[str], authority: str) -> Fault | None:
-    if authority or not (healed or any(report.has_state for report in acted.values())):
+def _lost(view: View, acted: Mapping[str, Report], healed: Sequence[str], current_state_id: str) -> Fault | None:
+    if current_state_id or not (healed or any(report.has_state for report in acted.values())):
         return None
     return Fault(FaultKind.STATE_LOST, view.ids, "all who held the trained state are gone: start anew from a checkpoint")
 

@@ -57,9 +57,9 @@ def _left_behind(common: ShardPlan, known: Mapping[str, Report]) -> Fault | None
 
 def _seen(report: Report) -> ShardReport:
     acted = not report.blank or report.held > 0  # its mate may have finished that
-    has = bool(report.origin) or (acted and (report.founder or not report.has_state))
+    has = bool(report.state_id) or (acted and (report.founder or not report.has_state))
     held = report.held or (0 if report.spoilt or report.blank else report.finished)
-    return ShardReport(report.finished, held, has, initial=report.founder and report.has_state and not report.origin)
+    return ShardReport(report.finished, held, has, initial=report.founder and report.has_state and not report.state_id)
 
 
 def _plan(view: View, known: Mapping[str, Report], common: ShardPlan, replicas: tuple[Replica, ...], shard: int) -> SalvagePlan:
@@ -71,7 +71,7 @@ def _plan(view: View, known: Mapping[str, Report], common: ShardPlan, replicas: 
         newest = max((known[key].finished for each in replicas for key in each.ids if key in known), default=0)
         return planned(mine, {key: replace(known[key], finished=newest) for key in mine.ids if key in known})
     finishers = [known[key] for each in replicas for key in each.ids if key in known and known[key].finished == common.call]
-    step = max((report.step for report in finishers if not report.blank or report.origin), default=0)
+    step = max((report.step for report in finishers if not report.blank or report.state_id), default=0)
     adopters = dict(common.adoptions)
     seen = {}
     for key in mine.ids:
@@ -79,7 +79,7 @@ def _plan(view: View, known: Mapping[str, Report], common: ShardPlan, replicas: 
         if report is None:
             continue
         if key in common.blank:
-            report = replace(report, blank=True, origin="", founder=False)
+            report = replace(report, blank=True, state_id="", founder=False)
         elif key in common.keepers:
             signature = report.held_signature
             report = replace(report, finished=common.call, step=step, last_signature=signature, current=0, blank=False)

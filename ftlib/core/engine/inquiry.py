@@ -139,7 +139,7 @@ class Inquiry:
             if call is None or call.number != number or call.foreign or call.declines:
                 away = call is not None and call.number == number and (call.stand_in or call.declines)
                 raise (Refusal.ABSENT if away else Refusal.LATER).error(f"not inside call {number}")
-            if plane.newcomer and plane.origin != plane.authority:
+            if plane.newcomer and plane.state_id != plane.current_state_id:
                 raise Refusal.LATER.error("this worker is a newcomer itself")
             known = _YES if self._layouts.may_know(bytes.fromhex(like)) else _NO
             return iter([call.layout.signature + self._shape() + known + call.layout.kind.encode()])
@@ -147,7 +147,7 @@ class Inquiry:
     def _never_fits(self, shape: bytes) -> bool:
         """True if a state of that shape cannot be loaded here: then the others may never make a call like this program's."""
         plane, own = self._plane, self._shape()
-        return plane.origin != plane.authority and own != shape and UNKNOWN not in (own, shape)
+        return plane.state_id != plane.current_state_id and own != shape and UNKNOWN not in (own, shape)
 
     def _shape(self) -> bytes:
         registered = self._registered()

@@ -94,7 +94,7 @@ class Execution:
         plane = self._plane
         self._samples = plane.data.weigh(call, self.unit.batches, self._samples)
         self.unit.used(call.batches)
-        if plane.has_state and plane.authority and plane.origin != plane.authority:
+        if plane.has_state and plane.current_state_id and plane.state_id != plane.current_state_id:
             call.reloaded()  # this worker leaves without having got the state: its input counts nothing
         inner = None
         if session.group is not None:

@@ -94,8 +94,8 @@ class Counts(Protocol):
     step: int
     founder: bool
     newcomer: bool
-    origin: str
-    authority: str
+    state_id: str
+    current_state_id: str
     lag: Lag
     leaving: Callable[[], bool]
     member_id: str
@@ -146,7 +146,7 @@ class DataAccounting:
                 return
             if self.sampler is not None:
                 raise ConfigError("register_state: another ElasticSampler is registered already; register one, once")
-            if plane.step > 0 and plane.origin and plane.origin == plane.authority:
+            if plane.step > 0 and plane.state_id and plane.state_id == plane.current_state_id:
                 raise ConfigError("register_state: an ElasticSampler has to be registered before the first average")
             self.sampler = sampler
             self._bind()
@@ -182,7 +182,7 @@ class DataAccounting:
     def start(self) -> None:
         """Deal the samples, if this member is a founder whose own initial state is the job's. Idempotent."""
         plane = self._plane
-        if not self._here and self._founding and plane.phase is Phase.ACTIVE and plane.origin == plane.authority:
+        if not self._here and self._founding and plane.phase is Phase.ACTIVE and plane.state_id == plane.current_state_id:
             self._replay(_START)
 
     # --- a call --------------------------------------------------------------------------------------------------------
@@ -330,7 +330,7 @@ class DataAccounting:
     def activated(self, session: Session) -> None:
         """A view is active, and the plane's counts are those of its plan."""
         plane, plan = self._plane, session.plan
-        self._here = self._here and plane.origin == plane.authority
+        self._here = self._here and plane.state_id == plane.current_state_id
         if plane.member_id in plan.blank:
             self._events.clear()  # calls were missed
         if not session.view.parent_id:

@@ -95,8 +95,8 @@ class Plane:
         self.void, self.newcomer = False, False  # void: the newest finished call had no result
         """``newcomer``: True from this member's admission or healing until its program finishes a call that the others make,
         too; until then the program may be at another place than the others' programs."""
-        self.origin, self.authority = "", ""
-        """The valid origin in the active session: the plan's, until founders load a checkpoint in the session."""
+        self.state_id, self.current_state_id = "", ""
+        """The id of the valid state in the active session: the plan's, until founders load a checkpoint in the session."""
         self.has_state: bool = former is not None and former.has_state
         self.state_places: tuple[str, ...] = () if former is None else former.state_places  # the devices of that state
         self.training_thread = threading.get_ident()
@@ -136,7 +136,7 @@ class Plane:
     @property
     def level(self) -> bool:
         """True if this member has the state that is valid in the active session."""
-        return self.origin == self.authority and bool(self.authority)
+        return self.state_id == self.current_state_id and bool(self.current_state_id)
 
     @property
     def ordered(self) -> bool:
@@ -230,12 +230,12 @@ class Plane:
             self._fence(call)  # backward may have enqueued changes of buffers since the entry
             self.changed.notify_all()
 
-    def caught_up(self, origin: str, number: int) -> bool:
-        """This member has the state on entry to call ``number``, which has just finished; it descends from ``origin``."""
+    def caught_up(self, state_id: str, number: int) -> bool:
+        """This member has the state on entry to call ``number``, which has just finished; it descends from ``state_id``."""
         with self.changed:
-            if self.phase is Phase.STOPPED or self.finished != number or self.authority != origin:
+            if self.phase is Phase.STOPPED or self.finished != number or self.current_state_id != state_id:
                 return False
-            self.origin, self.newcomer = origin, False
+            self.state_id, self.newcomer = state_id, False
             self.data.caught_up()
             self._has_loaded()
             return True
@@ -362,12 +362,12 @@ class Plane:
                 self._freeze()
             return first, order
 
-    def loaded(self, session: Session, origin: str) -> bool:
-        """Registered state was loaded that descends from ``origin``; False, without effect, if the session ended meanwhile."""
+    def loaded(self, session: Session, state_id: str) -> bool:
+        """Registered state was loaded that descends from ``state_id``; False, without effect, if the session has ended."""
         with self.changed:
             if not self._acting_in(session):
                 return False
-            self.origin = origin
+            self.state_id = state_id
             if self.current is not None:
                 self._fence(self.current)  # who asks for the state from now on gets what was loaded
             self.data.loaded()
@@ -377,24 +377,24 @@ class Plane:
     def unload(self) -> None:
         """What was loaded at a border is not to be used: the other processes of this replica do not begin there."""
         with self.changed:
-            self.origin = ""
+            self.state_id = ""
 
-    def resumed(self, session: Session, origin: str, step: int) -> bool:
-        """A founder loaded a checkpoint of ``step``, as all members of ``session`` do; their common state is named ``origin``.
+    def resumed(self, session: Session, state_id: str, step: int) -> bool:
+        """A founder loaded a checkpoint of ``step``, as all of ``session`` do; their common state is named ``state_id``.
 
         False if the session ended meanwhile: then the others may not have this member's state.
         """
         with self.changed:
             acting = self._acting_in(session)
             self.step = step
-            self.origin = origin if acting else ""
+            self.state_id = state_id if acting else ""
             if acting:
-                self.authority = origin
+                self.current_state_id = state_id
                 self.data.resumed()
                 self._has_loaded()
             return acting
 
-    def not_resumed(self, session: Session, origin: str, step: int) -> None:
+    def not_resumed(self, session: Session, state_id: str, step: int) -> None:
         """The others of ``session`` have loaded a checkpoint of ``step``, see ``resumed``, and this member cannot.
 
         So it lacks their state: if its program goes on all the same, its next call loads that.
@@ -402,7 +402,7 @@ class Plane:
         with self.changed:
             if self._acting_in(session):
                 self.step = step
-                self.authority = origin
+                self.current_state_id = state_id
                 self.data.lost()
 
     def acting_in(self, session: Session) -> bool:
@@ -535,16 +535,16 @@ class Plane:
                 self.held = None  # done again
             if plan.donor_of(self.member_id) is None and not session.keeps:
                 if self.blank and self.finished != plan.call:
-                    self.origin = ""  # behind, or the loaded state belongs to a call that no remaining member finished
+                    self.state_id = ""  # behind, or the loaded state belongs to a call that no remaining member finished
                 self.finished_in = self.finished_in if self.finished == plan.call else ""
                 self.finished, self.step = plan.call, plan.step
                 if self.current is not None:
                     self.current.renumber(self.finished + 1)
                 self.tell()
             self.newcomer = self.newcomer or self.member_id in plan.blank
-            self.authority = plan.authority
-            if plan.authority == self.member_id and self.member_id in plan.holders:
-                self.origin = self.member_id
+            self.current_state_id = plan.current_state_id
+            if plan.current_state_id == self.member_id and self.member_id in plan.holders:
+                self.state_id = self.member_id
             self.session, self.trailer, self._broken = session, None, False
             self._remember(session.view)
             self.data.activated(session)
@@ -681,7 +681,7 @@ class Plane:
         if self.newcomer:
             self.newcomer = call.foreign or not came_in
             if self.newcomer:
-                self.origin = ""  # the loaded state was the one on entry to that call
+                self.state_id = ""  # the loaded state was the one on entry to that call
 
     def _report(self, entered: Layout | None) -> Report:
         """``entered``: the layout of the call in progress, if it is known and the others', too."""
@@ -692,4 +692,4 @@ class Plane:
         spoilt = self.results is not None and self.results.changed
         found = ((), "") if self.session is None else (self.session.blamed[:NAMED], self.session.dispute)
         held = (0, b"") if self.held is None else (self.held.number, self.held.signature)
-        return Report(*calls, *signatures, self.origin, *state, drawn, self.newcomer, spoilt, *found, *held)
+        return Report(*calls, *signatures, self.state_id, *state, drawn, self.newcomer, spoilt, *found, *held)

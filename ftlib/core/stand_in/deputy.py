@@ -308,7 +308,7 @@ class Deputy:
     def _may_begin(self) -> bool:
         plane = self._plane
         with plane.changed:
-            lacking = plane.blank or not plane.authority or plane.origin != plane.authority
+            lacking = plane.blank or not plane.current_state_id or plane.state_id != plane.current_state_id
         step = self._pattern.step()
         reason = replayable(self._registered()) or why_no_step(step)
         if reason:

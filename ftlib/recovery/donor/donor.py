@@ -129,7 +129,7 @@ class Donor(Observer):
 
         Ranges pinned within the call must be copied before the next step, even if the first request came during the call.
         """
-        if not (call.changes_state or call.stand_in) and self._plane.origin == self._plane.authority:
+        if not (call.changes_state or call.stand_in) and self._plane.state_id == self._plane.current_state_id:
             self._watch()  # else another thread may step the optimizers: a late program, or a joiner's replay
         return self.sender.hand_on(call, results)
 
@@ -161,7 +161,7 @@ class Donor(Observer):
     # --- what may be asked ---------------------------------------------------------------------------------------------
 
     def _offer(self, query: Query) -> Body:
-        joiner, version, origin = _text(query, "joiner"), _number(query, "version"), _text(query, "origin")
+        joiner, version, state_id = _text(query, "joiner"), _number(query, "version"), _text(query, "origin")
         holders, own = _text(query, "holders").split(","), self._plane.member_id
         turn, wants_inline, apart = (_number(query, name) for name in ("turn", "inline", "apart"))
         chunk = ChunkRequest(*(_number(query, name) for name in ("portion", "first", "keep")))
@@ -170,7 +170,7 @@ class Donor(Observer):
         if apart:
             self._expect(joiner, chunk, len(holders))
         with self._read_hold.asking(version), self._offering(joiner) as offer:
-            manifest, flat = self._look(version, origin)
+            manifest, flat = self._look(version, state_id)
             parts = chunks(manifest.borders if apart else (), manifest.nbytes)
             if chunk.number >= len(parts):
                 raise LookupError(f"portion={chunk.number} is none of {len(parts)}")
@@ -204,10 +204,10 @@ class Donor(Observer):
         return self._noted(query, self._group_sender.send(data, offset, count, view_id, rank, tag))
 
     def _digest(self, query: Query) -> Body:
-        version, origin = _number(query, "version"), _text(query, "origin")
+        version, state_id = _number(query, "version"), _text(query, "origin")
         ranges = _ranges(query)
         with self._read_hold.asking(version):
-            manifest, flat = self._look(version, origin)
+            manifest, flat = self._look(version, state_id)
             if any(not start < stop <= manifest.nbytes for start, stop in ranges):
                 raise LookupError(f"ranges=... is not within the {manifest.nbytes} bytes of the state")
             if sum(stop - start for start, stop in ranges) > manifest.nbytes:  # an optimizer's step waits for it
@@ -218,14 +218,14 @@ class Donor(Observer):
         return _digests(digest)
 
     def _inline(self, query: Query) -> Body:
-        version, origin = _number(query, "version"), _text(query, "origin")
+        version, state_id = _number(query, "version"), _text(query, "origin")
         with self._read_hold.asking(version):
-            return pieces(self._look(version, origin)[0].packed)
+            return pieces(self._look(version, state_id)[0].packed)
 
     def _begin(self, query: Query) -> Body:
-        joiner, origin, holders = (_text(query, name) for name in ("joiner", "origin", "holders"))
+        joiner, state_id, holders = (_text(query, name) for name in ("joiner", "origin", "holders"))
         turn, version, inline = (_number(query, name) for name in ("turn", "version", "inline"))
-        return pieces(self.sender.begin(SnapshotRequest(joiner, origin, holders.split(","), turn, version, bool(inline))))
+        return pieces(self.sender.begin(SnapshotRequest(joiner, state_id, holders.split(","), turn, version, bool(inline))))
 
     def _averages(self, query: Query) -> Body:
         return self.sender.averages(_signature(query))
@@ -271,13 +271,13 @@ class Donor(Observer):
                 if self._offers.get(joiner) is offer:
                     del self._offers[joiner]
 
-    def _look(self, version: int, origin: str) -> tuple[Manifest, FlatState]:
+    def _look(self, version: int, state_id: str) -> tuple[Manifest, FlatState]:
         """The state on entry to call ``version``; LookupError if that call may have ended while the state was read."""
         plane = self._plane
         self._await(version)
         with self._looking:
             with plane.changed:
-                registered, call, known = self._held(origin), plane.current, self._parts
+                registered, call, known = self._held(state_id), plane.current, self._parts
                 fence = None if call is None else call.fence
             found = known[1] if known is not None and known[0] is call else _split(registered, plane.step, fence)
             with plane.changed:
@@ -319,13 +319,13 @@ class Donor(Observer):
         if plane.current is not None and plane.current.changes_state:
             raise LookupError(f"call {version} is a whole step (execute), whose averages nobody else can apply")
 
-    def _held(self, origin: str) -> Registered:
+    def _held(self, state_id: str) -> Registered:
         registered = self._registered()
         if registered is None:
             raise LookupError("no state is registered here")
-        if self._plane.origin != origin:
+        if self._plane.state_id != state_id:
             why = "this member does not hold that state"
-            raise LookupError(why) if self._plane.origin else Refusal.LATER.error(why)
+            raise LookupError(why) if self._plane.state_id else Refusal.LATER.error(why)
         return registered
 
     def _arm(self, joiner: str, version: int, shards: list[Shard], flat: FlatState, keep: int, offer: object) -> None:

@@ -42,7 +42,7 @@ class SnapshotRequest:
     """A spare's request for this member's shards (see ``shards``), as of a call that this member has not entered yet."""
 
     joiner: str
-    origin: str
+    state_id: str
     holders: Sequence[str]
     turn: int
     version: int
@@ -93,7 +93,7 @@ class ReplicationSender:
         if not self._stream.heard:
             return None
         plane = self._plane
-        if plane.origin != plane.authority or call.stand_in:
+        if plane.state_id != plane.current_state_id or call.stand_in:
             self._stream.end("this member lacks the state itself")
             return None
         layout = results.layout
@@ -152,7 +152,7 @@ class ReplicationSender:
         """
         plane = self._plane
         with plane.changed:
-            self._check(request.origin)
+            self._check(request.state_id)
             if plane.member_id not in request.holders:
                 raise LookupError(f"holders={','.join(request.holders)} are others than this member, {plane.member_id}")
             if max(plane.finished, plane.current.number if plane.current else 0) >= request.version:
@@ -171,26 +171,26 @@ class ReplicationSender:
         """``ask=averages``: a record of every call from now on, with the sums of calls that have this ``signature``."""
         plane = self._plane
         with plane.changed:
-            self._check(plane.authority)
+            self._check(plane.current_state_id)
             session = plane.session
             if session is None:
                 raise Refusal.LATER.error("this member is in no view")
             ids = dict.fromkeys((*session.plan.holders, plane.member_id))
             subscriber = self._stream.subscribe(signature)
             holders = tuple(session.view.member(each) for each in ids if each in session.view)
-            hello = Hello(plane.finished, plane.finished_in, plane.origin, holders)
+            hello = Hello(plane.finished, plane.finished_in, plane.state_id, holders)
         return _told(subscriber, hello)
 
     # --- inside --------------------------------------------------------------------------------------------------------
 
-    def _check(self, origin: str) -> None:
+    def _check(self, state_id: str) -> None:
         """LookupError unless this member holds that state."""
         plane = self._plane
         if plane.phase is Phase.STOPPED:
             raise LookupError("this member has left the job")
         if self._registered() is None:
             raise LookupError("no state is registered here")
-        if not origin or plane.origin != origin or plane.lag.calls:
+        if not state_id or plane.state_id != state_id or plane.lag.calls:
             raise Refusal.LATER.error("this member does not hold that state")
 
     def _grant(self, requests: Sequence[SnapshotRequest], number: int) -> None:
@@ -202,7 +202,7 @@ class ReplicationSender:
             _refuse(requests, str(error))
             return
         for request in requests:
-            if plane.origin != request.origin or request.version != number:
+            if plane.state_id != request.state_id or request.version != number:
                 _refuse([request], f"this member does not hold that state, or is past call {request.version}")
                 continue
             if plane.session is not None and request.joiner in plane.session.view:  # it may have asked as a joiner since

@@ -162,7 +162,7 @@ class HTTPTransport:
         holders: Sequence[Member],
         *,
         version: int,
-        origin: str,
+        state_id: str,
         turn: int,
         inline_from: str,
         go_on: GoOn,
@@ -178,7 +178,7 @@ class HTTPTransport:
             "ask": "offer",
             "joiner": self._own_id,
             "version": version,
-            "origin": origin,
+            "origin": state_id,
             "holders": ",".join(member.id for member in holders),
             "turn": turn,
             "apart": int(chunk is not None),
@@ -217,7 +217,7 @@ class HTTPTransport:
         return SnapshotOffer(one.nbytes, one.shards, packed, one.chunks, failed)
 
     def begin(
-        self, member: Member, origin: str, holders: Sequence[Member], turn: int, version: int, go_on: GoOn, *, inline: bool
+        self, member: Member, state_id: str, holders: Sequence[Member], turn: int, version: int, go_on: GoOn, *, inline: bool
     ) -> Begun:
         """For a spare: ask ``member`` to pin its shards on entry to call ``version``, and wait for that without limit.
 
@@ -226,7 +226,7 @@ class HTTPTransport:
         query = {
             "ask": "begin",
             "joiner": self._own_id,
-            "origin": origin,
+            "origin": state_id,
             "holders": ",".join(holder.id for holder in holders),
             "turn": turn,
             "version": version,
@@ -256,17 +256,19 @@ class HTTPTransport:
                 got(stop - start)
             answer.finish()
 
-    def digest(self, member: Member, version: int, ranges: Sequence[tuple[int, int]], origin: str, go_on: GoOn) -> list[bytes]:
+    def digest(
+        self, member: Member, version: int, ranges: Sequence[tuple[int, int]], state_id: str, go_on: GoOn
+    ) -> list[bytes]:
         """The digests of ``ranges`` of the flat state at ``version``, in order."""
         text = ",".join(f"{start}:{stop}" for start, stop in ranges)
-        with self.asked(member, {"ask": "digest", "version": version, "origin": origin, "ranges": text}, go_on) as answer:
+        with self.asked(member, {"ask": "digest", "version": version, "origin": state_id, "ranges": text}, go_on) as answer:
             found = [_exactly(member, answer, DIGEST) for _ in ranges]
             answer.finish()
             return found
 
-    def inline(self, member: Member, version: int, origin: str, go_on: GoOn) -> bytes:
+    def inline(self, member: Member, version: int, state_id: str, go_on: GoOn) -> bytes:
         """The packed inline part at ``version``."""
-        return self._whole(member, {"ask": "inline", "version": version, "origin": origin}, go_on)
+        return self._whole(member, {"ask": "inline", "version": version, "origin": state_id}, go_on)
 
     def layout(self, member: Member, signature: bytes, go_on: GoOn) -> Layout:
         """The layout with that signature, of a call that the member made lately."""

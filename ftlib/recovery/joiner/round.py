@@ -65,7 +65,7 @@ class Round:
         transport: HTTPTransport,
         session: Session | None,
         members: Sequence[Member],
-        origin: str,
+        state_id: str,
         number: int,
         shards: Sequence[Shard],
         offer: SnapshotOffer,
@@ -78,7 +78,7 @@ class Round:
         self.transport = transport
         self.registered = registered
         self.session = session
-        self.origin = origin
+        self.state_id = state_id
         self.begins = number
         self.flat: FlatState | None = None
         self._plane = plane

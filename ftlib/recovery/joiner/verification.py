@@ -42,11 +42,11 @@ class Verification:
         holders = [session.view.member(holder) for holder in session.plan.holders]
         self._shares = _shares(round_, len(holders))
         self._pool = ThreadPoolExecutor(1 + 2 * len(holders), "ftlib-verify")
-        transport, origin = round_.transport, round_.origin
+        transport, state_id = round_.transport, round_.state_id
         teller = holders[turn % len(holders)]
-        self._rest = self._pool.submit(self._until_told, transport.inline, teller, number, origin, self._wanted)
+        self._rest = self._pool.submit(self._until_told, transport.inline, teller, number, state_id, self._wanted)
         self._theirs = [
-            self._pool.submit(self._until_told, transport.digest, holder, number, share, origin, self._wanted)
+            self._pool.submit(self._until_told, transport.digest, holder, number, share, state_id, self._wanted)
             for holder, share in zip(holders, self._shares, strict=False)
         ]
 

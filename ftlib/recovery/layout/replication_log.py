@@ -60,22 +60,22 @@ class Hello:
     finished: int
     view_id: str
     """The view in which call ``finished`` was computed."""
-    origin: str
-    """The origin of the sender's state."""
+    state_id: str
+    """The id of the sender's state."""
     holders: tuple[Member, ...]
     """The members that have this state, the sender included."""
 
     def encode(self) -> Iterator[bytes]:
         """The record."""
         members = [[member.id, member.host, member.port] for member in self.holders]
-        yield from _framed(msgpack.packb([self.finished, self.view_id, self.origin, members]))
+        yield from _framed(msgpack.packb([self.finished, self.view_id, self.state_id, members]))
 
     @classmethod
     def read(cls, fill: Fill) -> Hello:
         """Inverse of ``encode``; ValueError for anything else, EOFError if the stream ends too early."""
         match _head(fill):
-            case [int(finished), str(view_id), str(origin), list(members)] if finished >= 0 and origin:
-                return cls(finished, view_id, origin, tuple(_member(entry) for entry in members))
+            case [int(finished), str(view_id), str(state_id), list(members)] if finished >= 0 and state_id:
+                return cls(finished, view_id, state_id, tuple(_member(entry) for entry in members))
         raise ValueError("this is no beginning of averages: run one release everywhere")
 
 

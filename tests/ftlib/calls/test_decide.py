@@ -30,7 +30,9 @@ def call() -> Call:
 def session(*, finished: int, alike: bool = True, lacks: bool = True, keeps: bool = False) -> Session:
     """Of member "a"; ``finished``: the newest call that "b" has finished, and "a" has not where it ``lacks`` it."""
     signature = LAYOUT.signature if alike else b"another"
-    plan = SalvagePlan(finished, finished, signature, adoptions=(("a", "b"),) if lacks else (), authority="b", holders=("b",))
+    plan = SalvagePlan(
+        finished, finished, signature, adoptions=(("a", "b"),) if lacks else (), current_state_id="b", holders=("b",)
+    )
     group: Any = object()
     return Session(VIEW, plan, "a", {"a": 0, "b": 1}, group, keeps=keeps)
 

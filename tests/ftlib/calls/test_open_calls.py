@@ -62,7 +62,7 @@ def test_what_is_complete_begins_where_there_is_room_but_for_the_last() -> None:
 def session(
     plan: SalvagePlan | None = None, group: Any = None, *, expected: Layout | None = LAYOUT, keeps: bool = False
 ) -> Session:
-    plan = plan or SalvagePlan(7, 7, authority="b", holders=("b",))
+    plan = plan or SalvagePlan(7, 7, current_state_id="b", holders=("b",))
     made = Session(VIEW, plan, "a", {"a": 0, "b": 1}, group or object(), keeps=keeps)
     if expected is not None:
         made.ended(expected)
@@ -95,10 +95,10 @@ def a_call(layout: Layout = LAYOUT, owners: list[torch.nn.Parameter] | None = No
 
 LATE = Lag()
 LATE.grow(1)
-BEHIND = SalvagePlan(8, 8, adoptions=(("a", "b"),), authority="b", holders=("b",))
-LIKE_THIS = SalvagePlan(7, 7, LAYOUT.signature, authority="b", holders=("b",))
+BEHIND = SalvagePlan(8, 8, adoptions=(("a", "b"),), current_state_id="b", holders=("b",))
+LIKE_THIS = SalvagePlan(7, 7, LAYOUT.signature, current_state_id="b", holders=("b",))
 ELSEWHERE = replace(LAYOUT, buckets=tuple(replace(bucket, place="cuda:0") for bucket in LAYOUT.buckets))
-LIKE_THERE = SalvagePlan(7, 7, ELSEWHERE.signature, authority="b", holders=("b",))
+LIKE_THERE = SalvagePlan(7, 7, ELSEWHERE.signature, current_state_id="b", holders=("b",))
 WHOLE = lay_out_in_order("average", SPECS, [3, 2, 1, 0], 1 << 20, 1 << 20)
 REORDERED = lay_out_in_order("average", SPECS, [0, 1, 2, 3], 4 * ROW, 4 * ROW)
 

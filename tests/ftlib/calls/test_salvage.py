@@ -20,7 +20,7 @@ def view(ids: list[str], epoch: int = 2) -> View:
 
 
 def report(finished: int, *, current: int = 0, last: bytes = b"x", now: bytes = b"x", **other: object) -> Report:
-    values = {"step": finished, "origin": "a", "founder": True, "blank": False, "has_state": True, **other}
+    values = {"step": finished, "state_id": "a", "founder": True, "blank": False, "has_state": True, **other}
     return Report(finished, current, last_signature=last, current_signature=now if current else b"", **values)  # type: ignore[arg-type]
 
 
@@ -39,14 +39,14 @@ def consistent(draw: st.DrawFn) -> tuple[list[str], dict[str, Report]]:
         if index >= len(ids) - joiners:
             if draw(st.booleans()):
                 granted = draw(st.integers(0, call))
-                reports[name] = report(granted, blank=True, founder=False, origin=draw(st.sampled_from(["", "m0"])))
+                reports[name] = report(granted, blank=True, founder=False, state_id=draw(st.sampled_from(["", "m0"])))
             continue
         behind = draw(st.booleans())
         current = call if behind else draw(st.sampled_from([0, call + 1]))
         finished = call - 1 if behind else call
-        reports[name] = report(finished, current=current, origin=draw(st.sampled_from(["", "m0"])))
+        reports[name] = report(finished, current=current, state_id=draw(st.sampled_from(["", "m0"])))
         if behind:
-            reports[name] = report(finished, current=current, last=b"w", origin=reports[name].origin)
+            reports[name] = report(finished, current=current, last=b"w", state_id=reports[name].state_id)
     return ids, reports
 
 
@@ -69,7 +69,7 @@ def test_plan_is_alike_complete_and_never_mixes(case: tuple[list[str], dict[str,
         assert chosen.donor_of(adopter) == donor
         assert adopter in chosen.adopters_of(donor)
     assert chosen.holders
-    assert chosen.authority
+    assert chosen.current_state_id
     counts = [sum(1 for _, donor in chosen.adoptions if donor == name) for name in acted]
     assert (
         max(counts) - min(count for name, count in zip(acted, counts, strict=True) if acted[name].finished == chosen.call) <= 1
@@ -85,15 +85,15 @@ def uneven(draw: st.DrawFn) -> tuple[list[str], dict[str, Report], list[str], li
     for name in lagging:
         finished = draw(st.integers(0, newest - 2))
         current = draw(st.sampled_from([0, finished + 1]))
-        origin, founder = draw(st.sampled_from(["", "m0", name])), draw(st.booleans())
-        reports[name] = report(finished, current=current, last=b"o", now=b"o", origin=origin, founder=founder)
+        state_id, founder = draw(st.sampled_from(["", "m0", name])), draw(st.booleans())
+        reports[name] = report(finished, current=current, last=b"o", now=b"o", state_id=state_id, founder=founder)
     following = [f"f{i}" for i in range(draw(st.integers(0, 3)))]
     for name in following:
         behind = draw(st.booleans()) and newest > 0
         current = newest if behind else draw(st.sampled_from([0, newest + 1]))
         known = next(found.last_signature for found in reports.values() if not found.blank and found.finished == newest)
         last = b"o" if behind else known
-        reports[name] = report(newest - behind, current=current, last=last, now=b"", step=0, origin="", founder=False)
+        reports[name] = report(newest - behind, current=current, last=last, now=b"", step=0, state_id="", founder=False)
     return draw(st.permutations([*ids, *lagging, *following])), reports, lagging, following
 
 
@@ -168,14 +168,14 @@ def test_a_report_may_be_as_long_as_the_limit_says() -> None:
 
 def test_founding_starts_from_the_most_senior_members_state() -> None:
     chosen = plan(view(["a", "b"], epoch=1), {})
-    assert chosen == SalvagePlan(0, 0, authority="a", holders=("a",))
+    assert chosen == SalvagePlan(0, 0, current_state_id="a", holders=("a",))
 
 
 def test_more_than_one_call_apart_heals_those_behind() -> None:
     chosen = planned({"a": report(5), "b": report(7), "c": report(6, current=7)})
     assert chosen.fault is None
     assert (chosen.call, chosen.healed, chosen.blank) == (7, ("a",), ("a",))
-    assert (chosen.authority, chosen.holders, chosen.adoptions) == ("a", ("b", "c"), (("c", "b"),))
+    assert (chosen.current_state_id, chosen.holders, chosen.adoptions) == ("a", ("b", "c"), (("c", "b"),))
 
 
 def test_without_registered_state_it_stops_them() -> None:
@@ -189,8 +189,8 @@ def test_without_registered_state_it_stops_them() -> None:
 
 
 def test_where_all_holders_lag_the_state_is_lost() -> None:
-    following = report(9, origin="", founder=False, now=b"")
-    for odd in (following, report(9, origin="", founder=False, has_state=False)):
+    following = report(9, state_id="", founder=False, now=b"")
+    for odd in (following, report(9, state_id="", founder=False, has_state=False)):
         chosen = planned({"a": report(5), "b": odd})
         assert chosen.healed == ("a",)
         assert chosen.fault is not None
@@ -198,7 +198,7 @@ def test_where_all_holders_lag_the_state_is_lost() -> None:
 
 
 def follower(finished: int, *, current: int = 0, last: bytes = b"x") -> Report:
-    return report(finished, current=current, last=last, now=b"", step=0, origin="", founder=False)
+    return report(finished, current=current, last=last, now=b"", step=0, state_id="", founder=False)
 
 
 def test_who_follows_is_not_blamed_for_what_it_does_not_know() -> None:
@@ -236,7 +236,7 @@ def without_state(draw: st.DrawFn) -> dict[str, Report]:
         finished = call - draw(st.integers(0, min(1, call - 1)))
         reports[f"f{index}"] = follower(finished, current=draw(st.sampled_from([0, finished + 1])))
     for index in range(draw(st.integers(0, 2))):
-        reports[f"j{index}"] = report(draw(st.integers(0, call)), blank=True, founder=False, origin="")
+        reports[f"j{index}"] = report(draw(st.integers(0, call)), blank=True, founder=False, state_id="")
     return reports
 
 
@@ -249,7 +249,7 @@ def test_who_follows_never_goes_on_alone(reports: dict[str, Report]) -> None:
 
 
 def test_who_follows_goes_on_with_a_joiner_that_has_loaded() -> None:
-    loaded = report(7, blank=True, founder=False, origin="a", step=6)
+    loaded = report(7, blank=True, founder=False, state_id="a", step=6)
     chosen = planned({"f": follower(7, current=8), "j": loaded})
     assert chosen.fault is None
     assert (chosen.call, chosen.step, chosen.holders, chosen.blank) == (7, 6, ("j",), ("j",))
@@ -289,42 +289,42 @@ def test_blame() -> None:
 
 
 def test_state_goes_on_with_whoever_holds_it() -> None:
-    assert planned({"b": report(3, origin="a"), "c": report(3, origin="")}).holders == ("b",)
-    nobody = planned({"b": report(3, origin=""), "c": report(3, origin="")})
-    assert (nobody.authority, nobody.holders) == ("b", ("b",))
-    joiners = {"b": report(3, origin="", founder=False), "c": report(3, origin="", founder=False)}
+    assert planned({"b": report(3, state_id="a"), "c": report(3, state_id="")}).holders == ("b",)
+    nobody = planned({"b": report(3, state_id=""), "c": report(3, state_id="")})
+    assert (nobody.current_state_id, nobody.holders) == ("b", ("b",))
+    joiners = {"b": report(3, state_id="", founder=False), "c": report(3, state_id="", founder=False)}
     fault = planned(joiners).fault
     assert fault is not None
     assert fault.kind is FaultKind.STATE_LOST
 
 
 def test_a_joiner_that_has_loaded_can_go_on_alone() -> None:
-    loaded = report(9, blank=True, founder=False, origin="a")
-    chosen = planned({"j": loaded, "k": report(9, blank=True, founder=False, origin="")}, ["j", "k", "l"])
+    loaded = report(9, blank=True, founder=False, state_id="a")
+    chosen = planned({"j": loaded, "k": report(9, blank=True, founder=False, state_id="")}, ["j", "k", "l"])
     assert chosen.fault is None
     assert (chosen.call, chosen.holders, chosen.blank) == (9, ("j",), ("j", "k", "l"))
-    lost = planned({"j": report(9, blank=True, founder=False, origin="")}, ["j"])
+    lost = planned({"j": report(9, blank=True, founder=False, state_id="")}, ["j"])
     assert lost.fault is not None
     assert lost.fault.kind is FaultKind.STATE_LOST
 
 
 def test_joiners_without_registered_state_go_on() -> None:
-    chosen = planned({"j": report(9, blank=True, founder=False, origin="", has_state=False)}, ["j", "k"])
+    chosen = planned({"j": report(9, blank=True, founder=False, state_id="", has_state=False)}, ["j", "k"])
     assert chosen.fault is None
-    assert (chosen.call, chosen.authority) == (9, "")
+    assert (chosen.call, chosen.current_state_id) == (9, "")
 
 
 def test_what_a_joiner_has_drawn_counts_if_it_has_the_state_as_of_now() -> None:
-    old, new = (report(granted, blank=True, founder=False, origin="a", drawn=b"j") for granted in (6, 7))
-    veteran = report(7, origin="a", drawn=b"a")
+    old, new = (report(granted, blank=True, founder=False, state_id="a", drawn=b"j") for granted in (6, 7))
+    veteran = report(7, state_id="a", drawn=b"a")
     assert planned({"a": veteran, "j": new}).drawn == (("a", b"a"), ("j", b"j"))
     assert planned({"a": veteran, "j": old}).drawn == (("a", b"a"),)
 
 
 def test_joiners_that_loaded_go_on_from_the_newest_state_among_them() -> None:
     """Whoever loaded an older one counts as they do, and gets theirs; so does one that loaded nothing."""
-    old = report(3, blank=True, founder=False, origin="a")
-    new, none = report(5, blank=True, founder=False, origin="a"), report(9, blank=True, founder=False, origin="")
+    old = report(3, blank=True, founder=False, state_id="a")
+    new, none = report(5, blank=True, founder=False, state_id="a"), report(9, blank=True, founder=False, state_id="")
     for order in (["o", "n", "x"], ["x", "n", "o"], ["n", "o", "x"]):
         found = planned({name: {"o": old, "n": new, "x": none}[name] for name in order})
         assert found.fault is None
@@ -334,8 +334,8 @@ def test_joiners_that_loaded_go_on_from_the_newest_state_among_them() -> None:
 
 def test_joiners_that_registered_state_and_have_none_cannot_go_on() -> None:
     """One is enough that did."""
-    bare = report(4, blank=True, founder=False, origin="", has_state=False)
-    registered = report(4, blank=True, founder=False, origin="")
+    bare = report(4, blank=True, founder=False, state_id="", has_state=False)
+    registered = report(4, blank=True, founder=False, state_id="")
     for reports in ({"b": bare, "r": registered}, {"r": registered, "b": bare}, {"r": registered}):
         fault = planned(reports).fault
         assert fault is not None and fault.kind is FaultKind.STATE_LOST
@@ -344,7 +344,7 @@ def test_joiners_that_registered_state_and_have_none_cannot_go_on() -> None:
 
 def test_joiners_without_registered_state_go_on_from_the_newest_count() -> None:
     bare = {
-        name: report(count, blank=True, founder=False, origin="", has_state=False)
+        name: report(count, blank=True, founder=False, state_id="", has_state=False)
         for name, count in zip("bcd", (4, 6, 5), strict=True)
     }
     found = planned(bare)

@@ -249,7 +249,7 @@ def test_catch_up_has_all_its_time_once_members_are_there() -> None:
         return Obtained.HERE
 
     def session_for(call: Call) -> Session | None:
-        alone.plane.origin = alone.plane.authority = "here" if limits else ""
+        alone.plane.state_id = alone.plane.current_state_id = "here" if limits else ""
         return alone.waiting.session(call)
 
     assert caught_up(own, alone.plane, PATIENCE, session_for=session_for, obtain=obtain, agree=None, accompany=lambda _: None)

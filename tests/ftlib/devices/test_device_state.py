@@ -113,7 +113,7 @@ def test_a_donor_reads_what_has_changed_since_the_call_was_entered(device: LateD
     for value in range(1, 11):
         plane, seen = Plane("c"), torch.zeros(7)
         plane.registers((PLACE,))
-        here = session(2, SalvagePlan(7, 7, blank=("c",), authority="a", holders=("a",)), "c")
+        here = session(2, SalvagePlan(7, 7, blank=("c",), current_state_id="a", holders=("a",)), "c")
         assert plane.activate(here)
         plane.enter(call := Call(Kind.AVERAGE, layout, [torch.ones(3)]))
         plane.computes(call, backward)

@@ -237,7 +237,7 @@ def test_a_joiner_is_given_the_state_on_entry_though_the_step_has_changed_it() -
         def ask() -> None:
             plane = worker.ft._plane
             assert plane.current is not None
-            query = {"call": str(plane.current.number), "origin": plane.origin}
+            query = {"call": str(plane.current.number), "origin": plane.state_id}
             tree = decode(b"".join(worker.ft._lives.life.transfer.source(query)))
             nobody = _Nobody()
             other = Learner(nobody)  # type: ignore[arg-type]

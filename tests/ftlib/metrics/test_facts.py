@@ -131,7 +131,7 @@ def test_the_time_in_a_call_is_waiting_until_all_have_come(places: dict[str, tup
     clock = Clock()
     clock.forward(3.0)
     plane = Plane("a", threads=clock)
-    founding = session(1, SalvagePlan(0, 0, authority="a", holders=("a",)), "a")
+    founding = session(1, SalvagePlan(0, 0, current_state_id="a", holders=("a",)), "a")
     assert plane.installing(founding.view) and plane.activate(founding)
     for member, (finished, current) in places.items():
         plane.peer_progress(member, finished, current)

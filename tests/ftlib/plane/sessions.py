@@ -19,7 +19,7 @@ from ftlib.core.tensors.layout import lay_out
 MEMBERS = tuple(Member(name, "127.0.0.1", 1000 + number) for number, name in enumerate("abc"))
 LAYOUT = lay_out("average", [(torch.float32, (3,))], "SUM", 1 << 20)
 GROUP: Any = SimpleNamespace()
-AFTER_SEVEN = SalvagePlan(7, 7, authority="a", holders=("a",))
+AFTER_SEVEN = SalvagePlan(7, 7, current_state_id="a", holders=("a",))
 """Of a session whose first call is the eighth, at members that have all finished the seventh."""
 
 

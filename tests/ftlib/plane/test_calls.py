@@ -82,7 +82,7 @@ def test_the_newest_trailer_is_known_until_the_view_changes() -> None:
     assert plane.finish(here, call, trailer, Results(8, LAYOUT, (), 3.0))
     assert plane.trailer is trailer
     plane.freeze(Order(4, None))
-    assert plane.activate(session(4, SalvagePlan(8, 8, authority="a", holders=("a",)), "a"))
+    assert plane.activate(session(4, SalvagePlan(8, 8, current_state_id="a", holders=("a",)), "a"))
     assert plane.trailer is None
 
 
@@ -95,7 +95,7 @@ def test_a_held_result_is_kept_if_the_next_view_goes_on_with_it(keeps: bool) -> 
     plane.enter(average())
     assert plane.begin(here) and plane.hold(here, results, Trailer.of(()))
     plane.freeze(Order(4, None))
-    plan = SalvagePlan(8, 8, authority="a", holders=("a",)) if keeps else AFTER_SEVEN
+    plan = SalvagePlan(8, 8, current_state_id="a", holders=("a",)) if keeps else AFTER_SEVEN
     assert plane.activate(session(4, plan, "a", keeps=keeps))
     answer = plane.freeze(Order(5, None))
     assert answer is not None
@@ -138,7 +138,7 @@ def test_who_ends_a_call_that_a_freeze_waits_for_hears_of_the_freeze() -> None:
 def test_so_does_who_adopts_it() -> None:
     """The others have finished that call before, and one of them leaves now: they wait for this member's report."""
     plane, order, call = Plane("a"), Order(4, 8), average()
-    here = session(3, SalvagePlan(8, 8, adoptions=(("a", "b"),), authority="a", holders=("a", "b")), "a")
+    here = session(3, SalvagePlan(8, 8, adoptions=(("a", "b"),), current_state_id="a", holders=("a", "b")), "a")
     plane.enter(call)
     assert plane.activate(here) and plane.begin(here) and plane.freeze(order) is None
     assert plane.adopt(here, call, Results(8, LAYOUT, (), 3.0)) == Finish(frozen=False, order=order)
@@ -156,7 +156,7 @@ def test_who_finishes_a_call_after_the_others_is_told_of_the_views_before_with_i
     plane.enter(call := average())
     assert plane.begin(first) and (not held or plane.hold(first, results, Trailer.of(())))
     assert plane.freeze(Order(4, None))
-    plan = SalvagePlan(8, 8, adoptions=() if held else (("a", "b"),), authority="a", holders=("a", "b"))
+    plan = SalvagePlan(8, 8, adoptions=() if held else (("a", "b"),), current_state_id="a", holders=("a", "b"))
     second = session(4, plan, "a", keeps=held)
     assert plane.activate(second) and plane.begin(second)
     assert plane.adopt(second, call, results)

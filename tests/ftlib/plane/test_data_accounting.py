@@ -32,7 +32,7 @@ def test_a_newcomer_that_stays_out_claims_no_samples_any_more(out: bool) -> None
     plane, sampler = Plane("c"), Mock(closing=False)
     sampler.begin.return_value, sampler.follow.return_value, sampler.report.return_value = OWN, NONE, b"drawn"
     plane.data.register(sampler)
-    here = session(2, SalvagePlan(7, 7, blank=("c",), newcomers=("c",), authority="a", holders=("a",)), "c")
+    here = session(2, SalvagePlan(7, 7, blank=("c",), newcomers=("c",), current_state_id="a", holders=("a",)), "c")
     assert plane.activate(here)
     plane.enter(call := average())
     assert plane.loaded(here, "a") and plane.begin(here)
@@ -90,7 +90,7 @@ def test_who_adopts_a_call_deals_its_samples_before_those_of_the_view_that_gave_
     assert plane.loaded(here, "a") and plane.begin(here)
     plane.freeze(Order(4, None))
     drawn = (("a", bytes(4) + b"drawn"),)
-    plan = SalvagePlan(8, 8, adoptions=(("a", "b"),), authority="a", holders=("a", "b"), drawn=drawn)
+    plan = SalvagePlan(8, 8, adoptions=(("a", "b"),), current_state_id="a", holders=("a", "b"), drawn=drawn)
     newest = session(4, plan, "a")
     assert plane.activate(newest) and plane.begin(newest)
     sampler.reset_mock()
@@ -103,7 +103,7 @@ def test_a_call_of_a_program_without_the_state_uses_nothing_up(foreign: bool) ->
     """Its batches were fillers: it draws them again. A call of the others' drew nothing."""
     plane, sampler = Plane("c"), Mock()
     plane.data.register(sampler)
-    here = session(2, SalvagePlan(7, 7, blank=("c",), newcomers=("c",), authority="a", holders=("a",)), "c")
+    here = session(2, SalvagePlan(7, 7, blank=("c",), newcomers=("c",), current_state_id="a", holders=("a",)), "c")
     assert plane.activate(here)
     plane.enter(call := Followed(0.0, veto=False) if foreign else average())
     assert plane.begin(here) and plane.adopt(here, call, Results(8, LAYOUT, (), 3.0))
@@ -115,7 +115,7 @@ def test_a_newcomer_waits_three_times_where_the_others_only_average(kind: Kind) 
     """In an average its fillers do no harm to the next epoch; what another call is for nobody knows."""
     plane, sampler = Plane("c"), Mock()
     plane.data.register(sampler)
-    here = session(2, SalvagePlan(7, 7, blank=("c",), newcomers=("c",), authority="a", holders=("a",)), "c")
+    here = session(2, SalvagePlan(7, 7, blank=("c",), newcomers=("c",), current_state_id="a", holders=("a",)), "c")
     assert plane.activate(here)
     for number, each in ((8, kind), (9, Kind.AVERAGE)):
         plane.enter(call := Followed(0.0, veto=False))
@@ -173,7 +173,7 @@ def test_a_loader_fails_at_the_end_unless_the_programs_call_ends_it(
         assert thawed is told
 
 
-FOUNDING = SalvagePlan(0, 0, authority="a", holders=("a",))
+FOUNDING = SalvagePlan(0, 0, current_state_id="a", holders=("a",))
 
 
 def test_a_founder_waits_until_its_samples_are_dealt() -> None:
@@ -184,7 +184,7 @@ def test_a_founder_waits_until_its_samples_are_dealt() -> None:
     plane.data.settle(TIMEOUT)  # it does not know yet what it is
     assert plane.installing(founding.view)
     threads.happens.append(lambda: plane.activate(founding))
-    plane.origin = "a"
+    plane.state_id = "a"
     plane.data.settle(TIMEOUT)
     assert not threads.happens
     assert [each[0] for each in sampler.method_calls] == ["bind", "found"]
@@ -212,7 +212,7 @@ def test_who_joins_before_the_first_step_does_not_say_over_whom_the_first_deal_i
     plane = Plane("c")
     view = View(2, "parent", MEMBERS)
     assert plane.installing(view)
-    assert plane.activate(session(2, SalvagePlan(0, 0, blank=("c",), authority="a", holders=("a", "b")), "c"))
+    assert plane.activate(session(2, SalvagePlan(0, 0, blank=("c",), current_state_id="a", holders=("a", "b")), "c"))
     assert plane.data.report() == b""
 
 
@@ -224,7 +224,7 @@ def test_a_newcomer_would_stay_out_where_the_others_leave_their_loop(newcomer: b
     plane, sampler = Plane("c"), Mock()
     plane.data.register(sampler)
     new = ("c",) if newcomer else ()
-    here = session(2, SalvagePlan(7, 7, blank=new, newcomers=new, authority="a", holders=("a",)), "c")
+    here = session(2, SalvagePlan(7, 7, blank=new, newcomers=new, current_state_id="a", holders=("a",)), "c")
     assert plane.activate(here)
     plane.enter(call := Followed(0.0, veto=False) if foreign else average())
     assert plane.loaded(here, "a")
@@ -241,7 +241,7 @@ def test_nobody_is_left_behind_by_those_who_have_lost_their_state_since() -> Non
     plane.data.register(sampler)
     sampler.left_behind.return_value = True
     new = ("b", "c")
-    here = session(2, SalvagePlan(7, 7, blank=new, newcomers=new, authority="a", holders=("b",)), "c")
+    here = session(2, SalvagePlan(7, 7, blank=new, newcomers=new, current_state_id="a", holders=("b",)), "c")
     assert plane.activate(here)
     plane.enter(call := average())
     assert plane.loaded(here, "a")

@@ -83,7 +83,7 @@ def test_who_is_blamed_for_a_disagreement_stops_and_the_others_say_who_it_is(bla
 def test_who_lacks_the_result_of_a_finished_call_stops(number: int, inside: bool, stops: bool) -> None:
     """Its state is another one than the others' from then on; who fails before that just leaves the call."""
     plane, consensus = Plane("a"), Mock()
-    first = session(1, SalvagePlan(0, 0, authority="a", holders=("a",)), "a", group=Mock())
+    first = session(1, SalvagePlan(0, 0, current_state_id="a", holders=("a",)), "a", group=Mock())
     assert plane.installing(first.view) and plane.activate(first)
     plane.enter(average())
     assert plane.begin(first)

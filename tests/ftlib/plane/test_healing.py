@@ -121,7 +121,7 @@ def test_it_lags_again_before_it_has_got_the_state(caplog: pytest.LogCaptureFixt
         for left, each in enumerate(reversed(gone)):
             exclude(each.ft)
             eventually(lambda size=3 - left: late.ft.size == senior.ft.size == size, "the others go on")  # type: ignore[misc]
-        assert not late.ft._plane.origin
+        assert not late.ft._plane.state_id
         assert late.ft._plane.session is not None
         assert late.ft._plane.session.plan.healed == ()
         assert late.ft._plane.session.plan.blank == (late.ft._plane.member_id,)

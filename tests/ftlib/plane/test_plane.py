@@ -31,7 +31,7 @@ from tests.ftlib.plane.sessions import GROUP, LAYOUT, MEMBERS, session
 def test_every_question_of_one_epoch_gets_the_same_report() -> None:
     """Its program may have entered a call since the first one; of the next epoch's report that is a part."""
     plane = Plane("a")
-    assert plane.activate(session(3, SalvagePlan(7, 7, authority="a", holders=("a",)), "a"))
+    assert plane.activate(session(3, SalvagePlan(7, 7, current_state_id="a", holders=("a",)), "a"))
     first = plane.freeze(Order(4, None))
     assert first is not None
     plane.enter(Call(Kind.AVERAGE, LAYOUT, [torch.ones(3)], weight=1.0, divide=True))
@@ -46,7 +46,7 @@ def test_a_call_that_has_failed_or_was_frozen_is_not_under_way(comes_to: str) ->
     """Else a coordinator would wait for its end, and let nobody in."""
     told: list[bool] = []
     plane = Plane("a", lambda _finished, _current, *, busy=False, **_: told.append(busy))
-    here = session(3, SalvagePlan(7, 7, authority="a", holders=("a",)), "a")
+    here = session(3, SalvagePlan(7, 7, current_state_id="a", holders=("a",)), "a")
     assert plane.activate(here)
     plane.wish(wanted=True)  # somebody waits to be let in: only then is every call told
     plane.enter(call := Call(Kind.AVERAGE, LAYOUT, [torch.ones(3)], weight=1.0, divide=True))
@@ -69,7 +69,7 @@ def test_a_call_that_has_failed_or_was_frozen_is_not_under_way(comes_to: str) ->
 def test_who_is_behind_its_deputy_says_so(behind: int) -> None:
     """By however little: it is the last to be asked for the state, which it does not have yet."""
     plane = Plane("a")
-    assert plane.activate(session(3, SalvagePlan(7, 7, authority="a", holders=("a",)), "a"))
+    assert plane.activate(session(3, SalvagePlan(7, 7, current_state_id="a", holders=("a",)), "a"))
     for _ in range(behind):
         plane.lag.grow(1)
     answer = plane.freeze(Order(4, None))
@@ -80,7 +80,7 @@ def test_who_is_behind_its_deputy_says_so(behind: int) -> None:
 def test_a_program_that_is_behind_its_deputy_is_at_no_border() -> None:
     """It is not where the calls are: whoever got the state there would lack what it has yet to take over."""
     plane = Plane("a")
-    assert plane.activate(session(3, SalvagePlan(7, 7, authority="a", holders=("a",)), "a"))
+    assert plane.activate(session(3, SalvagePlan(7, 7, current_state_id="a", holders=("a",)), "a"))
     plane.lag.grow(1)
     plane.at_border()
     assert not plane.settled(8)
@@ -94,7 +94,7 @@ def test_a_program_that_is_behind_its_deputy_is_at_no_border() -> None:
 def test_a_checkpoint_that_is_loaded_between_two_borders_before_one_call_is_no_step() -> None:
     """The program may come to the second one by ``catch_up`` before its first call, and never again."""
     plane = Plane("a")
-    here = session(3, SalvagePlan(0, 0, authority="a", holders=("a",)), "a")
+    here = session(3, SalvagePlan(0, 0, current_state_id="a", holders=("a",)), "a")
     assert plane.activate(here)
     plane.at_border()
     assert plane.resumed(here, "saved", 5)
@@ -108,7 +108,7 @@ def test_no_report_is_sent_before_what_failed_has_been_aborted(left: bool) -> No
     last call comes meanwhile. That there is no call under way any more does not mean that nothing runs.
     """
     plane = Plane("a")
-    here = session(3, SalvagePlan(7, 7, authority="a", holders=("a",)), "a")
+    here = session(3, SalvagePlan(7, 7, current_state_id="a", holders=("a",)), "a")
     assert plane.activate(here)
     plane.enter(Call(Kind.AVERAGE, LAYOUT, [torch.ones(3)], weight=1.0, divide=True))
     assert plane.begin(here)
@@ -118,7 +118,7 @@ def test_no_report_is_sent_before_what_failed_has_been_aborted(left: bool) -> No
         assert plane.failed(here) == (True, None)
     answer = plane.freeze(Order(4, 7))
     assert answer is not None and answer[1] is here
-    there = session(4, SalvagePlan(7, 7, authority="a", holders=("a",)), "a")
+    there = session(4, SalvagePlan(7, 7, current_state_id="a", holders=("a",)), "a")
     assert plane.activate(there)
     following = plane.freeze(Order(5, 7))
     assert following is not None and following[1] is None, "nothing has failed in that one: who is slower may still end call 7"
@@ -128,7 +128,7 @@ def test_no_report_is_sent_before_what_failed_has_been_aborted(left: bool) -> No
 def test_who_comes_in_reports_no_call_as_that_of_the_others(newcomer: bool) -> None:
     """Its program may be at another place: those whose call is another one would be stopped, or begin by expecting its own."""
     plane, blank = Plane("a"), ("a",) if newcomer else ()
-    assert plane.activate(session(3, SalvagePlan(7, 7, blank=blank, authority="b", holders=("b",)), "a"))
+    assert plane.activate(session(3, SalvagePlan(7, 7, blank=blank, current_state_id="b", holders=("b",)), "a"))
     plane.enter(Call(Kind.AVERAGE, LAYOUT, [torch.ones(3)], weight=1.0, divide=True))
     answer = plane.freeze(Order(4, None))
     assert answer is not None
@@ -149,7 +149,7 @@ def test_who_is_asked_for_the_second_view_is_a_founder_though_it_has_not_seen_th
 
 def test_what_a_replica_does_not_begin_with_is_no_state() -> None:
     """Its next call gets the others'."""
-    plane, here = Plane("c"), session(3, SalvagePlan(7, 7, blank=("c",), authority="a", holders=("a",)), "c")
+    plane, here = Plane("c"), session(3, SalvagePlan(7, 7, blank=("c",), current_state_id="a", holders=("a",)), "c")
     assert plane.activate(here)
     assert plane.loaded(here, "a") and plane.level
     plane.unload()
@@ -161,7 +161,7 @@ def test_who_declines_reports_no_call_of_the_others_as_its_own() -> None:
     A member that said which one it was would be stopped because the two differ, and so would they.
     """
     plane = Plane("a")
-    assert plane.activate(session(3, SalvagePlan(7, 7, authority="a", holders=("a",)), "a"))
+    assert plane.activate(session(3, SalvagePlan(7, 7, current_state_id="a", holders=("a",)), "a"))
     call = Declined(veto=False)
     plane.enter(call)
     call.learn(LAYOUT)
@@ -178,7 +178,7 @@ def test_a_newcomer_says_what_it_has_once_it_knows(waited: bool, has_it: bool) -
     ordered while the call was under way (``waited``), or comes now: either way its report tells what it has.
     """
     plane, order = Plane("b"), Order(3, 8)
-    here = session(2, SalvagePlan(7, 7, blank=("b",), authority="a", holders=("a",)), "b")
+    here = session(2, SalvagePlan(7, 7, blank=("b",), current_state_id="a", holders=("a",)), "b")
     assert plane.activate(here)
     plane.enter(call := Followed(0.0, veto=False, may_give_state=True))
     call.learn(LAYOUT)
@@ -197,18 +197,18 @@ def test_a_newcomer_says_what_it_has_once_it_knows(waited: bool, has_it: bool) -
     answer = plane.freeze(order)
     assert answer is not None
     report = Report.decode(answer[0])
-    assert (report.finished, report.origin) == (8, "a" if has_it else "")
+    assert (report.finished, report.state_id) == (8, "a" if has_it else "")
 
 
 def test_a_founder_that_has_loaded_a_checkpoint_holds_its_state_unless_the_session_has_ended() -> None:
     plane = Plane("a")
-    here = session(3, SalvagePlan(0, 0, authority="a", holders=("a",)), "a")
+    here = session(3, SalvagePlan(0, 0, current_state_id="a", holders=("a",)), "a")
     assert plane.activate(here)
     assert plane.resumed(here, "saved", 5)
-    assert (plane.origin, plane.authority, plane.step) == ("saved", "saved", 5)
+    assert (plane.state_id, plane.current_state_id, plane.step) == ("saved", "saved", 5)
     plane.freeze(Order(4, None))
     assert not plane.resumed(here, "another", 6)
-    assert (plane.origin, plane.authority) == ("", "saved"), "the others may not have it"
+    assert (plane.state_id, plane.current_state_id) == ("", "saved"), "the others may not have it"
     assert plane.counters.state_loads == 1
 
 
@@ -250,13 +250,15 @@ def test_a_view_in_which_no_call_finished_is_told_to_nobody_who_gets_the_state()
     """
     plane, sampler = Plane("c"), Heard()
     plane.data.register(sampler)  # type: ignore[arg-type]
-    plan = SalvagePlan(7, 7, blank=("c",), authority="a", holders=("a", "b"), drawn=(("a", LATER + b"two"),))
+    plan = SalvagePlan(7, 7, blank=("c",), current_state_id="a", holders=("a", "b"), drawn=(("a", LATER + b"two"),))
     plane.activate(session(2, plan, "c"))
     call = Followed(0.0, veto=False)
     plane.enter(call)
     plane.freeze(Order(3, None))
     for epoch, drawn in ((3, b"three"), (4, b"four")):
-        lost = SalvagePlan(8, 8, adoptions=(("c", "a"),), authority="a", holders=("a", "b"), drawn=(("a", LATER + drawn),))
+        lost = SalvagePlan(
+            8, 8, adoptions=(("c", "a"),), current_state_id="a", holders=("a", "b"), drawn=(("a", LATER + drawn),)
+        )
         newest = session(epoch, lost, "c")
         assert plane.activate(newest)
         if epoch == 3:
@@ -277,7 +279,7 @@ def test_a_call_is_of_the_view_that_has_computed_it_wherever_it_is_finished(dona
     epochs = []
     for changed in (False, True):
         plane = Plane("a")
-        newest = here = session(3, SalvagePlan(7, 7, authority="a", holders=("a",)), "a")
+        newest = here = session(3, SalvagePlan(7, 7, current_state_id="a", holders=("a",)), "a")
         assert plane.activate(here)
         plane.enter(call := Call(Kind.AVERAGE, LAYOUT, [torch.ones(3)], weight=1.0, divide=True))
         assert plane.begin(here)
@@ -286,7 +288,7 @@ def test_a_call_is_of_the_view_that_has_computed_it_wherever_it_is_finished(dona
         if changed:
             plane.freeze(Order(4, None))
             adoptions = (("a", "b"),) if donated else ()
-            newest = session(4, SalvagePlan(8, 8, adoptions=adoptions, authority="a", holders=("a",)), "a")
+            newest = session(4, SalvagePlan(8, 8, adoptions=adoptions, current_state_id="a", holders=("a",)), "a")
             assert plane.activate(newest) and plane.begin(newest)
         assert plane.adopt(newest, call, results)
         epochs.append(plane.finished_epoch)
@@ -298,7 +300,7 @@ def test_a_founder_that_registers_late_is_told_what_was_used_up_before() -> None
     plane, sampler = Plane("b"), Heard()
     view = View(1, "", MEMBERS)
     assert plane.installing(view)
-    founding = Session(view, SalvagePlan(0, 0, authority="a", holders=("a",)), "b", {"a": 0, "b": 1, "c": 2}, GROUP)
+    founding = Session(view, SalvagePlan(0, 0, current_state_id="a", holders=("a",)), "b", {"a": 0, "b": 1, "c": 2}, GROUP)
     assert plane.activate(founding)
     for number in range(1, 5):
         call = Call(Kind.BARRIER, LAYOUT, (), weight=0.0, divide=True)
@@ -316,12 +318,12 @@ def test_a_founder_that_registers_late_is_told_of_an_adopted_call_before_the_vie
     plane, sampler = Plane("b"), Heard()
     view = View(1, "", MEMBERS)
     assert plane.installing(view)
-    founding = SalvagePlan(0, 0, authority="a", holders=("a",))
+    founding = SalvagePlan(0, 0, current_state_id="a", holders=("a",))
     assert plane.activate(Session(view, founding, "b", {"a": 0, "b": 1, "c": 2}, GROUP))
     plane.enter(call := Call(Kind.BARRIER, LAYOUT, (), weight=0.0, divide=True))
     plane.freeze(Order(3, None))
     drawn = (("a", plane.data.report() + b"drawn"),)
-    later = SalvagePlan(1, 0, adoptions=(("b", "a"),), authority="a", holders=("a",), drawn=drawn)
+    later = SalvagePlan(1, 0, adoptions=(("b", "a"),), current_state_id="a", holders=("a",), drawn=drawn)
     newest = Session(View(3, "parent", MEMBERS[:2]), later, "b", {"a": 0, "b": 1}, GROUP)
     assert plane.activate(newest)
     results = Results(1, LAYOUT, (), 0.0)
@@ -341,7 +343,7 @@ def test_founders_whose_first_deals_differ_begin_again(alike: bool, early: bool)
     plane, sampler = Plane("b"), Heard()
     assert plane.installing(View(1, "", MEMBERS))
     view = View(1, "", MEMBERS)
-    founding = SalvagePlan(0, 0, authority="a", holders=("a",))
+    founding = SalvagePlan(0, 0, current_state_id="a", holders=("a",))
     first = Session(view, founding, "b", {"a": 0, "b": 1, "c": 2}, GROUP)
     assert plane.activate(first)
     if early:
@@ -352,7 +354,7 @@ def test_founders_whose_first_deals_differ_begin_again(alike: bool, early: bool)
     plane.freeze(Order(3, None))
     other = own if alike else b"else"
     drawn = (("a", other + b"drawn"), ("b", own))
-    agreed = SalvagePlan(0, 0, authority="a", holders=("a",), drawn=drawn)
+    agreed = SalvagePlan(0, 0, current_state_id="a", holders=("a",), drawn=drawn)
     newest = Session(View(3, "parent", MEMBERS[:2]), agreed, "b", {"a": 0, "b": 1}, GROUP)
     assert plane.activate(newest)
     if not early:
@@ -379,13 +381,13 @@ def test_a_healed_member_goes_on_with_a_joiner_where_the_others_die() -> None:
         plane = Plane(name)
         plane.has_state = True
         if name == "b":
-            before = session(3, SalvagePlan(7, 7, authority="a", holders=("a", "b")), name)
+            before = session(3, SalvagePlan(7, 7, current_state_id="a", holders=("a", "b")), name)
             plane.activate(before)
             call = Call(Kind.AVERAGE, LAYOUT, [torch.ones(3)], weight=1.0, divide=True)
             plane.enter(call)
             assert plane.adopt(before, call, Results(8, LAYOUT, (), 2.0))
             plane.freeze(Order(4, None))
-        healed = session(4, SalvagePlan(20, 20, blank=("b", "c"), healed=("b",), authority="a", holders=("a",)), name)
+        healed = session(4, SalvagePlan(20, 20, blank=("b", "c"), healed=("b",), current_state_id="a", holders=("a",)), name)
         assert plane.activate(healed)
         assert plane.loaded(healed, "a")
         answer = plane.freeze(Order(5, None))
@@ -398,8 +400,8 @@ def test_a_healed_member_goes_on_with_a_joiner_where_the_others_die() -> None:
 
 def test_a_sampler_that_is_taken_over_is_bound_again_by_the_first_call() -> None:
     """Its program registers it once: a new lifetime has another id, and no state yet."""
-    sampler, plane = Mock(), Mock(step=0, origin="", member_id="b", changed=threading.Condition())
-    first = DataAccounting(Mock(step=0, origin="", member_id="a", changed=threading.Condition()))
+    sampler, plane = Mock(), Mock(step=0, state_id="", member_id="b", changed=threading.Condition())
+    first = DataAccounting(Mock(step=0, state_id="", member_id="a", changed=threading.Condition()))
     first.register(sampler)
     sampler.reset_mock()
     second = DataAccounting(plane, first, patience=7.0)
@@ -437,7 +439,7 @@ def test_a_later_average_of_a_unit_has_the_weight_of_the_one_before() -> None:
     """It draws nothing: the samples behind it are those of the unit's first average, not those of the last step."""
     sampler = Mock()
     sampler.weight.side_effect = lambda batches: 100.0 + 10.0 * batches
-    data = DataAccounting(Mock(step=0, origin="", member_id="a", changed=threading.Condition()))
+    data = DataAccounting(Mock(step=0, state_id="", member_id="a", changed=threading.Condition()))
     data.register(sampler)
     calls = [Call(Kind.AVERAGE, LAYOUT, [torch.ones(3)], weight=0.0, divide=True, by_samples=True) for _ in range(3)]
     calls[0].uses(2)
@@ -456,7 +458,7 @@ def test_a_call_that_fails_here_fails_at_once_for_those_who_wait_in_it(abandoned
     """Its group is aborted, where there is one: a member alone has none."""
     for group in (None, Mock()):
         plane, consensus = Plane("a"), Mock()
-        plan_ = SalvagePlan(7, 7, authority="a", holders=("a",))
+        plan_ = SalvagePlan(7, 7, current_state_id="a", holders=("a",))
         here = Session(View(3, "parent", MEMBERS), plan_, "a", {"a": 0, "b": 1, "c": 2}, group)
         failures = Failures(plane, consensus, Mock())
         assert plane.activate(here)

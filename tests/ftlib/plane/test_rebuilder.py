@@ -202,7 +202,7 @@ def test_who_was_behind_is_told_that_it_gets_the_others_state(
     before, healed = session(3, AFTER_SEVEN, "a"), ("a",) if place == "healed" else ()
     assert plane.activate(before)
     plane.freeze(Freeze(4, None))
-    plan = SalvagePlan(call, call, blank=("a",), healed=healed, authority="b", holders=("b",))
+    plan = SalvagePlan(call, call, blank=("a",), healed=healed, current_state_id="b", holders=("b",))
     rebuilder._built = session(4, plan, "a")
     rebuilder._activate(rebuilder._built.view)
     lines = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
@@ -358,7 +358,7 @@ def test_a_process_acts_with_those_of_its_shard_by_the_plan_of_all() -> None:
     )
     view = View(3, "parent", members)
     acting, ranks = replace(view, members=members[::2]), {"a0": 0, "b0": 1}
-    plane, before = Plane("a0"), SalvagePlan(7, 7, authority="a0", holders=("a0", "b0"))
+    plane, before = Plane("a0"), SalvagePlan(7, 7, current_state_id="a0", holders=("a0", "b0"))
     here = Session(acting, before, "a0", ranks, Mock())
     assert plane.activate(here)
     plane.enter(average())
@@ -399,7 +399,7 @@ def test_who_gives_a_result_keeps_no_copy_of_it_once_all_have_it() -> None:
     assert plane.begin(here) and plane.finish(here, eighth, Trailer.of(()), results)
     plane.freeze(Freeze(4, None))
     rebuilder = Rebuilder(plane, Mock(driver="", why=Mock(return_value=None)), Mock(), Mock())
-    plan = SalvagePlan(8, 8, adoptions=(("b", "a"),), authority="a", holders=("a",))
+    plan = SalvagePlan(8, 8, adoptions=(("b", "a"),), current_state_id="a", holders=("a",))
     following = rebuilder._built = session(4, plan, "a", group=group)
     rebuilder._activate(following.view)
     del results
@@ -423,7 +423,7 @@ def test_who_cannot_give_what_the_plan_says_gives_nothing_else(results: Results 
     plane = Plane("a")
     plane.results = results
     rebuilder = Rebuilder(plane, Mock(driver="", why=Mock(return_value=None)), Mock(), Mock())
-    plan = SalvagePlan(8, 8, adoptions=(("b", "a"),), authority="a", holders=("a",))
+    plan = SalvagePlan(8, 8, adoptions=(("b", "a"),), current_state_id="a", holders=("a",))
     rebuilder._built = session(4, plan, "a", group=group)
     with pytest.raises(FTLibError, match=r"the result of call 8 is gone, but .* needs it"):
         rebuilder._activate(rebuilder._built.view)

@@ -668,7 +668,7 @@ def test_in_a_view_that_has_ended_nobody_is_asked() -> None:
 def test_where_nobody_has_state_it_is_told_why(blank: tuple[str, ...], error: type[Exception]) -> None:
     session = Mock(**{"plan.blank": blank, "view.ids": ("c", "b"), "plan.holders": ()})
     with pytest.raises(error):
-        Border(Mock(authority=""), Mock(), 1.0).obtain(CatchUp(), session, 1.0)
+        Border(Mock(current_state_id=""), Mock(), 1.0).obtain(CatchUp(), session, 1.0)
 
 
 def test_another_donor_is_asked_after_a_refusal_or_many_laters(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -695,7 +695,7 @@ def test_another_donor_is_asked_after_a_refusal_or_many_laters(monkeypatch: pyte
 
 def test_who_asks_early_is_kept_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     plane, transfer = Plane("a" * 16), Mock(**{"entry.return_value": None, "registered.private": None})
-    plane.finished, plane.origin = 3, "origin"
+    plane.finished, plane.state_id = 3, "origin"
 
     def wait(_seconds: float) -> None:
         plane.current = Mock(kind=Kind.AVERAGE)
@@ -708,7 +708,7 @@ def test_who_asks_early_is_kept_waiting(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_who_asks_for_a_border_that_is_past_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     plane, transfer = Plane("a" * 16), Mock(**{"entry.return_value": None})
-    plane.finished, plane.origin, transfer.registered.private = 4, "origin", None
+    plane.finished, plane.state_id, transfer.registered.private = 4, "origin", None
     monkeypatch.setattr(plane.changed, "wait", Mock(side_effect=AssertionError("there is nothing to wait for")))
     with pytest.raises(LookupError, match="not at a border before call 4"):
         Border(plane, transfer, 1.0).source({"number": "4", "origin": "origin", "member": "b"})
@@ -736,7 +736,7 @@ def test_it_comes_in_at_the_beginning_of_a_loop(kind: Kind, private: object, bef
     entry = Mock()
     plane, transfer = Plane("a" * 16), Mock(**{"entry.return_value": entry, "copies.of.return_value": None})
     transfer.registered.private = private
-    plane.origin, plane.current = "origin", Mock(kind=kind, **{"layout.text": "a call"})
+    plane.state_id, plane.current = "origin", Mock(kind=kind, **{"layout.text": "a call"})
     plane.borders.before, plane.borders.told = before, told
     border = Border(plane, transfer, 1.0)
     if not given:

@@ -142,7 +142,7 @@ def test_nothing_of_the_programs_is_under_way_when_other_threads_begin_to_write(
     monkeypatch.setattr(catchup, "why_not", lambda _registered: "")
     monkeypatch.setattr(catchup, "settle", settled := Mock())
     plane, own = Plane("a" * 16), Mock(kind=Kind.AVERAGE)
-    plane.authority, plane.state_places, own.layout.places = "origin", ("gpu 0",), ("gpu 1",)
+    plane.current_state_id, plane.state_places, own.layout.places = "origin", ("gpu 0",), ("gpu 1",)
     recovery = Catchup(plane, Mock(), Mock(), RecoveryLimits(1.0, 1, live=True))
     for _ in range(2):
         assert recovery.wanted(own, Mock())

@@ -339,7 +339,7 @@ class TestWatching:
         """A late program steps while its deputy ends calls; a joiner's averages are applied while it follows more of them."""
         call: Call = StandIn(0.0, veto=False, awaited=bool, present=bool) if late else Call(Kind.BARRIER, BARRIER, ())
         if not late:
-            outside.plane.origin = ""
+            outside.plane.state_id = ""
         ended: list[object] = []
 
         def meanwhile(*_: object) -> None:

@@ -69,7 +69,7 @@ class Joiner:
         self.got += nbytes
 
     def offer(self, members: list[Member], **changes: object) -> fetch.SnapshotOffer:
-        options = {"version": VERSION, "origin": ORIGIN, "turn": 0, "inline_from": "", "go_on": always}
+        options = {"version": VERSION, "state_id": ORIGIN, "turn": 0, "inline_from": "", "go_on": always}
         return self.transport.offer(members, **{**options, **changes})  # type: ignore[arg-type]
 
     def all_of(self, holder: Holder) -> Shard:

@@ -164,7 +164,7 @@ def test_a_spare_is_answered_as_soon_as_its_call_is_entered(monkeypatch: pytest.
     """Before and after that it counts as one that is served, hence a new view leaves what it gets alone."""
     monkeypatch.setattr(replication_sender, "POLL", TIMEOUT)
     plane, answers = Plane("a"), list[bytes]()
-    plane.origin = "origin"
+    plane.state_id = "origin"
     sender = ReplicationSender(plane, lambda: Registered({"model": nn.Linear(2, 2)}), Mock())
     asking = in_thread(lambda: answers.append(sender.begin(request(1))))
     eventually(lambda: plane.changed._waiters, "it waits")  # type: ignore[attr-defined]
@@ -209,22 +209,22 @@ def test_the_state_is_read_after_what_the_program_has_under_way(current: Any, mo
     assert fences == [current and current.fence]
 
 
-def request(version: int, joiner: str = "b", origin: str = "origin", turn: int = 0) -> SnapshotRequest:
-    return SnapshotRequest(joiner, origin, ("a",), turn, version, wants_inline=False)
+def request(version: int, joiner: str = "b", state_id: str = "origin", turn: int = 0) -> SnapshotRequest:
+    return SnapshotRequest(joiner, state_id, ("a",), turn, version, wants_inline=False)
 
 
 def holding(*others: str) -> Plane:
     """Of a member "a" that holds the state, in a view with ``others``; its next call is number 2."""
     plane = Plane("a")
     assert plane.activate(meeting([Member(each, "127.0.0.1", 1) for each in ("a", *others)], "a", None, version=2))
-    plane.origin = plane.authority
+    plane.state_id = plane.current_state_id
     return plane
 
 
 def test_each_spare_gets_its_own_answer() -> None:
     """Whatever the others have asked for; one that cannot be served is told why, and the training goes on."""
     plane, model = holding("member"), nn.Linear(2, 2)
-    here, snapshots = plane.origin, Snapshots()
+    here, snapshots = plane.state_id, Snapshots()
     registered = Registered({"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)})
     sender = ReplicationSender(plane, lambda: registered, snapshots)
     asked = [
@@ -255,7 +255,7 @@ def test_spares_do_not_listen_to_one_that_is_behind(late: bool) -> None:
     subscriber = sender._stream.subscribe(given.signature)
     call: Call = StandIn(0.0, veto=False, awaited=bool, present=bool)
     if not late:
-        call, plane.origin = Call(Kind.AVERAGE, given, [torch.ones(3)]), ""
+        call, plane.state_id = Call(Kind.AVERAGE, given, [torch.ones(3)]), ""
     assert sender.hand_on(call, Results(2, given, [Slot(bucket, 0) for bucket in given.buckets], 1.0)) is None
     with pytest.raises(LookupError, match="lacks the state itself"):
         subscriber.next(0.0)
@@ -268,7 +268,7 @@ def test_one_without_the_state_has_no_averages_to_tell() -> None:
         ReplicationSender(plane, lambda: None, Mock()).averages(b"")
     sender = ReplicationSender(plane, lambda: Registered({"model": nn.Linear(2, 2)}), Mock())
     assert sender.averages(b"") is not None and sender.busy
-    sender, plane.origin = ReplicationSender(plane, lambda: Registered({"model": nn.Linear(2, 2)}), Mock()), ""
+    sender, plane.state_id = ReplicationSender(plane, lambda: Registered({"model": nn.Linear(2, 2)}), Mock()), ""
     with pytest.raises(RefusalError, match="does not hold that state"):
         sender.averages(b"")
     assert not sender.busy
@@ -320,7 +320,7 @@ def test_a_request_that_is_to_be_repeated_is_forgotten(monkeypatch: pytest.Monke
     """Else it would be granted later, and what is pinned then is for nobody."""
     monkeypatch.setattr(replication_sender, "POLL", 0.0)
     plane = Plane("a")
-    plane.origin = "origin"
+    plane.state_id = "origin"
     sender = ReplicationSender(plane, Mock(), Mock())
     with pytest.raises(RefusalError, match="call 1 was not entered here meanwhile"):
         sender.begin(request(1))

@@ -32,7 +32,7 @@ class Polite(Pupil):
     def _goes_on(self, made: School, joiner: FTLib, number: int) -> bool:
         session, recovery = self.ft._plane.session, joiner._lives.life.engine._arrival._recovery
         assert isinstance(recovery, Catchup)
-        if joiner._plane.origin or session is None or joiner._plane.member_id not in session.view or number in self.passed:
+        if joiner._plane.state_id or session is None or joiner._plane.member_id not in session.view or number in self.passed:
             return True
         call, prefetch, verification, round_ = (
             joiner._plane.current,

@@ -44,7 +44,7 @@ def standby(plane: Plane, transport: Mock, view: View | None = VIEW) -> WarmStan
 
 def level(one: WarmStandby) -> Mock:
     """It has a round that has replayed call 7 as view "v" computed it, of the state "o". Returns that round."""
-    round_ = Mock(origin="o", error=None)
+    round_ = Mock(state_id="o", error=None)
     one._round, one._kept, one._kept_in = round_, 7, "v"
     return round_
 

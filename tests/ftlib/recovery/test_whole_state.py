@@ -150,7 +150,7 @@ def test_all_holders_are_asked_in_turn_until_one_gives_the_state(
     assert transfer.load(Mock(began=clock.at, number=5), session)
     assert asked == [HOLDER.id, OTHER.id, HOLDER.id]
     assert waits == [0.0 if LATER in errors else whole_state.RETRY], "who was kept waiting asks again at once"
-    assert plane.origin == plane.authority
+    assert plane.state_id == plane.current_state_id
 
 
 def test_nobody_is_asked_for_a_view_that_has_ended(plane: Plane, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,7 +256,7 @@ def test_the_initial_state_is_dropped_once_all_others_have_it(plane: Plane, sess
 def test_a_state_on_a_device_is_read_after_what_was_enqueued_before_the_call(plane: Plane, session: Session) -> None:
     transfer, fence = Transfer(plane, 1.0, 1.0), Mock()
     transfer._registered = Registered({"model": Model([1])})
-    plane.origin, plane.current = ORIGIN, None
+    plane.state_id, plane.current = ORIGIN, None
     call = Call(Kind.BARRIER, lay_out("barrier", [], "SUM", 1 << 20), ())
     plane.enter(call)
     call.fence = fence
@@ -294,14 +294,14 @@ def test_borders_are_those_of_the_lifetime_in_progress(plane: Plane) -> None:
 
 
 def test_who_has_the_state_keeps_its_gradients(plane: Plane, session: Session) -> None:
-    plane.origin = plane.authority
+    plane.state_id = plane.current_state_id
     assert not Transfer(plane, 1.0, 1.0).load(Mock(), session)
 
 
 def test_a_state_of_a_former_lifetime_is_not_used_if_nobody_can_replace_it(plane: Plane, session: Session) -> None:
     former = Transfer(plane, 1.0, 1.0)
     former._registered = Mock(private=None)
-    plane.authority = ""
+    plane.current_state_id = ""
     assert not former.load(Mock(), session), "it is as the program has made it"
     with pytest.raises(ConfigError, match=r"nobody in .* registered state, but this worker did"):
         Transfer(plane, 1.0, 1.0, former=former).load(Mock(), session)

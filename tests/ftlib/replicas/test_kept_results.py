@@ -52,14 +52,14 @@ class Kept:
         self.engine = Engine(plane, Mock(), Mock(), CallLock(1.0), limits or Limits(), 2, **calls)
         here = session(3, replace(AFTER_SEVEN, blank=("a",) * accompanied), "a", group=Mock())
         assert plane.activate(here)
-        plane.origin = "" if accompanied else "a"
+        plane.state_id = "" if accompanied else "a"
         plane.enter(Followed(0.0, veto=True) if accompanied else average())
         slots = [StagingPool(2).staging(LAYOUT).slot(0, 0)]
         slots[0].claim()
         slots[0].data.fill_(6.0)
         assert plane.begin(here) and plane.hold(here, Results(8, LAYOUT, slots, 3.0), Trailer.of(()))
         plane.abandon()
-        plan = SalvagePlan(8, 8, authority="b" if accompanied else "a", holders=("b" if accompanied else "a",))
+        plan = SalvagePlan(8, 8, current_state_id="b" if accompanied else "a", holders=("b" if accompanied else "a",))
         assert plane.activate(session(4, plan, "a", group=Mock(), keeps=True))
 
 
@@ -104,7 +104,7 @@ def test_who_has_finished_it_says_again_what_they_had_agreed_on(writing: bool, v
     they leave out a checkpoint, as a step that some of them write is none.
     """
     plane, blank = Plane("b"), ("b",) if newcomer else ()
-    here = session(3, SalvagePlan(7, 7, blank=blank, authority="a", holders=("a",)), "b")
+    here = session(3, SalvagePlan(7, 7, blank=blank, current_state_id="a", holders=("a",)), "b")
     assert plane.activate(here)
     plane.enter(call := average())
     results = Results(8, LAYOUT, (), 3.0)
@@ -114,7 +114,7 @@ def test_who_has_finished_it_says_again_what_they_had_agreed_on(writing: bool, v
     plane.saves.agree(writing=writing)
     assert plane.begin(here) and plane.finish(here, call, Trailer.of(()), results)
     plane.freeze(Order(4, None))
-    following = session(4, SalvagePlan(8, 8, authority="a", holders=("a",)), "b")
+    following = session(4, SalvagePlan(8, 8, current_state_id="a", holders=("a",)), "b")
     assert plane.activate(following)
     word = word_of_the_finished(plane, following)
     said = WordFlag.SAVING * writing | WordFlag.VOID * void | WordFlag.OUT * newcomer

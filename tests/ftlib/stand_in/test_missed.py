@@ -116,7 +116,7 @@ class Told:
         self.places: list[tuple[int, int, bool]] = []
         self.plane = Plane("a", lambda finished, current, *, busy, **_: self.places.append((finished, current, busy)))
         view = View(3, "parent", (Member("a", "127.0.0.1", 1), Member("b", "127.0.0.1", 2)))
-        chosen = SalvagePlan(10, 10, authority="a", holders=("a", "b"))
+        chosen = SalvagePlan(10, 10, current_state_id="a", holders=("a", "b"))
         self.session = Session(view, chosen, "a", {"a": 0, "b": 1}, None)
         assert self.plane.activate(self.session)
 
@@ -164,8 +164,8 @@ def test_its_patience_begins_when_the_program_waits(told: Told) -> None:
     assert patience.due() == WARN_AFTER
 
 
-def report(origin: str, *, late: bool, finished: int = 7) -> bytes:
-    return Report(finished, 0, finished, b"x", b"", origin, founder=True, blank=False, has_state=True, late=late).encode()
+def report(state_id: str, *, late: bool, finished: int = 7) -> bytes:
+    return Report(finished, 0, finished, b"x", b"", state_id, founder=True, blank=False, has_state=True, late=late).encode()
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_who_is_late_is_asked_last(late: str, holders: str) -> None:
     view = View(4, "parent", members)
     chosen = plan(view, {name: report("a", late=name in late) for name in "abc"})
     assert chosen.fault is None
-    assert chosen.authority == "a"
+    assert chosen.current_state_id == "a"
     assert "".join(chosen.holders) == holders
     assert (chosen.call, chosen.step) == (7, 7)
 
@@ -188,7 +188,7 @@ def test_what_it_is_behind_is_told_and_forgotten_when_it_is_healed(told: Told) -
     plane.lag.grow(0)
     assert Report.decode(plane._report(None).encode()).late
     plane.phase = Phase.FROZEN
-    healed = SalvagePlan(20, 18, blank=("a",), healed=("a",), authority="b", holders=("b",))
+    healed = SalvagePlan(20, 18, blank=("a",), healed=("a",), current_state_id="b", holders=("b",))
     assert plane.activate(Session(View(4, "p", told.session.view.members), healed, "a", {"a": 0, "b": 1}, None))
     assert (plane.lag.calls, plane.lag.steps) == (0, 0)
-    assert not plane.origin
+    assert not plane.state_id

@@ -24,7 +24,7 @@ def holder(monkeypatch: pytest.MonkeyPatch) -> Transfer:
     """Holds a tensor of ones."""
     monkeypatch.setattr(module, "POLL", 0.0)
     plane = Plane("me")
-    plane.origin = "me"
+    plane.state_id = "me"
     transfer = Transfer(plane, 1.0, 1.0)
     tensor = torch.ones(3)
     transfer._registered = Registered({}, lambda: {"tensor": tensor}, lambda _: None)

@@ -263,8 +263,8 @@ class _Plane(Plane):
             self._process.jobs.promises.begins(self._process, self.current)
         return begins
 
-    def caught_up(self, origin: str, number: int) -> bool:
-        level = super().caught_up(origin, number)
+    def caught_up(self, state_id: str, number: int) -> bool:
+        level = super().caught_up(state_id, number)
         if level:
             self._process.jobs.promises.caught_up(self._process, number)
         return level

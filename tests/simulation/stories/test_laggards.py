@@ -77,10 +77,10 @@ def keeps_its_state(patch: pytest.MonkeyPatch) -> None:
 
     @around(patch, Plane, "activate")
     def activate(honest: Any, self: Plane, session: Session) -> bool:
-        origin = self.origin
+        state_id = self.state_id
         acting = honest(self, session)
         if acting and self.member_id in session.plan.healed:
-            self.origin = origin
+            self.state_id = state_id
         return acting
 
 

@@ -507,7 +507,7 @@ class Promises(Observer):
             view = process.door.installed
             inside = [self._processes[member_id] for member_id in view.ids] if view is not None else []
             acted = [other for other in inside if not other.plane.blank]
-            holders = [other for other in acted if other.plane.origin or other.plane.founder]
+            holders = [other for other in acted if other.plane.state_id or other.plane.founder]
             whole = [other for other in holders if self._all_of(other, holders)]
             self.counts["state lost"] += 1
             assert not whole, self._say(process, f"ended: {error}, though {whole} hold it")

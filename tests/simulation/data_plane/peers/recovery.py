@@ -31,9 +31,9 @@ TRIES = 8
 class _Copy(Observer):
     """A donor's state on entry to one call. While it waits for that no call is entered early (see ``OpenCalls.may_enter``)."""
 
-    def __init__(self, process: Colleague, version: int, origin: str) -> None:
+    def __init__(self, process: Colleague, version: int, state_id: str) -> None:
         self._process = process
-        self._version, self._origin = version, origin
+        self._version, self._state_id = version, state_id
         self._changed = process.threads.condition()
         self._data: bytes | None = None
         self._over = False
@@ -42,7 +42,11 @@ class _Copy(Observer):
         """See ``Observer``."""
         plane, registered = self._process.plane, self._process.transfer.what()
         with self._changed:
-            if number == self._version and registered is not None and plane.origin == self._origin == plane.authority:
+            if (
+                number == self._version
+                and registered is not None
+                and plane.state_id == self._state_id == plane.current_state_id
+            ):
                 self._data = snapshot(registered.tree(plane.step))
             self._over = number >= self._version
             self._changed.notify_all()
@@ -84,7 +88,7 @@ class SimulatedRecovery:
             or not session.plan.holders
         ):
             return False
-        if not plane.authority or plane.origin == plane.authority:
+        if not plane.current_state_id or plane.state_id == plane.current_state_id:
             return False
         self._own = own
         plane.counters.time_use.unknown()
@@ -99,8 +103,8 @@ class SimulatedRecovery:
         if self._asked is None or self._asked[0] is not session or self._asked[1] < number:
             version = number + process.jobs.rng.choice([0, 1, 1, 2])
             donor = process.jobs.living(process.jobs.rng.choice(session.plan.holders))
-            origin = process.plane.authority
-            self._asked = session, version, Request(process, donor, lambda other: _Copy(other, version, origin).take())
+            state_id = process.plane.current_state_id
+            self._asked = session, version, Request(process, donor, lambda other: _Copy(other, version, state_id).take())
         return process.plane.acting_in(session)
 
     def finished(self, results: Results) -> bool:
@@ -123,7 +127,7 @@ class SimulatedRecovery:
         registered = transfer.what()
         assert registered is not None
         registered.load(decode(data))
-        return not plane.data.left_behind(own.batches) and plane.caught_up(session.plan.authority, results.number)
+        return not plane.data.left_behind(own.batches) and plane.caught_up(session.plan.current_state_id, results.number)
 
     def kept(self, results: Results) -> Sequence[Slot] | None:
         """See ``Recovery``: nothing is replayed."""
