@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from consensus import KeyRing, Member
 
-from ..common.queries import whole_number
 from ..common.refusals import Refusal
+from ..common.units import whole_number
 from ..core.calls.session import Session
 from ..core.plane.phase import Phase
 from ..core.plane.plane import Plane

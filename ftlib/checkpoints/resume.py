@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 from consensus import CarefulLogger
 
-from ..common.queries import whole_number
 from ..common.refusals import Refusal
+from ..common.units import whole_number
 from ..core.calls.observer import Observer, Observers
 from ..core.calls.session import Session
 from ..core.plane.phase import Phase

@@ -17,9 +17,9 @@ from collections.abc import Mapping
 
 from consensus import Member
 
-from ..common.queries import whole_number
 from ..common.refusals import Refusal
 from ..common.threads import stand_back
+from ..common.units import whole_number
 from ..core.calls.call import Kind
 from ..core.calls.session import Session
 from ..core.engine.catching_up import CatchUp, Obtained

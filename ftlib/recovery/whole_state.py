@@ -15,10 +15,9 @@ from consensus import Answer, CarefulLogger, KeyRing, Member
 
 from ..common.device_waits import Fence
 from ..common.devices import HOST, place_of
-from ..common.queries import whole_number
 from ..common.refusals import Refusal
 from ..common.traces import FetchRecord, RecoveryRecord
-from ..common.units import size, span
+from ..common.units import size, span, whole_number
 from ..core.calls.call import Call
 from ..core.calls.observer import Observer, Observers
 from ..core.calls.session import Session

@@ -14,8 +14,8 @@ from enum import Enum
 
 from consensus import CarefulLogger, KeyRing, Member, SecretError, get
 
-from ...common.queries import whole_number
 from ...common.refusals import Refusal
+from ...common.units import whole_number
 from ...errors import ConfigError
 from ...state.registry import UNKNOWN, Registered
 from ..calls.call import Call, Kind

@@ -15,9 +15,9 @@ import torch
 
 from ...common.device_waits import Fence
 from ...common.memory import room
-from ...common.queries import whole_number
 from ...common.refusals import Refusal
 from ...common.threads import stand_back
+from ...common.units import whole_number
 from ...core.calls.call import Call, Results
 from ...core.calls.observer import Observer, Observers
 from ...core.calls.session import Session
