@@ -143,9 +143,9 @@ class Results:
         self.finite = False
         self.given_up = self.given_up or declined
 
-    def come_in(self, out: bool) -> None:
-        """Note what the processes of a newcomer's replica have agreed on; ``out``: that they stay out."""
-        self.out = out
+    def agreed_on(self, *, out: bool, preface: bool) -> None:
+        """Note what the processes of this replica have agreed on. ``out``: those of a newcomer's, that they stay out."""
+        self.out, self.preface = out, preface
 
     def show(self, slots: Sequence[Slot]) -> None:
         """The program is about to see these slots as its gradients, and may change them."""

@@ -67,10 +67,9 @@ class ShardAgreement:
         verdict = self._verdict(call, session, word._replace(drawn=drawing.pack()))
         if verdict is None:
             return False
-        results.come_in(verdict.out)
+        results.agreed_on(out=verdict.out, preface=verdict.preface)
         self._plane.saves.agree(writing=verdict.saving)
         same = self._draw_together(call, results, [Drawing.unpack(drawn) for drawn in verdict.drawn])
-        results.preface = verdict.preface
         if verdict.void or not verdict.alike or not same:
             if not verdict.alike and same:  # a filler has no weight
                 logger.error(

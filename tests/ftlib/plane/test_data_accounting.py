@@ -38,7 +38,7 @@ def test_a_newcomer_that_stays_out_claims_no_samples_any_more(out: bool) -> None
     assert plane.loaded(here, "a") and plane.begin(here)
     assert plane.data.share(call) == OWN
     results = Results(8, LAYOUT, (), 3.0)
-    results.come_in(out)
+    results.agreed_on(out=out, preface=False)
     assert plane.finish(here, call, Trailer.of(()), results)
     plane.enter(following := average())
     assert plane.newcomer is out

@@ -108,7 +108,7 @@ def test_who_has_finished_it_says_again_what_they_had_agreed_on(writing: bool, v
     assert plane.activate(here)
     plane.enter(call := average())
     results = Results(8, LAYOUT, (), 3.0)
-    results.come_in(newcomer)
+    results.agreed_on(out=newcomer, preface=False)
     if void:
         results.refuse()
     plane.saves.agree(writing=writing)
