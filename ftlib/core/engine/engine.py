@@ -309,9 +309,10 @@ class Engine:
         if next_move(facts) is not Move.ENTER or session is None:
             return False
         try:
-            plane.enter(call)
-            plane.counters.time_use.entered(call.began)
-            plane.computes(call, True)
+            with plane.changed:  # or a donor would take it for one that changes nothing, and a flush report for a certain one
+                plane.enter(call)
+                plane.counters.time_use.entered(call.began)
+                plane.computes(call, True)
             staging = self._pool.staging(call.layout).turn(plane.needed)
             record, goodbye = self._record(call)
             if goodbye:

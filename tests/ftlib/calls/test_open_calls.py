@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -9,8 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from consensus import Member, View
+from ftlib.common.counters import TimeUse
 from ftlib.core.calls.attempt import Disagreement
 from ftlib.core.calls.open_call import OpenCall
 from ftlib.core.calls.salvage import SalvagePlan
@@ -26,6 +29,7 @@ from ftlib.core.tensors.staging import Staging
 from ftlib.core.tensors.trailer import RankRecord
 from ftlib.errors import GroupError
 from ftlib.frameworks.base import Operation
+from tests.harness.company import at_once, company
 
 ROW = 8
 SPECS = [(torch.float32, (ROW,))] * 4
@@ -496,3 +500,41 @@ def test_what_was_given_up_is_pushed_no_more() -> None:
     average.abandon()
     average.push(1)
     assert told.done == ["begin", 1, "abandon"]
+
+
+def test_nobody_sees_it_in_its_call_before_it_is_known_to_compute_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A donor would read buffers that backward is about to change, and a flush report would say that the call is certain."""
+    opening, seen, entered = False, list[bool](), TimeUse.entered
+
+    def look(plane: Plane) -> None:
+        free = plane.changed.acquire(blocking=False)
+        seen.append(free and plane.in_call(plane.finished + 1))
+        if free:
+            plane.changed.release()
+
+    with company(2) as crew:
+
+        def entering(use: TimeUse, now: float) -> None:
+            entered(use, now)
+            if opening:
+                at_once(*(functools.partial(look, ft._plane) for ft in crew.members if ft._plane.counters.time_use is use))
+
+        monkeypatch.setattr(TimeUse, "entered", entering)
+        programs = []
+        for ft in crew.members:
+            model = nn.Sequential(nn.Linear(20, 20, bias=False), nn.Linear(20, 20, bias=False))
+            layout = ft.lay_out_average(model, list(model.parameters()), range(2), bucket_bytes=1600, first_bytes=1600)
+            programs.append((ft, model, layout))
+        at_once(*(functools.partial(ft.register_state, model=model) for ft, model, _ in programs))
+        for early in (False, True):  # the first call of a view is entered at its end
+            averages, opening = list[OpenAverage](), early
+            for ft, model, layout in programs:
+                for owner in model.parameters():
+                    owner.grad = torch.ones(20, 20)
+                again = functools.partial(lambda layout: layout, layout)
+                averages.append(ft.open_average(list(model.parameters()), layout, again, module=model))
+                averages[-1].push(0)
+                assert averages[-1]._opened is early
+            opening = False
+            assert all(at_once(*(average.finish for average in averages)))
+    assert seen == [False, False]
