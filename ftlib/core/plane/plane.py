@@ -560,7 +560,6 @@ class Plane:
                 whole = session.whole
                 seen = (whole.view_id, whole.epoch, session.rank, session.size, self._frozen_at, self.threads.now())
                 self.traces.add(ViewRecord(*seen))
-            self._frozen_at = 0.0
             self.counters.last_wait = self.threads.now() - self.current.began if self.current is not None else 0.0
             self.peers.keep(session.view)
             self.news.activated(session.view, adopts=session.donor is not None or session.keeps)

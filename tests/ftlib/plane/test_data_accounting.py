@@ -16,7 +16,7 @@ from ftlib.core.plane.orders import Order
 from ftlib.core.plane.plane import Plane
 from ftlib.core.stand_in.stand_in import StandIn
 from ftlib.core.tensors.layout import lay_out
-from ftlib.core.tensors.trailer import Trailer
+from ftlib.core.tensors.trailer import RankRecord, Trailer
 from ftlib.data.mates import Drawing
 from ftlib.data.sampling import Share
 from ftlib.errors import Excluded, FTLibError, JobEnded, QuorumLost
@@ -205,6 +205,17 @@ def test_a_founder_remembers_no_calls_once_a_step_was_granted() -> None:
         assert plane.begin(here) and plane.finish(here, call, Trailer.of(()), results)
     assert plane.data.report() == bytes(4) + b"drawn"
     assert len(plane.data._events) < 4
+
+
+@pytest.mark.parametrize("samples", [0, 2])
+def test_a_held_result_knows_what_its_call_has_used_up(samples: int) -> None:
+    """It may be finished in a later view, whose members are others: the trailer means nothing there."""
+    plane, here, results = Plane("a"), session(3, AFTER_SEVEN, "a"), Results(8, LAYOUT, (), 3.0)
+    assert plane.activate(here)
+    plane.enter(average())
+    record = RankRecord(1.0, samples, 0, LAYOUT.check, data_epoch=int(samples > 0))
+    assert plane.begin(here) and plane.hold(here, results, Trailer.of((record,) * 3))
+    assert {name: share.samples for name, share in results.shares.items()} == (dict.fromkeys("abc", 2) if samples else {})
 
 
 def test_who_joins_before_the_first_step_does_not_say_over_whom_the_first_deal_is() -> None:

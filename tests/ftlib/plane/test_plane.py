@@ -25,7 +25,7 @@ from ftlib.core.plane.rebuild import Rebuilder, RebuildError
 from ftlib.core.tensors.trailer import Trailer
 from ftlib.data.sampling import Share
 from ftlib.errors import Excluded, GroupError
-from tests.ftlib.plane.sessions import GROUP, LAYOUT, MEMBERS, session
+from tests.ftlib.plane.sessions import AFTER_SEVEN, GROUP, LAYOUT, MEMBERS, session
 
 
 def test_every_question_of_one_epoch_gets_the_same_report() -> None:
@@ -145,6 +145,18 @@ def test_who_is_asked_for_the_second_view_is_a_founder_though_it_has_not_seen_th
     assert answer is not None
     report = Report.decode(answer[0])
     assert (report.founder, report.blank) == (epoch == 2, epoch > 2)
+
+
+def test_no_group_is_built_for_a_view_that_was_there_or_after_the_end() -> None:
+    """Such an order may come late; the active view goes on."""
+    plane = Plane("a")
+    views = {epoch: session(epoch, AFTER_SEVEN, "a") for epoch in (2, 3, 4)}
+    assert plane.activate(views[3])
+    assert not plane.installing(views[2].view) and not plane.installing(views[3].view)
+    assert plane.phase is Phase.ACTIVE
+    assert plane.installing(views[4].view) and plane.phase is Phase.FROZEN
+    plane.stop(Excluded("out"))
+    assert not plane.installing(views[4].view)
 
 
 def test_what_a_replica_does_not_begin_with_is_no_state() -> None:
@@ -386,6 +398,7 @@ def test_a_healed_member_goes_on_with_a_joiner_where_the_others_die() -> None:
             call = Call(Kind.AVERAGE, LAYOUT, [torch.ones(3)], weight=1.0, divide=True)
             plane.enter(call)
             assert plane.adopt(before, call, Results(8, LAYOUT, (), 2.0))
+            plane.lag.grow(1)  # its program had yet to take over a call of its deputy's
             plane.freeze(Order(4, None))
         healed = session(4, SalvagePlan(20, 20, blank=("b", "c"), healed=("b",), current_state_id="a", holders=("a",)), name)
         assert plane.activate(healed)

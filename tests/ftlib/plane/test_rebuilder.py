@@ -190,6 +190,44 @@ def test_nothing_is_built_ahead_for_a_view_that_is_over_or_was_built() -> None:
     assert [each.args for each in prepare.call_args_list] == [(views[5],), (views[6],)]
 
 
+@pytest.mark.parametrize(("wanted", "stopped", "built"), [(5, False, True), (6, False, False), (5, True, False)])
+def test_nothing_is_built_ahead_for_a_view_that_will_not_come(wanted: int, stopped: bool, built: bool) -> None:
+    """A later change is under way already, or this lifetime is over."""
+    plane, prepare, view = Plane("a"), Mock(), session(5, AFTER_SEVEN, "a").view
+    assert plane.activate(session(3, AFTER_SEVEN, "a", group=Mock()))
+    rebuilder = Rebuilder(plane, Mock(), Mock(), Mock(), prepare)
+    rebuilder.handle(Freeze(wanted, None))
+    if stopped:
+        plane.stop(Excluded("out"))
+    rebuilder._carry_out(Expected(view))
+    assert prepare.called is built
+
+
+def test_only_the_view_whose_group_was_built_begins() -> None:
+    """The word that it is active may come where the build failed, or late."""
+    plane, founding = Plane("a"), session(1, AFTER_SEVEN, "a")
+    rebuilder = Rebuilder(plane, Mock(driver="a"), Mock(), lambda _view: (founding.ranks, Mock()))
+    rebuilder._carry_out(Activated(founding.view))
+    rebuilder._carry_out(Installed(founding.view, {}))
+    rebuilder._carry_out(Activated(session(2, AFTER_SEVEN, "a").view))
+    assert plane.session is None
+    rebuilder._carry_out(Activated(founding.view))
+    assert plane.session is not None and plane.session.view == founding.view
+
+
+def test_the_end_interrupts_what_is_being_built() -> None:
+    """The thread that builds comes to the order only then."""
+    framework = Mock()
+    Rebuilder(Plane("a"), Mock(), framework, Mock()).handle(Stopped(ExcludedError("out")))
+    [epoch] = framework.cancel.call_args.args
+    assert epoch > 1 << 32, "whatever it is"
+
+
+def test_who_has_not_started_can_be_closed() -> None:
+    """As where the start of the agent fails: that error is to be seen, and no other."""
+    Rebuilder(Plane("a"), Mock(), Mock(), Mock()).close(TIMEOUT)
+
+
 @pytest.mark.parametrize(("place", "call", "told"), [("healed", 20, True), ("healed", 7, False), ("blank", 20, False)])
 def test_who_was_behind_is_told_that_it_gets_the_others_state(
     place: str, call: int, told: bool, caplog: pytest.LogCaptureFixture
