@@ -25,12 +25,11 @@ class Reported:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The outcome of a finished call. ``frozen``: its trailer asked for a freeze, which has happened."""
+    """The outcome of a finished call, after which its trailer may have asked for a freeze: that has happened by now."""
 
-    frozen: bool
     order: Order | None
     """A freeze that waited for this call."""
 
 
-FINISHED = Finish(frozen=False, order=None)
-"""The call finished and no freeze followed: the next call can begin."""
+FINISHED = Finish(order=None)
+"""No freeze waited for the call."""

@@ -327,7 +327,7 @@ class Plane:
                 self._freeze()
             if self._undecided:
                 self._order, order = order, None
-            return FINISHED if order is None and not trailer.freeze else Finish(trailer.freeze, order)
+            return FINISHED if order is None else Finish(order)
 
     def adopt(self, session: Session, call: Call, results: Results) -> Finish | None:
         """Finish ``call`` with a donor's results, or with those held before; None if there was a freeze meanwhile."""
@@ -344,7 +344,7 @@ class Plane:
                 self._freeze()
             if self._undecided:
                 self._order, order = order, None
-            return FINISHED if order is None else Finish(frozen=False, order=order)
+            return FINISHED if order is None else Finish(order)
 
     def failed(self, session: Session, *, begun: bool = True) -> tuple[bool, Order | None]:
         """An operation failed in ``session``. True if nothing had frozen this member before; and a freeze that had waited.

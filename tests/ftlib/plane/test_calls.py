@@ -131,7 +131,7 @@ def test_who_ends_a_call_that_a_freeze_waits_for_hears_of_the_freeze() -> None:
     with patch.object(plane.changed, "notify_all") as wakes:
         assert plane.freeze(order) is None
     wakes.assert_called_once_with()  # who parts may wait for it in that call
-    assert plane.finish(here, call, Trailer.of(()), Results(8, LAYOUT, (), 3.0)) == Finish(frozen=False, order=order)
+    assert plane.finish(here, call, Trailer.of(()), Results(8, LAYOUT, (), 3.0)) == Finish(order)
     assert not plane.ordered and not plane.acting_in(here)
 
 
@@ -141,7 +141,7 @@ def test_so_does_who_adopts_it() -> None:
     here = session(3, SalvagePlan(8, 8, adoptions=(("a", "b"),), current_state_id="a", holders=("a", "b")), "a")
     plane.enter(call)
     assert plane.activate(here) and plane.begin(here) and plane.freeze(order) is None
-    assert plane.adopt(here, call, Results(8, LAYOUT, (), 3.0)) == Finish(frozen=False, order=order)
+    assert plane.adopt(here, call, Results(8, LAYOUT, (), 3.0)) == Finish(order)
     assert not plane.ordered and not plane.acting_in(here)
 
 
@@ -176,7 +176,7 @@ def test_who_parts_in_a_call_waits_for_the_word_whether_the_others_end_it(ends: 
     results = Results(8, LAYOUT, (), 3.0, view_id=here.view.view_id)
     finish = plane.finish(here, call, Trailer.of(()), results)
     assert not threads.happens
-    assert finish == (Finish(frozen=False, order=Order(4, 8)) if ends else None)
+    assert finish == (Finish(Order(4, 8)) if ends else None)
     assert plane.part() == (8 if ends else None)
 
 

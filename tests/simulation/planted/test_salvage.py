@@ -70,7 +70,7 @@ def finishes_after_the_freeze(patch: Patch) -> None:
             self._finished(call, results)
             if honest(self, session) and (trailer.freeze or order is not None):
                 self._freeze()
-            return Finish(trailer.freeze, order)
+            return Finish(order)
 
     patch.setattr(Plane, "finish", finish)
 
