@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 from unittest.mock import ANY, Mock, call
 
@@ -19,7 +20,7 @@ from ftlib.recovery.catchup import Catchup
 from ftlib.recovery.joiner.http_transport import HTTPTransport, Later, Over, SnapshotOffer
 from ftlib.recovery.joiner.limits import RecoveryLimits
 from ftlib.recovery.joiner.prefetch import Prefetch
-from ftlib.recovery.layout.shards import LARGE
+from ftlib.recovery.layout.shards import LARGE, ChunkRequest
 from ftlib.recovery.warm_standby import WarmStandby
 from tests.harness.threads import Clock, no_threads
 
@@ -231,6 +232,8 @@ def test_before_each_call_the_others_wait_if_they_have_to(verified: int, level: 
     recovery._verification = Mock(number=verified) if verified else None
     assert recovery.enter(session, 7)
     round_.apply_backpressure.assert_called_once_with(session, 7, level=level)
+    round_.level_with.assert_called_once_with(7, but=1)
+    round_.progress_log.update.assert_called_once_with()
 
 
 def test_a_promoted_spare_whose_view_ends_meanwhile_goes_on_in_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,3 +277,103 @@ def test_what_comes_too_late_for_a_views_first_call_is_no_failure(monkeypatch: p
         assert recovery.kept(results) is None
         found.append(recovery._ahead)
     assert found == [5, 0, 6, 1]
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_a_spare_that_need_not_follow_gives_nothing_if_its_parameters_were_written(written: bool) -> None:
+    """Its gradients were computed with what was there before."""
+    recovery, own, standby = Catchup(Plane("a" * 16), Mock(), Mock(), RecoveryLimits(1.0, 1, live=True)), Mock(), Mock()
+    recovery._standby = standby
+    standby.end.return_value = written
+    for _ in range(2):
+        assert not recovery.wanted(own, Mock()), "nobody has a state"
+        standby.end.assert_called_once_with()
+        assert own.reloaded.call_count == written
+
+
+def test_a_spare_that_follows_goes_on_with_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catchup, "why_not", lambda _registered: "")
+    plane, own = Plane("a" * 16), Mock(kind=Kind.AVERAGE)
+    plane.authority, own.layout.places = "origin", ()
+    recovery = Catchup(plane, Mock(), Mock(), RecoveryLimits(1.0, 1, live=True))
+    recovery._standby = standby = Mock()
+    assert recovery.wanted(own, Mock())
+    assert recovery._standby is standby and not standby.end.called and not own.reloaded.called
+
+
+@pytest.mark.parametrize("verified", [0, 8, 7])
+@pytest.mark.parametrize("kind", ["average", "vote"])
+def test_who_averages_something_else_than_the_others_follows_no_more(verified: int, kind: str) -> None:
+    """Whether the end is near or not. Calls of other kinds may come between."""
+    recovery, results = Catchup(Plane("a" * 16), Mock(), Mock(), RecoveryLimits(1.0, 1, live=True)), Mock(number=7)
+    recovery._own = Mock(**{"layout.kind": "average", "layout.same_call.return_value": False})
+    recovery._verification = Mock(number=verified) if verified else None
+    results.layout.kind = kind
+    with pytest.raises(NoFollowing, match="the others average something else") if kind == "average" else nullcontext():
+        assert not recovery.finished(results)
+    assert recovery._refused == (kind == "average")
+
+
+@pytest.mark.parametrize(
+    ("same", "healed", "origin", "moves", "goes_on"),
+    [
+        (True, False, "o", False, True),
+        (False, False, "o", True, True),
+        (False, False, "o", False, False),
+        (False, True, "o", True, False),  # the others went on without it, and it lacks averages
+        (False, False, "p", True, False),
+    ],
+)
+def test_in_a_new_view_it_goes_on_with_what_it_has_if_nothing_is_missing(
+    same: bool, healed: bool, origin: str, moves: bool, goes_on: bool
+) -> None:
+    plane, session = Plane("a" * 16), Mock()
+    plane.authority, session.plan.healed = "o", (plane.member_id,) if healed else ()
+    recovery = Catchup(plane, Mock(), Mock(), RecoveryLimits(1.0, 1, live=True))
+    round_ = Mock(session=session if same else Mock(), origin=origin, **{"move.return_value": moves})
+    assert recovery._goes_on(round_, session, 9) == goes_on
+    if not same and goes_on:
+        round_.move.assert_called_once_with(session, 9)
+
+
+@pytest.mark.parametrize(
+    ("authority", "origin", "holders", "lacks"),
+    [
+        ("o", "", ("b",), True),
+        ("o", "p", ("b",), True),
+        ("o", "o", ("b",), False),
+        ("", "", ("b",), False),
+        ("o", "", (), False),
+    ],
+)
+def test_who_has_the_state_or_finds_nobody_who_has_it_does_not_follow(
+    authority: str, origin: str, holders: tuple[str, ...], lacks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catchup, "why_not", lambda _registered: "")
+    plane, own, session = Plane("a" * 16), Mock(kind=Kind.AVERAGE), Mock()
+    plane.authority, plane.origin, session.plan.holders, own.layout.places = authority, origin, holders, ()
+    assert Catchup(plane, Mock(), Mock(), RecoveryLimits(1.0, 1, live=True)).wanted(own, session) == lacks
+
+
+@pytest.mark.parametrize(("parts", "chunk"), [(True, ChunkRequest(keep=7)), (False, None)])
+def test_who_begins_anew_begins_with_the_first_chunk(
+    parts: bool, chunk: ChunkRequest | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or with the whole state, if its parts cannot be of different versions."""
+    monkeypatch.setattr(catchup, "Prefetch", made := Mock())
+    monkeypatch.setattr(catchup, "separable", lambda _registered: parts)
+    session, source = Mock(), Mock()
+    session.plan.holders, session.view.index.return_value = ("b",), 0
+    recovery = Catchup(Plane("a" * 16), Mock(), lambda: source, RecoveryLimits(1.0, 1, live=True))
+    recovery._own, recovery._chunk = Mock(), ChunkRequest(2, 9, 4)
+    recovery._ask(session, None, 7)
+    made.call_args.args[2](lambda: True)
+    assert source.offer.call_args.kwargs["chunk"] == chunk
+
+
+@pytest.mark.parametrize(("number", "level", "begins"), [(9, True, True), (9, False, False), (10, True, False)])
+def test_its_state_is_read_in_the_call_on_entry_to_which_it_is_compared(number: int, level: bool, begins: bool) -> None:
+    recovery, session = Catchup(Plane("a" * 16), Mock(), Mock(), RecoveryLimits(1.0, 1, live=True)), Mock()
+    recovery._verification = verification = Mock(session=session, number=number)
+    recovery._near_the_end(Mock(**{"level_with.return_value": level}), session, 9, 10)
+    assert verification.begin.called == begins

@@ -19,9 +19,10 @@ from ftlib.recovery.joiner.group_transport import Tainted
 from ftlib.recovery.joiner.http_transport import FetchError, Later, SnapshotOffer
 from ftlib.recovery.joiner.limits import RecoveryLimits
 from ftlib.recovery.joiner.round import Round
-from ftlib.recovery.layout.shards import LARGE, Shard
+from ftlib.recovery.layout.shards import LARGE, ChunkRequest, Shard
 from tests.harness.basics import TIMEOUT, eventually
 from tests.harness.company import in_thread
+from tests.harness.threads import Clock
 
 LIMITS = RecoveryLimits(TIMEOUT, 1, live=True)
 
@@ -47,10 +48,12 @@ def test_who_waits_for_the_comparison_is_told_that_it_failed(monkeypatch: pytest
     waiting.start()
     eventually(lambda: one._changed._waiters, "it waits")  # type: ignore[attr-defined]
     one.begin()
+    assert plane.recovery == one.progress
     go.set()
     waiting.join(TIMEOUT)
     assert told
     one.end()
+    assert plane.recovery is None
 
 
 def test_who_waits_for_the_comparison_goes_on_once_all_tensors_have_their_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,6 +99,33 @@ def test_nobody_loads_the_state_while_an_operation_of_an_aborted_group_may_write
     with pytest.raises(Tainted) as error:
         one.end()
     assert error.value is tainted
+
+
+@pytest.mark.parametrize(("session", "patience"), [(None, rounds._SPARE_PATIENCE), (Mock(), rounds._PATIENCE)])
+def test_a_dead_donor_is_excluded_within_that_time(
+    session: Mock | None, patience: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A spare can begin anew at any time."""
+    clock, shard = Clock(), Shard(0, 0, 1, 7, ("b",))
+    began, plane = clock.at, Plane("a" * 16, threads=clock)
+    one = Round(plane, Mock(), Mock(), Mock(), session, (), "b", 7, (shard,), SnapshotOffer(1, 1, b"", ()), LIMITS)
+
+    def wait(seconds: float) -> None:
+        clock.at += seconds
+
+    monkeypatch.setattr(one._changed, "wait", wait)
+    with pytest.raises(NoFollowing, match="nobody is left"):
+        one._none_left(shard)
+    assert clock.at - began == pytest.approx(patience, abs=2 * rounds.LOOK)
+
+
+def test_the_next_chunk_is_asked_for_while_the_first_is_on_its_way() -> None:
+    shards = (Shard(0, 0, 1, 7, ("b",)), Shard(1, 1, 2, 7, ("b",)))
+    offer = SnapshotOffer(3, 2, b"", ((0, 2), (2, 3)))
+    one = Round(Plane("a" * 16), Mock(), Mock(), Mock(), None, (), "b", 7, shards, offer, LIMITS)
+    assert one.next_chunk == ChunkRequest(1, 2, 7)
+    one.add(offer, (Shard(2, 2, 3, 9, ("b",)),), 9)
+    assert one.next_chunk is None
 
 
 def test_each_donor_of_a_shard_is_asked_a_few_times_the_one_that_failed_least_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,7 +259,7 @@ def test_an_average_is_applied_after_the_counters_of_its_version(monkeypatch: py
     first, second = (Shard(index, index, index + 1, 7 + index, ("b",)) for index in (0, 1))
     whole, own, plane = SnapshotOffer(2, 1, b"packed", ((0, 1), (1, 2))), Mock(), Plane("a" * 16)
     done, results = Mock(), Mock(slots=(), **{"layout.nbytes": 4})
-    own.deliver, own.layout.places, plane.state_places = done.deliver, ("gpu 1",), ("gpu 0",)
+    own.reattach, own.deliver, own.layout.places, plane.state_places = done.reattach, done.deliver, ("gpu 1",), ("gpu 0",)
     monkeypatch.setattr(rounds, "replay", done.replay)
     monkeypatch.setattr(rounds, "settle", done.settle)
     one = Round(plane, "registered", own, Mock(), None, (), "b", 7, (first,), whole, LIMITS)  # type: ignore[arg-type]
@@ -250,8 +280,8 @@ def test_an_average_is_applied_after_the_counters_of_its_version(monkeypatch: py
     places = {"gpu 0", "gpu 1"}
     assert [each for each in done.mock_calls if each != call.take_over("registered", [])] == [
         call.take_over("registered", [(1, b"packed")]),
-        *(call.deliver(results), call.replay("registered", ["two"], step=6), call.settle(places)),
-        *(call.deliver(results), call.replay("registered", [], step=7), call.settle(places)),
+        *(call.reattach(), call.deliver(results), call.replay("registered", ["two"], step=6), call.settle(places)),
+        *(call.reattach(), call.deliver(results), call.replay("registered", [], step=7), call.settle(places)),
     ]
 
 

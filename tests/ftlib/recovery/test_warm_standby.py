@@ -331,3 +331,22 @@ def test_it_asks_further_ahead_each_time_that_it_comes_too_late(plane: Plane) ->
     assert not one._told, "it is level no more"
     assert ahead == [6, 12, 24, 48, 96, 192, 256, 256, 256]
     assert transport.begin.call_args_list[2].args[4] == 7 + 6
+
+
+def test_a_sender_that_is_in_the_view_no_more_is_given_up(plane: Plane) -> None:
+    """It may still answer, and its averages are those of a call that the others do without it."""
+    one, views = standby(plane, Mock()), iter([None, VIEW, View(3, "parent", MEMBERS[1:])])
+    level(one)
+    one._known = lambda: next(views)
+    with pytest.raises(FetchError, match="is in the job's view no more"):
+        one._listen(MEMBERS[0], Mock(**{"next.return_value": None}))
+    assert next(views, "all were looked at") == "all were looked at"
+
+
+def test_a_call_of_another_kind_is_no_other_average(plane: Plane) -> None:
+    one = standby(plane, Mock())
+    round_ = level(one)
+    one._own.layout.kind = "average"  # type: ignore[misc]
+    one._compare(Mock(signature=b"other", kind="vote", number=8))
+    one._compare(Mock(signature=b"signature", kind="average", number=8))
+    assert not round_.check_fit.called
