@@ -199,9 +199,10 @@ MISSING, LOST, HERE = Shard(0, 0, 1, 7, ("b", "c")), Shard(0, 0, 1, 7, ("c",)), 
     ],
 )
 def test_in_a_new_view_it_goes_on_with_the_donors_that_are_left(missing: Shard, kept: int, moves: bool) -> None:
-    offer, donors = SnapshotOffer(2, 2, b"", ((0, 2),)), tuple(Member(name, "10.0.0.1", 1) for name in "bc")
+    offer, donors = SnapshotOffer(2, 2, b"", ((0, 2),)), [Member(name, "10.0.0.1", 1) for name in "bc"]
+    new = Member("d", "10.0.0.1", 2)
     former, session = Mock(), Mock()
-    session.plan.holders, session.view.members = ("b",), donors[:1]
+    session.plan.holders, session.view.members = ("b", "d"), [donors[0], new]
     one = Round(Plane("a" * 16), Mock(), Mock(), Mock(), former, donors, "b", 7, (missing, HERE), offer, LIMITS)
     one.flat, one._have = Mock(), {1}
     one._failures[0, "b"] = rounds._TRIES
@@ -211,6 +212,7 @@ def test_in_a_new_view_it_goes_on_with_the_donors_that_are_left(missing: Shard, 
     assert (one.session is session) == moves
     if moves:
         assert one._next_shard() == Shard(0, 0, 1, 7, ("b",)), "whose failures were of the former view"
+        assert one._donor_of(Shard(2, 0, 1, 9, ("c", "d"))) is new, "of a later chunk"
 
 
 @pytest.mark.parametrize(("nbytes", "held", "fits"), [(9, 0, True), (9, 1, False), (4, 4, True), (5, 4, False)])

@@ -17,6 +17,7 @@ from ftlib.common.traces import FetchRecord, RecoveryRecord, Traces
 from ftlib.core.calls.call import Call, Kind
 from ftlib.core.calls.observer import Observers
 from ftlib.core.calls.session import Session
+from ftlib.core.plane.phase import Phase
 from ftlib.core.plane.plane import Plane
 from ftlib.core.tensors.layout import lay_out
 from ftlib.recovery import whole_state
@@ -305,3 +306,20 @@ def test_a_state_of_a_former_lifetime_is_not_used_if_nobody_can_replace_it(plane
     assert not former.load(Mock(), session), "it is as the program has made it"
     with pytest.raises(ConfigError, match=r"nobody in .* registered state, but this worker did"):
         Transfer(plane, 1.0, 1.0, former=former).load(Mock(), session)
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_a_founder_gives_its_initial_state_until_the_first_step(plane: Plane, sync: bool) -> None:
+    """Only its digests, if all are to be equal. A lone one keeps nothing."""
+    plane.founder = True
+    for members, kept in (([OWN], False), ([OWN, OTHER], True)):
+        plane.phase, observers = Phase.WAITING, Observers()
+        assert plane.activate(meeting(members, OWN.id, None, version=1))
+        plane.origin = plane.authority
+        transfer = Transfer(plane, 1.0, 1.0, observers=observers)
+        transfer.register(Registered({"model": Model([1])}), sync=sync)
+        assert (transfer._snapshot is not None) == bool(observers.present) == kept
+    with pytest.raises(RefusalError, match="it was registered with sync="):
+        transfer.source({"founding": whole_state.PROMISED if sync else "1"})
+    assert b"".join(transfer.source({"founding": "1" if sync else whole_state.PROMISED}))
+    assert transfer._snapshot is None
