@@ -23,7 +23,8 @@ from .records import LIMIT, Packed, Ping, RecordError, Segment
 _LOOK = 0.2
 """Seconds between two looks at a child that has something under way."""
 _PATIENCE = 1.0
-"""Seconds for the child to read what it is told at once, where that does not fit into the queue to it."""
+"""Seconds for the child to read what it is told at once, where that does not fit into the queue to it; longer in proportion
+where an answer is waited for longer (``_looks``)."""
 
 
 class ChildProcess(ABC):
@@ -247,7 +248,8 @@ class ChildProcess(ABC):
 
     def _send_soon(self, record: Packed, fd: int = -1) -> bool:
         """As ``_send``, where much is told at once: waits until the child has read some of it."""
-        until = time.monotonic() + _PATIENCE
+        with self._lock:
+            until = time.monotonic() + _PATIENCE * self._looks() / self.SILENT
         while True:
             with self._lock:
                 if self.gone.is_set():

@@ -294,7 +294,7 @@ def test_a_spare_that_need_not_follow_gives_nothing_if_its_parameters_were_writt
 def test_a_spare_that_follows_goes_on_with_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catchup, "why_not", lambda _registered: "")
     plane, own = Plane("a" * 16), Mock(kind=Kind.AVERAGE)
-    plane.authority, own.layout.places = "origin", ()
+    plane.current_state_id, own.layout.places = "origin", ()
     recovery = Catchup(plane, Mock(), Mock(), RecoveryLimits(1.0, 1, live=True))
     recovery._standby = standby = Mock()
     assert recovery.wanted(own, Mock())
@@ -325,12 +325,12 @@ def test_who_averages_something_else_than_the_others_follows_no_more(verified: i
     ],
 )
 def test_in_a_new_view_it_goes_on_with_what_it_has_if_nothing_is_missing(
-    same: bool, healed: bool, origin: str, moves: bool, goes_on: bool
+    same: bool, healed: bool, state_id: str, moves: bool, goes_on: bool
 ) -> None:
     plane, session = Plane("a" * 16), Mock()
-    plane.authority, session.plan.healed = "o", (plane.member_id,) if healed else ()
+    plane.current_state_id, session.plan.healed = "o", (plane.member_id,) if healed else ()
     recovery = Catchup(plane, Mock(), Mock(), RecoveryLimits(1.0, 1, live=True))
-    round_ = Mock(session=session if same else Mock(), origin=origin, **{"move.return_value": moves})
+    round_ = Mock(session=session if same else Mock(), state_id=state_id, **{"move.return_value": moves})
     assert recovery._goes_on(round_, session, 9) == goes_on
     if not same and goes_on:
         round_.move.assert_called_once_with(session, 9)
@@ -347,11 +347,11 @@ def test_in_a_new_view_it_goes_on_with_what_it_has_if_nothing_is_missing(
     ],
 )
 def test_who_has_the_state_or_finds_nobody_who_has_it_does_not_follow(
-    authority: str, origin: str, holders: tuple[str, ...], lacks: bool, monkeypatch: pytest.MonkeyPatch
+    current_state_id: str, state_id: str, holders: tuple[str, ...], lacks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(catchup, "why_not", lambda _registered: "")
     plane, own, session = Plane("a" * 16), Mock(kind=Kind.AVERAGE), Mock()
-    plane.authority, plane.origin, session.plan.holders, own.layout.places = authority, origin, holders, ()
+    plane.current_state_id, plane.state_id, session.plan.holders, own.layout.places = current_state_id, state_id, holders, ()
     assert Catchup(plane, Mock(), Mock(), RecoveryLimits(1.0, 1, live=True)).wanted(own, session) == lacks
 
 

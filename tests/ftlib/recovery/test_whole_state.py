@@ -315,7 +315,7 @@ def test_a_founder_gives_its_initial_state_until_the_first_step(plane: Plane, sy
     for members, kept in (([OWN], False), ([OWN, OTHER], True)):
         plane.phase, observers = Phase.WAITING, Observers()
         assert plane.activate(meeting(members, OWN.id, None, version=1))
-        plane.origin = plane.authority
+        plane.state_id = plane.current_state_id
         transfer = Transfer(plane, 1.0, 1.0, observers=observers)
         transfer.register(Registered({"model": Model([1])}), sync=sync)
         assert (transfer._snapshot is not None) == bool(observers.present) == kept
