@@ -175,7 +175,8 @@ class Plane:
                 self.data.entered(call)
             if not call.stand_in:
                 self.training_thread = threading.get_ident()
-                self._fence(call)
+                if self.state_places:
+                    call.fenced(self.state_places)
             self.changed.notify_all()
 
     def ready(self, min_size: int) -> Session | None:
@@ -227,7 +228,8 @@ class Plane:
         """Backward has ended: the program is inside its open ``call`` now. As on entry, nobody is told before it waits."""
         with self.changed:
             call.compute(False)
-            self._fence(call)  # backward may have enqueued changes of buffers since the entry
+            if self.state_places:  # backward may have enqueued changes of buffers since the entry
+                call.fenced(self.state_places)
             self.changed.notify_all()
 
     def caught_up(self, state_id: str, number: int) -> bool:
@@ -368,8 +370,8 @@ class Plane:
             if not self._acting_in(session):
                 return False
             self.state_id = state_id
-            if self.current is not None:
-                self._fence(self.current)  # who asks for the state from now on gets what was loaded
+            if self.current is not None and self.state_places:  # who asks for the state from now on gets what was loaded
+                self.current.fenced(self.state_places)
             self.data.loaded()
             self._has_loaded()
             return True
@@ -620,11 +622,6 @@ class Plane:
             self.peers.note(member_id, (finished, current), self.threads.now(), inner)
 
     # --- within the lock -----------------------------------------------------------------------------------------------
-
-    def _fence(self, call: Call) -> None:
-        """The registered state is that of ``call`` after what this thread has enqueued on devices by now."""
-        if self.state_places:
-            call.fenced(self.state_places)
 
     def _acting_in(self, session: Session) -> bool:
         return self.phase is Phase.ACTIVE and self.session is session
