@@ -315,7 +315,7 @@ def test_who_averages_something_else_than_the_others_follows_no_more(verified: i
 
 
 @pytest.mark.parametrize(
-    ("same", "healed", "origin", "moves", "goes_on"),
+    ("same", "healed", "state_id", "moves", "goes_on"),
     [
         (True, False, "o", False, True),
         (False, False, "o", True, True),
@@ -337,7 +337,7 @@ def test_in_a_new_view_it_goes_on_with_what_it_has_if_nothing_is_missing(
 
 
 @pytest.mark.parametrize(
-    ("authority", "origin", "holders", "lacks"),
+    ("current_state_id", "state_id", "holders", "lacks"),
     [
         ("o", "", ("b",), True),
         ("o", "p", ("b",), True),
