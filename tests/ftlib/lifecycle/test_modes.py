@@ -186,7 +186,7 @@ def look_at_ends(ft: FTLib, before: Callable[[], None]) -> list[int]:
     def finish(session: Session, call: Call, trailer: Trailer, results: Results) -> Finish | None:
         before()
         end = original(session, call, trailer, results)
-        seen.append(session.size if end is not None and not end.frozen and end.order is None else 0)
+        seen.append(session.size if end is not None and not trailer.freeze and end.order is None else 0)
         return end
 
     ft._plane.finish = finish  # type: ignore[method-assign]
