@@ -123,7 +123,7 @@ BUGS = [
     Bug(looks_before_it_copies, known=105, seeds=200),
     Bug(keeps_what_was_void, known=8),
     Bug(divides_by_its_own, known=1),
-    Bug(slots_alternate, known=118),
+    Bug(slots_alternate, known=60),
     Bug(stages_onto_gradients),
     Bug(reports_at_the_end, known=1),
     Bug(raises_in_silence),

@@ -109,7 +109,8 @@ def lets_them_in_one_by_one(patch: Patch) -> None:
 
 def comes_in_alone(patch: Patch) -> None:
     """A newcomer's processes find out one by one whether they have come in."""
-    patch.setattr(Results, "come_in", lambda _self, _out: None)
+    honest = Results.agreed_on
+    patch.setattr(Results, "agreed_on", lambda self, *, out, preface: honest(self, out=self.out, preface=preface))
     patch.setattr(DataAccounting, "_lingers", lambda self, _shares, step, _batches: (step + int(self._plane.member_id, 16)) % 2)
 
 
