@@ -122,9 +122,8 @@ class Resumption(Observer):
         deadline = plane.threads.now() + self._patience
         while True:
             session = self._transfer.active(deadline)
-            if (
-                plane.step > 0 and plane.state_id == plane.current_state_id
-            ):  # the state was loaded, and kept through a view change
+            # The state was loaded, and kept through a view change.
+            if plane.step > 0 and plane.state_id == plane.current_state_id:
                 return self._loaded
             reader = (*session.plan.holders, plane.member_id)[0]
             if reader == plane.member_id:
