@@ -1179,6 +1179,39 @@ def test_hooks_that_are_registered_after_the_wrapper_change_what_is_averaged(
 
 
 @by_all("crew")
+def test_an_optimizer_that_steps_within_backward_is_refused(ft: FTLib, index: int) -> None:
+    """It would apply what this worker alone has computed, and there would be nothing left to average."""
+
+    def step(parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    model = DistributedDataParallel(ft, small(), bucket_mb=1e-4, first_bucket_mb=1e-4)
+    optimizers = {parameter: torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()}
+    loss(model, ft.rank).backward()
+    model.zero_grad()
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(step)
+    with pytest.raises(ConfigError, match=r"parameter 0\.weight .*within backward.*step\(\) after it"):
+        loss(model, ft.rank).backward()
+    assert model.status is None
+    assert ft.barrier(), "nobody is held up"
+
+
+@by_all("crew")
+def test_a_hook_may_drop_a_gradient(ft: FTLib, index: int) -> None:
+    """It counts as zeros, like one that did not come."""
+    model = DistributedDataParallel(ft, small())
+    first, *others = model.parameters()
+    first.register_post_accumulate_grad_hook(lambda parameter: setattr(parameter, "grad", None))
+    loss(model, ft.rank).backward()
+    assert model.status is Status.SUCCESS
+    assert not first.grad.any()
+    assert all(other.grad.any() for other in others)
+
+
+@by_all("crew")
 def test_a_model_that_is_converted_later(ft: FTLib, index: int) -> None:
     """It converts its gradients, too, which are views of averages then."""
     model = DistributedDataParallel(ft, small(), bucket_mb=1e-4, first_bucket_mb=1e-4)

@@ -88,6 +88,8 @@ class Backward:
         self._phase = [_IDLE]
         self._armed = False
         """True if a gradient begins a pass, though backward reached no output."""
+        self._versions: list[int] = []
+        """How often each trained parameter had been changed when the pass began, as torch counts it."""
         self._roots: list[Any] = []
         """The nodes of the graph at which backward entered the module."""
         self._average: OpenAverage | None = None
@@ -295,6 +297,7 @@ class Backward:
         self._average = None  # and with it the memory of the last gradients
         self._room.of({})
         self._roots.clear()
+        self._versions[:] = [owner._version for owner in self._trained.owners]  # noqa: SLF001 - no public name
         self._phase[0] = _BEGUN
         self._queue.append(self)
         at_end_of_backward(self._end, self.failed, last=self._trained.sharded)
@@ -435,11 +438,25 @@ class Backward:
             if self._average is None:
                 self._order.agree()
                 self._make()
+            self._check_none_is_applied()
             status = self._finish()
         except BaseException:
             self.failed()
             raise
         self._close(status)
+
+    def _check_none_is_applied(self) -> None:
+        """ConfigError names a parameter to which a hook of the program's has applied this worker's own gradient, and dropped
+        it. That its version has changed says little alone: state may have been loaded since.
+        """
+        trained, seen = self._trained, self._countdown.seen
+        for (number, parameter), owner, version in zip(trained.pairs, trained.owners, self._versions, strict=False):
+            if parameter.grad is None and owner._version != version and number in seen:  # noqa: SLF001
+                raise ConfigError(
+                    f"parameter {trained.names[number]} was changed within backward, by an optimizer in a hook of the "
+                    "program's, and its gradient was dropped before it was averaged: each worker's weights would go their own "
+                    "way; let backward end, and call the optimizer's step() after it"
+                )
 
     def _finish(self) -> Status:
         trained, used, average = self._trained, self._used, self._average
