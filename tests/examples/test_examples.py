@@ -114,6 +114,7 @@ def test_gradients_by_a_channel(nursery: Nursery, tmp_path: Path) -> None:
         assert demonstration.wait(PATIENCE) == 0, demonstration.stderr
         said = demonstration.stdout
     assert said.index("step 100: ") < said.index("worker-0 is killed") < said.index("step 200: ") < said.index("step 300: ")
+    assert re.search(r"server: \d+ steps, .*worker-3 \d+; test accuracy", said), "the new one takes part"
     assert said.count("ends, as ") == 3, "those that are left hear that the channel is gone"
     assert accuracy(said) > 50
 
