@@ -17,7 +17,7 @@ from ...data.sampling import packed_shares, unpacked_shares
 from ...errors import GroupError, StepMismatch
 from ...frameworks.base import Group, Work
 from ..tensors.staging import Slot, Staging, land
-from .call import Call, Results
+from .call import Call, CallOutcome, Results
 
 _HEADER = struct.Struct("<4sIQdd??I8s16s16s")
 _MAGIC = b"ftl6"
@@ -33,7 +33,8 @@ def donate(group: Group, rank: int, results: Results) -> None:
     """Start sending ``results`` to ``rank``. ``Spoilt`` if the program has changed them by now."""
     shares = bytearray(packed_shares(results.shares))
     land(results.slots)
-    slots = [] if results.declined else [slot for slot in results.slots if slot.bucket.count]
+    declined = results.outcome is CallOutcome.DECLINED_HERE
+    slots = [] if declined else [slot for slot in results.slots if slot.bucket.count]
     rows = [slot.data for slot in slots]
     if results.views:
         rows = [row.clone() for row in rows]  # the program may write there from any moment on, seen yet or not
@@ -41,7 +42,7 @@ def donate(group: Group, rank: int, results: Results) -> None:
             raise Spoilt(f"the program has changed the result of call {results.number} in place")
     digest, signature = _digest(shares, rows), results.layout.signature
     view_id = bytes.fromhex(results.view_id)
-    found = (results.weight, results.assumed, results.declined, results.finite)
+    found = (results.weight, results.assumed, declined, results.outcome is CallOutcome.INTACT)
     header = _HEADER.pack(_MAGIC, len(results.slots), results.number, *found, len(shares), view_id, signature, digest)
     tensors = [torch.frombuffer(data, dtype=torch.uint8) for data in (bytearray(header), shares)]
     tensors += rows

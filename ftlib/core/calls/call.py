@@ -7,7 +7,7 @@ in the same way. A broadcast sums bytes that are zero at all members but the roo
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from enum import Enum
+from enum import Enum, IntEnum
 
 import torch
 
@@ -45,6 +45,26 @@ PREFACE = "broadcast before a call"
 """The kind, in a layout, of a call that a wrapper makes before one of the program's."""
 
 
+class CallOutcome(IntEnum):
+    """What has come of a finished call. If several of these hold, the greatest counts."""
+
+    INTACT = 0
+    """It has a result, unless the sum of the weights says otherwise (see ``Call.void``)."""
+    VOID_ELSEWHERE = 1
+    """Nothing is wrong with the sums. The shards together have no result all the same."""
+    NOT_FINITE = 2
+    """The sums were checked for inf and nan, and hold some. Or they were adopted, and the donor's have no result."""
+    DECLINED_ELSEWHERE = 3
+    """A member of another shard declined it. Its signature is known here, and so are the sums."""
+    DECLINED_HERE = 4
+    """A member of this shard declined it (see ``Declined``): not all members know which call it was."""
+
+    @property
+    def declined(self) -> bool:
+        """True if a member declined it, in whatever shard."""
+        return self >= CallOutcome.DECLINED_ELSEWHERE
+
+
 class Results:
     """A finished call's sums in staging. Valid until an operation of the next call has finished."""
 
@@ -54,17 +74,14 @@ class Results:
         "_spoilt",
         "accelerated",
         "assumed",
-        "declined",
         "divisor",
         "drawing",
-        "finite",
-        "given_up",
         "kept",
         "layout",
         "number",
         "out",
+        "outcome",
         "preface",
-        "refused",
         "shares",
         "signature",
         "slots",
@@ -86,7 +103,10 @@ class Results:
         declined: bool = False,
         views: bool = True,
     ) -> None:
-        """``assumed``: what inputs were divided by as they were staged (see ``Attempt``). The rest: see the attributes."""
+        """``intact``: False if the sums were checked for inf and nan, and hold some. ``declined``: True if a member of this
+        shard declined the call. ``assumed``: what inputs were divided by as they were staged (see ``Attempt``). The rest: see
+        the attributes.
+        """
         self.number = number
         self.layout = layout
         self.slots = tuple(slots)
@@ -95,16 +115,11 @@ class Results:
         self.assumed = assumed
         self.divisor = weight / assumed
         """What the sums in an average have yet to be divided by: 1.0 if the weights have the sum that was assumed."""
-        self.finite = intact
-        """False if the call's result was checked for inf and nan, and holds some."""
-        self.declined = declined
-        """True if a member declined the call (see ``Declined``): it has no result."""
-        self.given_up = declined
-        """The same, also where that was in another shard alone: then its signature is known here, and so are the sums."""
+        self.outcome = CallOutcome.INTACT if intact else CallOutcome.NOT_FINITE
+        if declined:
+            self.outcome = CallOutcome.DECLINED_HERE
         self.preface = False
         """True if a process of this replica was in a call that a wrapper makes before one of the program's."""
-        self.refused = False
-        """True if nothing is wrong with it here, and it has no result all the same."""
         self.signature = b"" if declined else layout.signature
         """What a flush report says of the call; empty if it was declined: then not all members know which one it was."""
         self.shares: Mapping[str, Share] = {}
@@ -138,10 +153,8 @@ class Results:
         self._sends += sends
 
     def refuse(self, *, declined: bool = False) -> None:
-        """Another shard of this call has no result: then the call has none. ``declined``: as a member has declined it."""
-        self.refused = self.refused or self.finite
-        self.finite = False
-        self.given_up = self.given_up or declined
+        """The shards together have no result: then this one has none. ``declined``: as a member has declined the call."""
+        self.outcome = max(self.outcome, CallOutcome.DECLINED_ELSEWHERE if declined else CallOutcome.VOID_ELSEWHERE)
 
     def agreed_on(self, *, out: bool, preface: bool) -> None:
         """Note what the processes of this replica have agreed on. ``out``: those of a newcomer's, that they stay out."""
@@ -370,7 +383,7 @@ class Call:
 
     def void(self, results: Results) -> bool:
         """True if this call has no result at any member, because of the sum of the weights, a veto, or who declined it."""
-        if results.declined or not results.finite:
+        if results.outcome is not CallOutcome.INTACT:
             return True
         return (self.divide and results.weight == 0.0) or (self.root_rank is not None and results.weight != 1.0)
 

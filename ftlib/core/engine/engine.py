@@ -19,7 +19,7 @@ from ...state.registry import Registered
 from ...status import Status
 from ..calls.adoption import Adoption, another_call
 from ..calls.attempt import SETTLE, Attempt, CallDeclined, Disagreement
-from ..calls.call import Call, Kind, Results
+from ..calls.call import Call, CallOutcome, Kind, Results
 from ..calls.compressed_attempt import CompressedAttempt
 from ..calls.device_attempt import DeviceAttempt
 from ..calls.follow import Declined, Followed, FollowedAttempt, NobodyThere
@@ -250,7 +250,7 @@ class Engine:
             if found is None:
                 return False
             plane.counters.time_use.left(self._threads.now())
-            if not found[0].given_up:  # it was finished in a view that this member was not in
+            if not found[0].outcome.declined:  # it was finished in a view that this member was not in
                 raise Excluded(f"the others have finished {own}, which this worker gave up: it needs their state")
             self._owed -= 1
         return True
@@ -501,7 +501,7 @@ class Engine:
             return None
         if isinstance(call, Followed):
             call.learn(results.layout)
-        elif not results.declined and not call.layout.same_call(results.signature):
+        elif results.signature and not call.layout.same_call(results.signature):
             raise another_call(call)
         return self._adopted(call, session, results)
 
@@ -614,10 +614,10 @@ class Engine:
 
     def _delivered(self, call: Call, results: Results, session: Session) -> Status:
         if call.void(results):
-            if results.given_up:
+            if results.outcome.declined:
                 call.ends_declined(preface=results.preface)
-            elif call.veto and not results.finite and call.kind is not Kind.VOTE:
-                self._nonfinite.explain(call, session, elsewhere=results.refused)
+            elif call.veto and results.outcome is not CallOutcome.INTACT and call.kind is not Kind.VOTE:
+                self._nonfinite.explain(call, session, elsewhere=results.outcome is CallOutcome.VOID_ELSEWHERE)
             return Status.FAIL
         plane = self._plane
         call.deliver(results, views=call.views and plane.has_state)  # else nothing could replace results that are changed

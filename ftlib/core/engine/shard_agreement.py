@@ -18,7 +18,7 @@ from consensus import CarefulLogger
 from ...data.mates import Drawing
 from ...errors import ConfigError, GroupError, StepMismatch
 from ..calls.attempt import WAIT_SLICE
-from ..calls.call import PREFACE, Call, Kind, Results
+from ..calls.call import PREFACE, Call, CallOutcome, Kind, Results
 from ..calls.session import Session
 from ..plane.failures import Failures
 from ..plane.phase import Phase
@@ -172,12 +172,13 @@ class ShardAgreement:
 
 def word_about(session: Session, call: Call, results: Results, trailer: Trailer | None, more: int = 0) -> Word:
     """What this member says of the results that it holds. ``more``: flags that do not follow from them."""
-    flags = WordFlag(more) | WordFlag.VOID * call.void(results) | WordFlag.DECLINED * results.given_up
+    flags = WordFlag(more) | WordFlag.VOID * call.void(results) | WordFlag.DECLINED * results.outcome.declined
     flags |= WordFlag.PREFACE * (results.preface or call.layout.kind == PREFACE)
     ranks = 0
     if trailer is not None:
         flags |= WordFlag.FREEZE if trailer.freeze else WordFlag(0)
-        if call.kind is Kind.AVERAGE and not results.declined:  # who declines has no weight in its shard alone
+        # Who declines has no weight in its shard alone.
+        if call.kind is Kind.AVERAGE and results.outcome is not CallOutcome.DECLINED_HERE:
             ranks = zlib.crc32(bytes(slot.weight > 0.0 for slot in trailer.slots)) or 1
     return Word(session.view.epoch, call.number, flags, ranks)
 
@@ -191,6 +192,6 @@ def word_of_the_finished(plane: Plane, session: Session) -> Word | None:
     if not plan.call or session.keeps or plan.donor_of(own_id) is not None or own_id in (*plan.blank, *plan.healed):
         return None
     said = WordFlag.VOID * plane.void | WordFlag.OUT * plane.newcomer | WordFlag.SAVING * plane.saves.replica
-    said |= WordFlag.DECLINED * plane.given_up | WordFlag.PREFACE * plane.preface
+    said |= WordFlag.DECLINED * plane.outcome.declined | WordFlag.PREFACE * plane.preface
     drawn = b"" if plane.drawing is None else plane.drawing.pack()
     return Word(session.view.epoch, plan.call, said, drawn=drawn)

@@ -20,7 +20,7 @@ from ...state.registry import Registered
 from ...state.snapshot import Backup
 from ...status import Status
 from ..calls.attempt import SETTLE, WAIT_SLICE, Disagreement, Waits
-from ..calls.call import Call, Results
+from ..calls.call import Call, CallOutcome, Results
 from ..calls.session import Session
 from ..plane.failures import Failures
 from ..plane.nonfinite_check import NonfiniteCheck
@@ -179,7 +179,7 @@ class Execution:
         void = call.void(results)
         if not void:
             call.deliver(results)
-        elif not results.finite:
+        elif results.outcome is CallOutcome.NOT_FINITE:
             self._means.veto.explain(call, self.session)
         self.unit.made(call, results, applied=not void)
         if void:

@@ -19,7 +19,7 @@ from ...common.threads import SYSTEM, Threads
 from ...common.traces import Traces, ViewRecord
 from ...data.mates import Drawing
 from ...frameworks.base import Group
-from ..calls.call import Call, Results
+from ..calls.call import Call, CallOutcome, Results
 from ..calls.salvage import NAMED, Report, SalvagePlan
 from ..calls.session import Session
 from ..replicas.saves import Saves
@@ -91,7 +91,7 @@ class Plane:
         """What this replica's processes have agreed on about the samples of the newest finished call: one of them may hold its
         result yet, and go by this in the next view."""
         self.founder, self.wished, self.blank = False, False, True
-        self.given_up, self.preface = False, False  # of the newest finished call, see ``Results``
+        self.outcome, self.preface = CallOutcome.INTACT, False  # of the newest finished call, see ``Results``
         self.void, self.newcomer = False, False  # void: the newest finished call had no result
         """``newcomer``: True from this member's admission or healing until its program finishes a call that the others make,
         too; until then the program may be at another place than the others' programs."""
@@ -666,7 +666,7 @@ class Plane:
         counters.accelerated += results.accelerated
         counters.alone += not results.slots
         counters.bytes_averaged += call.nbytes
-        self.void, self.given_up, self.preface = call.void(results), results.given_up, results.preface
+        self.void, self.outcome, self.preface = call.void(results), results.outcome, results.preface
         granted = int(call.counts_as_step and not self.void)
         self.step += granted
         if call.stand_in:

@@ -18,7 +18,7 @@ from consensus import View
 from ...errors import StepMismatch
 from ...state.registry import Registered
 from ...status import Status
-from ..calls.call import Call, Kind, Results
+from ..calls.call import Call, CallOutcome, Kind, Results
 from ..calls.follow import Declined
 from ..plane.plane import Plane
 from ..tensors.layout import Layout
@@ -113,7 +113,7 @@ class Backlog:
             return self._declined(call, last)
         void = call.void(entry.results)
         # A declined call fits any: not all members know which one it was.
-        if not entry.results.declined and call.layout.signature != entry.results.layout.signature:
+        if entry.results.signature not in (b"", call.layout.signature):
             raise StepMismatch(
                 f"{call}: the others did something else while this worker was late ({entry.results.layout.text}); derive what "
                 "is called from ft.step, or unset straggler_deadline"
@@ -141,7 +141,7 @@ class Backlog:
         taken = self._entries[: last + 1]
         newest = taken[-1]
         call.learn(newest.results.layout)
-        call.hear(b"" if newest.results.declined else newest.results.layout.check)
+        call.hear(b"" if newest.results.outcome is CallOutcome.DECLINED_HERE else newest.results.layout.check)
         if not call.void(newest.results) and not newest.granted and call.kind is not Kind.BARRIER:
             raise NotHere(f"they have a result that is no average ({newest.results.layout.text})")
         granted = [entry for entry in taken if entry.granted]
@@ -178,5 +178,6 @@ class Backlog:
             results = entry.results
             if results.slots and not entry.granted:
                 self._nbytes -= results.layout.nbytes
-                given = (results.number, results.layout, (), results.weight, results.finite)
-                entry.results = Results(*given, assumed=results.assumed, declined=results.declined)
+                outcome = results.outcome
+                given = (results.number, results.layout, (), results.weight, outcome is CallOutcome.INTACT)
+                entry.results = Results(*given, assumed=results.assumed, declined=outcome is CallOutcome.DECLINED_HERE)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ftlib import DistributedDataParallel, Status
-from ftlib.core.calls.call import Call, Kind, Results
+from ftlib.core.calls.call import Call, CallOutcome, Kind, Results
 from ftlib.core.calls.salvage import SalvagePlan
 from ftlib.core.engine.shard_agreement import word_of_the_finished
 from ftlib.core.plane.plane import Plane
@@ -79,3 +79,32 @@ def test_who_has_finished_a_call_says_in_the_next_view_how_it_ended() -> None:
     plane.saves.agree(writing=False)
     assert plane.finish(here, call, Trailer.of(()), Results(9, LAYOUT, (Mock(),), 3.0)) is not None
     assert said(5, 9) == WordFlag(0)
+
+
+@pytest.mark.parametrize(
+    ("intact", "declined", "after_void", "after_declined"),
+    [
+        pytest.param(True, False, CallOutcome.VOID_ELSEWHERE, CallOutcome.DECLINED_ELSEWHERE, id="intact"),
+        pytest.param(False, False, CallOutcome.NOT_FINITE, CallOutcome.DECLINED_ELSEWHERE, id="inf or nan"),
+        pytest.param(True, True, CallOutcome.DECLINED_HERE, CallOutcome.DECLINED_HERE, id="declined"),
+        pytest.param(False, True, CallOutcome.DECLINED_HERE, CallOutcome.DECLINED_HERE, id="declined, with inf or nan"),
+    ],
+)
+def test_what_is_known_in_this_shard_outweighs_that_another_one_has_no_result(
+    intact: bool, declined: bool, after_void: CallOutcome, after_declined: CallOutcome
+) -> None:
+    """Only where nothing is wrong with the sums here, others explain it. In the next view a mate may have heard more."""
+
+    def results() -> Results:
+        return Results(8, LAYOUT, (), 3.0, intact, declined=declined)
+
+    once, twice, both = results(), results(), results()
+    once.refuse()
+    twice.refuse(declined=True)
+    both.refuse()
+    both.refuse(declined=True)
+    both.refuse()
+    assert (once.outcome, twice.outcome, both.outcome) == (after_void, after_declined, after_declined)
+    assert twice.outcome.declined
+    assert once.outcome.declined is declined
+    assert once.signature == twice.signature == (b"" if declined else LAYOUT.signature)

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from ftlib.core.calls.call import Call, Kind, Results
+from ftlib.core.calls.call import Call, CallOutcome, Kind, Results
 from ftlib.core.calls.session import Session
 from ftlib.core.engine.shard_agreement import ShardAgreement
 from ftlib.core.plane.failures import Failures
@@ -44,7 +44,7 @@ class Held:
     def hold(self) -> bool:
         """True if the call has a result."""
         assert self._agreement.hold(self.call, self.session, self.results) is True
-        return self.results.finite
+        return self.results.outcome is CallOutcome.INTACT
 
 
 def test_those_who_used_the_same_have_a_result() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ftlib.core.calls.call import Call, Results
+from ftlib.core.calls.call import Call, CallOutcome, Results
 from ftlib.core.engine.engine import Engine
 from ftlib.core.tensors.compression.memory import CallMemory
 from tests.harness.basics import around
@@ -101,7 +101,7 @@ def owes_where_a_mate_has_no_result(patch: Patch) -> None:
     @around(patch, Engine, "_finished")
     def finished(honest: Any, self: Engine, call: Call, results: Results) -> None:
         honest(self, call, results)
-        if results.layout.compression is not None and not results.declined and not results.finite:
+        if results.layout.compression is not None and CallOutcome.INTACT < results.outcome < CallOutcome.DECLINED_HERE:
             self._pool.staging(results.layout).memory.finished(results.number, results.view_id, checked=True)
 
 

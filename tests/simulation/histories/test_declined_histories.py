@@ -14,7 +14,7 @@ import pytest
 from consensus.simulation.script.scenario import POLICIES
 from ftlib.core.calls import adoption
 from ftlib.core.calls.attempt import UNKNOWN, Attempt, CallDeclined
-from ftlib.core.calls.call import Results
+from ftlib.core.calls.call import CallOutcome, Results
 from ftlib.core.calls.session import Session
 from ftlib.core.tensors.layout import Layout
 from ftlib.core.tensors.trailer import Trailer
@@ -135,7 +135,8 @@ def one_does_not_heed(patch: Patch) -> None:
     @around(patch, Attempt, "_ended")
     def ended(honest: Any, self: Attempt, *arguments: Any) -> tuple[Trailer, Results]:
         trailer, results = honest(self, *arguments)
-        results.declined = results.declined and self._session.rank != 1
+        if results.outcome is CallOutcome.DECLINED_HERE and self._session.rank == 1:
+            results.outcome = CallOutcome.INTACT
         return trailer, results
 
 
@@ -145,7 +146,8 @@ def adopters_do_not_hear_of_it(patch: Patch) -> None:
     @around(patch, adoption.Adoption, "receive")
     def receive(honest: Any, self: adoption.Adoption, *arguments: Any) -> Results:
         results: Results = honest(self, *arguments)
-        results.declined = False
+        if results.outcome is CallOutcome.DECLINED_HERE:
+            results.outcome = CallOutcome.INTACT
         return results
 
 

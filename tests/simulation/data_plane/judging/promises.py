@@ -18,7 +18,7 @@ from typing import Any
 
 from consensus import View
 from consensus.simulation import Host, Observer
-from ftlib.core.calls.call import Call, Results
+from ftlib.core.calls.call import Call, CallOutcome, Results
 from ftlib.core.calls.salvage import SalvagePlan
 from ftlib.core.calls.session import Session
 from ftlib.core.plane.phase import Phase
@@ -329,7 +329,7 @@ class Promises(Observer):
             self._made.settle(key, session.view, _Made(session.view, void))
 
     def _outcome(self, process: Body, call: Call, results: Results) -> Outcome:
-        if results.declined:
+        if results.outcome is CallOutcome.DECLINED_HERE:
             return Outcome(call.number, (), 0.0, declined=True)
         sums = _sums(results) if results.slots else self._alone(process, len(call.sources))
         compressed = bool(results.slots) and results.layout.compression is not None
@@ -344,13 +344,12 @@ class Promises(Observer):
         assert session is not None
         self.counts["finished"] += 1
         self.counts["accelerated"] += results.accelerated
-        self.counts["declined"] += results.declined
+        declined = results.outcome is CallOutcome.DECLINED_HERE
+        self.counts["declined"] += declined
         # Before it could decline it, its deputy was in the call, which others have finished.
         had_come = place.foreign and session.plan.call == call.number
-        assert results.declined or not call.declines or had_come, self._say(
-            process, f"declined call {call.number}, which has a result"
-        )
-        self.counts["made up for"] += call.declines and not results.declined
+        assert declined or not call.declines or had_come, self._say(process, f"declined call {call.number}, which has a result")
+        self.counts["made up for"] += call.declines and not declined
         adopted = session.plan.donor_of(process.host.id) is not None and call.number == session.plan.call
         self.counts["adopted"] += adopted
         self.counts["kept"] += session.keeps and call.number == session.plan.call
