@@ -24,18 +24,15 @@ from ..core.plane.phase import Phase
 from ..core.plane.plane import Plane
 from ..core.replicas.whole import whole_replicas
 from ..errors import ConfigError
-from ..recovery.joiner.http_transport import FetchError, Later, Nothing, StillReading, request
+from ..recovery.joiner.http_transport import RETRY, FetchError, Later, Nothing, StillReading, pause_between_requests, request
 from ..recovery.layout.requests import POLL, Body, pieces
-from ..recovery.whole_state import ask_again
 from .checkpoint import Found
 from .depot import Depot
 from .manifest import OF_ONE, TornError
 from .names import Name, ShardOf
 
-_RETRY = 0.5
-"""Seconds to wait for a view change if the process of shard 0 does not answer."""
 _LIMIT = 1 << 20
-"""Bytes that its answer may have."""
+"""Maximum bytes of an answer of the process of shard 0."""
 _SHOWN = 300
 """Characters that are passed on of why a checkpoint cannot be read."""
 _EVERYWHERE = "call it at every worker, after register_state and before the first average"
@@ -210,11 +207,11 @@ class Chooser:
                 deadline = plane.threads.now() + self._patience
                 continue
             except (Later, Nothing):
-                ask_again(plane, session, asked)
+                pause_between_requests(plane, session, asked)
                 why = f"load was called here, but within {self._patience:g} s not by {leaders[0]}, which has shard 0"
             except FetchError as error:
                 why = f"load was called here, but {leaders[0]}, which has shard 0, does not answer ({error})"
-                plane.wait_end(session, _RETRY)
+                plane.wait_end(session, RETRY)
             else:
                 yield found
                 deadline = plane.threads.now() + self._patience

@@ -26,9 +26,9 @@ from ..core.calls.session import Session
 from ..core.plane.phase import Phase
 from ..core.plane.plane import Plane
 from ..errors import ConfigError, FTLibError
-from ..recovery.joiner.http_transport import FetchError, Later, Nothing, StillReading
+from ..recovery.joiner.http_transport import RETRY, FetchError, Later, Nothing, StillReading, pause_between_requests
 from ..recovery.layout.requests import POLL, Body, pieces
-from ..recovery.whole_state import RETRY, Transfer, ask_again
+from ..recovery.whole_state import Transfer
 from ..state.codec import snapshot
 from ..state.registry import Registered
 from ..state.snapshot import Before
@@ -140,7 +140,7 @@ class Resumption(Observer):
             except StillReading:
                 deadline = plane.threads.now() + self._patience
             except Later:
-                ask_again(plane, session, asked)
+                pause_between_requests(plane, session, asked)
             except FetchError:
                 plane.wait_end(session, RETRY)
             else:

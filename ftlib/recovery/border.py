@@ -30,10 +30,10 @@ from ..errors import ConfigError, FTLibError, RebuildTimeout, StateLost
 from ..state.live import nbytes_of_parameters
 from ..state.registry import Registered
 from .donor.private_copies import PrivateCopy
-from .joiner.http_transport import FetchError, Later, Midway, Nothing
+from .joiner.http_transport import RETRY, FetchError, Later, Midway, Nothing, pause_between_requests
 from .layout.requests import POLL, Body
 from .layout.shards import LARGE
-from .whole_state import RETRY, Transfer, ask_again, in_turn, registered_nothing
+from .whole_state import Transfer, in_turn, registered_nothing
 
 PATH = "/border"
 _PATIENT = 24
@@ -77,7 +77,7 @@ class Border:
                 return found
             if isinstance(found, Later):
                 laters += 1
-                ask_again(plane, session, asked)
+                pause_between_requests(plane, session, asked)
             else:
                 refused[donors[0].id] = found
             if not isinstance(found, Later) or laters >= _PATIENT:

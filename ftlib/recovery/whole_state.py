@@ -28,7 +28,7 @@ from ..state.codec import StateReader, encode, flatten, header_of, snapshot
 from ..state.digests import difference, digests, pack, unpack
 from ..state.registry import Registered
 from .donor.private_copies import PrivateCopies
-from .joiner.http_transport import FetchError, Later, Nothing, Refused, Unfit, request
+from .joiner.http_transport import RETRY, FetchError, Later, Nothing, Refused, Unfit, pause_between_requests, request
 from .joiner.progress_log import ArrivingState
 from .layout.requests import POLL, Body, Failures, noted, pieces
 
@@ -37,8 +37,6 @@ logger = CarefulLogger("ftlib")
 PATH = "/state"
 STATE_LIMIT = 1 << 40
 """Maximum bytes of a state."""
-RETRY = 0.5
-"""Seconds to wait for a view change if no donor answered; and between two requests to one that is too busy."""
 _COMPARED = 30.0
 """Maximum seconds for which a member that registered nothing asks whether the others did."""
 REGISTERED = "registered"
@@ -173,7 +171,7 @@ class Transfer(Observer):
             if plane.threads.now() > deadline:
                 raise RebuildTimeout(f"{call}: no state from {session.names(plan.holders)} within {self._step_timeout:g} s")
             if any(isinstance(error, Later) for error in errors):
-                ask_again(plane, session, asked)
+                pause_between_requests(plane, session, asked)
             else:
                 plane.wait_end(session, RETRY)
         return False
@@ -257,7 +255,7 @@ class Transfer(Observer):
             except Nothing:
                 return  # too late for this way: the first call brings the state
             except Later:
-                ask_again(plane, session, asked)
+                pause_between_requests(plane, session, asked)
             except FetchError:
                 plane.wait_end(session, RETRY)
             if plane.threads.now() > deadline:
@@ -465,14 +463,6 @@ def in_turn(session: Session, after: int = 0) -> list[Member]:
     holders = [session.view.member(member_id) for member_id in session.plan.holders]
     start = (session.view.index(session.member_id) + after) % len(holders)
     return holders[start:] + holders[:start]
-
-
-def ask_again(plane: Plane, session: Session, asked: float) -> None:
-    """Wait before a member that answered "ask again" is asked once more. Returns early if ``session`` ends.
-
-    It has kept the request waiting that came at ``asked``, unless it is too busy: then many ask it, and must not keep it so.
-    """
-    plane.wait_end(session, max(0.0, asked + RETRY - plane.threads.now()))
 
 
 def registered_nothing(session: Session) -> ConfigError:

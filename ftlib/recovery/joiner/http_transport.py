@@ -23,6 +23,8 @@ from consensus import Answer, CarefulLogger, KeyRing, Member, SecretError, get
 
 from ...common.refusals import Refusal
 from ...common.threads import SYSTEM, Threads
+from ...core.calls.session import Session
+from ...core.plane.plane import Plane
 from ...core.tensors.layout import Layout
 from ...errors import FTLibError
 from ..layout import call_layouts
@@ -37,8 +39,10 @@ SILENCE = 15.0
 """Seconds without a byte after which a donor is given up."""
 _FAREWELL = 2.0
 """The same for the release at the end, which may get lost."""
+RETRY = 0.5
+"""Seconds to wait for a view change if no donor answered; and between two requests to one that is too busy."""
 _PAUSE = 0.05
-"""Seconds before a request that was answered "ask again" is repeated."""
+"""Seconds before a request of ``HTTPTransport`` that was answered "ask again" is repeated."""
 _MOST = 1 << 30
 """Maximum bytes of an answer that is held as a whole: the inline part, a layout."""
 
@@ -134,6 +138,15 @@ def request(
 def refusal(member: Member, status: int, text: str) -> FTLibError:
     """The error for a refusal of ``member`` with ``status``; ``text`` says why."""
     return _REFUSALS.get(status, Refused)(f"{member}: {text}")
+
+
+def pause_between_requests(plane: Plane, session: Session, asked: float) -> None:
+    """Wait before a member whose answer was ``Later`` is asked once more. Returns early if ``session`` ends.
+
+    A donor keeps a request waiting, here the one sent at ``asked``, so the pause is mostly zero. A donor that is too busy
+    answers at once: many ask it, and must not keep it busy.
+    """
+    plane.wait_end(session, max(0.0, asked + RETRY - plane.threads.now()))
 
 
 _REFUSALS: Mapping[int, type[FTLibError]] = {

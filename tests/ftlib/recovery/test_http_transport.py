@@ -18,10 +18,21 @@ import torch
 
 from consensus import KeyRing, Member
 from ftlib.common.threads import Threads
+from ftlib.core.plane.plane import Plane
 from ftlib.core.tensors.layout import lay_out, lay_out_in_order
 from ftlib.recovery.donor import donor as donor_module
 from ftlib.recovery.joiner import http_transport as fetch
-from ftlib.recovery.joiner.http_transport import FetchError, HTTPTransport, Later, Over, Refused, SnapshotOffer, pinned_shards
+from ftlib.recovery.joiner.http_transport import (
+    RETRY,
+    FetchError,
+    HTTPTransport,
+    Later,
+    Over,
+    Refused,
+    SnapshotOffer,
+    pause_between_requests,
+    pinned_shards,
+)
 from ftlib.recovery.joiner.limits import RateLimit
 from ftlib.recovery.layout import shards as shards_module
 from ftlib.recovery.layout.flat_state import FlatState
@@ -32,7 +43,7 @@ from tests.harness.company import in_thread
 from tests.harness.fifo import hanging_for
 from tests.harness.relay import Relay
 
-from .holders import ORIGIN, TIMEOUT, VERSION, Holder, HolderProcess, Model, holders, somebody, whole
+from .holders import ORIGIN, TIMEOUT, VERSION, Holder, HolderProcess, Model, holders, meeting, somebody, whole
 
 SIZES = [1_500_000, 3, 1_000_000, 700_000]
 """Elements: four blocks, some of which begin in one parameter and end in another."""
@@ -400,6 +411,19 @@ class Clock(Threads):
     def sleep(self, seconds: float) -> None:
         self.time += seconds
         self.slept.append(seconds)
+
+
+@pytest.mark.parametrize(("kept_waiting", "pause"), [(0.0, RETRY), (RETRY / 2, RETRY / 2), (4 * RETRY, 0.0)])
+def test_who_was_not_kept_waiting_pauses_before_the_next_request(
+    kept_waiting: float, pause: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, waits = Clock(), list[float]()
+    plane, donor, own = Plane(somebody().id, threads=clock), somebody(), somebody()
+    monkeypatch.setattr(plane, "wait_end", lambda _session, seconds: waits.append(seconds))
+    asked = clock.now()
+    clock.sleep(kept_waiting)
+    pause_between_requests(plane, meeting([donor, own], own.id, None), asked)
+    assert waits == [pytest.approx(pause)]
 
 
 class TestBandwidth:

@@ -21,7 +21,7 @@ from ftlib.core.plane.phase import Phase
 from ftlib.core.plane.plane import Plane
 from ftlib.core.tensors.layout import lay_out
 from ftlib.recovery import whole_state
-from ftlib.recovery.joiner.http_transport import FetchError, Later, Nothing, Refused
+from ftlib.recovery.joiner.http_transport import RETRY, FetchError, Later, Nothing, Refused
 from ftlib.recovery.layout.requests import POLL
 from ftlib.recovery.whole_state import Transfer
 from ftlib.state.codec import snapshot
@@ -67,7 +67,7 @@ def test_who_registered_nothing_asks_once_whether_the_others_did(
 
 
 @pytest.mark.parametrize("founds", [True, False])
-@pytest.mark.parametrize(("takes", "most"), [(0.0, 2.0 / whole_state.RETRY + 2), (POLL, 1)])
+@pytest.mark.parametrize(("takes", "most"), [(0.0, 2.0 / RETRY + 2), (POLL, 1)])
 def test_a_donor_that_is_too_busy_is_asked_now_and_then(
     founds: bool, takes: float, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,7 +121,7 @@ def test_who_registered_nothing_asks_again_where_a_donor_does_not_know_yet(
     monkeypatch.setattr(whole_state, "request", Mock(side_effect=[Later("not yet"), nullcontext(Answer(b"registered"))]))
     with pytest.raises(ConfigError, match="this worker registered no state, but"):
         Transfer(plane, 60.0, 60.0).load(Mock(began=plane.threads.now()), session)
-    assert waits == [whole_state.RETRY]
+    assert waits == [RETRY]
 
 
 NOTHING, LATER, AWAY = Nothing("b: nothing"), Later("c: not yet"), FetchError("c: away")
@@ -137,7 +137,7 @@ def test_all_holders_are_asked_in_turn_until_one_gives_the_state(
     def fetch(holder: Member, *_: object) -> None:
         asked.append(holder.id)
         if (error := next(answers)) is not None:
-            clock.at += 2 * whole_state.RETRY
+            clock.at += 2 * RETRY
             raise error
 
     clock = Clock()
@@ -150,7 +150,7 @@ def test_all_holders_are_asked_in_turn_until_one_gives_the_state(
     monkeypatch.setattr(transfer, "fetch", fetch)
     assert transfer.load(Mock(began=clock.at, number=5), session)
     assert asked == [HOLDER.id, OTHER.id, HOLDER.id]
-    assert waits == [0.0 if LATER in errors else whole_state.RETRY], "who was kept waiting asks again at once"
+    assert waits == [0.0 if LATER in errors else RETRY], "who was kept waiting asks again at once"
     assert plane.state_id == plane.current_state_id
 
 
