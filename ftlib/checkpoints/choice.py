@@ -1,7 +1,7 @@
 """Which checkpoint the processes of a replica begin from: the newest one that each of them can read, its own shard of it.
 
-Each process by itself might find another one: who looks a moment later sees a newer step, and who finds a file of its shard
-torn takes an older one. So the process of shard 0 alone lists them, and proposes the newest. All of them read it beside each
+Each process by itself might find another one. Who looks a moment later sees a newer step; who finds a file of its shard torn
+takes an older one. So the process of shard 0 alone lists them, and proposes the newest. All of them read it beside each
 other and say what came of that; if one cannot read it, the next older one is proposed. Only the processes that read for their
 shard take part: the others get the state from these.
 """

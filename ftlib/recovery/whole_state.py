@@ -457,8 +457,9 @@ class Transfer(Observer):
 
 
 def in_turn(session: Session, after: int = 0) -> list[Member]:
-    """The members that hold the state, in an order of this member's: joiners begin with different ones, and with another one
-    each time that they ask ``after`` having asked before.
+    """The members that hold the state, in the order in which this member asks them: joiners begin with different ones.
+
+    ``after``: how often it has asked before; it begins with another one each time.
     """
     holders = [session.view.member(member_id) for member_id in session.plan.holders]
     start = (session.view.index(session.member_id) + after) % len(holders)

@@ -46,7 +46,7 @@ PREFACE = "broadcast before a call"
 
 
 class CallOutcome(IntEnum):
-    """What has come of a finished call. If several of these hold, the greatest counts."""
+    """How a finished call has ended. If several of these hold, the greatest counts."""
 
     INTACT = 0
     """It has a result, unless the sum of the weights says otherwise (see ``Call.void``)."""
@@ -61,7 +61,7 @@ class CallOutcome(IntEnum):
 
     @property
     def declined(self) -> bool:
-        """True if a member declined it, in whatever shard."""
+        """True if a member declined it, in this shard or in another."""
         return self >= CallOutcome.DECLINED_ELSEWHERE
 
 
@@ -149,7 +149,7 @@ class Results:
         self.kept = True
 
     def give(self, sends: Sequence[Work]) -> None:
-        """They are sent to another member by these operations."""
+        """Note the operations that send them to another member."""
         self._sends += sends
 
     def refuse(self, *, declined: bool = False) -> None:
@@ -175,8 +175,8 @@ class Results:
     def same(self, rows: Mapping[Slot, torch.Tensor]) -> bool:
         """True if ``rows``, copies of the slots' data, are what the call has ended with; else ``changed`` from now on.
 
-        What no version shows is seen by the sums that were computed in the look for inf and nan, or when the program was shown
-        the slots; changes after which these are the same to the bit are not.
+        Changes that no version shows are found by checksums. These were computed in the look for inf and nan, or when the
+        program was shown the slots. A change that keeps them, bit for bit, is not found.
         """
         if not self.changed:
             self._spoilt = any(slot.tells(rows[slot]) for slot, _ in self._shown)
@@ -212,7 +212,7 @@ class Call:
     keeps_batches = False
     """True if the program makes up for this call, should it end unfinished, by one that uses up the same batches and more."""
     declines = False
-    """True if this call makes the others' call fail, whatever that is (see ``Declined``)."""
+    """True if this call makes the others' call fail, whichever that is (see ``Declined``)."""
     stand_in = False
     """True if a deputy is in the call while the program is outside of calls (see ``deputy``)."""
 
@@ -275,7 +275,7 @@ class Call:
         self.status: Status | None = None
         """How it has ended; None: it has not, or by an exception. Known before the program's callbacks, which may raise."""
         self.declined = False
-        """True if it has ended without a result, as a member declined it, in whatever shard."""
+        """True if it has ended without a result, as a member declined it, in this shard or in another."""
         self.began = 0.0
         """When the call was entered, on the clock of the threads that carry it out."""
         self.computing = False
@@ -313,7 +313,7 @@ class Call:
         self.number, self.began = number, now
 
     def fenced(self, places: Sequence[str]) -> None:
-        """The registered state, in as far as it is at ``places``, is that of this call after what is enqueued by now."""
+        """The part of the registered state at ``places`` is that of this call once all that is enqueued by now has run."""
         self.fence = Fence(places)
 
     def restart(self, now: float) -> None:
@@ -342,8 +342,9 @@ class Call:
 
     @property
     def certain(self) -> bool:
-        """False while the program's code runs within the call: an exception may yet end it here, as at others a moment ago that
-        are in another call by now. If none does, the call's operations show that theirs is another one.
+        """False while the program's code runs within the call: an exception may yet end it here. It may have ended it at
+        others, which are in another call by now. If none comes here, the call's operations show that the others are in another
+        one.
         """
         return not self.computing
 

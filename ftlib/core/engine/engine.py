@@ -234,8 +234,8 @@ class Engine:
         return self._owed > 0
 
     def _pay(self) -> bool:
-        """Decline the calls that the program has given up: then they have no result at any member, and all programs are at the
-        same call again, also those that were still waiting as more members came. False if too few are there even now, or this
+        """Decline the calls that the program has given up: then they have no result at any member. All programs are at the same
+        call again, also those that were still waiting as more members came. False if too few are there even now, or this
         worker said goodbye.
         """
         plane = self._plane

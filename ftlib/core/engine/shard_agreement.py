@@ -56,7 +56,7 @@ class ShardAgreement:
         Returns the trailer as all shards together have it; True if there is none, as after an adoption. Where one shard has no
         result, ``results`` have none from here on.
 
-        A freeze that is ordered for after this call does not wait long: in a mate's shard the call may have failed, so that no
+        A freeze that is ordered for after this call does not wait long: the call may have failed in a mate's shard, and then no
         word comes before the next view. What is held goes into the report, and the next plan keeps it if it counts.
         """
         if not self._plane.hold(session, results, trailer):

@@ -1,7 +1,7 @@
 """One attempt at a unit's function in one session, and the executor of units: keep the state, run, await, or undo.
 
 A failure of communication is one that shows at the group: in a call of the library, or in an operation on ``ft.group`` (see
-``guarded_group``). It is noted and reported and the group aborted at once, whatever the program makes of it. An exception of
+``guarded_group``). It is noted and reported, and the group aborted, at once, even if the program catches it. An exception of
 the program also counts as one if the session is over, as nothing could be committed in that session anyway. For connection
 errors, and for RuntimeError, which torch raises for them, the executor waits ``DOUBT`` seconds for the session to end. Any
 other exception is the program's.

@@ -88,13 +88,13 @@ class Plane:
         self.held_foreign = False
         """True if that was a call of the others, in which this newcomer took part with nothing of its own."""
         self.drawing: Drawing | None = None
-        """What this replica's processes have agreed on about the samples of the newest finished call: one of them may hold its
-        result yet, and go by this in the next view."""
+        """What this replica's processes have agreed on about the samples of the newest finished call. One of them may still
+        hold its result, and goes by this in the next view."""
         self.founder, self.wished, self.blank = False, False, True
         self.outcome, self.preface = CallOutcome.INTACT, False  # of the newest finished call, see ``Results``
         self.void, self.newcomer = False, False  # void: the newest finished call had no result
         """``newcomer``: True from this member's admission or healing until its program finishes a call that the others make,
-        too; until then the program may be at another place than the others' programs."""
+        too. Until then the program may be at another place than the others' programs."""
         self.state_id, self.current_state_id = "", ""
         """The id of the valid state in the active session: the plan's, until founders load a checkpoint in the session."""
         self.has_state: bool = former is not None and former.has_state

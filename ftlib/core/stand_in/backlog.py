@@ -103,7 +103,7 @@ class Backlog:
     def take_over(self, call: Call) -> Status:
         """Finish the program's ``call`` with the kept results, after applying all earlier ones; returns its status.
 
-        Raises StepMismatch, ``NotHere``, and whatever ``apply`` raises. ``call`` gets its number first: after a later failure
+        Raises StepMismatch, ``NotHere``, and what ``apply`` raises. ``call`` gets its number first: after a later failure
         this member has a state that no other member has.
         """
         last = max(0, self._regular - 1) // len(self._step) * len(self._step)

@@ -100,8 +100,8 @@ class SnapshotOffer:
 def pinned_shards(offer: SnapshotOffer, shards: Sequence[Shard]) -> tuple[Shard, ...]:
     """The shards, each with the donors that pinned it.
 
-    FetchError if the donors split the state differently, or if no donor pinned some shard: Over if the request came too late
-    for one of that shard's donors, which might have pinned it if asked earlier.
+    FetchError if the donors split the state differently, or if no donor pinned some shard. Over if the request came too late
+    for one of that shard's donors: asked earlier, it might have pinned it.
     """
     if len(shards) != offer.shards:
         raise FetchError(
