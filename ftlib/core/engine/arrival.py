@@ -137,6 +137,7 @@ class Arrival:
                 if (instead := recovery.kept(results)) is not None:
                     engine.keep(results, instead)
                 if complete and own.layout.same_call(results.layout.signature):
+                    recovery.end()  # before the result is delivered: it puts the program's gradients in their place
                     return results
         except NoFollowing as reason:
             extra = plane.about("no_following", why=str(reason))

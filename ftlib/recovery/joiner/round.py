@@ -33,6 +33,7 @@ from ..layout.shards import LARGE, ChunkRequest, Shard, surviving
 from .group_transport import Tainted
 from .http_transport import FetchError, HTTPTransport, Later, SnapshotOffer
 from .limits import RecoveryLimits
+from .program_gradients import ProgramGradients
 from .progress_log import Meter, ProgressLog
 from .replay_state import Chunks, PendingAverages
 
@@ -105,6 +106,8 @@ class Round:
         self._over = False
         self._meter = Meter(offer.nbytes, plane.threads.now)
         self.progress_log = ProgressLog(plane, self.progress)
+        self._gradients: ProgramGradients | None = None
+        """The program's own, once an average was put in their place. The replaying thread's."""
         self._threads: list[threading.Thread] = []
         self._share_device = thread_device()
 
@@ -124,8 +127,8 @@ class Round:
             raise
 
     def end(self) -> None:
-        """Stop: nothing writes the state once this has returned. Idempotent. RebuildTimeout if a thread does not end, or if an
-        operation of an aborted group did not.
+        """Stop: nothing writes the state once this has returned, and the program's gradients are as they were. Idempotent.
+        RebuildTimeout if a thread does not end, or if an operation of an aborted group did not.
         """
         if self._plane.recovery == self.progress:
             self._plane.recovers(None)
@@ -313,6 +316,15 @@ class Round:
             self._changed.notify_all()
 
     def _replay_all(self) -> None:
+        try:
+            self._replay_until_over()
+        finally:
+            gradients, self._gradients = self._gradients, None
+            if gradients is not None:
+                gradients.put_back()
+                settle(set(self._own.layout.places))
+
+    def _replay_until_over(self) -> None:
         chunks = self._chunks
         while True:
             with self._changed:
@@ -326,6 +338,8 @@ class Round:
             if not due:
                 continue
             if results is not None:
+                if self._gradients is None:
+                    self._gradients = ProgramGradients(self._own)
                 self._own.reattach()
                 self._own.deliver(results)
                 replay(self.registered, without, step=step)

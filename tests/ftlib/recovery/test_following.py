@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from ftlib import ConfigError, FTLib
+from ftlib import ConfigError, FTLib, Status
 from ftlib.core.calls.follow import FollowedAttempt
 from ftlib.core.calls.follower import NoFollowing
 from ftlib.errors import GroupError
@@ -256,6 +256,56 @@ def test_a_joiner_finds_the_call_that_is_its_own(caplog: pytest.LogCaptureFixtur
         made.end()
     assert followed(caplog)
     assert assert_equal(*made.pupils) >= 3
+
+
+class Vetoed(Pupil):
+    """Once ``spoilt`` is set its averages hold inf, and are applied by nobody. It trains on."""
+
+    spoilt: threading.Event
+
+    def compute(self) -> None:
+        super().compute()
+        if self.spoilt.is_set():
+            self.model[2].bias.grad.fill_(torch.inf)  # type: ignore[index,union-attr,operator]
+
+    def train(self, over: threading.Event) -> None:
+        while not over.is_set() and self.step() is not Status.ABORT:
+            pass
+
+
+class Keeping(Pupil):
+    """It keeps what its first backward left in its gradients, but for one parameter, which had none."""
+
+    spoilt: threading.Event
+
+    def __init__(self, ft: FTLib, seed: int) -> None:
+        self.kept: list[torch.Tensor | None] = []
+        self.replayed = 0
+        super().__init__(ft, seed, apply=self.apply)
+
+    def compute(self) -> None:
+        super().compute()
+        self.model[2].bias.grad = None  # type: ignore[index,union-attr]
+        self.kept = [None if each.grad is None else each.grad.clone() for each in self.model.parameters()]
+
+    def apply(self) -> None:
+        self.replayed += threading.current_thread().name.startswith("ftlib")
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.spoilt.set()
+
+
+def test_a_first_call_without_a_result_leaves_the_gradients_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Averages were put into them meanwhile, to be replayed."""
+    monkeypatch.setattr(Vetoed, "spoilt", spoilt := threading.Event(), raising=False)
+    monkeypatch.setattr(Keeping, "spoilt", spoilt, raising=False)
+    with school(2, Vetoed, "memory", **SLOW) as made:
+        joiner = Keeping(made.crew.init(), 99)
+        assert joiner.step() is Status.FAIL and joiner.replayed
+        found = [each.grad for each in joiner.model.parameters()]
+        assert [each is None for each in found] == [each is None for each in joiner.kept]
+        for now, before in zip(found, joiner.kept, strict=True):
+            assert now is None or before is None or torch.equal(now, before)
 
 
 def test_two_joiners_at_once() -> None:

@@ -261,6 +261,7 @@ def test_an_average_is_applied_after_the_counters_of_its_version(monkeypatch: py
     first, second = (Shard(index, index, index + 1, 7 + index, ("b",)) for index in (0, 1))
     whole, own, plane = SnapshotOffer(2, 1, b"packed", ((0, 1), (1, 2))), Mock(), Plane("a" * 16)
     done, results = Mock(), Mock(slots=(), **{"layout.nbytes": 4})
+    own.owners, own.sources, own.supply = (), (), done.supply
     own.reattach, own.deliver, own.layout.places, plane.state_places = done.reattach, done.deliver, ("gpu 1",), ("gpu 0",)
     monkeypatch.setattr(rounds, "replay", done.replay)
     monkeypatch.setattr(rounds, "settle", done.settle)
@@ -284,6 +285,7 @@ def test_an_average_is_applied_after_the_counters_of_its_version(monkeypatch: py
         call.take_over("registered", [(1, b"packed")]),
         *(call.reattach(), call.deliver(results), call.replay("registered", ["two"], step=6), call.settle(places)),
         *(call.reattach(), call.deliver(results), call.replay("registered", [], step=7), call.settle(places)),
+        *(call.supply([]), call.reattach(), call.settle({"gpu 1"})),
     ]
 
 
