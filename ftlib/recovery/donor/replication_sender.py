@@ -33,6 +33,10 @@ from .snapshots import Snapshots
 
 STANDBY_SILENCE = 30.0
 """Seconds without a request after which a spare's copies are dropped."""
+STREAMS = 16
+"""Streams at a time: half of the requests that a member serves at a time. Each lasts as long as its spare waits, and joiners,
+checkpoints and the spares' other requests need the rest. A spare that gets none here asks another member.
+"""
 EVERY = 1.0
 """Seconds without a record after which a stream sends a keepalive."""
 
@@ -175,6 +179,8 @@ class ReplicationSender:
             session = plane.session
             if session is None:
                 raise Refusal.LATER.error("this member is in no view")
+            if self._stream.subscribers >= STREAMS:
+                raise Refusal.LATER.error(f"this member sends averages to as many spares as it can, {STREAMS}")
             ids = dict.fromkeys((*session.plan.holders, plane.member_id))
             subscriber = self._stream.subscribe(signature)
             holders = tuple(session.view.member(each) for each in ids if each in session.view)

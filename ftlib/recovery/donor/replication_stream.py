@@ -47,6 +47,11 @@ class ReplicationStream:
         """True while there is a subscriber."""
         return bool(self._subscribers)
 
+    @property
+    def subscribers(self) -> int:
+        """How many there are."""
+        return len(self._subscribers)
+
     def append(self, record: ReplicationRecord) -> Sequence[Slot] | None:
         """Queue ``record`` for all subscribers. None: its slots stay the caller's. Else the slots to use instead of them."""
         with self._changed:

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgpack
@@ -21,6 +21,7 @@ from ftlib.common.threads import Threads
 from ftlib.core.plane.plane import Plane
 from ftlib.core.tensors.layout import lay_out, lay_out_in_order
 from ftlib.recovery.donor import donor as donor_module
+from ftlib.recovery.donor.replication_sender import STREAMS
 from ftlib.recovery.joiner import http_transport as fetch
 from ftlib.recovery.joiner.http_transport import (
     RETRY,
@@ -113,6 +114,27 @@ def silence() -> Iterator[Member]:
 
 def behind(relay: Relay, holder: Holder) -> Member:
     return Member(holder.member.id, "127.0.0.1", relay.port)
+
+
+def test_streams_of_many_spares_leave_room_for_what_others_ask(joiner: Joiner, holder: Holder) -> None:
+    """Each stream lasts as long as its spare waits. Who gets none asks another member, and later this one again."""
+    query = {"ask": "averages", "joiner": joiner.member.id, "signature": "00"}
+    signature = lay_out("barrier", [], "SUM", 1 << 20).signature
+
+    def listen(until: ExitStack) -> str:
+        """Why not."""
+        try:
+            until.enter_context(joiner.transport.asked(holder.member, query, always)).readinto(memoryview(bytearray(1)))
+        except Later as refusal:
+            return str(refusal)
+        return ""
+
+    with ExitStack() as last:
+        with ExitStack() as others:
+            assert not any(listen(others) for _ in range(STREAMS))
+            assert "as many spares as it can" in listen(last)
+            assert joiner.transport.layout(holder.member, signature, always).signature == signature
+        eventually(lambda: not listen(last), "one has ended")
 
 
 class TestStripes:
