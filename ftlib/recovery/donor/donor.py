@@ -74,6 +74,8 @@ class Donor(Observer):
         self._read_hold = ReadHold(plane)
         self._offers: dict[str, object] = {}
         """joiner -> its latest offer, while the offer is being made. Guarded by the plane's lock."""
+        self._newest: dict[str, int] = {}
+        """joiner -> the number of its newest request to pin something. Guarded by the plane's lock."""
         self._asking = 0
         """Number of requests in progress. Guarded by the plane's lock."""
         self._looking = plane.threads.lock()
@@ -147,6 +149,7 @@ class Donor(Observer):
         with self._plane.changed:
             if not (self._asking or self._snapshots.nbytes or self.sender.busy):
                 self._observers.detach(self)
+                self._newest.clear()
         self._read_hold.forget()
         self._group_sender.forget()
 
@@ -169,7 +172,7 @@ class Donor(Observer):
             raise LookupError(f"holders={','.join(holders)} are others than this member, {own}")
         if apart:
             self._expect(joiner, chunk, len(holders))
-        with self._read_hold.asking(version), self._offering(joiner) as offer:
+        with self._read_hold.asking(version), self._offering(joiner, _number(query, "request")) as offer:
             manifest, flat = self._look(version, state_id)
             parts = chunks(manifest.borders if apart else (), manifest.nbytes)
             if chunk.number >= len(parts):
@@ -224,19 +227,24 @@ class Donor(Observer):
 
     def _begin(self, query: Query) -> Body:
         joiner, state_id, holders = (_text(query, name) for name in ("joiner", "origin", "holders"))
-        turn, version, inline = (_number(query, name) for name in ("turn", "version", "inline"))
+        turn, version, inline, number = (_number(query, name) for name in ("turn", "version", "inline", "request"))
+        with self._plane.changed:
+            self._pins(joiner, number)
         return pieces(self.sender.begin(SnapshotRequest(joiner, state_id, holders.split(","), turn, version, bool(inline))))
 
     def _averages(self, query: Query) -> Body:
         return self.sender.averages(_signature(query))
 
     def _release(self, query: Query) -> Body:
-        joiner = _text(query, "joiner")
-        with self._plane.changed:
-            self._offers.pop(joiner, None)  # the joiner's pending offer is void
-        self._snapshots.release(joiner)
+        joiner, number = _text(query, "joiner"), _number(query, "request")
         self._group_sender.forget()
-        self.sender.released(joiner)
+        with self._plane.changed:
+            if self._newest.get(joiner, 0) > number:
+                return iter((b"something was asked for since",))
+            self._newest.pop(joiner, None)
+            self._offers.pop(joiner, None)  # the joiner's pending offer is void
+            self._snapshots.release(joiner)
+            self.sender.released(joiner)
         return iter((b"released",))
 
     def _layout(self, query: Query) -> Body:
@@ -259,10 +267,11 @@ class Donor(Observer):
         return noted(body, self._plane.traces, self._plane.threads.now, _text(query, "joiner"), _number(query, "index"))
 
     @contextmanager
-    def _offering(self, joiner: str) -> Iterator[object]:
+    def _offering(self, joiner: str, number: int) -> Iterator[object]:
         """A new offer, the latest for ``joiner``: an offer still being made for an earlier request becomes void."""
         offer = object()
         with self._plane.changed:
+            self._pins(joiner, number)
             self._offers[joiner] = offer
         try:
             yield offer
@@ -270,6 +279,10 @@ class Donor(Observer):
             with self._plane.changed:
                 if self._offers.get(joiner) is offer:
                     del self._offers[joiner]
+
+    def _pins(self, joiner: str, number: int) -> None:
+        """Request ``number`` of the joiner's may pin something, which no release of an earlier number concerns."""
+        self._newest[joiner] = max(number, self._newest.get(joiner, 0))
 
     def _look(self, version: int, state_id: str) -> tuple[Manifest, FlatState]:
         """The state on entry to call ``version``; LookupError if that call may have ended while the state was read."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import http.client
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -43,6 +44,8 @@ RETRY = 0.5
 """Seconds to wait for a view change if no donor answered; and between two requests to one that is too busy."""
 _PAUSE = 0.05
 """Seconds before a request of ``HTTPTransport`` that was answered "ask again" is repeated."""
+_NUMBERS = itertools.count(1)
+"""Of this process's requests to pin something, or to release it: a release that comes late releases nothing asked for since."""
 _MOST = 1 << 30
 """Maximum bytes of an answer that is held as a whole: the inline part, a layout."""
 
@@ -190,6 +193,7 @@ class HTTPTransport:
         query = {
             "ask": "offer",
             "joiner": self._own_id,
+            "request": next(_NUMBERS),
             "version": version,
             "origin": state_id,
             "holders": ",".join(member.id for member in holders),
@@ -239,6 +243,7 @@ class HTTPTransport:
         query = {
             "ask": "begin",
             "joiner": self._own_id,
+            "request": next(_NUMBERS),
             "origin": state_id,
             "holders": ",".join(holder.id for holder in holders),
             "turn": turn,
@@ -304,19 +309,21 @@ class HTTPTransport:
             raise FetchError(f"{member} answers with the layout of another call than it was asked for")
         return replace(found, compression=own.compression)
 
-    def release(self, member: Member) -> None:
-        """Ask ``member`` to drop everything that it has pinned. The member may be gone."""
+    def release(self, member: Member, number: int) -> None:
+        """Ask ``member`` to drop what it has pinned for requests before that ``number``. The member may be gone."""
+        query = {"ask": "release", "joiner": self._own_id, "request": number}
         try:
-            self._whole(member, {"ask": "release", "joiner": self._own_id}, lambda: True, _FAREWELL)
+            self._whole(member, query, lambda: True, _FAREWELL)
         except (FetchError, Later) as error:
             logger.debug("%s was not told that its pins are released: %s", member, error)
 
     def release_all(self, members: Sequence[Member]) -> None:
-        """``release`` at all ``members``, on a separate thread. Where there is none to be had they drop it by and by."""
+        """``release`` of all so far at ``members``, on a separate thread. Without one to be had they drop it by and by."""
+        number = next(_NUMBERS)
 
         def tell() -> None:
             for member in members:
-                self.release(member)
+                self.release(member, number)
 
         if not members:
             return

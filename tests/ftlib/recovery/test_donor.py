@@ -61,7 +61,7 @@ def ask(holder: Holder, kind: str, **query: object) -> bytes:
 
 
 def once(holder: Holder, kind: str, **query: object) -> bytes:
-    return b"".join(holder.donor.source({"ask": kind, **{name: str(value) for name, value in query.items()}}))
+    return b"".join(holder.donor.source({"ask": kind, **{name: str(value) for name, value in {"request": 0, **query}.items()}}))
 
 
 def offer(holder: Holder, **changes: object) -> bytes:
@@ -244,6 +244,15 @@ class TestOutdatedOffers:
 
 
 class TestPins:
+    def test_a_release_that_comes_late_does_not_concern_what_was_asked_for_since(self, holder: Holder) -> None:
+        """It may have waited for a member that is gone."""
+        offer(holder, request=1)
+        offer(holder, request=3)
+        assert ask(holder, "release", joiner=JOINER.id, request=2) != b"released"
+        assert holder.donor._snapshots.nbytes == NBYTES
+        assert ask(holder, "release", joiner=JOINER.id, request=4) == b"released"
+        assert not holder.donor._snapshots.nbytes
+
     def test_go_with_their_joiner(self, holder: Holder) -> None:
         def gone() -> None:
             with pytest.raises(LookupError, match="is not pinned"):
@@ -512,6 +521,21 @@ def test_a_spare_that_gives_its_copies_back_is_served_no_more(holder: Holder) ->
     assert not sender.busy
     holder.donor.activated(session)
     assert not holder.donor._observers.present, "from now on calls cost nothing more"
+
+
+def test_a_spares_late_release_does_not_concern_what_it_has_asked_for_since(holder: Holder) -> None:
+    query = {"joiner": "spare", "origin": ORIGIN, "holders": holder.member.id, "turn": 0, "version": VERSION + 1, "inline": 0}
+    asking = in_thread(lambda: ask(holder, "begin", **query, request=3))
+    sender = holder.donor.sender
+    eventually(lambda: sender.busy, "it has asked")
+    ask(holder, "release", joiner="spare", request=2)
+    holder.leave()
+    holder.enter()
+    asking.join(TIMEOUT)
+    ask(holder, "release", joiner="spare", request=2)
+    assert sender.busy and holder.donor._snapshots.nbytes == NBYTES
+    ask(holder, "release", joiner="spare", request=4)
+    assert not sender.busy and not holder.donor._snapshots.nbytes
 
 
 def test_a_spare_that_reads_one_shard_for_long_is_not_silent(holder: Holder) -> None:

@@ -39,7 +39,7 @@ from ftlib.recovery.layout import shards as shards_module
 from ftlib.recovery.layout.flat_state import FlatState
 from ftlib.recovery.layout.manifest import split
 from ftlib.recovery.layout.shards import BLOCK, ChunkRequest, Shard, cut, digest_of
-from tests.harness.basics import eventually, free_ports
+from tests.harness.basics import around, eventually, free_ports
 from tests.harness.company import in_thread
 from tests.harness.fifo import hanging_for
 from tests.harness.relay import Relay
@@ -409,8 +409,28 @@ class TestTheRest:
         assert found.signature == theirs.signature != own.signature
         assert [bucket.indices for bucket in found.buckets] == [bucket.indices for bucket in theirs.buckets]
 
+    def test_a_release_that_is_late_leaves_what_was_asked_for_since(
+        self, joiner: Joiner, holder: Holder, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its thread goes from member to member, and the one before may be gone."""
+        go_on, told = threading.Event(), threading.Event()
+
+        @around(monkeypatch, HTTPTransport, "release")
+        def release(usual: Callable[..., None], *given: object) -> None:
+            assert go_on.wait(TIMEOUT)
+            usual(*given)
+            told.set()
+
+        joiner.transport.release_all([holder.member])
+        shards = cut(joiner.offer([holder.member]).nbytes, [holder.member.id], 0, VERSION)
+        go_on.set()
+        assert told.wait(TIMEOUT)
+        for shard in shards:
+            joiner.transport.shard(holder.member, shard, joiner.flat, 0, joiner.count, always)
+        assert same(joiner.model, holder.model)
+
     def test_whoever_is_gone_need_not_hear_of_a_release(self, joiner: Joiner) -> None:
-        joiner.transport.release(somebody())
+        joiner.transport.release(somebody(), 1)
 
     def test_too_early_is_later(self, joiner: Joiner, holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(donor_module, "POLL", 0.01)

@@ -30,7 +30,7 @@ def holder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Holder]:
 def ask(holder: Holder, kind: str, **query: object) -> None:
     """Once; the answer is of no interest."""
     texts = {name: str(value) for name, value in query.items()}
-    for _ in holder.donor.source({"ask": kind, "joiner": JOINER.id, "version": str(VERSION), **texts}):
+    for _ in holder.donor.source({"ask": kind, "joiner": JOINER.id, "request": "0", "version": str(VERSION), **texts}):
         pass
 
 
