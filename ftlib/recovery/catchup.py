@@ -35,7 +35,7 @@ from .joiner.prefetch import Prefetch
 from .joiner.round import Round
 from .joiner.slot_pool import SlotPool
 from .joiner.verification import Verification
-from .layout.requests import SHORT, in_words
+from .layout.requests import in_words, is_short
 from .layout.shards import LARGE, ChunkRequest, Shard, cut
 from .warm_standby import WarmStandby
 
@@ -452,10 +452,12 @@ class Catchup:
 
 @contextlib.contextmanager
 def _following() -> Iterator[None]:
-    """NoFollowing if something is short."""
+    """NoFollowing if something is short, or does not work. The program does not see it, as the whole state may come yet."""
     try:
         yield
-    except SHORT as error:  # the program does not see it: this member gives up following
+    except (OSError, RuntimeError, MemoryError) as error:
+        if not is_short(error):
+            logger.exception("the state cannot be had beside the training")
         raise NoFollowing(in_words(error)) from error
 
 

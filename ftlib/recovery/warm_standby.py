@@ -28,9 +28,9 @@ from ..errors import ConfigError, RebuildTimeout
 from ..state.registry import Registered
 from .joiner.http_transport import FetchError, HTTPTransport, Later, Refused, SnapshotOffer
 from .joiner.limits import RecoveryLimits
-from .joiner.round import LOOK, Round
+from .joiner.round import LOOK, Broken, Round
 from .layout.replication_log import Hello, ReplicationRecord, read
-from .layout.requests import SHORT, in_words
+from .layout.requests import in_words, is_short
 from .layout.shards import single_donor_shards
 
 logger = CarefulLogger("ftlib")
@@ -161,15 +161,17 @@ class WarmStandby:
             try:
                 self._attend()
             except (FetchError, Later, NoFollowing) as error:
-                why = str(error)
-            except SHORT as error:
-                why = in_words(error)
+                why, gives_up = str(error), isinstance(error, Broken)
+                if gives_up:  # the log has the traceback already
+                    extra = self._plane.about("spare_cold", why=why)
+                    logger.warning("this spare gives up getting the state: %s", why, extra=extra)
             except (ConfigError, RebuildTimeout) as error:
                 self._fail(error)
                 return
             except Exception as error:  # a spare without the state is still a spare
-                why, gives_up = str(error), True
-                logger.exception("this spare gives up getting the state", extra=self._plane.about("spare_cold", why=why))
+                why, gives_up = in_words(error), not is_short(error)
+                if gives_up:
+                    logger.exception("this spare gives up getting the state", extra=self._plane.about("spare_cold", why=why))
             else:
                 why = ""
             if self._going() and why and not gives_up:

@@ -24,11 +24,12 @@ from ...core.calls.session import Session
 from ...core.plane.plane import Plane
 from ...core.plane.progress import Progress
 from ...core.tensors.staging import Slot
-from ...errors import ConfigError, RebuildTimeout
+from ...errors import ConfigError, FTLibError, RebuildTimeout
 from ...state.registry import Registered
 from ...state.replay import replay
 from ..layout.flat_state import FlatState
 from ..layout.manifest import prepare
+from ..layout.requests import in_words, is_short
 from ..layout.shards import LARGE, ChunkRequest, Shard, surviving
 from .group_transport import Tainted
 from .http_transport import FetchError, HTTPTransport, Later, SnapshotOffer
@@ -53,6 +54,10 @@ _SPARE_PATIENCE = 1.0
 """The same for a spare, which can start again at any time."""
 _END = 60.0
 """Seconds that a replay under way may take to end."""
+
+
+class Broken(NoFollowing):
+    """A round has ended by an error that would come again: of the program's code that applies an average, or of ftlib's."""
 
 
 class Round:
@@ -309,10 +314,16 @@ class Round:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        known = isinstance(error, (ConfigError, NoFollowing, Tainted))
+        told = error
+        if not isinstance(error, (ConfigError, NoFollowing, Tainted)):
+            with self._changed:
+                passing = self._over or isinstance(error, FTLibError) or is_short(error)
+            if not passing:
+                logger.error("getting the state has failed", exc_info=error, extra=self._plane.about("recovery_failed"))
+            told = (NoFollowing if passing else Broken)(in_words(error))
         with self._changed:
             if self._error is None or isinstance(error, Tainted):  # after any other error the state may be loaded as a whole
-                self._error = error if known else NoFollowing(f"{type(error).__name__}: {error}")
+                self._error = told
             self._changed.notify_all()
 
     def _replay_all(self) -> None:

@@ -7,6 +7,7 @@ ftlib, and people who read logs, know these words.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Generator, Iterator
 
 import torch
@@ -29,8 +30,10 @@ RUN = 16
 """Blocks requested at a time through the process group: the joiner receives them all, wanted or not."""
 PIECE = 1 << 20
 """Bytes that are passed to a connection at a time, so that a slow reader is not mistaken for a dead one."""
-SHORT = (OSError, RuntimeError, MemoryError)
-"""Errors where memory, threads or descriptors are short."""
+_SHORT = re.compile(
+    "can't start new thread|out of memory|can(no|')t allocate memory|temporarily unavailable|too many open files", re.IGNORECASE
+)
+"""What a RuntimeError says where something is short: Python of threads, torch of memory and of what the system refuses it."""
 _PASSING = 3.0
 """Seconds for which a state that cannot be made for want of something is no reason to refuse it for good."""
 _APART = 10.0
@@ -77,6 +80,13 @@ class Failures:
                 self._since = now
             self._latest = now
             return now - self._since >= _PASSING
+
+
+def is_short(error: Exception) -> bool:
+    """True where memory, threads or descriptors are short, perhaps for a moment only. Other errors would come again."""
+    if isinstance(error, RuntimeError):
+        return isinstance(error, torch.OutOfMemoryError) or _SHORT.search(str(error)) is not None
+    return isinstance(error, (OSError, MemoryError))
 
 
 def in_words(error: Exception) -> str:

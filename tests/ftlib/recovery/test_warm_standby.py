@@ -18,6 +18,7 @@ from ftlib.errors import RebuildTimeout
 from ftlib.recovery import warm_standby
 from ftlib.recovery.joiner.http_transport import Begun, FetchError, Refused
 from ftlib.recovery.joiner.limits import RecoveryLimits
+from ftlib.recovery.joiner.round import Broken
 from ftlib.recovery.layout.replication_log import KEEPALIVE, Hello
 from ftlib.recovery.layout.shards import single_donor_shards
 from ftlib.recovery.warm_standby import WarmStandby
@@ -71,9 +72,12 @@ def test_it_ends_while_it_rests(
     assert thread.daemon, "an error of the program's ends the process"
 
 
-def test_what_nobody_expected_leaves_it_without_the_state(plane: Plane) -> None:
-    """It is still a spare, and loads the state once it is promoted."""
-    one = standby(plane, Mock(**{"asked.side_effect": ValueError("nobody expected this")}))
+@pytest.mark.parametrize(
+    "error", [ValueError("nobody expected this"), RuntimeError("nor this"), Broken("nor what a round says")]
+)
+def test_what_nobody_expected_leaves_it_without_the_state(plane: Plane, error: Exception) -> None:
+    """It is still a spare, and loads the state once it is promoted. Else it would fetch all of it again and again."""
+    one = standby(plane, Mock(**{"asked.side_effect": error}))
     round_ = level(one)
     one._run()
     round_.end.assert_called_once_with()
