@@ -46,7 +46,7 @@ class Bundle:
 
 
 def host_copies(tensors: Iterable[torch.Tensor], after: Fence | None = None) -> list[torch.Tensor]:
-    """Contiguous copies of all ``tensors`` in CPU memory. ``after``: see ``Bundle``."""
+    """Copies of all ``tensors`` in CPU memory, dense, and with the strides of those that are. ``after``: see ``Bundle``."""
     bundle = Bundle(after)
     copies = [_copy(bundle, tensor) for tensor in tensors]
     bundle.run()
@@ -54,7 +54,7 @@ def host_copies(tensors: Iterable[torch.Tensor], after: Fence | None = None) -> 
 
 
 def on_host(tensors: Iterable[torch.Tensor], after: Fence | None = None) -> Iterator[torch.Tensor]:
-    """The ``tensors`` in order, those on devices as contiguous copies in CPU memory, made as they are asked for."""
+    """The ``tensors`` in order, those on devices as copies in CPU memory, made as they are asked for."""
     batch: list[torch.Tensor] = []
     nbytes = 0
     for tensor in tensors:
@@ -75,7 +75,7 @@ def _batch(tensors: Sequence[torch.Tensor], after: Fence | None) -> Iterator[tor
 
 def _copy(bundle: Bundle, tensor: torch.Tensor) -> torch.Tensor:
     source, place = tensor.detach(), place_of(tensor)
-    copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+    copy = torch.empty_like(source, device="cpu")
     if place:
         bundle.add(place, lambda: copy.copy_(source, non_blocking=True), copy)
     else:

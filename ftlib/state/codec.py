@@ -5,6 +5,9 @@ A tree is made of dicts with str or int keys, lists, tuples, None, bool, int, fl
 refused with an error that names its path. A reader checks every size before it allocates, and checks the digest at the end
 before it returns anything.
 
+A tensor whose memory has no gaps arrives with its strides: its bytes are in the order in which they lie there, and unless that
+is row-major its placeholder says the order of the dimensions. Slices and expanded tensors arrive contiguous.
+
     magic (8)  header length (u32)  header  tensor bytes ...  blake2b-128 of everything before
 """
 
@@ -25,6 +28,7 @@ from ..common.device_waits import Fence
 from ..common.host_copies import on_host
 from ..common.memory import bytes_of
 from ..errors import ConfigError
+from .strides import in_memory_order, memory_order, shaped
 
 MAGIC = b"ftstate1"
 _LENGTH = struct.Struct("<I")
@@ -75,17 +79,27 @@ def encode(tree: object, after: Fence | None = None) -> Iterator[bytes]:
     for chunk in (MAGIC + _LENGTH.pack(len(header)), header):
         digest.update(chunk)
         yield chunk
-    for tensor in on_host(tensors.values(), after):
+    for tensor in on_host(map(in_memory_order, tensors.values()), after):
         for data in raw(tensor):
             digest.update(data)
             yield data
     yield digest.digest()
 
 
-def flatten(tree: object) -> tuple[object, dict[str, torch.Tensor]]:
-    """``tree`` as plain values with placeholders for tensors; the tensors by path, in order. ConfigError names the path."""
+def flatten(tree: object, *, strides: bool = True) -> tuple[object, dict[str, torch.Tensor]]:
+    """``tree`` as plain values with placeholders for tensors; the tensors by path, in order. ConfigError names the path.
+
+    ``strides``: False if placeholders are to be equal where dtypes and shapes are.
+    """
     tensors: dict[str, torch.Tensor] = {}
-    return _pack(tree, "state", tensors, 0), tensors
+
+    def take(tensor: torch.Tensor, path: str) -> object:
+        _check_tensor(tensor, path)
+        tensors[path] = tensor
+        order = memory_order(tensor) if strides else ()
+        return ["T", _NAMES[tensor.dtype], list(tensor.shape), *([list(order)] if order else [])]
+
+    return _pack(tree, "state", take, 0), tensors
 
 
 def header_of(packed: object) -> bytes:
@@ -166,7 +180,8 @@ class StateReader:
         return data
 
     def _fill(self, tensor: torch.Tensor) -> None:
-        flat = tensor.view(-1).view(torch.uint8) if tensor.numel() else tensor.view(-1)
+        row = in_memory_order(tensor).view(-1)
+        flat = row.view(torch.uint8) if tensor.numel() else row
         for start in range(0, tensor.numel() * tensor.element_size(), _CHUNK):
             stop = min(start + _CHUNK, flat.numel())
             data = self._take(stop - start)
@@ -189,7 +204,7 @@ def decode(data: bytes, limit: int | None = None) -> object:
 
 
 def raw(tensor: torch.Tensor) -> Iterator[bytes]:
-    """The bytes of a tensor on the CPU in pieces, in the order of its elements."""
+    """The bytes of a tensor on the CPU in pieces, in row-major order."""
     whole = tensor.detach().resolve_conj().resolve_neg().contiguous()
     if not whole.numel():
         return
@@ -198,7 +213,8 @@ def raw(tensor: torch.Tensor) -> Iterator[bytes]:
         yield bytes(data[start : start + _CHUNK])
 
 
-def _pack_tensor(tensor: torch.Tensor, path: str, tensors: dict[str, torch.Tensor]) -> object:
+def _check_tensor(tensor: torch.Tensor, path: str) -> None:
+    """ConfigError if it cannot be transferred."""
     if is_lazy(tensor):
         raise ConfigError(f"{path}: it has no shape yet; run a forward pass before register_state")
     if tensor.layout is not torch.strided or tensor.dtype not in _NAMES:
@@ -208,11 +224,10 @@ def _pack_tensor(tensor: torch.Tensor, path: str, tensors: dict[str, torch.Tenso
     if tensor.is_meta or type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         kind = "a tensor of the meta device" if tensor.is_meta else f"a tensor of class {type(tensor).__name__}"
         raise ConfigError(f"{path}: {kind} cannot be transferred; use plain tensors")
-    tensors[path] = tensor
-    return ["T", _NAMES[tensor.dtype], list(tensor.shape)]
 
 
-def _pack(tree: Any, path: str, tensors: dict[str, torch.Tensor], depth: int) -> object:
+def _pack(tree: Any, path: str, take: Callable[[torch.Tensor, str], object], depth: int) -> object:
+    """``take`` returns the placeholder of a tensor that is at a path."""
     if depth > DEPTH_LIMIT:
         raise ConfigError(f"{path}: nested deeper than {DEPTH_LIMIT} levels")
     if isinstance(tree, np.generic):  # e.g. the best loss so far: a number in all but its class
@@ -223,17 +238,17 @@ def _pack(tree: Any, path: str, tensors: dict[str, torch.Tensor], depth: int) ->
     if kind is int:
         return _checked(tree, path)
     if isinstance(tree, torch.Tensor):
-        return _pack_tensor(tree, path, tensors)
+        return take(tree, path)
     if isinstance(tree, Mapping):
         for key in tree:
             if type(key) not in (str, int):
                 raise ConfigError(f"{path}: a key of type {type(key).__name__} cannot be transferred; use str or int")
             if type(key) is int:
                 _checked(key, path)
-        return ["D", [[key, _pack(value, f"{path}[{key!r}]", tensors, depth + 1)] for key, value in tree.items()]]
+        return ["D", [[key, _pack(value, f"{path}[{key!r}]", take, depth + 1)] for key, value in tree.items()]]
     if isinstance(tree, (list, tuple)):
         tag = "L" if isinstance(tree, list) else "U"
-        return [tag, [_pack(value, f"{path}[{index}]", tensors, depth + 1) for index, value in enumerate(tree)]]
+        return [tag, [_pack(value, f"{path}[{index}]", take, depth + 1) for index, value in enumerate(tree)]]
     raise ConfigError(
         f"{path}: a value of type {kind.__name__} cannot be transferred; use tensors, numbers, strings, lists, tuples and dicts"
     )
@@ -264,11 +279,12 @@ def _unpack(packed: object, tensors: list[torch.Tensor], left: list[int], depth:
     if packed is None or isinstance(packed, (bool, int, float, str, bytes)):
         return packed
     match packed:
-        case ["T", str(name), list(shape)] if name in DTYPES and all(type(n) is int and n >= 0 for n in shape):
+        case ["T", str(name), list(shape), *rest] if name in DTYPES and all(type(n) is int and n >= 0 for n in shape):
+            order = _order(rest, len(shape))
             left[0] -= math.prod(shape) * DTYPES[name].itemsize
             if left[0] < 0:
                 raise ValueError("state is larger than what was announced")
-            tensor = torch.empty(shape, dtype=DTYPES[name], device="cpu")
+            tensor = shaped(torch.empty(math.prod(shape), dtype=DTYPES[name], device="cpu"), shape, order)
             tensors.append(tensor)
             return tensor
         case ["D", list(items)] if all(isinstance(item, list) and len(item) == 2 for item in items):
@@ -277,4 +293,14 @@ def _unpack(packed: object, tensors: list[torch.Tensor], left: list[int], depth:
             return [_unpack(value, tensors, left, depth + 1) for value in items]
         case ["U", list(items)]:
             return tuple(_unpack(value, tensors, left, depth + 1) for value in items)
+    raise ValueError("state header has the wrong shape")
+
+
+def _order(rest: list[object], count: int) -> list[int]:
+    """The order of ``count`` dimensions in memory, which stands at the end of a placeholder if it is not row-major."""
+    match rest:
+        case []:
+            return []
+        case [list(order)] if all(type(dim) is int for dim in order) and sorted(order) == list(range(count)):
+            return order
     raise ValueError("state header has the wrong shape")

@@ -15,8 +15,11 @@ _REST = "a number, a text or the shape of a tensor"
 
 
 def digests(tree: object) -> dict[str, bytes]:
-    """A digest of each tensor in ``tree`` by path, and one of the rest. ConfigError names a value that has none."""
-    packed, tensors = flatten(tree)
+    """A digest of each tensor in ``tree`` by path, and one of the rest. ConfigError names a value that has none.
+
+    Strides do not count: members whose values are equal are.
+    """
+    packed, tensors = flatten(tree, strides=False)
     found = {_REST: xxhash.xxh3_128_digest(plain_bytes(packed))}
     for path, tensor in zip(tensors, on_host(tensors.values()), strict=True):
         digest = xxhash.xxh3_128()

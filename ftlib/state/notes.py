@@ -7,7 +7,7 @@ these notes are by path.
 *Kept dtypes*: an optimizer of torch casts what it loads to the dtype of its parameters. So momentum that is kept in float32 for
 weights in bfloat16 would be rounded, and go on in bfloat16.
 
-*Strides* need no note: bytes travel in the order of the elements, and an optimizer makes what it keeps like its parameters.
+*Strides* need no note: tensors travel with them. What an optimizer keeps gets those of its parameters, which may differ here.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from ..common.host_copies import host_copies
 from ..common.memory import room, touch
 from .codec import fill, flatten
 from .registry import Registered
+from .strides import in_memory_order, memory_order, shaped
 
 
 class Blank(NamedTuple):
@@ -28,11 +29,13 @@ class Blank(NamedTuple):
     dtype: torch.dtype
     place: str
     """The device that it is on."""
+    order: tuple[int, ...]
+    """Of its dimensions in memory, see ``memory_order``."""
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Self:
         """A buffer for ``tensor``."""
-        return cls(tuple(tensor.shape), tensor.dtype, place_of(tensor))
+        return cls(tuple(tensor.shape), tensor.dtype, place_of(tensor), memory_order(tensor))
 
 
 class Kept:
@@ -93,7 +96,7 @@ class Backup:
         made = {path: self._made(blank) for path, blank in like.items()}
         for path, blank in like.items():
             if not blank.place and made[path].numel():
-                touch(made[path].view(-1))
+                touch(in_memory_order(made[path]).view(-1))
         self._buffers = made
 
     def prepared(self, tensors: Mapping[str, torch.Tensor]) -> bool:
@@ -125,9 +128,9 @@ class Backup:
         buffer = self._buffers.get(path)
         if buffer is None or (buffer.shape, buffer.dtype, buffer.device) != (tensor.shape, tensor.dtype, tensor.device):
             return None
-        return buffer
+        return buffer if memory_order(buffer) == memory_order(tensor) else None
 
     @staticmethod
     def _made(blank: Blank) -> torch.Tensor:
         make = device_at(blank.place).empty if blank.place else room
-        return make(math.prod(blank.shape), blank.dtype).view(blank.shape)
+        return shaped(make(math.prod(blank.shape), blank.dtype), blank.shape, blank.order)

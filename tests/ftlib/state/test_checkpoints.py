@@ -334,6 +334,19 @@ def test_metadata_of_an_older_python_is_read_and_getattr_gets_nothing_else(tmp_p
             read(directory)
 
 
+def test_tensors_have_their_strides_again(tmp_path: Path) -> None:
+    tree = {
+        "last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        "turned": torch.randn(3, 4).t(),
+        "plain": torch.randn(3, 4),
+        "slice": torch.randn(4, 6)[:, ::2],
+    }
+    found: Any = read(write(tmp_path, tree))
+    assert same(tree, found)
+    strides = {name: tensor.stride() for name, tensor in tree.items()}
+    assert {name: tensor.stride() for name, tensor in found.items()} == {**strides, "slice": (3, 1)}
+
+
 def test_a_manifest_that_asks_for_more_than_there_is_allocates_nothing(tmp_path: Path) -> None:
     directory = write(tmp_path, {"x": torch.arange(3.0)})
     manifest = CheckpointManifest.read(directory)

@@ -17,7 +17,7 @@ from ftlib.recovery.layout.requests import Failures
 from ftlib.state.codec import decode, snapshot
 from ftlib.state.private import Private
 from ftlib.state.registry import Registered
-from ftlib.state.snapshot import Backup
+from ftlib.state.snapshot import Backup, Before
 from tests.ftlib.recovery.test_manifest import give
 from tests.harness.company import at_once, company
 
@@ -281,11 +281,30 @@ def undone(donor: Registered, joiner: Registered) -> None:
     kept.restore()
 
 
-@pytest.mark.parametrize("moved", [loaded, undone, give])
+def put_back(donor: Registered, joiner: Registered) -> None:
+    """A checkpoint is refused, after a state like the donor's."""
+    loaded(donor, joiner)
+    Before(joiner).restore()
+
+
+def by_itself(model: nn.Module, optimizer: torch.optim.Optimizer) -> Registered:
+    return Registered({"model": model, "optimizer": optimizer})
+
+
+def by_its_functions(model: nn.Module, optimizer: torch.optim.Optimizer) -> Registered:
+    return Registered({"model": model}, optimizer.state_dict, optimizer.load_state_dict)
+
+
+@pytest.mark.parametrize("how", [by_itself, by_its_functions])
+@pytest.mark.parametrize("moved", [loaded, undone, put_back, give])
 @pytest.mark.parametrize(("dtype", "fused"), [(torch.float32, True), (torch.bfloat16, False)], ids=["fused", "bfloat16"])
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
 def test_what_an_optimizer_keeps_has_the_strides_of_its_parameters(
-    kind: Any, dtype: torch.dtype, fused: bool, moved: Callable[[Registered, Registered], object]
+    kind: Any,
+    dtype: torch.dtype,
+    fused: bool,
+    moved: Callable[[Registered, Registered], object],
+    how: Callable[[nn.Module, torch.optim.Optimizer], Registered],
 ) -> None:
     """With others torch's fused steps take the wrong elements, and others round differently: here, and not at the donor."""
     more = {"momentum": 0.9} if kind is torch.optim.SGD else {}
@@ -295,7 +314,7 @@ def test_what_an_optimizer_keeps_has_the_strides_of_its_parameters(
         model = nn.Sequential(nn.Conv2d(4, 6, 3), nn.Conv2d(6, 2, 3)).to(dtype=dtype, memory_format=torch.channels_last)
         model.register_parameter("turned", nn.Parameter(torch.randn(5, 7, dtype=dtype).t()))
         optimizer = kind(model.parameters(), lr=0.05, fused=fused, **more)
-        return model, optimizer, Registered({"model": model, "optimizer": optimizer})
+        return model, optimizer, how(model, optimizer)
 
     def step(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
         drawn = torch.Generator().manual_seed(seed)

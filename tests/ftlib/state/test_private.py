@@ -156,6 +156,7 @@ def test_buffers_that_were_prepared_are_filled() -> None:
     assert all(torch.equal(copies[path], tensor) for path, tensor in tensors.items())
     assert {path: buffer.data_ptr() for path, buffer in copies.items()} == before
     assert not backup.prepared({"one": torch.zeros(5)})
+    assert not backup.prepared({"other": torch.ones(3, 2, dtype=torch.int64)}), "it would have other strides"
 
 
 def test_digests_say_where_states_differ() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import collections
+import math
 import os
 
 import numpy as np
@@ -12,10 +13,12 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ftlib import ConfigError, FTLib
+from ftlib.common.host_copies import host_copies
 from ftlib.state import codec
-from ftlib.state.codec import decode, encode, snapshot
+from ftlib.state.codec import decode, encode, flatten, restore, snapshot
 from ftlib.state.digests import difference, digests
 from ftlib.state.registry import Registered
+from ftlib.state.snapshot import Backup
 
 leaves = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text() | st.binary()
 trees = st.recursive(
@@ -77,6 +80,62 @@ def test_a_single_element_of_a_strided_tensor_survives() -> None:
     found = decode(snapshot(tree))
     assert all(torch.equal(found[name], value) for name, value in tree.items())  # type: ignore[index]
     assert difference(digests(tree), digests(found)) == ""
+
+
+@st.composite
+def laid_out(draw: st.DrawFn) -> torch.Tensor:
+    """A tensor with its dimensions in any order, perhaps with gaps, or expanded."""
+    shape = draw(st.lists(st.integers(0, 4), max_size=5))
+    kind = draw(st.sampled_from([torch.float32, torch.int8]))
+    tensor = torch.arange(math.prod(shape)).to(kind).view(shape).permute(draw(st.permutations(range(len(shape)))))
+    for dim in range(len(shape)):
+        match draw(st.sampled_from(["all", "all", "all", "some", "one"])):
+            case "some":
+                tensor = tensor[(slice(None),) * dim + (slice(None, None, 2),)]
+            case "one" if tensor.shape[dim]:
+                tensor = tensor.narrow(dim, 0, 1).expand([3 if at == dim else size for at, size in enumerate(tensor.shape)])
+    return tensor
+
+
+def strides(tensor: torch.Tensor) -> list[int]:
+    """Those that say where elements are."""
+    return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1 and tensor.numel()]
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    places = torch.arange(1 << 12).as_strided(tensor.shape, tensor.stride()).flatten().tolist()
+    return sorted(places) == list(range(tensor.numel()))
+
+
+@given(st.lists(laid_out(), max_size=3))
+def test_strides_survive_where_there_are_no_gaps(tensors: list[torch.Tensor]) -> None:
+    for tensor in tensors:
+        backup = Backup()
+        kept = backup.copy({"it": tensor})["it"]
+        [copied] = host_copies([tensor])
+        for found in (decode(snapshot([tensor]))[0], kept, copied):  # type: ignore[index]
+            assert torch.equal(found, tensor) and found.dtype is tensor.dtype
+            assert is_dense(found) and (strides(found) == strides(tensor) or not is_dense(tensor))
+        assert digests(tensor) == digests(tensor.clone(memory_format=torch.contiguous_format))
+    assert difference(digests(tensors), digests(decode(snapshot(tensors)))) == ""
+
+
+def test_contiguous_tensors_are_written_as_ever() -> None:
+    tree = {"a": torch.ones(2, 3), "column": torch.ones(3, 2)[:, :1], "row": torch.ones(4, 1).t()}
+    assert flatten(tree)[0] == [
+        "D",
+        [["a", ["T", "float32", [2, 3]]], ["column", ["T", "float32", [3, 1]]], ["row", ["T", "float32", [1, 4]]]],
+    ]
+    turned = torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    assert flatten(turned)[0] == ["T", "float32", [2, 3, 4, 5], [0, 2, 3, 1]]
+
+
+@pytest.mark.parametrize(
+    "rest", [[[0]], [[0, 0]], [[0, 2]], [[-1, 0]], [[0, 1, 2]], [[False, True]], [["0", 1]], [[0, None]], [3], [[1, 0], []]]
+)
+def test_an_order_of_dimensions_that_is_none_is_refused(rest: list[object]) -> None:
+    with pytest.raises(ValueError, match="the wrong shape"):
+        restore(["T", "float32", [2, 3], *rest], 1 << 20)
 
 
 def test_names_of_files_survive_though_they_are_not_unicode() -> None:
