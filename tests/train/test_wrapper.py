@@ -489,6 +489,83 @@ def test_frozen_parameters_may_be_trained_later(ft: FTLib, index: int) -> None:
     near(gradients(model)[:-1], wanted[:-1])
 
 
+def head(module: nn.Module) -> None:
+    module[2] = nn.Linear(8, 3)  # type: ignore[operator]
+
+
+def weight(module: nn.Module) -> None:
+    module[2].weight = nn.Parameter(torch.ones(3, 8))  # type: ignore[index]
+
+
+def assigned(module: nn.Module) -> None:
+    module[2].load_state_dict({name: value.clone() for name, value in module[2].state_dict().items()}, assign=True)  # type: ignore[index]
+
+
+def within(module: nn.Module) -> None:
+    """A part of a part that is new itself."""
+    head(module.requires_grad_(False))
+    module[2] = nn.Sequential(module[2].requires_grad_(False))  # type: ignore[index, operator]
+    module[2].append(nn.Linear(3, 3))  # type: ignore[index]
+
+
+def frozen(module: nn.Module) -> None:
+    """At first; nothing else is trained, either."""
+    head(module)
+    module.requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (head, "module.2.weight, module.2.bias;"),
+        (weight, "module.2.weight;"),
+        (assigned, "module.2.weight, module.2.bias;"),
+        (within, "module.2.1.weight, module.2.1.bias;"),
+        (frozen, "module.2.weight, module.2.bias;"),
+    ],
+)
+@by_all("crew")
+def test_what_a_model_got_after_it_was_wrapped_is_refused(
+    ft: FTLib, index: int, change: Callable[[nn.Module], None], named: str
+) -> None:
+    """Nobody would average it."""
+    model = DistributedDataParallel(ft, small())
+    loss(model, ft.rank).backward()
+    change(model.module)
+    if change is frozen:
+        loss(model, ft.rank)
+        model.requires_grad_(True)
+    with torch.no_grad():
+        loss(model, ft.rank)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=rf"got parameters after it was wrapped.* {named}.*DistributedDataParallel\(ft,"):
+            loss(model, ft.rank)
+    built(model.module)
+    wanted = expected(lambda: copy.deepcopy(model.module), loss)
+    model = DistributedDataParallel(ft, model.module)
+    model.zero_grad()
+    loss(model, ft.rank).backward()
+    near([gradient for gradient in gradients(model) if gradient is not None], [each for each in wanted if each.any()])
+
+
+@by_all("crew")
+def test_what_a_model_has_already_may_be_registered_again(ft: FTLib, index: int) -> None:
+    """And new ones that are never trained, or other models, concern nobody."""
+    module = small()
+    model = DistributedDataParallel(ft, module)
+    module[2] = module[2]
+    module[0].weight = module[0].weight
+    assert model._additions.due
+    loss(model, ft.rank).backward()
+    assert not model._additions.due
+    small()
+    assert not model._additions.due
+    module[0].teacher = small().requires_grad_(False)
+    model.zero_grad()
+    loss(model, ft.rank).backward()
+    assert model.status is Status.SUCCESS
+
+
 def test_parameters_that_are_trained_later_are_named(crew: Crew, caplog: pytest.LogCaptureFixture) -> None:
     def train(ft: FTLib, _: int) -> None:
         module = small()

@@ -18,6 +18,7 @@ from ...errors import ConfigError
 from ...ftlib import FTLib
 from ...state.parts import Parts
 from ...status import Status
+from ..additions import Additions
 from ..clipping import clip
 from ..wrapped import Outcomes, note
 from .backward import Backward, Options
@@ -43,8 +44,8 @@ class DistributedDataParallel(nn.Module):
     Every backward through an output of a forward outside of ``no_sync`` ends with one average, which all workers take part in:
     two losses with a backward each are two averages. An average is of the whole ``.grad``, accumulated gradients included, of
     all parameters with ``requires_grad``, also those that this backward did not reach (a gradient of None counts as zeros).
-    A parameter that was frozen may be trained later, from the same step on at all workers. A module of which nothing is trained
-    is left alone.
+    A parameter that was frozen may be trained later, from the same step on at all workers. One that the module got later is a
+    ConfigError in forward. A module of which nothing is trained is left alone.
 
     Gradients on the CPU are sent while backward still computes others; those on other devices at its end.
     """
@@ -89,6 +90,7 @@ class DistributedDataParallel(nn.Module):
         self._ft = ft
         self._outcomes = Outcomes()
         self._trained = Trained(module)
+        self._additions = Additions(self, self._trained.ids)
         self._backward = Backward(ft, module, self._trained, options, self._outcomes)
         self._backward.look()
         if find_unused_parameters:
@@ -110,6 +112,8 @@ class DistributedDataParallel(nn.Module):
         """Call the module with these arguments; backward through what it returns averages the gradients."""
         if not torch.is_grad_enabled():
             return self.module(*inputs, **kwargs)
+        if self._additions.due:
+            self._additions.look(self)
         backward = self._backward
         if self._sync:
             hook = backward.reached if backward.prepare() else None
