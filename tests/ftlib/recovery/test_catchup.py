@@ -377,3 +377,55 @@ def test_its_state_is_read_in_the_call_on_entry_to_which_it_is_compared(number: 
     recovery._verification = verification = Mock(session=session, number=number)
     recovery._near_the_end(Mock(**{"level_with.return_value": level}), session, 9, 10)
     assert verification.begin.called == begins
+
+
+def test_an_average_that_waits_keeps_its_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one comes in others: in those of averages that are replayed, and in new ones."""
+    recovery, results = Catchup(Plane("a" * 16), Mock(), Mock(), RecoveryLimits(1.0, 1, live=True)), Mock(number=7)
+    recovery._own, round_ = Mock(**{"void.return_value": False}), Mock(state_id="o")
+    recovery._round = round_
+    monkeypatch.setattr(recovery._slot_pool, "kept", lambda *_: ["new"])
+    for spare, instead in ((["replayed"], ["replayed", "new"]), ([], ["new"]), (None, None)):
+        round_.keep.return_value = spare
+        assert recovery.kept(results) == instead
+
+
+@pytest.mark.parametrize(("same_session", "version", "stays"), [(True, 9, True), (True, 8, False), (False, 9, False)])
+def test_a_request_is_of_this_view_and_of_a_call_that_is_not_over(
+    same_session: bool, version: int, stays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plane, session = Plane("a" * 16), Mock()
+    monkeypatch.setattr(plane, "acting_in", lambda _session: True)
+    recovery = Catchup(plane, Mock(), Mock(), RecoveryLimits(1.0, 1, live=True))
+    recovery._prefetch = first = Mock(session=session if same_session else Mock(), version=version)
+    monkeypatch.setattr(recovery, "_ask", asked := Mock())
+    assert recovery.enter(session, 9)
+    assert (not first.close.called) == stays == (not asked.called)
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+def test_the_others_wait_a_moment_for_the_rest_of_a_small_state(arrives: bool) -> None:
+    """That call is the one on entry to which it is compared: else it would follow one more."""
+    recovery, session = Catchup(Plane("a" * 16), Mock(), Mock(), RecoveryLimits(1.0, 1, live=True)), Mock()
+    verification = Mock(number=7, session=session, begun=False)
+    verification.begin.side_effect = lambda: setattr(verification, "begun", True)
+    round_ = recovery._round = Mock()
+    round_.apply_backpressure.side_effect = lambda *_, **__: round_.level_with.configure_mock(return_value=arrives)
+    round_.level_with.return_value = False
+    assert recovery._looks(verification) == arrives
+    round_.apply_backpressure.assert_called_once_with(session, 7, level=True, grace=catchup._GRACE)
+
+
+def test_only_who_asks_too_late_asks_further_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any other request without an answer is a failure; so is one that comes too late however early it is sent."""
+    plane = Plane("a" * 16)
+    monkeypatch.setattr(plane, "acting_in", lambda _session: True)
+    monkeypatch.setattr(plane, "wait_end", lambda *_: None)
+    recovery, late = Catchup(plane, Mock(), Mock(), RecoveryLimits(1.0, 1, live=True)), Over("too late")
+    recovery._unanswered(Mock(), Later("it is busy"))
+    assert (recovery._ahead, recovery._failures) == (0, 1)
+    for _ in range(9):
+        recovery._unanswered(Mock(), late)
+    assert (recovery._ahead, recovery._failures) == (256, 1)
+    recovery._unanswered(Mock(), late)
+    assert (recovery._ahead, recovery._failures) == (256, 2)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgpack
 import pytest
@@ -20,6 +21,7 @@ from consensus import KeyRing, Member
 from ftlib.common.threads import Threads
 from ftlib.core.plane.plane import Plane
 from ftlib.core.tensors.layout import lay_out, lay_out_in_order
+from ftlib.recovery.catchup import _shards_of
 from ftlib.recovery.donor import donor as donor_module
 from ftlib.recovery.donor.replication_sender import STREAMS
 from ftlib.recovery.joiner import http_transport as fetch
@@ -328,6 +330,22 @@ class TestOffers:
         ends = [4 * sum(SIZES[:count]) for count in range(len(SIZES) + 1)]
         for chunk, chunks in ((None, [(0, ends[-1])]), (ChunkRequest(keep=VERSION), itertools.pairwise(ends))):
             assert joiner.offer([holder.member], chunk=chunk).chunks == tuple(chunks)
+
+    def test_of_every_part_are_cut_alike_by_donors_and_joiner(self, joiner: Joiner, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Each donor pins what the joiner asks it for, and no other."""
+        monkeypatch.setattr(shards_module, "LARGE", 4 * SIZES[1])
+        monkeypatch.setattr(shards_module, "MOST_CHUNKS", joiner.flat.nbytes)
+        with holders(3, lambda: Model(SIZES), joiner.member) as found:
+            members = {holder.member.id: holder.member for holder in found}
+            session, first = Mock(**{"plan.holders": tuple(members)}), 0
+            for number in range(len(SIZES)):
+                chunk = ChunkRequest(number, first, VERSION)
+                offer = joiner.offer(list(members.values()), chunk=chunk)
+                shards = _shards_of(offer, session, 0, VERSION, chunk)
+                for shard in shards:
+                    joiner.transport.shard(members[shard.donors[0]], shard, joiner.flat, 0, joiner.count, always)
+                first += len(shards)
+            assert joiner.got == joiner.flat.nbytes and same(joiner.model, found[0].model)
 
     def test_end_when_nobody_waits_for_them(self, joiner: Joiner, holder: Holder) -> None:
         with pytest.raises(FetchError, match="nobody gives the state"):

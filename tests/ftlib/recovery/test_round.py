@@ -10,7 +10,7 @@ from unittest.mock import Mock, call
 import pytest
 
 from consensus import Member
-from ftlib import ConfigError
+from ftlib import ConfigError, RebuildTimeout
 from ftlib.common.traces import FetchRecord, Traces
 from ftlib.core.calls.follower import NoFollowing
 from ftlib.core.plane.plane import Plane
@@ -274,6 +274,7 @@ def test_an_average_is_applied_after_the_counters_of_its_version(monkeypatch: py
         one.keep(number, results, number - 1)
     replaying = in_thread(functools.partial(one._guarded, one._replay_all))
     eventually(lambda: one._pending.position == 8, "the first chunk is level with the second")
+    eventually(lambda: one._changed._waiters, "it waits")  # type: ignore[attr-defined]
     with one._changed:
         one._have.add(1)
         one._changed.notify_all()
@@ -305,11 +306,11 @@ def test_who_has_nothing_to_fetch_begins_with_the_next_chunk_at_once() -> None:
 def test_a_large_state_comes_when_nothing_else_is_to_be_done(
     nbytes: int, stands_back: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rounds, "stand_back", noted := Mock())
-    offer, work = SnapshotOffer(nbytes, 0, b"", ((0, nbytes),)), Mock()
-    Round(Plane("a" * 16), Mock(), Mock(), Mock(), None, (), "b", 7, (), offer, LIMITS)._guarded(work)
-    assert noted.called == stands_back
-    work.assert_called_once_with()
+    noted, offer = Mock(), SnapshotOffer(nbytes, 0, b"", ((0, nbytes),))
+    monkeypatch.setattr(rounds, "stand_back", noted.stand_back)
+    monkeypatch.setattr(rounds, "thread_device", lambda: noted.share_device)
+    Round(Plane("a" * 16), Mock(), Mock(), Mock(), None, (), "b", 7, (), offer, LIMITS)._guarded(noted.work)
+    assert noted.mock_calls == [*([call.stand_back()] if stands_back else []), call.share_device(), call.work()]
 
 
 @pytest.mark.parametrize(
@@ -409,3 +410,49 @@ def test_if_a_thread_cannot_be_started_none_is_left_that_writes(monkeypatch: pyt
     assert not any(thread.is_alive() for thread in one._threads) and len(one._threads) == 2
     assert plane.recovery is None
     one.end()
+
+
+def test_what_failed_in_the_former_view_is_no_reason_to_begin_anew() -> None:
+    """The next round would come to the same, and only the last one may say that the state must not be used."""
+    session = Mock(**{"plan.holders": (), "view.members": ()})
+    one = Round(Plane("a" * 16), Mock(), Mock(), Mock(), Mock(), (), "b", 7, (MISSING,), SnapshotOffer(1, 1, b"", ()), LIMITS)
+    one._fail(ConfigError("the state does not fit"))
+    with pytest.raises(ConfigError, match="the state does not fit"):
+        one.move(session, 8)
+
+
+def test_threads_that_go_on_writing_the_state_end_it_with_an_error_in_time() -> None:
+    """All of them together have so long."""
+    clock, joins = Clock(), list[float]()
+
+    def join(seconds: float) -> None:
+        joins.append(seconds)
+        clock.at += 90.0
+
+    one = Round(
+        Plane("a" * 16, threads=clock), Mock(), Mock(), Mock(), None, (), "b", 7, (), SnapshotOffer(1, 0, b"", ()), LIMITS
+    )
+    quick, slow = Mock(join=join, **{"is_alive.return_value": False}), Mock(join=join, **{"is_alive.return_value": True})
+    slow.name, one._threads = "slow", [quick, slow]
+    with pytest.raises(RebuildTimeout, match="thread slow still writes the state after 60 s"):
+        one.end()
+    assert joins == [60.0, 0.0]
+    assert one._over
+
+
+@pytest.mark.parametrize(("nbytes", "held", "waits"), [(4, 1, False), (4, 2, True), (9, 0, False)])
+def test_the_others_wait_for_who_can_hold_no_more(
+    nbytes: int, held: int, waits: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One average may always be held."""
+    own, plane = Mock(**{"layout.nbytes": nbytes}), Plane("a" * 16)
+    monkeypatch.setattr(plane, "acting_in", lambda _session: True)
+    offer, limits = SnapshotOffer(1, 0, b"", ((0, 1),)), RecoveryLimits(TIMEOUT, 8, live=True)
+    one = Round(plane, Mock(), own, Mock(), None, (), "b", 7, (), offer, limits)
+    for number in range(7, 7 + held):
+        one.keep(number, Mock(slots=(), **{"layout.nbytes": nbytes}), 0)
+    one.keep(7 + held, None, 0)
+    one.flat = Mock()
+    monkeypatch.setattr(one._changed, "wait", lambda _seconds: one._pending.done())
+    one.apply_backpressure(Mock(), 8 + held, level=False)
+    assert (one._pending.position > 7) == waits == bool(caplog.records)

@@ -288,8 +288,8 @@ def test_a_round_that_has_failed_holds_nobody_up(plane: Plane) -> None:
 
 def test_records_are_passed_on_in_order(plane: Plane) -> None:
     one = standby(plane, Mock())
-    round_, slot = level(one), Mock(bucket="bucket")
-    round_.begins, round_.keep.return_value = 9, None
+    round_, slot, replayed = level(one), Mock(bucket="bucket"), Mock(bucket="bucket")
+    round_.begins, round_.keep.return_value = 9, [replayed]
     assert one._keep(Mock(number=7, view_id="v", slots=(slot,))), "another sender begins with what is known"
     assert one._spare == {id("bucket"): [slot]}
     assert one._keep(Mock(number=8, view_id="v", slots=())), "the state that comes contains it"
@@ -297,6 +297,7 @@ def test_records_are_passed_on_in_order(plane: Plane) -> None:
     assert one._keep(Mock(number=9, view_id="w", slots=(slot,), step=4, weight=2.0)) and (one._kept, one._kept_in) == (9, "w")
     [(number, results, step)] = [each.args for each in round_.keep.call_args_list]
     assert (number, results.number, results.slots, step) == (9, 9, (slot,), 4)
+    assert one._spare == {id("bucket"): [slot, replayed]}, "the next average comes in those of one that is replayed"
     with pytest.raises(FetchError, match="averages 10 to 10 are missing"):
         one._keep(Mock(number=11, view_id="w", slots=()))
     one.surrender(10)
@@ -354,3 +355,27 @@ def test_a_call_of_another_kind_is_no_other_average(plane: Plane) -> None:
     one._compare(Mock(signature=b"other", kind="vote", number=8))
     one._compare(Mock(signature=b"signature", kind="average", number=8))
     assert not round_.check_fit.called
+
+
+def test_who_gets_averages_from_nobody_says_why(plane: Plane) -> None:
+    """Where there is nobody to ask there is nothing to say."""
+    transport = Mock(**{"asked.side_effect": lambda sender, *_: (_ for _ in ()).throw(FetchError(f"{sender.id[0]}: refused"))})
+    with pytest.raises(FetchError, match=r"^b: refused; c: refused$"):
+        standby(plane, transport)._attend()
+    standby(plane, transport, view=None)._attend()
+
+
+def test_that_it_keeps_pace_is_logged_once_and_releases_the_donors(plane: Plane, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "ftlib")
+    transport = Mock()
+    one = standby(plane, transport)
+    round_ = level(one)
+    one.asked = {member.id: member for member in MEMBERS}
+    one._take_up(MEMBERS[1], Mock(hello=Hello(7, "v", "o", MEMBERS)))
+    for ready in (False, True, True):
+        round_.level_with.return_value = ready
+        one._look()
+    round_.level_with.assert_called_with(8, but=1)
+    [record] = caplog.records
+    assert record.getMessage() == f"this spare has the state as of call 8, and keeps pace with {MEMBERS[1]}"
+    transport.release_all.assert_called_once_with([*MEMBERS])

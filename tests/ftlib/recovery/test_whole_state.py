@@ -19,15 +19,19 @@ from ftlib.core.calls.observer import Observers
 from ftlib.core.calls.session import Session
 from ftlib.core.plane.phase import Phase
 from ftlib.core.plane.plane import Plane
+from ftlib.core.plane.progress import Progress
 from ftlib.core.tensors.layout import lay_out
 from ftlib.recovery import whole_state
 from ftlib.recovery.joiner.http_transport import RETRY, FetchError, Later, Nothing, Refused
 from ftlib.recovery.layout.requests import POLL
 from ftlib.recovery.whole_state import Transfer
+from ftlib.state import codec
 from ftlib.state.codec import snapshot
 from ftlib.state.private import Private
 from ftlib.state.registry import Registered
 from tests.ftlib.recovery.holders import ORIGIN, Model, meeting, optimizer_of, somebody
+from tests.harness.basics import TIMEOUT, eventually
+from tests.harness.company import in_thread
 from tests.harness.threads import Clock
 
 HOLDER, OWN, OTHER = somebody(), somebody(), somebody()
@@ -182,6 +186,7 @@ def test_what_has_come_is_counted_and_traced(session: Session, monkeypatch: pyte
 
     class Slow(Answer):
         def finish(self) -> None:
+            assert plane.recovery is None, "it is here"
             clock.at += 2.0
 
     data = snapshot({"model": [torch.ones(8)]})
@@ -230,6 +235,18 @@ def test_a_view_is_waited_for_until_the_deadline(monkeypatch: pytest.MonkeyPatch
         with pytest.raises(RebuildTimeout, match="no view became active within 3 s"):
             Transfer(plane, 3.0, 1.0).active(deadline)
     assert waits == [3.0, 0.0]
+
+
+def test_a_view_that_is_frozen_is_not_waited_for_any_more_than_none(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What its plan says may not be so in the next one."""
+    plane = Plane(OWN.id, threads=Clock())
+    assert plane.activate(session)
+    transfer = Transfer(plane, 3.0, 1.0)
+    assert transfer.active(103.0) is session
+    plane.phase = Phase.WAITING
+    monkeypatch.setattr(plane.changed, "wait_for", Mock())
+    with pytest.raises(RebuildTimeout, match="no view became active within 3 s"):
+        transfer.active(103.0)
 
 
 def test_after_the_first_step_nobody_needs_the_initial_state(plane: Plane) -> None:
@@ -323,3 +340,65 @@ def test_a_founder_gives_its_initial_state_until_the_first_step(plane: Plane, sy
         transfer.source({"founding": whole_state.PROMISED if sync else "1"})
     assert b"".join(transfer.source({"founding": "1" if sync else whole_state.PROMISED}))
     assert transfer._snapshot is None
+
+
+@pytest.mark.parametrize(("query", "waited_for"), [({"call": "5"}, True), ({"founding": "1"}, False)])
+def test_who_looks_sees_how_much_has_come_and_whether_the_others_wait(
+    plane: Plane, query: dict[str, str], waited_for: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = list[Progress]()
+
+    def look() -> bool:
+        if plane.recovery is not None:
+            seen.append(plane.recovery())
+        return True
+
+    data = snapshot({"model": [torch.ones(8), torch.ones(8)]})
+    monkeypatch.setattr(whole_state, "request", lambda *_: nullcontext(Answer(data)))
+    Transfer(plane, 1.0, 1.0).fetch(HOLDER, query, Mock(), look)
+    received = [progress.got for progress in seen]
+    assert received[0] == 0 and received == sorted(set(received)) and seen[-1].total == plane.counters.state_bytes
+    assert all(progress.braking == waited_for for progress in seen)
+
+
+def test_who_asks_for_the_state_before_that_call_is_kept_waiting(plane: Plane, session: Session) -> None:
+    """To be sent away would cost it a moment in which the others wait for it."""
+    transfer, given = Transfer(plane, 1.0, 1.0), list[bytes]()
+    transfer._registered, plane.state_id = Registered({"model": Model([1])}), ORIGIN
+    call = Call(Kind.BARRIER, lay_out("barrier", [], "SUM", 1 << 20), ())
+    query = {"call": str(plane.finished + 1), "origin": ORIGIN}
+    asking = in_thread(lambda: given.append(b"".join(transfer.source(query))))
+    eventually(lambda: plane.changed._waiters, "it waits")  # type: ignore[attr-defined]
+    plane.enter(call)
+    asking.join(TIMEOUT)
+    assert given
+
+
+def test_a_state_that_cannot_be_read_is_refused_unless_its_call_is_over_or_some_of_it_is_sent(plane: Plane) -> None:
+    """Then who asked has to ask again: what was wrong may have been only that the state was changing."""
+    transfer, wrong = Transfer(plane, 1.0, 1.0), KeyError("lr")
+
+    def unreadable() -> object:
+        raise wrong
+
+    with pytest.raises(RefusalError) as refused:
+        list(transfer.sent(unreadable, None, lambda: True, "over"))
+    assert refused.value.status == Refusal.UNFIT
+    with pytest.raises(KeyError):
+        list(transfer.sent(unreadable, None, lambda: False, "over"))
+    body = iter(transfer.sent(lambda: {"model": [torch.ones(1 << 20)]}, None, lambda: True, "over"))
+    next(body)
+    with pytest.raises(KeyError):
+        body.throw(wrong)  # type: ignore[attr-defined]
+
+
+def test_what_no_reader_would_take_is_an_error_at_once(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless it stays where it is."""
+    monkeypatch.setattr(codec, "HEADER_LIMIT", 1000)
+    large = Mock(spec=["state_dict", "load_state_dict"], **{"state_dict.return_value": {"text": "x" * 2000}})
+    transfer = Transfer(plane, 1.0, 1.0)
+    model = Model([1])
+    transfer.register(Registered({"model": model}, private=Private({"own": large}, travels=False)))
+    for kept in (Registered({"extra": large}), Registered({"model": model}, private=Private({"own": large}, travels=True))):
+        with pytest.raises(ConfigError, match="keep large values in tensors"):
+            transfer.register(kept)
