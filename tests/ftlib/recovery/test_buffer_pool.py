@@ -83,6 +83,8 @@ def test_nothing_comes_back_after_the_end(monkeypatch: pytest.MonkeyPatch) -> No
     used = rooms.take(SMALLEST + 1)
     rooms.prepare(3 * SMALLEST)
     assert touching.wait(LONG)
+    rooms.prepare(4 * SMALLEST)
+    assert [thread.name for thread in threading.enumerate()].count("ftlib-buffers") == 1, "which makes these too"
     assert rooms.nbytes == SMALLEST
     rooms.close()
     go_on.set()

@@ -60,6 +60,19 @@ def test_the_optimizer_waits_and_helps(monkeypatch: pytest.MonkeyPatch) -> None:
     assert trainer.bytes() != before
 
 
+def test_one_thread_copies_however_much_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It shall not take the processors from the training."""
+    trainer = Trainer()
+    with held(monkeypatch) as (there, go_on):
+        trainer.snapshots.arm("j", trainer.shards(), trainer.flat, 1)
+        assert there.wait(LONG)
+        digest = trainer.snapshots.digest(trainer.flat, 1, [(0, trainer.flat.nbytes)])
+        assert [thread.name for thread in threading.enumerate()].count("ftlib-snapshots") == 1
+        go_on.set()
+    assert digest.result(LONG)
+    ended()
+
+
 def test_without_its_own_thread_the_optimizer_does_it_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Snapshots, "_work", lambda self: None)
     trainer = Trainer()
