@@ -164,6 +164,7 @@ def test_the_traces_have_the_whole_recovery(monkeypatch: pytest.MonkeyPatch) -> 
     recovery._round = round_
     assert recovery._caught_up(41)
     assert (plane.counters.recoveries, plane.counters.averages_replayed) == (1, 5)
+    round_.progress_log.caught_up.assert_called_once_with(41)
     assert plane.traces is not None
     [record] = plane.traces.take()
     assert isinstance(record, RecoveryRecord)

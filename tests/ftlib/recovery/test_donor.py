@@ -487,6 +487,22 @@ def test_a_spare_of_another_state_gets_nothing_pinned(holder: Holder) -> None:
         holder.donor.sender.begin(request)
 
 
+def test_a_state_on_a_device_is_pinned_after_what_was_enqueued_before_the_call(
+    holder: Holder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tensors are read through the same fence later."""
+    assert holder.plane.current is not None
+    holder.plane.current.fence, fences = Mock(), list[object]()
+
+    @around(monkeypatch, donor_module, "_split")
+    def split(usual: Any, registered: Any, step: int, fence: Any) -> Any:
+        fences.append(fence)
+        return usual(registered, step, None)
+
+    assert offer(holder)
+    assert fences == [holder.plane.current.fence]
+
+
 def test_a_spare_that_asks_too_late_is_refused_at_once(holder: Holder) -> None:
     """This member is in that call already, and has not ended it."""
     request = SnapshotRequest("spare", ORIGIN, (holder.member.id,), 0, VERSION, wants_inline=False)

@@ -314,6 +314,17 @@ class TestOffers:
         [left] = pinned_shards(SnapshotOffer(8, 1, b"", ((0, 8),), {"a": late}), [shard])
         assert left.donors == ("b",)
 
+    def test_of_who_answers_nonsense_are_none(self, joiner: Joiner, holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Nothing would come from there, and the shards are the others'."""
+        other, usual = somebody(), joiner.transport._until_told
+        monkeypatch.setattr(
+            joiner.transport, "_until_told", lambda member, *rest: {}[1] if member is other else usual(member, *rest)
+        )
+        offer = joiner.offer([holder.member, other])
+        assert [(name, str(error)) for name, error in offer.failed.items()] == [(other.id, f"{other}: KeyError: 1")]
+        [shard, *_] = pinned_shards(offer, cut(offer.nbytes, [holder.member.id, other.id], 0, VERSION))
+        assert shard.donors == (holder.member.id,)
+
     def test_of_other_states_are_refused(self, joiner: Joiner) -> None:
         models = iter([Model(SIZES), Model([*SIZES, 5])])
         with (

@@ -106,6 +106,17 @@ def test_a_donor_that_is_too_busy_is_asked_now_and_then(
     assert sum(waits) == 0.0 or not takes, "who was kept waiting asks again at once"
 
 
+def test_a_founder_asks_a_donor_that_is_away_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its end may have to be noticed first. And who has nothing for it any more is not waited for."""
+    plane, waits = Plane(OWN.id), list[float]()
+    assert plane.activate(meeting([HOLDER, OWN], OWN.id, None, version=1))
+    monkeypatch.setattr(plane, "wait_end", lambda _session, seconds: waits.append(seconds))
+    monkeypatch.setattr(whole_state, "request", Mock(side_effect=[AWAY, NOTHING]))
+    plane.founder = True
+    Transfer(plane, 60.0, 60.0).register(Registered({"model": Model([1])}))
+    assert waits == [whole_state.RETRY]
+
+
 class Answer:
     """Of a donor, over HTTP."""
 
