@@ -303,6 +303,23 @@ class TestDigests:
         step(holder)
         assert list(chunks) == [digest_of(memoryview(before)[16:]), digest_of(memoryview(before)[8:24])]
 
+    @pytest.mark.parametrize("kind", ["digest", "offer"])
+    def test_of_a_call_that_ends_meanwhile_are_not_given(
+        self, holder: Holder, kind: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """From then on the state changes."""
+
+        @around(monkeypatch, donor_module.Donor, "_look")
+        def look(usual: Any, *arguments: Any) -> Any:
+            found = usual(*arguments)
+            holder.leave()
+            return found
+
+        with pytest.raises(RefusalError, match=f"call {VERSION} is over here") as refused:
+            offer(holder) if kind == "offer" else ask(holder, kind, version=VERSION, origin=ORIGIN, ranges="0:8")
+        assert refused.value.status == Refusal.OVER
+        assert not holder.donor._snapshots.nbytes
+
     @pytest.mark.parametrize(
         "ranges",
         [
@@ -501,6 +518,25 @@ def test_a_state_on_a_device_is_pinned_after_what_was_enqueued_before_the_call(
 
     assert offer(holder)
     assert fences == [holder.plane.current.fence]
+
+
+def test_a_state_that_was_read_in_a_call_that_was_given_up_is_not_pinned(
+    holder: Holder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call that has its number now may have another state on entry."""
+
+    @around(monkeypatch, donor_module, "_split")
+    def split(usual: Any, *arguments: Any) -> Any:
+        found = usual(*arguments)
+        holder.plane.current = None
+        holder.enter()
+        return found
+
+    with pytest.raises(RefusalError, match=f"call {VERSION} was entered anew here") as refused:
+        offer(holder)
+    assert refused.value.status == Refusal.LATER
+    monkeypatch.undo()
+    assert offer(holder)
 
 
 def test_a_spare_that_asks_too_late_is_refused_at_once(holder: Holder) -> None:

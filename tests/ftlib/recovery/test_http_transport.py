@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -313,6 +313,30 @@ class TestOffers:
             pinned_shards(SnapshotOffer(8, 1, b"", ((0, 8),), {"a": dead, "b": dead}), [shard])
         [left] = pinned_shards(SnapshotOffer(8, 1, b"", ((0, 8),), {"a": late}), [shard])
         assert left.donors == ("b",)
+
+    def test_that_are_given_back_hold_up_no_program_that_ends(self, joiner: Joiner, monkeypatch: pytest.MonkeyPatch) -> None:
+        told, released, go_on = threading.Event(), list[threading.Thread](), threading.Event()
+
+        def release(_member: Member) -> None:
+            released.append(threading.current_thread())
+            told.set()
+            assert go_on.wait(TIMEOUT)
+
+        monkeypatch.setattr(joiner.transport, "release", release)
+        joiner.transport.release_all([joiner.member])
+        assert told.wait(TIMEOUT)
+        go_on.set()
+        assert released[0].daemon
+
+    def test_are_not_read_to_their_end_if_nobody_wants_them(self, joiner: Joiner, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What is inline may be long."""
+        answer = Mock(**{"read.side_effect": [b"first", b"second", b""]})
+        monkeypatch.setattr(joiner.transport, "asked", lambda *_: nullcontext(answer))
+        with pytest.raises(FetchError, match="is not wanted any more"):
+            joiner.transport._whole(joiner.member, {}, never)
+        answer.read.assert_called_once_with(BLOCK)
+        answer.read.side_effect = [b"first", b"second", b""]
+        assert joiner.transport._whole(joiner.member, {}, always) == b"firstsecond"
 
     def test_of_who_answers_nonsense_are_none(self, joiner: Joiner, holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
         """Nothing would come from there, and the shards are the others'."""

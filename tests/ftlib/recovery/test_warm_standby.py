@@ -313,7 +313,8 @@ def test_it_begins_with_what_all_donors_have_pinned(plane: Plane, monkeypatch: p
     version = 7 + 3
     assert one._round is made.return_value and made.return_value.begin.called
     assert made.call_args.args[7:9] == (version, single_donor_shards(100, [member.id for member in MEMBERS], 0, version))
-    assert made.call_args.args[9].packed == b"manifest", "that of the sender"
+    offer = made.call_args.args[9]
+    assert (offer.packed, offer.chunks) == (b"manifest", ((0, 100),)), "the manifest is that of the sender"
     assert one.asked == {member.id: member for member in MEMBERS}
     assert (one._kept, one._kept_in) == (7, "v")
     redone = Mock(number=version - 1, view_id="x")
