@@ -150,6 +150,7 @@ class Donor(Observer):
             if not (self._asking or self._snapshots.nbytes or self.sender.busy):
                 self._observers.detach(self)
                 self._newest.clear()
+                self._parts = None  # ``ended`` will not be called, and it holds that call's tensors
         self._read_hold.forget()
         self._group_sender.forget()
 

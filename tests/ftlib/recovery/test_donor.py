@@ -504,6 +504,26 @@ def test_a_spare_of_another_state_gets_nothing_pinned(holder: Holder) -> None:
         holder.donor.sender.begin(request)
 
 
+@pytest.mark.parametrize("busy", ["a request", "copies", "a stream", ""])
+def test_calls_are_watched_in_a_new_view_while_somebody_needs_it(holder: Holder, busy: str) -> None:
+    """Else a spare's stream would say no more, and copies would not be complete before a step."""
+    donor, session = holder.donor, holder.plane.session
+    assert session is not None
+    offer(holder)
+    assert donor._parts is not None
+    ask(holder, "release", joiner=JOINER.id)
+    if busy == "copies":
+        pin(holder, 0, 100)
+    elif busy == "a request":
+        donor._asking += 1
+    elif busy == "a stream":
+        stream = donor.source({"ask": "averages", "joiner": "spare", "signature": "00" * 16})
+        next(stream)
+    donor.activated(session)
+    assert bool(donor._observers.present) == bool(busy)
+    assert (donor._parts is not None) == bool(busy), "no call is held for nobody"
+
+
 def test_a_state_on_a_device_is_pinned_after_what_was_enqueued_before_the_call(
     holder: Holder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
