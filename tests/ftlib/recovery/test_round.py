@@ -452,7 +452,13 @@ def test_the_others_wait_for_who_can_hold_no_more(
     for number in range(7, 7 + held):
         one.keep(number, Mock(slots=(), **{"layout.nbytes": nbytes}), 0)
     one.keep(7 + held, None, 0)
-    one.flat = Mock()
-    monkeypatch.setattr(one._changed, "wait", lambda _seconds: one._pending.done())
+    one.flat, shown = Mock(), list[bool]()
+
+    def wait(_seconds: float) -> None:
+        shown.append(one.progress().braking)
+        one._pending.done()
+
+    monkeypatch.setattr(one._changed, "wait", wait)
     one.apply_backpressure(Mock(), 8 + held, level=False)
+    assert shown == ([True] if waits else []) and not one.progress().braking
     assert (one._pending.position > 7) == waits == bool(caplog.records)

@@ -205,6 +205,7 @@ def test_two_joiners_share_a_buffer() -> None:
     assert trainer.snapshots.nbytes == trainer.flat.nbytes
     assert trainer.snapshots.data("k", 9, 1) is two
     trainer.snapshots.release("k")
+    assert not trainer.snapshots._copies
     trainer.snapshots.release("k")
     assert trainer.snapshots.nbytes == 0
     assert bytes(two.numpy()) == trainer.bytes(), "who reads it has it until the end"
