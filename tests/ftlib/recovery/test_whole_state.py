@@ -169,6 +169,25 @@ def test_all_holders_are_asked_in_turn_until_one_gives_the_state(
     assert plane.state_id == plane.current_state_id
 
 
+@pytest.mark.parametrize("ends", [True, False])
+def test_that_nobody_registered_any_is_an_error_once_all_have_said_so(
+    plane: Plane, session: Session, ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a view that ends meanwhile not all are asked."""
+
+    def fetch(*_: object) -> None:
+        if ends:
+            plane.stop(LeftError("it is over"))
+        raise NOTHING
+
+    monkeypatch.setattr(whole_state, "in_turn", lambda _session: [HOLDER, OTHER])
+    transfer = Transfer(plane, 60.0, 60.0)
+    transfer._registered = Mock()
+    monkeypatch.setattr(transfer, "fetch", fetch)
+    with nullcontext() if ends else pytest.raises(ConfigError, match="registered no state, but this worker did"):
+        assert not transfer.load(Mock(began=plane.threads.now(), number=5), session)
+
+
 def test_nobody_is_asked_for_a_view_that_has_ended(plane: Plane, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
