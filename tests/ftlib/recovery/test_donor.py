@@ -566,6 +566,15 @@ def test_a_spare_that_asks_too_late_is_refused_at_once(holder: Holder) -> None:
         holder.donor.sender.begin(request)
 
 
+def test_a_spare_whose_request_is_being_granted_waits_for_the_answer(holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If it asked again it would come too late, and the state would be copied for it once more."""
+    sender = holder.donor.sender
+    request = SnapshotRequest("spare", ORIGIN, (holder.member.id,), 0, VERSION + 1, wants_inline=False)
+    meanwhile = iter([sender._requests.clear, lambda: request.answer.set_result(b"granted")])
+    monkeypatch.setattr(holder.plane.changed, "wait_for", lambda *_: next(meanwhile)())
+    assert sender.begin(request) == b"granted"
+
+
 def serve(holder: Holder) -> ReplicationSender:
     """A spare has asked for all, as of the next call, and gets it."""
     sender = holder.donor.sender
