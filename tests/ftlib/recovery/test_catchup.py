@@ -120,9 +120,10 @@ def test_what_is_under_way_ends_with_the_recovery() -> None:
     asked = Prefetch[Any, Any](Mock(), 7, Mock(), lambda: True, lambda _offer: begun)
     asked.result()
     recovery._prefetch, recovery._round, recovery._verification = asked, round_, verification
-    recovery._own = Mock()
+    recovery._own, recovery._slot_pool = Mock(), Mock()
     recovery.end()
     assert recovery._own is None, "it has all gradients of the program's"
+    recovery._slot_pool.close.assert_called_once_with()
     assert [each.call_count for each in (begun.end, round_.end, verification.close)] == [1, 1, 1]
     assert recovery._prefetch is recovery._round is recovery._verification is None
 

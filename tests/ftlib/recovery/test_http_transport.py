@@ -17,7 +17,7 @@ import msgpack
 import pytest
 import torch
 
-from consensus import KeyRing, Member
+from consensus import Answer, KeyRing, Member
 from ftlib.common.threads import Threads
 from ftlib.core.plane.plane import Plane
 from ftlib.core.tensors.layout import lay_out, lay_out_in_order
@@ -337,6 +337,20 @@ class TestOffers:
         answer.read.assert_called_once_with(BLOCK)
         answer.read.side_effect = [b"first", b"second", b""]
         assert joiner.transport._whole(joiner.member, {}, always) == b"firstsecond"
+
+    def test_and_digests_are_all_of_an_answer(self, joiner: Joiner, holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A sealed one marks its end, and what goes on is something else than was asked for."""
+        finish, finished = Answer.finish, list[str]()
+
+        def noted(answer: Answer) -> None:
+            finish(answer)
+            finished.append("it")
+
+        monkeypatch.setattr(Answer, "finish", noted)
+        joiner.transport.digest(holder.member, VERSION, [(0, 8)], ORIGIN, always)
+        assert finished == ["it"]
+        joiner.fetch(holder.member, joiner.all_of(holder))
+        assert finished == ["it"] * 2
 
     def test_of_who_answers_nonsense_are_none(self, joiner: Joiner, holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
         """Nothing would come from there, and the shards are the others'."""
