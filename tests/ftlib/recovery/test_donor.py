@@ -524,6 +524,16 @@ def test_calls_are_watched_in_a_new_view_while_somebody_needs_it(holder: Holder,
     assert (donor._parts is not None) == bool(busy), "no call is held for nobody"
 
 
+def test_a_call_whose_buffers_are_on_their_way_to_a_spare_goes_on_with_others(
+    holder: Holder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the next average would be written over what is being sent."""
+    monkeypatch.setattr(holder.donor.sender, "hand_on", handed := Mock())
+    call = Call(Kind.BARRIER, BARRIER, ())
+    assert holder.donor.finished(call, RESULTS) is handed.return_value
+    handed.assert_called_once_with(call, RESULTS)
+
+
 def test_a_state_on_a_device_is_pinned_after_what_was_enqueued_before_the_call(
     holder: Holder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

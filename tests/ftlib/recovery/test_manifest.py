@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -304,6 +305,18 @@ def test_state_has_the_strides_of_its_parameter_however_large() -> None:
     give(Registered(donor), Registered(joiner))
     given = joiner["optimizer"].state[joiner["model"].weight]["momentum_buffer"]  # type: ignore[operator,index]
     assert torch.equal(given, buffer) and given.stride() == joiner["model"].weight.stride()
+
+
+def test_nothing_is_under_way_with_the_tensors_once_they_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other threads write them from then on."""
+    done, roles = Mock(), parts()
+    registered, packed = Registered(roles), split(Registered(roles), 0)[0].packed
+    monkeypatch.setattr(registered, "places", lambda: ("gpu 0",))
+    monkeypatch.setattr(registered, "load", done.load)
+    monkeypatch.setattr(manifests, "settle", done.settle)
+    prepare(registered, packed)
+    assert [name for name, *_ in done.mock_calls] == ["load", "settle"]
+    done.settle.assert_called_once_with(("gpu 0",))
 
 
 def half(roles: Roles) -> Roles:

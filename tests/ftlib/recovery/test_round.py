@@ -49,6 +49,7 @@ def test_who_waits_for_the_comparison_is_told_that_it_failed(monkeypatch: pytest
     eventually(lambda: one._changed._waiters, "it waits")  # type: ignore[attr-defined]
     one.begin()
     assert plane.recovery == one.progress
+    assert all(thread.daemon for thread in one._threads), "an error of the program's ends the process"
     go.set()
     waiting.join(TIMEOUT)
     assert told
@@ -147,7 +148,7 @@ def test_each_donor_of_a_shard_is_asked_a_few_times_the_one_that_failed_least_fi
 
 
 def test_what_has_come_of_a_shard_counts_and_need_not_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    shard, donor, plane = Shard(0, 0, 300, 7, ("b",)), Member("b", "10.0.0.1", 1), Plane("a" * 16, traces=Traces())
+    shard, donor, plane = Shard(0, 50, 350, 7, ("b",)), Member("b", "10.0.0.1", 1), Plane("a" * 16, traces=Traces())
     answers = iter([(100, FetchError("b: broke off")), (0, Later("b: it is busy")), (200, None)])
     offsets, waits = list[int](), list[float]()
 
@@ -453,6 +454,7 @@ def test_the_others_wait_for_who_can_hold_no_more(
         one.keep(number, Mock(slots=(), **{"layout.nbytes": nbytes}), 0)
     one.keep(7 + held, None, 0)
     one.flat, shown = Mock(), list[bool]()
+    assert not one.progress().braking
 
     def wait(_seconds: float) -> None:
         shown.append(one.progress().braking)

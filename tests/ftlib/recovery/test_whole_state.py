@@ -404,6 +404,26 @@ def test_who_asks_for_the_state_before_that_call_is_kept_waiting(plane: Plane, s
     assert given
 
 
+def test_who_asks_for_the_state_of_a_call_that_is_over_is_not(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plane.changed, "wait", Mock(side_effect=AssertionError("there is nothing to wait for")))
+    plane.finished = 5
+    with pytest.raises(RefusalError, match="not inside call 5") as refused:
+        Transfer(plane, 1.0, 1.0).source({"call": "5", "origin": ORIGIN})
+    assert refused.value.status == Refusal.LATER
+
+
+def test_a_founder_that_asks_early_gets_the_state_once_it_is_registered(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whole_state, "POLL", TIMEOUT)
+    plane.founder = True
+    assert plane.activate(meeting([OWN, OTHER], OWN.id, None, version=1))
+    plane.state_id, transfer, given = plane.current_state_id, Transfer(plane, 1.0, 1.0), list[bytes]()
+    asking = in_thread(lambda: given.append(b"".join(transfer.source({"founding": "1"}))))
+    eventually(lambda: plane.changed._waiters, "it waits")  # type: ignore[attr-defined]
+    transfer.register(Registered({"model": Model([1])}))
+    asking.join(TIMEOUT / 8)
+    assert given
+
+
 def test_a_state_that_cannot_be_read_is_refused_unless_its_call_is_over_or_some_of_it_is_sent(plane: Plane) -> None:
     """Then who asked has to ask again: what was wrong may have been only that the state was changing."""
     transfer, wrong = Transfer(plane, 1.0, 1.0), KeyError("lr")
