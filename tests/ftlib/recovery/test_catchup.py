@@ -394,6 +394,25 @@ def test_an_average_that_waits_keeps_its_buffers(monkeypatch: pytest.MonkeyPatch
         assert recovery.kept(results) == instead
 
 
+@pytest.mark.parametrize(("same", "void", "applied"), [(True, False, True), (True, True, False), (False, False, False)])
+def test_only_what_the_program_would_have_applied_is_replayed(same: bool, void: bool, applied: bool) -> None:
+    recovery, results = Catchup(Plane("a" * 16), Mock(), Mock(), RecoveryLimits(1.0, 1, live=True)), Mock(number=7)
+    recovery._own = Mock(**{"void.return_value": void, "layout.same_call.return_value": same})
+    recovery._round = round_ = Mock(state_id="o", **{"keep.return_value": None})
+    assert recovery.kept(results) is None
+    round_.keep.assert_called_once_with(7, results if applied else None, 0)
+
+
+def test_a_spare_has_one_standby_if_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catchup, "why_not", lambda _registered: "")
+    own, standby = Mock(kind=Kind.AVERAGE, **{"layout.places": ()}), Mock()
+    for made in (None, standby):
+        recovery = Catchup(Plane("a" * 16), Mock(), Mock(), RecoveryLimits(1.0, 1, live=True), made)
+        for _ in range(2):
+            recovery.stand_by(own)
+    assert standby.call_count == 1
+
+
 @pytest.mark.parametrize(("same_session", "version", "stays"), [(True, 9, True), (True, 8, False), (False, 9, False)])
 def test_a_request_is_of_this_view_and_of_a_call_that_is_not_over(
     same_session: bool, version: int, stays: bool, monkeypatch: pytest.MonkeyPatch

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -305,6 +306,26 @@ def test_state_has_the_strides_of_its_parameter_however_large() -> None:
     give(Registered(donor), Registered(joiner))
     given = joiner["optimizer"].state[joiner["model"].weight]["momentum_buffer"]  # type: ignore[operator,index]
     assert torch.equal(given, buffer) and given.stride() == joiner["model"].weight.stride()
+
+
+class Cloning(torch.optim.SGD):
+    """It keeps copies of what it loads, as one does that moves its state to another device."""
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        super().load_state_dict(copy.deepcopy(state_dict))
+
+
+def test_what_is_streamed_is_what_the_optimizer_has() -> None:
+    """Also if it has loaded something else: else nobody would see that its state is wrong."""
+    pairs = []
+    for _ in range(2):
+        model = nn.Linear(4, 4)
+        pairs.append({"model": model, "optimizer": Cloning(model.parameters(), lr=0.1, momentum=0.9)})
+    buffer = torch.rand(4, 4)
+    pairs[0]["optimizer"].state[pairs[0]["model"].weight]["momentum_buffer"] = buffer  # type: ignore[operator,index]
+    flat = give(Registered(pairs[0]), Registered(pairs[1]))
+    mine = pairs[1]["optimizer"].state[pairs[1]["model"].weight]["momentum_buffer"]  # type: ignore[operator,index]
+    assert torch.equal(mine, buffer) and any(mine is tensor for tensor in flat.tensors)
 
 
 def test_nothing_is_under_way_with_the_tensors_once_they_are_known(monkeypatch: pytest.MonkeyPatch) -> None:

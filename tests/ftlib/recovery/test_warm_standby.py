@@ -75,11 +75,16 @@ def test_it_ends_while_it_rests(
 @pytest.mark.parametrize(
     "error", [ValueError("nobody expected this"), RuntimeError("nor this"), Broken("nor what a round says")]
 )
-def test_what_nobody_expected_leaves_it_without_the_state(plane: Plane, error: Exception) -> None:
+def test_what_nobody_expected_leaves_it_without_the_state(
+    plane: Plane, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is still a spare, and loads the state once it is promoted. Else it would fetch all of it again and again."""
+    monkeypatch.setattr(warm_standby, "thread_device", lambda: share_device)
+    share_device = Mock()
     one = standby(plane, Mock(**{"asked.side_effect": error}))
     round_ = level(one)
     one._run()
+    share_device.assert_called_once_with()
     round_.end.assert_called_once_with()
     assert one.error is None and one.surrender(8) is None
 
