@@ -439,6 +439,13 @@ def test_the_others_wait_a_moment_for_the_rest_of_a_small_state(arrives: bool) -
     round_.apply_backpressure.assert_called_once_with(session, 7, level=True, grace=catchup._GRACE)
 
 
+def test_what_is_being_compared_is_not_read_again() -> None:
+    recovery = Catchup(Plane("a" * 16), Mock(), Mock(), RecoveryLimits(1.0, 1, live=True))
+    recovery._round, verification = Mock(), Mock(begun=True)
+    assert recovery._looks(verification)
+    assert not verification.begin.called and not recovery._round.apply_backpressure.called
+
+
 def test_only_who_asks_too_late_asks_further_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any other request without an answer is a failure; so is one that comes too late however early it is sent."""
     plane = Plane("a" * 16)

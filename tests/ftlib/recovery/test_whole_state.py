@@ -117,6 +117,17 @@ def test_a_founder_asks_a_donor_that_is_away_again_after_a_while(monkeypatch: py
     assert waits == [whole_state.RETRY]
 
 
+def test_a_founder_whose_view_ends_as_it_loads_asks_again(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it has loaded may not be what the next view begins with. And it gives nothing that it has got."""
+    plane.founder = True
+    assert plane.activate(meeting([HOLDER, OWN], OWN.id, None, version=1))
+    transfer = Transfer(plane, 60.0, 60.0)
+    monkeypatch.setattr(transfer, "fetch", fetch := Mock())
+    monkeypatch.setattr(plane, "loaded", Mock(side_effect=[False, True]))
+    transfer.register(Registered({"model": Model([1])}))
+    assert fetch.call_count == 2 and transfer._snapshot is None
+
+
 class Answer:
     """Of a donor, over HTTP."""
 
