@@ -153,11 +153,6 @@ class DataAccounting:
             self.start()
 
     @property
-    def samples(self) -> bool:
-        """True if a sampler is registered."""
-        return self.sampler is not None
-
-    @property
     def loops(self) -> int:
         """How many loops over the sampler have begun here."""
         return 0 if self.sampler is None else self.sampler.loops

@@ -72,6 +72,45 @@ def test_a_call_remembers_what_a_device_had_to_do_on_entry(places: tuple[str, ..
     assert (call.fence is not None) is bool(places)
 
 
+@pytest.mark.parametrize("places", [(), ("rehearsal",)])
+def test_once_backward_has_ended_the_state_is_as_on_entry_to_its_call(places: tuple[str, ...]) -> None:
+    """Backward may change buffers, on a device after the call was entered. Donors may wait for its end."""
+    plane = Plane("a")
+    plane.registers(places)
+    plane.enter(call := average())
+    plane.computes(call, computing=True)
+    entry = call.fence
+    assert not plane.in_call(1)
+    with patch.object(plane.changed, "notify_all") as wakes:
+        plane.computed(call)
+    wakes.assert_called_once_with()
+    assert plane.in_call(1) and (call.fence is not entry) is bool(places)
+
+
+def test_the_others_are_waited_for_until_they_have_entered_the_call() -> None:
+    plane, here = Plane("a"), session(3, AFTER_SEVEN, "a")
+    assert plane.activate(here)
+    all_in = f"the members of {here.view} have all entered the call"
+    assert plane.blocking() == all_in, "there is no call"
+    plane.enter(average())
+    plane.peer_progress("b", 7, 8)
+    assert plane.blocking() == f"waiting for {here.names(['c'])}, not in this call yet"
+    plane.peer_progress("c", 8, 0)
+    assert plane.blocking() == all_in, "one of them has finished it"
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_who_is_alone_ends_a_unit_before_it_freezes(alone: bool) -> None:
+    """It cannot undo it. In a group a unit is done again, and a freeze that waited for its end would wait for the dead."""
+    plane, here = Plane("a"), session(3, AFTER_SEVEN, "a", group=None if alone else Mock())
+    assert plane.activate(here)
+    plane.enter(call := average())
+    call.changes_state = True
+    assert plane.begin(here)
+    answer = plane.freeze(Order(4, None))
+    assert (answer is None) is plane.ordered is plane.acting_in(here) is alone
+
+
 def test_the_newest_trailer_is_known_until_the_view_changes() -> None:
     """It says who has the state, by rank: in the next view these are others."""
     plane, trailer = Plane("a"), Trailer.of(())

@@ -126,6 +126,28 @@ def test_a_newcomer_waits_three_times_where_the_others_only_average(kind: Kind) 
     assert found == ([True] * 3 + [False] * 2 if kind is Kind.AVERAGE else [True] * 5)
 
 
+def test_who_draws_no_samples_is_in_no_loop_over_them() -> None:
+    """A schedule of local steps asks for it in every step, with a sampler or without one."""
+    data = Plane("a").data
+    assert (data.loops, data.closing, data.complete) == (0, False, False)
+    data.register(Mock(loops=3, closing=False, complete=True))
+    assert (data.loops, data.closing, data.complete) == (3, False, True)
+
+
+@pytest.mark.parametrize("draws", [True, False])
+def test_a_process_tells_its_replica_what_it_has_drawn_beyond_a_call_until_they_have_agreed(draws: bool) -> None:
+    """What they have agreed on it says again in the next view, whatever it has drawn by then."""
+    plane, results = Plane("a", replica="r"), Results(8, LAYOUT, (), 3.0)
+    if draws:
+        plane.data.register(Mock(ahead=lambda own: [own == OWN, False]))
+    results.share({"q": NONE, "r": OWN})
+    said = plane.data.drawing(results)
+    assert said == Drawing((True, False) if draws else (), (NONE, OWN))
+    agreed = Drawing((False,), (NONE, OWN))
+    results.agree(agreed)
+    assert plane.data.drawing(results) is agreed
+
+
 @pytest.mark.parametrize("drawing", [None, Drawing(ahead=(True, False), shares=(OWN,))])
 def test_a_replica_goes_by_what_its_processes_have_drawn_ahead(drawing: Drawing | None) -> None:
     plane, sampler = Plane("a", replica="r"), Mock()
@@ -190,6 +212,32 @@ def test_a_founder_waits_until_its_samples_are_dealt() -> None:
     assert [each[0] for each in sampler.method_calls] == ["bind", "found"]
 
 
+def test_a_founder_without_the_first_ones_state_deals_once_it_has_loaded_a_checkpoint() -> None:
+    """As the others do, with the same one: its loader may begin."""
+    plane, sampler, founding = Plane("b"), Mock(report=lambda: b"drawn"), session(1, FOUNDING, "b")
+    plane.data.register(sampler)
+    assert plane.installing(founding.view) and plane.activate(founding)
+    assert not sampler.found.called
+    assert plane.resumed(founding, "saved", 5)
+    sampler.found.assert_called_once_with(("a", "b", "c"))
+    assert plane.data.report()[4:] == b"drawn"
+
+
+def test_who_is_healed_has_drawn_nothing() -> None:
+    """Its sampler is as far behind as it is, also where the others' state is called after it: it gets theirs."""
+    plane, sampler, here = Plane("a"), Mock(report=lambda: b"drawn"), session(3, AFTER_SEVEN, "a")
+    sampler.begin.return_value, sampler.follow.return_value = OWN, NONE
+    plane.data.register(sampler)
+    assert plane.activate(here) and plane.loaded(here, "a")
+    plane.freeze(Order(4, None))
+    assert plane.data.report()[4:] == b"drawn"
+    plan = SalvagePlan(20, 20, blank=("a",), newcomers=("a",), healed=("a",), current_state_id="a", holders=("b",))
+    assert plane.activate(session(4, plan, "a"))
+    assert plane.data.report() == b""
+    plane.enter(call := average())
+    assert plane.data.share(call) is NONE
+
+
 def test_a_founder_remembers_no_calls_once_a_step_was_granted() -> None:
     """It gives its state to joiners as it is; what happened before is kept for founders without one alone."""
     plane, sampler, here = Plane("a"), Mock(report=lambda: b"drawn"), session(1, FOUNDING, "a")
@@ -244,6 +292,22 @@ def test_a_newcomer_would_stay_out_where_the_others_leave_their_loop(newcomer: b
     assert plane.data.stays_out(call, results) is (newcomer and (foreign or left_behind))
     if newcomer and not foreign:
         sampler.left_behind.assert_called_once_with(results.shares, 8, 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "weight", "step"), [(Kind.AVERAGE, 3.0, 8), (Kind.AVERAGE, 0.0, 7), (Kind.BARRIER, 3.0, 7), (Kind.BARRIER, 0.0, 7)]
+)
+def test_whether_the_others_leave_their_loop_depends_on_the_steps_that_are_granted(kind: Kind, weight: float, step: int) -> None:
+    """A call without a result grants none, nor does one that is no average."""
+    plane, sampler = Plane("c"), Mock(left_behind=Mock(return_value=True))
+    plane.data.register(sampler)
+    here = session(2, SalvagePlan(7, 7, blank=("c",), newcomers=("c",), current_state_id="a", holders=("a",)), "c")
+    assert plane.activate(here)
+    plane.enter(call := Call(kind, LAYOUT, [torch.ones(3)], divide=kind is Kind.AVERAGE))
+    assert plane.loaded(here, "a")
+    results = Results(8, LAYOUT, (), weight)
+    assert plane.data.stays_out(call, results)
+    sampler.left_behind.assert_called_once_with(results.shares, step, 0)
 
 
 def test_nobody_is_left_behind_by_those_who_have_lost_their_state_since() -> None:

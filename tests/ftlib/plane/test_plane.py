@@ -41,7 +41,7 @@ def test_every_question_of_one_epoch_gets_the_same_report() -> None:
     assert [Report.decode(data).current for data in (first[0], following[0])] == [0, 8]
 
 
-@pytest.mark.parametrize("comes_to", ["nothing", "its end", "a result to hold", "a result of another member's"])
+@pytest.mark.parametrize("comes_to", ["nothing", "its end", "an exception", "a result to hold", "a result of another member's"])
 def test_a_call_that_has_failed_or_was_frozen_is_not_under_way(comes_to: str) -> None:
     """Else a coordinator would wait for its end, and let nobody in."""
     told: list[bool] = []
@@ -57,6 +57,8 @@ def test_a_call_that_has_failed_or_was_frozen_is_not_under_way(comes_to: str) ->
             assert plane.failed(here) == (True, None)
         case "its end":
             assert plane.freeze(Order(4, None)) and not plane.finish(here, call, Trailer.of(()), results)
+        case "an exception":
+            assert plane.abandon() == (here, None)
         case "a result to hold":
             assert plane.freeze(Order(4, None)) and not plane.hold(here, results)
         case _:
