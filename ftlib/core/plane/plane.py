@@ -314,11 +314,10 @@ class Plane:
             if self._parting and not trailer.freeze:
                 self.changed.wait_for(lambda: self._order is not None or not self._acting_in(session))
             self.running = None
-            order, self._order = self._order, None
-            if self.phase is not Phase.ACTIVE or self.session is not session:
-                self._order = order
+            if not self._acting_in(session):
                 self.tell()
                 return None
+            order, self._order = self._order, None
             if trailer.draws and self.held is None:
                 results.share(shares_in(session.drawers, trailer))
             self._finished(call, results)

@@ -143,9 +143,17 @@ def test_a_process_tells_its_replica_what_it_has_drawn_beyond_a_call_until_they_
     results.share({"q": NONE, "r": OWN})
     said = plane.data.drawing(results)
     assert said == Drawing((True, False) if draws else (), (NONE, OWN))
-    agreed = Drawing((False,), (NONE, OWN))
-    results.agree(agreed)
-    assert plane.data.drawing(results) is agreed
+    plane.data.agree(results, [said, Drawing((False, False), said.shares)])
+    assert plane.data.drawing(results) is results.drawing
+
+
+@pytest.mark.parametrize(("name", "alike"), [("r", False), ("q", True), ("s", True)])
+def test_what_a_replica_has_drawn_beyond_a_call_counts_unless_it_was_at_different_batches(name: str, alike: bool) -> None:
+    """In that call. What another replica was at is not asked, nor in one that had no share in the call."""
+    plane, results = Plane("a", replica=name), Results(8, LAYOUT, (), 3.0)
+    results.share({"q": NONE, "r": OWN})
+    plane.data.agree(results, [Drawing((True, True), (NONE, each)) for each in (OWN, Share(samples=1, data_epoch=1, deal=7))])
+    assert results.drawing is not None and results.drawing.ahead == (alike, alike)
 
 
 @pytest.mark.parametrize("drawing", [None, Drawing(ahead=(True, False), shares=(OWN,))])

@@ -78,8 +78,10 @@ def test_a_view_change_is_logged_and_who_was_lost_is_missed(
         rebuilder.handle(Freeze(view.epoch + 1, None))
         reports = dict.fromkeys(set(view.ids) & set(names), consensus.flushed.call_args.args[1])
         view = View(view.epoch + 1, view.view_id, tuple(member for member in FOUR if member.id in names))
-    lines = [record.getMessage() for record in caplog.records if getattr(record, "ftlib_event", "") == "view"]
+    records = [record for record in caplog.records if getattr(record, "ftlib_event", "") == "view"]
+    lines = [record.getMessage() for record in records]
     assert len(lines) == plane.counters.views == len(later) + 1
+    assert [vars(record)["size_before"] for record in records] == [0, *(len(names) for names in ("abc", *later[:-1]))]
     assert re.fullmatch(re.escape(f"epoch {len(lines)}: {text}, rank 0; paused ") + r"\d+ ms; led by a", lines[-1])
     assert plane.peers.lost_since(0.0) is missed
 
@@ -382,9 +384,23 @@ def test_a_process_that_nobody_is_left_to_act_with_stops_and_leaves(ended: bool,
     own = Member("b0", "127.0.0.1", 1000, tuple(facts_of(part).items()))
     done = Report(4, 0, 4, b"x", b"", "b0", founder=True, blank=False, has_state=True)
     rebuilder._carry_out(Installed(View(7, "before", (own,)), {"b0": done.encode()}, ended))
-    assert type(plane.error) is error and (ended or "no replica is whole any more" in str(plane.error))
+    assert type(plane.error) is error and (ended or "no replica is whole any more: start anew" in str(plane.error))
     consensus.leave.assert_called_once_with()
     consensus.ready.assert_not_called()
+
+
+@pytest.mark.parametrize(("ended", "error"), [(True, JobEnded), (False, errors.StateLost)])
+def test_joiners_whose_donors_are_gone_before_they_had_the_state_stop_and_leave(ended: bool, error: type[Exception]) -> None:
+    """Where the programs of those have come to their end that is no failure."""
+    plane, consensus = Plane("b"), Mock(driver="", why=Mock(return_value=None))
+    view = View(3, "before", MEMBERS[1:])
+    rebuilder = Rebuilder(plane, consensus, Mock(), lambda _view: ({"b": 0, "c": 1}, Mock()))
+    joined = Report(7, 0, 7, b"", b"", "", founder=False, blank=True, has_state=True, newcomer=True)
+    rebuilder._carry_out(Installed(view, dict.fromkeys("bc", joined.encode()), ended))
+    assert plane.phase is not Phase.STOPPED
+    rebuilder._carry_out(Activated(view))
+    assert type(plane.error) is error
+    consensus.leave.assert_called_once_with()
 
 
 def test_a_process_acts_with_those_of_its_shard_by_the_plan_of_all() -> None:
