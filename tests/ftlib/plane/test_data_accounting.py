@@ -305,7 +305,7 @@ def test_a_newcomer_would_stay_out_where_the_others_leave_their_loop(newcomer: b
 @pytest.mark.parametrize(
     ("kind", "weight", "step"), [(Kind.AVERAGE, 3.0, 8), (Kind.AVERAGE, 0.0, 7), (Kind.BARRIER, 3.0, 7), (Kind.BARRIER, 0.0, 7)]
 )
-def test_whether_the_others_leave_their_loop_depends_on_the_steps_that_are_granted(kind: Kind, weight: float, step: int) -> None:
+def test_whether_the_others_leave_their_loop_depends_on_the_steps_so_far(kind: Kind, weight: float, step: int) -> None:
     """A call without a result grants none, nor does one that is no average."""
     plane, sampler = Plane("c"), Mock(left_behind=Mock(return_value=True))
     plane.data.register(sampler)
