@@ -300,8 +300,11 @@ class DataAccounting:
         """This member loaded the state on entry to the call that has just finished, and that state is the job's."""
         self._replay(self._plane.finished - 1)
 
-    def resumed(self) -> None:
-        """A founder loaded a checkpoint."""
+    def resumed(self, session: Session) -> None:
+        """A founder loaded a checkpoint, as all of ``session`` do: the first deal is over them, whatever came before."""
+        later = [event for event in self._events if not isinstance(event, _Founded)]
+        self.founded(session.view, without=session.plan.blank)
+        self._events += later
         self._replay(_START)
 
     def lost(self) -> None:

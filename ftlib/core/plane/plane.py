@@ -391,7 +391,7 @@ class Plane:
             self.state_id = state_id if acting else ""
             if acting:
                 self.current_state_id = state_id
-                self.data.resumed()
+                self.data.resumed(session)
                 self._has_loaded()
             return acting
 

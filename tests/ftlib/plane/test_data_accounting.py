@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from consensus import LeftError, View
+from ftlib import ElasticSampler
 from ftlib.core.calls.call import Call, Kind, Results
 from ftlib.core.calls.follow import Followed
-from ftlib.core.calls.salvage import SalvagePlan
+from ftlib.core.calls.salvage import Report, SalvagePlan, planned
+from ftlib.core.calls.session import Session
 from ftlib.core.plane.orders import Order
 from ftlib.core.plane.plane import Plane
 from ftlib.core.stand_in.stand_in import StandIn
@@ -20,7 +22,7 @@ from ftlib.core.tensors.trailer import RankRecord, Trailer
 from ftlib.data.mates import Drawing
 from ftlib.data.sampling import Share
 from ftlib.errors import Excluded, FTLibError, JobEnded, QuorumLost
-from tests.ftlib.plane.sessions import AFTER_SEVEN, LAYOUT, MEMBERS, Meanwhile, average, session
+from tests.ftlib.plane.sessions import AFTER_SEVEN, GROUP, LAYOUT, MEMBERS, Meanwhile, average, session
 from tests.harness.basics import TIMEOUT
 
 OWN, NONE = Share(samples=2, data_epoch=1, deal=7), Share()
@@ -229,6 +231,28 @@ def test_a_founder_without_the_first_ones_state_deals_once_it_has_loaded_a_check
     assert plane.resumed(founding, "saved", 5)
     sampler.found.assert_called_once_with(("a", "b", "c"))
     assert plane.data.report()[4:] == b"drawn"
+
+
+def test_founders_that_load_a_checkpoint_deal_alike_though_one_has_missed_the_first_view() -> None:
+    """It does not know over whom the others have dealt before; with the checkpoint they deal over those who load it."""
+    old, planes = ElasticSampler(range(60), batch_size=3, seed=5), {name: Plane(name) for name in "ab"}
+    samplers = {name: ElasticSampler(range(60), batch_size=3, seed=5) for name in planes}
+    for name, plane in planes.items():
+        plane.data.register(samplers[name])
+    first = session(1, FOUNDING, "a")
+    assert planes["a"].installing(first.view) and planes["a"].activate(first)
+    reports = {name: frozen[0] for name, plane in planes.items() if (frozen := plane.freeze(Order(2, None))) is not None}
+    second = View(2, first.view.view_id, MEMBERS[:2])
+    chosen = planned(second, {name: Report.decode(data) for name, data in reports.items()})
+    assert len(chosen.drawn) == 1, "of the one that has dealt"
+    for name, plane in planes.items():
+        here = Session(second, chosen, name, {"a": 0, "b": 1}, GROUP)
+        assert plane.activate(here)
+        plane.data.lost()
+        samplers[name].load_state_dict(old.state_dict())
+        assert plane.resumed(here, "a@5", 5)
+    one, other = (sampler.begin(0) for sampler in samplers.values())
+    assert one == other and one.deal
 
 
 def test_who_is_healed_has_drawn_nothing() -> None:

@@ -118,12 +118,24 @@ def test_no_report_is_sent_before_what_failed_has_been_aborted(left: bool) -> No
         assert plane.abandon() == (here, None)
     else:
         assert plane.failed(here) == (True, None)
+    assert not plane.acting_in(here), "nor does a call begin in it"
     answer = plane.freeze(Order(4, 7))
     assert answer is not None and answer[1] is here
     there = session(4, SalvagePlan(7, 7, current_state_id="a", holders=("a",)), "a")
     assert plane.activate(there)
     following = plane.freeze(Order(5, 7))
     assert following is not None and following[1] is None, "nothing has failed in that one: who is slower may still end call 7"
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_who_is_alone_goes_on_after_an_exception_unless_its_replica_may_finish_the_call(held: bool) -> None:
+    """Nobody else has seen anything of it, unless a mate was told that the result is held here."""
+    plane, here = Plane("a"), session(3, AFTER_SEVEN, "a", group=None)
+    assert plane.activate(here)
+    plane.enter(Call(Kind.AVERAGE, LAYOUT, [torch.ones(3)], weight=1.0, divide=True))
+    assert plane.begin(here) and (not held or plane.hold(here, Results(8, LAYOUT, (), 3.0)))
+    assert plane.abandon() == (here if held else None, None)
+    assert plane.acting_in(here) is not held
 
 
 @pytest.mark.parametrize("newcomer", [True, False])
