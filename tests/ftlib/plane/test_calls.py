@@ -8,6 +8,7 @@ from unittest.mock import Mock, patch
 import pytest
 
 from ftlib.core.calls.call import Results
+from ftlib.core.calls.follow import Followed
 from ftlib.core.calls.salvage import Report, SalvagePlan
 from ftlib.core.calls.session import Session
 from ftlib.core.plane.orders import Finish, Order
@@ -87,6 +88,24 @@ def test_once_backward_has_ended_the_state_is_as_on_entry_to_its_call(places: tu
     assert plane.in_call(1) and (call.fence is not entry) is bool(places)
 
 
+def test_a_call_under_way_is_told_as_soon_as_somebody_waits_to_be_let_in() -> None:
+    """For the end of it. Before that, and when nobody waits any more, a call costs no message."""
+    told: list[tuple[int, int, bool]] = []
+    plane = Plane("a", lambda finished, current, *, busy=False, **_: told.append((finished, current, busy)))
+    here = session(3, AFTER_SEVEN, "a")
+    assert plane.activate(here)
+    plane.enter(call := average())
+    assert plane.begin(here) and not any(current for _, current, _ in told)
+    told.clear()
+    plane.wish(wanted=True)
+    assert told == [(7, 8, True)]
+    assert plane.finish(here, call, Trailer.of(()), Results(8, LAYOUT, (), 3.0))
+    plane.enter(average())
+    told.clear()
+    plane.wish(wanted=False)
+    assert plane.begin(here) and not told
+
+
 def test_the_others_are_waited_for_until_they_have_entered_the_call() -> None:
     plane, here = Plane("a"), session(3, AFTER_SEVEN, "a")
     assert plane.activate(here)
@@ -123,6 +142,16 @@ def test_the_newest_trailer_is_known_until_the_view_changes() -> None:
     plane.freeze(Order(4, None))
     assert plane.activate(session(4, SalvagePlan(8, 8, current_state_id="a", holders=("a",)), "a"))
     assert plane.trailer is None
+
+
+@pytest.mark.parametrize("foreign", [True, False])
+def test_a_held_result_is_known_as_that_of_the_programs_call_or_of_the_others(foreign: bool) -> None:
+    """A newcomer has not come in with theirs: in the next view it takes part in that call with nothing of its own again."""
+    plane, here = Plane("a"), session(3, AFTER_SEVEN, "a")
+    assert plane.activate(here)
+    plane.enter(Followed(0.0, veto=False) if foreign else average())
+    assert plane.begin(here) and plane.hold(here, Results(8, LAYOUT, (), 3.0))
+    assert plane.held_foreign is foreign
 
 
 @pytest.mark.parametrize("keeps", [True, False])

@@ -238,6 +238,33 @@ def test_a_founder_that_has_loaded_a_checkpoint_holds_its_state_unless_the_sessi
     assert plane.counters.state_loads == 1
 
 
+@pytest.mark.parametrize("over", [True, False])
+def test_a_founder_that_cannot_load_the_others_checkpoint_lacks_their_state_unless_the_session_has_ended(over: bool) -> None:
+    """Then they may have another one by now."""
+    plane, here = Plane("a"), session(3, SalvagePlan(0, 0, current_state_id="a", holders=("a",)), "a")
+    plane.data.register(Mock(report=lambda: b"drawn"))
+    assert plane.activate(here) and plane.loaded(here, "a")
+    if over:
+        plane.freeze(Order(4, None))
+    plane.not_resumed(here, "b@5", 5)
+    assert (plane.step, plane.current_state_id, plane.level) == ((0, "a", True) if over else (5, "b@5", False))
+    assert plane.data.report() == (LATER + b"drawn" if over else b"")
+
+
+def test_before_the_first_view_a_log_record_is_of_no_epoch_and_no_rank() -> None:
+    record = Plane("a").about("joining")
+    assert (record["epoch"], record["rank"], record["size"]) == (0, -1, 0)
+
+
+def test_a_job_of_many_views_remembers_the_newest_ones_alone() -> None:
+    """A held result may be of one of them."""
+    plane = Plane("a")
+    for epoch in range(2, 300):
+        assert plane.activate(session(epoch, AFTER_SEVEN, "a"))
+        plane.freeze(Order(epoch + 1, None))
+    assert {298, 299} <= set(plane._epochs.values()) and len(plane._epochs) < 150
+
+
 LATER = bytes(4)
 """Of a report, where no founder says over which members the first deal is."""
 

@@ -217,6 +217,18 @@ def test_only_the_view_whose_group_was_built_begins() -> None:
     assert plane.session is not None and plane.session.view == founding.view
 
 
+def test_a_view_whose_group_was_closed_for_the_next_one_does_not_begin() -> None:
+    """Though the next one could not be built."""
+    plane, founding, group = Plane("a"), session(1, AFTER_SEVEN, "a"), Mock()
+    build = Mock(side_effect=[(founding.ranks, group), RebuildError("no answer")])
+    rebuilder = Rebuilder(plane, Mock(driver="a"), Mock(), build)
+    rebuilder._carry_out(Installed(founding.view, {}))
+    rebuilder._carry_out(Installed(session(2, AFTER_SEVEN, "a").view, dict.fromkeys("abc", report())))
+    group.close.assert_called_once_with()
+    rebuilder._carry_out(Activated(founding.view))
+    assert plane.session is None
+
+
 def test_the_end_interrupts_what_is_being_built() -> None:
     """The thread that builds comes to the order only then."""
     framework = Mock()
