@@ -248,6 +248,16 @@ def test_who_parts_in_a_call_waits_for_the_word_whether_the_others_end_it(ends: 
     assert plane.part() == (8 if ends else None)
 
 
+def test_who_waits_for_the_end_of_a_session_goes_on_with_its_freeze() -> None:
+    """As after a failed answer of a donor: if that has died, the next view says so."""
+    threads = Meanwhile()
+    plane, here = Plane("a", threads=threads), session(3, AFTER_SEVEN, "a")
+    assert plane.activate(here)
+    threads.happens.append(lambda: plane.freeze(Order(4, None)))
+    plane.wait_end(here, TIMEOUT)
+    assert not threads.happens and not plane.acting_in(here)
+
+
 def test_nothing_is_begun_in_a_session_that_is_over() -> None:
     """Neither once it is frozen, nor when another one is active by then."""
     plane, here = Plane("a"), session(3, AFTER_SEVEN, "a")
