@@ -73,6 +73,21 @@ def test_a_call_remembers_what_a_device_had_to_do_on_entry(places: tuple[str, ..
     assert (call.fence is not None) is bool(places)
 
 
+@pytest.mark.parametrize("within", [True, False])
+def test_the_time_of_a_call_in_which_the_state_comes_is_that_of_the_recovery(within: bool) -> None:
+    """Not that of the next call after a load by itself, which has a time of its own."""
+    plane, here = Plane("a"), session(3, AFTER_SEVEN, "a")
+    assert plane.activate(here)
+    if within:
+        plane.enter(average())
+    assert plane.loaded(here, "a")
+    use, now = plane.counters.time_use, plane.threads.now()
+    use.entered(now)
+    use.left(now + 8.0)
+    seconds = use.shown(now + 8.0)
+    assert (seconds["recovering"], seconds["averaging"]) == pytest.approx((8.0, 0.0) if within else (0.0, 8.0))
+
+
 @pytest.mark.parametrize("places", [(), ("rehearsal",)])
 def test_once_backward_has_ended_the_state_is_as_on_entry_to_its_call(places: tuple[str, ...]) -> None:
     """Backward may change buffers, on a device after the call was entered. Donors may wait for its end."""
@@ -229,6 +244,9 @@ def test_who_finishes_a_call_after_the_others_is_told_of_the_views_before_with_i
     assert plane.activate(second) and plane.begin(second)
     assert plane.adopt(second, call, results)
     assert (plane.news.due, plane.news.changes) == ([first.view], [second.view])
+    plane.enter(following := average())
+    assert plane.begin(second) and plane.finish(second, following, Trailer.of(()), Results(9, LAYOUT, (), 3.0))
+    assert (plane.news.due, plane.news.changes) == ([first.view, second.view], [])
 
 
 @pytest.mark.parametrize("ends", [True, False])

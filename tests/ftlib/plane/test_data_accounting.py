@@ -287,15 +287,24 @@ def test_a_founder_remembers_no_calls_once_a_step_was_granted() -> None:
     assert len(plane.data._events) < 4
 
 
+@pytest.mark.parametrize("held", [True, False])
 @pytest.mark.parametrize("samples", [0, 2])
-def test_a_held_result_knows_what_its_call_has_used_up(samples: int) -> None:
-    """It may be finished in a later view, whose members are others: the trailer means nothing there."""
+def test_a_result_knows_what_its_call_has_used_up(samples: int, held: bool) -> None:
+    """Where it is held it may be finished in a later view, whose members are others: the trailer means nothing there. What the
+    processes of a replica have agreed on meanwhile stays.
+    """
     plane, here, results = Plane("a"), session(3, AFTER_SEVEN, "a"), Results(8, LAYOUT, (), 3.0)
     assert plane.activate(here)
-    plane.enter(average())
+    plane.enter(call := average())
     record = RankRecord(1.0, samples, 0, LAYOUT.check, data_epoch=int(samples > 0))
-    assert plane.begin(here) and plane.hold(here, results, Trailer.of((record,) * 3))
-    assert {name: share.samples for name, share in results.shares.items()} == (dict.fromkeys("abc", 2) if samples else {})
+    trailer, used = Trailer.of((record,) * 3), dict.fromkeys("abc", 2) if samples else {}
+    assert plane.begin(here)
+    if held:
+        assert plane.hold(here, results, trailer)
+        assert {name: share.samples for name, share in results.shares.items()} == used
+        results.share({"a": NONE})
+    assert plane.finish(here, call, trailer, results)
+    assert {name: share.samples for name, share in results.shares.items()} == ({"a": 0} if held else used)
 
 
 def test_who_joins_before_the_first_step_does_not_say_over_whom_the_first_deal_is() -> None:
