@@ -66,11 +66,17 @@ def test_once_all_are_in_a_call_nobody_needs_the_result_before_and_nobody_is_tol
 
 @pytest.mark.parametrize("places", [(), ("rehearsal",)])
 def test_a_call_remembers_what_a_device_had_to_do_on_entry(places: tuple[str, ...]) -> None:
-    """Else a donor would read the state before the device has computed it. In CPU memory there is nothing to wait for."""
-    plane = Plane("a")
+    """Else a donor would read the state before the device has computed it. In CPU memory there is nothing to wait for. Where the
+    state comes in that call, it is what was loaded.
+    """
+    plane, here = Plane("a"), session(3, AFTER_SEVEN, "a")
     plane.registers(places)
+    assert plane.activate(here) and plane.loaded(here, "a"), "before the call"
     plane.enter(call := average())
-    assert (call.fence is not None) is bool(places)
+    entry = call.fence
+    assert (entry is not None) is bool(places)
+    assert plane.loaded(here, "a")
+    assert (call.fence is not entry) is bool(places)
 
 
 @pytest.mark.parametrize("within", [True, False])
