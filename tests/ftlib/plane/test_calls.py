@@ -66,7 +66,7 @@ def test_once_all_are_in_a_call_nobody_needs_the_result_before_and_nobody_is_tol
 
 @pytest.mark.parametrize("places", [(), ("rehearsal",)])
 def test_a_call_remembers_what_a_device_had_to_do_on_entry(places: tuple[str, ...]) -> None:
-    """Else a donor would read the state before the device has computed it. In CPU memory there is nothing to wait for. Where the
+    """Else a donor would read the state before the device has computed it. In CPU memory there is nothing to wait for. If the
     state comes in that call, it is what was loaded.
     """
     plane, here = Plane("a"), session(3, AFTER_SEVEN, "a")
