@@ -32,6 +32,16 @@ def average() -> Call:
     return Call(Kind.AVERAGE, LAYOUT, [torch.ones(3)], weight=1.0, divide=True)
 
 
+class Clock(Threads):
+    """Goes on by hand."""
+
+    def __init__(self) -> None:
+        self.at = 100.0
+
+    def now(self) -> float:
+        return self.at
+
+
 class Meanwhile(Threads):
     """While a thread waits for something by a condition, that happens; in the same thread, so no test depends on time."""
 

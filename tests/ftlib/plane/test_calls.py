@@ -15,7 +15,7 @@ from ftlib.core.plane.orders import Finish, Order
 from ftlib.core.plane.plane import Plane
 from ftlib.core.stand_in.stand_in import StandIn
 from ftlib.core.tensors.trailer import Trailer
-from tests.ftlib.plane.sessions import AFTER_SEVEN, LAYOUT, Meanwhile, average, session
+from tests.ftlib.plane.sessions import AFTER_SEVEN, LAYOUT, Clock, Meanwhile, average, session
 from tests.harness.basics import TIMEOUT
 
 
@@ -92,6 +92,21 @@ def test_the_time_of_a_call_in_which_the_state_comes_is_that_of_the_recovery(wit
     use.left(now + 8.0)
     seconds = use.shown(now + 8.0)
     assert (seconds["recovering"], seconds["averaging"]) == pytest.approx((8.0, 0.0) if within else (0.0, 8.0))
+
+
+def test_the_time_of_the_programs_code_within_a_call_is_not_the_calls() -> None:
+    clock = Clock()
+    plane = Plane("a", threads=clock)
+    use = plane.counters.time_use
+    plane.enter(call := average())
+    use.entered(clock.at)
+    for seconds, computing in ((1.0, True), (16.0, False)):
+        clock.at += seconds
+        plane.computes(call, computing=computing)
+    clock.at += 2.0
+    use.left(clock.at)
+    seen = use.shown(clock.at)
+    assert (seen["averaging"], seen["computing"]) == (3.0, 16.0)
 
 
 @pytest.mark.parametrize("places", [(), ("rehearsal",)])

@@ -127,6 +127,21 @@ def test_no_report_is_sent_before_what_failed_has_been_aborted(left: bool) -> No
     assert following is not None and following[1] is None, "nothing has failed in that one: who is slower may still end call 7"
 
 
+@pytest.mark.parametrize("late", [True, False])
+def test_a_failure_in_a_session_before_or_of_what_had_not_begun_aborts_no_group(late: bool) -> None:
+    """Who is slower may still end the last call in the active one."""
+    plane = Plane("a")
+    here = active = session(3, AFTER_SEVEN, "a")
+    assert plane.activate(here)
+    if late:
+        plane.freeze(Order(4, None))
+        assert plane.activate(active := session(4, AFTER_SEVEN, "a"))
+    assert plane.failed(here, begun=late) == (not late, None)
+    assert plane.acting_in(active)
+    answer = plane.freeze(Order(5, 7))
+    assert answer is not None and answer[1] is None
+
+
 @pytest.mark.parametrize("held", [True, False])
 def test_who_is_alone_goes_on_after_an_exception_unless_its_replica_may_finish_the_call(held: bool) -> None:
     """Nobody else has seen anything of it, unless a mate was told that the result is held here."""
@@ -171,6 +186,14 @@ def test_no_group_is_built_for_a_view_that_was_there_or_after_the_end() -> None:
     assert plane.installing(views[4].view) and plane.phase is Phase.FROZEN
     plane.stop(Excluded("out"))
     assert not plane.installing(views[4].view)
+
+
+def test_no_group_is_built_for_a_view_before_the_one_that_was_reported_for() -> None:
+    """The others go on without it by then."""
+    plane, view = Plane("a"), session(4, AFTER_SEVEN, "a").view
+    assert plane.activate(session(3, AFTER_SEVEN, "a"))
+    assert plane.freeze(Order(5, None)) and not plane.installing(view)
+    assert plane.installing(session(5, AFTER_SEVEN, "a").view)
 
 
 def test_what_a_replica_does_not_begin_with_is_no_state() -> None:

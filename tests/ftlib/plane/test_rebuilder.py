@@ -15,7 +15,6 @@ from consensus import Cause, LeftError, Member, Reason, StoppedError, View
 from consensus.border import Activated, Expected, Freeze, Installed, Stalled, Stopped
 from consensus.errors import ExcludedError, JobEndedError, JoinError, QuorumLostError, StoreWipedError
 from ftlib import errors
-from ftlib.common.threads import Threads
 from ftlib.core.calls.call import Results
 from ftlib.core.calls.salvage import Fault, FaultKind, Report, SalvagePlan
 from ftlib.core.calls.session import Session
@@ -27,7 +26,7 @@ from ftlib.core.tensors.staging import StagingPool
 from ftlib.core.tensors.trailer import Trailer
 from ftlib.errors import ConfigError, Excluded, FTLibError, JobEnded, QuorumLost
 from ftlib.settings.replicas import Part
-from tests.ftlib.plane.sessions import AFTER_SEVEN, LAYOUT, MEMBERS, Meanwhile, average, session
+from tests.ftlib.plane.sessions import AFTER_SEVEN, LAYOUT, MEMBERS, Clock, Meanwhile, average, session
 from tests.harness.basics import TIMEOUT
 
 
@@ -281,16 +280,6 @@ def test_programs_see_errors_of_this_package(error: StoppedError, kind: type[Exc
 
 def test_who_has_left_sees_that() -> None:
     assert translated(left := LeftError("it is done")) is left
-
-
-class Clock(Threads):
-    """Goes on by hand."""
-
-    def __init__(self) -> None:
-        self.at = 100.0
-
-    def now(self) -> float:
-        return self.at
 
 
 @pytest.mark.parametrize(("waited", "text"), [(0.5, "paused 250 ms after 0.5 s of waiting"), (0.05, "paused 250 ms")])
