@@ -255,6 +255,34 @@ def test_founders_that_load_a_checkpoint_deal_alike_though_one_has_missed_the_fi
     assert one == other and one.deal
 
 
+def test_founders_that_load_a_checkpoint_deal_alike_though_one_does_so_after_a_view_change() -> None:
+    """One of three has loaded it, and one dies before it has."""
+    old, planes = ElasticSampler(range(60), batch_size=3, seed=5), {name: Plane(name) for name in "ab"}
+    samplers = {name: ElasticSampler(range(60), batch_size=3, seed=5) for name in planes}
+
+    def loads(name: str, session: Session) -> None:
+        planes[name].data.lost()
+        samplers[name].load_state_dict(old.state_dict())
+        assert planes[name].resumed(session, "a@5", 5)
+
+    for name, plane in planes.items():
+        plane.data.register(samplers[name])
+        first = session(1, FOUNDING, name)
+        assert plane.installing(first.view) and plane.activate(first)
+        if name == "a":
+            loads(name, first)
+    reports = {name: frozen[0] for name, plane in planes.items() if (frozen := plane.freeze(Order(2, None))) is not None}
+    second = View(2, first.view.view_id, MEMBERS[:2])
+    chosen = planned(second, {name: Report.decode(data) for name, data in reports.items()})
+    for name, plane in planes.items():
+        here = Session(second, chosen, name, {"a": 0, "b": 1}, GROUP)
+        assert plane.activate(here)
+        if name == "b":
+            loads(name, here)
+    one, other = (sampler.begin(0) for sampler in samplers.values())
+    assert one == other and one.deal
+
+
 def test_who_is_healed_has_drawn_nothing() -> None:
     """Its sampler is as far behind as it is, also where the others' state is called after it: it gets theirs."""
     plane, sampler, here = Plane("a"), Mock(report=lambda: b"drawn"), session(3, AFTER_SEVEN, "a")
