@@ -170,6 +170,10 @@ def test_what_is_refused(ft: FTLib, i: int) -> None:
         optimizer.step()
     extra.requires_grad_(False)
     assert optimizer.step()
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+    backward(wrapped, 1, i)
+    with pytest.raises(ConfigError, match=r"parameter 5 of the optimizer, of \[2\], is in no wrapped model"):
+        optimizer.step()
 
 
 def test_outcomes_of_a_step_end_with_the_step() -> None:

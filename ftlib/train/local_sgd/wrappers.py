@@ -108,6 +108,7 @@ class LocalTraining:
         if self._inside:
             raise ConfigError(f"{self._name}: this context is entered already")
         self._compare_registered()
+        self._check_all_shared()
         self._ft.catch_up()
         self._rounds.enter()
         if self._inner is not None:
@@ -196,6 +197,15 @@ class LocalTraining:
             raise ConfigError(
                 f"{self._name}: the model itself is registered, but between syncs its weights are each worker's: call {remedy}"
             )
+
+    def _check_all_shared(self) -> None:
+        """ConfigError names a trained parameter that no sync averages: the model got it later, or it was frozen."""
+        for name, parameter in self._local.named_parameters():
+            if parameter.requires_grad and id(parameter) not in self._global.replaced:
+                raise ConfigError(
+                    f"{self._name}: {name} is trained, but was not when this object was made, so that no sync averages it: "
+                    f"change the model before, and make the {self._name} anew"
+                )
 
 
 class LocalSGD(LocalTraining):

@@ -629,6 +629,33 @@ def test_what_has_to_be_registered(worker: Worker) -> None:
             ft.execute(inner_step, model, inner)
 
 
+def a_new_one(model: Layers) -> None:
+    model.first = nn.Parameter(model.first.detach().clone())
+
+
+def one_that_was_frozen(model: Layers) -> None:
+    model.first.requires_grad_(True)
+
+
+@pytest.mark.parametrize("change", [a_new_one, one_that_was_frozen])
+@workers(1)
+def test_what_is_trained_later_is_refused(worker: Worker, change: Callable[[Layers], None]) -> None:
+    """No sync would average it."""
+    model = Layers()
+    model.first.requires_grad_(change is a_new_one)
+    local = LocalSGD(worker.ft, model, sync_every=1)
+    worker.ft.register_state(model=local)
+    with local:
+        pass
+    change(model)
+    with pytest.raises(ConfigError, match=r"first is trained, but was not when .* make the LocalSGD anew"), local:
+        pass
+    local = LocalSGD(worker.ft, model, sync_every=1)
+    worker.ft.register_state(model=local)
+    with local:
+        pass
+
+
 @workers(1)
 def test_decline_is_refused_until_the_last_context_ends(worker: Worker) -> None:
     ft, models = worker.ft, [Layers(), Layers()]
