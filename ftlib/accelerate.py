@@ -225,8 +225,7 @@ class FTAccelerator(Accelerator):
         if self._model is None or self._steps is None:
             raise ConfigError("FTAccelerator: a loop began before model and optimizer were prepared: call prepare first")
         self._hook.remove()
-        trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
-        self._batches = Microbatches(self._ft, trained, self._sampler)
+        self._batches = Microbatches(self._ft, list(self._model.parameters()), self._sampler)
         schedulers = [each.scheduler if isinstance(each, AcceleratedScheduler) else each for each in self.schedules]
         extra = [*schedulers, *([] if self.scaler is None else [self.scaler]), *self._extra]
         self._ft.register_state(

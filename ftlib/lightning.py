@@ -73,7 +73,7 @@ class FTCallback(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Register model, optimizer, schedulers, scaler and sampler. ConfigError names what cannot be trained so."""
         optimizer, scaler = self._checked(trainer, pl_module), _scaler(trainer)
-        self._batches = Microbatches(self._ft, [p for p in pl_module.parameters() if p.requires_grad], self._sampler)
+        self._batches = Microbatches(self._ft, list(pl_module.parameters()), self._sampler)
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
         extra = [*schedulers, *([] if scaler is None else [scaler]), *self._extra]
 

@@ -19,7 +19,7 @@ class Microbatches:
     """What has been computed since the last step. ``before`` and ``after`` stand around each backward pass."""
 
     def __init__(self, ft: FTLib, parameters: Sequence[torch.nn.Parameter], sampler: Elastic | None) -> None:
-        """``parameters``: those that are trained. ``sampler``: deals the batches; None if every batch counts."""
+        """``parameters``: all, as frozen ones may be trained later. ``sampler``: deals the batches; None if each counts."""
         self._ft = ft
         self._parameters = list(parameters)
         self._sampler = sampler

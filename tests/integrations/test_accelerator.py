@@ -98,6 +98,23 @@ def test_a_call_that_raises_grants_no_step(ft: FTLib) -> None:
     assert model.weight.grad is None
 
 
+def test_what_is_trained_later_is_averaged(ft: FTLib) -> None:
+    """Else nobody would see that its gradients cannot be applied."""
+    accelerator = made(ft)
+    model = nn.Linear(3, 2)
+    model.bias.requires_grad_(False)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    accelerator.backward(model(torch.ones(4, 3)).square().sum())
+    optimizer.step()
+    optimizer.zero_grad()
+    model.bias.requires_grad_(True)
+    model.bias.register_hook(lambda gradient: gradient * torch.nan)
+    accelerator.backward(model(torch.ones(4, 3)).square().sum())
+    optimizer.step()
+    assert accelerator.status is Status.FAIL
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
 def scaled(ft: FTLib) -> tuple[Any, nn.Module, Any]:
     """An accelerator with a gradient scaler, model and optimizer; on a CPU accelerate makes no scaler."""
     accelerator = made(ft, clip_norm=CLIP)

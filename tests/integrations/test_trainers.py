@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +44,12 @@ def lightning() -> Any:
     return pytest.importorskip("lightning.pytorch", reason="not installed: pip install 'ftlib[lightning]'")
 
 
-def fit(lightning: Any, ft: FTLib, module: Any, **more: Any) -> Any:
+def fit(lightning: Any, ft: FTLib, module: Any, callbacks: Sequence[Any] = (), **more: Any) -> Any:
     """A trainer that has fitted ``module`` to six batches."""
     from ftlib.lightning import Batches, FTCallback, FTStrategy
 
     trainer = lightning.Trainer(
-        max_epochs=1, strategy=FTStrategy(ft), devices=1, callbacks=[FTCallback(ft)], logger=False,
+        max_epochs=1, strategy=FTStrategy(ft), devices=1, callbacks=[FTCallback(ft), *callbacks], logger=False,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, **more,
     )  # fmt: skip
     trainer.fit(module, Batches(DataLoader(TensorDataset(torch.ones(6, 2)))))
@@ -87,6 +87,22 @@ def test_a_step_of_lightning_is_made_though_a_callback_raises(ft: FTLib, lightni
         fit(lightning, ft, module)
     assert ft.step == module.trainer.global_step == 1
     assert torch.equal(module.inner.weight, before - 1.0)
+
+
+@quiet
+def test_what_is_trained_later_is_averaged(ft: FTLib, lightning: Any) -> None:
+    """Else nobody would see that its gradients cannot be applied. Lightning has a callback that trains more and more."""
+    module = module_of(lightning)
+    module.inner.bias.requires_grad_(False)
+
+    class Thaws(lightning.Callback):  # type: ignore[misc, name-defined]
+        def on_train_batch_start(self, _trainer: Any, module: Any, _batch: Any, number: int) -> None:
+            if number == 3:
+                module.inner.bias.requires_grad_(True).register_hook(lambda gradient: gradient * torch.nan)
+
+    fit(lightning, ft, module, [Thaws()])
+    assert ft.step == 3
+    assert module.inner.bias.isfinite().all()
 
 
 @quiet
