@@ -196,6 +196,19 @@ def test_no_group_is_built_for_a_view_before_the_one_that_was_reported_for() -> 
     assert plane.installing(session(5, AFTER_SEVEN, "a").view)
 
 
+def test_a_session_begins_neither_beside_another_one_nor_after_the_end() -> None:
+    """The word that it is active may come late. The last one that has begun is the newest, frozen or not, until the end."""
+    plane, (here, following) = Plane("a"), [session(epoch, AFTER_SEVEN, "a") for epoch in (3, 4)]
+    assert not plane.newest_is(here)
+    assert plane.activate(here) and not plane.activate(following)
+    assert plane.newest_is(here) and plane.acting_in(here) and not plane.newest_is(following)
+    plane.freeze(Order(4, None))
+    assert plane.newest_is(here)
+    plane.stop(Excluded("out"))
+    assert not plane.activate(following)
+    assert not plane.newest_is(here) and plane.phase is Phase.STOPPED
+
+
 def test_what_a_replica_does_not_begin_with_is_no_state() -> None:
     """Its next call gets the others'."""
     plane, here = Plane("c"), session(3, SalvagePlan(7, 7, blank=("c",), current_state_id="a", holders=("a",)), "c")
