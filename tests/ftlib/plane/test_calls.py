@@ -15,6 +15,7 @@ from ftlib.core.plane.orders import Finish, Order
 from ftlib.core.plane.plane import Plane
 from ftlib.core.stand_in.stand_in import StandIn
 from ftlib.core.tensors.trailer import Trailer
+from ftlib.errors import Excluded
 from tests.ftlib.plane.sessions import AFTER_SEVEN, LAYOUT, Clock, Meanwhile, average, session
 from tests.harness.basics import TIMEOUT
 
@@ -295,6 +296,34 @@ def test_who_waits_for_the_end_of_a_session_goes_on_with_its_freeze() -> None:
     threads.happens.append(lambda: plane.freeze(Order(4, None)))
     plane.wait_end(here, TIMEOUT)
     assert not threads.happens and not plane.acting_in(here)
+
+
+@pytest.mark.parametrize(("state_id", "number", "over"), [("b", 8, False), ("a", 7, False), ("a", 8, True), ("a", 8, False)])
+def test_who_has_caught_up_has_the_state_that_is_valid_after_the_newest_call(state_id: str, number: int, over: bool) -> None:
+    """Else it goes on following: it would count with another state than the others have."""
+    plane = Plane("c")
+    here = session(2, SalvagePlan(7, 7, blank=("c",), newcomers=("c",), current_state_id="a", holders=("a",)), "c")
+    assert plane.activate(here)
+    plane.enter(call := Followed(0.0, veto=False))
+    assert plane.begin(here) and plane.finish(here, call, Trailer.of(()), Results(8, LAYOUT, (), 3.0))
+    if over:
+        plane.stop(Excluded("out"))
+    fits = (state_id, number, over) == ("a", 8, False)
+    assert plane.caught_up(state_id, number) is plane.level is fits
+    assert plane.newcomer is not fits and plane.counters.state_loads == fits
+
+
+@pytest.mark.parametrize("accelerated", [True, False])
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_finished_call_is_counted_by_what_has_carried_it(alone: bool, accelerated: bool) -> None:
+    plane, here = Plane("a"), session(3, AFTER_SEVEN, "a")
+    counters = plane.counters
+    assert plane.activate(here)
+    plane.enter(call := average())
+    results = Results(8, LAYOUT, () if alone else (Mock(),), 3.0).carried(accelerated=accelerated)
+    assert plane.begin(here) and plane.finish(here, call, Trailer.of(()), results)
+    assert (counters.calls, counters.alone, counters.accelerated) == (1, alone, accelerated)
+    assert counters.bytes_averaged == call.nbytes == 12
 
 
 def test_nothing_is_begun_in_a_session_that_is_over() -> None:
