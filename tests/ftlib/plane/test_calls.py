@@ -286,6 +286,10 @@ def test_who_parts_in_a_call_waits_for_the_word_whether_the_others_end_it(ends: 
     assert not threads.happens
     assert finish == (Finish(Order(4, 8)) if ends else None)
     assert plane.part() == (8 if ends else None)
+    if ends:
+        plane.freeze(Order(4, 8))
+        plan = SalvagePlan(20, 20, blank=("a",), newcomers=("a",), healed=("a",), current_state_id="b", holders=("b",))
+        assert plane.activate(session(4, plan, "a")) and plane.part() is None, "it has seen no end of call 20"
 
 
 def test_who_waits_for_the_end_of_a_session_goes_on_with_its_freeze() -> None:

@@ -379,17 +379,18 @@ def test_whether_the_others_leave_their_loop_depends_on_the_steps_so_far(kind: K
     sampler.left_behind.assert_called_once_with(results.shares, step, 0)
 
 
-def test_nobody_is_left_behind_by_those_who_have_lost_their_state_since() -> None:
-    """Then the newcomers that have it go on from it, and the others' loops do not end."""
+@pytest.mark.parametrize("holders", ["b", "ab"])
+def test_nobody_is_left_behind_by_those_who_have_lost_their_state_since(holders: str) -> None:
+    """Then the newcomers that have it go on from it, and the others' loops do not end; unless one of those is there."""
     plane, sampler = Plane("c"), Mock()
     plane.data.register(sampler)
     sampler.left_behind.return_value = True
     new = ("b", "c")
-    here = session(2, SalvagePlan(7, 7, blank=new, newcomers=new, current_state_id="a", holders=("b",)), "c")
+    here = session(2, SalvagePlan(7, 7, blank=new, newcomers=new, current_state_id="a", holders=tuple(holders)), "c")
     assert plane.activate(here)
     plane.enter(call := average())
     assert plane.loaded(here, "a")
-    assert not plane.data.stays_out(call, Results(8, LAYOUT, (), 3.0))
+    assert plane.data.stays_out(call, Results(8, LAYOUT, (), 3.0)) is ("a" in holders)
 
 
 def test_a_sampler_names_those_that_the_lifetime_waits_for() -> None:

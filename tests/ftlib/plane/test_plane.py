@@ -202,6 +202,7 @@ def test_a_session_begins_neither_beside_another_one_nor_after_the_end() -> None
     assert not plane.newest_is(here)
     assert plane.activate(here) and not plane.activate(following)
     assert plane.newest_is(here) and plane.acting_in(here) and not plane.newest_is(following)
+    assert plane.freeze(Order(3, None)) is None and plane.acting_in(here), "as a late order for the view that is there"
     plane.freeze(Order(4, None))
     assert plane.newest_is(here)
     plane.stop(Excluded("out"))
