@@ -270,9 +270,9 @@ def test_what_comes_too_late_for_a_views_first_call_is_no_failure(monkeypatch: p
     recovery = Catchup(plane, Mock(), lambda: source, RecoveryLimits(1.0, 1, live=True))
     recovery._own = Mock()
     late = Over("too late")
-    source.offer.side_effect = [SnapshotOffer(8, 1, b"", ((0, 8),), {"c": late}), late]
+    source.offer.side_effect = [SnapshotOffer(8, 1, b"", ((0, 8),), {"c": late}), late, late]
     found = []
-    for number in (5, 6):
+    for number in (5, 6, 7):
         assert recovery._enter(session, number)
         assert recovery._prefetch is not None
         found.append(recovery._prefetch.version)
@@ -280,7 +280,21 @@ def test_what_comes_too_late_for_a_views_first_call_is_no_failure(monkeypatch: p
         assert not recovery.finished(results), "the state is not here"
         assert recovery.kept(results) is None
         found.append(recovery._ahead)
-    assert found == [5, 0, 6, 1]
+    assert found == [5, 0, 6, 1, 8, 1]
+
+
+def test_the_first_request_of_a_view_is_about_the_next_call_if_the_others_may_be_in_this_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As they may if a recovery is under way: it goes on meanwhile."""
+    plane, session = Plane("a" * 16), Mock()
+    monkeypatch.setattr(plane, "acting_in", lambda _session: True)
+    recovery = Catchup(plane, Mock(), Mock(), RecoveryLimits(1.0, 1, live=True))
+    monkeypatch.setattr(recovery, "_ask", asked := Mock())
+    round_ = recovery._round = Mock(session=session, **{"level_with.return_value": False})
+    for number in (9, 10):
+        assert recovery.enter(session, number)
+    assert asked.call_args_list == [call(session, round_, 10), call(session, round_, 10)]
 
 
 @pytest.mark.parametrize("written", [True, False])
