@@ -453,6 +453,20 @@ def test_the_others_wait_a_moment_for_the_rest_of_a_small_state(arrives: bool) -
     round_.apply_backpressure.assert_called_once_with(session, 7, level=True, grace=catchup._GRACE)
 
 
+def test_a_comparison_without_an_answer_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is made again, but not for ever."""
+    plane = Plane("a" * 16)
+    monkeypatch.setattr(plane, "acting_in", lambda _session: True)
+    monkeypatch.setattr(plane, "wait_end", lambda *_: None)
+    recovery = Catchup(plane, Mock(), Mock(), RecoveryLimits(1.0, 1, live=True))
+    verification = Mock(**{"holds.side_effect": Later("b: it is busy")})
+    for _ in range(catchup._TRIES - 1):
+        assert not recovery._verified(verification)
+    with pytest.raises(NoFollowing, match="b: it is busy"):
+        recovery._verified(verification)
+    assert not verification.load.called
+
+
 def test_what_is_being_compared_is_not_read_again() -> None:
     recovery = Catchup(Plane("a" * 16), Mock(), Mock(), RecoveryLimits(1.0, 1, live=True))
     recovery._round, verification = Mock(), Mock(begun=True)

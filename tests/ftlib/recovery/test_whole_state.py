@@ -128,6 +128,16 @@ def test_a_founder_whose_view_ends_as_it_loads_asks_again(plane: Plane, monkeypa
     assert fetch.call_count == 2 and transfer._snapshot is None
 
 
+def test_a_founder_asks_no_more_once_a_checkpoint_is_loaded(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That has the state, or the first call brings it."""
+    plane.founder = True
+    assert plane.activate(meeting([HOLDER, OWN], OWN.id, None, version=1))
+    monkeypatch.setattr(whole_state, "ask_again", lambda *_: setattr(plane, "step", 1))
+    monkeypatch.setattr(whole_state, "request", asked := Mock(side_effect=Later("not yet")))
+    Transfer(plane, 60.0, 60.0).register(Registered({"model": Model([1])}))
+    assert asked.call_count == 1
+
+
 class Answer:
     """Of a donor, over HTTP."""
 
@@ -341,13 +351,14 @@ def test_borders_are_those_of_the_lifetime_in_progress(plane: Plane) -> None:
     former = Transfer(plane, 1.0, 1.0)
     former.register(Registered({"model": Model([1])}, private=Private({"own": optimizer}, travels=True)))
     former.copies.of("b", 1, 0.0, lambda: True)
-    former._snapshot = b"the initial state"
+    former._snapshot, plane.state_places = b"the initial state", ("gpu",)
     former.close()
     assert not optimizer._optimizer_step_pre_hooks and not former.copies._wanted and former._snapshot is None
     again = Plane(OTHER.id)
     transfer = Transfer(again, 1.0, 1.0, former=former)
     optimizer.step()
     assert again.borders.before == 1 and plane.borders.before == 0
+    assert again.state_places == ("gpu",), "they are the same objects"
     transfer.close()
     assert Transfer(Plane(OTHER.id), 1.0, 1.0, former=Transfer(plane, 1.0, 1.0)).registered is None
 
