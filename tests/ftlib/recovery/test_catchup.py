@@ -124,6 +124,7 @@ def test_what_is_under_way_ends_with_the_recovery() -> None:
     recovery.end()
     assert recovery._own is None, "it has all gradients of the program's"
     recovery._slot_pool.close.assert_called_once_with()
+    assert asked._over, "a request under way ends, and begins nothing"
     assert [each.call_count for each in (begun.end, round_.end, verification.close)] == [1, 1, 1]
     assert recovery._prefetch is recovery._round is recovery._verification is None
 
@@ -163,6 +164,9 @@ def test_the_traces_have_the_whole_recovery(monkeypatch: pytest.MonkeyPatch) -> 
     recovery, round_ = Catchup(plane, Mock(), Mock(), RecoveryLimits(1.0, 1, live=True)), Mock(session=None)
     round_.progress.return_value = Progress(1200, 1200, 400.0, 0.0, 0, braking=False, replayed=5, seconds=3.0)
     recovery._round = round_
+    with monkeypatch.context() as patch:
+        patch.setattr(plane, "caught_up", lambda *_: False)
+        assert not recovery._caught_up(41), "the view has ended"
     assert recovery._caught_up(41)
     assert (plane.counters.recoveries, plane.counters.averages_replayed) == (1, 5)
     round_.progress_log.caught_up.assert_called_once_with(41)

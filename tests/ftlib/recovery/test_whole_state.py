@@ -209,6 +209,18 @@ def test_that_nobody_registered_any_is_an_error_once_all_have_said_so(
         assert not transfer.load(Mock(began=plane.threads.now(), number=5), session)
 
 
+def test_who_has_to_leave_without_the_state_gives_nothing(
+    plane: Plane, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its gradients are those of other parameters."""
+    transfer = Transfer(plane, 60.0, 60.0)
+    transfer._registered = Mock()
+    monkeypatch.setattr(plane, "leaving", lambda: True)
+    monkeypatch.setattr(transfer, "fetch", Mock(side_effect=AWAY))
+    assert transfer.load(Mock(began=plane.threads.now(), number=5), session)
+    assert plane.state_id != plane.current_state_id
+
+
 def test_nobody_is_asked_for_a_view_that_has_ended(plane: Plane, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
