@@ -78,9 +78,10 @@ class Adoption:
         if _digest(shares, [slot.data for slot in filled]) != digest:
             raise GroupError(f"the result of {call} arrived damaged from rank {self._donor}", (self._donor,))
         intact = declined or not call.veto or all(slot.check(norms=call.norms) for slot in self._slots)
-        # The donor may know of a reason that is not in the sums: another shard has no result, or it was drawn apart.
-        given = (call.number, call.layout, self._slots, weight, intact and finite)
+        given = (call.number, call.layout, self._slots, weight, intact)
         results = Results(*given, assumed=assumed, view_id=view_id.hex(), declined=declined, views=call.views)
+        if not finite:  # perhaps for a reason that is not in the sums: another shard has no result, or it was drawn apart
+            results.refuse()
         try:
             results.share(unpacked_shares(shares))
         except ValueError as error:

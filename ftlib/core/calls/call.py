@@ -53,7 +53,7 @@ class CallOutcome(IntEnum):
     VOID_ELSEWHERE = 1
     """Nothing is wrong with the sums. The shards together have no result all the same."""
     NOT_FINITE = 2
-    """The sums were checked for inf and nan, and hold some. Or they were adopted, and the donor's have no result."""
+    """The sums were checked for inf and nan, and hold some."""
     DECLINED_ELSEWHERE = 3
     """A member of another shard declined it. Its signature is known here, and so are the sums."""
     DECLINED_HERE = 4

@@ -15,7 +15,7 @@ from consensus import Member, View
 from ftlib import FTLib, Status
 from ftlib.core.calls.adoption import Adoption, donate
 from ftlib.core.calls.attempt import Attempt
-from ftlib.core.calls.call import Call, Kind, Results
+from ftlib.core.calls.call import Call, CallOutcome, Kind, Results
 from ftlib.core.calls.follow import Followed, FollowedAttempt
 from ftlib.core.calls.salvage import SalvagePlan
 from ftlib.core.calls.session import Session
@@ -176,7 +176,7 @@ def test_who_adopts_gets_the_bits_and_what_was_assumed(divisor: float) -> None:
 
 
 def test_who_adopts_what_another_shard_has_no_result_of_has_none() -> None:
-    """Nothing in the sums shows it."""
+    """Nothing in the sums shows it, so the log does not blame their inf or nan either."""
     own, others = call(1.0), call(1.0)
     results = attempt(Echo(3.0), own)
     results.refuse()
@@ -185,3 +185,4 @@ def test_who_adopts_what_another_shard_has_no_result_of_has_none() -> None:
     adopted = Adoption(others, post, 0, Staging(LAYOUT, 2)).receive(lambda _work, _slot: None)
     assert own.void(results)
     assert others.void(adopted)
+    assert adopted.outcome is results.outcome is CallOutcome.VOID_ELSEWHERE
