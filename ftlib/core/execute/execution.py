@@ -230,18 +230,8 @@ class Executor:
         execution = Execution(unit, session, self._means, self._buffers)
         unit.begin(execution)
         try:
-            plane.computes(unit, True)
-            try:
-                unit.run()
-            finally:
-                plane.computes(unit, False)
-            execution.finish()
-        except Exception as error:
-            if not self._failure_of_communication(execution, error):
-                self._give_up(unit, execution)
-                raise
-            execution.failed(GroupError(f"{type(error).__name__}: {error}"))
-        except BaseException:
+            self._run(unit, execution)
+        except BaseException:  # also what comes while a failure is waited for
             self._give_up(unit, execution)
             raise
         finally:
@@ -271,6 +261,23 @@ class Executor:
             return later and session is not None and not session.gives(unit.number)
 
     # --- inside --------------------------------------------------------------------------------------------------------
+
+    def _run(self, unit: Unit, execution: Execution) -> None:
+        """Run the function, and wait for all that it began. A failure of communication is noted; the program's exceptions pass
+        through.
+        """
+        plane = self._plane
+        try:
+            plane.computes(unit, True)
+            try:
+                unit.run()
+            finally:
+                plane.computes(unit, False)
+            execution.finish()
+        except Exception as error:
+            if not self._failure_of_communication(execution, error):
+                raise
+            execution.failed(GroupError(f"{type(error).__name__}: {error}"))
 
     def _keep(self, unit: Unit, session: Session) -> None:
         registered = self._means.registered()
@@ -315,17 +322,21 @@ class Executor:
 
     def _failed_attempt(self, unit: Unit, execution: Execution, failure: GroupError) -> None:
         plane = self._plane
-        execution.settle()
-        self._undo(unit, str(failure))
+        try:
+            execution.settle()
+        finally:  # an interrupt may end that wait
+            self._undo(unit, str(failure))
         plane.counters.redone += 1
         if isinstance(failure, Disagreement) and plane.member_id in failure.blamed:
             raise StepMismatch(str(failure)) from None
 
     def _give_up(self, unit: Unit, execution: Execution) -> None:
         """An exception ends the function: make sure that no member waits for this one, and restore the last commit's state."""
-        self._failures.abandon()
-        execution.settle()
-        self._undo(unit, "an exception left it")
+        try:
+            self._failures.abandon()
+            execution.settle()
+        finally:  # a second interrupt may end that wait
+            self._undo(unit, "an exception left it")
 
     def _failure_of_communication(self, execution: Execution, error: Exception) -> bool:
         if execution.failure is not None:

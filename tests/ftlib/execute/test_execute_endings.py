@@ -8,14 +8,17 @@ import threading
 from typing import Any
 
 import pytest
+import torch
 
 from ftlib import ConfigError, Excluded, RebuildTimeout
 from ftlib.core.calls.call import Kind
+from ftlib.core.execute.execution import Execution
 from ftlib.core.plane.phase import Phase
+from ftlib.core.plane.plane import Plane
 from tests.ftlib.crews.steps import Learner, reference
 from tests.ftlib.crews.trainees import exclude
 from tests.ftlib.crews.workers import TIMEOUT, Job, Worker, workers
-from tests.harness.basics import eventually
+from tests.harness.basics import around, eventually
 from tests.harness.company import at_once, company
 
 STEPS = 8
@@ -94,6 +97,43 @@ def test_an_interrupt_in_the_commit_ends_this_workers_part(worker: Worker, monke
     assert learner.digest() == reference(STEPS)[3]
     with pytest.raises(Excluded, match="while it was being committed"):
         learner.step()
+
+
+@pytest.mark.parametrize(("owner", "wait"), [(Execution, "settle"), (Plane, "wait_end")])
+def test_an_interrupt_while_a_failure_is_waited_for_leaves_the_state_of_the_last_commit(
+    owner: type, wait: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the group's operations to end, or of an error that may have come of a member's death."""
+    with company(2) as crew:
+        first, second = at_once(*[functools.partial(Learner, ft, seed) for seed, ft in enumerate(crew.members)])
+
+        def fails() -> None:
+            if second.ft.step == 3 and second.attempts == 4:
+                if wait == "wait_end":
+                    raise RuntimeError("of the program")
+                crew.hub.fail_next(1)
+                second.ft.allreduce(torch.ones(1))
+
+        @around(monkeypatch, owner, wait)
+        def interrupted(waits: Any, this: Any, *given: Any) -> None:
+            if (this if owner is Plane else this._plane) is second.ft._plane and not seen:
+                seen.append(second.digest())
+                raise KeyboardInterrupt
+            waits(this, *given)
+
+        def is_interrupted() -> None:
+            second.train(3)
+            with pytest.raises(KeyboardInterrupt):
+                second.step()
+            found.append(second.digest())
+            second.train(STEPS)
+
+        seen: list[str] = []
+        found: list[str] = []
+        second.hooks["end"] = fails
+        at_once(lambda: first.train(STEPS), is_interrupted)
+        assert found == [reference(STEPS)[3]] != seen, "the function had changed it"
+        assert first.history == second.history == reference(STEPS)
 
 
 def test_too_few_members_are_an_error_and_the_state_is_that_of_the_last_commit() -> None:
