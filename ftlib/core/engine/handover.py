@@ -17,7 +17,6 @@ from collections.abc import Callable
 from ..calls.session import Session
 from ..plane.phase import Phase
 from ..plane.plane import Plane
-from ..tensors.trailer import Flag
 
 LAST_MOMENT = 1.0
 """Seconds before the end of a stay from which on a checkpoint may be written: then it is one before the last call."""
@@ -83,6 +82,5 @@ def others_with_state(plane: Plane, session: Session) -> bool:
     trailer, own = plane.trailer, session.rank
     if trailer is None or len(trailer.slots) != session.size:
         return any(member_id != session.member_id for member_id in session.plan.holders)
-    # A late member has the state, but for calls whose results its deputy keeps. One that only follows does not have it.
-    mask = Flag.FOLLOWING | Flag.LATE
-    return any(rank != own and slot.flags & mask != Flag.FOLLOWING for rank, slot in enumerate(trailer.slots))
+    # A late member has the state, but for calls whose results its deputy keeps.
+    return any(rank != own and not slot.lacks_state for rank, slot in enumerate(trailer.slots))

@@ -29,7 +29,7 @@ def facts(plane: Plane, framework: Framework, more: Mapping[str, Callable[[], An
         session, call = plane.session, plane.current
         in_call = None if call is None else {"number": call.number, "seconds": now - call.began, "text": call.layout.text}
         slots = () if plane.trailer is None else plane.trailer.slots
-        ranks = [rank for rank, slot in enumerate(slots) if slot.flags & Flag.FOLLOWING and not slot.flags & Flag.LATE]
+        ranks = [rank for rank, slot in enumerate(slots) if slot.lacks_state]
         followers = () if session is None else session.members_of(ranks)
         absent = [rank for rank, slot in enumerate(slots) if slot.flags & Flag.LATE]
         late = () if session is None else session.members_of(absent)

@@ -43,7 +43,6 @@ from ..plane.hang import stack
 from ..plane.phase import Phase
 from ..plane.plane import Plane
 from ..tensors.staging import Slot
-from ..tensors.trailer import Flag
 from .backlog import Backlog
 from .own_average import NotHere, OwnAverage
 from .pattern import CallPattern
@@ -345,7 +344,7 @@ class Deputy:
             return False
         if trailer is None:
             return any(member_id not in plan.holders for member_id in session.view.ids)
-        return any(slot.flags & Flag.FOLLOWING and not slot.flags & Flag.LATE for slot in trailer.slots)
+        return any(slot.lacks_state for slot in trailer.slots)
 
     # --- what the log says ---------------------------------------------------------------------------------------------
 

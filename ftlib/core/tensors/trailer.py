@@ -80,6 +80,11 @@ class RankRecord(NamedTuple):
     """How long this rank was outside of calls before this one, as ``step_times.coded``; 0: unknown. Always 0 in a record that
     was read: the values read are in ``TrailerCodec.busy``, as they differ from call to call."""
 
+    @property
+    def lacks_state(self) -> bool:
+        """True if this rank follows because it has yet to get the state. Who declines, or is late, follows too, and has it."""
+        return self.flags & (Flag.FOLLOWING | Flag.LATE | Flag.DECLINES) == Flag.FOLLOWING
+
     def pack(self) -> bytes:
         """``SLOT_BYTES`` bytes."""
         sampling = (self.ahead, self.dropped, self.data_epoch, self.deal, self.end)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +17,7 @@ from ftlib import Excluded, FTLib, RebuildTimeout, Status
 from ftlib.core.calls.call import Call
 from ftlib.core.calls.follow import Declined
 from ftlib.core.stand_in.pattern import WINDOW
-from tests.ftlib.crews.latecomers import DEADLINE, arrive, awaiting, punctual
+from tests.ftlib.crews.latecomers import DEADLINE, arrive, awaiting, punctual, tardy
 from tests.ftlib.stand_in.test_deputy import Holder
 from tests.harness.basics import TIMEOUT, eventually
 from tests.harness.company import at_once, company
@@ -210,6 +211,39 @@ def test_both_decline() -> None:
         assert both.members[1].decline() is Status.FAIL
         assert both.alike()
         both.go_on()
+
+
+def test_after_a_call_that_somebody_declined_nobody_waits_for_who_is_late() -> None:
+    """In a later view all are holders of the state, whom a member that only follows might ask; who declines has it."""
+    with company(4, straggler_deadline=DEADLINE) as crew:
+        *members, leaver = crew.members
+        weights = [nn.Parameter(torch.zeros(4)) for _ in crew.members]
+        optimizers = [torch.optim.SGD([weight], lr=1.0) for weight in weights]
+        pairs = list(zip(crew.members, weights, optimizers, strict=True))
+        at_once(*[lambda ft=ft, w=w, o=o: ft.register_state(model=Holder(w), optimizer=o) for ft, w, o in pairs])
+        for ft in crew.members:
+            punctual(ft)
+
+        def step(index: int) -> Status:
+            ft, weight, optimizer = pairs[index]
+            weight.grad = torch.ones(4)
+            if status := ft.allreduce_average(weight):
+                optimizer.step()
+            return status
+
+        steps = [functools.partial(step, index) for index in range(4)]
+        for _ in range(WINDOW):
+            at_once(*steps)
+        leaver.leave()
+        at_once(*steps[:3])
+        last = members[2]
+        session = last._plane.session
+        assert session is not None and len(session.plan.holders) == session.size == 3
+        assert at_once(steps[0], members[1].decline, steps[2]) == [Status.FAIL] * 3
+        assert not any(peer["following"] for peer in last.metrics()["peers"].values())
+        tardy(last)
+        assert at_once(*steps[:2]) == [Status.SUCCESS] * 2, "its deputy was in it"
+        assert last._plane.lag.calls == 1
 
 
 def test_who_waits_for_its_deputy_too_long_says_for_whom_that_waits() -> None:

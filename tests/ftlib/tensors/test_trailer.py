@@ -47,3 +47,11 @@ def test_sums_and_flags_are_those_of_all_ranks() -> None:
     assert found.leaving == (2,)
     assert found.weight == (0.1 + 0.2) + 0.3
     assert Trailer.of((plain, leaves)).freeze
+
+
+@pytest.mark.parametrize("also", [Flag.LATE, Flag.DECLINES])
+def test_who_takes_part_with_nothing_may_have_the_state(also: Flag) -> None:
+    record = RankRecord(0.0, 0, Flag.FOLLOWING, b"1234")
+    assert record.lacks_state
+    assert not record._replace(flags=Flag.FOLLOWING | also | Flag.LEAVING).lacks_state
+    assert not record._replace(flags=0).lacks_state
