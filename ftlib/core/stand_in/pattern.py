@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from ..calls.call import Kind
+from torch import nn
+
+from ..calls.call import Call, Kind
 from ..tensors.layout import Layout
 
 LONGEST = 8
@@ -18,20 +21,37 @@ WINDOW = 3 * LONGEST
 """Number of latest calls that must show the pattern."""
 
 
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A call that the program has made."""
+
+    layout: Layout
+    first: int = 0
+    """See ``first_of``."""
+
+    @property
+    def kind(self) -> str:
+        """What is done, without its purpose."""
+        return self.layout.kind.partition(" ")[0]
+
+
 class CallPattern:
     """The pattern of one program's calls. Used in the program's turn only."""
 
     def __init__(self) -> None:
         """Nothing was called yet."""
-        self._latest: deque[Layout] = deque(maxlen=WINDOW)
+        self._latest: deque[Made] = deque(maxlen=WINDOW)
 
-    def note(self, layout: Layout) -> None:
-        """The program finished a call with this layout."""
-        self._latest.append(layout)
+    def note(self, layout: Layout, first: int | None = 0) -> None:
+        """The program finished a call with this layout. ``first``: see ``first_of``."""
+        if first is None:
+            alike = (made.first for made in reversed(self._latest) if made.layout.signature == layout.signature)
+            first = next(alike, 0)
+        self._latest.append(Made(layout, first))
 
-    def step(self) -> tuple[Layout, ...]:
+    def step(self) -> tuple[Made, ...]:
         """The calls of a step, beginning with the next call; empty if there is no pattern."""
-        calls = [layout.signature for layout in self._latest]
+        calls = [(made.layout.signature, made.first) for made in self._latest]
         if len(calls) < WINDOW:
             return ()
         for length in range(1, LONGEST + 1):
@@ -40,16 +60,27 @@ class CallPattern:
         return ()
 
 
-def why_not(step: Sequence[Layout]) -> str:
+def first_of(call: Call) -> int | None:
+    """Tells parameters of equal shapes apart: the identity of the first one whose gradient ``call`` averages.
+
+    0: there is none. None: the program declined the call, so its part in the step is taken for that of the newest call like it.
+    """
+    if call.declines:
+        return None
+    lasting = call.kind is Kind.AVERAGE and bool(call.owners) and isinstance(call.owners[0], nn.Parameter)
+    return id(call.owners[0]) if lasting else 0
+
+
+def why_not(step: Sequence[Made]) -> str:
     """Why a deputy cannot stand in for a program that is about to begin such a step; empty if it can."""
     if not step:
         return f"the last {WINDOW} calls of this worker do not repeat a step of at most {LONGEST} calls"
-    if step[0].kind != Kind.AVERAGE.value:
+    if step[0].layout.kind != Kind.AVERAGE.value:
         return "the step that this worker is late with does not begin with an average"
     known = (Kind.AVERAGE.value, Kind.ALLREDUCE.value, Kind.BARRIER.value, Kind.VOTE.value)
-    other = next((layout.text for layout in step if layout.kind.partition(" ")[0] not in known), "")
+    other = next((made.layout.text for made in step if made.kind not in known), "")
     if other:
         return f"a step has a call that needs this worker itself ({other})"
-    if len({layout.signature for layout in step if layout.kind == Kind.AVERAGE.value}) > 1:
+    if len({(made.layout.signature, made.first) for made in step if made.kind == Kind.AVERAGE.value}) > 1:
         return "a step has averages of different tensors, and apply= cannot tell them apart"
     return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from ftlib import ConfigError, FTLib, Status, StepMismatch
 from ftlib.core.stand_in.backlog import Backlog
@@ -206,6 +208,43 @@ def test_a_unit_of_the_others_waits_for_the_program(caplog: pytest.LogCaptureFix
         unit.join(TIMEOUT)
         assert first.ft.step == last.ft.step == WINDOW + 2
         assert first.digest() == last.digest()
+
+
+class Twins(nn.Module):
+    """Two models of equal shapes; each has an optimizer and an average of its own."""
+
+    def __init__(self, ft: FTLib) -> None:
+        super().__init__()
+        self.ft = ft
+        self.both = nn.ParameterList(torch.zeros(4) for _ in range(2))
+        self.optimizers = [torch.optim.SGD([weight], lr=1.0) for weight in self.both]
+        ft.register_state(model=self, optimizer=self.optimizers)
+
+    def step(self) -> None:
+        for number, (weight, optimizer) in enumerate(zip(self.both, self.optimizers, strict=True)):
+            weight.grad = torch.full((4,), 1.0 + 10 * number)
+            if self.ft.allreduce_average(weight):
+                optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_who_averages_two_models_of_equal_shapes_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    """Else what it missed of one would be applied to the other."""
+    caplog.set_level(logging.INFO, logger="ftlib")
+    with company(2, straggler_deadline=DEADLINE) as crew:
+        first, last = at_once(*[functools.partial(Twins, ft) for ft in crew.members])
+        punctual(first.ft)
+        for _ in range(WINDOW):
+            at_once(first.step, last.step)
+        training = in_thread(lambda: [first.step() for _ in range(3)])
+        eventually(lambda: "averages of different tensors" in str(caplog.messages), "the deputy stays out")
+        assert not last.ft._plane.lag.calls
+        for _ in range(3):
+            last.step()
+        training.join(TIMEOUT)
+        for pair in zip(first.both, last.both, strict=True):
+            assert torch.equal(*pair)
+        assert torch.equal(first.both[1], torch.full((4,), -11.0 * (WINDOW + 3)))
 
 
 def test_what_is_needed_for_it() -> None:

@@ -14,7 +14,7 @@ from ftlib.core.engine.call_lock import CallLock
 from ftlib.core.engine.waiting import WARN_AFTER
 from ftlib.core.plane.phase import Phase
 from ftlib.core.plane.plane import Plane
-from ftlib.core.stand_in.pattern import LONGEST, WINDOW, CallPattern, why_not
+from ftlib.core.stand_in.pattern import LONGEST, WINDOW, CallPattern, Made, why_not
 from ftlib.core.stand_in.stand_in import StandIn
 from ftlib.core.tensors.layout import Layout, lay_out
 from tests.harness.basics import TIMEOUT, eventually
@@ -23,6 +23,7 @@ from tests.harness.company import in_thread
 FLOAT = [(torch.float32, (3,))]
 CALLS = {
     "A": lay_out("average", FLOAT, "SUM", 1 << 20),
+    "M": lay_out("average of model 2", FLOAT, "SUM", 1 << 20),
     "X": lay_out("average", [(torch.float32, (4,))], "SUM", 1 << 20),
     "L": lay_out("allreduce MAX", FLOAT, "MAX", 1 << 20),
     "B": lay_out("barrier", [], "SUM", 1 << 20),
@@ -36,7 +37,7 @@ def rhythm(calls: str) -> str:
     found = CallPattern()
     for call in calls:
         found.note(CALLS[call])
-    return "".join(NAMES[layout.signature] for layout in found.step())
+    return "".join(NAMES[made.layout.signature] for made in found.step())
 
 
 @pytest.mark.parametrize(
@@ -71,18 +72,38 @@ def test_rhythms(calls: str, step: str) -> None:
         ("B", "does not begin with an average"),
         ("AR", "needs this worker itself"),
         ("AX", "averages of different tensors"),
+        ("AM", "averages of different tensors"),
         ("AABL", ""),
     ],
 )
 def test_steps_that_can_be_missed(step: str, reason: str) -> None:
-    found = why_not([CALLS[call] for call in step])
+    found = why_not([Made(CALLS[call]) for call in step])
     assert reason in found
     assert bool(found) is bool(reason)
 
 
+@pytest.mark.parametrize("layouts", [("A", "A"), ("A", "M")])
+def test_averages_of_two_models_of_equal_shapes_are_told_apart(layouts: tuple[str, str]) -> None:
+    """By their parameters; a wrapper also by what it says of a model."""
+    found = CallPattern()
+    for _ in range(WINDOW // 2):
+        for layout, first in zip(layouts, (1, 2), strict=True):
+            found.note(CALLS[layout], first)
+    assert [made.first for made in found.step()] == [1, 2]
+    assert "averages of different tensors" in why_not(found.step())
+
+
+def test_a_call_that_was_declined_belongs_to_the_step_like_the_ones_before() -> None:
+    found = CallPattern()
+    for first in [1] * WINDOW + [None]:
+        found.note(CALLS["A"], first)
+    assert len(found.step()) == 1
+    assert not why_not(found.step())
+
+
 def test_a_unit_needs_the_worker_itself() -> None:
     unit = Layout(b"u" * 16, "execute", "execute", CALLS["B"].buckets)
-    assert "needs this worker itself" in why_not([CALLS["A"], unit])
+    assert "needs this worker itself" in why_not([Made(CALLS["A"]), Made(unit)])
 
 
 def test_a_turn_is_lent_only_while_nobody_wants_it() -> None:
