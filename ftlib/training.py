@@ -525,15 +525,22 @@ class Calls(ABC):
         Calls within it are awaited at its end at the latest. ``ft.step`` rises by one if any of its averages may be applied,
         once all have finished. Its own exceptions pass through: the state returns as well, and the others run ``func`` again.
 
-        Raises ConfigError if there are other members and no state is registered; FTLibError once this worker has left.
+        Raises ConfigError if there are other members and no state is registered; FTLibError once this worker has left, and
+        if another one has called ``decline`` meanwhile: then the step is not the same everywhere.
         """
         if self._execution is not None:
             raise ConfigError("execute was called within execute: a step is one function; call the inner one directly")
         if self._lives.life.mates is not None:
             raise ConfigError("execute: a replica of several processes has no units yet: call allreduce_average in its loop")
         unit = Unit(functools.partial(func, *args, **kwargs), self._layouts.layout(Kind.UNIT.value, Targets([], []), "SUM"))
-        if self._carry_out(unit, functools.partial(self._perform, unit)) is Status.ABORT:
+        status = self._carry_out(unit, functools.partial(self._perform, unit))
+        if status is Status.ABORT:
             raise FTLibError("execute: this worker has left the job, or was closed")
+        if unit.declined:
+            raise FTLibError(
+                "execute: another worker has declined this call (decline), but such a step cannot be declined, and what the "
+                "function did here it may not have done elsewhere: let a worker raise an exception within the function instead"
+            )
         value: Result = unit.value
         return value
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from ftlib import ConfigError, Excluded, RebuildTimeout
+from ftlib import ConfigError, Excluded, FTLibError, RebuildTimeout
 from ftlib.core.calls.call import Kind
 from ftlib.core.execute.execution import Execution
 from ftlib.core.plane.phase import Phase
@@ -77,6 +77,24 @@ def test_whoever_hangs_in_its_function_is_given_up() -> None:
 
         at_once(*[functools.partial(train, learner) for learner in learners])
         assert hung.digest() == reference(STEPS)[3]
+
+
+@pytest.mark.parametrize("calls", [False, True], ids=["a function without calls", "a function with a call"])
+def test_a_step_that_another_worker_declines_is_an_error(calls: bool) -> None:
+    """It has run at one worker alone, or nowhere: that must not look like a step that was done."""
+    with company(2) as crew:
+        at_once(*[lambda ft=ft: ft.register_state(model=torch.nn.Linear(1, 1)) for ft in crew.members])
+        executes, declines = crew.members
+
+        def step() -> None:
+            if calls:
+                executes.allreduce(torch.ones(1), op="SUM")
+
+        def execute() -> None:
+            with pytest.raises(FTLibError, match="another worker has declined this call"):
+                executes.execute(step)
+
+        at_once(execute, declines.decline)
 
 
 @workers(2)

@@ -317,7 +317,7 @@ class TestOffers:
     def test_that_are_given_back_hold_up_no_program_that_ends(self, joiner: Joiner, monkeypatch: pytest.MonkeyPatch) -> None:
         told, released, go_on = threading.Event(), list[threading.Thread](), threading.Event()
 
-        def release(_member: Member) -> None:
+        def release(_member: Member, _number: int) -> None:
             released.append(threading.current_thread())
             told.set()
             assert go_on.wait(TIMEOUT)
