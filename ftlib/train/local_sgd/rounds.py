@@ -80,8 +80,12 @@ class Rounds:
         return self._average is not None
 
     def enter(self) -> None:
-        """A round begins, or goes on. If the global weights were loaded meanwhile, the local ones become those."""
+        """A round begins, or goes on."""
         self._since, self._first = time.monotonic(), self._place.steps
+        self._take_over()
+
+    def _take_over(self) -> None:
+        """If the global weights were loaded meanwhile, the local ones become those: they would count as learned from these."""
         if self._loads != self._ft.agreed.loads:
             self.load_global()
 
@@ -96,6 +100,7 @@ class Rounds:
     def stepped(self) -> Status | None:
         """An inner step was done. The status of the sync that ended with it, if one did."""
         self._place.stepped(self._ft.data_loops)
+        self._take_over()  # loaded in another call than a sync: in catch_up, say, or in the sync of another model
         self._ft.stepped(self._place.total)
         move = self._schedule.move(self._place.steps, begun=self._average is not None)
         if move is Move.BEGIN or move is Move.WHOLE:

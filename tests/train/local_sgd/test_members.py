@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import itertools
 import math
 import threading
 import time
@@ -31,9 +32,10 @@ from ftlib.core.plane.facts import facts
 from ftlib.frameworks.gloo import GlooFramework
 from ftlib.train.local_sgd.outer_step import OuterStep
 from tests.ftlib.crews.crew import Crew, by_all
+from tests.ftlib.crews.trainees import exclude
 from tests.ftlib.crews.workers import Worker, workers
 from tests.ftlib.recovery.pupils import model_of
-from tests.harness.basics import TIMEOUT
+from tests.harness.basics import TIMEOUT, eventually
 from tests.harness.company import Company, at_once, company
 from tests.launch.test_status import shown
 from tests.train.local_sgd.test_course import Layers, inner_step
@@ -388,6 +390,37 @@ def test_alone_an_outer_step_that_raises_is_a_sync_that_failed() -> None:
                 found.append((diloco.syncs, diloco.status, next(diloco.global_model.parameters()).item()))
     done, failed = Status.NO_NEED, Status.FAIL
     assert found[1::2] == [(1, done, -1.0), (2, failed, -1.0), (3, done, -5.0)]
+
+
+@pytest.mark.parametrize("way", ["catch_up", "allreduce"])
+def test_who_comes_back_between_two_syncs_goes_on_from_the_global_weights(way: str) -> None:
+    """It gets the state in another call of its loop than a sync. Its old weights would pull all others back to them."""
+    with company(3, rejoin=True) as crew:
+        last, stayer = [0], crew.members[0]
+
+        def work(ft: FTLib) -> tuple[Any, ...]:
+            model, inner, diloco = local(ft, sync_every=4)
+            shared, back = [], None
+            with diloco:
+                while not 0 < last[0] <= diloco.syncs:
+                    leaves = ft is crew.members[2] and diloco.inner_steps == 6
+                    if leaves:
+                        exclude(ft)
+                        eventually(lambda: stayer.step >= 3, "the others go on")
+                    assert ft.catch_up() is leaves if way == "catch_up" else ft.allreduce(torch.ones(1))
+                    before = diloco.syncs
+                    inner_step(model, inner)
+                    if leaves:
+                        last[0], back = diloco.syncs + 3, (model.now[0], diloco.global_model.first.item())
+                    if diloco.syncs > before:
+                        shared.append(diloco.global_model.first.item())
+                    time.sleep(0.002)  # so that it comes back in the middle of a round
+            return back, shared
+
+        (_, one), (_, two), (back, three) = at_once(*[functools.partial(work, ft) for ft in crew.members])
+        assert one == two and one[-2:] == three[-2:]
+        assert back[0] == back[1]
+        assert all(0 < before - after <= 4 for before, after in itertools.pairwise(one)), "nobody goes back"
 
 
 def test_a_loop_that_ends_in_the_middle_of_a_sync_ends_it() -> None:
