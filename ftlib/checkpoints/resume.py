@@ -293,9 +293,11 @@ class Resumption(Observer):
             case {"origin": str(state_id), "path": str(path), "state": tree, "step": int(step)}:
                 try:
                     self._load(tree, registered)
-                except ConfigError as error:
+                except BaseException as error:  # the others have it, also if this program goes on after an interrupt
                     plane.not_resumed(session, state_id, step)
-                    raise ConfigError(f"load: {path}: {error}") from None
+                    if isinstance(error, ConfigError):
+                        raise ConfigError(f"load: {path}: {error}") from None
+                    raise
                 if not plane.resumed(session, state_id, step):
                     return False
                 self._note(step, _path(path))
@@ -309,12 +311,12 @@ class Resumption(Observer):
     # --- both ----------------------------------------------------------------------------------------------------------
 
     def _load(self, tree: object, registered: Registered) -> None:
-        """Load ``tree``. If that is refused (ConfigError), the registered state is as before."""
+        """Load ``tree``. If that is refused (ConfigError), or interrupted, the registered state is as before."""
         plane, before = self._plane, Before(registered)
         plane.data.lost()
         try:
             registered.load(tree)
-        except ConfigError:
+        except BaseException:
             self._return(before)
             with plane.changed:
                 if plane.state_id == plane.current_state_id:
@@ -324,7 +326,7 @@ class Resumption(Observer):
     def _return(self, before: Before) -> None:
         try:
             before.restore()
-        except ConfigError:
+        except BaseException:
             self._plane.unload()  # what is half loaded must not count as the state that the others have
             raise
 

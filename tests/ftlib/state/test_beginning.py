@@ -241,6 +241,38 @@ def test_who_alone_refuses_it_does_not_count_as_one_that_has_it(tmp_path: Path) 
         assert first.ft.step == 3
 
 
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_load_that_is_interrupted_leaves_no_half_of_it(tmp_path: Path, who: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By Ctrl-C, say, when a part is loaded. Where the program goes on all the same, all begin with one state."""
+    monkeypatch.setattr(resuming, "POLL", 0.1)
+    trained(tmp_path, 1, 2)
+    with crew(2) as trainees:
+        interrupted, other = trainees[who], trainees[1 - who]
+        model, load = interrupted.model, interrupted.model.load_state_dict
+
+        def halfway(state: dict[str, Any]) -> None:
+            model.load_state_dict = load  # type: ignore[method-assign]
+            model[0].load_state_dict({name: state[f"0.{name}"] for name in ("weight", "bias")})
+            raise KeyboardInterrupt
+
+        model.load_state_dict = halfway  # type: ignore[assignment, method-assign]
+        other.ft._lives.life.resumption._patience = 0.7
+
+        def begin(trainee: Trainee) -> None:
+            if trainee is interrupted:
+                with pytest.raises(KeyboardInterrupt):
+                    trainee.ft.load(tmp_path)
+            elif who == 0:  # which reads, and nobody else has begun with anything
+                with pytest.raises(ConfigError, match="has not called load"):
+                    trainee.ft.load(tmp_path)
+            else:
+                assert trainee.ft.load(tmp_path) is not None
+
+        all_of(trainees, begin)
+        steps(2, trainees)
+        assert equal(*trainees) and other.ft.step == (2 if who == 0 else 4)
+
+
 def test_too_late_or_only_at_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resuming, "POLL", 0.1)
     trained(tmp_path, 1, 1)
