@@ -126,7 +126,7 @@ class Remainder:
     """What a model has besides its trained parameters: buffers and frozen parameters, which nobody averages."""
 
     def __init__(self, model: nn.Module, trained: Iterable[str]) -> None:
-        """``trained``: the names of the parameters that are left out."""
+        """``trained``: the names of the parameters that are left out, all of each."""
         self._model = model
         self._trained = frozenset(trained)
 

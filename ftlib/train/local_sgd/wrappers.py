@@ -56,7 +56,9 @@ class LocalTraining:
         self._inner = inner
         with torch.no_grad():
             self._global = GlobalModel(named, backup_device, contribution)
-        self._remainder = Remainder(model, [name for part in named for name, _ in part])
+        trained = {id(parameter) for part in named for _, parameter in part}
+        every = model.named_parameters(remove_duplicate=False)  # a tied one has several names
+        self._remainder = Remainder(model, [name for name, parameter in every if id(parameter) in trained])
         parts = [part.parameters for part in self._global.parts]
         self._outer = outer_optimizers(outer, parts, self._global.replaced)
         self._place = Place(len(named), weight)

@@ -574,6 +574,17 @@ def test_frozen_and_tied_parameters_and_buffers_are_left_alone(worker: Worker) -
 
 
 @workers(1)
+def test_a_tied_parameter_is_global_under_all_its_names(worker: Worker) -> None:
+    """No joiner gets a donor's local weights, which would be of no use."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
+    model[2].weight = model[0].weight
+    model[2].bias.requires_grad_(requires_grad=False)
+    diloco = DiLoCo(worker.ft, model, inner=None, outer=outer, sync_every=1)
+    remainder = diloco.registered_parts().private["remainder"].state_dict()  # type: ignore[index]
+    assert list(remainder) == ["1.running_mean", "1.running_var", "1.num_batches_tracked", "2.bias"]
+
+
+@workers(1)
 def test_sharded_parameters_by_their_local_part(worker: Worker, tmp_path_factory: pytest.TempPathFactory) -> None:
     import torch.distributed as dist
     from torch.distributed.tensor import DTensor, Shard
