@@ -132,7 +132,7 @@ def test_a_founder_asks_no_more_once_a_checkpoint_is_loaded(plane: Plane, monkey
     """That has the state, or the first call brings it."""
     plane.founder = True
     assert plane.activate(meeting([HOLDER, OWN], OWN.id, None, version=1))
-    monkeypatch.setattr(whole_state, "ask_again", lambda *_: setattr(plane, "step", 1))
+    monkeypatch.setattr(whole_state, "pause_between_requests", lambda *_: setattr(plane, "step", 1))
     monkeypatch.setattr(whole_state, "request", asked := Mock(side_effect=Later("not yet")))
     Transfer(plane, 60.0, 60.0).register(Registered({"model": Model([1])}))
     assert asked.call_count == 1
