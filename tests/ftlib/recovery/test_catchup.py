@@ -9,6 +9,7 @@ from unittest.mock import ANY, Mock, call
 import pytest
 
 from consensus import Member
+from ftlib.common.counters import UNKNOWN
 from ftlib.common.traces import RecoveryRecord, Traces
 from ftlib.core.calls.call import Kind
 from ftlib.core.calls.follower import NoFollowing
@@ -20,7 +21,7 @@ from ftlib.recovery.catchup import Catchup
 from ftlib.recovery.joiner.http_transport import HTTPTransport, Later, Over, SnapshotOffer
 from ftlib.recovery.joiner.limits import RecoveryLimits
 from ftlib.recovery.joiner.prefetch import Prefetch
-from ftlib.recovery.layout.shards import LARGE, ChunkRequest
+from ftlib.recovery.layout.shards import LARGE, SMALLEST, ChunkRequest
 from ftlib.recovery.warm_standby import WarmStandby
 from tests.harness.threads import Clock, no_threads
 
@@ -156,6 +157,33 @@ def test_nothing_of_the_programs_is_under_way_when_other_threads_begin_to_write(
     settled.reset_mock()
     Catchup(plane, Mock(), Mock(), RecoveryLimits(1.0, 1, live=True), standby).stand_by(own)
     assert standby.called
+
+
+def test_the_time_before_a_call_in_which_it_follows_says_nothing_of_its_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others would take it for a slow one: its program may have waited, and computes nothing while it follows."""
+    monkeypatch.setattr(catchup, "why_not", lambda _registered: "")
+    plane, own = Plane("a" * 16), Mock(kind=Kind.AVERAGE)
+    plane.current_state_id, own.layout.places = "origin", ()
+    use = plane.counters.time_use
+    for now in (8.0, 20.0):
+        use.entered(now)
+        use.left(now + 1.0)
+    assert use.outside == 11.0
+    assert Catchup(plane, Mock(), Mock(), RecoveryLimits(1.0, 1, live=True)).wanted(own, Mock())
+    assert use.outside == UNKNOWN
+
+
+def test_the_shards_of_a_later_chunk_are_those_of_its_own_bytes() -> None:
+    """As the donors cut them, who answer how many there are."""
+    chunks, holders = ((0, 5 * SMALLEST), (5 * SMALLEST, 8 * SMALLEST - 1)), ("b", "c")
+    session, offer = Mock(**{"plan.holders": holders}), SnapshotOffer(8 * SMALLEST - 1, 3, b"", chunks)
+    shards = catchup._shards_of(offer, session, 0, 9, ChunkRequest(number=1, first=5))
+    assert [(shard.start, shard.stop) for shard in shards] == [
+        (5 * SMALLEST, 6 * SMALLEST),
+        (6 * SMALLEST, 7 * SMALLEST),
+        (7 * SMALLEST, 8 * SMALLEST - 1),
+    ]
+    assert [(shard.index, shard.version) for shard in shards] == [(5, 9), (6, 9), (7, 9)]
 
 
 def test_the_traces_have_the_whole_recovery(monkeypatch: pytest.MonkeyPatch) -> None:
