@@ -41,6 +41,74 @@ def test_the_others_are_told_of_a_call_but_not_while_the_program_computes_in_it(
     assert told == [(7, 0, False), (7, 8, True), (7, 0, True), (7, 8, True), (8, 0, False)]
 
 
+@pytest.mark.parametrize("founds", [True, False])
+def test_the_others_are_told_of_a_place_that_is_not_the_first_one_of_a_job(founds: bool) -> None:
+    """Where everybody begins all are taken to be anyway."""
+    told: list[tuple[int, int, bool]] = []
+    plane = Plane("a", lambda finished, current, *, busy=False, **_: told.append((finished, current, busy)))
+    plan = SalvagePlan(0, 0, current_state_id="a", holders=("a",))
+    here = session(1, plan, "a") if founds else session(3, AFTER_SEVEN, "a")
+    assert plane.activate(here)
+    assert told == ([] if founds else [(7, 0, False)])
+    plane.enter(call := average())
+    assert plane.begin(here) and plane.finish(here, call, Trailer.of(()), Results(call.number, LAYOUT, (), 3.0))
+    assert told[-1:] == [(1 if founds else 8, 0, False)]
+
+
+def test_whoever_waits_for_a_view_or_a_call_hears_that_it_has_begun() -> None:
+    """Its call, or a donor that is asked for the state."""
+    plane, here = Plane("a"), session(3, AFTER_SEVEN, "a")
+    for begins in (lambda: plane.activate(here), lambda: plane.enter(average())):
+        with patch.object(plane.changed, "notify_all") as wakes:
+            begins()
+        wakes.assert_called_once_with()
+
+
+def test_a_call_goes_on_at_once_in_an_active_session_of_members_enough() -> None:
+    plane, here = Plane("a"), session(3, AFTER_SEVEN, "a")
+    assert plane.ready(1) is None
+    assert plane.activate(here)
+    assert [plane.ready(least) for least in (2, 3, 4)] == [here, here, None]
+    plane.freeze(Order(4, None))
+    assert plane.ready(1) is None
+
+
+def test_no_deadline_counts_from_before_the_last_moment_with_too_few_members() -> None:
+    """Until then no other wait could end."""
+    clock = Clock()
+    plane = Plane("a", threads=clock)
+    assert plane.since(50.0) == 50.0
+    plane.lacks()
+    assert [plane.since(began) for began in (50.0, 130.0)] == [100.0, 130.0]
+
+
+@pytest.mark.parametrize(("entered", "seconds"), [(1.0, 4.0), (7.0, 2.0)])
+def test_a_view_change_takes_the_time_of_a_call_for_which_it_waited(entered: float, seconds: float) -> None:
+    """From its beginning on, 5 seconds after that of the clock, or since the call was ``entered`` in the middle of it."""
+    clock = Clock()
+    plane, began = Plane("a", threads=clock), clock.at
+    use = plane.counters.time_use
+    assert plane.activate(session(3, AFTER_SEVEN, "a"))
+    deeds = [(entered, lambda: plane.enter(average())), (5.0, lambda: plane.freeze(Order(4, None)))]
+    for at, deed in sorted(deeds, key=lambda each: each[0]):
+        clock.at = began + at
+        deed()
+        if at == entered:
+            use.entered(clock.at)
+    clock.at = began + 9.0
+    assert plane.activate(session(4, AFTER_SEVEN, "a"))
+    use.left(clock.at)
+    assert use.shown(clock.at)["changing"] == seconds
+
+
+def test_the_place_of_who_is_not_in_the_view_any_more_is_forgotten() -> None:
+    plane = Plane("a")
+    for member in "bd":
+        plane.peer_progress(member, 7, 8)
+    assert plane.activate(session(3, AFTER_SEVEN, "a"))
+    assert plane.peers.places == {"b": (7, 8)}
+
+
 def test_a_deputy_hides_that_it_waits_in_a_call_until_an_operation_of_it_has_ended() -> None:
     """Before that nobody may be in it yet, and its waiting would count against the others."""
     plane, here, told = watched()

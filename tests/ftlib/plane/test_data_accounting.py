@@ -128,6 +128,22 @@ def test_a_newcomer_waits_three_times_where_the_others_only_average(kind: Kind) 
     assert found == ([True] * 3 + [False] * 2 if kind is Kind.AVERAGE else [True] * 5)
 
 
+def test_a_newcomer_goes_by_the_call_that_has_just_ended_not_by_the_view_change_before() -> None:
+    """Both are remembered, for a state that may yet be loaded."""
+    plane, sampler = Plane("c"), Mock(left_behind=Mock(return_value=True))
+    plane.data.register(sampler)
+    drawn = (("a", bytes(4) + b"drawn"),)
+    plan = SalvagePlan(7, 7, blank=("c",), newcomers=("c",), current_state_id="a", holders=("a",), drawn=drawn)
+    here, results = session(2, plan, "c"), Results(8, LAYOUT, (), 3.0)
+    assert plane.activate(here)
+    plane.enter(call := Followed(0.0, veto=False))
+    call.learn(LAYOUT)
+    results.share({"a": OWN})
+    assert plane.begin(here) and plane.adopt(here, call, results)
+    assert plane.data.left_behind(1)
+    sampler.left_behind.assert_called_once_with({"a": OWN}, 8, 1)
+
+
 def test_who_draws_no_samples_is_in_no_loop_over_them() -> None:
     """A schedule of local steps asks for it in every step, with a sampler or without one."""
     data = Plane("a").data

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from unittest.mock import ANY, Mock, patch
 
 import pytest
@@ -18,7 +19,7 @@ from ftlib.core.calls.session import Session
 from ftlib.core.plane.data_accounting import DataAccounting
 from ftlib.core.plane.failures import Failures
 from ftlib.core.plane.news import News
-from ftlib.core.plane.orders import Order
+from ftlib.core.plane.orders import FINISHED, Order
 from ftlib.core.plane.phase import Phase
 from ftlib.core.plane.plane import Plane
 from ftlib.core.plane.rebuild import Rebuilder, RebuildError
@@ -189,11 +190,48 @@ def test_no_group_is_built_for_a_view_that_was_there_or_after_the_end() -> None:
 
 
 def test_no_group_is_built_for_a_view_before_the_one_that_was_reported_for() -> None:
-    """The others go on without it by then."""
-    plane, view = Plane("a"), session(4, AFTER_SEVEN, "a").view
+    """The others go on without it by then. Nor does that view begin, if its group was built before the report."""
+    plane, late = Plane("a"), session(4, AFTER_SEVEN, "a")
     assert plane.activate(session(3, AFTER_SEVEN, "a"))
-    assert plane.freeze(Order(5, None)) and not plane.installing(view)
+    assert plane.freeze(Order(5, None)) and not plane.installing(late.view)
+    assert not plane.activate(late) and plane.phase is Phase.FROZEN
     assert plane.installing(session(5, AFTER_SEVEN, "a").view)
+
+
+def test_a_freeze_that_waits_for_a_call_is_over_once_a_later_one_does_not() -> None:
+    """A member has died in that call. Who carried out the old order at the end of a call in the next view would stay frozen."""
+    plane, here, results = Plane("a"), session(3, AFTER_SEVEN, "a"), Results(8, LAYOUT, (), 3.0)
+    assert plane.activate(here)
+    plane.enter(call := Call(Kind.AVERAGE, LAYOUT, [torch.ones(3)], weight=1.0, divide=True))
+    assert plane.begin(here) and plane.freeze(Order(4, 8)) is None and plane.ordered
+    answer = plane.freeze(Order(5, None))
+    assert answer is not None and answer[1] is here and not plane.ordered
+    assert plane.finish(here, call, Trailer.of(()), results) is None
+    following = session(5, AFTER_SEVEN, "a")
+    assert plane.activate(following) and plane.begin(following)
+    assert plane.finish(following, call, Trailer.of(()), results) == FINISHED
+    assert plane.acting_in(following)
+
+
+@pytest.mark.parametrize("call", [7, 8])
+def test_the_state_that_a_newcomer_has_loaded_is_that_of_its_call_alone(call: int) -> None:
+    """It need not come again in the next view, where it may be all that is left; if call 8 has ended elsewhere it is old."""
+    plane = Plane("c")
+    plan_ = SalvagePlan(7, 7, blank=("c",), newcomers=("c",), current_state_id="a", holders=("a",))
+    here = session(3, plan_, "c")
+    assert plane.activate(here) and plane.loaded(here, "a")
+    plane.freeze(Order(4, None))
+    assert plane.activate(session(4, replace(plan_, call=call, step=call), "c"))
+    assert plane.level is (call == 7)
+
+
+def test_what_was_loaded_once_its_view_is_frozen_is_not_the_state() -> None:
+    """The next view may have another one."""
+    plane, here = Plane("c"), session(3, SalvagePlan(7, 7, blank=("c",), current_state_id="a", holders=("a",)), "c")
+    assert plane.activate(here)
+    plane.freeze(Order(4, None))
+    assert not plane.loaded(here, "a")
+    assert not plane.level and plane.counters.state_loads == 0
 
 
 def test_a_session_begins_neither_beside_another_one_nor_after_the_end() -> None:
@@ -383,6 +421,32 @@ def test_a_call_is_of_the_view_that_has_computed_it_wherever_it_is_finished(dona
         assert plane.adopt(newest, call, results)
         epochs.append(plane.finished_epoch)
     assert epochs == [3, 3]
+
+
+def test_a_call_of_a_view_that_was_not_seen_here_is_of_the_view_in_which_it_is_adopted() -> None:
+    plane, here = Plane("a"), session(4, SalvagePlan(8, 8, adoptions=(("a", "b"),), current_state_id="b", holders=("b",)), "a")
+    assert plane.activate(here)
+    plane.enter(call := Call(Kind.AVERAGE, LAYOUT, [torch.ones(3)], weight=1.0, divide=True))
+    assert plane.begin(here) and plane.adopt(here, call, Results(8, LAYOUT, (), 3.0, view_id="of others"))
+    assert plane.finished_epoch == 4
+
+
+@pytest.mark.parametrize("healed", [True, False])
+def test_a_founder_reports_what_it_has_finished_unless_it_gets_the_others_state(healed: bool) -> None:
+    """Then neither its own call nor its own initial state is any that the job could go on from."""
+    plane, founding = Plane("b"), session(1, SalvagePlan(0, 0, current_state_id="a", holders=("a",)), "b")
+    assert plane.installing(founding.view) and plane.activate(founding)
+    plane.enter(call := Call(Kind.BARRIER, LAYOUT, ()))
+    assert plane.begin(founding) and plane.finish(founding, call, Trailer.of(()), Results(1, LAYOUT, (), 3.0))
+    plane.freeze(Order(2, None))
+    number, behind = (2, ("b",)) if healed else (1, ())
+    plan_ = SalvagePlan(number, 0, blank=behind, newcomers=behind, healed=behind, current_state_id="a", holders=("a",))
+    assert plane.activate(session(2, plan_, "b"))
+    answer = plane.freeze(Order(3, None))
+    assert answer is not None
+    report = Report.decode(answer[0])
+    assert (report.founder, report.blank) == (not healed, healed)
+    assert (report.finished, report.last_signature) == (number, b"" if healed else LAYOUT.signature)
 
 
 def test_a_founder_that_registers_late_is_told_what_was_used_up_before() -> None:

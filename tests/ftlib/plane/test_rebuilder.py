@@ -241,7 +241,9 @@ def test_who_has_not_started_can_be_closed() -> None:
     Rebuilder(Plane("a"), Mock(), Mock(), Mock()).close(TIMEOUT)
 
 
-@pytest.mark.parametrize(("place", "call", "told"), [("healed", 20, True), ("healed", 7, False), ("blank", 20, False)])
+@pytest.mark.parametrize(
+    ("place", "call", "told"), [("healed", 20, True), ("healed", 8, True), ("healed", 7, False), ("blank", 20, False)]
+)
 def test_who_was_behind_is_told_that_it_gets_the_others_state(
     place: str, call: int, told: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -257,7 +259,7 @@ def test_who_was_behind_is_told_that_it_gets_the_others_state(
     rebuilder._built = session(4, plan, "a")
     rebuilder._activate(rebuilder._built.view)
     lines = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    text = "this worker was 13 calls behind the others: it gets their state, and counts again from the call after that"
+    text = f"this worker was {call - 7} calls behind the others: it gets their state, and counts again from the call after that"
     assert lines == ([text] if told else [])
 
 
@@ -372,6 +374,7 @@ def test_who_cannot_carry_out_what_is_ordered_leaves_the_others_at_once(caplog: 
         rebuilder.handle(order)
     rebuilder._run()
     assert isinstance(plane.error, Excluded) and "rebuild thread failed: KeyError('planted')" in str(plane.error)
+    assert isinstance(plane.error.__cause__, KeyError), "whose traceback says where"
     consensus.leave.assert_called_once_with()
     group.close.assert_called_once_with()
     assert "the rebuild thread failed" in caplog.text
