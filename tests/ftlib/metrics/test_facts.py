@@ -22,7 +22,7 @@ from ftlib.core.calls.session import Session
 from ftlib.core.plane.facts import _guess, facts
 from ftlib.core.plane.phase import Phase
 from ftlib.core.plane.plane import Plane
-from ftlib.core.tensors.trailer import Flag
+from ftlib.core.tensors.trailer import Flag, RankRecord, Trailer
 from ftlib.frameworks import framework_by_name
 from tests.ftlib.crews.workers import Job, Worker, workers
 from tests.ftlib.plane.sessions import LAYOUT, average, session
@@ -212,7 +212,7 @@ def test_who_follows_and_who_is_late_is_told_apart() -> None:
     ranks = {name: number for number, name in enumerate(names)}
     assert plane.activate(Session(View(3, "parent", members), SalvagePlan(7, 7), "a", ranks, None))
     flags = (Flag(0), Flag.FOLLOWING, Flag.LATE, Flag.FOLLOWING | Flag.LATE, Flag.NONFINITE)
-    plane.trailer = Mock(slots=[Mock(flags=each) for each in flags])
+    plane.trailer = Trailer.of(tuple(RankRecord(1.0, 0, each, bytes(4)) for each in flags))
     found = facts(plane, framework)
     assert (found["size"], found["epoch"]) == (5, 3)
     told = {name: (each["following"], each["late"], each["inner_steps"]) for name, each in found["peers"].items()}
