@@ -27,8 +27,10 @@ from ftlib.frameworks.sockets import Address
 
 _START_TIMEOUT = timedelta(seconds=10)
 """Timeout for connecting to the server that this process has just started."""
-_ATTEMPT = timedelta(seconds=5)
-"""Timeout of one attempt to connect to another member's server."""
+_ATTEMPT, _LONGEST = timedelta(seconds=0.4), timedelta(seconds=5)
+"""Timeout of the first attempt to connect to another member's server, doubled each time; and its maximum. In vain, one takes up
+to four times as long, as torch connects twice: the first one has to end within ``background.AT_EXIT``.
+"""
 _QUICKEST, _SLOWEST, _RARELY = 0.0005, 0.02, 0.25
 """Seconds between two checks for the other ranks: at first, after a moment, and once they seem not to come at all."""
 
@@ -148,8 +150,6 @@ class Meeting:
         if not connecting.acquire(timeout=timeout):
             raise GroupError(f"{self._where} does not answer: this process has been connecting to it for {timeout:g} s")
         try:
-            # The store's client retries refused connections until its timeout; this one detects a dead host at once.
-            socket.create_connection(address, timeout=timeout).close()
             before = sockets.snapshot()
             self._store: Any = self._connected(address, wanted)
             self._links = sockets.connections((), {address}, before)
@@ -162,14 +162,20 @@ class Meeting:
         sockets.track(link.inode for link in self._links)
 
     def _connected(self, address: Address, wanted: Callable[[], bool]) -> Any:
-        """A client of the store. It cannot be interrupted while it connects, so each attempt is short."""
+        """A client of the store. It cannot be interrupted while it connects, so the first attempts are short: who has left by
+        then, or ends, does not wait for long.
+        """
+        attempt = _ATTEMPT
         while True:
+            # The store's client retries refused connections until its timeout; this one detects a dead host at once.
+            socket.create_connection(address, timeout=self._left().total_seconds()).close()
             try:
                 with no_name_server():
-                    store = TCPStore(*address, None, False, min(self._left(), _ATTEMPT), wait_for_workers=False)
+                    store = TCPStore(*address, None, False, min(self._left(), attempt), wait_for_workers=False)
             except RuntimeError:
                 if not wanted() or time.monotonic() > self._deadline:
                     raise
+                attempt = min(2 * attempt, _LONGEST)
                 self._left_early.wait(_SLOWEST)  # some errors come at once
             else:
                 store.set_timeout(self._left())

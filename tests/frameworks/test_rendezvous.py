@@ -81,3 +81,17 @@ def test_who_does_not_get_through_to_a_store_gives_up_once_it_is_not_wanted(monk
         with pytest.raises(GroupError, match="timed out"):
             Meeting(full.getsockname(), 1, "v1", 0, 2, 600.0, wanted)
     assert len(asked) == 3
+
+
+def test_a_store_that_ends_as_one_connects_is_given_up_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not when the time is over: the end of the process waits for who is in torch's code, but not as long."""
+    listener, connect = socket.create_server(("127.0.0.1", 0)), socket.create_connection
+    address = listener.getsockname()
+
+    def ends(*given: Any, **more: Any) -> socket.socket:
+        with contextlib.closing(listener):
+            return connect(*given, **more)
+
+    monkeypatch.setattr(socket, "create_connection", ends)
+    with pytest.raises(GroupError, match=r"does not answer: .* refused"):
+        Meeting(address, 1, "v1", 0, 2, 60.0)
