@@ -314,7 +314,7 @@ class Plane:
             if self._parting and not trailer.freeze:
                 self.changed.wait_for(lambda: self._order is not None or not self._acting_in(session))
             self.running = None
-            if not self._acting_in(session):
+            if self.phase is not Phase.ACTIVE or self.session is not session:
                 self.tell()
                 return None
             order, self._order = self._order, None
