@@ -45,8 +45,10 @@ class Agreed:
         """The values, for the tree of the registered state."""
         return dict(self._values)
 
-    def load(self, state: object) -> None:
-        """Take over the values of another state; none if it has none, as in checkpoints of older releases."""
+    def load(self, state: object, *, own: bool = False) -> None:
+        """Take over the values of another state; none if it has none, as in checkpoints of older releases. ``own``: it is one
+        that this member had before.
+        """
         values = state if isinstance(state, Mapping) else {}
         self._values = {str(name): value for name, value in values.items() if isinstance(value, bytes)}
-        self.loads += 1
+        self.loads += not own

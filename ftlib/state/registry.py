@@ -180,7 +180,7 @@ class Registered:
         for (name, index), item, state in owned:
             load = theirs.loader(item, name, index)
             load_into(f"private {name}", load, theirs.label(fitting(item, state), name, index))
-        self.agreed.load(tree.get(_AGREED))
+        self.agreed.load(tree.get(_AGREED), own=not elastic)
 
     @staticmethod
     def _notes(tree: Mapping[str, Any], part: str, own: Callable[[], Mapping[str, Any]]) -> Notes:

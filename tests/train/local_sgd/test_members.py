@@ -423,6 +423,32 @@ def test_who_comes_back_between_two_syncs_goes_on_from_the_global_weights(way: s
         assert all(0 < before - after <= 4 for before, after in itertools.pairwise(one)), "nobody goes back"
 
 
+@by_all("pair")
+def test_a_step_that_is_undone_between_two_syncs_costs_no_inner_step(ft: FTLib, i: int) -> None:
+    """The state is that of a moment ago, and so are the global weights: the local ones still count as learned from these."""
+
+    tries: list[int] = []
+
+    def measure() -> None:
+        tries.append(1)
+        ft.allreduce(torch.ones(1))
+        if i == 0 and len(tries) == 1:
+            raise ValueError("once")
+
+    model, inner, diloco = local(ft, sync_every=4)
+    with diloco:
+        for step in range(4):
+            inner_step(model, inner)
+            assert model.now == ((-step, -step) if step < 3 else (-3, -3))
+            if step == 1 and i == 0:
+                with pytest.raises(ValueError, match="once"):
+                    ft.execute(measure)
+            if step == 1:
+                ft.execute(measure)
+    assert len(tries) == 2, "it was undone at both"
+    assert diloco.status is Status.SUCCESS
+
+
 def test_a_loop_that_ends_in_the_middle_of_a_sync_ends_it() -> None:
     with company(2) as crew:
 
