@@ -46,7 +46,7 @@ class Bundle:
 
 
 def host_copies(tensors: Iterable[torch.Tensor], after: Fence | None = None) -> list[torch.Tensor]:
-    """Copies of all ``tensors`` in CPU memory, dense, and with the strides of those that are. ``after``: see ``Bundle``."""
+    """Copies of all ``tensors`` in CPU memory. One without gaps in memory keeps its strides. ``after``: see ``Bundle``."""
     bundle = Bundle(after)
     copies = [_copy(bundle, tensor) for tensor in tensors]
     bundle.run()

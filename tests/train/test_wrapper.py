@@ -26,6 +26,7 @@ from ftlib.ftlib import FTLib
 from ftlib.lifecycle.open_turns import OpenTurns
 from ftlib.state.registry import Registered
 from ftlib.state.replay import why_not
+from ftlib.train.additions import Additions
 from tests.ftlib.crews.crew import Crew, by_all
 from tests.ftlib.crews.workers import TIMEOUT, Job, Worker
 from tests.harness.recompute import recompute
@@ -550,20 +551,46 @@ def test_what_a_model_got_after_it_was_wrapped_is_refused(
 
 @by_all("crew")
 def test_what_a_model_has_already_may_be_registered_again(ft: FTLib, index: int) -> None:
-    """And new ones that are never trained, or other models, concern nobody."""
+    """And new ones that are never trained concern nobody."""
     module = small()
     model = DistributedDataParallel(ft, module)
     module[2] = module[2]
     module[0].weight = module[0].weight
-    assert model._additions.due
     loss(model, ft.rank).backward()
-    assert not model._additions.due
-    small()
-    assert not model._additions.due
     module[0].teacher = small().requires_grad_(False)
     model.zero_grad()
     loss(model, ft.rank).backward()
     assert model.status is Status.SUCCESS
+
+
+class ByName(nn.Module):
+    """Its hash needs what it has only later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = nn.Linear(1, 1)
+        self.name = "later"
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+class ByValue(ByName):
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ByValue)
+
+
+@pytest.mark.parametrize("other", [ByName, ByValue])
+def test_a_model_is_looked_through_once_after_others_were_made_whatever_these_are(other: Callable[[], nn.Module]) -> None:
+    model = small()
+    additions = Additions(model, {id(parameter) for parameter in model.parameters()})
+    assert not additions.due
+    other()
+    assert additions.due
+    additions.look(model)
+    assert not additions.due
 
 
 def test_parameters_that_are_trained_later_are_named(crew: Crew, caplog: pytest.LogCaptureFixture) -> None:
