@@ -45,7 +45,7 @@ from ..plane.plane import Plane
 from ..tensors.staging import Slot
 from .backlog import Backlog
 from .own_average import NotHere, OwnAverage
-from .pattern import CallPattern, first_of
+from .pattern import CallPattern, owners_of
 from .pattern import why_not as why_no_step
 from .stand_in import StandIn
 
@@ -142,7 +142,7 @@ class Deputy:
             return status
         finally:
             if 0 < call.number <= self._plane.finished:
-                self._pattern.note(call.layout, first_of(call))
+                self._pattern.note(call.layout, owners_of(call))
                 self._own.note(call)
             self._retired = ""
             with self._changed:

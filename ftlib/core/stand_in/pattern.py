@@ -26,8 +26,8 @@ class Made:
     """A call that the program has made."""
 
     layout: Layout
-    first: int = 0
-    """See ``first_of``."""
+    owners: int = 0
+    """See ``owners_of``."""
 
     @property
     def kind(self) -> str:
@@ -42,16 +42,16 @@ class CallPattern:
         """Nothing was called yet."""
         self._latest: deque[Made] = deque(maxlen=WINDOW)
 
-    def note(self, layout: Layout, first: int | None = 0) -> None:
-        """The program finished a call with this layout. ``first``: see ``first_of``."""
-        if first is None:
-            alike = (made.first for made in reversed(self._latest) if made.layout.signature == layout.signature)
-            first = next(alike, 0)
-        self._latest.append(Made(layout, first))
+    def note(self, layout: Layout, owners: int | None = 0) -> None:
+        """The program finished a call with this layout. ``owners``: see ``owners_of``."""
+        if owners is None:
+            alike = (made.owners for made in reversed(self._latest) if made.layout.signature == layout.signature)
+            owners = next(alike, 0)
+        self._latest.append(Made(layout, owners))
 
     def step(self) -> tuple[Made, ...]:
         """The calls of a step, beginning with the next call; empty if there is no pattern."""
-        calls = [(made.layout.signature, made.first) for made in self._latest]
+        calls = [(made.layout.signature, made.owners) for made in self._latest]
         if len(calls) < WINDOW:
             return ()
         for length in range(1, LONGEST + 1):
@@ -60,15 +60,15 @@ class CallPattern:
         return ()
 
 
-def first_of(call: Call) -> int | None:
-    """Tells parameters of equal shapes apart: the identity of the first one whose gradient ``call`` averages.
+def owners_of(call: Call) -> int | None:
+    """Tells parameters of equal shapes apart: a number for those whose gradients ``call`` averages.
 
-    0: there is none. None: the program declined the call, so its part in the step is taken for that of the newest call like it.
+    0: there are none. None: the program declined the call; its part in the step is taken for that of the newest call like it.
     """
     if call.declines:
         return None
     lasting = call.kind is Kind.AVERAGE and bool(call.owners) and isinstance(call.owners[0], nn.Parameter)
-    return id(call.owners[0]) if lasting else 0
+    return hash(tuple(map(id, call.owners))) if lasting else 0
 
 
 def why_not(step: Sequence[Made]) -> str:
@@ -81,6 +81,6 @@ def why_not(step: Sequence[Made]) -> str:
     other = next((made.layout.text for made in step if made.kind not in known), "")
     if other:
         return f"a step has a call that needs this worker itself ({other})"
-    if len({(made.layout.signature, made.first) for made in step if made.kind == Kind.AVERAGE.value}) > 1:
+    if len({(made.layout.signature, made.owners) for made in step if made.kind == Kind.AVERAGE.value}) > 1:
         return "a step has averages of different tensors, and apply= cannot tell them apart"
     return ""

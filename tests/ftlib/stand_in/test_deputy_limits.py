@@ -213,26 +213,29 @@ def test_a_unit_of_the_others_waits_for_the_program(caplog: pytest.LogCaptureFix
 class Twins(nn.Module):
     """Two models of equal shapes; each has an optimizer and an average of its own."""
 
-    def __init__(self, ft: FTLib) -> None:
+    def __init__(self, ft: FTLib, *, trunk: bool) -> None:
+        """``trunk``: the first parameter of each average is that of both."""
         super().__init__()
         self.ft = ft
         self.both = nn.ParameterList(torch.zeros(4) for _ in range(2))
+        self.trunk = nn.ParameterList([torch.zeros(4)] * trunk)
         self.optimizers = [torch.optim.SGD([weight], lr=1.0) for weight in self.both]
         ft.register_state(model=self, optimizer=self.optimizers)
 
     def step(self) -> None:
         for number, (weight, optimizer) in enumerate(zip(self.both, self.optimizers, strict=True)):
             weight.grad = torch.full((4,), 1.0 + 10 * number)
-            if self.ft.allreduce_average(weight):
+            if self.ft.allreduce_average([*self.trunk, weight]):
                 optimizer.step()
             optimizer.zero_grad()
 
 
-def test_who_averages_two_models_of_equal_shapes_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("trunk", [False, True], ids=["two models", "with a trunk of both"])
+def test_who_averages_two_models_of_equal_shapes_is_waited_for(trunk: bool, caplog: pytest.LogCaptureFixture) -> None:
     """Else what it missed of one would be applied to the other."""
     caplog.set_level(logging.INFO, logger="ftlib")
     with company(2, straggler_deadline=DEADLINE) as crew:
-        first, last = at_once(*[functools.partial(Twins, ft) for ft in crew.members])
+        first, last = at_once(*[functools.partial(Twins, ft, trunk=trunk) for ft in crew.members])
         punctual(first.ft)
         for _ in range(WINDOW):
             at_once(first.step, last.step)

@@ -89,7 +89,7 @@ def test_averages_of_two_models_of_equal_shapes_are_told_apart(layouts: tuple[st
     for _ in range(WINDOW // 2):
         for layout, first in zip(layouts, (1, 2), strict=True):
             found.note(CALLS[layout], first)
-    assert [made.first for made in found.step()] == [1, 2]
+    assert [made.owners for made in found.step()] == [1, 2]
     assert "averages of different tensors" in why_not(found.step())
 
 
