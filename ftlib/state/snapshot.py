@@ -128,7 +128,8 @@ class Backup:
         buffer = self._buffers.get(path)
         if buffer is None or (buffer.shape, buffer.dtype, buffer.device) != (tensor.shape, tensor.dtype, tensor.device):
             return None
-        return buffer if memory_order(buffer) == memory_order(tensor) else None
+        order = memory_order(tensor)
+        return buffer if (buffer.permute(order) if order else buffer).is_contiguous() else None
 
     @staticmethod
     def _made(blank: Blank) -> torch.Tensor:

@@ -157,6 +157,9 @@ def test_buffers_that_were_prepared_are_filled() -> None:
     assert {path: buffer.data_ptr() for path, buffer in copies.items()} == before
     assert not backup.prepared({"one": torch.zeros(5)})
     assert not backup.prepared({"other": torch.ones(3, 2, dtype=torch.int64)}), "it would have other strides"
+    odd = {"odd": torch.empty_strided((3, 2, 1, 1), (1, 3, 6, 12))}
+    backup.copy(odd)
+    assert backup.prepared(odd), "strides of a size of 1 do not matter"
 
 
 def test_digests_say_where_states_differ() -> None:
