@@ -539,7 +539,8 @@ class Calls(ABC):
         if unit.declined:
             raise FTLibError(
                 "execute: another worker has declined this call (decline), but such a step cannot be declined, and what the "
-                "function did here it may not have done elsewhere: let a worker raise an exception within the function instead"
+                "function did here it may not have done elsewhere: start this worker anew, as a joiner; let a worker raise an "
+                "exception within the function instead"
             )
         value: Result = unit.value
         return value

@@ -69,7 +69,7 @@ class Microbatches:
                 return self._status
             if 0 < real < computed:  # the framework has divided by the number of all
                 for parameter in self._parameters:
-                    if parameter.grad is not None:
+                    if parameter.requires_grad and parameter.grad is not None:
                         parameter.grad.mul_(computed / real)
             batches = computed if self._sampler is not None else 1
             average = self._ft.average_of(self._parameters, weight=None, batches=batches, norms=False)
