@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 
@@ -45,7 +46,8 @@ def test_a_call_that_one_process_gives_up_has_no_result_at_its_mate() -> None:
 
     def joins(shard: int) -> None:
         assert gave_up.wait(TIMEOUT)
-        live("c", shard, END + 1, PATIENCE)
+        with contextlib.suppress(SystemExit):  # the others may have ended the job before its last call
+            live("c", shard, END + 1, PATIENCE)
 
     joining = [in_thread(functools.partial(joins, shard)) for shard in range(2)]
     lives = [("a", 0, END, PATIENCE), ("a", 1, END), ("b", 0, ALONE_AFTER), ("b", 1, ALONE_AFTER)]
