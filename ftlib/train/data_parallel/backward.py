@@ -78,6 +78,8 @@ class Backward:
         """By number: the index in the layout of a parameter whose gradient is staged as soon as it is there; else -1."""
         self._used = Used() if options.find_unused else None
         self._hooks: dict[int, torch.utils.hooks.RemovableHandle] = {}
+        self._registered: list[Mapping[int, Any]] = []
+        """All hooks of each of these parameters, the program's included."""
         self._layout: Layout | None = None
         self._key = b""
         """Of the order that ``_layout`` has."""
@@ -145,7 +147,9 @@ class Backward:
             if number not in self._hooks:
                 hook = self._hook(number)
                 parameter = self._trained.all[number]
-                self._hooks[number] = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+                handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+                self._hooks[number] = handle
+                self._registered.append(handle.hooks_dict_ref())
         self._order.concern(len(self._trained.numbers), self._trained.digest())
         self._countdown.forget()
         self._layout, self._learned = None, False
@@ -183,6 +187,7 @@ class Backward:
         for handle in self._hooks.values():
             handle.remove()
         self._hooks.clear()
+        self._registered.clear()
 
     # --- in backward ---------------------------------------------------------------------------------------------------
 
@@ -307,6 +312,8 @@ class Backward:
         """Let hooks of the program's run before those here, as they may change what is about to be sent: torch calls them in
         the order in which they were registered. True if they did so before.
         """
+        if max(map(len, self._registered), default=0) < 2:
+            return True  # no parameter has others
         ordered = True
         for handle in self._hooks.values():
             hooks = handle.hooks_dict_ref()

@@ -58,8 +58,8 @@ def test_models_of_the_same_shape_keep_their_own(ft: FTLib, i: int, width: int) 
             assert torch.equal(gradients(model)[0], torch.full((40, width), float(10 * number + step)))
 
 
-@pytest.mark.parametrize("how", ["data", "to", "turned"])
-@pytest.mark.parametrize("width", [3, 100])
+@pytest.mark.parametrize("how", ["data", "to", "turned", "transposed", "trained"])
+@pytest.mark.parametrize("width", [3, 40, 100])
 @by_all("pair")
 def test_a_gradient_that_gets_other_memory_is_the_programs_own(ft: FTLib, i: int, width: int, how: str) -> None:
     """What the average is computed in stays where it is, as the next ones are."""
@@ -71,6 +71,7 @@ def test_a_gradient_that_gets_other_memory_is_the_programs_own(ft: FTLib, i: int
         weight, bias = gradients(model)
         assert torch.equal(weight, torch.full((40, width), 0.5 + step))
         assert torch.equal(bias, torch.ones(40))
+        assert weight.is_contiguous() and not weight.requires_grad
         if how == "to":
             model.double().float()
         for gradient in (weight, bias):
@@ -78,6 +79,10 @@ def test_a_gradient_that_gets_other_memory_is_the_programs_own(ft: FTLib, i: int
                 gradient.data = gradient.data * 3
             elif how == "turned":
                 gradient.unsqueeze_(0)
+            elif how == "transposed":
+                gradient.t_()
+            elif how == "trained":
+                gradient.requires_grad_()
 
 
 @pytest.mark.parametrize("width", [3, 100])
