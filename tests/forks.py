@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from ftlib.common.processes import describe_exit, die_with_parent
+from ftlib.common.processes import describe_exit, die_with_parent, settle_autograd
 
 LATE = "not begun: the time that was given to all tests was over"
 """Why a test counts as skipped that had no time to begin."""
@@ -260,6 +260,7 @@ def _settle(config: pytest.Config, directory: Path) -> None:
     os.environ["PYTEST_XDIST_WORKER"] = directory.name  # the usual way to learn that one is not alone
     directory.mkdir(mode=0o700)
     faulthandler.enable((directory / _CRASH).open("w"))
+    settle_autograd()
     config._tmp_path_factory._basetemp = directory  # type: ignore[attr-defined]
     capture = config.pluginmanager.get_plugin("capturemanager")
     capture.stop_global_capturing()

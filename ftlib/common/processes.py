@@ -7,6 +7,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,19 @@ def rename_process(name: str) -> None:
     begin, end = int(fields[45]), int(fields[46])  # of the command line in this process's memory: arg_start, arg_end
     if begin:
         ctypes.memmove(begin, name.encode()[: end - begin - 1].ljust(end - begin, b"\0"), end - begin)
+
+
+def settle_autograd() -> None:
+    """To be called in a process that was forked from one with torch, before it starts threads.
+
+    There the first operation that gradients may flow through makes torch's autograd engine anew, without a lock and without the
+    GIL: of two threads that come at once, one frees what the other uses, and the process ends by SIGSEGV (torch 2.13,
+    ``get_python_engine`` in torch/csrc/autograd/python_engine.cpp). That operation is done here. Nothing without torch.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        with torch.enable_grad():
+            torch.ones(1, device="cpu", requires_grad=True).exp()
 
 
 def working_directory() -> Path:

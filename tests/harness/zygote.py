@@ -25,6 +25,8 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ftlib.common.processes import settle_autograd
+
 _PR_SET_PDEATHSIG = 1
 _ALONE = 180.0
 """Seconds that it waits for the first one to connect."""
@@ -112,6 +114,7 @@ class Server:
             os.close(fd)
         for item in (self._listener, *self._clients):
             item.close()
+        settle_autograd()
 
     def _forget(self, client: socket.socket) -> None:
         self._clients.discard(client)

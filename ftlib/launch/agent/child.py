@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import msgpack
 
-from ...common.processes import die_with_parent
+from ...common.processes import die_with_parent, settle_autograd
 from .. import parcel
 from .group import Group, open_group
 
@@ -88,6 +88,7 @@ def _settle(birth: Birth) -> None:
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed()
+    settle_autograd()
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.default_generator.manual_seed(int.from_bytes(os.urandom(8)))  # else all have drawn the warm process's seed
