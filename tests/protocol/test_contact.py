@@ -497,3 +497,25 @@ def test_who_meets_another_side_sends_it_on_to_its_coordinator(policy: Policy) -
         told.append([(send.address, send.message) for send in sends(machine.drain(), Introduction)])
     assert told == [[(member("a").address, met)], [], [], [(member("a").address, met)]]
     assert machine.stopped is None
+
+
+@pytest.mark.parametrize("policy", [Policy.ANY, Policy.MAJORITY])
+@pytest.mark.parametrize("known", [True, False])
+def test_who_missed_views_follows_a_later_one_of_its_own_chain(policy: Policy, known: bool) -> None:
+    """Under ``any`` it may be of another side's chain, unless the views before it are told."""
+    machine = machine_in("abc", "b", config=Config(policy=policy))
+    second = view_of("abc", 2, FIRST.view_id, FIRST.cluster)
+    third = view_of("ab", 3, second.view_id, FIRST.cluster)
+    trail = (second.view_id, FIRST.view_id) if known else (second.view_id,)
+    machine.receive("a", member("a").address, Chosen(third, "a", None, trail), NOW)
+    assert machine.known_view == (third if known or policy is Policy.MAJORITY else FIRST)
+
+
+def test_a_side_does_not_follow_the_other_one() -> None:
+    """This member's second view is not the one before the third: it would be on two sides."""
+    machine = machine_in("abc", "b", config=Config(policy=Policy.ANY))
+    ours, theirs = view_of("bc", 2, FIRST.view_id, FIRST.cluster), view_of("ab", 2, FIRST.view_id, FIRST.cluster)
+    machine._change.adopt(ours, "b", NOW)
+    third = view_of("ab", 3, theirs.view_id, FIRST.cluster)
+    machine.receive("a", member("a").address, Chosen(third, "a", None, (theirs.view_id, FIRST.view_id)), NOW)
+    assert machine.known_view == ours

@@ -293,8 +293,9 @@ class ViewChange:
             core.reply(sender, address, core.pull())
 
     def _follows(self, view: View, trail: tuple[str, ...]) -> bool:
-        """Whether this member is in the newer ``view``, and that is of its chain. Under ``any`` only the next view certainly
-        is.
+        """Whether this member is in the newer ``view``, and that is of its chain.
+
+        Under ``any`` a chain may become two: there this member's own view must be known to come before it.
         """
         core = self._core
         if core.member.id not in view:
@@ -302,7 +303,7 @@ class ViewChange:
         if core.view is None:
             return True
         if core.config.policy is Policy.ANY:
-            return view.parent_id == core.view.view_id
+            return core.view.view_id in (view.parent_id, *trail)
         return view.cluster == core.view.cluster and core.descends(view, trail)
 
     def _left_out(self, view: View, sender: str, address: Address, now: float) -> None:
