@@ -6,7 +6,9 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
+from ftlib.common.processes import settle_autograd
 from tests.harness.nursery import ROOT
 
 TOGETHER = """
@@ -49,8 +51,18 @@ def failures(forks: int, how: str) -> int:
     return int(subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=600).stdout)
 
 
-def test_threads_begin_together() -> None:
-    assert failures(20, "settled") == 0
+def test_an_operation_is_recorded_though_gradients_are_off() -> None:
+    """Only one that saves a tensor has torch look at its engine."""
+    saved: list[torch.Tensor] = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        saved.append(tensor)
+        return tensor
+
+    with torch.no_grad(), torch.autograd.graph.saved_tensors_hooks(keep, keep):
+        settle_autograd()
+        assert not torch.is_grad_enabled()
+    assert saved
 
 
 @pytest.mark.soak
