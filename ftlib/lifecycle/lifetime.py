@@ -313,7 +313,9 @@ class Lifetime:
     def goodbye(self, timeout: float, *, ended: bool) -> None:
         """Leave, if this is still a member, and wait until the others agree, at most ``timeout`` seconds.
 
-        ``ended``: True if the program has come to its end; a newcomer's end says nothing of the job.
+        A worker that has stopped by itself waits, too: if it leads the change to the others' view, it may be the only one that
+        knows what was decided, and they could not go on. ``ended``: True if the program has come to its end; a newcomer's end
+        says nothing of the job.
         """
         plane = self.plane
         if getattr(self.consensus, "member", None) is None:
@@ -321,17 +323,20 @@ class Lifetime:
         if self.engine.said_goodbye:  # the trailer carried the goodbye to all members: a second request could only disturb
             with plane.changed:
                 plane.changed.wait_for(lambda: plane.phase is Phase.STOPPED, timeout / 2)
-        if plane.phase is Phase.STOPPED:
+        if plane.released:
             return
-        if self.mates is not None:
-            self.mates.part(ended=ended)
-        ended_call = plane.part()
+        if plane.phase is Phase.STOPPED:  # whoever has stopped it may not have come to say so yet
+            ended_call, ended = None, False
+        else:
+            if self.mates is not None:
+                self.mates.part(ended=ended)
+            ended_call = plane.part()
         with contextlib.suppress(ConsensusError):
             if ended_call is not None:
                 self.consensus.average_success(ended_call)  # the training thread may be about to say so
             self.consensus.leave(ended=ended and not plane.newcomer)
         with plane.changed:
-            left = plane.changed.wait_for(lambda: plane.phase is Phase.STOPPED, timeout)
+            left = plane.changed.wait_for(lambda: plane.released and plane.phase is Phase.STOPPED, timeout)
         if not left:
             logger.debug(
                 "the others did not confirm this worker's leave within %g s", timeout, extra=plane.about("leave_unconfirmed")

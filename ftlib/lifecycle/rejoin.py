@@ -20,7 +20,7 @@ from ..core.engine.call_lock import CallLock
 from ..core.plane.phase import Phase
 from ..errors import Excluded, FTLibError
 from ..status import Status
-from .lifetime import Lifetime
+from .lifetime import CLOSE_TIMEOUT, Lifetime
 
 _STEADY = 60.0
 """Seconds from the beginning of a lifetime after which its end begins a new row."""
@@ -92,6 +92,7 @@ class Rejoin:
         self._rest(excluded)
         if self._coming is not None:
             self._coming.end()  # an interrupt had prevented its end
+        life.goodbye(CLOSE_TIMEOUT, ended=False)
         life.end()
         coming = life.anew(excluded)
         if coming is None:

@@ -72,6 +72,8 @@ class Plane:
         self.phase = PLANE.start
         self.error: Exception | None = None
         """Why the phase is STOPPED."""
+        self.released = False
+        """True once the consensus, too, has ended this lifetime: the others go on without it, or none is left."""
         self.session: Session | None = None
         """The newest activated session (kept while FROZEN)."""
         self.finished, self.finished_in, self.finished_epoch = 0, "", 0
@@ -465,10 +467,11 @@ class Plane:
         """Freeze as ordered. Returns the flush report, and the session whose group must be aborted before it is sent.
 
         None if the order is stale, or if it waits: for the end of the call in progress, or until it is known whether a newcomer
-        has got the state with that call.
+        has got the state with that call. A stopped plane answers, too, without waiting: others may need this member's vote to
+        go on without it.
         """
         with self.changed:
-            if self.phase is Phase.STOPPED:
+            if self.released:
                 return None
             reported = self._reported
             if reported is not None and order.epoch <= reported.epoch:
@@ -481,7 +484,7 @@ class Plane:
                 self._order = order
                 self.changed.notify_all()
                 return None
-            if self._undecided:
+            if self._undecided and self.phase is not Phase.STOPPED:
                 self._order = order
                 self._freeze()
                 return None
@@ -582,6 +585,12 @@ class Plane:
             self.data.stopped(error)
             self.changed.notify_all()
             return self.session.group if self.session is not None else None
+
+    def release(self) -> None:
+        """The consensus has ended this lifetime."""
+        with self.changed:
+            self.released = True
+            self.changed.notify_all()
 
     def part(self) -> int | None:
         """This member is about to ask the others to go on without it. Returns the last call that it has ended, if any: a later

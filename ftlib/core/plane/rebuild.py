@@ -160,6 +160,7 @@ class Rebuilder:
                 self._given_up()
             case Stopped():
                 self._framework.cancel(_ALL)
+                self._plane.release()
                 self._items.put(order)
             case _:
                 self._items.put(order)
@@ -223,6 +224,8 @@ class Rebuilder:
     def _install(self, view: View, reports: Mapping[str, bytes]) -> None:
         acting = self._acting(view)
         if not self._plane.installing(acting):
+            if self._plane.phase is Phase.STOPPED:  # the view without this member comes at once, not after ``ready_timeout``
+                self._consensus.average_failure(self._plane.finished + 1, (self._plane.member_id,))
             return
         with self._plane.changed:
             if self._wanted > view.epoch:  # a newer change is under way: this group would never be used

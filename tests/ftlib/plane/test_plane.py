@@ -234,6 +234,21 @@ def test_what_was_loaded_once_its_view_is_frozen_is_not_the_state() -> None:
     assert not plane.level and plane.counters.state_loads == 0
 
 
+def test_who_has_stopped_by_itself_still_reports() -> None:
+    """Others may need its vote to go on without it. It waits for nothing, as nothing ends here any more."""
+    plane, here = Plane("a"), session(3, AFTER_SEVEN, "a", group=GROUP)
+    assert plane.activate(here)
+    plane.enter(Call(Kind.AVERAGE, LAYOUT, [torch.ones(3)], weight=1.0, divide=True))
+    assert plane.begin(here)
+    plane.stop(Excluded("broken"))
+    answer = plane.freeze(Order(4, 8))
+    assert answer is not None and answer[1] is here
+    assert Report.decode(answer[0]).finished == 7
+    assert plane.freeze(Order(4, 8)) == (answer[0], None) and plane.phase is Phase.STOPPED
+    plane.release()
+    assert plane.freeze(Order(5, None)) is None
+
+
 def test_a_session_begins_neither_beside_another_one_nor_after_the_end() -> None:
     """The word that it is active may come late. The last one that has begun is the newest, frozen or not, until the end."""
     plane, (here, following) = Plane("a"), [session(epoch, AFTER_SEVEN, "a") for epoch in (3, 4)]

@@ -204,6 +204,24 @@ def test_nothing_is_built_ahead_for_a_view_that_will_not_come(wanted: int, stopp
     assert prepare.called is built
 
 
+def test_who_has_stopped_builds_no_group_and_says_so_at_once() -> None:
+    """A view that still has it would be given up only after ``ready_timeout``."""
+    plane, consensus, build = Plane("a"), Mock(), Mock()
+    plane.stop(Excluded("broken"))
+    Rebuilder(plane, consensus, Mock(), build)._carry_out(Installed(session(1, AFTER_SEVEN, "a").view, {}))
+    assert not build.called and not consensus.ready.called
+    consensus.average_failure.assert_called_once_with(1, ("a",))
+
+
+def test_it_is_known_when_the_consensus_has_ended_this_lifetime() -> None:
+    """Whatever has stopped it before."""
+    plane = Plane("a")
+    plane.stop(Excluded("broken"))
+    assert not plane.released
+    Rebuilder(plane, Mock(), Mock(), Mock()).handle(Stopped(LeftError("left")))
+    assert plane.released
+
+
 def test_only_the_view_whose_group_was_built_begins() -> None:
     """The word that it is active may come where the build failed, or late."""
     plane, founding = Plane("a"), session(1, AFTER_SEVEN, "a")
