@@ -67,6 +67,10 @@ _IN_PARTS = frozenset({OperationKind.ALL_TO_ALL, OperationKind.ALL_GATHER})
 _TRANSFERS = frozenset({OperationKind.SEND, OperationKind.RECV})
 _SLICE = 0.02
 """Seconds between two looks at an operation of a group that is being destroyed."""
+_LETS_GO = 0.005
+"""The most seconds in which an abort waits until Gloo has closed its connections."""
+_GLANCE = 0.0001
+"""Seconds between two looks whether it has."""
 _LOOKED_THROUGH = 8
 """Number of remembered operations of a kind above which ended ones are forgotten."""
 _WATCHED = 8
@@ -211,10 +215,21 @@ class GlooGroup(Group):
         return FailedWork(failure)
 
     def abort(self) -> None:
-        """Cut all connections of the group."""
+        """Cut all connections of the group, once Gloo has let go of them if anything is under way.
+
+        Gloo never ends a collective that begins to write to a connection that is cut, before Gloo has noticed: the collective's
+        thread and memory, and the connections, are kept until the group's timeout. So at first only Gloo's reading ends.
+        """
         with self._lock:
             if self._state is _State.OPEN:
                 self._state = _State.ABORTED
+            busy = any(not work.done() for work in self._works) or not all(each.through for each in self._transfers)
+        if busy:
+            for link in self._links:
+                link.deafen()
+            deadline = time.monotonic() + _LETS_GO
+            while not self.severed and time.monotonic() < deadline:
+                time.sleep(_GLANCE)
         for link in self._links:
             link.cut()
 

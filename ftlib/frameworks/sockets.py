@@ -51,6 +51,11 @@ class Link:
     remote: Address
     handle: socket.socket
 
+    def deafen(self) -> None:
+        """Let every holder of the socket here read its end, while what they write still goes to the peer. Idempotent."""
+        with contextlib.suppress(OSError):
+            self.handle.shutdown(socket.SHUT_RD)
+
     def cut(self) -> None:
         """Shut the connection down for every holder of the socket, here and at the peer. Idempotent."""
         with contextlib.suppress(OSError):  # the peer was first, or this is closed already

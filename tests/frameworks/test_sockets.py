@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from ftlib.errors import ConfigError
-from ftlib.frameworks import sockets
-from ftlib.frameworks.base import GroupSpec
+from ftlib.frameworks import gloo_group, sockets
+from ftlib.frameworks.base import GroupSpec, Operation, OperationKind
 from ftlib.frameworks.gloo import GlooFramework
 from ftlib.frameworks.gloo_group import GlooGroup
 from ftlib.frameworks.rendezvous import interface_address, join_address, split_address
@@ -84,6 +84,55 @@ def test_cut_ends_both_ends_and_nothing_else(pair: tuple[socket.socket, socket.s
     link.close()
     link.close()
     link.cut()
+
+
+class Reducing:
+    """In place of torch's object, and of its work: an operation that is under way until ``over``."""
+
+    def __init__(self) -> None:
+        self.over = False
+
+    def allreduce(self, *_: object) -> Reducing:
+        return self
+
+    def is_completed(self) -> bool:
+        return self.over
+
+    def wait(self, *_: object) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("lets_go", [True, False])
+def test_an_abort_ends_reading_before_writing(
+    lets_go: bool, listener: socket.socket, pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A collective that begins to write to what is cut would never end: it may write until Gloo has read the end, and closed.
+
+    Where Gloo does not come to that the peer does not wait for it.
+    """
+    if lets_go:  # however late it is on a busy machine
+        monkeypatch.setattr(gloo_group, "_LETS_GO", TIMEOUT)
+    gloo, peer = pair
+    links, backend, noticed = sockets.connections((), {listener.getsockname()}), Reducing(), list[bytes]()
+
+    def loop() -> None:
+        noticed.append(gloo.recv(1))
+        if lets_go:
+            gloo.sendall(b"a message that had begun")
+            gloo.close()
+
+    group = GlooGroup(GroupSpec("v", 1, 0, 2, {}, TIMEOUT), backend, links, {}, give_back=lambda: None)
+    group.submit(Operation(OperationKind.ALLREDUCE, torch.ones(3), "SUM"))
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(loop)
+        group.abort()
+        ended.result(TIMEOUT)
+    assert noticed == [b""]
+    peer.settimeout(TIMEOUT)
+    received = b"".join(iter(lambda: peer.recv(100), b""))
+    assert received == (b"a message that had begun" if lets_go else b"")
+    backend.over = True
+    group.close()
 
 
 def test_mapped_addresses_are_seen_as_ipv4() -> None:
