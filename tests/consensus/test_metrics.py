@@ -113,6 +113,7 @@ def test_every_number_arrives() -> None:
         "ftlib_members_suspected": 1,
         "ftlib_members_joined_total": 5,
         "ftlib_stopped": 0,
+        "ftlib_answering": 1,
         "ftlib_acting": 1,
         "ftlib_goodput": 0.8,
         "ftlib_rank": 1,
@@ -186,6 +187,13 @@ def test_every_number_arrives() -> None:
         ("ftlib_call_seconds_bucket", (("le", "0.01"),)): 98,
         ("ftlib_call_seconds_bucket", (("le", "+Inf"),)): 99,
     }
+
+
+def test_a_training_process_that_does_not_answer_is_told() -> None:
+    """Its numbers are those of its last answer, if there was any; without a word they would pass for new ones."""
+    for known in ({}, STATUS["ftlib"]):
+        assert samples({**STATUS, "ftlib": {**known, "stale": True}})["ftlib_answering", ()] == 0
+    assert ("ftlib_answering", ()) not in samples({key: value for key, value in STATUS.items() if key != "ftlib"})
 
 
 def test_the_worker_and_its_agent_are_told_apart() -> None:

@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from consensus import KeyRing
 from ftlib.cli.main import main
+from tests.harness.basics import TIMEOUT
 from tests.harness.cluster import Cluster, Worker
 from tests.harness.nursery import Nursery
 
@@ -30,7 +31,14 @@ def ftlib(*arguments: str) -> int:
 
 
 def scrape(worker: Worker, secret: str) -> dict[str, float]:
-    """Values by sample name and labels other than job and member."""
+    """Values by sample name and labels other than job and member, once the training process has answered in time."""
+    deadline = time.monotonic() + TIMEOUT
+    while (found := _page(worker, secret))["ftlib_answering"] != 1:
+        assert time.monotonic() < deadline, f"{worker} does not answer its agent"
+    return found
+
+
+def _page(worker: Worker, secret: str) -> dict[str, float]:
     token = KeyRing([secret]).first.bearer("metrics")  # as Prometheus asks
     request = urllib.request.Request(f"http://{worker.address}/metrics", headers={"Authorization": f"Bearer {token}"})
     with urllib.request.urlopen(request, timeout=60) as response:

@@ -15,6 +15,7 @@ from .values import (
     INFO,
     Status,
     all_bytes,
+    answers,
     at,
     build,
     by_label,
@@ -184,6 +185,12 @@ METRICS: tuple[Metric, ...] = (
         labels=("process",),
     ),
     # The layer above's.
+    _gauge(
+        "ftlib_answering",
+        "1 while the training process answers its agent; 0: what follows is older, or missing, as it is busy or hangs",
+        get=answers,
+        board="Job",
+    ),
     _counter(
         "ftlib_seconds",
         "Time since the start by what the worker was doing; the states add up to the wall clock",

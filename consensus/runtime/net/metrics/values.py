@@ -52,6 +52,12 @@ def dropped(status: Status) -> Rows:
     return [((why,), entry["messages"]) for why, entry in sorted((at(status, "messages.dropped") or {}).items())]
 
 
+def answers(status: Status) -> bool | None:
+    """Whether the layer above answered in time; if not, what is told of it is old, or missing."""
+    told = at(status, "ftlib")
+    return None if told is None else not told.get("stale", False)
+
+
 def own_step(key: str) -> Callable[[Status], Any]:
     """This member's own: each member exports its own alone, or a job of n would have n * n series."""
 
