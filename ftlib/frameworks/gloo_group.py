@@ -69,7 +69,7 @@ _SLICE = 0.02
 """Seconds between two looks at an operation of a group that is being destroyed."""
 _LETS_GO = 0.005
 """The most seconds in which an abort waits until Gloo has closed its connections."""
-_GLANCE = 0.0001
+_GLANCE = 0.0002
 """Seconds between two looks whether it has."""
 _LOOKED_THROUGH = 8
 """Number of remembered operations of a kind above which ended ones are forgotten."""
@@ -132,6 +132,8 @@ class GlooGroup(Group):
         self._give_back = give_back
         self._state = _State.OPEN
         self._lock = threading.Lock()
+        self._cut = False
+        """True once an abort has cut the connections."""
         self._beginning: deque[None] = deque()
         """One entry for each thread that is beginning an operation, and has ``backend`` meanwhile. Not an integer: several
         threads count at the same time."""
@@ -215,23 +217,22 @@ class GlooGroup(Group):
         return FailedWork(failure)
 
     def abort(self) -> None:
-        """Cut all connections of the group, once Gloo has let go of them if anything is under way.
+        """Cut all connections of the group. If anything is under way, Gloo first gets a moment to close them.
 
-        Gloo never ends a collective that begins to write to a connection that is cut, before Gloo has noticed: the collective's
-        thread and memory, and the connections, are kept until the group's timeout. So at first only Gloo's reading ends.
+        If a connection is cut, and a collective begins to write to it before Gloo has noticed, Gloo never ends that collective:
+        its thread, its memory and the group's connections are kept until the group's timeout. So at first only reading ends.
         """
         with self._lock:
             if self._state is _State.OPEN:
                 self._state = _State.ABORTED
             busy = any(not work.done() for work in self._works) or not all(each.through for each in self._transfers)
-        if busy:
+        try:
+            if busy and self.exact and not self._cut:
+                self._have_gloo_close()
+        finally:
             for link in self._links:
-                link.deafen()
-            deadline = time.monotonic() + _LETS_GO
-            while not self.severed and time.monotonic() < deadline:
-                time.sleep(_GLANCE)
-        for link in self._links:
-            link.cut()
+                link.cut()
+            self._cut = True
 
     def close(self) -> None:
         """Abort, and destroy everything in the background. Where no thread can be had for that, a later call does so."""
@@ -279,6 +280,16 @@ class GlooGroup(Group):
     def name(self, peers: Mapping[Address, int]) -> None:
         """Add addresses by which error texts may identify a rank."""
         self._peers = {**self._peers, **peers}
+
+    def _have_gloo_close(self) -> None:
+        """Let Gloo read the end of all connections, and wait until it has closed them: ``_LETS_GO`` seconds at most."""
+        for link in self._links:
+            link.deafen()
+        deadline = time.monotonic() + _LETS_GO
+        while time.monotonic() < deadline:
+            time.sleep(_GLANCE)
+            if self.severed:
+                return
 
     def _begin_transfer(self, operation: Operation) -> GlooTransfer:
         tensor = operation.tensor

@@ -214,6 +214,8 @@ class Lifetime:
         self._bounds = threading.Lock()
         """Held while this lifetime begins or ends: a half begun one could not be ended."""
         self._ended = False
+        self._parted_in_vain = False
+        """True once a goodbye has waited for the others, and they have not agreed in time."""
 
     def anew(self, why: str) -> Lifetime | None:
         """Return the next lifetime of this process, not begun; None if the consensus cannot begin again."""
@@ -323,7 +325,7 @@ class Lifetime:
         if self.engine.said_goodbye:  # the trailer carried the goodbye to all members: a second request could only disturb
             with plane.changed:
                 plane.changed.wait_for(lambda: plane.phase is Phase.STOPPED, timeout / 2)
-        if plane.released:
+        if plane.phase is Phase.STOPPED and (plane.released or self._parted_in_vain):
             return
         if plane.phase is Phase.STOPPED:  # whoever has stopped it may not have come to say so yet
             ended_call, ended = None, False
@@ -338,6 +340,7 @@ class Lifetime:
         with plane.changed:
             left = plane.changed.wait_for(lambda: plane.released and plane.phase is Phase.STOPPED, timeout)
         if not left:
+            self._parted_in_vain = True
             logger.debug(
                 "the others did not confirm this worker's leave within %g s", timeout, extra=plane.about("leave_unconfirmed")
             )

@@ -135,6 +135,30 @@ def test_an_abort_ends_reading_before_writing(
     group.close()
 
 
+def test_an_interrupted_abort_cuts_all_the_same_and_no_other_one_waits(
+    listener: socket.socket, pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C may come while it waits for Gloo; the peers would hear nothing."""
+    links, backend = sockets.connections((), {listener.getsockname()}), Reducing()
+    group = GlooGroup(GroupSpec("v", 1, 0, 2, {}, TIMEOUT), backend, links, {}, give_back=lambda: None)
+    group.submit(Operation(OperationKind.ALLREDUCE, torch.ones(3), "SUM"))
+    waits: list[GlooGroup] = []
+
+    def interrupted(group: GlooGroup) -> None:
+        waits.append(group)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(GlooGroup, "_have_gloo_close", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        group.abort()
+    pair[1].settimeout(TIMEOUT)
+    assert pair[1].recv(1) == b""
+    group.abort()
+    assert waits == [group]
+    backend.over = True
+    group.close()
+
+
 def test_mapped_addresses_are_seen_as_ipv4() -> None:
     with (
         socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as listener,

@@ -70,6 +70,9 @@ class Failures:
         group = self._plane.stop(error)
         if group is not None:
             group.abort()
+        order = self._plane.unpark()
+        if order is not None:
+            self._rebuilder.order(order)
         self._consensus.leave()
 
     def _abort(self, session: Session | None, order: Order | None) -> None:

@@ -73,7 +73,7 @@ class Plane:
         self.error: Exception | None = None
         """Why the phase is STOPPED."""
         self.released = False
-        """True once the consensus, too, has ended this lifetime: the others go on without it, or none is left."""
+        """True once the consensus has ended this lifetime, for whatever reason: it needs no more votes of this member."""
         self.session: Session | None = None
         """The newest activated session (kept while FROZEN)."""
         self.finished, self.finished_in, self.finished_epoch = 0, "", 0
@@ -585,6 +585,12 @@ class Plane:
             self.data.stopped(error)
             self.changed.notify_all()
             return self.session.group if self.session is not None else None
+
+    def unpark(self) -> Order | None:
+        """This member has stopped: nothing has to end any more. Returns the freeze that has waited for that, if any."""
+        with self.changed:
+            order, self._order = self._order, None
+            return order
 
     def release(self) -> None:
         """The consensus has ended this lifetime."""

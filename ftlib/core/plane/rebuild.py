@@ -402,6 +402,9 @@ class Rebuilder:
         # A member that leaves after a call keeps its group until it closes: a slow peer may still read that call's last bytes.
         if self._group is not None and (self._plane.running is not None or not isinstance(error, LeftError)):
             self._group.abort()
+        order = self._plane.unpark()
+        if order is not None:
+            self._freeze(order)
 
     def _drop_group(self) -> None:
         self._built = None

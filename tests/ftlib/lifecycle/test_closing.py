@@ -19,9 +19,11 @@ from torch import nn
 import ftlib.ftlib
 from consensus import LeftError
 from consensus.border import Stopped
-from ftlib import FTLib, FTLibError, JoinError, Status
+from consensus.errors import ExcludedError
+from ftlib import Excluded, FTLib, FTLibError, JoinError, Status
 from ftlib.core.calls.session import Session
 from ftlib.core.plane.plane import Plane
+from ftlib.core.plane.rebuild import Rebuilder
 from ftlib.lifecycle.rejoin import Rejoin
 from tests.ftlib.crews.workers import Job, Worker
 from tests.harness.basics import TIMEOUT, around, eventually
@@ -130,6 +132,32 @@ def test_no_call_is_entered_once_the_worker_leaves(monkeypatch: pytest.MonkeyPat
         worker.consensus.plane.handle(Stopped(LeftError("left")))  # type: ignore[union-attr]  # now they have
         thread.join(TIMEOUT)
         assert not thread.is_alive()
+
+    with Job(1) as job:
+        job.run({"w0": body})
+
+
+def test_who_closes_while_the_others_have_put_it_out_learns_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint of one that was put out must not count, that of one that has left may."""
+    monkeypatch.setattr(ftlib.ftlib, "CLOSE_TIMEOUT", TIMEOUT)
+    go_on, carry_out = threading.Event(), Rebuilder._carry_out
+
+    def late(rebuilder: Rebuilder, order: Any) -> None:
+        if isinstance(order, Stopped):
+            assert go_on.wait(TIMEOUT)
+        carry_out(rebuilder, order)
+
+    monkeypatch.setattr(Rebuilder, "_carry_out", late)
+
+    def body(worker: Worker) -> None:
+        worker.ft.barrier()
+        worker.consensus.plane.handle(Stopped(ExcludedError("out")))  # type: ignore[union-attr]
+        closing = in_thread(worker.ft.close)
+        eventually(lambda: worker.ft._plane._parting, "it says goodbye")
+        assert worker.ft._plane.error is None
+        go_on.set()
+        closing.join(TIMEOUT)
+        assert isinstance(worker.ft._plane.error, Excluded)
 
     with Job(1) as job:
         job.run({"w0": body})

@@ -249,6 +249,17 @@ def test_who_has_stopped_by_itself_still_reports() -> None:
     assert plane.freeze(Order(5, None)) is None
 
 
+def test_a_freeze_that_has_waited_for_a_call_is_answered_when_its_worker_stops() -> None:
+    """That call may never end now, and whoever waits in it may hang."""
+    plane, consensus, here = Plane("a"), Mock(), session(3, AFTER_SEVEN, "a", group=Mock())
+    assert plane.activate(here)
+    plane.enter(Call(Kind.AVERAGE, LAYOUT, [torch.ones(3)], weight=1.0, divide=True))
+    assert plane.begin(here) and plane.freeze(Order(4, 8)) is None
+    Failures(plane, consensus, Rebuilder(plane, consensus, Mock(), Mock())).stop(Excluded("broken"))
+    consensus.flushed.assert_called_once_with(4, ANY)
+    assert not plane.ordered
+
+
 def test_a_session_begins_neither_beside_another_one_nor_after_the_end() -> None:
     """The word that it is active may come late. The last one that has begun is the newest, frozen or not, until the end."""
     plane, (here, following) = Plane("a"), [session(epoch, AFTER_SEVEN, "a") for epoch in (3, 4)]

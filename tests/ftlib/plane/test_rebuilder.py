@@ -368,6 +368,7 @@ def test_who_leaves_ends_the_call_that_all_can_still_end(leaves: bool) -> None:
     plane.enter(eighth := average())
     assert plane.begin(here) and plane.freeze(Freeze(4, 8)) is None
     threads.happens.append(lambda: plane.finish(here, eighth, Trailer.of(()), Results(8, LAYOUT, (), 3.0)))
+    plane.release()  # as ``handle`` does, before the thread comes to it
     Rebuilder(plane, consensus, Mock(), Mock())._carry_out(Stopped(LeftError("bye") if leaves else ExcludedError("out")))
     assert plane.phase is Phase.STOPPED
     assert plane.finished == (8 if leaves else 7)

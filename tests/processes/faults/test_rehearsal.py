@@ -119,8 +119,7 @@ def test_killed_joined_and_left(cluster: Cluster, framework: str) -> None:
     starts, stops = told["ftlib_accelerator_starts_total"], told["ftlib_accelerator_stops_total"]
     assert starts == stops + 1 >= 4, "three views have gone"
     assert told["ftlib_accelerator_start_seconds_count"] >= 1
-    carried = {name: told[f"ftlib_transport_calls_total{{transport={name}}}"] for name in ("gloo", _name(framework))}
-    assert carried[_name(framework)] > 0 and sum(carried.values()) == told["ftlib_calls_total"], "by Gloo as long as one starts"
+    assert told[f"ftlib_transport_calls_total{{transport={_name(framework)}}}"] > 0
     cluster.until(
         "what has gone is freed", lambda: scrape(workers[2], cluster.secret)["ftlib_accelerator_frees_total"] == stops
     )

@@ -187,7 +187,7 @@ METRICS: tuple[Metric, ...] = (
     # The layer above's.
     _gauge(
         "ftlib_answering",
-        "1 while the training process answers its agent; 0: what follows is older, or missing, as it is busy or hangs",
+        "1 while the training process answers its agent; 0: it is stopped, or very busy, and what follows is old or missing",
         get=answers,
         board="Job",
     ),
