@@ -48,7 +48,12 @@ class Company:
         }
         self.members: list[FTLib] = []
         self._names = itertools.count()
-        hired = at_once(*[functools.partial(self.init, bind=self._first if not i else "127.0.0.1:0") for i in range(founders)])
+        places = [self._first, *["127.0.0.1:0"] * (founders - 1)]
+        try:
+            hired = at_once(*[functools.partial(self.init, bind=place) for place in places])
+        except BaseException:
+            at_once(*[ft.close for ft in self.members])  # some may have met: they would live on among other tests
+            raise
         self.members = sorted(hired, key=lambda ft: ft.rank)
 
     def init(self, **settings: Any) -> FTLib:
