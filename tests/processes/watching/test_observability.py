@@ -35,7 +35,7 @@ def scrape(worker: Worker, secret: str) -> dict[str, float]:
     deadline = time.monotonic() + TIMEOUT
     while (found := _page(worker, secret))["ftlib_answering"] != 1:
         assert time.monotonic() < deadline, f"{worker} does not answer its agent"
-        time.sleep(0.05)
+        time.sleep(0.05)  # between two looks
     return found
 
 
