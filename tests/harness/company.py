@@ -48,7 +48,7 @@ class Company:
         }
         self.members: list[FTLib] = []
         self._names = itertools.count()
-        places = [self._first, *["127.0.0.1:0"] * (founders - 1)]
+        places = [self._first if not index else "127.0.0.1:0" for index in range(founders)]
         try:
             hired = at_once(*[functools.partial(self.init, bind=place) for place in places])
         except BaseException:
