@@ -8,7 +8,8 @@ processors, as they mostly wait for each other; but not many more, as workers tr
 what failed, and what could not be tested here.
 
 ``--minutes``: where the machine is too slow for all of them in so many minutes, the tests that have not begun by then are left
-out, and counted. Other ones are, with each commit.
+out, and counted. Other ones are, with each commit. Those that have begun have two more minutes: then they are ended, and the
+last lines name them. They hang, and have failed; but for the simulated ones, which may just have had no processor.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from tests.forks import LATE
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "out" / "tests"
 CORES = len(os.sched_getaffinity(0))
+GRACE = 120.0
+"""Seconds that the tests that begin last may take, if there is a time by which they have to begin."""
 SIMULATED = ("tests/simulation", "tests/protocol", "tests/transcripts")
 
 
@@ -65,7 +68,9 @@ class Part:
         """What runs it. ``until``: when the last test may begin, in seconds since 1970; infinite: they all do."""
         pytest = [sys.executable, "-m", "pytest", "-rfE", "-p", "tests.forks", f"--forks={self.workers}", "-m", self.marks]
         report = [f"--junitxml={self.report}", "--override-ini=junit_family=xunit1"]  # which names the files
-        limits = [f"--until={until}", f"--turn={_turn()}"] if until < math.inf else []
+        limits = [f"--until={until}", f"--end={until + GRACE}", f"--turn={_turn()}"] if until < math.inf else []
+        if self.beside:
+            limits.append("--starved")
         return [*pytest, *report, *limits, *self.options, *self.paths]
 
 

@@ -5,7 +5,8 @@
 Processes that start anew, as those of pytest-xdist do, each import torch and collect every test: four seconds of a processor.
 Here that happens once. The first process then hands out one test after the other, and reports what it is told. With
 ``--until`` it begins none after that moment: those that are left over count as skipped. As they are not to be the same ones
-each time, ``--turn`` says which test is the first.
+each time, ``--turn`` says which test is the first. With ``--end`` no test is waited for after that moment: it hangs, so it
+fails, and the stacks of its threads say where.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any, NoReturn
@@ -31,13 +32,21 @@ from ftlib.common.processes import describe_exit, die_with_parent, settle_autogr
 
 LATE = "not begun: the time that was given to all tests was over"
 """Why a test counts as skipped that had no time to begin."""
+STARVED = "not ended: the time that was given to all tests was over"
+"""The same, where it had begun and others came first."""
 _CRASH = "crash"
-"""The file with the stacks of a child that crashed."""
+"""The file with the stacks of a child that crashed, or hung."""
+_TELL = signal.SIGRTMIN + 7
+"""Has a child write its stacks. No test uses this one."""
+_TELLS = 2.0
+"""Seconds that it has for that."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--forks", type=int, default=0, metavar="N", help="run the tests in N processes (0: in this one)")
     parser.addoption("--until", type=float, default=math.inf, metavar="T", help="begin none later (seconds since 1970)")
+    parser.addoption("--end", type=float, default=math.inf, metavar="T", help="a test that has not ended by then fails")
+    parser.addoption("--starved", action="store_true", help="it counts as skipped instead: it had the processor last of all")
     parser.addoption("--turn", type=int, default=0, metavar="N", help="begin with the Nth test, and end with those before it")
 
 
@@ -116,29 +125,45 @@ class _Crew:
         self._session = session
         self._hook = session.config.hook
         self._until: float = session.config.getoption("until")
+        self._end: float = session.config.getoption("end")
+        self._starved: bool = session.config.getoption("starved")
         self._queue = _Queue(session.items)
-        self._children: dict[Connection, _Child] = {}
+        self._children: dict[int, _Child] = {}
+        """By process ID."""
         self._forked = 0
         self._directory = session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
 
     def run(self, count: int) -> None:
         """Until all tests have ended."""
+        signal.signal(signal.SIGTERM, self._terminated)
         for _ in range(count):
             self._fork()
         while self._children:
-            for connection in wait(list(self._children)):
-                assert isinstance(connection, Connection)
-                self._serve(connection)
+            left = max(0.0, self._end - time.time()) if self._end < math.inf else None
+            ready = set(wait([each for child in self._children.values() for each in child.watched], left))
+            for child in [child for child in self._children.values() if not ready.isdisjoint(child.watched)]:
+                self._serve(child, ended=child.ended in ready)
                 if self._session.shouldfail:
                     raise self._session.Failed(self._session.shouldfail)
                 if self._session.shouldstop:
                     raise self._session.Interrupted(self._session.shouldstop)
+            if time.time() > self._end:
+                self._leave_out()
+                for child in list(self._children.values()):
+                    self._give_up(child)
 
     def close(self) -> None:
         """End whoever is left."""
         for child in self._children.values():
-            os.kill(child.pid, signal.SIGKILL)
-            os.waitpid(child.pid, 0)
+            child.kill()
+            child.close()
+
+    def _terminated(self, _number: int, _frame: object) -> None:
+        """Somebody ends all of it: what was under way may be why."""
+        under_way = [self._session.items[child.has[0]].nodeid for child in self._children.values() if child.has]
+        print("\nSIGTERM; under way:", *under_way, sep="\n  ", flush=True)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
 
     def _fork(self) -> None:
         ours, theirs = Pipe()
@@ -151,23 +176,20 @@ class _Crew:
             ours.close()
             _work(self._session, theirs, parent, directory)
         theirs.close()
-        self._children[ours] = _Child(pid, directory)
+        self._children[pid] = _Child(pid, ours, directory)
 
-    def _serve(self, connection: Connection) -> None:
-        child = self._children[connection]
-        ended = False
-        try:
-            told = connection.recv()
+    def _serve(self, child: _Child, *, ended: bool) -> None:
+        """Take what it has told. ``ended``: its process has; that its connection ends is no sign of it, nor is that it does
+        not, as processes that a test has forked and left have it, too."""
+        for told in child.told():
             if told is None:
-                self._hand_out(connection, child)
+                self._hand_out(child)
             else:
                 self._show(child, *told)
-        except (EOFError, ConnectionError):
-            ended = True
-        if ended:  # not while the exception is handled: whoever is forked then shows it as the cause of all of its own
-            self._ended(connection, child)
+        if ended:
+            self._ended(child)
 
-    def _hand_out(self, connection: Connection, child: _Child) -> None:
+    def _hand_out(self, child: _Child) -> None:
         if time.time() > self._until:
             self._leave_out()
         under_way = [index for other in self._children.values() if other is not child for index in other.has]
@@ -175,17 +197,37 @@ class _Crew:
         if index is not None:
             child.last = index
             child.has.append(index)
-        connection.send(index)
+        with contextlib.suppress(ConnectionError):  # it has ended, as will be seen
+            child.connection.send(index)
 
     def _leave_out(self) -> None:
         """Report those that will not be begun."""
-        for item in (self._session.items[index] for index in self._queue.leave()):
-            file, line, _ = item.location
-            report = pytest.TestReport(
-                item.nodeid, item.location, {}, "skipped", (file, line or 0, f"Skipped: {LATE}"), "setup"
-            )
-            self._hook.pytest_runtest_logreport(report=report)
-            self._hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        for index in self._queue.leave():
+            self._skipped(index, LATE)
+
+    def _give_up(self, child: _Child) -> None:
+        """Its test should have ended by now."""
+        child.tell()
+        hung, child.has = child.has, []
+        self._ended(child)
+        for index in hung:
+            if self._starved:
+                self._skipped(index, STARVED)
+            else:
+                self._failed(index, f"this test had not ended when the time of all was over: it hangs\n{child.last_words()}")
+
+    def _skipped(self, index: int, why: str) -> None:
+        file, line, _ = self._session.items[index].location
+        self._report(index, "skipped", (file, line or 0, f"Skipped: {why}"), "setup")
+
+    def _failed(self, index: int, text: str) -> None:
+        self._report(index, "failed", text, "call")
+
+    def _report(self, index: int, outcome: Any, text: Any, when: Any) -> None:
+        item = self._session.items[index]
+        report = pytest.TestReport(item.nodeid, item.location, {}, outcome, text, when)
+        self._hook.pytest_runtest_logreport(report=report)
+        self._hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
 
     def _show(self, child: _Child, kind: str, told: dict[str, Any]) -> None:
         match kind:
@@ -200,32 +242,61 @@ class _Crew:
             case "warning":
                 self._hook.pytest_warning_recorded.call_historic(kwargs=told)
 
-    def _ended(self, connection: Connection, child: _Child) -> None:
+    def _ended(self, child: _Child) -> None:
         """It was told that there is nothing more to do, or a test ended it: then another one takes its place."""
-        del self._children[connection]
-        connection.close()
-        code = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
+        del self._children[child.pid]
+        code = child.close()
         if child.has:
             guilty, *rest = child.has
             self._queue.give_back(rest)
-            item = self._session.items[guilty]
-            text = f"the process that ran this test ended: {describe_exit(code)}\n{child.last_words()}"
-            report = pytest.TestReport(item.nodeid, item.location, {}, "failed", text, "call")
-            self._hook.pytest_runtest_logreport(report=report)
-            self._hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+            self._failed(guilty, f"the process that ran this test ended: {describe_exit(code)}\n{child.last_words()}")
             self._fork()
-        elif code:
+        elif code and not child.given_up:
             raise RuntimeError(f"a process that had run tests failed at its end: {describe_exit(code)}")
 
 
 class _Child:
     """One process. ``has``: tests that it was given and has not ended, in order; ``last``: the newest of all it was given."""
 
-    def __init__(self, pid: int, directory: Path) -> None:
+    def __init__(self, pid: int, connection: Connection, directory: Path) -> None:
         self.pid = pid
+        self.connection = connection
+        self.ended = os.pidfd_open(pid)
+        """Is ready once the process has ended."""
         self.has: list[int] = []
         self.last: int | None = None
+        self.given_up = False
+        self._says_no_more = False
         self._crash = directory / _CRASH
+
+    @property
+    def watched(self) -> list[Connection | int]:
+        """What is ready when there is something to do."""
+        return [self.ended] if self._says_no_more else [self.connection, self.ended]
+
+    def told(self) -> Iterator[Any]:
+        """What nobody has read yet; see ``_Reporter``, and None where it asks for a test."""
+        try:
+            while self.connection.poll():
+                yield self.connection.recv()
+        except (EOFError, ConnectionError):
+            self._says_no_more = True
+
+    def tell(self) -> None:
+        """End it, once it has written the stacks of its threads."""
+        os.kill(self.pid, _TELL)
+        wait([self.ended], _TELLS)
+        self.kill()
+
+    def kill(self) -> None:
+        self.given_up = True
+        os.kill(self.pid, signal.SIGKILL)
+
+    def close(self) -> int:
+        """The exit code of a process that has ended, or does now."""
+        self.connection.close()
+        os.close(self.ended)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
     def last_words(self) -> str:
         """The stacks of all its threads, if a signal such as SIGSEGV ended it."""
@@ -259,7 +330,10 @@ def _settle(config: pytest.Config, directory: Path) -> None:
     """What it shares with its siblings since the fork becomes its own. ``directory``: for temporary files."""
     os.environ["PYTEST_XDIST_WORKER"] = directory.name  # the usual way to learn that one is not alone
     directory.mkdir(mode=0o700)
-    faulthandler.enable((directory / _CRASH).open("w"))
+    stacks = (directory / _CRASH).open("w")
+    faulthandler.enable(stacks)
+    faulthandler.register(_TELL, stacks)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     settle_autograd()
     config._tmp_path_factory._basetemp = directory  # type: ignore[attr-defined]
     capture = config.pluginmanager.get_plugin("capturemanager")

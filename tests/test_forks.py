@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from subprocess import PIPE, STDOUT, run
+from subprocess import PIPE, STDOUT, Popen, run
 from xml.etree import ElementTree as ET
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+
+TIMEOUT = 50.0
 
 Play = Callable[..., tuple[int, str]]
 
@@ -27,8 +30,9 @@ def play(tmp_path: Path) -> Play:
         pytest = [sys.executable, "-m", "pytest", "-p", "tests.forks", f"--forks={forks}", "-p", "no:cacheprovider"]
         places = [f"--rootdir={tmp_path}", f"--junitxml={tmp_path}/report.xml", f"--basetemp={tmp_path}/files"]
         command = [*pytest, *places, *options, str(tmp_path)]
-        done = run(command, cwd=ROOT, stdout=PIPE, stderr=STDOUT, text=True, check=False, timeout=60)
-        return done.returncode, done.stdout
+        with (tmp_path / "said").open("w") as said:  # not a pipe: what a test left behind might keep that open
+            done = run(command, cwd=ROOT, stdout=said, stderr=STDOUT, check=False, timeout=TIMEOUT + 10)
+        return done.returncode, (tmp_path / "said").read_text()
 
     return play
 
@@ -174,3 +178,59 @@ def test_what_is_late_is_left_out_and_counted(play: Play, tmp_path: Path) -> Non
     assert code == 0
     assert "the time that was given to all tests was over" in said
     assert names(tmp_path / "report.xml") == {"test_b": [], "test_a": ["skipped"], "test_c": ["skipped"]}
+
+
+HANGS = """
+import os, threading
+def test_before(): pass
+def test_hangs():
+    threading.Thread(target=threading.Event().wait, name="held").start()
+    os.read(os.pipe()[0], 1)
+def test_left(): pass
+"""
+
+
+@pytest.mark.parametrize("starved", [False, True])
+def test_what_hangs_is_ended(play: Play, tmp_path: Path, starved: bool) -> None:
+    """And told with the stacks of all its threads. One that had no processor has not failed."""
+    options = (f"--end={time.time() + 15}", "-rfs", "-o", "timeout=0", *(["--starved"] if starved else []))
+    code, said = play(1, HANGS, options=options)
+    assert code == (0 if starved else 1), said
+    outcome = "skipped" if starved else "failure"
+    assert names(tmp_path / "report.xml") == {"test_before": [], "test_hangs": [outcome], "test_left": ["skipped"]}
+    if starved:
+        assert "not ended: the time that was given to all tests was over" in said
+    else:
+        assert "it hangs" in said and "in test_hangs" in said and said.count("(most recent call first)") >= 2
+
+
+def test_a_process_that_outlives_its_parent_is_not_waited_for(play: Play) -> None:
+    """It has the connection of the process that forked it."""
+    program = f"""
+import os, time
+def test_leaves_one():
+    if not os.fork():
+        time.sleep({TIMEOUT})
+        os._exit(0)
+    os._exit(3)
+def test_after(): pass
+"""
+    began = time.monotonic()
+    code, said = play(1, program)
+    assert code == 1 and "1 failed, 1 passed" in said and "exit code 3" in said
+    assert time.monotonic() - began < TIMEOUT
+
+
+def test_who_ends_it_is_told_what_was_under_way(tmp_path: Path) -> None:
+    path = tmp_path / "test_module.py"
+    path.write_text("import time\ndef test_it(): time.sleep(100)\n")
+    command = [sys.executable, "-m", "pytest", "-p", "tests.forks", "--forks=1", f"--rootdir={tmp_path}", "-v", str(path)]
+    with Popen([*command, "-p", "no:cacheprovider"], cwd=ROOT, stdout=PIPE, stderr=STDOUT, text=True) as process:
+        assert process.stdout is not None
+        said = ""
+        while "test_it" not in said:
+            said += process.stdout.read(1) or pytest.fail(said)
+        process.terminate()
+        rest = process.stdout.read()
+    assert process.returncode == -signal.SIGTERM
+    assert "SIGTERM; under way:\n  test_module.py::test_it" in rest
