@@ -8,7 +8,7 @@ processors, as they mostly wait for each other; but not many more, as workers tr
 what failed, and what could not be tested here.
 
 ``--minutes``: where the machine is too slow for all of them in so many minutes, the tests that have not begun by then are left
-out, and counted. Other ones are, with each commit. Those that have begun have two more minutes: then they are ended, and the
+out, and counted. Other ones are, with each commit. Those that have begun have 100 seconds more: then they are ended, and the
 last lines name them. They hang, and have failed; but for the simulated ones, which may just have had no processor.
 """
 
@@ -35,7 +35,7 @@ from tests.forks import LATE
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "out" / "tests"
 CORES = len(os.sched_getaffinity(0))
-GRACE = 120.0
+GRACE = 100.0
 """Seconds that the tests that begin last may take, if there is a time by which they have to begin."""
 SIMULATED = ("tests/simulation", "tests/protocol", "tests/transcripts")
 

@@ -131,6 +131,7 @@ class _Crew:
         self._children: dict[int, _Child] = {}
         """By process ID."""
         self._forked = 0
+        self._began = time.monotonic()
         self._directory = session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
 
     def run(self, count: int) -> None:
@@ -160,8 +161,10 @@ class _Crew:
 
     def _terminated(self, _number: int, _frame: object) -> None:
         """Somebody ends all of it: what was under way may be why."""
-        under_way = [self._session.items[child.has[0]].nodeid for child in self._children.values() if child.has]
-        print("\nSIGTERM; under way:", *under_way, sep="\n  ", flush=True)
+        now = time.monotonic()
+        busy = [child for child in self._children.values() if child.has]
+        under_way = [f"{self._session.items[child.has[0]].nodeid} for {now - child.since:.0f} s" for child in busy]
+        print(f"\nSIGTERM after {now - self._began:.0f} s; under way:", *under_way, sep="\n  ", flush=True)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -195,8 +198,7 @@ class _Crew:
         under_way = [index for other in self._children.values() if other is not child for index in other.has]
         index = self._queue.take(child.last, under_way)
         if index is not None:
-            child.last = index
-            child.has.append(index)
+            child.take(index)
         with contextlib.suppress(ConnectionError):  # it has ended, as will be seen
             child.connection.send(index)
 
@@ -237,7 +239,7 @@ class _Crew:
                 report = self._hook.pytest_report_from_serializable(config=self._session.config, data=told)
                 self._hook.pytest_runtest_logreport(report=report)
             case "finish":
-                child.has.pop(0)
+                child.finished()
                 self._hook.pytest_runtest_logfinish(**told)
             case "warning":
                 self._hook.pytest_warning_recorded.call_historic(kwargs=told)
@@ -265,6 +267,8 @@ class _Child:
         """Is ready once the process has ended."""
         self.has: list[int] = []
         self.last: int | None = None
+        self.since = 0.0
+        """When the test that runs began, by ``time.monotonic``."""
         self.given_up = False
         self._says_no_more = False
         self._crash = directory / _CRASH
@@ -281,6 +285,18 @@ class _Child:
                 yield self.connection.recv()
         except (EOFError, ConnectionError):
             self._says_no_more = True
+
+    def take(self, index: int) -> None:
+        """It is given this test."""
+        if not self.has:
+            self.since = time.monotonic()
+        self.last = index
+        self.has.append(index)
+
+    def finished(self) -> None:
+        """The test that ran has ended."""
+        self.has.pop(0)
+        self.since = time.monotonic()
 
     def tell(self) -> None:
         """End it, once it has written the stacks of its threads."""
