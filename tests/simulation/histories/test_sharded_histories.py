@@ -43,9 +43,9 @@ MIXED, MIXED_SOAK = 8, 1000
 """Of programs that make calls of many kinds: seeds for each policy."""
 NEEDED_MIXED = NEEDED | {"declined", "followed", "opened"}
 FOLLOWING = (
-    (2018, ""),
+    (2019, ""),
     (2030, "storage"),
-    pytest.param(2019, "", marks=pytest.mark.soak),
+    pytest.param(2041, "", marks=pytest.mark.soak),
     pytest.param(2033, "storage", marks=pytest.mark.soak),
 )
 """Seeds and policies of such programs whose joiners come in shard by shard, if they follow: the settings do not allow it."""
