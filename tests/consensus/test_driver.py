@@ -74,7 +74,7 @@ async def test_one_timer_follows_the_next_deadline() -> None:
 
 
 async def test_whatever_the_core_is_told_it_knows_first_what_the_data_plane_has_promised() -> None:
-    """A proof may come by a check, a tether or the data plane's own words, and not in a packet: it must not outrun that."""
+    """A proof may come by a check, a liveness connection or the data plane, not in a packet: it must not outrun that."""
     async with rig() as a:
         a.core.progress, seen = NOWHERE, []
         a.core.on_input = lambda _what: seen.append(a.core.progress)

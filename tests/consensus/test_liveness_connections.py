@@ -13,7 +13,7 @@ import pytest
 
 from consensus.config import PROTOCOL_VERSION
 from consensus.member import Member, format_address
-from consensus.runtime.net import liveness_connection as tether
+from consensus.runtime.net import liveness_connection
 from consensus.runtime.net.liveness_connection import CHECK_TIMEOUT, Identity, LivenessConnections, ask
 from tests.harness.basics import TIMEOUT, free_ports
 
@@ -26,20 +26,20 @@ Verdict = tuple[str, bool | None, str]
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine may take its time to answer; ``hurried`` is for what never does."""
-    monkeypatch.setattr(tether, "CHECK_TIMEOUT", 60.0)
+    monkeypatch.setattr(liveness_connection, "CHECK_TIMEOUT", 60.0)
 
 
 @pytest.fixture
 def hurried(patience: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """As it is meant."""
-    monkeypatch.setattr(tether, "CHECK_TIMEOUT", CHECK_TIMEOUT)
+    monkeypatch.setattr(liveness_connection, "CHECK_TIMEOUT", CHECK_TIMEOUT)
 
 
 @dataclass
 class Watch:
     """Liveness connections whose verdicts are kept with their time."""
 
-    tethers: LivenessConnections = field(init=False)
+    liveness: LivenessConnections = field(init=False)
     verdicts: list[Verdict] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
     listening: list[bool] = field(default_factory=list)
@@ -58,11 +58,11 @@ class Watch:
 @asynccontextmanager
 async def watch(*, trust_refused: bool = True) -> AsyncIterator[Watch]:
     watching = Watch()
-    watching.tethers = LivenessConnections(watching.report, trust_refused=trust_refused)
+    watching.liveness = LivenessConnections(watching.report, trust_refused=trust_refused)
     try:
         yield watching
     finally:
-        await watching.tethers.close()
+        await watching.liveness.close()
 
 
 async def with_peer(**settings: Any) -> Peer:
@@ -83,10 +83,10 @@ async def test_a_killed_process_is_proven_dead_at_once() -> None:
     for _ in range(5):
         peer = await with_peer()
         async with watch() as seen:
-            seen.tethers.keep([peer.member])
+            seen.liveness.keep([peer.member])
             assert (await seen.verdict())[:2] == (peer.member.id, True)
             await asyncio.sleep(0.05)
-            assert len(seen.verdicts) == 1  # nothing is said while the tether holds
+            assert len(seen.verdicts) == 1  # nothing is said while the connection holds
             peer.kill()
             assert (await seen.verdict(2))[:2] == (peer.member.id, False)
         peer.close()
@@ -96,7 +96,7 @@ async def test_a_killed_process_is_proven_dead_at_once() -> None:
 async def test_a_forked_child_does_not_hide_its_parents_death() -> None:
     peer = await with_peer(fork=True)
     async with watch() as seen:
-        seen.tethers.keep([peer.member])
+        seen.liveness.keep([peer.member])
         assert (await seen.verdict())[1] is True
         peer.kill()
         assert (await seen.verdict(2))[1:] == (False, f"connection refused at {peer.address}")
@@ -110,11 +110,11 @@ async def test_a_process_that_was_replaced_at_its_address_is_dead() -> None:
         first.close()
         await until(lambda: not listens(first.member.address))  # its agent ends by itself
         second = await with_peer(bind=first.address)
-        seen.tethers.check(first.member)
+        seen.liveness.check(first.member)
         _, alive, detail = await seen.verdict()
         assert alive is False
         assert f"another lifetime ({second.member.id[:6]})" in detail
-        seen.tethers.check(second.member)
+        seen.liveness.check(second.member)
         assert (await seen.verdict(2))[:2] == (second.member.id, True)
     second.close()
 
@@ -126,7 +126,7 @@ async def test_a_stopped_process_is_undecided() -> None:
     peer.pause()
     async with watch() as seen:
         began = time.perf_counter()
-        seen.tethers.check(peer.member)
+        seen.liveness.check(peer.member)
         assert (await seen.verdict())[1] is None
         assert time.perf_counter() - began > CHECK_TIMEOUT * 0.9
         assert seen.listening == [True], "its host accepts connections for it"
@@ -137,7 +137,7 @@ async def test_refused_is_proof_only_where_it_is_trusted() -> None:
     gone = Member("a" * 16, *free_address())
     for trust, expected in ((True, False), (False, None)):
         async with watch(trust_refused=trust) as seen:
-            seen.tethers.check(gone)
+            seen.liveness.check(gone)
             assert await seen.verdict() == (
                 gone.id,
                 expected,
@@ -148,20 +148,20 @@ async def test_refused_is_proof_only_where_it_is_trusted() -> None:
 async def test_one_question_at_a_time() -> None:
     async with rig() as a, watch() as seen:
         for _ in range(5):
-            seen.tethers.check(a.member)
+            seen.liveness.check(a.member)
         await seen.verdict()
         await asyncio.sleep(0.05)
         assert len(seen.verdicts) == 1
-        seen.tethers.check(a.member)
+        seen.liveness.check(a.member)
         assert (await seen.verdict(2))[1] is True
 
 
 async def test_nothing_is_said_after_letting_go() -> None:
     async with watch() as seen:
         async with rig() as a:
-            seen.tethers.keep([a.member])
+            seen.liveness.keep([a.member])
             await seen.verdict()
-            seen.tethers.keep([])
+            seen.liveness.keep([])
             await asyncio.sleep(0.02)
         await asyncio.sleep(0.05)
         assert len(seen.verdicts) == 1
@@ -169,7 +169,7 @@ async def test_nothing_is_said_after_letting_go() -> None:
 
 async def test_a_broken_connection_to_a_living_member_is_renewed() -> None:
     async with rig() as a, watch() as seen:
-        seen.tethers.keep([a.member])
+        seen.liveness.keep([a.member])
         await seen.verdict()
         web = a.agent._web.server._web
         assert web is not None
@@ -220,14 +220,14 @@ async def test_a_dying_listener_is_asked_again_until_it_is_refused() -> None:
             raise StopIteration
 
     async with answering(dying) as member, watch() as seen:
-        seen.tethers.check(member)
+        seen.liveness.check(member)
         assert (await seen.verdict())[1] is False
 
 
 @pytest.mark.usefixtures("hurried")
 async def test_a_listener_that_closes_everything_is_undecided_within_the_bound() -> None:
     async with answering(lambda connection, number: None) as member, watch() as seen:
-        seen.tethers.check(member)
+        seen.liveness.check(member)
         _, alive, detail = await seen.verdict()
         assert alive is None
         assert "closes them" in detail
@@ -243,7 +243,7 @@ async def test_something_else_at_the_address_is_undecided(answer: bytes) -> None
         connection.sendall(answer)
 
     async with answering(other) as member, watch() as seen:
-        seen.tethers.check(member)
+        seen.liveness.check(member)
         _, alive, detail = await seen.verdict()
         assert alive is None
         assert "something else" in detail
@@ -268,7 +268,7 @@ async def test_a_version_of_thousands_of_digits_is_none() -> None:
         assert answer == Identity("a", "", 0, "")
 
 
-async def test_a_tether_that_never_lasts_is_no_busy_loop() -> None:
+async def test_a_connection_that_never_lasts_is_no_busy_loop() -> None:
     head = b"HTTP/1.1 200 OK\r\nX-Ftlib-Member: " + b"a" * 16 + b"\r\n\r\n"
     count = 0
 
@@ -280,7 +280,7 @@ async def test_a_tether_that_never_lasts_is_no_busy_loop() -> None:
 
     async with answering(flighty) as member, watch() as seen:
         began = time.perf_counter()
-        seen.tethers.keep([member])
+        seen.liveness.keep([member])
         await seen.verdict(2)
         await asyncio.sleep(0.5)
         most = 10 * max(1.0, (time.perf_counter() - began) / 0.5)  # on a busy machine a sleep is longer

@@ -66,24 +66,24 @@ class TestWhoIsThere:
             sock.close()
             assert answer is not None
             assert answer.doubt is doubt
-            tethers = LivenessConnections(lambda *verdict: verdicts.append(verdict[:3]), mine)
-            tethers.check(Member("c" * 16, *b.member.address))
+            liveness = LivenessConnections(lambda *verdict: verdicts.append(verdict[:3]), mine)
+            liveness.check(Member("c" * 16, *b.member.address))
             await until(lambda: verdicts)
-            await tethers.close()
+            await liveness.close()
             assert verdicts[0][1] is None
 
     async def test_another_lifetime_proves_death_only_at_the_very_address(self) -> None:
         """A question for b that somebody passes on to a: its answer is genuine, but not from b's address."""
         verdicts: list[tuple[str, bool | None, str]] = []
         async with rig("a" * 16, secret=SECRET) as a:
-            tethers = LivenessConnections(lambda *verdict: verdicts.append(verdict[:3]), RING)
-            tethers.check(Member("b" * 16, *a.member.address))
+            liveness = LivenessConnections(lambda *verdict: verdicts.append(verdict[:3]), RING)
+            liveness.check(Member("b" * 16, *a.member.address))
             await until(lambda: len(verdicts) == 1)
             relay = await asyncio.start_server(lambda r, w: _pass_on(r, w, a.member.address), "127.0.0.1", 0)
-            tethers.check(Member("c" * 16, *relay.sockets[0].getsockname()))
+            liveness.check(Member("c" * 16, *relay.sockets[0].getsockname()))
             await until(lambda: len(verdicts) == 2)
             relay.close()
-            await tethers.close()
+            await liveness.close()
         assert verdicts[0][1] is False
         assert verdicts[1][1] is None
         assert f"a member that advertises {format_address(a.member.address)}" in verdicts[1][2]
@@ -102,12 +102,12 @@ class TestWhoIsThere:
             writer.close()
 
         server = await asyncio.start_server(forger, "127.0.0.1", 0)
-        tethers = LivenessConnections(lambda *verdict: verdicts.append(verdict[:3]), RING)
+        liveness = LivenessConnections(lambda *verdict: verdicts.append(verdict[:3]), RING)
         for member_id in ("b" * 16, "c" * 16):
-            tethers.check(Member(member_id, *server.sockets[0].getsockname()))
+            liveness.check(Member(member_id, *server.sockets[0].getsockname()))
         await until(lambda: len(verdicts) == 2)
         server.close()
-        await tethers.close()
+        await liveness.close()
         assert [verdict[1:] for verdict in verdicts] == [(None, verdicts[0][2])] * 2
         assert "is not authentic" in verdicts[0][2]
 

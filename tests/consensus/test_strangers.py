@@ -393,7 +393,7 @@ class TestCrowds:
             assert time.monotonic() - began < 40.0, "it takes a minute to say all of it"
 
     async def test_whoever_has_proved_itself_stays(self, guarded: Gossip) -> None:
-        """A tether, through a crowd and far beyond a stranger's time."""
+        """A liveness connection, through a crowd and far beyond a stranger's time."""
         answer, sock = await ask(guarded.member.address, "/tether", RING)
         assert answer is not None and answer.member_id == guarded.member.id and answer.doubt is None
         with sock, Crowd(guarded.member.address, 600) as crowd:

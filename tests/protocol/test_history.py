@@ -104,11 +104,11 @@ def test_others_evidence_names_its_source() -> None:
     """The coordinator has no connection to the victim: it knows by hearsay."""
     world, members = start_job(6)
     victim = members[5]
-    witness = next(host for host in members[1:] if any(peer.id == victim.id for peer in host.tethers))
-    members[0].tethers = tuple(peer for peer in members[0].tethers if peer.id != victim.id)
+    witness = next(host for host in members[1:] if any(peer.id == victim.id for peer in host.liveness_connections))
+    members[0].liveness_connections = tuple(peer for peer in members[0].liveness_connections if peer.id != victim.id)
     for host in members[1:]:
         if host is not witness:
-            host.tethers = tuple(peer for peer in host.tethers if peer.id != victim.id)
+            host.liveness_connections = tuple(peer for peer in host.liveness_connections if peer.id != victim.id)
     crash(world, members, victim)
     change = record(members[0])
     assert [(item["kind"], item["source"]) for item in change["findings"]] == [("proof", witness.id)]

@@ -37,7 +37,7 @@ from consensus.messages import (
 from consensus.messages.reports import Reports
 from consensus.progress import Progress
 from consensus.protocol.machine import Machine
-from consensus.protocol.state.effects import Check, Effect, Note, Quit, Send, Tether
+from consensus.protocol.state.effects import Check, Effect, KeepConnections, Note, Quit, Send
 from consensus.protocol.state.inputs import Accusation, Checked, Died
 from consensus.view import Cause, Delta, Proposal, Removal
 
@@ -430,7 +430,7 @@ def test_who_is_told_of_a_death_lets_go_of_its_connection_and_asks_nobody() -> N
     resend = CONFIG.resend
     word = Evidence(view_of("abcdefg").view_id, "e", EvidenceKind.PROOF, "its training process ended")
     effects = give(machine, "e", word, 100.1)
-    assert [effect.members for effect in effects if isinstance(effect, Tether)] == [(member("d"), member("f"))]
+    assert [effect.members for effect in effects if isinstance(effect, KeepConnections)] == [(member("d"), member("f"))]
     assert not [effect for effect in effects if isinstance(effect, (Check, Send))]
     machine.handle(Checked("e", False, "connection refused"), 100.101)  # a look that was under way
     machine.tick(100.1 + 0.9 * resend)
@@ -443,7 +443,7 @@ def test_who_holds_no_connection_to_the_dead_says_nothing() -> None:
     machine = machine_in("abcdefg", "f")
     word = Evidence(view_of("abcdefg").view_id, "e", EvidenceKind.PROOF, "its training process ended")
     effects = give(machine, "e", word, 100.1)
-    assert not [effect for effect in effects if isinstance(effect, (Check, Send, Tether))]
+    assert not [effect for effect in effects if isinstance(effect, (Check, Send, KeepConnections))]
     machine.tick(100.1 + 2 * CONFIG.resend)
     assert not sends(machine.drain(), Evidence)
 

@@ -104,7 +104,7 @@ def test_restart_at_the_same_address_is_proof(index: int) -> None:
     """Nobody held a connection to the old lifetime, and nothing refuses: its successor answers for it."""
     world, members = start_job(3)
     for host in members:
-        host.tethers = ()
+        host.liveness_connections = ()
     victim = members[index]
     others = [host for host in members if host is not victim]
     world.kill(victim)

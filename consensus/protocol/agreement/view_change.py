@@ -30,7 +30,7 @@ from ..detection.accusations import Accusations
 from ..detection.detection import Detection
 from ..state.change import FindingKind, Moment
 from ..state.core import Core
-from ..state.effects import Tether
+from ..state.effects import KeepConnections
 from ..state.life import Turn
 from ..state.standing import StandingEvent
 from .abandonment import Abandonment
@@ -419,7 +419,7 @@ class ViewChange:
         self.proposer.adopt()
         self.installer.adopt()
         self.detection.adopt(view, now)
-        core.outbox.emit(Tether(core.successors()))
+        core.outbox.emit(KeepConnections(core.successors()))
         self.register.adopt(now)
         self.accusations.adopt(view, now)
 

@@ -14,7 +14,7 @@ from ...messages import MAX_DETAIL, Evidence, EvidenceKind, Status
 from ...view import View
 from ..state.change import FindingKind
 from ..state.core import SENIORS, Core
-from ..state.effects import Check, Fence, Tether
+from ..state.effects import Check, Fence, KeepConnections
 from ..state.links import cut_off
 from ..state.member_table import Sign
 
@@ -182,7 +182,7 @@ class Accusations:
         detail, no_vote = message.detail[:MAX_DETAIL], message.no_vote
         fresh = self._record(message.accused, message.kind, detail, sender, now, no_vote=no_vote)
         if fresh and any(member.id == message.accused for member in held):
-            core.outbox.emit(Tether(tuple(member for member in held if member.id not in core.evidence.proofs)))
+            core.outbox.emit(KeepConnections(tuple(member for member in held if member.id not in core.evidence.proofs)))
             self._owe(message, now + core.config.resend)
 
     def _owe(self, evidence: Evidence, due: float) -> None:

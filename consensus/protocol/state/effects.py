@@ -35,7 +35,7 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Tether:
+class KeepConnections:
     """Keep a liveness connection to exactly these members; when one closes, do as for ``Check``."""
 
     members: tuple[Member, ...]
@@ -71,7 +71,7 @@ class Note:
     about: str = ""
 
 
-Effect = Send | Ask | Check | Tether | Fence | Quit | Note | Order
+Effect = Send | Ask | Check | KeepConnections | Fence | Quit | Note | Order
 
 
 class Outbox:

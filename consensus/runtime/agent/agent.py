@@ -125,7 +125,7 @@ class Agent:
         self._orders = Orders(member.id, self._shown_epoch, training.signal, self.driver.note)
         self._fencing = Fencing(config, self._ask_supervisor, self._fenced, self.driver.note)
         self._store = session_for(config, member, self._ring, self.driver, self._spawn)
-        self._tethers = LivenessConnections(self._checked, self._ring, trust_refused=config.trust_refused)
+        self._liveness = LivenessConnections(self._checked, self._ring, trust_refused=config.trust_refused)
         self._udp = Udp(self._datagram, self._send_failed)
         self._web = Web(training.load_http, self._make_server)
         self._pages: MountedPages | None = None
@@ -157,7 +157,7 @@ class Agent:
         try:
             self._udp.close()
             await self._web.close()
-            await self._tethers.close()
+            await self._liveness.close()
             others = [task for task in self._tasks if task is not asyncio.current_task()]
             for task in others:
                 task.cancel()
@@ -224,11 +224,11 @@ class Agent:
         if self._outage.on:
             asyncio.get_running_loop().call_later(CHECK_TIMEOUT, self._checked, member.id, None, _CUT, False)
         else:
-            self._tethers.check(member)
+            self._liveness.check(member)
 
     def keep(self, members: tuple[Member, ...]) -> None:
-        """``Tether``."""
-        self._tethers.keep(members)
+        """``KeepConnections``."""
+        self._liveness.keep(members)
 
     def fence(self, member: Member, reason: str, *, command: bool) -> None:
         """``Fence``."""

@@ -20,7 +20,7 @@ from ...errors import JobEndedError, JoinError, LeftError, StoppedError
 from ...logs import CarefulLogger
 from ...messages import Envelope
 from ...progress import Progress
-from ...protocol.state.effects import Ask, Check, Effect, Fence, Note, Quit, Send, Tether
+from ...protocol.state.effects import Ask, Check, Effect, Fence, KeepConnections, Note, Quit, Send
 from ...protocol.state.inputs import Died, Input
 from .clock import now
 from .ports import Carrier, DrivenMachine
@@ -249,7 +249,7 @@ class Driver:
                 carrier.ask(request)
             case Check(member):
                 carrier.check(member)
-            case Tether(members):
+            case KeepConnections(members):
                 carrier.keep(members)
             case Fence(member, reason, command):
                 carrier.fence(member, reason, command=command)

@@ -91,7 +91,7 @@ class Carrier(Protocol):
         """``Check``."""
 
     def keep(self, members: tuple[Member, ...]) -> None:
-        """``Tether``."""
+        """``KeepConnections``."""
 
     def fence(self, member: Member, reason: str, *, command: bool) -> None:
         """``Fence``."""

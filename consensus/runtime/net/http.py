@@ -233,7 +233,7 @@ class HttpServer:
 
     async def _get(self, request: web.BaseRequest, exchange: Exchange | None) -> web.StreamResponse:
         if request.path == "/tether":
-            return await self._tether(request, exchange)
+            return await self._hold(request, exchange)
         if request.path == "/identity":
             return web.Response(status=204, headers=self._authenticator.headers(exchange))
         if request.path in self._served():
@@ -267,7 +267,7 @@ class HttpServer:
             body, kind = exchange.frames(status).whole(body), "application/octet-stream"
         return web.Response(status=status, body=body, headers={**self._authenticator.headers(exchange), "Content-Type": kind})
 
-    async def _tether(self, request: web.BaseRequest, exchange: Exchange | None) -> web.StreamResponse:
+    async def _hold(self, request: web.BaseRequest, exchange: Exchange | None) -> web.StreamResponse:
         response = web.StreamResponse(headers=self._authenticator.headers(exchange))
         await response.prepare(request)
         await self._closing.wait()  # cancelled when the client disconnects

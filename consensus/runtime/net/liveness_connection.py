@@ -1,11 +1,11 @@
 """The crash detector: held connections, and the question "are you still that lifetime?".
 
 A process that dies closes its connections at once, and its living host refuses the next one: within about a millisecond that is
-proof of death, while timers would need seconds. So a member keeps a liveness connection (a *tether*) to a few others; when one
+proof of death, while timers would need seconds. So a member keeps a *liveness connection* to a few others; when one
 closes, or on demand, it asks again:
 
 * connection refused: the host lives and nobody listens there, so the process is gone (``trust_refused``);
-* the same id answers: alive, and the answer's connection is the new tether;
+* the same id answers: alive, and the answer's connection is the new liveness connection;
 * another id answers: a later lifetime took the address, so this one is gone;
 * accepted and closed again without an answer: a dying process closes its descriptors one by one, so ask again at once,
   in short bounded steps;
@@ -157,7 +157,7 @@ def _answer(head: dict[str, str]) -> Identity | None:
 
 
 class LivenessConnections:
-    """Holds tethers and runs checks. Runs on the loop's thread; ``report`` gets every result."""
+    """Holds liveness connections and runs checks. Runs on the loop's thread; ``report`` gets every result."""
 
     def __init__(self, report: ReportCheck, ring: KeyRing | None = None, *, trust_refused: bool = True) -> None:
         """``ring``: believe only members that know the secret. ``trust_refused``: whether "connection refused" proves death, or
@@ -166,19 +166,19 @@ class LivenessConnections:
         self._report = report
         self._ring = ring
         self._trust_refused = trust_refused
-        self._tethers: dict[str, asyncio.Task[None]] = {}
+        self._held: dict[str, asyncio.Task[None]] = {}
         self._checks: dict[str, asyncio.Task[None]] = {}
         self._asking: set[str] = set()
         self._closed = False
 
     def keep(self, members: Sequence[Member]) -> None:
-        """Hold a tether to exactly ``members``."""
+        """Hold a connection to each of ``members``, and to nobody else."""
         wanted = {member.id: member for member in members}
-        for member_id in [each for each in self._tethers if each not in wanted]:
-            self._tethers.pop(member_id).cancel()
+        for member_id in [each for each in self._held if each not in wanted]:
+            self._held.pop(member_id).cancel()
         for member_id, member in wanted.items():
-            if member_id not in self._tethers and not self._closed:
-                self._tethers[member_id] = asyncio.create_task(self._hold(member), name=f"tether {member}")
+            if member_id not in self._held and not self._closed:
+                self._held[member_id] = asyncio.create_task(self._hold(member), name=f"liveness connection to {member}")
 
     def check(self, member: Member) -> None:
         """Ask ``member`` once, now, unless such a request is under way."""
@@ -187,13 +187,13 @@ class LivenessConnections:
         self._checks[member.id] = asyncio.create_task(self._check(member), name=f"check {member}")
 
     async def close(self) -> None:
-        """End all tethers and checks without a result. Idempotent."""
+        """End all connections and checks without a result. Idempotent."""
         self._closed = True
-        tasks = [*self._tethers.values(), *self._checks.values()]
+        tasks = [*self._held.values(), *self._checks.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._tethers.clear()
+        self._held.clear()
         self._checks.clear()
 
     async def _check(self, member: Member) -> None:
@@ -206,7 +206,7 @@ class LivenessConnections:
         self._report(member.id, verdict.alive, verdict.detail, verdict.listens)
 
     async def _hold(self, member: Member) -> None:
-        """Keep one tether: ask, hold the connection until it closes, ask again; until the member is proven gone."""
+        """Keep one connection: ask, hold it until it closes, ask again; until the member is proven gone."""
         loop = asyncio.get_running_loop()
         pause = 0.0
         while True:
@@ -225,7 +225,7 @@ class LivenessConnections:
             finally:
                 if sock is not None:
                     sock.close()
-            # a tether that does not last (or was never established) is renewed more and more slowly: never a busy loop
+            # a connection that does not last (or was never established) is renewed more and more slowly: never a busy loop
             lasted = sock is not None and loop.time() - since > 1.0
             pause = 0.0 if lasted else min(max(2 * pause, _RETRY_FIRST), _RETRY_LAST)
             if sock is None:

@@ -27,7 +27,7 @@ from ...messages import (
     ViewRecord,
 )
 from ...protocol.machine import Machine
-from ...protocol.state.effects import Effect, Fence, Quit, Tether
+from ...protocol.state.effects import Effect, Fence, KeepConnections, Quit
 from ...view import View
 from ..world.host import Host
 from ..world.observer import Hears
@@ -64,7 +64,7 @@ TIMELESS = (
 CHANGES = tuple(kind for kind in MESSAGES if kind not in TIMELESS)
 """Messages of one view change: of one that is over, they are worth nothing. A new kind of message is taken for such."""
 
-DEEDS = (Freeze, Installed, Activated, Stopped, Quit, Fence, Tether)
+DEEDS = (Freeze, Installed, Activated, Stopped, Quit, Fence, KeepConnections)
 """Effects that a message must not have twice."""
 
 KEPT = 6

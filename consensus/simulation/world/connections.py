@@ -28,14 +28,14 @@ class Connections:
         self._network = network
 
     def closed(self, victim: Host) -> None:
-        """``victim`` died: whoever holds a tether to it asks again."""
+        """``victim`` died: whoever holds a liveness connection to it asks again."""
         for other in list(self._world.hosts.values()):
-            if other.alive and any(member.id == victim.id for member in other.tethers):
+            if other.alive and any(member.id == victim.id for member in other.liveness_connections):
                 self.check(other, victim.member)
 
-    def tether(self, host: Host, members: tuple[Member, ...]) -> None:
-        """Hold connections to exactly ``members``."""
-        host.tether(members)
+    def keep(self, host: Host, members: tuple[Member, ...]) -> None:
+        """``host`` holds a liveness connection to each of ``members``, and to nobody else."""
+        host.keep(members)
         for member in members:  # connecting to one that is gone is refused at once
             if not self._world.hosts[member.id].alive:
                 self.check(host, member)

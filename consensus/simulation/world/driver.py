@@ -10,7 +10,7 @@ from collections.abc import Callable
 from ...border import Activated, Installed, Order, PeerProgress, Stalled, Stopped
 from ...member import Address
 from ...messages import Message, Piece
-from ...protocol.state.effects import Ask, Check, Effect, Fence, Note, Quit, Send, Tether
+from ...protocol.state.effects import Ask, Check, Effect, Fence, KeepConnections, Note, Quit, Send
 from .connections import Connections
 from .faults import triggered
 from .host import Host
@@ -101,8 +101,8 @@ class Driver:
                 self._store_requests.ask(host, request)
             case Check(member):
                 self._connections.check(host, member)
-            case Tether(members):
-                self._connections.tether(host, members)
+            case KeepConnections(members):
+                self._connections.keep(host, members)
             case Fence(member):
                 self._connections.fence(host, member)
             case Note(_, kind, text):

@@ -71,7 +71,8 @@ class Host:
         """What happened to it while it was paused or its agent stalled."""
         self.pieces = Pieces()
         """What it has got of packets that are too long for one message."""
-        self.tethers: tuple[Member, ...] = ()
+        self.liveness_connections: tuple[Member, ...] = ()
+        """The members that it holds one to."""
         self.checks: set[str] = set()
         """Whom it asks over TCP right now."""
         self.activated: list[View] = []
@@ -144,9 +145,9 @@ class Host:
         backlog, self.backlog = self.backlog, []
         return backlog
 
-    def tether(self, members: tuple[Member, ...]) -> None:
-        """It holds connections to exactly ``members``."""
-        self.tethers = members
+    def keep(self, members: tuple[Member, ...]) -> None:
+        """It holds a liveness connection to each of ``members``, and to nobody else."""
+        self.liveness_connections = members
 
     def need(self, due: float | None) -> None:
         """When (true time) its machine wants to be ticked."""

@@ -13,7 +13,7 @@ from ...border import Activated, Freeze, Installed, Stopped
 from ...config import Config
 from ...errors import StoppedError
 from ...messages import Message
-from ...protocol.state.effects import Effect, Note, Tether
+from ...protocol.state.effects import Effect, KeepConnections, Note
 from ...store_requests import StoreOp, StoreReply
 from ...view import View
 from .faults import Faults
@@ -221,7 +221,7 @@ class Observers:
     def effect(self, host: Host, effect: Effect) -> None:
         """See ``Observer``: ``effect``, and the hook that stands for this kind of effect."""
         match effect:
-            case Tether():  # a machine asks for new connections whenever it follows a new view
+            case KeepConnections():  # a machine asks for new connections whenever it follows a new view
                 self._look(host)
             case Freeze(epoch, _):
                 self.show("froze", host, epoch)

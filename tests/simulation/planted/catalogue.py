@@ -17,8 +17,8 @@ ones, and 60 random ones with every fault (``draw``).
 * *A data plane makes a new report for each question of one epoch.* The second lock: ``FlushReports`` keeps the first report
   and asks no more (``new_report_each_time`` breaks that one, with a plane that never reports the same twice);
   ``tests/ftlib/plane/test_plane.py`` shows it at once.
-* *A ping for an earlier lifetime is acked.* The second lock: an ack fits the ping's number and target, a tether that closes and
-  a request to join from the same address make the others check, and the check finds another lifetime.
+* *A ping for an earlier lifetime is acked.* The second lock: an ack fits the ping's number and target. A liveness connection
+  that closes and a request to join from the same address make the others check, and the check finds another lifetime.
 * *A member acts on ACTIVATE though its own group is not built.* The second lock: its driver has counted its READY
   (``ready_of_a_majority`` breaks that one).
 * *Who hears of a newer view does not pull it.* The second lock: whoever has it tells it on the laggard's next ping or ack.
