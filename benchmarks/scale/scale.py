@@ -98,9 +98,9 @@ class Wire(Observer):
         one, other, address = self._of(host), self._of(target), target.machine.member.address
         packet = self._codec.encode(Envelope(Config().job, host.id, host.machine.member.address, message))
         sealed = one.seal(packet, address)
-        if (knock := one.knock(address)) is not None:
-            self._count(host, "Knock", knock)
-            reply = other.unseal(knock, "").reply
+        if (hello := one.hello(address)) is not None:
+            self._count(host, "Knock", hello)
+            reply = other.unseal(hello, "").reply
             assert reply is not None
             self._count(target, "Ticket", reply)
             one.unseal(reply, "")

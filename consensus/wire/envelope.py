@@ -4,18 +4,19 @@
 A sealed packet is ``magic | kind | key id | sender's boot nonce | sequence | AES-256-GCM``; the header, the job and the
 protocol version are associated data. UDP and ``POST /message`` carry the same bytes.
 
-*Tickets.* A replay window alone leaves two holes: a receiver that has restarted has forgotten what it saw, and so has a
-receiver that dropped an old window to make room. So a member that wants to send to B asks B first: its ``KNOCK`` carries a
-random echo. B's ``TICKET`` answers that echo and carries a random ticket, which B remembers together with the sender's window.
-Packets are sealed with a key derived from the secret, both boot nonces and the ticket. Hence a packet
+*Cookies.* A replay window alone leaves two holes: a receiver that has restarted has forgotten what it saw, and so has a
+receiver that dropped an old window to make room. So a member that wants to send to B asks B first: its ``HELLO`` carries a
+random echo. B's ``COOKIE`` answers that echo and carries a random cookie, which B remembers together with the sender's window.
+Packets are sealed with a key derived from the secret, both boot nonces and the cookie. Hence a packet
 
 * can be opened only by the lifetime it was sealed for: sent back to its sender or on to a third member it is noise;
-* recorded before B started, or before B forgot its sender, is noise: that ticket is gone;
+* recorded before B started, or before B forgot its sender, is noise: that cookie is gone;
 * is otherwise in the window, which lets each sequence number through once.
 
-Only a replayed knock may be answered again: by a ticket that only its sender can read, and no message is delivered. A ticket is
-bound to the address that was asked; otherwise a redirected knock could send a member's packets to another member. Only
-introducers are exempt, because the user may know them by any name.
+Only a replayed hello may be answered again: by a cookie that only its sender can read, and no message is delivered. A cookie is
+bound to the address that was asked; otherwise a redirected hello could send a member's packets to another member. Only
+introducers are exempt, because the user may know them by any name. Hello and cookie are DTLS's words (RFC 9147); status
+and metrics count these packets under older names, ``Knock`` and ``Ticket``.
 
 No wall clock takes part: neither skew nor a jump can lock a member out.
 """
@@ -42,27 +43,27 @@ from .replay_window import ReplayWindow
 from .throttle import Throttle
 
 _MAGIC = 0xF6
-_DATA, _KNOCK, _TICKET = 0x10, 0x11, 0x12
+_DATA, _HELLO, _COOKIE = 0x10, 0x11, 0x12
 """Kinds; the high half is the envelope's version."""
 _HEADER = struct.Struct(f">BB{KEY_ID}s16sQ")
 _TAG = 16
 _GREETING = struct.Struct(">16s16s16s")
-"""A knock: echo and padding, so that the ticket is no longer than the knock. A ticket: echo, ticket, digest of the address."""
+"""A hello: echo and padding, so that the cookie is no longer than the hello. A cookie: echo, cookie, digest of the address."""
 
 OVERHEAD = _HEADER.size + _TAG
 """Bytes that sealing adds."""
 
-_KNOCK_EVERY = 0.05
-"""Seconds between two knocks at an address that has not answered."""
+_HELLO_EVERY = 0.05
+"""Seconds between two hellos at an address that has not answered."""
 _DOUBT = 0.25
 _UNANSWERED = 3
-"""A peer that has sent nothing authentic for so many seconds (``_DOUBT``) and packets to it may have forgotten us: knock again.
-Two packets can be normal: an ack of ours, which nobody answers, and the next ping."""
+"""A peer that has sent nothing authentic for so many seconds (``_DOUBT``) and packets to it may have forgotten us: say hello
+again. Two packets can be normal: an ack of ours, which nobody answers, and the next ping."""
 _DOUBT_EVERY = 1.0
 _RENEW = 60.0
-"""Knock again after so many seconds in any case; a ticket that was not used for so long is not used again."""
+"""Say hello again after so many seconds in any case; a cookie that was not used for so long is not used again."""
 _FORGET = 150.0
-"""A sender that has been silent for so many seconds is forgotten, with its ticket: longer than it would use that ticket."""
+"""A sender that has been silent for so many seconds is forgotten, with its cookie: longer than it would use that cookie."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +84,11 @@ class Sealer(Protocol):
     """How many bytes ``seal`` adds."""
 
     def seal(self, packet: bytes, address: Address) -> bytes | None:
-        """The bytes to send for ``packet``; None if ``knock`` must first introduce us at ``address``."""
+        """The bytes to send for ``packet``; None if ``hello`` must first introduce us at ``address``."""
         ...
 
-    def knock(self, address: Address) -> bytes | None:
-        """A knock to send to ``address`` as well, to be introduced there (again); None if none is due."""
+    def hello(self, address: Address) -> bytes | None:
+        """A hello to send to ``address`` as well, to be introduced there (again); None if none is due."""
         ...
 
     def promising(self, head: bytes) -> bool:
@@ -108,7 +109,7 @@ class Open:
         """``packet`` itself."""
         return packet
 
-    def knock(self, address: Address) -> None:
+    def hello(self, address: Address) -> None:
         """Nothing."""
 
     def promising(self, head: bytes) -> bool:  # noqa: ARG002
@@ -122,12 +123,12 @@ class Open:
 
 @dataclass(slots=True)
 class _Peer:
-    """A lifetime that has knocked here: its ticket, and the sequence numbers that it has used."""
+    """A lifetime that has said hello here: its cookie, and the sequence numbers that it has used."""
 
-    ticket: bytes
+    cookie: bytes
     heard: float
-    """When its latest data arrived (at first: its knock)."""
-    knocks: ReplayWindow = field(default_factory=lambda: ReplayWindow(64))
+    """When its latest data arrived (at first: its hello)."""
+    hellos: ReplayWindow = field(default_factory=lambda: ReplayWindow(64))
     data: ReplayWindow = field(default_factory=lambda: ReplayWindow(4096))
     """Wide, because the sender's numbers also count what it sends to others."""
     ciphers: dict[bytes, AESGCM] = field(default_factory=dict)
@@ -136,10 +137,10 @@ class _Peer:
 
 @dataclass(slots=True)
 class _Session:
-    """The ticket that the lifetime at one address gave us."""
+    """The cookie that the lifetime at one address gave us."""
 
     boot: bytes
-    ticket: bytes
+    cookie: bytes
     asked: float
     """When we sent the oldest packet that may be unanswered."""
     used: float
@@ -150,7 +151,7 @@ class _Session:
 
 
 @dataclass(slots=True)
-class _Knock:
+class _Hello:
     """An introduction under way."""
 
     echo: bytes
@@ -174,8 +175,8 @@ class Sealed:
     ) -> None:
         """``own``: the address that this member advertises. ``known_as(address)``: whether the member that answers at
         ``address`` may advertise another address (an introducer). ``peers``: the most windows kept; a new sender replaces the
-        longest silent one, which then has to knock again. Half of ``peers`` is the limit of our own sessions, and of knocks
-        under way; the longest unused are forgotten, and knocked at again.
+        longest silent one, which then has to say hello again. Half of ``peers`` is the limit of our own sessions, and of
+        hellos under way; the longest unused are forgotten, and asked again.
         """
         self._ring = ring
         self._context = b"%d|%s" % (PROTOCOL_VERSION, job.encode())
@@ -187,11 +188,11 @@ class Sealed:
         """Identifies this lifetime to the windows of other members."""
         self.throttle = Throttle()
         # One counter for everything that this lifetime seals: under one key no number may be used twice, and a new session may
-        # get a ticket that an earlier session used.
+        # get a cookie that an earlier session used.
         self._number = 0
         self._peers: OrderedDict[bytes, _Peer] = OrderedDict()
         self._sessions: OrderedDict[Address, _Session] = OrderedDict()
-        self._knocks: OrderedDict[Address, _Knock] = OrderedDict()
+        self._hellos: OrderedDict[Address, _Hello] = OrderedDict()
         self._echoes: dict[bytes, Address] = {}
 
     # Out
@@ -208,33 +209,33 @@ class Sealed:
         self._sessions.move_to_end(address)
         key = self._ring.first
         if session.cipher is None or session.cipher[0] != key.id:
-            session.cipher = (key.id, self._data_cipher(key, session.ticket, self.boot, session.boot))
+            session.cipher = (key.id, self._data_cipher(key, session.cookie, self.boot, session.boot))
         peer = self._peers.get(session.boot)
         if peer is not None and peer.heard > session.asked:
             session.asked, session.unanswered = now, 0
         session.unanswered += 1
         return self._sealed(session.cipher[1], _DATA, key, packet)
 
-    def knock(self, address: Address) -> bytes | None:
+    def hello(self, address: Address) -> bytes | None:
         """See ``Sealer``."""
         now = self._clock()
-        session, knock = self._sessions.get(address), self._knocks.get(address)
+        session, hello = self._sessions.get(address), self._hellos.get(address)
         if session is not None and now - session.renewed < _RENEW:
             peer = self._peers.get(session.boot)
             answered = peer is not None and peer.heard > session.asked
             if answered or session.unanswered < _UNANSWERED or now - session.asked < _DOUBT:
                 return None
-        if knock is not None and now - knock.sent < (_KNOCK_EVERY if session is None else _DOUBT_EVERY):
+        if hello is not None and now - hello.sent < (_HELLO_EVERY if session is None else _DOUBT_EVERY):
             return None
-        if knock is None:
-            knock = self._knocks[address] = _Knock(os.urandom(16), now)
-            self._echoes[knock.echo] = address
-        knock.sent = now
-        self._knocks.move_to_end(address)
-        while len(self._knocks) > self._limit // 2 or now - next(iter(self._knocks.values())).sent > _RENEW:
-            _, oldest = self._knocks.popitem(last=False)
+        if hello is None:
+            hello = self._hellos[address] = _Hello(os.urandom(16), now)
+            self._echoes[hello.echo] = address
+        hello.sent = now
+        self._hellos.move_to_end(address)
+        while len(self._hellos) > self._limit // 2 or now - next(iter(self._hellos.values())).sent > _RENEW:
+            _, oldest = self._hellos.popitem(last=False)
             del self._echoes[oldest.echo]
-        return self._greet(_KNOCK, _GREETING.pack(knock.echo, bytes(16), bytes(16)))
+        return self._greet(_HELLO, _GREETING.pack(hello.echo, bytes(16), bytes(16)))
 
     def _greet(self, kind: int, text: bytes, to: bytes = b"") -> bytes:
         key = self._ring.first
@@ -268,7 +269,7 @@ class Sealed:
             raise SealError("unauthentic", "sealed with another secret")
         if kind == _DATA:
             return self._open_data(sealed, key, boot, number)
-        if kind not in (_KNOCK, _TICKET) or len(sealed) != OVERHEAD + _GREETING.size:
+        if kind not in (_HELLO, _COOKIE) or len(sealed) != OVERHEAD + _GREETING.size:
             raise SealError("unauthentic", "a packet of an unknown kind")
         return self._open_greeting(sealed, key, boot, number, source)
 
@@ -281,7 +282,7 @@ class Sealed:
         cipher = peer.ciphers.get(key.id)
         if cipher is None:
             peer.ciphers = {key_id: each for key_id, each in peer.ciphers.items() if self._ring.find(key_id) is not None}
-            cipher = peer.ciphers[key.id] = self._data_cipher(key, peer.ticket, boot, self.boot)
+            cipher = peer.ciphers[key.id] = self._data_cipher(key, peer.cookie, boot, self.boot)
         packet = self._decrypt(cipher, sealed, number)
         peer.data.note(number)
         peer.heard = self._clock()
@@ -289,47 +290,47 @@ class Sealed:
         return Opened(packet)
 
     def _open_greeting(self, sealed: bytes, key: Key, boot: bytes, number: int, source: str) -> Opened:
-        """A knock or a ticket. All senders at one source that have no session yet share its throttle."""
+        """A hello or a cookie. All senders at one source that have no session yet share its throttle."""
         now = self._clock()
         if not self.throttle.allow(source, now):
             raise SealError("throttled", "its source has failed too often")
         kind = sealed[1]
         peer = self._peers.get(boot)
-        if kind == _KNOCK and peer is not None and not peer.knocks.fresh(number):
+        if kind == _HELLO and peer is not None and not peer.hellos.fresh(number):
             raise SealError("replayed", "seen before")
-        if kind == _TICKET and not self._echoes:
+        if kind == _COOKIE and not self._echoes:
             raise SealError("replayed", "nobody was asked")
         try:
-            text = self._decrypt(self._greeting_cipher(key, boot), sealed, number, b"" if kind == _KNOCK else self.boot)
+            text = self._decrypt(self._greeting_cipher(key, boot), sealed, number, b"" if kind == _HELLO else self.boot)
         except SealError:
             self.throttle.failed(source, now)
             raise
-        echo, ticket, place = _GREETING.unpack(text)
-        if kind == _KNOCK:
+        echo, cookie, place = _GREETING.unpack(text)
+        if kind == _HELLO:
             peer = peer or self._admit(boot, now)
-            peer.knocks.note(number)
-            return Opened(reply=self._greet(_TICKET, _GREETING.pack(echo, peer.ticket, self._own), boot))
+            peer.hellos.note(number)
+            return Opened(reply=self._greet(_COOKIE, _GREETING.pack(echo, peer.cookie, self._own), boot))
         self.throttle.forgive(source)
-        return Opened(introduced=self._introduce(boot, echo, ticket, place, now))
+        return Opened(introduced=self._introduce(boot, echo, cookie, place, now))
 
     def _admit(self, boot: bytes, now: float) -> _Peer:
-        """Make a ticket for a sender. A forgotten sender's ticket is gone too: nothing that it sent is ever accepted again."""
+        """Make a cookie for a sender. A forgotten sender's cookie is gone too: nothing that it sent is ever accepted again."""
         while self._peers and (len(self._peers) >= self._limit or now - next(iter(self._peers.values())).heard > _FORGET):
             self._peers.popitem(last=False)
         peer = self._peers[boot] = _Peer(os.urandom(16), now)
         return peer
 
-    def _introduce(self, boot: bytes, echo: bytes, ticket: bytes, place: bytes, now: float) -> Address:
+    def _introduce(self, boot: bytes, echo: bytes, cookie: bytes, place: bytes, now: float) -> Address:
         address = self._echoes.get(echo)
         if address is None:
             raise SealError("replayed", "an answer to no question")
         if place != _digest(address) and not self._known_as(address):
             raise SealError("unauthentic", "a member that advertises another address")
         del self._echoes[echo]
-        del self._knocks[address]
+        del self._hellos[address]
         session = self._sessions.get(address)
-        if session is None or (session.boot, session.ticket) != (boot, ticket):
-            session = self._sessions[address] = _Session(boot, ticket, now, now, now)
+        if session is None or (session.boot, session.cookie) != (boot, cookie):
+            session = self._sessions[address] = _Session(boot, cookie, now, now, now)
         session.asked = session.used = session.renewed = now
         session.unanswered = 0
         self._sessions.move_to_end(address)
@@ -342,8 +343,8 @@ class Sealed:
     def _greeting_cipher(self, key: Key, boot: bytes) -> AESGCM:
         return AESGCM(key.derive("greeting", boot, self._context))
 
-    def _data_cipher(self, key: Key, ticket: bytes, sender: bytes, receiver: bytes) -> AESGCM:
-        return AESGCM(key.derive("data", sender + receiver + ticket, self._context))
+    def _data_cipher(self, key: Key, cookie: bytes, sender: bytes, receiver: bytes) -> AESGCM:
+        return AESGCM(key.derive("data", sender + receiver + cookie, self._context))
 
     def _decrypt(self, cipher: AESGCM, sealed: bytes, number: int, to: bytes = b"") -> bytes:
         try:

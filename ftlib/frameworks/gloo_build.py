@@ -35,7 +35,7 @@ _THREADS = 2
 _REST = 0.05
 """Seconds that the ends of connections may be told late: whoever waits for the group has the processors first."""
 
-_KNOCKING = 1.0
+_CONNECT_TIMEOUT = 1.0
 """Seconds that a connection to one's own listener may take; after one that fails no other is tried."""
 
 beginning_to_listen = threading.Lock()
@@ -112,7 +112,7 @@ class GlooBuild(Build):
             for link in self._links():
                 link.cut()
                 link.close()
-            self._knock()
+            self._connect_to_itself()
 
     def _run(self) -> None:
         outcome: GlooGroup | GroupError
@@ -206,7 +206,7 @@ class GlooBuild(Build):
                 link.close()
         return mine
 
-    def _knock(self) -> None:
+    def _connect_to_itself(self) -> None:
         """Connect to this rank's own listener in the place of every other rank, and hang up.
 
         Gloo waits for the ranks that connect to this one, one after another, and there is no socket to cut while one has not:
@@ -217,7 +217,7 @@ class GlooBuild(Build):
         for listener in self._local:
             with contextlib.suppress(OSError):  # it is gone, as the build has ended: for all ranks
                 for rank in range(self.spec.size):
-                    with socket.create_connection(listener, _KNOCKING) as handle:
+                    with socket.create_connection(listener, _CONNECT_TIMEOUT) as handle:
                         handle.sendall(struct.pack("=q", rank))
 
     def _forget(self, owned: Iterable[Inode | Address]) -> None:

@@ -167,7 +167,7 @@ async def test_a_moment_without_threads_ends_no_look_up_of_names(monkeypatch: py
 
 async def test_another_port_is_no_way_around_the_throttle() -> None:
     async with rig(secret=SECRET) as a:
-        forged = bytearray(Sealed(KeyRing([SECRET]), "default", ("127.0.0.1", 1)).knock(a.member.address) or b"")
+        forged = bytearray(Sealed(KeyRing([SECRET]), "default", ("127.0.0.1", 1)).hello(a.member.address) or b"")
         forged[-1] ^= 1
         for _ in range(100):
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:

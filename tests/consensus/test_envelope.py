@@ -36,12 +36,12 @@ def side(address: tuple[str, int], *secrets: str, job: str = "job", clock: Clock
 
 def introduce(sender: Sealed, receiver: Sealed, address: tuple[str, int]) -> None:
     """A round trip, after which ``sender`` can seal for ``receiver``."""
-    knock = sender.knock(address)
-    assert knock is not None
-    ticket = receiver.unseal(knock, "s").reply
-    assert ticket is not None
-    assert len(ticket) <= len(knock)  # nothing is amplified
-    assert sender.unseal(ticket, "r").introduced == address
+    hello = sender.hello(address)
+    assert hello is not None
+    cookie = receiver.unseal(hello, "s").reply
+    assert cookie is not None
+    assert len(cookie) <= len(hello)  # nothing is amplified
+    assert sender.unseal(cookie, "r").introduced == address
 
 
 def pair(**options: object) -> tuple[Sealed, Sealed]:
@@ -77,9 +77,9 @@ class TestPackets:
     def test_nothing_is_sealed_before_an_introduction(self) -> None:
         a, b = side(A), side(B)
         assert a.seal(b"x", B) is None
-        assert a.knock(B) is not None
-        assert a.knock(B) is None  # one at a time
-        b.knock(A)
+        assert a.hello(B) is not None
+        assert a.hello(B) is None  # one at a time
+        b.hello(A)
         assert a.seal(b"x", B) is None
 
     def test_each_is_accepted_once_in_any_order(self) -> None:
@@ -119,15 +119,15 @@ class TestPackets:
 
     def test_a_forgotten_sender_leaves_no_hole(self) -> None:
         a, b = side(A), side(B, peers=2)
-        knock = a.knock(B)
-        assert knock is not None
-        a.unseal(b.unseal(knock, "a").reply or b"", "b")
+        hello = a.hello(B)
+        assert hello is not None
+        a.unseal(b.unseal(hello, "a").reply or b"", "b")
         old = sealed(a, b"old", B)
         b.unseal(old, "a")
         for port in (5, 6):
             introduce(side(("10.0.0.9", port)), b, B)
         assert refused(b, old) == "unauthentic"
-        reply = b.unseal(knock, "x").reply  # replayed now: it is answered, and that is all
+        reply = b.unseal(hello, "x").reply  # replayed now: it is answered, and that is all
         assert reply is not None
         assert refused(a, reply) == "replayed"
         assert refused(b, old) == "unauthentic"
@@ -138,33 +138,33 @@ class TestPackets:
         again = side(B, clock=clock)
         for _ in range(3):
             sealed(a, b"ping", B)
-        assert a.knock(B) is None
+        assert a.hello(B) is None
         clock.now += 0.3
         introduce(a, again, B)
         assert again.unseal(sealed(a, b"ping", B), "a").packet == b"ping"
         assert refused(b, sealed(a, b"ping", B)) == "unauthentic"
 
-    def test_pings_and_acks_need_no_knocks(self) -> None:
+    def test_pings_and_acks_need_no_hellos(self) -> None:
         """The last word before a pause is an ack, which nobody answers."""
         clock = Clock()
         a, b = pair(clock=clock)
         for number in range(100):
             for one, other, place, back in ((a, b, B, A), (b, a, A, B)):
                 other.unseal(sealed(one, b"ping", place), "x")
-                assert one.knock(place) is None, number
+                assert one.hello(place) is None, number
                 clock.now += 0.001
                 one.unseal(sealed(other, b"ack", back), "x")
-                assert other.knock(back) is None, number
+                assert other.hello(back) is None, number
                 clock.now += 0.25
 
-    def test_silence_for_long_and_long_use_renew_tickets(self) -> None:
+    def test_silence_for_long_and_long_use_renew_cookies(self) -> None:
         clock = Clock()
         a, b = pair(clock=clock)
         for _ in range(65):
             b.unseal(sealed(a, b"ping", B), "a")
             a.unseal(sealed(b, b"ack", A), "b")
             clock.now += 1
-        assert a.knock(B) is not None  # now and then anyhow
+        assert a.hello(B) is not None  # now and then anyhow
         clock.now += 61
         assert a.seal(b"x", B) is None
         clock.now += 100
@@ -172,7 +172,7 @@ class TestPackets:
         assert len(b._peers) == 1  # a was forgotten
 
     def test_no_number_is_used_twice_under_one_key(self) -> None:
-        """One member known by two names, and an introduction that was given up and repeated: both with the ticket of before."""
+        """One member known by two names, and an introduction that was given up and repeated: both with the cookie of before."""
         clock = Clock()
         a, b = side(A, clock=clock, known_as=lambda _address: True), side(B, clock=clock)
         seen = []
@@ -184,42 +184,42 @@ class TestPackets:
         assert len({packet[22:30] for packet in seen}) == len(seen)
         assert all(b.unseal(packet, "a").packet == b"x" for packet in seen)
 
-    def test_a_knock_is_answered_once(self) -> None:
+    def test_a_hello_is_answered_once(self) -> None:
         a, b = side(A), side(B)
-        knock = a.knock(B)
-        assert knock is not None
-        ticket = b.unseal(knock, "a").reply
-        assert ticket is not None
-        assert refused(b, knock) == "replayed"
-        a.unseal(ticket, "b")
-        assert refused(a, ticket) == "replayed"
+        hello = a.hello(B)
+        assert hello is not None
+        cookie = b.unseal(hello, "a").reply
+        assert cookie is not None
+        assert refused(b, hello) == "replayed"
+        a.unseal(cookie, "b")
+        assert refused(a, cookie) == "replayed"
 
     def test_an_answer_from_elsewhere_is_taken_of_introducers_only(self) -> None:
         c = side(C)
         for known, kind in ((False, "unauthentic"), (True, None)):
             a = side(A, known_as=lambda _address, known=known: known)
-            knock = a.knock(B)  # somebody passes it on to c
-            assert knock is not None
-            ticket = c.unseal(knock, "a").reply
-            assert ticket is not None
+            hello = a.hello(B)  # somebody passes it on to c
+            assert hello is not None
+            cookie = c.unseal(hello, "a").reply
+            assert cookie is not None
             if kind:
-                assert refused(a, ticket) == kind
+                assert refused(a, cookie) == kind
             else:
-                assert a.unseal(ticket, "c").introduced == B
+                assert a.unseal(cookie, "c").introduced == B
 
     @pytest.mark.parametrize("other", [side(B, "another secret, long enough"), side(B, job="job2")])
     def test_another_secret_or_job(self, other: Sealed) -> None:
         a, b = pair()
-        knock = a.knock(C)
-        assert knock is not None
-        assert refused(other, knock) == "unauthentic"
+        hello = a.hello(C)
+        assert hello is not None
+        assert refused(other, hello) == "unauthentic"
         assert refused(other, sealed(a, b"x", B)) == "unauthentic"
-        assert refused(b, other.knock(A) or b"") == "unauthentic"
+        assert refused(b, other.hello(A) or b"") == "unauthentic"
 
     def test_no_secret(self) -> None:
         assert Open().seal(b"x", A) == b"x"
         assert Open().unseal(b"x", "a").packet == b"x"
-        assert Open().knock(A) is None
+        assert Open().hello(A) is None
 
 
 class TestRotation:
@@ -236,7 +236,7 @@ class TestRotation:
                     assert b.unseal(sealed(a, b"x", B), "a").packet == b"x"
                     assert a.unseal(sealed(b, b"y", A), "b").packet == b"y"
         outsider = side(C, old)
-        assert refused(a, outsider.knock(A) or b"") == "unauthentic"
+        assert refused(a, outsider.hello(A) or b"") == "unauthentic"
 
 
 class TestThrottle:
@@ -257,22 +257,22 @@ class TestThrottle:
         assert len(throttle) == 50
         assert sum(throttle.allow(f"bad {number}", 0.0) for number in range(50, 100)) == 10
 
-    def test_a_flood_of_knocks_costs_little_and_hurts_nobody_else(self) -> None:
+    def test_a_flood_of_hellos_costs_little_and_hurts_nobody_else(self) -> None:
         a, b = pair()
-        forged = bytearray(side(C).knock(B) or b"")
+        forged = bytearray(side(C).hello(B) or b"")
         forged[-1] ^= 1
         assert {refused(b, bytes(forged), "flood") for _ in range(100)} == {"unauthentic", "throttled"}
         assert b.unseal(sealed(a, b"x", B), "flood").packet == b"x"  # whoever is introduced is not asked
-        assert b.unseal(side(C).knock(B) or b"", "elsewhere").reply
+        assert b.unseal(side(C).hello(B) or b"", "elsewhere").reply
 
     def test_memory_is_bounded(self) -> None:
         clock = Clock()
         a, b = side(A, clock=clock), side(B, clock=clock, peers=16)
         for number in range(5000):
-            a.knock(("10.1.0.1", number))
+            a.hello(("10.1.0.1", number))
             if number % 50 == 0:
                 introduce(side(("10.2.0.1", number), clock=clock), b, B)
-        assert len(a._knocks) == len(a._echoes) == 4096
+        assert len(a._hellos) == len(a._echoes) == 4096
         assert len(b._peers) == 16
 
 
@@ -291,7 +291,7 @@ class TestWindow:
 
 _A, _B = pair()
 _PACKETS = [sealed(_A, os.urandom(size), B) for size in (0, 1, 40, 300, 1300) for _ in range(4)]
-_GREETINGS = [side(C).knock(B) or b"", side(C, job="other").knock(B) or b""]
+_GREETINGS = [side(C).hello(B) or b"", side(C, job="other").hello(B) or b""]
 _FOREIGN = [sealed(pair(job="other")[0], b"x" * 40, B), sealed(_A, b"mine", B)]
 
 

@@ -34,7 +34,7 @@ BLOCK = re.compile(r"(?s)(<!-- vectors -->\n```json\n)(.*?)(\n```)")
 
 SECRET, JOB = "a secret for test vectors", "lab"
 SENDER, OWN, PEER = "0123456789abcdef", ("10.0.0.1", 7000), ("10.0.0.2", 7001)
-ALICE, BOB, ECHO, TICKET = (bytes([number] * 16) for number in (1, 2, 3, 4))
+ALICE, BOB, ECHO, COOKIE = (bytes([number] * 16) for number in (1, 2, 3, 4))
 NONCE, CHALLENGE = bytes([5] * 16), bytes([6] * 16)
 TARGET, BODY = "/status?full=1", b'{"epoch": 3}'
 ANSWERS = dict(zip(IDENTITY, (SENDER, JOB, str(PROTOCOL_VERSION), "10.0.0.1:7000"), strict=True))
@@ -85,19 +85,19 @@ def by_the_page() -> dict[str, Any]:
         "receiver": {"address": "10.0.0.2:7001", "boot": BOB.hex()},
         "message": {"type": "Stranger", "fields": [7, "fedcba9876543210"]},
         "packet": packet.hex(),
-        "knock": {
+        "hello": {
             "echo": ECHO.hex(),
             "number": 0,
             "sealed": sealed(0x11, derive(b"greeting", ALICE, context()), ALICE, 0, ECHO + bytes(32)).hex(),
         },
-        "ticket": {
-            "ticket": TICKET.hex(),
+        "cookie": {
+            "cookie": COOKIE.hex(),
             "number": 0,
-            "sealed": sealed(0x12, derive(b"greeting", BOB, context()), BOB, 0, ECHO + TICKET + place, ALICE).hex(),
+            "sealed": sealed(0x12, derive(b"greeting", BOB, context()), BOB, 0, ECHO + COOKIE + place, ALICE).hex(),
         },
         "data": {
             "number": 1,
-            "sealed": sealed(0x10, derive(b"data", ALICE + BOB + TICKET, context()), ALICE, 1, packet).hex(),
+            "sealed": sealed(0x10, derive(b"data", ALICE + BOB + COOKIE, context()), ALICE, 1, packet).hex(),
         },
         "request": {
             "method": "GET",
@@ -133,24 +133,24 @@ def test_the_page_says_how_they_are_made(vectors: dict[str, Any]) -> None:
 
 
 def test_the_product_makes_the_same(vectors: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    random = drawn(ALICE, BOB, ECHO, TICKET)
+    random = drawn(ALICE, BOB, ECHO, COOKIE)
     monkeypatch.setattr(os, "urandom", lambda size: next(random)[:size])
     ring = KeyRing([SECRET])
     message = Stranger(7, "fedcba9876543210")
     packet = Codec(JOB).encode(Envelope(JOB, SENDER, OWN, message))
     alice, bob = Sealed(ring, JOB, OWN), Sealed(ring, JOB, PEER)
-    knock = alice.knock(PEER)
-    assert knock is not None
-    ticket = bob.unseal(knock, "10.0.0.1").reply
-    assert ticket is not None
-    assert alice.unseal(ticket, "10.0.0.2").introduced == PEER
+    hello = alice.hello(PEER)
+    assert hello is not None
+    cookie = bob.unseal(hello, "10.0.0.1").reply
+    assert cookie is not None
+    assert alice.unseal(cookie, "10.0.0.2").introduced == PEER
     data = alice.seal(packet, PEER)
     assert data is not None
     assert bob.unseal(data, "10.0.0.1").packet == packet
     assert ring.first.id.hex() == vectors["key id"]
     assert ring.first.bearer("metrics") == vectors["bearer token for metrics"]
-    made = packet.hex(), knock.hex(), ticket.hex(), data.hex()
-    assert made == (vectors["packet"], vectors["knock"]["sealed"], vectors["ticket"]["sealed"], vectors["data"]["sealed"])
+    made = packet.hex(), hello.hex(), cookie.hex(), data.hex()
+    assert made == (vectors["packet"], vectors["hello"]["sealed"], vectors["cookie"]["sealed"], vectors["data"]["sealed"])
 
 
 def test_the_product_signs_the_same(vectors: dict[str, Any]) -> None:

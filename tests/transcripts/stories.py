@@ -78,7 +78,7 @@ def join(tale: Tale) -> None:
         "Nobody dies", "All members stop after call 7, in which they have told each other that somebody wants to join."
     )
     world, members = start_job(3, page=page)
-    joiner = _knock(world, members)
+    joiner = _ask_to_join(world, members)
     remark(world, "Call 7 has ended.")
     for host in members:
         world.inside(host, lambda host=host: host.machine.handle(Boundary(7, ()), host.now))  # type: ignore[misc]
@@ -86,7 +86,7 @@ def join(tale: Tale) -> None:
 
     page = tale.page("Another member dies", "C dies. That cannot wait for the end of a call, which will never come.")
     world, members = start_job(3, page=page)
-    joiner = _knock(world, members)
+    joiner = _ask_to_join(world, members)
     world.kill(members[2])
     _conclude(world, [*members[:2], joiner])
     assert [view.ids for view in joiner.activated] == [(members[0].id, members[1].id, joiner.id)]
@@ -97,7 +97,7 @@ def join(tale: Tale) -> None:
         with PREPARE, since A may have had a list chosen without anybody knowing.""",
     )
     world, members = start_job(3, page=page)
-    joiner = _knock(world, members)
+    joiner = _ask_to_join(world, members)
     world.kill(members[0])
     _conclude(world, [*members[1:], joiner])
     assert epochs([*members[1:], joiner]) == [2, 2, 2]
@@ -116,7 +116,7 @@ def join(tale: Tale) -> None:
     assert epochs(members) == [3, 3, 3]
 
 
-def _knock(world: World, members: list[Host]) -> Host:
+def _ask_to_join(world: World, members: list[Host]) -> Host:
     """J asks to be let in while the others are in the middle of their calls."""
     for host in members:
         host.machine.set_progress(Progress(6, 7, host.now))

@@ -57,6 +57,9 @@ _LOOK = 0.1
 
 _CUT = "cut off on purpose"
 
+_HELLO, _COOKIE = "Knock", "Ticket"
+"""What status and metrics call the packets of an introduction (see ``envelope``); the names are older, and users read them."""
+
 _RENEW_KEYS = 1.0
 """Seconds between two checks of the file with the secrets."""
 
@@ -200,8 +203,8 @@ class Agent:
             self.driver.note(logging.ERROR, "codec", str(error))
             self.traffic.count(Direction.DROPPED, "unencodable", 0)
             return
-        if (knock := self._sealer.knock(address)) is not None:
-            self._put(address, "Knock", knock)
+        if (hello := self._sealer.hello(address)) is not None:
+            self._put(address, _HELLO, hello)
         kind, sealed = type(message).__name__, self._sealer.seal(packets[0], address)
         if sealed is None:
             self._waiting.add(address, message, asyncio.get_running_loop().time())
@@ -260,7 +263,7 @@ class Agent:
     def _datagram(self, data: bytes, source: tuple[Any, ...]) -> None:
         _, reply = self._arrived(data, format_address((source[0], source[1])), source[0], MAX_DATAGRAM)
         if reply is not None:
-            self.traffic.count(Direction.SENT, "Ticket", len(reply))
+            self.traffic.count(Direction.SENT, _COOKIE, len(reply))
             self._udp.reply(reply, source)
 
     def _posted(self, data: bytes, source: str) -> bool:
@@ -276,7 +279,7 @@ class Agent:
         try:
             opened = self._sealer.unseal(data, host)
             if opened.packet is None:
-                self.traffic.count(Direction.RECEIVED, "Knock" if opened.reply else "Ticket", len(data))
+                self.traffic.count(Direction.RECEIVED, _HELLO if opened.reply else _COOKIE, len(data))
                 if opened.introduced is not None:
                     self._release(opened.introduced)
                 return False, opened.reply  # it may be a replay

@@ -41,19 +41,19 @@ class Pings:
         self._sealer: Sealer = Open() if ring is None else Sealed(ring, job, self._home, known_as=lambda _address: True)
 
     def sealed(self, message: Message) -> bytes:
-        """The packet for ``message``. Raises OSError if the member has not answered our knocks."""
+        """The packet for ``message``. Raises OSError if the member has not answered our hellos."""
         packet = self._sealer.seal(self._codec.encode(Envelope(self._job, self._sender, self._home, message)), self._there)
         if packet is None:
             raise OSError("no introduction")
         return packet
 
     def introduced(self) -> bool:
-        """Whether we can send to the member; with a secret this first sends knocks until the member has answered one."""
+        """Whether we can send to the member; with a secret this first sends hellos until the member has answered one."""
         for _ in range(TRIES):
             if self._sealer.seal(b"", self._there) is not None:
                 return True
-            if (knock := self._sealer.knock(self._there)) is not None:
-                self.send(knock)
+            if (hello := self._sealer.hello(self._there)) is not None:
+                self.send(hello)
             for _message in self._received(time.monotonic() + self.wait, once=True):
                 pass
         return self._sealer.seal(b"", self._there) is not None

@@ -71,7 +71,7 @@ def let_in(job: Job, step: int, now: threading.Event) -> Callable[[], None]:
     def call() -> None:
         if job.workers["a"].ft.step == step and not now.is_set():
             now.set()
-            eventually(lambda: bool(job.cluster.waiting), "the joiner has knocked")
+            eventually(lambda: bool(job.cluster.waiting), "the joiner has asked to join")
         elif now.is_set() and not job.workers["j"].ft.metrics()["state_loads"]:
             time.sleep(0.1)  # a forward pass of some length: the state comes beside it
 

@@ -112,11 +112,11 @@ def test_joiners_come_in_at_the_border_and_compute_on_the_state_from_their_first
     arrived, asked = threading.Event(), threading.Event()
 
     def founder(worker: Worker, learner: Learner) -> None:
-        def wait_for_the_knock() -> None:
+        def wait_for_the_joiner() -> None:
             asked.set()
-            eventually(lambda: job.workers["w0"].ft._plane.wished, "the joiner has knocked, and w0 was told")
+            eventually(lambda: job.workers["w0"].ft._plane.wished, "the joiner has asked to join, and w0 was told")
 
-        learner.hooks["between"] = once(wait_for_the_knock, lambda: worker.ft.step == 3)
+        learner.hooks["between"] = once(wait_for_the_joiner, lambda: worker.ft.step == 3)
 
     def joiner(worker: Worker, learner: Learner) -> None:
         learner.hooks["begin"] = once(arrived.set, lambda: learner.digest() == reference(STEPS)[worker.ft.step])
@@ -142,7 +142,7 @@ def test_a_freeze_that_finds_a_lone_worker_within_its_function_waits_for_the_bor
     def founder(worker: Worker, learner: Learner) -> None:
         def change() -> None:
             job.start("w9", learn(learners))
-            eventually(lambda: bool(job.cluster.waiting), "the joiner has knocked")
+            eventually(lambda: bool(job.cluster.waiting), "the joiner has asked to join")
             job.cluster.post("change")  # not after a call, but at once
             eventually(lambda: worker.ft._plane._order is not None, "the freeze has arrived")
 

@@ -125,7 +125,7 @@ def _numbers(tree: object) -> list[int]:
 
 @pytest.mark.parametrize("mode", ["active", "passive"])
 def test_a_joiner_waits_for_the_end_of_a_long_call(mode: str) -> None:
-    """The joiner knocks while two members are inside a call: nothing changes for them before it has ended."""
+    """The joiner asks to join while two members are inside a call: nothing changes for them before it has ended."""
     with company(2, mode=mode, boundary_wait=0.1) as crew:  # the call takes many times as long
         first, second = crew.members
         entered, finish = threading.Event(), threading.Event()
@@ -149,7 +149,7 @@ def test_a_joiner_waits_for_the_end_of_a_long_call(mode: str) -> None:
 
         def watch() -> None:
             assert entered.wait(TIMEOUT)
-            eventually(first._consensus.new_member_join, "the joiner has knocked")
+            eventually(first._consensus.new_member_join, "the joiner has asked to join")
             for _ in range(60):
                 assert first.initialized()
                 assert second.initialized()

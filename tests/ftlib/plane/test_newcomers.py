@@ -79,7 +79,7 @@ def joined(job: Job, students: dict[str, Student], *, at: int, pause: float = 0.
         time.sleep(pause)  # for the joiner to come meanwhile
         if ft.step >= at and not now.is_set():
             now.set()
-            eventually(lambda: "j" in job.cluster.waiting, "the joiner knocks, before the others have ended")
+            eventually(lambda: "j" in job.cluster.waiting, "the joiner asks to join, before the others have ended")
 
     students[first].hook = hook
     for name, student in students.items():
