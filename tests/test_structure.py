@@ -1,4 +1,4 @@
-"""The house stays as it was built: no circle of imports, few doors in each room, no module outside of the contracts, no
+"""The house stays as it was built: no circle of imports, few entries in each folder, no module outside of the contracts, no
 logger that raises.
 """
 
@@ -42,7 +42,7 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_a_folder_has_few_doors(folder: str) -> None:
+def test_a_folder_has_few_entries(folder: str) -> None:
     entries = {path.stem for path in (ROOT / folder).iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
     assert len(entries - {"__init__"}) <= MORE.get(folder, MOST), sorted(entries)
 
@@ -87,13 +87,13 @@ def test_what_the_mutants_are_made_of_and_tried_by_exists() -> None:
     assert not [path for path in named if not (ROOT / path).exists()]
 
 
-def test_only_doors_list_their_names() -> None:
-    """``__all__`` says what a package shows. In other files the underscore says it. torchft's names are a door of their own."""
+def test_only_packages_list_their_names() -> None:
+    """``__all__`` says what a package shows. In other files the underscore says it. ftlib/torchft has torchft's names."""
     lists = [
         str(path.relative_to(ROOT))
         for place in (*PACKAGES, "tests", "benchmarks", "imgs")
         for path in sorted((ROOT / place).rglob("*.py"))
         if path.name != "__init__.py" and re.search(r"^__all__\b", path.read_text(encoding="utf-8"), re.MULTILINE)
     ]
-    doors = [path for path in lists if path.startswith("ftlib/torchft/") or path == "consensus/tools/metrics.py"]
-    assert lists == doors
+    allowed = [path for path in lists if path.startswith("ftlib/torchft/") or path == "consensus/tools/metrics.py"]
+    assert lists == allowed

@@ -28,7 +28,7 @@ GOES_ON, IS_BACK = 3.5, 5.0
 """Seconds."""
 LIMIT = 60.0
 FAULTS = ("cut", "vanish", "mute", "deaf", "halves", "link")
-BARRED = ("cut", "vanish")
+WITH_BAR = ("cut", "vanish")
 
 
 def hit(fleet: Fleet, fault: str, workers: Sequence[Worker], turn: int) -> tuple[float, list[Worker]]:
@@ -94,7 +94,7 @@ def measure(fleet: Fleet, fault: str, repetitions: int, report: Report) -> Verdi
         verdict.check(fleet.workers)
     rows = [("the others average again", gone_on, GOES_ON), ("healed, the lost one counts again", returned, IS_BACK)]
     for what, seconds, limit in rows:
-        if fault in BARRED:
+        if fault in WITH_BAR:
             report.bar(f"{fault}: {what}", seconds, limit)
         else:
             report.row(f"{fault}: {what}", spread(seconds, unit="s"))

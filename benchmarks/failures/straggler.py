@@ -104,8 +104,8 @@ def main() -> int:
         report.row(f"the others' step, {name}", text)
     for name, values in ratios.items():
         text = f"{statistics.median(values):.2f} [{min(values):.2f} - {max(values):.2f}] times the usual step"
-        barred = name == "with a deadline"
-        report.row(name, text, bar=f"<= {BAR}" if barred else "", good=statistics.median(values) <= BAR if barred else None)
+        has_bar = name == "with a deadline"
+        report.row(name, text, bar=f"<= {BAR}" if has_bar else "", good=statistics.median(values) <= BAR if has_bar else None)
     alone = [each.alone for each in turns["with a deadline"]]
     report.row("the others' steps without the slow one's part", f"{100 * statistics.median(alone):.0f} %")
     every = [each for found in turns.values() for each in found]

@@ -130,7 +130,7 @@ class Manager:
         self._savers: dict[str, Callable[[], Any]] = {}
         self._loaders: dict[str, Callable[[Any], None]] = {}
         self._reading = threading.Condition()
-        self._barred_by: int | None = None
+        self._disallowed_by: int | None = None
         """The thread that has disallowed reading the state."""
         self._ft: FTLib | None = None
         self._averages: Averages | None = None
@@ -158,13 +158,13 @@ class Manager:
     def allow_state_dict_read(self) -> None:
         """The state may be read again."""
         with self._reading:
-            self._barred_by = None
+            self._disallowed_by = None
             self._reading.notify_all()
 
     def disallow_state_dict_read(self) -> None:
         """The state is about to change: whoever reads it waits, at most for ``timeout``."""
         with self._reading:
-            self._barred_by = threading.get_ident()
+            self._disallowed_by = threading.get_ident()
 
     def state_dict(self) -> dict[str, int]:
         """Counters for a checkpoint: ``{"step", "batches_committed"}``."""
@@ -177,11 +177,11 @@ class Manager:
     def _manager_state_dict(self) -> dict[str, Any]:
         """All that a joining replica gets."""
         with self._reading:
-            if self._barred_by == threading.get_ident():
+            if self._disallowed_by == threading.get_ident():
                 raise ConfigError(
                     "the state is read between disallow_state_dict_read and allow_state_dict_read: allow it first"
                 )
-            if not self._reading.wait_for(lambda: self._barred_by is None, self._timeout.total_seconds()):
+            if not self._reading.wait_for(lambda: self._disallowed_by is None, self._timeout.total_seconds()):
                 raise FTLibError(
                     f"the state could not be read for {self._timeout}: disallow_state_dict_read was not taken back"
                 )

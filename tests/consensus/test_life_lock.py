@@ -31,7 +31,7 @@ A_WHILE = 0.6
 DUMPED = Path("/proc/sys/kernel/core_pattern")
 
 
-class Ear:
+class EndListener:
     """Hears of the end of a holder, and when."""
 
     def __init__(self, whose: Holder) -> None:
@@ -64,75 +64,75 @@ def kill(process: Holder) -> None:
 @pytest.mark.parametrize("end", [kill, lambda process: process.tell("leave")], ids=["SIGKILL", "os._exit"])
 def test_an_end_is_told_before_memory_is_freed(end: Callable[[Holder], None]) -> None:
     with holder(LARGE) as process:
-        ear = Ear(process)
+        listener = EndListener(process)
         end(process)
-        ear.hears_first()
+        listener.hears_first()
 
 
 def test_the_interpreter_s_end_is_told() -> None:
     with holder() as process:
-        ear = Ear(process)
+        listener = EndListener(process)
         process.tell("exit")
-        assert ear.heard.wait(TIMEOUT)
+        assert listener.heard.wait(TIMEOUT)
 
 
 def test_a_release_is_no_end() -> None:
     with holder() as process:
-        ear = Ear(process)
+        listener = EndListener(process)
         mutex = RobustMutex(mmap.mmap(process.open(), RobustMutex.SIZE))
         assert mutex.wait(0.01) is Waited.TIMEOUT
         process.tell("release")
         assert mutex.wait(TIMEOUT) is Waited.UNLOCKED
         kill(process)
         process.process.wait(TIMEOUT)
-        assert not ear.heard.wait(A_WHILE)
+        assert not listener.heard.wait(A_WHILE)
 
 
 def test_a_forked_child_neither_holds_it_nor_lets_go() -> None:
     with holder(LARGE) as process:
-        ear = Ear(process)
+        listener = EndListener(process)
         process.tell("fork")
         assert process.line() == "done"
-        assert not ear.heard.wait(A_WHILE)
+        assert not listener.heard.wait(A_WHILE)
         process.tell("leave_a_child")
         assert process.line() == "done"
         kill(process)
-        assert ear.heard.wait(TIMEOUT)
+        assert listener.heard.wait(TIMEOUT)
 
 
 def test_a_thread_that_ends_is_no_process_that_does() -> None:
     """Nor is a main thread that has ended while others go on: to the kernel that is a zombie."""
     for order in ("this one alone", "main too"):
         with holder(-1) as process:
-            ear = Ear(process)
+            listener = EndListener(process)
             process.tell(order)
-            assert not ear.heard.wait(A_WHILE)
+            assert not listener.heard.wait(A_WHILE)
             assert process.process.poll() is None
-            assert not ear.parent.ending()
+            assert not listener.parent.ending()
             kill(process)
-            eventually(ear.parent.ending, "it is seen ending")
+            eventually(listener.parent.ending, "it is seen ending")
 
 
 def test_a_process_whose_main_thread_has_ended_is_told_of_later() -> None:
     with holder() as process:
-        ear = Ear(process)
+        listener = EndListener(process)
         process.tell("end_the_main_thread")
-        assert not ear.heard.wait(A_WHILE)
+        assert not listener.heard.wait(A_WHILE)
         kill(process)
-        assert ear.heard.wait(TIMEOUT)
+        assert listener.heard.wait(TIMEOUT)
 
 
 def test_a_stopped_process_has_not_ended() -> None:
     with holder() as process:
-        ear = Ear(process)
+        listener = EndListener(process)
         os.kill(process.pid, signal.SIGSTOP)
-        eventually(ear.parent.held, "it is stopped")
-        assert not ear.heard.wait(A_WHILE)
-        assert not ear.parent.ending()
+        eventually(listener.parent.held, "it is stopped")
+        assert not listener.heard.wait(A_WHILE)
+        assert not listener.parent.ending()
         os.kill(process.pid, signal.SIGCONT)
         os.kill(process.pid, signal.SIGSTOP)
         kill(process)
-        assert ear.heard.wait(TIMEOUT)
+        assert listener.heard.wait(TIMEOUT)
 
 
 def test_a_watcher_that_dies_takes_nothing_along() -> None:
@@ -145,21 +145,21 @@ def test_a_watcher_that_dies_takes_nothing_along() -> None:
         time.sleep(0.1)
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        ear = Ear(process)
-        assert not ear.heard.wait(A_WHILE)
+        listener = EndListener(process)
+        assert not listener.heard.wait(A_WHILE)
         kill(process)
-        assert ear.heard.wait(TIMEOUT)
+        assert listener.heard.wait(TIMEOUT)
 
 
 @pytest.mark.skipif(DUMPED.read_text()[:1] in "/|", reason="core dumps go elsewhere here")
 def test_a_core_dump_comes_before_the_end_and_is_seen(tmp_path: Path) -> None:
     """No thread ends before it is written: their memory is in it."""
     with holder(LARGE, directory=tmp_path, prefix=("prlimit", "--core=unlimited:unlimited")) as process:
-        ear = Ear(process)
-        assert not ear.parent.dumps_core()
+        listener = EndListener(process)
+        assert not listener.parent.dumps_core()
         process.tell("abort")
-        eventually(ear.parent.dumps_core, "it is seen")
-        ear.hears_first()
+        eventually(listener.parent.dumps_core, "it is seen")
+        listener.hears_first()
         assert process.process.wait(TIMEOUT) == -signal.SIGABRT
         assert any(file.stat().st_size > LARGE << 20 for file in tmp_path.iterdir()), "nothing was dumped"
 

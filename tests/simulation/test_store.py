@@ -19,8 +19,8 @@ CONFIG = Config(policy=Policy.STORAGE, storage="simulated://store", storage_time
 BOTH = pytest.mark.parametrize("character", list(Character))
 
 
-class Porter:
-    """A executor whose store_requests are coroutines of the test; those of machines come to nothing."""
+class CoroutineExecutor:
+    """An executor whose requests are coroutines of the test; those of machines come to nothing."""
 
     def __init__(self, host: Host, store: SimulatedStore) -> None:
         self.store = store
@@ -37,7 +37,7 @@ class Yard:
 
     def __init__(self, character: Character = Character.ATOMIC, *, size: int = 2, seed: int = 1, notices: bool = False) -> None:
         # Without checkers: what the tests write is no record.
-        self.world = World(seed, CONFIG, store=character, notices=notices, executor=Porter)
+        self.world = World(seed, CONFIG, store=character, notices=notices, executor=CoroutineExecutor)
         self.hosts = [self.world.start(f"m{index}", introducers=("m0",)) for index in range(size)]
         self.world.run(0.1)
         self.faults = self.world.faults.store

@@ -49,7 +49,7 @@ class ChildProcess(ABC):
         """Something has ended there, or the child is not to be used any more."""
         self._telling = threading.Lock()
         """Whoever holds it gives orders, which may have to wait for room. Taken before ``_lock``, which who listens needs."""
-        self._ear = threading.Lock()
+        self._reading = threading.Lock()
         """Whoever holds it reads records. A thread that waits for an operation does so, if nobody else does."""
         self._poll = select.epoll(2)
         self._heard = 0
@@ -82,12 +82,12 @@ class ChildProcess(ABC):
         The first thread that waits reads the records itself, which saves waking another one for each.
         """
         deadline = time.monotonic() + timeout
-        if self._ear.acquire(blocking=False):
+        if self._reading.acquire(blocking=False):
             try:
                 if not self.gone.is_set():
                     self._listen_for(ended, deadline)
             finally:
-                self._ear.release()
+                self._reading.release()
         return ended.wait(max(0.0, deadline - time.monotonic()))
 
     def kill(self, why: str) -> None:
@@ -139,7 +139,7 @@ class ChildProcess(ABC):
     # --- the thread that listens ---------------------------------------------------------------------------------------
 
     def _listen_for(self, ended: threading.Event, deadline: float) -> None:
-        """Read records until ``ended`` is set, the child is gone, or it is time. With ``_ear``."""
+        """Read records until ``ended`` is set, the child is gone, or it is time. With ``_reading``."""
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
         poll.register(self._pidfd, select.POLLIN)
@@ -167,7 +167,7 @@ class ChildProcess(ABC):
         silent, heard, talks = 0, 0, True
         while True:
             ready = {fd for fd, _ in self._poll.poll(_LOOK)}
-            if ready and talks and self._ear.acquire(blocking=False):  # else another thread reads, and misses no record
+            if ready and talks and self._reading.acquire(blocking=False):  # else another thread reads, and misses no record
                 try:
                     while self._hear():
                         pass
@@ -176,7 +176,7 @@ class ChildProcess(ABC):
                     self._poll.unregister(self._sock)
                     self._give_up("it has closed its end")  # and is about to be gone
                 finally:
-                    self._ear.release()
+                    self._reading.release()
             if self._pidfd in ready:
                 break
             if heard != self._heard:
@@ -217,7 +217,7 @@ class ChildProcess(ABC):
 
     def _end(self) -> None:
         """It is gone: whatever is under way has ended."""
-        with self._ear, self._lock:  # whoever listens instead stops, as the child is gone
+        with self._reading, self._lock:  # whoever listens instead stops, as the child is gone
             self._why = self._why or "it has ended"
             self._changed.notify_all()
             self.gone.set()

@@ -32,13 +32,13 @@ class Bulk:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.launched: list[HybridGroup] = []
-        self.barred: set[HybridGroup] = set()
+        self.refused: set[HybridGroup] = set()
         """Groups whose launches are noted and not carried out: Gloo ends a process whose buffer is smaller than a peer's."""
         submit = HybridGroup.submit_bulk
 
         def submit_bulk(group: HybridGroup, operations: Sequence[Operation], after: Callable[[], None] | None = None) -> Work:
             self.launched.append(group)
-            return FailedWork(GroupError("barred")) if group in self.barred else submit(group, operations, after)
+            return FailedWork(GroupError("refused")) if group in self.refused else submit(group, operations, after)
 
         patch.setattr(HybridGroup, "submit_bulk", submit_bulk)
 
@@ -78,7 +78,7 @@ def check_that_no_bulk_is_sent(
     """One member enters with another tensor: it is told, and until then nobody has sent a bulk of any layout."""
     bulk, other = Bulk(patch), OTHERS[name]
     groups = until_accelerated(crew, bulk)
-    before, bulk.barred = bulk.of(groups), groups
+    before, bulk.refused = bulk.of(groups), groups
     if plant is not None:
         plant(patch, groups)
 
