@@ -3,7 +3,7 @@
 Pure: no lock, clock or permutation. Between calls a member draws from its sequence (see ``deal``) as far as its loader looks
 ahead, and sends nothing. If there is nothing to draw, it hands out a *filler*: a batch that counts nothing.
 
-*When a ticket may be drawn.* A member may learn of a view that another member never learns of, because a third one dies too
+*When a dealt batch may be drawn.* A member may learn of a view that another member never learns of, because a third dies too
 soon. So the deal of a view change is a proposal until a call has finished in that view: this proves that every member knows
 it. Until then a member draws only what it holds: the batches that it reported as taken, a little more than it had taken. The
 next view change starts from the last state that every member has (``_base``), as if the one in between had never happened.

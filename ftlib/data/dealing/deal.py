@@ -1,8 +1,8 @@
 """A deal: which member takes which batches of an epoch's positions. Immutable; a pure function of what all members know.
 
-Positions that no drawer holds are dealt in *rounds*: each drawer in turn takes one batch, its *ticket* of that round. A
-drawer's *sequence* under a deal is the batches it held before, then its tickets. So every member knows every other member's
-next batches without a message.
+Positions that no drawer holds are dealt in *rounds*: in each round every drawer in turn takes one batch. A drawer's *sequence*
+under a deal is the batches it held before, then those dealt to it. So every member knows every other member's next batches
+without a message.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Rounds:
     """True: ``batch_size`` is that of the whole round, shared by all drawers; False: each drawer's."""
 
     def sizes(self, drawers: int) -> tuple[int, ...]:
-        """Samples of each drawer's ticket."""
+        """Samples of the batch that each drawer takes in a round."""
         if not self.whole or not drawers:
             return (self.batch_size,) * drawers
         return tuple(self.batch_size // drawers + (index < self.batch_size % drawers) for index in range(drawers))
@@ -144,12 +144,12 @@ class Deal:
     def length(self, member: str) -> int:
         """Count the batches of the member's sequence, used up or not; 0 if it is no drawer."""
         place = self._place.get(member)
-        return 0 if place is None else len(self.held[member]) + self._tickets(place)
+        return 0 if place is None else len(self.held[member]) + self._rounds_of(place)
 
     def batch(self, member: str, index: int) -> Ranges:
         """Return the positions of batch ``index`` (below ``length``) of the member's sequence."""
         held = self.held[member]
-        return held[index] if index < len(held) else self._ticket(self._place[member], index - len(held))
+        return held[index] if index < len(held) else self._dealt(self._place[member], index - len(held))
 
     def again(
         self,
@@ -178,8 +178,8 @@ class Deal:
         high = max(reached.values(), default=0)
         for member, first in reached.items():
             place = self._place[member]
-            for ticket in range(first, min(high, self._tickets(place))):
-                pieces.extend(self._ticket(place, ticket))
+            for turn in range(first, min(high, self._rounds_of(place))):
+                pieces.extend(self._dealt(place, turn))
         pieces.extend(self.rest.cut(high * self._round, len(self.rest)))
         holding = {
             member: tuple(self.batch(member, used.get(member, 0) + index) for index in range(count))
@@ -212,11 +212,11 @@ class Deal:
         rest = tuple(zip(flat[::2], flat[1::2], strict=True))
         return Deal(state["epoch"], state["number"], tuple(state["drawers"]), held, Strip(rest), self.rounds)
 
-    def _tickets(self, place: int) -> int:
+    def _rounds_of(self, place: int) -> int:
         left, size = len(self.rest) - self._offsets[place], self._sizes[place]
         return -(-left // self._round) if size and left > 0 else 0
 
-    def _ticket(self, place: int, turn: int) -> Ranges:
+    def _dealt(self, place: int, turn: int) -> Ranges:
         start = turn * self._round + self._offsets[place]
         return self.rest.cut(start, start + self._sizes[place])
 

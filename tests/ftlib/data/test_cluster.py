@@ -57,7 +57,7 @@ def _play(seed: int, make: Callable[[int], Plot] = Plot.of) -> None:
 # --- the same with defects: the cases above have to find each ------------------------------------------------------------
 
 
-def _tickets_too_early(patch: pytest.MonkeyPatch) -> None:
+def _dealt_batches_too_early(patch: pytest.MonkeyPatch) -> None:
     """A member draws whatever a view change deals, before a call has finished in that view."""
     patch.setattr(Drawer, "_limit", lambda self, now: now.deal.length(self._me))
 
@@ -160,7 +160,7 @@ def _nothing_comes_beside(patch: pytest.MonkeyPatch) -> None:
 
 
 DEFECTS = [
-    (_tickets_too_early, 139),
+    (_dealt_batches_too_early, 139),
     (_nothing_goes_back, 0),
     (_dropped_is_lost, 2),
     (_shortest_loop, 3),
