@@ -16,7 +16,7 @@ from urllib.parse import unquote
 from ...errors import AmbiguousWriteError, ConfigError, StoreAwayError
 from ..store import TIMEOUT, Created, Store, Value, check_key, check_prefix, check_value, redacted
 from ..thread_pool import NotBegunError, PoolCall, ThreadPool, UnfinishedError
-from .floors import MOST
+from .compactions import MOST
 from .folder import Folder
 
 _THREADS = 4

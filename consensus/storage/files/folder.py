@@ -2,7 +2,7 @@
 
     DIRECTORY/JOB/id                     the ID below, new with each founding of the store
     DIRECTORY/JOB/ID/keys/views/7        a value (see record)
-    DIRECTORY/JOB/ID/floors/views/0...5  a number that only rises (see floors)
+    DIRECTORY/JOB/ID/floors/views/0...5  a number that only rises (see compactions)
     DIRECTORY/JOB/ID/temp/...            files in the making
 
 The member that opens the job first draws ``ID``. So if the directory is wiped while the job runs, and perhaps founded again, an
@@ -27,7 +27,7 @@ from pathlib import Path
 
 from ...logs import CarefulLogger
 from ..store import MOST_PARTS, PASSING, Created, Unreadable, Value
-from . import floors, record
+from . import compactions, record
 from .os_errors import DirectoryState, OSErrorMapper
 from .probe import advice, probe, sync_directory
 
@@ -148,7 +148,7 @@ class Folder:
     def create(self, key: str, value: bytes, number: int | None, floor: str, wanted: Wanted) -> Created:
         """See ``Store.create``. Stops before it gives the value its name if ``wanted`` returns False by then."""
         with self._map_os_errors(f"{key} cannot be created") as change:
-            if number is not None and number < floors.floor(self._floor(floor)):
+            if number is not None and number < compactions.floor(self._floor(floor)):
                 return Created.BELOW
             path, temp = self._path(key), self._temp()
             try:
@@ -159,7 +159,7 @@ class Folder:
                     return Created.EXISTS
                 change.begin()
                 sync_directory(path.parent)
-                if number is not None and number < floors.floor(self._floor(floor)):
+                if number is not None and number < compactions.floor(self._floor(floor)):
                     self._take_back(temp, path)
                     change.undo()
                     return Created.BELOW
@@ -308,7 +308,7 @@ class Folder:
         """See ``Store.floor``. 0 if the store was wiped, where a read finds nothing either; changes are refused."""
         with self._map_os_errors(f"the floor of {name} cannot be read"):
             try:
-                return floors.floor(self._floor(name))
+                return compactions.floor(self._floor(name))
             except FileNotFoundError:
                 if self._standing() is DirectoryState.WIPED:
                     return 0
@@ -318,10 +318,10 @@ class Folder:
         """See ``Store.raise_floor``."""
         with self._map_os_errors(f"the floor of {name} cannot be raised") as change:
             directory = self._floor(name)
-            if number <= (before := floors.floor(directory)):
+            if number <= (before := compactions.floor(directory)):
                 return before
             change.begin()
-            return floors.lift(directory, number)
+            return compactions.lift(directory, number)
 
     def _floor(self, name: str) -> Path:
         directory = self._root / "floors" / name

@@ -77,7 +77,7 @@ def _refuse(what: str) -> NoReturn:
 def advice(device: int, mounts: str) -> str | None:
     """Advice on the mount options of ``device`` (``st_dev``); None if there is none to give.
 
-    An NFS client's caches make a store not unsafe (see ``floors``), but a member may notice changes late.
+    An NFS client's caches make a store not unsafe (see ``compactions``), but a member may notice changes late.
 
     ``mounts``: the text of ``/proc/self/mountinfo``; see nfs(5) for the options.
     """

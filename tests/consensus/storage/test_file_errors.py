@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from consensus.errors import AmbiguousWriteError, StoreAwayError, StoreRefusedError
-from consensus.storage.files import floors, folder
+from consensus.storage.files import compactions, folder
 from consensus.storage.files.os_errors import DirectoryState
 from consensus.storage.store import Created, Unreadable
 from tests.harness.basics import TIMEOUT
@@ -57,7 +57,7 @@ async def test_a_floor_that_rises_between_looking_and_creating_is_seen(
         await sleeper.create("views/5", b"", number=5, floor="views")
 
         def link(*args: Any) -> None:
-            floors.lift(place.root() / "floors" / "views", 7)
+            compactions.lift(place.root() / "floors" / "views", 7)
             really(*args)
 
         really = os.link

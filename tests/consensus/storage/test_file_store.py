@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from consensus.errors import ConfigError
-from consensus.storage.files import floors, folder, probe
+from consensus.storage.files import compactions, folder, probe
 from consensus.storage.store import Created, Unreadable
 from tests.harness.basics import TIMEOUT
 
@@ -328,7 +328,7 @@ async def test_lower_numbers_of_a_floor_go_once_a_higher_one_has_stood_for_long(
         directory = place.root() / "floors" / "views"
         assert [int(path) for path in files(directory)] == [1, 2, 3]
         for number, age in ((1, 3), (2, 2), (3, 0.5)):
-            stamp = time.time() - age * floors.GRACE
+            stamp = time.time() - age * compactions.GRACE
             os.utime(directory / f"{number:016}", (stamp, stamp))
         assert await store.raise_floor("views", 4) == 4
         assert [int(path) for path in files(directory)] == [2, 3, 4]
@@ -344,11 +344,11 @@ def test_a_listing_that_took_too_long_is_taken_again(tmp_path: Path, monkeypatch
         calls += 1
         return iter([]) if calls == 1 else really(path)
 
-    ticks = iter([0.0, floors.GRACE, floors.GRACE, floors.GRACE + 1])
+    ticks = iter([0.0, compactions.GRACE, compactions.GRACE, compactions.GRACE + 1])
     really = Path.iterdir
     monkeypatch.setattr(Path, "iterdir", slow)
     monkeypatch.setattr(time, "clock_gettime", lambda _: next(ticks))
-    assert floors.floor(tmp_path) == 5
+    assert compactions.floor(tmp_path) == 5
 
 
 def test_names_of_jobs_are_names_of_directories() -> None:
