@@ -52,9 +52,9 @@ class Withdraw:
 
 @dataclass(frozen=True, slots=True)
 class Clean:
-    """No member needs the records below ``floor`` any more: raise the store's floor to this one, then remove them."""
+    """No member needs the records below ``compacted`` any more: compact the store up to this number, then remove them."""
 
-    floor: int
+    compacted: int
 
 
 StoreOp = CreateView | ReadViews | Beat | ReadLeases | Withdraw | Clean
@@ -62,7 +62,7 @@ StoreOp = CreateView | ReadViews | Beat | ReadLeases | Withdraw | Clean
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The newest record that stands (None: there is none). It is decided and valid: its number is not below the floor."""
+    """The newest record that stands (None: there is none). It is decided and valid: not below the compacted revision."""
 
     record: ViewRecord | None
 

@@ -1,4 +1,4 @@
-"""What stores that are servers have in common: their URL, the form of a floor, and watching for changes.
+"""What stores that are servers have in common: their URL, the form of a compacted revision, and watching for changes.
 
 A watch is one task that listens, reconnects, and wakes its reader. Changes that come together wake the reader once. Every
 reconnect wakes the reader too, because changes in between were missed.
@@ -14,7 +14,7 @@ from typing import Protocol
 from ..errors import StoreError
 from ..logs import CarefulLogger
 from .server_url import ServerUrl, escape_job
-from .store import Store, parse_floor
+from .store import Store, parse_compacted
 
 _LOG = CarefulLogger()
 
@@ -117,6 +117,6 @@ class ServerStore(Store):
         await self._watches.close()
         await self._connections.close()
 
-    def _floor(self, name: str, found: bytes) -> int:
-        """The number in ``found``, a floor as the server keeps it."""
-        return parse_floor(self.url, name, found.decode("utf-8", "replace"))
+    def _parse_compacted(self, series: str, found: bytes) -> int:
+        """The compacted revision of ``series``, which the server keeps as ``found``."""
+        return parse_compacted(self.url, series, found.decode("utf-8", "replace"))

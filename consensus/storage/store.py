@@ -1,8 +1,9 @@
-"""The interface of a shared store: small values under names, created exclusively, listed, and a floor that only rises.
+"""The interface of a shared store: small values under names, created exclusively, listed, and compacted.
 
 Every agreement through a store rests on two of its operations. ``create`` makes a value exactly once, even if several members
-try; ``raise_floor`` raises a number that never falls. A value that belongs to a floor is created only at or above the floor: so
-a member that slept while old values were cleaned up cannot create one of them again.
+try. ``compact`` raises the *compacted revision* of a series of numbered values. That number never falls, and no value below it
+is created: so a member that slept while old values were cleaned up cannot create one of them again. (What is stored, and what
+errors say, calls that number a floor.)
 
 Each operation is bounded by the store's ``timeout``. There are three failures: the store was not reached and nothing was done
 (``StoreAwayError``); the answer to a write was lost, and the write may have been done or may still be (``AmbiguousWriteError``:
@@ -43,7 +44,7 @@ class Created(Enum):
     EXISTS = "exists"
     """The key already has a value; perhaps an earlier try of our own."""
 
-    BELOW = "below the floor"
+    BELOW = "below the compacted revision"
     """The value of that name was cleaned up: this member has missed something. Nothing was written."""
 
 
@@ -81,12 +82,12 @@ class Store(ABC):
         """End connections and tasks. Never raises."""
 
     @abstractmethod
-    async def create(self, key: str, value: bytes, *, number: int | None = None, floor: str = "") -> Created:
+    async def create(self, key: str, value: bytes, *, number: int | None = None, series: str = "") -> Created:
         """Make ``key`` unless it exists: atomically, durably, for one caller only.
 
-        With ``number``: only if the number is not below the floor named ``floor``. (A store does this in one transaction, or
-        reads the floor again after creating and takes the value back; so a reader of such a value must read the floor after
-        it.) May also raise ``AmbiguousWriteError``.
+        With ``number``: only if the number is not below the compacted revision of ``series``. (A store does this in one
+        transaction, or reads the compacted revision again after creating and takes the value back; so a reader of such a
+        value must read the compacted revision after it.) May also raise ``AmbiguousWriteError``.
         """
 
     @abstractmethod
@@ -108,13 +109,13 @@ class Store(ABC):
         """
 
     @abstractmethod
-    async def floor(self, name: str) -> int:
-        """The number of the floor ``name``, 0 if it was never raised."""
+    async def compacted(self, series: str) -> int:
+        """The compacted revision of ``series``, 0 if it was never compacted."""
 
     @abstractmethod
-    async def raise_floor(self, name: str, number: int) -> int:
-        """Raise the floor to ``number`` unless it is higher; returns the floor then. It never falls, even if others raise it
-        at the same time.
+    async def compact(self, series: str, number: int) -> int:
+        """Raise the compacted revision of ``series`` to ``number`` unless it is higher. Returns what it is then. It never
+        falls, even if others raise it at the same time. No value is removed: the caller does that afterwards.
         """
 
     @abstractmethod
@@ -178,10 +179,10 @@ def too_large(key: str) -> Unreadable:
     return Unreadable(f"it has more than {MAX_VALUE} bytes: remove {key}, no member wrote it")
 
 
-def parse_floor(store: str, name: str, text: str) -> int:
-    """The number of a floor as a server keeps it. Raises StoreRefusedError if it is no number: no member wrote that."""
+def parse_compacted(store: str, series: str, text: str) -> int:
+    """The compacted revision that a server keeps as ``text``. StoreRefusedError if that is no number: no member wrote it."""
     if not (text.isascii() and text.isdecimal()):
         raise StoreRefusedError(
-            f"the store {store}: the floor of {name} is {text[:40]!r} and no number: remove this job's keys"
+            f"the store {store}: the floor of {series} is {text[:40]!r} and no number: remove this job's keys"
         )
     return int(text)

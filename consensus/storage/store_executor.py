@@ -61,6 +61,6 @@ class StoreExecutor:
                 return await self._leases.read(member_ids)
             case Withdraw(member_ids):
                 await self._leases.withdraw(member_ids)
-            case Clean(floor):
-                await self._views.clean(floor)
+            case Clean(compacted):
+                await self._views.clean(compacted)
         return Done()

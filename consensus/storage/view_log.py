@@ -1,24 +1,27 @@
 """The records of a job's views: the member that creates ``views/{epoch}`` decides that epoch, and nobody decides it twice.
 
-A record, once created, stays until a ``floor`` above it was raised; the newest record is never below the floor. Four rules go
-beyond a plain create:
+A record, once created, stays until the log is compacted above it; the newest record is never below the compacted revision. Four
+rules go beyond a plain create:
 
 * *A record is created only as the child of a record that stands.* A creator first finds the record of its parent in its place.
-  A member that slept while others went on finds a newer record, or the floor.
-* *No record is created below the floor* (``Store.create``): otherwise a member that slept between looking and creating could
-  make ``views/6`` once more, after the others have reached 20 and removed 6. A reader of a record reads the floor after it, so
-  no reader believes a record that stands below the floor for a moment. And the floor is raised before anything is removed. So
-  a record that a listing misses because it was removed meanwhile is below the floor that is read after the listing.
+  A member that slept while others went on finds a newer record, or that its own place is compacted.
+* *No record is created below the compacted revision* (``Store.create``): otherwise a member that slept between looking and
+  creating could make ``views/6`` once more, after the others have reached 20 and removed 6. A reader of a record reads the
+  compacted revision after it, so no reader believes a record that stands below it for a moment. And the log is compacted before
+  anything is removed. So a record that a listing misses because it was removed meanwhile is below the compacted revision that
+  is read after the listing.
 * *A member does not go on with a wiped store.* A store that lost its records lets an epoch be decided once more. After
-  creating, a creator looks for the parent's record again: if that is missing and not below the floor either, the store was
-  wiped in between, and the creator takes its own record back. The creator might die before that; so a reader takes the newest
-  record for a decision only if it also found the record before it (unless that is below the floor). Where the listing has not
-  got that one, it is read: a listing of a directory may have the younger one alone of two that are created meanwhile.
+  creating, a creator looks for the parent's record again: if that is missing and not below the compacted revision either, the
+  store was wiped in between, and the creator takes its own record back. The creator might die before that; so a reader takes
+  the newest record for a decision only if it also found the record before it (unless that is below the compacted revision).
+  Where the listing has not got that one, it is read: a listing of a directory may have the younger one alone of two that are
+  created meanwhile.
 * *A record that cannot be read is unknown, and never absent.* It may be sealed with a secret, or made by a release, that its
   reader does not have; it may be a decision all the same, on which others act. So its name stays taken: nothing is created
   there or beside it, and nobody removes it. A reader gets the newest record that it can read; that is safe, as its next record
   would have to be created in the very place that is taken. If it cannot even read the record that it asks for, or the one at
-  the floor, it gets ``UnreadableError``. Bytes that were opened once stay opened: their secret may have been dropped since.
+  the compacted revision, it gets ``UnreadableError``. Bytes that were opened once stay opened: their secret may have been
+  dropped since.
 
 No caller learns of a decision that the store did not confirm; an unclear one raises ``AmbiguousWriteError``. Nothing else is
 kept between two calls: another try, by any member, begins from the records that stand.
@@ -36,8 +39,8 @@ from .store import Created, Store, Unreadable, Value
 from .value_cipher import UnreadableLog, ValueCipher
 
 PREFIX = "views/"
-FLOOR = "views"
-"""The name of the floor."""
+SERIES = "views"
+"""What the records are a series of: see ``Store.compact``."""
 
 _NUMBER = re.compile(r"views/([0-9]{12})")
 _LOOKS = 4
@@ -84,7 +87,7 @@ class ViewLog:
             return await self._instead(record, parent)
         value = self._cipher.wrap(key, record)
         try:
-            created = await self._store.create(key, value, number=view.epoch, floor=FLOOR)
+            created = await self._store.create(key, value, number=view.epoch, series=SERIES)
         except AmbiguousWriteError as error:
             if not await self._stands(key):
                 raise AmbiguousWriteError(str(error)) from None
@@ -104,38 +107,38 @@ class ViewLog:
         """The newest record. ``epoch``, ``view_id``: of the view that the asker follows (0, "": none yet), whose record must
         still stand.
         """
-        floor = -1
+        compacted = -1
         for _ in range(_LOOKS):
             listed = await self._store.list(PREFIX)
             numbers = _numbers(listed)
             record = self._newest_readable(listed, numbers)
             number = 0 if record is None else record.view.epoch
-            before = floor
+            before = compacted
             try:
-                floor = await self._store.floor(FLOOR)
+                compacted = await self._store.compacted(SERIES)
             except StoreRefusedError as error:
                 if epoch and not numbers:
                     return Wiped(f"the record of view {epoch} is gone from the store: {error}")
                 raise
-            lowest = max(1, floor)  # lowest epoch that counts: no record is above it unless one stands at it
+            lowest = max(1, compacted)  # lowest epoch that counts: no record is above it unless one stands at it
             if number < lowest and lowest in numbers:
                 self._record(lowest, listed[key_of(lowest)])
-            if number >= floor:
+            if number >= compacted:
                 before_it = key_of(number - 1)
-                if number > max(1, epoch, floor) and before_it not in listed:
+                if number > max(1, epoch, compacted) and before_it not in listed:
                     value = await self._store.read(before_it)
-                    if value is None and await self._store.floor(FLOOR) != floor:
+                    if value is None and await self._store.compacted(SERIES) != compacted:
                         continue  # removed by now
                     listed = {**listed, **({} if value is None else {before_it: value})}
-                return self._judge(record, listed, floor, epoch, view_id)
-            if floor == before:  # the floor did not move, and yet no record stands at or above it
-                return Wiped(f"the store's records from {key_of(floor)} on are gone: it was wiped")
+                return self._judge(record, listed, compacted, epoch, view_id)
+            if compacted == before:  # it did not move, and yet no record stands at or above it
+                return Wiped(f"the store's records from {key_of(compacted)} on are gone: it was wiped")
         raise StoreAwayError(f"the store {self._store.url}: its records change faster than they can be listed")
 
-    async def clean(self, floor: int) -> None:
-        """Remove the records below ``floor``, which may not be above the newest."""
-        floor = await self._store.raise_floor(FLOOR, floor)
-        old = [key_of(number) for number in _numbers(await self._store.list(PREFIX)) if number < floor]
+    async def clean(self, compacted: int) -> None:
+        """Remove the records below ``compacted``, which may not be above the newest."""
+        compacted = await self._store.compact(SERIES, compacted)
+        old = [key_of(number) for number in _numbers(await self._store.list(PREFIX)) if number < compacted]
         if old:
             await self._store.delete(*old)
 
@@ -150,9 +153,9 @@ class ViewLog:
         return None
 
     def _judge(
-        self, record: ViewRecord | None, listed: Mapping[str, Value], floor: int, epoch: int, view_id: str
+        self, record: ViewRecord | None, listed: Mapping[str, Value], compacted: int, epoch: int, view_id: str
     ) -> Recorded | Wiped:
-        """The answer from a listing whose newest readable ``record`` is not below the ``floor`` that was read after it."""
+        """The answer from a listing whose newest readable ``record`` is not below ``compacted``, read after it."""
         number = 0 if record is None else record.view.epoch
         if number < epoch and key_of(epoch) in listed:
             self._record(epoch, listed[key_of(epoch)])
@@ -161,7 +164,7 @@ class ViewLog:
         if number < epoch or (number == epoch and record.view.view_id != view_id):
             there = f"and {key_of(number)} is what there is now"
             return Wiped(f"the record of view {epoch} ({view_id[:6]}) is gone from the store, {there}: it was wiped")
-        if number > max(1, epoch) and number - 1 >= floor and not self._after(record, listed, epoch, view_id):
+        if number > max(1, epoch) and number - 1 >= compacted and not self._after(record, listed, epoch, view_id):
             return Wiped(f"{key_of(number)} stands in the store without the record before it: it was wiped")
         return Recorded(record)
 
@@ -222,17 +225,17 @@ class ViewLog:
             value = await self._store.read(key_of(before))
             if value is not None and parent in ("", self._record(before, value).view.view_id):
                 return Recorded(record)
-            if value is None and await self._floor_of_what_is_left() > before:
+            if value is None and await self._compacted_of_what_is_left() > before:
                 return await self.newest(record.view.epoch, record.view.view_id)
         except (StoreError, UnreadableError) as error:
             raise AmbiguousWriteError(f"{key_of(before + 1)} was created and not confirmed: {error}") from None
         await self._take_back(record)
         return Wiped(f"the record of view {before} was gone from the store when its successor was created: it was wiped")
 
-    async def _floor_of_what_is_left(self) -> int:
-        """The floor, 0 if its place in the store is gone."""
+    async def _compacted_of_what_is_left(self) -> int:
+        """The compacted revision, 0 if its place in the store is gone."""
         try:
-            return await self._store.floor(FLOOR)
+            return await self._store.compacted(SERIES)
         except StoreRefusedError:
             if await self._store.list(PREFIX):
                 raise

@@ -146,7 +146,7 @@ class Bench:
                 if isinstance(request, ReadLeases):
                     count += len(self.others) + 1 if request.member_ids is None else len(request.member_ids)
                 elif isinstance(request, ReadViews):
-                    count += 3  # two records, and the floor
+                    count += 3  # two records, and the compacted revision
                 else:
                     count += 1
         return count

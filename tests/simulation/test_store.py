@@ -66,7 +66,7 @@ class Yard:
 
 
 def make(value: bytes, number: int | None = None, key: str = "views/5") -> Job:
-    return lambda store: store.create(key, value, number=number, floor="views")
+    return lambda store: store.create(key, value, number=number, series="views")
 
 
 @BOTH
@@ -77,8 +77,8 @@ def test_what_a_store_promises(character: Character) -> None:
     yard.do(lambda store: store.write("leases/x", b"1"))
     yard.do(make(b"c", key="views/4"))
     assert list(yard.do(lambda store: store.list("views/")).items()) == [("views/4", b"c"), ("views/5", b"a")]
-    assert yard.do(lambda store: store.raise_floor("views", 7)) == 7 == yard.do(lambda store: store.raise_floor("views", 3))
-    assert yard.do(lambda store: store.floor("views")) == 7 and yard.do(lambda store: store.floor("others")) == 0
+    assert yard.do(lambda store: store.compact("views", 7)) == 7 == yard.do(lambda store: store.compact("views", 3))
+    assert yard.do(lambda store: store.compacted("views")) == 7 and yard.do(lambda store: store.compacted("others")) == 0
     yard.do(lambda store: store.delete("views/4", "views/5", "views/6"))
     assert yard.do(lambda store: store.list("views/")) == {}
     assert yard.do(make(b"d", 6)) is Created.BELOW and yard.do(make(b"d", 7)) is Created.DONE
@@ -95,14 +95,14 @@ def test_one_of_many_creators_wins(character: Character, seed: int) -> None:
 
 
 @pytest.mark.parametrize(("sleep", "told"), [(0.5, Created.BELOW), (2.0, AmbiguousWriteError)])
-def test_a_creator_of_files_that_slept_takes_back_what_it_made_below_the_floor(sleep: float, told: object) -> None:
+def test_a_creator_of_files_that_slept_takes_back_what_it_made_below_the_compacted_revision(sleep: float, told: object) -> None:
     """Even where its caller was told that there is a doubt. A transactional store makes nothing."""
     for seed in range(40):
         yard = Yard(Character.FILES, seed=seed)
         came = yard.ask(make(b"late", 5))
         yard.world.run(0.0002 + 0.0001 * seed)
         yard.world.pause(yard.hosts[0])
-        yard.do(lambda store: store.raise_floor("views", 9), 1)
+        yard.do(lambda store: store.compact("views", 9), 1)
         yard.world.run(sleep)
         stood = yard.contents.read("views/5") is not None
         yard.world.resume(yard.hosts[0])
@@ -296,6 +296,6 @@ def test_strangers_write_garbage() -> None:
 def test_wiped() -> None:
     yard = Yard()
     yard.do(make(b"x"))
-    yard.do(lambda store: store.raise_floor("views", 3))
+    yard.do(lambda store: store.compact("views", 3))
     yard.store_requests.wipe()
-    assert yard.do(lambda store: store.read("views/5")) is None and yard.do(lambda store: store.floor("views")) == 0
+    assert yard.do(lambda store: store.read("views/5")) is None and yard.do(lambda store: store.compacted("views")) == 0

@@ -15,13 +15,13 @@ T = TypeVar("T")
 
 
 def _measured(
-    method: Callable[Concatenate[Store, P], Coroutine[Any, Any, T]],
+    method: Callable[Concatenate[Store, P], Coroutine[Any, Any, T]], kind: str = ""
 ) -> Callable[Concatenate[StoreGauge, P], Coroutine[Any, Any, T]]:
-    """The method of a gauge: it calls the same method of its store, counted under its name."""
-    kind = method.__name__
+    """The method of a gauge: it calls the same method of its store, counted as ``kind`` ("": under its name)."""
+    name = method.__name__
 
     async def measured(self: StoreGauge, /, *args: P.args, **options: P.kwargs) -> T:
-        return await self.measure(kind, getattr(self.store, kind)(*args, **options))
+        return await self.measure(kind or name, getattr(self.store, name)(*args, **options))
 
     return measured
 
@@ -60,8 +60,9 @@ class StoreGauge(Store):
     write = _measured(Store.write)
     delete = _measured(Store.delete)
     list = _measured(Store.list)
-    floor = _measured(Store.floor)
-    raise_floor = _measured(Store.raise_floor)
+    # The status says "floor": programs that read it know these two by the names that they had first.
+    compacted = _measured(Store.compacted, "floor")
+    compact = _measured(Store.compact, "raise_floor")
 
     async def close(self) -> None:
         """See ``Store.close``."""

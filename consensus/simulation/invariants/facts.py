@@ -39,8 +39,8 @@ class Proposed(NamedTuple):
 
 
 PREFIX = "views/"
-FLOOR = "views"
-"""The keys of records, and the name of their floor: as designed, not as the code under test has them."""
+SERIES = "views"
+"""The keys of records, and the series that they are: as designed, not as the code under test has them."""
 
 
 class Health(Observer):
@@ -298,22 +298,22 @@ class StoreLog(Observer):
 
     def __init__(self) -> None:
         self.decided: dict[str, Decision] = {}
-        """By ``view_id``: created, at or above the floor, and not taken back since."""
+        """By ``view_id``: created, at or above the compacted revision, and not taken back since."""
         self.standing: dict[str, Decision] = {}
-        """What is in the store now, by key; records below the floor, too."""
+        """What is in the store now, by key; records below the compacted revision, too."""
         self.newest: Decision | None = None
         """Of the valid ones since the store was wiped last."""
         self.wipes = 0
-        self.floor = 0
+        self.compacted = 0
 
     def stored(self, host: Host | None, change: Change) -> None:
         """See ``Observer``."""
         if change.kind is ChangeKind.WIPE:
             self.wipes += 1
-            self.floor, self.newest = 0, None
+            self.compacted, self.newest = 0, None
             self.standing.clear()
-        elif change.kind is ChangeKind.RAISE and change.key == FLOOR:
-            self.floor = change.number
+        elif change.kind is ChangeKind.COMPACT and change.key == SERIES:
+            self.compacted = change.number
         elif change.kind in (ChangeKind.DELETE, ChangeKind.TAKE_BACK):
             self._removed(change)
         elif change.kind is ChangeKind.CREATE and change.key.startswith(PREFIX) and host is not None:
@@ -324,14 +324,14 @@ class StoreLog(Observer):
         if record is None:
             return
         decision = self.standing[change.key] = Decision(change.key, record, host.id, self.now, self.wipes)
-        if record.view.epoch >= self.floor:
+        if record.view.epoch >= self.compacted:
             self.decided.setdefault(record.view.view_id, decision)
             if self.newest is None or record.view.epoch > self.newest.record.view.epoch:
                 self.newest = decision
 
     def _removed(self, change: Change) -> None:
         decision = self.standing.pop(change.key, None)
-        if decision is not None and decision.record.view.epoch >= self.floor:
+        if decision is not None and decision.record.view.epoch >= self.compacted:
             self.decided.pop(decision.record.view.view_id, None)
             if decision is self.newest:
                 self.newest = max(self.standing.values(), key=lambda other: other.record.view.epoch, default=None)

@@ -11,19 +11,19 @@ from ...store_requests import StoreOp, StoreReply, Wiped
 from ...view import NO_VIEW_ID, View
 from ..world.host import Host
 from ..world.in_memory_store import Change, ChangeKind
-from .facts import FLOOR, PREFIX, Decision
+from .facts import PREFIX, SERIES, Decision
 from .invariant import Facts, Invariant
 
 
 class Records(Invariant):
-    """* An epoch is decided once: no second record at or above the floor, unless the store was wiped or the first one was taken
-      back before anybody followed it.
+    """* An epoch is decided once: no second record at or above the compacted revision, unless the store was wiped or the first
+      one was taken back before anybody followed it.
     * A record is created by its driver, a member of its parent, and the parent is what was decided for the epoch before. A
       founding record follows the newest record there is, of whose members nobody lives any more, as far as anybody can tell: no
       firewall has said so falsely, and (leases) nobody of them was well and in touch with the founder.
-    * The floor is raised first, and removed is only what is below it: a record at or above it disappears only if whoever
-      created it takes it back, and nobody follows it then.
-    * The newest record is never below the floor.
+    * Compacting comes before removing, and only what is below the compacted revision is removed: a record at or above it
+      disappears only if whoever created it takes it back, and nobody follows it then.
+    * The newest record is never below the compacted revision.
     * Whoever follows a view, or freezes for one, does so after its record was created: a store that is away decides nothing.
     * Nobody takes a store for wiped that was not.
     """
@@ -46,10 +46,10 @@ class Records(Invariant):
                 self.fail(f"{change.key} is created and is no record")
             elif not change.below:
                 self._created(decision)
-        elif change.kind is ChangeKind.RAISE and change.key == FLOOR:
+        elif change.kind is ChangeKind.COMPACT and change.key == SERIES:
             newest = 0 if store_log.newest is None else store_log.newest.record.view.epoch
             if change.number > newest:
-                self.fail(f"{self._who(host)} raises the floor to {change.number}, above the newest record {newest}")
+                self.fail(f"{self._who(host)} compacts up to {change.number}, above the newest record {newest}")
         elif change.kind in (ChangeKind.DELETE, ChangeKind.TAKE_BACK) and change.key.startswith(PREFIX):
             self._removed(host, change)
 
@@ -111,10 +111,10 @@ class Records(Invariant):
             decision for decision in self._first.values() if decision.key == change.key and decision.wipes == store_log.wipes
         ]:
             view = decision.record.view
-            if view.epoch < store_log.floor:
+            if view.epoch < store_log.compacted:
                 return
             if host is None or host.id != decision.by:
-                self.fail(f"{self._who(host)} removes the record of {log.show(view)}, with the floor at {store_log.floor}")
+                self.fail(f"{self._who(host)} removes the record of {log.show(view)}, compacted at {store_log.compacted}")
             if view.view_id in self._followed:
                 follower = log.name(self._followed[view.view_id])
                 self.fail(f"{self._who(host)} takes back {log.show(view)}, which {follower} follows")
@@ -128,7 +128,7 @@ class Records(Invariant):
         self._followed.setdefault(view.view_id, host.id)
         if view.view_id not in store_log.decided:
             stands = [decision for decision in store_log.standing.values() if decision.record.view.view_id == view.view_id]
-            why = "whose record is below the floor" if stands else "which no record has decided"
+            why = "whose record is below the compacted revision" if stands else "which no record has decided"
             self.fail(f"{log.name(host.id)} follows {log.show(view)}, {why}")
 
     def answered(self, host: Host, request: StoreOp, answer: StoreReply) -> None:  # noqa: ARG002

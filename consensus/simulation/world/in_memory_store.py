@@ -1,4 +1,7 @@
-"""What a simulated store holds: values, and floors that only rise. Every change is one moment; nothing here takes time."""
+"""What a simulated store holds: values, and compacted revisions, which only rise.
+
+Every change is one moment; nothing here takes time.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,19 @@ class ChangeKind(Enum):
 
     CREATE = "create"
     TAKE_BACK = "take back"
-    """A creator removes what it made, having seen that it is below the floor."""
+    """A creator removes what it made, having seen that it is below the compacted revision."""
 
     WRITE = "write"
     DELETE = "delete"
-    RAISE = "raise"
+    COMPACT = "compact"
     WIPE = "wipe"
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of the store. ``number``: of what was created, or of the floor; ``below``: whether that is under its floor."""
+    """A change of the store. ``number``: of what was created, or the compacted revision. ``below``: whether what was created is
+    below the compacted revision of its series.
+    """
 
     kind: ChangeKind
     key: str = ""
@@ -38,16 +43,16 @@ class InMemoryStore:
         self._clock = clock
         self._told = told
         self._values: dict[str, tuple[bytes, float]] = {}
-        self._floors: dict[str, int] = {}
+        self._compacted: dict[str, int] = {}
 
     def read(self, key: str) -> bytes | None:
         """The value, None where there is none (any more)."""
         value, until = self._values.get(key, (None, 0.0))
         return value if until > self._clock() else None
 
-    def floor(self, name: str) -> int:
-        """0 where it was never raised."""
-        return self._floors.get(name, 0)
+    def compacted(self, series: str) -> int:
+        """0 where it was never compacted."""
+        return self._compacted.get(series, 0)
 
     def names(self, prefix: str) -> list[str]:
         """The keys that begin so, sorted."""
@@ -57,12 +62,14 @@ class InMemoryStore:
         """Of those that are there."""
         return {key: value for key in keys if (value := self.read(key)) is not None}
 
-    def create(self, key: str, value: bytes, number: int = 0, floor: str = "") -> bool:
-        """Exclusively. The floor is not looked at, but told: who creates below it has to take that back."""
+    def create(self, key: str, value: bytes, number: int = 0, series: str = "") -> bool:
+        """Exclusively. The compacted revision is not looked at: observers are told whether the value is below it. Who creates
+        such a value has to take it back.
+        """
         if self.read(key) is not None:
             return False
         self._values[key] = (value, float("inf"))
-        self._told(Change(ChangeKind.CREATE, key, value, number, bool(floor) and number < self.floor(floor)))
+        self._told(Change(ChangeKind.CREATE, key, value, number, bool(series) and number < self.compacted(series)))
         return True
 
     def take_back(self, key: str, value: bytes) -> None:
@@ -82,15 +89,15 @@ class InMemoryStore:
             if self._values.pop(key, None) is not None:
                 self._told(Change(ChangeKind.DELETE, key))
 
-    def raise_floor(self, name: str, number: int) -> int:
+    def compact(self, series: str, number: int) -> int:
         """What it is then."""
-        if number > self.floor(name):
-            self._floors[name] = number
-            self._told(Change(ChangeKind.RAISE, name, b"", number))
-        return self.floor(name)
+        if number > self.compacted(series):
+            self._compacted[series] = number
+            self._told(Change(ChangeKind.COMPACT, series, b"", number))
+        return self.compacted(series)
 
     def wipe(self) -> None:
         """Somebody removes everything."""
         self._values.clear()
-        self._floors.clear()
+        self._compacted.clear()
         self._told(Change(ChangeKind.WIPE))

@@ -1,9 +1,10 @@
 """One process's way to the simulated store: the ``Store`` that its executor is given.
 
 A store is of one of two characters. In a *transactional* one (Redis, etcd) an operation is a single moment at the store. In one
-made of *files* it is several, between which time passes and others act: a creator reads the floor, links its value, reads the
-floor again, and takes the value back; a listing has names first and values later. The steps of such an operation are taken by
-the process: one that sleeps in between takes the next when it wakes up, one that died takes none.
+made of *files* it is several, between which time passes and others act: a creator reads the compacted revision, links its
+value, reads the compacted revision again, and takes the value back; a listing has names first and values later. The steps of
+such an operation are taken by the process: one that sleeps in between takes the next when it wakes up, one that died takes
+none.
 
 A method awaits one ``StoreCall`` (or ``Notice``), and nothing else. ``store_requests`` plays it in virtual time; it may fail.
 """
@@ -85,23 +86,23 @@ class SimulatedStore(Store):
     async def close(self) -> None:
         """See ``Store.close``."""
 
-    async def create(self, key: str, value: bytes, *, number: int | None = None, floor: str = "") -> Created:
+    async def create(self, key: str, value: bytes, *, number: int | None = None, series: str = "") -> Created:
         """See ``Store.create``."""
-        created: Created = await self._do(self._create(key, value, number, floor), f"create {key}", writes=True)
+        created: Created = await self._do(self._create(key, value, number, series), f"create {key}", writes=True)
         return created
 
-    def _create(self, key: str, value: bytes, number: int | None, floor: str) -> Steps[Created]:
+    def _create(self, key: str, value: bytes, number: int | None, series: str) -> Steps[Created]:
         contents = self._contents
         if number is not None:
-            if number < contents.floor(floor):
+            if number < contents.compacted(series):
                 return Created.BELOW
             if self._files:
                 yield
-        if not contents.create(key, value, number or 0, "" if number is None else floor):
+        if not contents.create(key, value, number or 0, "" if number is None else series):
             return Created.EXISTS
         if self._files and number is not None:
             yield
-            if number < contents.floor(floor):
+            if number < contents.compacted(series):
                 yield
                 contents.take_back(key, value)
                 return Created.BELOW
@@ -143,16 +144,16 @@ class SimulatedStore(Store):
         yield
         return {**self._contents.values(names[:half]), **found}
 
-    async def floor(self, name: str) -> int:
-        """See ``Store.floor``."""
-        number: int = await self._do(_moment(lambda: self._contents.floor(name)), f"floor {name}")
+    async def compacted(self, series: str) -> int:
+        """See ``Store.compacted``."""
+        number: int = await self._do(_moment(lambda: self._contents.compacted(series)), f"compacted {series}")
         return number
 
-    async def raise_floor(self, name: str, number: int) -> int:
-        """See ``Store.raise_floor``."""
-        steps = _moment(lambda: self._contents.raise_floor(name, number))
-        raised: int = await self._do(steps, f"raise {name} to {number}", writes=True)
-        return raised
+    async def compact(self, series: str, number: int) -> int:
+        """See ``Store.compact``."""
+        steps = _moment(lambda: self._contents.compact(series, number))
+        compacted: int = await self._do(steps, f"compact {series} to {number}", writes=True)
+        return compacted
 
     async def watch(self, prefix: str) -> AsyncIterator[None]:
         """See ``Store.watch``."""

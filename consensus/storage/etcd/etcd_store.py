@@ -1,8 +1,8 @@
 """A store in an etcd cluster: ``etcd://[user:password@]host[:port][,host[:port]...]``, ``etcds://`` with TLS.
 
 It uses the JSON gateway that every etcd from 3.3 on has, so it needs no client library. Creating is one transaction: the key
-must not exist, and the floor must be absent or not above the number. Floors are decimal numbers of one length, so that etcd's
-comparison of bytes compares them.
+must not exist, and the compacted revision must be absent or not above the number. Compacted revisions are decimal numbers of
+one length, so that etcd's comparison of bytes compares them. (They are keys of the job, and not the compaction of etcd itself.)
 
 Values that may expire share one lease per ``EtcdStore``. Only the writes themselves renew the lease, at most three times in its
 life; it lasts twice as long as was asked, so a value outlives its last write by at least ``expires``.
@@ -43,7 +43,7 @@ class EtcdStore(ServerStore):
             raise ConfigError(f"the store {parsed}: etcd needs both, etcd://user:password@host:port")
         self._wire = EtcdWire(parsed, timeout)
         super().__init__(parsed, job, self._wire)
-        self._values, self._floors = (f"/ftlib/{self._job}/{part}/" for part in ("values", "floors"))
+        self._values, self._compactions = (f"/ftlib/{self._job}/{part}/" for part in ("values", "floors"))
         self._lease = _Lease(self)
 
     async def open(self) -> None:
@@ -57,14 +57,14 @@ class EtcdStore(ServerStore):
         self.operations += 1
         return await self._wire.ask(path, body, write=write)
 
-    async def create(self, key: str, value: bytes, *, number: int | None = None, floor: str = "") -> Created:
+    async def create(self, key: str, value: bytes, *, number: int | None = None, series: str = "") -> Created:
         """See ``Store``."""
         name = _coded(self._values + check_key(key))
         put: list[dict[str, Any]] = [{"request_put": {"key": name, "value": _coded(check_value(key, value))}}]
         if number is not None:
             if number < 0:
-                return Created.BELOW  # of every floor
-            level = _coded(self._floors + floor)
+                return Created.BELOW  # of every compacted revision
+            level = _coded(self._compactions + series)
             reached = _txn([_value_below(level, number + 1)], put)
             put = [_nested(_txn([_absent(level)], put, [_nested(reached)]))]
         answer = await self.ask("kv/txn", _txn([_absent(name)], put), write=True)
@@ -111,16 +111,16 @@ class EtcdStore(ServerStore):
             if is_key(name)
         }
 
-    async def floor(self, name: str) -> int:
+    async def compacted(self, series: str) -> int:
         """See ``Store``."""
-        answer = await self.ask("kv/range", {"key": _coded(self._floors + name)})
-        return self._floor(name, _value(answer) or b"0")
+        answer = await self.ask("kv/range", {"key": _coded(self._compactions + series)})
+        return self._parse_compacted(series, _value(answer) or b"0")
 
-    async def raise_floor(self, name: str, number: int) -> int:
+    async def compact(self, series: str, number: int) -> int:
         """See ``Store``."""
         if number <= 0:
-            return await self.floor(name)
-        level = _coded(self._floors + name)
+            return await self.compacted(series)
+        level = _coded(self._compactions + series)
         put = [{"request_put": {"key": level, "value": _coded(f"{number:0{_DIGITS}}")}}]
         look = [{"request_range": {"key": level}}]
         higher = _txn([_value_below(level, number)], put, look)
@@ -128,10 +128,10 @@ class EtcdStore(ServerStore):
         if _has_put(answer):
             return number
         found = answer["responses"][0]["response_txn"]["responses"][0]["response_range"]
-        return self._floor(name, _value(found) or b"0")
+        return self._parse_compacted(series, _value(found) or b"0")
 
     def watch(self, prefix: str) -> AsyncIterator[None]:
-        """See ``Store``. Reports neither heartbeats (values that expire, written again) nor floors."""
+        """See ``Store``. Reports neither heartbeats (values that expire, written again) nor compactions."""
         body = {"create_request": _span(self._values + check_prefix(prefix))}
 
         async def listen(tell: Callable[[], None]) -> None:

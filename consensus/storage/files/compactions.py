@@ -1,12 +1,13 @@
-"""Numbers that only rise, as names of files, without locks.
+"""Compacted revisions: numbers that only rise, as names of files, without locks.
 
-A floor is a directory; each number it was raised to is an empty file in it, named by the number; the highest counts. To raise a
-floor is to make a file, so two members can do it at once without a conflict. Two things are less simple than they look:
+A series has a directory. Each number up to which it was compacted is an empty file in it, named by the number; the highest
+counts. To compact is to make a file, so two members can do it at once without a conflict. Two things are less simple than they
+look:
 
 * A listing is not taken at one instant. While a file is removed and a higher one made, a listing may show neither, and the
-  floor would seem to fall. So a file is removed only when a higher one has existed for ``GRACE`` seconds, by the file server's
-  own timestamps, and a listing that took longer than half of that is repeated. If a file vanishes during a listing, a higher
-  file has then existed all the time, and every listing shows that one.
+  compacted revision would seem to fall. So a file is removed only when a higher one has existed for ``GRACE`` seconds, by the
+  file server's own timestamps, and a listing that took longer than half of that is repeated. If a file vanishes during a
+  listing, a higher file has then existed all the time, and every listing shows that one.
 * An NFS client answers a listing from its cache for up to a minute, and remembers as long that a directory did not exist. But a
   change of its own makes it forget. So before each listing a file is made and removed in the directory, and a directory that
   seems to be missing is made. Safety then does not depend on mount options.
@@ -32,13 +33,13 @@ MOST = 10**16 - 1
 _DIGITS = 16
 
 
-def floor(directory: Path) -> int:
-    """The floor's number, 0 if it was never raised. ``directory`` must exist."""
+def compacted(directory: Path) -> int:
+    """The compacted revision, 0 if there was no compaction. ``directory`` must exist."""
     return max(_numbers(directory), default=0)
 
 
-def lift(directory: Path, number: int) -> int:
-    """Raise the floor to ``number`` unless it is higher by now. Returns the floor afterwards."""
+def compact(directory: Path, number: int) -> int:
+    """Raise the compacted revision to ``number`` unless it is higher by now. Returns what it is afterwards."""
     file = os.open(_path(directory, number), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     os.close(file)
     sync_directory(directory)
@@ -46,7 +47,7 @@ def lift(directory: Path, number: int) -> int:
 
 
 def _clean(directory: Path) -> int:
-    """Remove the numbers below one that has existed long enough. Returns the floor."""
+    """Remove the numbers below one that has existed long enough. Returns the compacted revision."""
     stamp = _touch(directory)
     numbers = sorted(_numbers(directory))
     for lower, higher in pairwise(numbers):

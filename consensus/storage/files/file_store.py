@@ -46,13 +46,13 @@ class FileStore(Store):
         self._closed.set()
         self._pool.close()
 
-    async def create(self, key: str, value: bytes, *, number: int | None = None, floor: str = "") -> Created:
+    async def create(self, key: str, value: bytes, *, number: int | None = None, series: str = "") -> Created:
         """See ``Store.create``."""
         check_value(check_key(key), value)
         if number is not None:
-            check_key(floor)
+            check_key(series)
         return await self._change(
-            [key], lambda call: self._folder.create(key, value, number, floor, lambda: not call.given_up), f"create {key}"
+            [key], lambda call: self._folder.create(key, value, number, series, lambda: not call.given_up), f"create {key}"
         )
 
     async def read(self, key: str) -> Value | None:
@@ -89,17 +89,17 @@ class FileStore(Store):
         self.operations += max(0, len(found) - 1)
         return found
 
-    async def floor(self, name: str) -> int:
-        """See ``Store.floor``."""
-        check_key(name)
-        return await self._ask(lambda _: self._folder.floor(name), f"read the floor of {name}")
+    async def compacted(self, series: str) -> int:
+        """See ``Store.compacted``."""
+        check_key(series)
+        return await self._ask(lambda _: self._folder.compacted(series), f"read the floor of {series}")
 
-    async def raise_floor(self, name: str, number: int) -> int:
-        """See ``Store.raise_floor``."""
-        check_key(name)
+    async def compact(self, series: str, number: int) -> int:
+        """See ``Store.compact``."""
+        check_key(series)
         if not 0 <= number <= MOST:
-            raise ConfigError(f"the floor of {name} cannot be {number}: give 0 to {MOST}")
-        return await self._change([], lambda _: self._folder.raise_floor(name, number), f"raise the floor of {name}")
+            raise ConfigError(f"the floor of {series} cannot be {number}: give 0 to {MOST}")
+        return await self._change([], lambda _: self._folder.compact(series, number), f"raise the floor of {series}")
 
     async def watch(self, prefix: str) -> AsyncIterator[None]:
         """See ``Store.watch``: never yields, ends when the store is closed. Members that share files notify each other."""

@@ -145,10 +145,10 @@ class Folder:
 
     # Values
 
-    def create(self, key: str, value: bytes, number: int | None, floor: str, wanted: Wanted) -> Created:
+    def create(self, key: str, value: bytes, number: int | None, series: str, wanted: Wanted) -> Created:
         """See ``Store.create``. Stops before it gives the value its name if ``wanted`` returns False by then."""
         with self._map_os_errors(f"{key} cannot be created") as change:
-            if number is not None and number < compactions.floor(self._floor(floor)):
+            if number is not None and number < compactions.compacted(self._compactions(series)):
                 return Created.BELOW
             path, temp = self._path(key), self._temp()
             try:
@@ -159,7 +159,7 @@ class Folder:
                     return Created.EXISTS
                 change.begin()
                 sync_directory(path.parent)
-                if number is not None and number < compactions.floor(self._floor(floor)):
+                if number is not None and number < compactions.compacted(self._compactions(series)):
                     self._take_back(temp, path)
                     change.undo()
                     return Created.BELOW
@@ -191,7 +191,7 @@ class Folder:
 
     def _take_back(self, temp: Path, path: Path) -> None:
         # Between the comparison and the removal another member may remove our file and create its own. That file is below the
-        # floor as well: no reader believes it, and its creator takes it back. So at worst we remove it for that member.
+        # compacted revision too: no reader believes it, and its creator takes it back. At worst we remove it for that member.
         with contextlib.suppress(FileNotFoundError):
             if path.samefile(temp):
                 path.unlink()
@@ -302,29 +302,29 @@ class Folder:
                 raise
             self._complain(directory)
 
-    # Floors
+    # Compaction
 
-    def floor(self, name: str) -> int:
-        """See ``Store.floor``. 0 if the store was wiped, where a read finds nothing either; changes are refused."""
-        with self._map_os_errors(f"the floor of {name} cannot be read"):
+    def compacted(self, series: str) -> int:
+        """See ``Store.compacted``. 0 if the store was wiped, where a read finds nothing either; changes are refused."""
+        with self._map_os_errors(f"the floor of {series} cannot be read"):
             try:
-                return compactions.floor(self._floor(name))
+                return compactions.compacted(self._compactions(series))
             except FileNotFoundError:
                 if self._standing() is DirectoryState.WIPED:
                     return 0
                 raise
 
-    def raise_floor(self, name: str, number: int) -> int:
-        """See ``Store.raise_floor``."""
-        with self._map_os_errors(f"the floor of {name} cannot be raised") as change:
-            directory = self._floor(name)
-            if number <= (before := compactions.floor(directory)):
+    def compact(self, series: str, number: int) -> int:
+        """See ``Store.compact``."""
+        with self._map_os_errors(f"the floor of {series} cannot be raised") as change:
+            directory = self._compactions(series)
+            if number <= (before := compactions.compacted(directory)):
                 return before
             change.begin()
-            return compactions.lift(directory, number)
+            return compactions.compact(directory, number)
 
-    def _floor(self, name: str) -> Path:
-        directory = self._root / "floors" / name
+    def _compactions(self, series: str) -> Path:
+        directory = self._root / "floors" / series
         self._make_parents(directory / "any")
         return directory
 

@@ -9,7 +9,7 @@ _BELOW = """
 local function below(a, b) return #a < #b or (#a == #b and a < b) end -- decimal numbers of any length
 """
 
-# Keys: the value, the set of names, the floors. Arguments: channel, name, value, number or nothing, name of the floor.
+# Keys: the value, the set of names, the compacted revisions. Arguments: channel, name, value, number or nothing, series.
 _CREATE = (
     _BELOW
     + """
@@ -80,12 +80,12 @@ return found
 """
 )
 
-# Keys: the floors. Arguments: channel, name, number.
-_RAISE = (
+# Keys: the compacted revisions. Arguments: channel, series, number.
+_COMPACT = (
     _BELOW
     + """
-local floor = redis.call('HGET', KEYS[1], ARGV[2]) or '0'
-if not below(floor, ARGV[3]) then return floor end
+local compacted = redis.call('HGET', KEYS[1], ARGV[2]) or '0'
+if not below(compacted, ARGV[3]) then return compacted end
 redis.call('HSET', KEYS[1], ARGV[2], ARGV[3])
 redis.call('PUBLISH', ARGV[1], ARGV[2] .. '/')
 return ARGV[3]
@@ -105,7 +105,7 @@ SCRIPTS = {
     "write": _WRITE,
     "delete": _DELETE,
     "list": _LIST,
-    "raise": _RAISE,
+    "compact": _COMPACT,
     "probe": _PROBE,
 }
 """The scripts by the name of the operation."""

@@ -2,10 +2,10 @@
 
 Values are strings, one a key; one sorted set holds all their names. A listing reads exactly its part of that set and the values
 of these names, in one script and at one moment, whatever else fills the server (SCAN would walk through all of it). The next
-listing removes names whose value has expired. Floors are fields of one hash. Every change is one script, which Redis runs as
-one transaction.
+listing removes names whose value has expired. Compacted revisions are fields of one hash. Every change is one script, which
+Redis runs as one transaction.
 
-Watching is a subscription. Published are: every value created, written to stay, or deleted; every floor raised; and a value
+Watching is a subscription. Published are: every value created, written to stay, or deleted; every compaction; and a value
 that may expire when it appears, but not when it is renewed, since that is only a heartbeat.
 """
 
@@ -47,7 +47,7 @@ class RedisStore(ServerStore):
         super().__init__(parsed, job, self._wire)
         self._scripts = {name: redis_wire.Script(text) for name, text in SCRIPTS.items()}
         base = f"ftlib:{{{self._job}}}:"
-        self._names, self._floors = f"{base}names", f"{base}floors"
+        self._names, self._compactions = f"{base}names", f"{base}floors"
         self._channel, self._values = f"{base}news", f"{base}value:"
 
     async def open(self) -> None:
@@ -56,15 +56,15 @@ class RedisStore(ServerStore):
         await self._check(self._wire, self.url)
         await self._wire.run(self._scripts["probe"], [f"{self._values}probe"], [self._channel], write=False)
 
-    async def create(self, key: str, value: bytes, *, number: int | None = None, floor: str = "") -> Created:
+    async def create(self, key: str, value: bytes, *, number: int | None = None, series: str = "") -> Created:
         """See ``Store``."""
         check_value(check_key(key), value)
         self.operations += 1
         if number is not None and number < 0:
-            return Created.BELOW  # of every floor
-        keys = [self._values + key, self._names, self._floors]
+            return Created.BELOW  # of every compacted revision
+        keys = [self._values + key, self._names, self._compactions]
         least = "" if number is None else str(number)
-        answer = await self._wire.run(self._scripts["create"], keys, [self._channel, key, value, least, floor], write=True)
+        answer = await self._wire.run(self._scripts["create"], keys, [self._channel, key, value, least, series], write=True)
         return {b"done": Created.DONE, b"exists": Created.EXISTS, b"below": Created.BELOW}[answer]
 
     async def read(self, key: str) -> Value | None:
@@ -108,21 +108,23 @@ class RedisStore(ServerStore):
         found = ((name.decode("utf-8", "replace"), value) for name, value in zip(answer[::2], answer[1::2], strict=True))
         return {name: value for name, what in found if is_key(name) and (value := self._value(name, what)) is not None}
 
-    async def floor(self, name: str) -> int:
+    async def compacted(self, series: str) -> int:
         """See ``Store``."""
         self.operations += 1
-        return self._floor(name, await self._wire.ask("HGET", self._floors, name, write=False) or b"0")
+        found = await self._wire.ask("HGET", self._compactions, series, write=False)
+        return self._parse_compacted(series, found or b"0")
 
-    async def raise_floor(self, name: str, number: int) -> int:
+    async def compact(self, series: str, number: int) -> int:
         """See ``Store``."""
         if number <= 0:
-            return await self.floor(name)
+            return await self.compacted(series)
         self.operations += 1
-        arguments = [self._channel, name, str(number)]
-        return self._floor(name, await self._wire.run(self._scripts["raise"], [self._floors], arguments, write=True))
+        arguments = [self._channel, series, str(number)]
+        found = await self._wire.run(self._scripts["compact"], [self._compactions], arguments, write=True)
+        return self._parse_compacted(series, found)
 
     def watch(self, prefix: str) -> AsyncIterator[None]:
-        """See ``Store``. Heartbeats (values that expire, written again) are not noticed; a raised floor is, as ``name/``."""
+        """See ``Store``. Heartbeats (values that expire, written again) are not noticed; a compaction is, as ``series/``."""
         wanted = check_prefix(prefix).encode()
 
         async def listen(tell: Callable[[], None]) -> None:

@@ -35,7 +35,7 @@ class Conformance:
         async with place.store() as store:
             assert await store.read("views/1") is None
             assert await store.list("views/") == {}
-            assert await store.floor("views") == 0
+            assert await store.compacted("views") == 0
 
     @pytest.mark.parametrize("value", [b"", b"\0", b"line\r\n\0end", bytes(range(256)) * 5, b"x" * MAX_VALUE])
     async def test_values_are_any_bytes(self, place: Place, value: bytes) -> None:
@@ -158,59 +158,59 @@ class Conformance:
             assert await store.create("views/1", b"again") is Created.EXISTS
             assert await store.read("views/1") == b"mine"
 
-    # Floors
+    # Compaction
 
-    async def test_a_floor_only_rises(self, place: Place) -> None:
+    async def test_a_compacted_revision_only_rises(self, place: Place) -> None:
         async with place.store() as store, place.store() as other:
-            assert await store.raise_floor("views", 5) == 5
-            assert await other.raise_floor("views", 3) == 5
-            assert await other.raise_floor("views", 5) == 5
-            assert await other.floor("views") == 5
-            assert await store.raise_floor("views", 1_000_000_007) == 1_000_000_007
-            assert await other.floor("views") == 1_000_000_007
-            assert await other.floor("steps") == 0
+            assert await store.compact("views", 5) == 5
+            assert await other.compact("views", 3) == 5
+            assert await other.compact("views", 5) == 5
+            assert await other.compacted("views") == 5
+            assert await store.compact("views", 1_000_000_007) == 1_000_000_007
+            assert await other.compacted("views") == 1_000_000_007
+            assert await other.compacted("steps") == 0
 
-    async def test_a_floor_is_no_key(self, place: Place) -> None:
+    async def test_a_compacted_revision_is_no_key(self, place: Place) -> None:
         async with place.store() as store:
-            await store.raise_floor("views", 5)
+            await store.compact("views", 5)
             await store.write("views/5", b"")
             assert await store.read("views") is None
             assert list(await store.list("views/")) == ["views/5"]
             await store.delete("views")
-            assert await store.floor("views") == 5
+            assert await store.compacted("views") == 5
 
-    async def test_nothing_is_created_below_the_floor(self, place: Place) -> None:
+    async def test_nothing_is_created_below_the_compacted_revision(self, place: Place) -> None:
         async with place.store() as store, place.store() as other:
-            assert await other.create("views/4", b"", number=4, floor="views") is Created.DONE
-            await store.raise_floor("views", 5)
+            assert await other.create("views/4", b"", number=4, series="views") is Created.DONE
+            await store.compact("views", 5)
             await store.delete("views/4")
-            assert await other.create("views/4", b"", number=4, floor="views") is Created.BELOW
+            assert await other.create("views/4", b"", number=4, series="views") is Created.BELOW
             assert await other.read("views/4") is None
-            assert await other.create("views/5", b"5", number=5, floor="views") is Created.DONE
-            assert await other.create("views/5", b"x", number=5, floor="views") is Created.EXISTS
-            assert await other.create("steps/1", b"", number=1, floor="steps") is Created.DONE
+            assert await other.create("views/5", b"5", number=5, series="views") is Created.DONE
+            assert await other.create("views/5", b"x", number=5, series="views") is Created.EXISTS
+            assert await other.create("steps/1", b"", number=1, series="steps") is Created.DONE
             assert await other.create("views/3", b"") is Created.DONE
 
-    def test_a_floor_never_falls_while_several_processes_raise_it(self, place: Place) -> None:
-        """Each raises to numbers of its own, up and down, and reads: nobody ever sees it fall, or below what it raised to."""
-        results = race(place, "raise", _ROUNDS)
+    def test_a_compacted_revision_never_falls_while_several_processes_raise_it(self, place: Place) -> None:
+        """Each compacts to numbers of its own, up and down, and reads: nobody ever sees it fall, or below its own number."""
+        results = race(place, "compact", _ROUNDS)
         highest = max(asked for result in results for asked, _, _ in result)
         for result in results:
             seen = 0
-            for asked, raised, read in result:
-                assert max(seen, asked) <= raised <= read <= highest
+            for asked, compacted, read in result:
+                assert max(seen, asked) <= compacted <= read <= highest
                 seen = read
 
         async def finally_the_highest() -> None:
             async with place.store() as store:
-                assert await store.floor("views") == highest
+                assert await store.compacted("views") == highest
 
         asyncio.run(finally_the_highest())
 
-    def test_what_is_created_while_the_floor_rises_over_it_is_there_or_was_never(self, place: Place) -> None:
-        """One raises the floor over ``views/N`` while others create it: it stands if one was told so, else nothing is left."""
-        rounds = list(zip(*race(place, "create_and_raise", _ROUNDS), strict=True))
-        created = [[outcome for outcome in tries if outcome != "RAISED"] for tries in rounds]
+    def test_what_is_created_while_it_is_compacted_is_there_or_was_never(self, place: Place) -> None:
+        """One compacts above ``views/N`` while others create it: it stands if one was told so, else nothing is left."""
+        rounds = list(zip(*race(place, "create_and_compact", _ROUNDS), strict=True))
+        created = [[outcome for outcome in tries if outcome != "COMPACTED"] for tries in rounds]
         assert all(outcomes.count("DONE") <= 1 for outcomes in created)
         done = [f"views/{turn}" for turn, outcomes in enumerate(created) if "DONE" in outcomes]
 
@@ -221,8 +221,8 @@ class Conformance:
         asyncio.run(finally_there())
 
     def test_what_was_cleaned_away_never_comes_back(self, place: Place) -> None:
-        """One raises the floor over ``views/N`` and then deletes it, while others create it: it was there and is gone, or its
-        creator learned that it is below the floor. (Without a second look at the floor some of them stay.)
+        """One compacts above ``views/N`` and then deletes it, while others create it: it was there and is gone, or its creator
+        learned that it is below the compacted revision. (Without a second look at that revision some of them stay.)
         """
         race(place, "create_and_clean", _ROUNDS)
 
@@ -239,13 +239,13 @@ class Conformance:
         for job in jobs:
             async with place.store(job) as store:
                 assert await store.list("views/") == {}, job
-                assert await store.floor("views") == 0
-                assert await store.create("views/1", job.encode(), number=1, floor="views") is Created.DONE
-                await store.raise_floor("views", 2)
+                assert await store.compacted("views") == 0
+                assert await store.create("views/1", job.encode(), number=1, series="views") is Created.DONE
+                await store.compact("views", 2)
         for job in jobs:
             async with place.store(job) as store:
                 assert await store.list("views/") == {"views/1": job.encode()}
-                assert await store.floor("views") == 2
+                assert await store.compacted("views") == 2
 
     async def test_operations_are_counted(self, place: Place) -> None:
         async with place.store() as store:
@@ -263,9 +263,9 @@ class Conformance:
             assert await cost(store.read("members/9")) == 1
             assert await cost(store.create("views/1", b"")) == 1
             assert await cost(store.delete("members/1")) == 1
-            assert await cost(store.floor("views")) == 1
-            assert 1 <= await cost(store.raise_floor("views", 1)) <= 2
-            assert 1 <= await cost(store.create("views/2", b"", number=2, floor="views")) <= 3
+            assert await cost(store.compacted("views")) == 1
+            assert 1 <= await cost(store.compact("views", 1)) <= 2
+            assert 1 <= await cost(store.create("views/2", b"", number=2, series="views")) <= 3
 
     async def test_close_is_idempotent_and_final(self, place: Place) -> None:
         store = place.make()
@@ -275,7 +275,12 @@ class Conformance:
         await store.write("members/a", b"")
         await store.close()
         await store.close()
-        for attempt in (store.read("members/a"), store.list("members/"), store.write("members/a", b""), store.floor("views")):
+        for attempt in (
+            store.read("members/a"),
+            store.list("members/"),
+            store.write("members/a", b""),
+            store.compacted("views"),
+        ):
             with pytest.raises(StoreError):
                 await attempt
 
@@ -295,22 +300,22 @@ class Conformance:
     async def test_it_is_all_there_for_the_next_process(self, place: Place) -> None:
         async with place.store() as store:
             await store.create("views/1", b"1")
-            await store.raise_floor("views", 1)
+            await store.compact("views", 1)
         async with place.store() as store:
             assert await store.list("views/") == {"views/1": b"1"}
-            assert await store.floor("views") == 1
+            assert await store.compacted("views") == 1
 
     async def test_wiped_under_way(self, place: Place) -> None:
         """What was there is not found any more: None, or an error; never an old value, and no crash."""
         async with place.store() as store:
             await store.create("views/1", b"1")
-            await store.raise_floor("views", 1)
+            await store.compact("views", 1)
             place.wipe()
             found = await asyncio.gather(
-                store.read("views/1"), store.list("views/"), store.floor("views"), return_exceptions=True
+                store.read("views/1"), store.list("views/"), store.compacted("views"), return_exceptions=True
             )
             changed = await asyncio.gather(
-                store.write("members/a", b""), store.delete("members/a"), store.raise_floor("views", 2), return_exceptions=True
+                store.write("members/a", b""), store.delete("members/a"), store.compact("views", 2), return_exceptions=True
             )
             for answer, nothing in zip(found, (None, {}, 0), strict=True):
                 assert isinstance(answer, StoreError) or answer == nothing

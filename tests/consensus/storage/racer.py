@@ -21,42 +21,42 @@ _PACE = 0.004
 
 async def create(store: Store, turn: int, number: int) -> Any:
     """Everybody creates the same key. What came of it, and whose value stands there."""
-    outcome = await store.create(f"views/{turn}", b"%d" % number * 3000, number=turn, floor="views")
+    outcome = await store.create(f"views/{turn}", b"%d" % number * 3000, number=turn, series="views")
     value = await store.read(f"views/{turn}")
     assert value is not None and len(set(value)) == 1 and len(value) == 3000
     return outcome.name, int(value[:1])
 
 
-async def raise_floor(store: Store, turn: int, number: int) -> Any:
-    """To numbers that rise and fall. The number asked for, what raising said, what reading says."""
+async def compact(store: Store, turn: int, number: int) -> Any:
+    """To numbers that rise and fall. The number asked for, what compacting said, what reading says."""
     asked = 1 + turn + 7 * ((turn + number) % 3)
-    return asked, await store.raise_floor("views", asked), await store.floor("views")
+    return asked, await store.compact("views", asked), await store.compacted("views")
 
 
-async def create_and_raise(store: Store, turn: int, number: int) -> Any:
-    """Number 0 raises the floor over a key while the others create it. What came of it."""
+async def create_and_compact(store: Store, turn: int, number: int) -> Any:
+    """Number 0 compacts above a key while the others create it. What came of it."""
     if number == 0:
-        await store.raise_floor("views", turn + 1)
-        return "RAISED"
-    outcome = await store.create(f"views/{turn}", b"%d" % number, number=turn, floor="views")
+        await store.compact("views", turn + 1)
+        return "COMPACTED"
+    outcome = await store.create(f"views/{turn}", b"%d" % number, number=turn, series="views")
     if outcome is Created.DONE:
         assert await store.read(f"views/{turn}") == b"%d" % number
     return outcome.name
 
 
 async def create_and_clean(store: Store, turn: int, number: int) -> Any:
-    """Number 0 raises the floor over a key and deletes it while the others create it. What came of it."""
+    """Number 0 compacts above a key and deletes it while the others create it. What came of it."""
     if number == 0:
-        await store.raise_floor("views", turn + 1)
+        await store.compact("views", turn + 1)
         await store.delete(f"views/{turn}")
         return "CLEANED"
-    return (await store.create(f"views/{turn}", b"%d" % number, number=turn, floor="views")).name
+    return (await store.create(f"views/{turn}", b"%d" % number, number=turn, series="views")).name
 
 
 _TASKS: dict[str, Callable[[Store, int, int], Awaitable[Any]]] = {
     "create": create,
-    "raise": raise_floor,
-    "create_and_raise": create_and_raise,
+    "compact": compact,
+    "create_and_compact": create_and_compact,
     "create_and_clean": create_and_clean,
 }
 

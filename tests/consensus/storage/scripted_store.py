@@ -30,7 +30,8 @@ class ScriptedStore(Store):
         self.url = "scripted://"
         self.operations = 0
         self.values: dict[str, Value] = {}
-        self.floors: dict[str, int] = {}
+        self.revisions: dict[str, int] = {}
+        """The compacted revision of each series."""
         self.log: list[str] = []
         self._seen: Counter[str] = Counter()
         self._plans: dict[tuple[str, int, bool], Callable[[], object]] = {}
@@ -41,7 +42,7 @@ class ScriptedStore(Store):
 
     def wipe(self) -> None:
         self.values.clear()
-        self.floors.clear()
+        self.revisions.clear()
 
     async def _step(self, operation: str, act: Callable[[], Any], *, what: str = "") -> Any:
         self.operations += 1
@@ -58,9 +59,9 @@ class ScriptedStore(Store):
 
     async def close(self) -> None: ...
 
-    async def create(self, key: str, value: bytes, *, number: int | None = None, floor: str = "") -> Created:
+    async def create(self, key: str, value: bytes, *, number: int | None = None, series: str = "") -> Created:
         def create() -> Created:
-            if number is not None and number < self.floors.get(floor, 0):
+            if number is not None and number < self.revisions.get(series, 0):
                 return Created.BELOW
             return Created.EXISTS if self.values.setdefault(key, value) is not value else Created.DONE
 
@@ -83,17 +84,17 @@ class ScriptedStore(Store):
         )
         return found
 
-    async def floor(self, name: str) -> int:
-        number: int = await self._step("floor", lambda: self.floors.get(name, 0), what=name)
+    async def compacted(self, series: str) -> int:
+        number: int = await self._step("compacted", lambda: self.revisions.get(series, 0), what=series)
         return number
 
-    async def raise_floor(self, name: str, number: int) -> int:
-        def lift() -> int:
-            self.floors[name] = max(number, self.floors.get(name, 0))
-            return self.floors[name]
+    async def compact(self, series: str, number: int) -> int:
+        def compact() -> int:
+            self.revisions[series] = max(number, self.revisions.get(series, 0))
+            return self.revisions[series]
 
-        floor: int = await self._step("raise_floor", lift, what=f"{name} {number}")
-        return floor
+        compacted: int = await self._step("compact", compact, what=f"{series} {number}")
+        return compacted
 
     async def watch(self, prefix: str) -> AsyncIterator[None]:
         events: tuple[None, ...] = ()

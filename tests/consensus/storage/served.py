@@ -67,8 +67,8 @@ class ServerPlace(Place):
 class Served(Conformance):
     """The tests."""
 
-    tells_of_floors = False
-    """Whether a watch of values tells of their floor, too."""
+    tells_of_compactions = False
+    """Whether a watch of values tells of their compaction, too."""
 
     @abstractmethod
     def place_of(self, server: Any, relay: Relay) -> ServerPlace:
@@ -83,15 +83,15 @@ class Served(Conformance):
     async def test_killed_and_restarted(self, own: Any) -> None:
         store = await opened(own.url)
         await store.create("views/1", b"1")
-        await store.raise_floor("views", 1)
+        await store.compact("views", 1)
         own.kill()
         for attempt in (store.read("views/1"), store.create("views/2", b""), store.list("views/")):
             with pytest.raises(StoreAwayError):
                 await attempt
         own.start()
         assert await store.read("views/1") == b"1"
-        assert await store.floor("views") == 1
-        assert await store.create("views/2", b"2", number=2, floor="views") is Created.DONE
+        assert await store.compacted("views") == 1
+        assert await store.create("views/2", b"2", number=2, series="views") is Created.DONE
         await store.close()
 
     async def test_a_watch_tells_of_changes_but_not_of_heartbeats(self, server: Any) -> None:
@@ -104,8 +104,8 @@ class Served(Conformance):
         await views.once()
         await other.delete("views/1")
         await views.once()
-        if self.tells_of_floors:
-            await other.raise_floor("views", 5)
+        if self.tells_of_compactions:
+            await other.compact("views", 5)
             await views.once()
         await other.write("views/x", b"x" * (1 << 20))
         await views.once()

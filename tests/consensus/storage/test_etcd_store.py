@@ -66,7 +66,7 @@ async def test_what_is_no_value_hides_no_other(own: EtcdServer) -> None:
         assert await store.create("leases/b", b"") is Created.EXISTS
         ask(own, "kv/put", key=coded(f"{base}floors/views"), value=coded("high"))
         with pytest.raises(StoreRefusedError, match="the floor of views is 'high' and no number"):
-            await store.floor("views")
+            await store.compacted("views")
     finally:
         await store.close()
 
@@ -108,16 +108,16 @@ async def test_passwords(locked: EtcdServer, server: EtcdServer, caplog: pytest.
     other = await opened(locked.url, username="writer", password=SECRET)
     views = Heard(store, "views/")
     await views.once()
-    assert await other.create("views/1", b"1", number=1, floor="views") is Created.DONE
+    assert await other.create("views/1", b"1", number=1, series="views") is Created.DONE
     await views.once()
     await other.write("members/a", b"", expires=60)
     assert await store.list("members/") == {"members/a": b""}
-    assert await store.raise_floor("views", 2) == 2
+    assert await store.compact("views", 2) == 2
     await other.delete("views/1")
 
     locked.restart()  # and with it all tokens are gone
     await views.once()
-    assert await store.create("views/2", b"2", number=2, floor="views") is Created.DONE
+    assert await store.create("views/2", b"2", number=2, series="views") is Created.DONE
     token = ask(locked, "auth/authenticate", name="root", password=SECRET)["token"]
     ask(locked, "auth/role/add", token, name="more")  # tokens are older than the rights now
     assert await store.read("views/2") == b"2"

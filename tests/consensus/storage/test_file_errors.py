@@ -49,21 +49,19 @@ async def test_a_link_that_was_made_though_the_server_says_that_the_name_is_take
         assert await store.read("views/1") == b"mine"
 
 
-async def test_a_floor_that_rises_between_looking_and_creating_is_seen(
-    place: Directory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_compaction_between_looking_and_creating_is_seen(place: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
     """A member falls asleep after it has looked; when it wakes up the others have cleaned away what it is about to create."""
     async with place.store() as sleeper:
-        await sleeper.create("views/5", b"", number=5, floor="views")
+        await sleeper.create("views/5", b"", number=5, series="views")
 
         def link(*args: Any) -> None:
-            compactions.lift(place.root() / "floors" / "views", 7)
+            compactions.compact(place.root() / "floors" / "views", 7)
             really(*args)
 
         really = os.link
         monkeypatch.setattr(os, "link", link)
-        assert await sleeper.create("views/6", b"", number=6, floor="views") is Created.BELOW
-        assert await sleeper.create("views/7", b"", number=7, floor="views") is Created.DONE
+        assert await sleeper.create("views/6", b"", number=6, series="views") is Created.BELOW
+        assert await sleeper.create("views/7", b"", number=7, series="views") is Created.DONE
         assert list(await sleeper.list("views/")) == ["views/5", "views/7"]
         assert files(place.root() / "temp") == []
 
@@ -256,15 +254,15 @@ async def test_a_directory_that_is_not_there_is_refused(place: Directory) -> Non
 async def test_wiped_and_founded_anew_nothing_of_an_old_member_gets_in(place: Directory) -> None:
     async with place.store() as old:
         await old.create("views/7", b"7")
-        await old.raise_floor("views", 7)
+        await old.compact("views", 7)
         place.wipe()
         async with place.store() as new:
             await new.create("views/1", b"1")
             for change in (
-                old.create("views/8", b"8", number=8, floor="views"),
+                old.create("views/8", b"8", number=8, series="views"),
                 old.create("views/8", b"8"),
                 old.write("members/a", b""),
-                old.raise_floor("views", 8),
+                old.compact("views", 8),
             ):
                 with pytest.raises(
                     StoreRefusedError, match="was wiped, or removed: what was decided there is gone; stop the job"
@@ -273,9 +271,9 @@ async def test_wiped_and_founded_anew_nothing_of_an_old_member_gets_in(place: Di
             await old.delete("views/1")
             assert await old.read("views/1") is None
             assert await old.list("views/") == {}
-            assert await old.floor("views") == 0
+            assert await old.compacted("views") == 0
             assert await new.list("views/") == {"views/1": b"1"}
-            assert await new.floor("views") == 0
+            assert await new.compacted("views") == 0
 
 
 async def test_somebody_elses_file_in_the_place_of_the_id_is_refused(place: Directory) -> None:

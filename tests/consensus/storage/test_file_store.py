@@ -51,8 +51,8 @@ OPERATIONS = st.one_of(
     st.tuples(st.just("delete"), st.lists(KEYS, max_size=3)),
     st.tuples(st.just("read"), KEYS),
     st.tuples(st.just("list"), st.sampled_from(["members/", "views/", "views/old/", "none/"])),
-    st.tuples(st.just("floor"), NAMES),
-    st.tuples(st.just("raise_floor"), NAMES, NUMBERS),
+    st.tuples(st.just("compacted"), NAMES),
+    st.tuples(st.just("compact"), NAMES, NUMBERS),
     st.tuples(st.just("reopen")),
 )
 
@@ -60,11 +60,11 @@ OPERATIONS = st.one_of(
 class Model:
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
-        self.floors: dict[str, int] = {}
+        self.revisions: dict[str, int] = {}
 
-    def create(self, key: str, value: bytes, number: int | None, floor: str) -> set[Created]:
-        """What may be answered: of what exists already and is below the floor, both is true."""
-        below = number is not None and number < self.floors.get(floor, 0)
+    def create(self, key: str, value: bytes, number: int | None, series: str) -> set[Created]:
+        """What may be answered: of what exists already and is below the compacted revision, both is true."""
+        below = number is not None and number < self.revisions.get(series, 0)
         if below or key in self.values:
             return {Created.BELOW} if below else {Created.EXISTS}
         self.values[key] = value
@@ -80,9 +80,9 @@ class Model:
     def list(self, prefix: str) -> dict[str, bytes]:
         return {key: value for key, value in sorted(self.values.items()) if key.startswith(prefix)}
 
-    def raise_floor(self, name: str, number: int) -> int:
-        self.floors[name] = max(number, self.floors.get(name, 0))
-        return self.floors[name]
+    def compact(self, series: str, number: int) -> int:
+        self.revisions[series] = max(number, self.revisions.get(series, 0))
+        return self.revisions[series]
 
 
 async def _play(place: Place, operations: list[tuple[Any, ...]]) -> None:
@@ -91,8 +91,8 @@ async def _play(place: Place, operations: list[tuple[Any, ...]]) -> None:
     for name, *arguments in operations:
         match name:
             case "create":
-                key, value, number, floor = arguments
-                assert await store.create(key, value, number=number, floor=floor) in model.create(*arguments)
+                key, value, number, series = arguments
+                assert await store.create(key, value, number=number, series=series) in model.create(*arguments)
             case "write":
                 key, value, expires = arguments
                 await store.write(key, value, expires=expires)
@@ -104,10 +104,10 @@ async def _play(place: Place, operations: list[tuple[Any, ...]]) -> None:
                 assert await store.read(arguments[0]) == model.values.get(arguments[0])
             case "list":
                 assert list((await store.list(arguments[0])).items()) == list(model.list(arguments[0]).items())
-            case "floor":
-                assert await store.floor(arguments[0]) == model.floors.get(arguments[0], 0)
-            case "raise_floor":
-                assert await store.raise_floor(*arguments) == model.raise_floor(*arguments)
+            case "compacted":
+                assert await store.compacted(arguments[0]) == model.revisions.get(arguments[0], 0)
+            case "compact":
+                assert await store.compact(*arguments) == model.compact(*arguments)
             case "reopen":
                 await store.close()
                 store = place.make()
@@ -142,14 +142,14 @@ def unnest(path: Path) -> None:
     subprocess.run(["rm", "-r", path], check=True, timeout=TIMEOUT)
 
 
-async def test_what_is_left_are_values_floors_and_the_id_and_only_their_owner_may_look(place: Directory) -> None:
+async def test_what_is_left_are_values_compactions_and_the_id_and_only_their_owner_may_look(place: Directory) -> None:
     async with place.store() as store:
-        await store.create("views/1", b"1", number=1, floor="views")
-        await store.create("views/1", b"2", number=1, floor="views")
+        await store.create("views/1", b"1", number=1, series="views")
+        await store.create("views/1", b"2", number=1, series="views")
         await store.write("members/a", b"1", expires=1)
         await store.write("members/a", b"2", expires=1)
-        await store.raise_floor("views", 2)
-        await store.create("views/0", b"2", number=0, floor="views")
+        await store.compact("views", 2)
+        await store.create("views/0", b"2", number=0, series="views")
     assert files(place.root()) == ["floors/views/0000000000000002", "keys/members/a", "keys/views/1"]
     assert {"id", place.root().name} == {path.name for path in (place.path / "job").iterdir()}
     assert {path.stat().st_mode & 0o077 for path in place.path.rglob("*")} == {0}
@@ -190,7 +190,7 @@ async def test_strangers_are_passed_over(place: Directory, caplog: pytest.LogCap
             assert found.pop(f"members/{name}") == Unreadable(f"{keys / name} holds no value of ftlib's: remove it")
             assert await store.create(f"members/{name}", b"") is Created.EXISTS
         assert not found and await store.read("members/empty") is None
-        assert await store.floor("members") == 0
+        assert await store.compacted("members") == 0
     said = " ".join(record.getMessage() for record in caplog.records)
     assert "Notes (copy).txt" in said and "nfs" not in said
 
@@ -321,16 +321,16 @@ async def test_nothing_is_removed_where_a_symbolic_link_leads(place: Directory, 
         assert files(elsewhere) == ["data/1", "thesis"]
 
 
-async def test_lower_numbers_of_a_floor_go_once_a_higher_one_has_stood_for_long(place: Directory) -> None:
+async def test_lower_compactions_go_once_a_higher_one_has_stood_for_long(place: Directory) -> None:
     async with place.store() as store:
         for number in (1, 2, 3):
-            await store.raise_floor("views", number)
+            await store.compact("views", number)
         directory = place.root() / "floors" / "views"
         assert [int(path) for path in files(directory)] == [1, 2, 3]
         for number, age in ((1, 3), (2, 2), (3, 0.5)):
             stamp = time.time() - age * compactions.GRACE
             os.utime(directory / f"{number:016}", (stamp, stamp))
-        assert await store.raise_floor("views", 4) == 4
+        assert await store.compact("views", 4) == 4
         assert [int(path) for path in files(directory)] == [2, 3, 4]
 
 
@@ -348,7 +348,7 @@ def test_a_listing_that_took_too_long_is_taken_again(tmp_path: Path, monkeypatch
     really = Path.iterdir
     monkeypatch.setattr(Path, "iterdir", slow)
     monkeypatch.setattr(time, "clock_gettime", lambda _: next(ticks))
-    assert compactions.floor(tmp_path) == 5
+    assert compactions.compacted(tmp_path) == 5
 
 
 def test_names_of_jobs_are_names_of_directories() -> None:

@@ -213,7 +213,7 @@ async def test_unmounted_is_away_and_mounted_again_is_well(tmp_path: Path) -> No
                 for attempt in (
                     store.read("views/1"),
                     store.list("views/"),
-                    store.floor("views"),
+                    store.compacted("views"),
                     store.create("views/2", b"2"),
                     store.write("members/a", b""),
                     store.delete("views/1"),
@@ -245,7 +245,7 @@ async def test_a_file_server_that_hangs_holds_up_nobody(served: Served) -> None:
             results = await asyncio.gather(
                 store.read("views/1"),
                 store.list("views/"),
-                store.floor("views"),
+                store.compacted("views"),
                 store.create("views/2", b"2"),
                 store.write("members/a", b""),
                 return_exceptions=True,

@@ -89,7 +89,7 @@ def test_wiped_and_founded_anew_between_two_looks(store: ScriptedStore) -> None:
     assert sorted(store.values) == [key(1)]
 
 
-def test_only_the_floor_is_left(store: ScriptedStore) -> None:
+def test_only_the_compacted_revision_is_left(store: ScriptedStore) -> None:
     chain(store, FIRST, SECOND)
     ask(store, Clean(2))
     store.values.clear()

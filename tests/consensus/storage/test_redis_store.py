@@ -30,7 +30,7 @@ class RedisPlace(ServerPlace):
 
 
 class TestRedis(Served):
-    tells_of_floors = True
+    tells_of_compactions = True
 
     def place_of(self, server: RedisServer, relay: Relay) -> ServerPlace:
         return RedisPlace(server, relay)
@@ -58,7 +58,7 @@ async def test_what_is_no_value_hides_no_other(own: RedisServer) -> None:
         assert await store.read("leases/b") == b"2", "its owner writes it anew"
         own.ask("HSET", f"{base}floors", "views", "high")
         with pytest.raises(StoreRefusedError, match="the floor of views is 'high' and no number"):
-            await store.floor("views")
+            await store.compacted("views")
     finally:
         await store.close()
 
@@ -186,7 +186,7 @@ async def test_what_a_server_answers_in_trouble_is_away_with_a_remedy(own: Redis
     store = await opened(own.url)
     assert await store.create("views/1", b"1") is Created.DONE
     own.ask("CONFIG", "SET", "maxmemory", "1")
-    for attempt in (store.create("views/2", b""), store.write("a", b""), store.raise_floor("views", 1)):
+    for attempt in (store.create("views/2", b""), store.write("a", b""), store.compact("views", 1)):
         with pytest.raises(StoreAwayError, match="raise its maxmemory"):
             await attempt
     assert await store.read("views/1") == b"1"

@@ -36,7 +36,7 @@ REQUESTS: tuple[tuple[StoreOp, str], ...] = (
     (ReadLeases(), "list"),
     (ReadLeases((member(0).id,)), "read"),
     (Withdraw((member(0).id,)), "delete"),
-    (Clean(1), "raise_floor"),
+    (Clean(1), "compact"),
 )
 
 

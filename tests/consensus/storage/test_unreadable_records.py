@@ -108,7 +108,7 @@ def test_in_the_place_of_what_the_asker_follows(store: ScriptedStore) -> None:
     assert sorted(store.values) == [key(1), key(2)]
 
 
-def test_at_the_floor(store: ScriptedStore) -> None:
+def test_at_the_compacted_revision(store: ScriptedStore) -> None:
     """Everything older was removed, as there was something newer: that this cannot be read does not make the store empty."""
     chain(store, FIRST, SECOND, THIRD)
     assert ask(store, Clean(3)) == Done()
@@ -120,7 +120,7 @@ def test_at_the_floor(store: ScriptedStore) -> None:
 
 
 @KINDS
-def test_below_the_floor_it_is_nothing(store: ScriptedStore, kind: str) -> None:
+def test_below_the_compacted_revision_it_is_nothing(store: ScriptedStore, kind: str) -> None:
     chain(store, FIRST, SECOND, THIRD)
     assert ask(store, Clean(3)) == Done()
     store.values[key(1)] = b""

@@ -35,7 +35,7 @@ def test_three_operations_to_decide(store: ScriptedStore) -> None:
 def test_two_operations_to_look(store: ScriptedStore) -> None:
     chain(store, FIRST)
     ask(store, ReadViews())
-    assert store.log == ["list views/", "floor views"]
+    assert store.log == ["list views/", "compacted views"]
 
 
 def test_nothing_is_there_yet(store: ScriptedStore) -> None:
@@ -81,7 +81,7 @@ def test_a_listing_that_has_the_younger_of_two_new_records_alone() -> None:
     store.missed = key(3)
     assert ask(store, ReadViews(1, FIRST.view.view_id)) == Recorded(FOURTH)
     assert ask(store, ReadViews()) == Recorded(FOURTH)
-    assert store.log[-3:] == ["list views/", "floor views", f"read {key(3)}"]
+    assert store.log[-3:] == ["list views/", "compacted views", f"read {key(3)}"]
 
 
 def test_a_record_that_was_not_listed_is_removed_meanwhile() -> None:
@@ -103,11 +103,11 @@ def test_a_record_without_the_one_before_it() -> None:
 # Cleaning up
 
 
-def test_cleaning_raises_the_floor_first(store: ScriptedStore) -> None:
+def test_cleaning_compacts_first(store: ScriptedStore) -> None:
     chain(store, FIRST, SECOND, THIRD)
     store.at("delete", 1, raises(StoreAwayError("away")))
     assert ask(store, Clean(3)) == Away("away")
-    assert store.floors == {"views": 3}
+    assert store.revisions == {"views": 3}
     assert sorted(store.values) == [key(1), key(2), key(3)]
     assert ask(store, ReadViews(1, FIRST.view.view_id)) == Recorded(THIRD)
     assert ask(store, Clean(3)) == Done()
@@ -115,11 +115,11 @@ def test_cleaning_raises_the_floor_first(store: ScriptedStore) -> None:
     assert ask(store, ReadViews(1, FIRST.view.view_id)) == Recorded(THIRD)
 
 
-def test_a_floor_that_is_higher_counts(store: ScriptedStore) -> None:
+def test_a_compacted_revision_that_is_higher_counts(store: ScriptedStore) -> None:
     chain(store, FIRST, SECOND, THIRD)
     ask(store, Clean(3))
     assert ask(store, Clean(2)) == Done()
-    assert store.floors == {"views": 3}
+    assert store.revisions == {"views": 3}
 
 
 def test_a_creator_that_slept_cannot_make_an_epoch_again(store: ScriptedStore) -> None:
@@ -142,8 +142,8 @@ def test_a_laggard_whose_parent_was_cleaned_away(store: ScriptedStore) -> None:
     assert ask(store, CreateView(RIVAL), 1) == Recorded(THIRD)
 
 
-def test_a_record_that_stands_below_the_floor_is_believed_by_nobody(store: ScriptedStore) -> None:
-    """As it does for a moment where creating and looking at the floor again are two operations."""
+def test_a_record_that_stands_below_the_compacted_revision_is_believed_by_nobody(store: ScriptedStore) -> None:
+    """As it does for a moment where creating and reading the compacted revision again are two operations."""
     chain(store, FIRST, SECOND, THIRD)
     ask(store, Clean(3))
     store.values[key(2)] = store.values[key(3)]
@@ -160,7 +160,7 @@ def test_others_clean_up_while_the_records_are_listed(store: ScriptedStore) -> N
         assert ask(store, CreateView(THIRD), 1) == Recorded(THIRD)
         assert ask(store, Clean(3), 1) == Done()
 
-    store.at("floor", 1, go_on)
+    store.at("compacted", 1, go_on)
     assert ask(store, ReadViews(1, FIRST.view.view_id)) == Recorded(THIRD)
 
 
@@ -174,12 +174,12 @@ def test_others_clean_up_again_and_again(store: ScriptedStore) -> None:
         assert ask(store, Clean(len(newest)), 1) == Done()
 
     for count in range(1, 5):
-        store.at("floor", count, go_on)
+        store.at("compacted", count, go_on)
     assert ask(store, ReadViews()) == Away("the store scripted://: its records change faster than they can be listed")
     assert ask(store, ReadViews()) == Recorded(newest[-1])
 
 
-def test_the_floor_is_raised_between_creating_and_the_second_look(store: ScriptedStore) -> None:
+def test_it_is_compacted_between_creating_and_the_second_look(store: ScriptedStore) -> None:
     """Others saw the new record at once, went on, and removed its parent: it counts all the same."""
     chain(store, FIRST)
     store.at("read", 2, lambda: ask(store, Clean(2), 1))

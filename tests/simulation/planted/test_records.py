@@ -1,4 +1,4 @@
-"""Planted bugs in what a store decides: who creates a record and when, what becomes of a doubt, floors, wipes, and leases."""
+"""Planted bugs in what a store decides: who creates a record and when, what becomes of a doubt, compaction, wipes, leases."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from .bug import Bug, Patch
 from .stores import changes, comings, doubts, outages, readers, silences, sleepers, splits, strangers, wipes
 
 
-def creates_without_floor(patch: Patch) -> None:
-    """Records are created whatever the floor is: a member that slept makes one of them again."""
+def creates_what_is_compacted(patch: Patch) -> None:
+    """Records are created below the compacted revision, too: a member that slept makes one of them again."""
 
     @around(patch, SimulatedStore, "create")
     async def create(
-        honest: Any, self: SimulatedStore, key: str, value: bytes, *, number: int | None = None, floor: str = ""
+        honest: Any, self: SimulatedStore, key: str, value: bytes, *, number: int | None = None, series: str = ""
     ) -> Created:
         return await honest(self, key, value)
 
@@ -46,9 +46,9 @@ def last_writer_wins(patch: Patch) -> None:
     """A record replaces the one that stands there: creation is not exclusive."""
 
     @around(patch, InMemoryStore, "create")
-    def create(honest: Any, self: InMemoryStore, key: str, value: bytes, number: int = 0, floor: str = "") -> bool:
+    def create(honest: Any, self: InMemoryStore, key: str, value: bytes, number: int = 0, series: str = "") -> bool:
         self._values.pop(key, None)
-        return honest(self, key, value, number, floor)
+        return honest(self, key, value, number, series)
 
 
 def freezes_before_the_record(patch: Patch) -> None:
@@ -116,27 +116,27 @@ def parent_is_not_read(patch: Patch) -> None:
     patch.setattr(ViewLog, "_confirmed", confirmed)
 
 
-def cleans_before_the_floor(patch: Patch) -> None:
-    """Old records are removed before the floor is raised above them."""
+def cleans_before_compacting(patch: Patch) -> None:
+    """Old records are removed before the log is compacted above them."""
 
-    async def clean(self: ViewLog, floor: int) -> None:
+    async def clean(self: ViewLog, compacted: int) -> None:
         listed = await self._store.list(view_log.PREFIX)
-        old = [view_log.key_of(number) for number in view_log._numbers(listed) if number < floor]
+        old = [view_log.key_of(number) for number in view_log._numbers(listed) if number < compacted]
         if old:
             await self._store.delete(*old)
-        await self._store.raise_floor(view_log.FLOOR, floor)
+        await self._store.compact(view_log.SERIES, compacted)
 
     patch.setattr(ViewLog, "clean", clean)
 
 
-def floor_before_the_records(patch: Patch) -> None:
-    """The floor is read before the records: what was removed meanwhile is taken for lost."""
+def compacted_before_the_records(patch: Patch) -> None:
+    """The compacted revision is read before the records: what was removed meanwhile is taken for lost."""
 
     async def newest(self: ViewLog, epoch: int = 0, view_id: str = "") -> Recorded | Wiped:
-        floor = await self._store.floor(view_log.FLOOR)
+        compacted = await self._store.compacted(view_log.SERIES)
         listed = await self._store.list(view_log.PREFIX)
         record = self._newest_readable(listed, view_log._numbers(listed))
-        return self._judge(record, listed, floor, epoch, view_id)
+        return self._judge(record, listed, compacted, epoch, view_id)
 
     patch.setattr(ViewLog, "newest", newest)
 
@@ -188,7 +188,7 @@ def no_second_opinion(patch: Patch) -> None:
 
 
 BUGS = [
-    Bug(creates_without_floor, sleepers, 30, Records, "is decided twice", known=3),
+    Bug(creates_what_is_compacted, sleepers, 30, Records, "is decided twice", known=3),
     Bug(last_writer_wins, splits, 10, Records, "is decided twice", known=1),
     Bug(freezes_before_the_record, splits, 5, Records, "freezes for epoch"),
     Bug(doubt_is_success, doubts, 20, Records, "which no record has decided", known=2),
@@ -196,8 +196,8 @@ BUGS = [
     Bug(lets_itself_in, splits, 5, Records, "without being a member"),
     Bug(founds_beside_the_living, comings, 10, Records, "anew though .* live"),
     Bug(parent_is_not_read, wipes, 5, Records, "in a store that was wiped, and keeps it"),
-    Bug(cleans_before_the_floor, changes, 5, Records, "with the floor at"),
-    Bug(floor_before_the_records, readers, 10, Records, "takes the store for wiped", known=6),
+    Bug(cleans_before_compacting, changes, 5, Records, "compacted at"),
+    Bug(compacted_before_the_records, readers, 10, Records, "takes the store for wiped", known=6),
     Bug(replaces_what_it_cannot_read, strangers, 10, Records, "which no record has decided"),
     Bug(leases_by_wall_clock, silences, 10, Liveness, "nothing has been wrong", known=1),
     Bug(no_second_opinion, outages, 10, Exclusion, "its ack had reached|both had been well"),
