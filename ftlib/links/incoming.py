@@ -66,8 +66,8 @@ class Incoming:
         self.goodbye: BaseException | None = None
         """What comes after all that is kept."""
         self._over = False
-        self._errands: deque[Callable[[], None]] = deque()
-        """What the thread that reads does between two steps."""
+        self._tasks: deque[Callable[[], None]] = deque()
+        """Background tasks: the thread that reads runs them between two steps."""
         self._posted: deque[tuple[Place, Received]] = deque()
         self._kept: deque[tuple[bytes, memoryview]] = deque()
         self._held = 0
@@ -131,13 +131,13 @@ class Incoming:
         gone = threading.Lock()
         gone.acquire()
 
-        def errand() -> None:
+        def task() -> None:
             try:
                 self._redirect(done, move)
             finally:
                 gone.release()
 
-        self._errands.append(errand)
+        self._tasks.append(task)
         return self.pump() or gone.acquire(timeout=_ASIDE)
 
     def _redirect(self, done: Received, move: Move) -> None:
@@ -251,14 +251,14 @@ class Incoming:
 
     def _work(self) -> None:
         self._serve_kept()
-        self._run_errands()
+        self._run_tasks()
         try:
             news, self._news = self._news, False
             if news and self._step is not _nothing:
                 self._intake.refresh()
             while self._intake.opened and self._error is None and self._step():
-                if self._errands:
-                    self._run_errands()
+                if self._tasks:
+                    self._run_tasks()
         except EOFError:
             self._step = _nothing
             self._broken(ConnectionResetError("its end of the connection is closed"))
@@ -266,9 +266,9 @@ class Incoming:
             self._step = _nothing
             self._broken(error)
 
-    def _run_errands(self) -> None:
-        while self._errands:  # only this thread takes any
-            guarded(self._errands.popleft())
+    def _run_tasks(self) -> None:
+        while self._tasks:  # only this thread takes any
+            guarded(self._tasks.popleft())
 
     # Messages that came before they were asked for
 
@@ -342,7 +342,7 @@ class Incoming:
 
     def _read_payload(self) -> bool:
         while self._left:
-            if self._errands:
+            if self._tasks:
                 return True
             count = self._intake.pour(self._cursor, self._left)
             if not count:
@@ -356,7 +356,7 @@ class Incoming:
         if self._sealed is None:
             self._sealed = memoryview(bytearray(FRAME + TAG))
         while self._left:
-            if self._errands:
+            if self._tasks:
                 return True
             size = min(FRAME, self._left)
             whole = size + TAG
