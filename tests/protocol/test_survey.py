@@ -629,7 +629,7 @@ def test_whoever_hears_that_something_has_changed_in_the_store_looks_soon() -> N
 
     while one.now - looks()[-1] > 0.1:  # the next regular look is far away
         one.run(0.05)
-    stirred, before = one.now, len(looks())
-    one.machine.handle(StoreChanged(), stirred)
+    changed, before = one.now, len(looks())
+    one.machine.handle(StoreChanged(), changed)
     one.run(0.2)
-    assert [time - stirred for time in looks()[before:]] == pytest.approx([0.1])
+    assert [time - changed for time in looks()[before:]] == pytest.approx([0.1])

@@ -224,32 +224,32 @@ def test_what_expires_is_gone() -> None:
 
 def test_changes_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     yard = Yard(notices=True)
-    stirred = []
+    notified = []
     for host in yard.hosts:
 
         def handle(
             given: Input, now: float, host: Host = host, before: Callable[[Input, float], None] = host.machine.handle
         ) -> None:
             if given == StoreChanged():
-                stirred.append(host.name)
+                notified.append(host.name)
             else:
                 before(given, now)
 
         monkeypatch.setattr(host.machine, "handle", handle)
     yard.do(lambda store: store.write("leases/x", b"1"))
     yard.world.run(0.1)
-    assert stirred == []
+    assert notified == []
     yard.do(make(b"x"))
     yard.world.run(0.1)
-    assert sorted(stirred) == ["m0", "m1"]
+    assert sorted(notified) == ["m0", "m1"]
     yard.faults.deaf = 1.0
     yard.do(make(b"y", key="views/6"))
     yard.world.run(0.1)
-    assert len(stirred) == 2
+    assert len(notified) == 2
     yard.faults.deaf = 0.0
     yard.do(make(b"z", key="views/7"))
     yard.world.run(0.1)
-    assert len(stirred) == 4, "it still listens"
+    assert len(notified) == 4, "it still listens"
 
 
 @BOTH

@@ -32,9 +32,9 @@ SOON = 0.2
 
 SELDOM = 2.0
 
-STIRRED = 0.03
-"""Seconds from a sign of change to a read: by then the creator of a new record has usually sent it, and the members need not
-ask the store, all at once.
+STORE_CHANGED_DELAY = 0.03
+"""Seconds from a notice that the store has changed to a read. By then the creator of a new record has usually sent it, so the
+members need not all ask the store at once.
 """
 
 AGAIN_AT_MOST = 1.0
@@ -108,7 +108,7 @@ class Register:
     def store_changed(self, now: float) -> None:
         """Something in the store may have changed: look soon, unless a member sends the new view first."""
         if self.used and self._core.view is not None:
-            self._next_look = min(self._next_look, now + STIRRED)
+            self._next_look = min(self._next_look, now + STORE_CHANGED_DELAY)
 
     def look(self) -> None:
         """Read the newest record now, or once the read under way is answered."""

@@ -29,7 +29,7 @@ LATE = 3.0
 NOTICE = (0.0005, 0.01)
 """Seconds from a change to whoever is told of it."""
 
-_ASKED, _DONE, _ANSWERED, _STIRRED = 2, 3, 4, 5
+_ASKED, _DONE, _ANSWERED, _STORE_CHANGED = 2, 3, 4, 5
 """Kinds of events, for the digest."""
 
 
@@ -119,7 +119,7 @@ class StoreRequests:
     async def _listen(self, host: Host, store: SimulatedStore) -> None:
         async for _ in store.watch("views/"):
             if host.stopped is None:
-                self._record(_STIRRED, host)
+                self._record(_STORE_CHANGED, host)
                 host.machine.handle(StoreChanged(), host.now)
 
     # Coroutines
