@@ -120,7 +120,7 @@ def _cancelling(launch: Launch) -> Iterator[list[int]]:
         # Nothing is written here: stderr may have lost its terminal, or its reader may stand still.
         launch.cancel(f"{signal.Signals(number).name}: draining the workers (again: kill them)" if len(got) == 1 else "")
 
-    before = {number: signal.signal(number, cancel) for number in guard.heeded()}
+    before = {number: signal.signal(number, cancel) for number in guard.obeyed_signals()}
     try:
         yield got
     finally:

@@ -299,7 +299,7 @@ def test_ftlib_run_follows_what_a_command_discovers(tmp_path: Path) -> None:
     assert "2 of 3 workers finished" in done.stderr
 
 
-def test_a_removed_host_drains_and_one_that_heeds_nothing_is_killed(tmp_path: Path) -> None:
+def test_a_removed_host_drains_and_one_that_obeys_nothing_is_killed(tmp_path: Path) -> None:
     with no_child_is_left():
         launch = launcher("localhost", "127.0.0.1", workers=1, min_workers=1, grace=0.5).start(stubborn, tmp_path)
         workers = running(launch, 2)

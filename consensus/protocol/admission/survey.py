@@ -106,7 +106,8 @@ class Survey:
         """When members of the newest record last gave us a sign of life."""
         self._learnt = now
         """When the newest record was first read."""
-        self._heeded: tuple[tuple[Address, ...], bool] | None = None
+        self._last_set: tuple[tuple[Address, ...], bool] | None = None
+        """The addresses that the search was last told to ask, and whether this member may found."""
 
     # Time
 
@@ -119,7 +120,7 @@ class Survey:
             if self._leases:
                 self._ask(ReadLeases(None), now)
         if self.answered:
-            self._heed(now)
+            self._set_search(now)
             for member in self._doubtful(now):
                 self._checked[member.id] = now
                 self._core.outbox.emit(Check(member))
@@ -196,7 +197,7 @@ class Survey:
             known = self._lessees.setdefault(member.id, _Lessee(member, -1, now, now))
             known.proven, known.moved, known.alike = True, now, alike
             if self.answered:
-                self._heed(now)
+                self._set_search(now)
 
     def heard(self, member_id: str, now: float) -> None:
         """``member_id`` answered us."""
@@ -217,7 +218,7 @@ class Survey:
                 self._signs[member_id] = now
         elif alive is False:
             self._dead.add(member_id)
-            self._heed(now)
+            self._set_search(now)
 
     # What follows from it
 
@@ -269,21 +270,21 @@ class Survey:
             return []
         return [member for member in self.newest.view.members if not self._gone(member.id, now)][:MEMBERS]
 
-    def _heed(self, now: float) -> None:
+    def _set_search(self, now: float) -> None:
         """Make the search ask the members that the store names."""
         core, search = self._core, self._search
         cluster = tuple(member.address for member in self._cluster(now))
         if core.config.introducers or not self._leases:
-            if cluster and self._heeded != (cluster, search.founder):
-                self._heeded = (cluster, search.founder)
+            if cluster and self._last_set != (cluster, search.founder):
+                self._last_set = (cluster, search.founder)
                 search.add(cluster)
                 search.ask_at(now)
             return
         living = self._living()
         founder = not living or core.member.id < living[0].member.id
         addresses = (*cluster, *(each.member.address for each in living[:ASKED]))
-        if self._heeded != (addresses, founder):
-            self._heeded = (addresses, founder)
+        if self._last_set != (addresses, founder):
+            self._last_set = (addresses, founder)
             search.set(addresses, founder, "")
             search.ask_at(now)
 

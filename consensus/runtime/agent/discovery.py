@@ -138,9 +138,9 @@ class Discovery:
         before = bool(self._doubted)
         (self._doubted.add if doubted else self._doubted.discard)(address)
         if bool(self._doubted) != before:
-            self._heed()
+            self._report_introducers()
 
-    def _heed(self) -> None:
+    def _report_introducers(self) -> None:
         """Report to the core the list of introducers, and whether this member may found."""
         listed, size = self._listed, self._config.initial_size
         founder, refused = listed.founder(self._member.address, size), listed.refused(size)
@@ -167,7 +167,7 @@ class Discovery:
             founder = found.founder(self._member.address, config.initial_size)
             addresses = ", ".join(map(format_address, found.addresses))
             driver.note(logging.INFO, "names", f"introducers are now {addresses}{'; this is the first' if founder else ''}")
-            self._heed()
+            self._report_introducers()
 
     async def explain(self, error: JoinError) -> JoinError:
         """``error`` with a description of what answers at each introducer."""

@@ -147,7 +147,7 @@ class Agent:
 
     async def run(self) -> int:
         """Until the end; returns the exit code."""
-        for number in guard.heeded():
+        for number in guard.obeyed_signals():
             self._loop.add_signal_handler(number, self._interrupt, number)
         self._loop.set_exception_handler(self._failed)
         guard.release_signals()

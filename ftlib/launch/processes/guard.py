@@ -28,7 +28,7 @@ PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signa
 _SWEEP = 5.0
 
 
-def heeded() -> tuple[signal.Signals, ...]:
+def obeyed_signals() -> tuple[signal.Signals, ...]:
     """Those of ``PASSED_ON`` that end this run: all, but for a hang-up that ``nohup`` has it ignore."""
     # A blocked signal is queued even if it is ignored, and a handler would replace what nohup has set.
     deaf = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
@@ -36,7 +36,7 @@ def heeded() -> tuple[signal.Signals, ...]:
 
 
 def _blocked() -> set[signal.Signals]:
-    return {*heeded(), signal.SIGCHLD}
+    return {*obeyed_signals(), signal.SIGCHLD}
 
 
 @dataclass(frozen=True, slots=True)

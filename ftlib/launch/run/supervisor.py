@@ -137,7 +137,7 @@ class Supervisor:
     async def _written_out(self) -> None:
         """Wait as long as the reader of the output takes; no longer once a signal comes, or the launcher is killed."""
         hurry = asyncio.Event()
-        for number in guard.heeded():
+        for number in guard.obeyed_signals():
             self._loop.add_signal_handler(number, hurry.set)
         unwatch = self._watch(hurry.set)
         try:
@@ -204,7 +204,7 @@ class Supervisor:
 
     def _take_signals(self) -> Callable[[], None]:
         self._steward = Steward(self._loop, self._reaped)
-        for number in guard.heeded():
+        for number in guard.obeyed_signals():
             self._loop.add_signal_handler(number, self._interrupt, number)
         guard.release_signals()
         return self._watch(self._abandon)

@@ -129,7 +129,7 @@ def test_the_histories_have_everything() -> None:
 Patch = pytest.MonkeyPatch
 
 
-def one_does_not_heed(patch: Patch) -> None:
+def one_does_not_refuse(patch: Patch) -> None:
     """A member applies what another one has declined."""
 
     @around(patch, Attempt, "_ended")
@@ -182,7 +182,7 @@ def tells_what_it_was(patch: Patch) -> None:
     patch.setattr(Results, "__init__", made)
 
 
-BUGS = [one_does_not_heed, adopters_do_not_hear_of_it, only_who_declines_ends_it, expects_what_it_knows, tells_what_it_was]
+BUGS = [one_does_not_refuse, adopters_do_not_hear_of_it, only_who_declines_ends_it, expects_what_it_knows, tells_what_it_was]
 
 
 @pytest.mark.parametrize("plant", BUGS)
