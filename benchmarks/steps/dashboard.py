@@ -47,7 +47,7 @@ from benchmarks.steps.costs import PROBES
 from consensus import KeyRing, Mount
 from ftlib.cli.status import fetch_status
 from ftlib.common.processes import die_with_parent
-from ftlib.dashboard.desk import Desk, Gate, Means
+from ftlib.dashboard.desk import BrowserAuthenticator, Desk, Means
 from ftlib.dashboard.watch import Sources, Watch
 from tests.dashboard.statuses import member_id, status
 from tests.harness.basics import eventually
@@ -484,7 +484,7 @@ async def _serve(size: int, *, idle: bool, gaps: bool) -> None:
     port = runner.addresses[0][1]
     watch = Watch("", Sources(fetch, own=own, place=lambda: 0, asked=2))
     means = Means(lambda *_: "", lambda *_: "", lambda _: "", lambda *_: [])
-    desk = Desk(watch, means, Gate(lambda token: token == TOKEN, "lab", port, "", ("127.0.0.1",)), "/dashboard")
+    desk = Desk(watch, means, BrowserAuthenticator(lambda token: token == TOKEN, "lab", port, "", ("127.0.0.1",)), "/dashboard")
     print(port, flush=True)
     await listen() if gaps else await asyncio.Event().wait()
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from consensus import KeyRing, Mount, OrderKind, format_address, parse_address
 
-from ..dashboard.desk import Desk, Gate, Means, is_numeric
+from ..dashboard.desk import BrowserAuthenticator, Desk, Means, is_numeric
 from ..dashboard.server import Server
 from ..dashboard.watch import Sources, Watch
 from ..errors import FTLibError
@@ -77,7 +77,7 @@ def mount(agent: Mount, base: str) -> Desk:
         place=agent.place,
         asked=_ASKED_BY_AGENT,
     )
-    gate = Gate(
+    authenticator = BrowserAuthenticator(
         agent.lets_in,
         agent.job,
         port,
@@ -86,7 +86,7 @@ def mount(agent: Mount, base: str) -> Desk:
         addresses=True,
         remote_orders=agent.remote_orders,
     )
-    return Desk(Watch("", sources), _means(rings), gate, base)
+    return Desk(Watch("", sources), _means(rings), authenticator, base)
 
 
 def link(address: str) -> str:

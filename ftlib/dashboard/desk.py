@@ -66,8 +66,8 @@ class Means:
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
-    """Who is let in, and from where."""
+class BrowserAuthenticator:
+    """Decides which browsers are let in: by their token, and by the name that they ask for."""
 
     lets_in: Callable[[str], bool]
     """Whether that is the token."""
@@ -102,11 +102,11 @@ class Gate:
 class Desk:
     """One dashboard, for requests that somebody else has accepted. Everything runs on one loop; blocking calls on threads."""
 
-    def __init__(self, watch: Watch, means: Means, gate: Gate, base: str = "") -> None:
+    def __init__(self, watch: Watch, means: Means, authenticator: BrowserAuthenticator, base: str = "") -> None:
         """``base``: the path of the page, without a slash at its end."""
         self._watch = watch
         self._means = means
-        self._gate = gate
+        self._authenticator = authenticator
         self._base = base
         self._cookie = secrets.token_urlsafe(32)
         self._page = (files(__package__) / "page.html").read_text(encoding="utf-8").replace("{{base}}", base)
@@ -145,7 +145,7 @@ class Desk:
     def refusal(self, method: str, path: str, query: Mapping[str, str], headers: Mapping[str, str]) -> tuple[int, str] | None:
         """HTTP status and text for whoever may not ask this; None if it may. ``headers``: Host, Origin and Cookie at least."""
         host = headers.get("Host", "")
-        if not self._gate.is_own(host):
+        if not self._authenticator.is_own(host):
             return 403, "this dashboard has another name: open the address that was printed\n"
         origin = headers.get("Origin")
         if origin is not None and origin != f"http://{host}":
@@ -153,15 +153,16 @@ class Desk:
         if method == "POST" and origin is None:
             return 403, "an order needs the page's origin\n"
         if "token" in query and self._place(path) == [""]:
-            return None if self._gate.lets_in(query["token"]) else (401, f"a wrong token: {self._gate.hint}\n")
+            right = self._authenticator.lets_in(query["token"])
+            return None if right else (401, f"a wrong token: {self._authenticator.hint}\n")
         if not hmac.compare_digest(self._shown(headers.get("Cookie", "")), self._cookie.encode()):
-            return 401, f"a token lets you in: {self._gate.hint}\n"
+            return 401, f"a token lets you in: {self._authenticator.hint}\n"
         return None if method in ("GET", "POST") else (405, "that is not how this is asked\n")
 
     def _shown(self, cookies: str) -> bytes:
         """The value of this dashboard's cookie among all that a browser sends."""
         shown = (each.strip().partition("=") for each in cookies.split(";"))
-        return next((value for name, _, value in shown if name == self._gate.cookie), "").encode(errors="replace")
+        return next((value for name, _, value in shown if name == self._authenticator.cookie), "").encode(errors="replace")
 
     def _place(self, path: str) -> list[str]:
         """The parts of the path below the page's own."""
@@ -191,7 +192,8 @@ class Desk:
         if "token" in request.query:
             headers = {"Location": self._base or "/", "Referrer-Policy": "no-referrer", "Cache-Control": "no-store"}
             answer = web.Response(status=303, headers=headers)
-            answer.set_cookie(self._gate.cookie, self._cookie, httponly=True, samesite="Strict", path=self._base or "/")
+            name, path = self._authenticator.cookie, self._base or "/"
+            answer.set_cookie(name, self._cookie, httponly=True, samesite="Strict", path=path)
             return answer
         nonce = secrets.token_urlsafe(16)
         policy = (
@@ -231,7 +233,7 @@ class Desk:
         return response
 
     async def _order(self, request: web.BaseRequest) -> web.Response:
-        if not (self._gate.remote_orders or _is_loopback(request.remote)):
+        if not (self._authenticator.remote_orders or _is_loopback(request.remote)):
             raise web.HTTPForbidden(
                 text="over plain HTTP orders are taken from this host alone: ssh -L to it, ftlib drain or kill, or the setting "
                 "remote_orders\n"

@@ -8,7 +8,7 @@ import secrets
 from aiohttp import web
 
 from ..errors import ConfigError
-from .desk import Desk, Gate, Means
+from .desk import BrowserAuthenticator, Desk, Means
 from .watch import Watch
 
 HOST = "127.0.0.1"
@@ -47,8 +47,8 @@ class Server:
             raise ConfigError(f"port {port} cannot be used ({error.strerror or error}): give another --port, or none") from None
         self.port = self._runner.addresses[0][1]
         hint = "open the address that ftlib dashboard printed"
-        gate = Gate(self._lets_in, self._job, self.port, hint, (HOST, "localhost"))
-        self._desk = Desk(self._watch, self._means, gate)
+        authenticator = BrowserAuthenticator(self._lets_in, self._job, self.port, hint, (HOST, "localhost"))
+        self._desk = Desk(self._watch, self._means, authenticator)
         return f"http://{HOST}:{self.port}/?token={self._token}"
 
     async def close(self) -> None:

@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 import aiohttp
 import pytest
 
-from ftlib.dashboard.desk import Gate, Means
+from ftlib.dashboard.desk import BrowserAuthenticator, Means
 from ftlib.dashboard.server import Server
 from ftlib.dashboard.watch import VIEWERS, Sources, Watch
 from ftlib.errors import FTLibError
@@ -139,10 +139,11 @@ async def test_another_host_is_refused(host: str) -> None:
 
 @pytest.mark.parametrize("host", ["DGX-01", "dgx-01", "LOCALHOST", "10.9.9.9", "[FD00::1]"])
 def test_a_host_with_capitals_in_its_name_is_known_by_it(host: str) -> None:
-    gate = Gate(lambda _token: True, "lab", 7000, "", ("localhost", "fd00::1", "DGX-01"), addresses=True)
-    assert gate.is_own(f"{host}:7000")
-    assert not gate.is_own(f"{host}:7001")
-    assert not gate.is_own("dgx-01.evil.example:7000")
+    hosts = ("localhost", "fd00::1", "DGX-01")
+    authenticator = BrowserAuthenticator(lambda _token: True, "lab", 7000, "", hosts, addresses=True)
+    assert authenticator.is_own(f"{host}:7000")
+    assert not authenticator.is_own(f"{host}:7001")
+    assert not authenticator.is_own("dgx-01.evil.example:7000")
 
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "https://127.0.0.1", ""])
