@@ -18,7 +18,7 @@ from .common.devices import device_at
 from .common.memory import bytes_of
 from .core.calls.call import PREFACE, Call, Kind
 from .core.calls.follow import Declined
-from .core.calls.follower import NoFollowing
+from .core.calls.learner import NoFollowing
 from .core.calls.open_call import OpenCall
 from .core.engine.call_lock import CallLock
 from .core.engine.callbacks import Listeners

@@ -39,7 +39,7 @@ LONGEST = (
     "tests/examples/",
     "tests/documents/test_snippets.py::test_the_tutorials_snippets_run",
     "tests/processes/faults/test_kills.py",
-    "tests/ftlib/stand_in/test_late_samples.py",
+    "tests/ftlib/backup/test_late_samples.py",
     "tests/ftlib/recovery/test_dying_donors.py",
     "tests/ftlib/recovery/test_call_layouts.py::test_layouts_survive",
     "tests/simulation/histories/test_stateful.py",

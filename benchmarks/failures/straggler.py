@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import Report, chosen, parser, spread
-from ftlib.core.stand_in.pattern import WINDOW
+from ftlib.core.backup.pattern import WINDOW
 from tests.harness.cluster import Cluster, Worker
 
 BAR = 1.3

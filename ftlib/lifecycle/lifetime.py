@@ -28,6 +28,7 @@ from ..checkpoints.resume import Resumption
 from ..common.device_waits import drop_held
 from ..common.memory import room
 from ..common.traces import Traces
+from ..core.backup.backup_worker import Deputy, Terms, replayable
 from ..core.calls.call import Call
 from ..core.calls.observer import Observers
 from ..core.calls.open_call import OpenCall
@@ -47,7 +48,6 @@ from ..core.plane.ranks import RankAssignScheme
 from ..core.plane.rebuild import Rebuilder, RebuildError
 from ..core.plane.step_times import StepTimes
 from ..core.replicas.whole import facts_of, replica_of, shard_view
-from ..core.stand_in.deputy import Deputy, Terms, replayable
 from ..core.tensors.layout_book import LayoutBook
 from ..errors import ConfigError, Excluded, GroupError, JobEnded, JoinError, ReplicaLost
 from ..frameworks.base import Framework, Group, GroupSpec

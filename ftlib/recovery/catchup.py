@@ -20,7 +20,7 @@ from ..common.memory import room
 from ..common.traces import RecoveryRecord
 from ..common.units import size
 from ..core.calls.call import Call, Kind, Results
-from ..core.calls.follower import NoFollowing
+from ..core.calls.learner import NoFollowing
 from ..core.calls.session import Session
 from ..core.plane.plane import Plane
 from ..core.tensors.layout import Layout

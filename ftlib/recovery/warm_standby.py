@@ -20,7 +20,7 @@ from ..common.devices import thread_device
 from ..common.memory import room
 from ..common.units import size
 from ..core.calls.call import Call, Results
-from ..core.calls.follower import NoFollowing
+from ..core.calls.learner import NoFollowing
 from ..core.plane.phase import Phase
 from ..core.plane.plane import Plane
 from ..core.tensors.staging import Allocate, Slot

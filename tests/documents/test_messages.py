@@ -13,7 +13,7 @@ from .pages import ROOT, prose
 PAGE = ROOT / "docs" / "operations.md"
 NAMES = ("joiner/progress_log", "catchup", "joiner/round", "joiner/group_transport", "donor/reading")
 SOURCES = [ROOT / "ftlib" / "recovery" / f"{name}.py" for name in NAMES]
-SOURCES += [ROOT / "ftlib" / f"{name}.py" for name in ("state/replay", "core/stand_in/deputy", "core/stand_in/pattern")]
+SOURCES += [ROOT / "ftlib" / f"{name}.py" for name in ("state/replay", "core/backup/backup_worker", "core/backup/pattern")]
 ERRORS = {"NoFollowing", "ConfigError", "RebuildTimeout", "Tainted"}
 LEVELS = {"info", "warning", "error"}
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from ftlib import DistributedDataParallel, Optimizer, Status
-from ftlib.core.stand_in.pattern import WINDOW
+from ftlib.core.backup.pattern import WINDOW
 from ftlib.state.live import separable
 from ftlib.state.registry import Registered
 from ftlib.state.replay import replay, replaying, why_not

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ftlib import ConfigError, DistributedDataParallel, FTLib, Optimizer, Status
-from ftlib.core.stand_in.pattern import WINDOW
+from ftlib.core.backup.pattern import WINDOW
 from ftlib.train.wrapped import Outcomes
 from tests.ftlib.crews.crew import Crew, by_all
 from tests.ftlib.crews.latecomers import late, steps

@@ -16,7 +16,7 @@ from ..tensors.staging import Slot, StagingPool
 from ..tensors.trailer import Flag, RankRecord, Trailer
 from .attempt import UNKNOWN, Attempt, CallDeclined, EnteredObserver, Waits
 from .call import Call, Kind, Results
-from .follower import NoFollowing
+from .learner import NoFollowing
 from .session import Session
 
 

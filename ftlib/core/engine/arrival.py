@@ -16,7 +16,7 @@ from ...errors import GroupError, StepMismatch
 from ..calls.attempt import UNKNOWN
 from ..calls.call import Call, Results
 from ..calls.follow import Followed
-from ..calls.follower import NoFollowing, Recovery
+from ..calls.learner import NoFollowing, Recovery
 from ..calls.session import Session
 from ..plane.failures import Failures
 from ..plane.plane import Plane

@@ -23,7 +23,7 @@ from ..calls.call import Call, CallOutcome, Kind, Results
 from ..calls.compressed_attempt import CompressedAttempt
 from ..calls.device_attempt import DeviceAttempt
 from ..calls.follow import Declined, Followed, FollowedAttempt, NobodyThere
-from ..calls.follower import NoFollowing, Recovery, kept
+from ..calls.learner import NoFollowing, Recovery, kept
 from ..calls.observer import Observers
 from ..calls.open_attempt import OpenAttempt
 from ..calls.open_call import OpenCall

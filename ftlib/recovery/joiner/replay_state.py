@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 import torch
 
 from ...core.calls.call import Results
-from ...core.calls.follower import NoFollowing
+from ...core.calls.learner import NoFollowing
 from ...core.tensors.staging import Slot
 from ...state.registry import Registered
 from ..layout.flat_state import FlatState

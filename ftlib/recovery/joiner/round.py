@@ -19,7 +19,7 @@ from ...common.devices import thread_device
 from ...common.threads import stand_back
 from ...common.traces import FetchRecord
 from ...core.calls.call import Call, Results
-from ...core.calls.follower import NoFollowing
+from ...core.calls.learner import NoFollowing
 from ...core.calls.session import Session
 from ...core.plane.plane import Plane
 from ...core.plane.progress import Progress

@@ -10,7 +10,7 @@ import threading
 
 from ...common.memory import room, touch
 from ...common.threads import SYSTEM, Threads, stand_back
-from ...core.calls.follower import kept
+from ...core.calls.learner import kept
 from ...core.tensors.layout import Layout
 from ...core.tensors.staging import Allocate, Slot
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 import xxhash
 
-from ...core.calls.follower import NoFollowing
+from ...core.calls.learner import NoFollowing
 from ...core.calls.session import Session
 from ..layout.flat_state import FlatState
 from ..layout.manifest import refresh

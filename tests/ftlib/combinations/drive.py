@@ -16,7 +16,7 @@ import torch
 
 from ftlib import ConfigError, Status
 from ftlib.checkpoints.checkpoint import newest
-from ftlib.core.stand_in.pattern import WINDOW
+from ftlib.core.backup.pattern import WINDOW
 from tests.ftlib.combinations.student import EPOCHS, Student
 from tests.ftlib.combinations.table import CELLS, REFUSED, Cell
 from tests.ftlib.crews.scholars import judge

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ftlib import FTLib, FTLibError, Status
-from ftlib.core.stand_in.pattern import WINDOW
+from ftlib.core.backup.pattern import WINDOW
 from tests.ftlib.recovery.pupils import Pupil, School, steps
 from tests.harness.basics import TIMEOUT, eventually
 from tests.harness.company import Company, company, in_thread

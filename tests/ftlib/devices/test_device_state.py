@@ -19,12 +19,12 @@ from ftlib.cli.demo import task
 from ftlib.common import host_copies
 from ftlib.common.device_waits import Fence, drop_held
 from ftlib.common.devices import placed_by
+from ftlib.core.backup.backlog import Backlog
+from ftlib.core.backup.own_average import OwnAverage
 from ftlib.core.calls.call import Call, Kind, Results
 from ftlib.core.calls.salvage import SalvagePlan
 from ftlib.core.execute.unit import Unit
 from ftlib.core.plane.plane import Plane
-from ftlib.core.stand_in.backlog import Backlog
-from ftlib.core.stand_in.own_average import OwnAverage
 from ftlib.core.tensors.layout import Layout, lay_out
 from ftlib.core.tensors.staging import Slot, land
 from ftlib.core.tensors.targets import Layouts, Targets

@@ -7,13 +7,13 @@ from unittest.mock import Mock, patch
 
 import pytest
 
+from ftlib.core.backup.backup_call import StandIn
 from ftlib.core.calls.call import Results
 from ftlib.core.calls.follow import Followed
 from ftlib.core.calls.salvage import Report, SalvagePlan
 from ftlib.core.calls.session import Session
 from ftlib.core.plane.orders import Finish, Order
 from ftlib.core.plane.plane import Plane
-from ftlib.core.stand_in.stand_in import StandIn
 from ftlib.core.tensors.trailer import Trailer
 from ftlib.errors import Excluded
 from tests.ftlib.plane.sessions import AFTER_SEVEN, LAYOUT, Clock, Meanwhile, average, session

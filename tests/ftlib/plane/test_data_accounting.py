@@ -10,13 +10,13 @@ import torch
 
 from consensus import LeftError, View
 from ftlib import ElasticSampler
+from ftlib.core.backup.backup_call import StandIn
 from ftlib.core.calls.call import Call, Kind, Results
 from ftlib.core.calls.follow import Followed
 from ftlib.core.calls.salvage import Report, SalvagePlan, planned
 from ftlib.core.calls.session import Session
 from ftlib.core.plane.orders import Order
 from ftlib.core.plane.plane import Plane
-from ftlib.core.stand_in.stand_in import StandIn
 from ftlib.core.tensors.layout import lay_out
 from ftlib.core.tensors.trailer import RankRecord, Trailer
 from ftlib.data.mates import Drawing

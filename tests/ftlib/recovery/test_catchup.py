@@ -12,7 +12,7 @@ from consensus import Member
 from ftlib.common.counters import UNKNOWN
 from ftlib.common.traces import RecoveryRecord, Traces
 from ftlib.core.calls.call import Kind
-from ftlib.core.calls.follower import NoFollowing
+from ftlib.core.calls.learner import NoFollowing
 from ftlib.core.plane.plane import Plane
 from ftlib.core.plane.progress import Progress
 from ftlib.errors import GroupError

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from ftlib.core.calls.follower import NoFollowing
+from ftlib.core.calls.learner import NoFollowing
 from ftlib.recovery.joiner.http_transport import SnapshotOffer
 from ftlib.recovery.joiner.replay_state import Chunks
 from ftlib.recovery.layout.manifest import split

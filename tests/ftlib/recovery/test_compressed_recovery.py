@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ftlib import Compression, PowerSGD
-from ftlib.core.stand_in.pattern import WINDOW
+from ftlib.core.backup.pattern import WINDOW
 from ftlib.core.tensors.compression.reduction import Reduction
 from ftlib.frameworks.base import Operation
 from tests.ftlib.crews.latecomers import Latecomer, late, steps

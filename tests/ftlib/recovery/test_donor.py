@@ -15,10 +15,10 @@ import torch
 
 from consensus import RefusalError
 from ftlib.common.refusals import Refusal
+from ftlib.core.backup.backup_call import StandIn
 from ftlib.core.calls.call import Call, Kind, Results
 from ftlib.core.plane.orders import Order
 from ftlib.core.plane.plane import Plane
-from ftlib.core.stand_in.stand_in import StandIn
 from ftlib.core.tensors.layout import lay_out
 from ftlib.recovery.donor import donor as donor_module
 from ftlib.recovery.donor import read_hold as hold

@@ -16,7 +16,7 @@ from torch import nn
 
 from ftlib import ConfigError, FTLib, Status
 from ftlib.core.calls.follow import FollowedAttempt
-from ftlib.core.calls.follower import NoFollowing
+from ftlib.core.calls.learner import NoFollowing
 from ftlib.errors import GroupError
 from ftlib.recovery.catchup import Catchup
 from ftlib.recovery.donor import donor

@@ -13,9 +13,9 @@ from torch import nn
 from consensus import Member, RefusalError
 from ftlib import ConfigError
 from ftlib.common.threads import Threads
+from ftlib.core.backup.backup_call import StandIn
 from ftlib.core.calls.call import Call, Kind, Results
 from ftlib.core.plane.plane import Plane
-from ftlib.core.stand_in.stand_in import StandIn
 from ftlib.core.tensors.layout import Layout, lay_out
 from ftlib.core.tensors.staging import Slot
 from ftlib.recovery.donor import replication_sender, replication_stream

@@ -12,7 +12,7 @@ import pytest
 from consensus import Member
 from ftlib import ConfigError, RebuildTimeout
 from ftlib.common.traces import FetchRecord, Traces
-from ftlib.core.calls.follower import NoFollowing
+from ftlib.core.calls.learner import NoFollowing
 from ftlib.core.plane.plane import Plane
 from ftlib.recovery.joiner import round as rounds
 from ftlib.recovery.joiner.group_transport import Tainted

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from ftlib.common.threads import Threads
-from ftlib.core.calls.follower import NoFollowing
+from ftlib.core.calls.learner import NoFollowing
 from ftlib.core.plane.plane import Plane
 from ftlib.recovery.joiner.http_transport import FetchError, SnapshotOffer
 from ftlib.recovery.joiner.limits import RecoveryLimits

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ftlib.common.memory import room
-from ftlib.core.calls.follower import kept
+from ftlib.core.calls.learner import kept
 from ftlib.core.tensors.layout import Bucket, Layout
 from ftlib.core.tensors.staging import Staging
 from ftlib.recovery.joiner import slot_pool as making

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 from consensus import LeftError, Member, View
-from ftlib.core.calls.follower import NoFollowing
+from ftlib.core.calls.learner import NoFollowing
 from ftlib.core.plane.plane import Plane
 from ftlib.errors import RebuildTimeout
 from ftlib.recovery import warm_standby

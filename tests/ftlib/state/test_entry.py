@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ftlib.core.backup.backup_call import StandIn
 from ftlib.core.calls.call import Call, Kind
 from ftlib.core.execute.unit import Unit
 from ftlib.core.plane.plane import Plane
-from ftlib.core.stand_in.stand_in import StandIn
 from ftlib.core.tensors.layout import lay_out
 from ftlib.recovery import whole_state as module
 from ftlib.recovery.whole_state import Transfer

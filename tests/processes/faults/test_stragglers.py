@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ftlib.core.stand_in.pattern import WINDOW
+from ftlib.core.backup.pattern import WINDOW
 from tests.harness.cluster import Cluster, Worker
 from tests.harness.nursery import Nursery
 

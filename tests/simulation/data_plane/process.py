@@ -8,6 +8,7 @@ from random import Random
 from consensus import View
 from consensus.border import Installed, Order
 from consensus.simulation import Host
+from ftlib.core.backup.backup_worker import Deputy, Terms
 from ftlib.core.calls.call import Call, Results
 from ftlib.core.calls.observer import Observers
 from ftlib.core.calls.session import Session
@@ -21,7 +22,6 @@ from ftlib.core.plane.plane import Plane
 from ftlib.core.plane.ranks import RankAssignScheme
 from ftlib.core.plane.rebuild import Rebuilder, RebuildError
 from ftlib.core.replicas.whole import part_in, replica_of, shard_view
-from ftlib.core.stand_in.deputy import Deputy, Terms
 from ftlib.core.tensors.layout import Layout
 from ftlib.core.tensors.layout_book import LayoutBook
 from ftlib.core.tensors.trailer import Trailer

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from consensus.simulation.script.scenario import POLICIES
+from ftlib.core.backup.backlog import Backlog
 from ftlib.core.calls.call import Call
 from ftlib.core.calls.follow import Declined
-from ftlib.core.stand_in.backlog import Backlog
 from ftlib.errors import StepMismatch
 from ftlib.status import Status
 from tests.harness.basics import around

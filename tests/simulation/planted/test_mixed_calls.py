@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from ftlib.core.backup.backup_worker import Deputy
 from ftlib.core.calls.follow import Followed, FollowedAttempt
 from ftlib.core.calls.open_call import OpenCall
 from ftlib.core.calls.session import Session
 from ftlib.core.engine.call_lock import CallLock
-from ftlib.core.stand_in.deputy import Deputy
 from ftlib.core.tensors.compression.memory import CallMemory
 from tests.harness.basics import around
 from tests.simulation.planted.test_open_calls import Bug, Patch

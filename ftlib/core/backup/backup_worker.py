@@ -33,7 +33,7 @@ from ...state.replay import why_not as why_not_replayed
 from ...status import Status
 from ..calls.call import Call, Kind, Results
 from ..calls.follow import Declined
-from ..calls.follower import NoFollowing
+from ..calls.learner import NoFollowing
 from ..calls.open_call import OpenCall
 from ..calls.session import Session
 from ..engine.call_lock import CallLock
@@ -44,10 +44,10 @@ from ..plane.phase import Phase
 from ..plane.plane import Plane
 from ..tensors.staging import Slot
 from .backlog import Backlog
+from .backup_call import StandIn
 from .own_average import NotHere, OwnAverage
 from .pattern import CallPattern, owners_of
 from .pattern import why_not as why_no_step
-from .stand_in import StandIn
 
 logger = CarefulLogger("ftlib")
 

@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from ftlib import ConfigError, FTLib, Status, StepMismatch
-from ftlib.core.stand_in.backlog import Backlog
-from ftlib.core.stand_in.deputy import Deputy
-from ftlib.core.stand_in.pattern import WINDOW
+from ftlib.core.backup.backlog import Backlog
+from ftlib.core.backup.backup_worker import Deputy
+from ftlib.core.backup.pattern import WINDOW
 from ftlib.errors import Excluded
 from tests.ftlib.crews.latecomers import DEADLINE, Latecomer, arrive, awaiting, events, late, punctual, steps, tardy
 from tests.ftlib.recovery.pupils import Pupil, assert_equal

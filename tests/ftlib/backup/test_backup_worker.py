@@ -12,7 +12,7 @@ from torch import nn
 
 from ftlib import Status
 from ftlib.checkpoints.checkpoint import newest
-from ftlib.core.stand_in.pattern import WINDOW
+from ftlib.core.backup.pattern import WINDOW
 from tests.ftlib.crews.latecomers import DEADLINE, Latecomer, arrive, awaiting, in_step, late, punctual, steps
 from tests.ftlib.crews.trainees import exclude
 from tests.ftlib.recovery.pupils import assert_equal

@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from ftlib import Excluded, FTLib, RebuildTimeout, Status
+from ftlib.core.backup.pattern import WINDOW
 from ftlib.core.calls.call import Call
 from ftlib.core.calls.follow import Declined
-from ftlib.core.stand_in.pattern import WINDOW
+from tests.ftlib.backup.test_backup_worker import Holder
 from tests.ftlib.crews.latecomers import DEADLINE, arrive, awaiting, punctual, tardy
-from tests.ftlib.stand_in.test_deputy import Holder
 from tests.harness.basics import TIMEOUT, eventually
 from tests.harness.company import at_once, company
 

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from consensus import Member, View
+from ftlib.core.backup.backup_call import StandIn
+from ftlib.core.backup.pattern import LONGEST, WINDOW, CallPattern, Made, why_not
 from ftlib.core.calls.salvage import Report, SalvagePlan, plan
 from ftlib.core.calls.session import Session
 from ftlib.core.engine.call_lock import CallLock
 from ftlib.core.engine.waiting import WARN_AFTER
 from ftlib.core.plane.phase import Phase
 from ftlib.core.plane.plane import Plane
-from ftlib.core.stand_in.pattern import LONGEST, WINDOW, CallPattern, Made, why_not
-from ftlib.core.stand_in.stand_in import StandIn
 from ftlib.core.tensors.layout import Layout, lay_out
 from tests.harness.basics import TIMEOUT, eventually
 from tests.harness.company import in_thread

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ftlib import ElasticSampler, FTLib
-from ftlib.core.stand_in.pattern import WINDOW
+from ftlib.core.backup.pattern import WINDOW
 from tests.ftlib.crews.scholars import Scholar, judge, together
 from tests.ftlib.crews.workers import Job
 from tests.ftlib.recovery.pupils import Pupil, assert_equal
