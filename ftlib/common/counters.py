@@ -242,7 +242,7 @@ class Counters:
     """State loads for which the other members had to wait."""
     averages_replayed: int = 0
     stood_in: int = 0
-    """Calls in which a deputy took part, as the program was late."""
+    """Calls in which a backup worker took part, as the program was late."""
     checkpoints: int = 0
     """Checkpoints that this member wrote completely."""
     checkpoint_failures: int = 0

@@ -16,7 +16,7 @@ class Refusal(IntEnum):
     READING = HTTPStatus.LOCKED
     """Ask again, as for ``LATER``, but it may take long: the checkpoint is being read."""
     ABSENT = HTTPStatus.MISDIRECTED_REQUEST
-    """The program is late, and a deputy takes its place in the call; or it declines the call, and does not know what it is."""
+    """The program is late, and a backup worker is in the call; or it declines the call, and does not know what it is."""
     NOTHING = HTTPStatus.PRECONDITION_FAILED
     """No state is registered."""
     UNFIT = HTTPStatus.UNPROCESSABLE_ENTITY

@@ -272,7 +272,7 @@ class Drawer:
     def finished(self, shares: Mapping[str, Share], step: int) -> None:
         """See ``Sampling.finished``."""
         call, own = self._call, shares.get(self._me)
-        if own is not None and own.late:  # the program adopts what its deputy took part in: its own batches were not used up
+        if own is not None and own.late:  # the program adopts its backup worker's call: its own batches were not used up
             self._halt()
             call = None
         self._call = None

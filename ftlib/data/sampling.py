@@ -31,7 +31,7 @@ class Share:
     deal: int = 0
     """Checksum of the replicated state on entry to the call, 16 bits. Only shares with ``data_epoch`` not 0 have to agree."""
     late: bool = False
-    """Whether the share is a deputy's: this member draws nothing, but no loop ends before this member's own."""
+    """Whether the share is a backup worker's: this member draws nothing, but no loop ends before this member's own."""
     end: int = 0
     """The position, plus 1, from which on a shard does not exist, as this member has read it to its end; 0: none to tell."""
 
@@ -71,7 +71,7 @@ class Sampling(Protocol):
         """Return the share in a call that is not the program's: nothing used up, data epoch 0."""
 
     def late(self) -> Share:
-        """Return the share in a call that a deputy is in: nothing used up, and how much longer the program's loop will be."""
+        """Return the share in a backup worker's call: nothing used up, and how much longer the program's loop will be."""
 
     @property
     def loops(self) -> int:

@@ -28,7 +28,7 @@ from ..checkpoints.resume import Resumption
 from ..common.device_waits import drop_held
 from ..common.memory import room
 from ..common.traces import Traces
-from ..core.backup.backup_worker import Deputy, Terms, replayable
+from ..core.backup.backup_worker import BackupWorker, Terms, replayable
 from ..core.calls.call import Call
 from ..core.calls.observer import Observers
 from ..core.calls.open_call import OpenCall
@@ -198,14 +198,14 @@ class Lifetime:
             allocate=allocate,
             mates=self.mates,
         )
-        self.deputy = self._deputy(settings, means)
-        self.run: Callable[[Call], Status] = self.engine.run if self.deputy is None else self.deputy.run
+        self.backup_worker = self._backup_worker(settings, means)
+        self.run: Callable[[Call], Status] = self.engine.run if self.backup_worker is None else self.backup_worker.run
         """Finish a call of the program's while this thread has the call lock; returns its status. Raises what ends this
         lifetime.
         """
-        self.open: Callable[[OpenCall], bool] = self.engine.open if self.deputy is None else self.deputy.open
+        self.open: Callable[[OpenCall], bool] = self.engine.open if self.backup_worker is None else self.backup_worker.open
         """Enter an open call in the middle of backward, if that may be; this thread has the call lock."""
-        self.abandon: Callable[[], None] = self.engine.abandon if self.deputy is None else self.deputy.abandon
+        self.abandon: Callable[[], None] = self.engine.abandon if self.backup_worker is None else self.backup_worker.abandon
         """The open call gets no gradients; this thread has the call lock."""
         self.known: View | None = None
         """The job's view when this worker met the job."""
@@ -262,8 +262,8 @@ class Lifetime:
         if self._means.chaos is not None and self._means.ring is not None:  # without a secret anybody could ask
             consensus.serve(CHAOS, functools.partial(self._means.chaos.source, consensus))
         self._rebuilder.start()
-        if self.deputy is not None:
-            self.deputy.start()
+        if self.backup_worker is not None:
+            self.backup_worker.start()
         try:
             consensus.start(self._rebuilder, meta=meta)
         except ConsensusConfigError as error:
@@ -352,8 +352,8 @@ class Lifetime:
         group = plane.stop(LeftError("closed"))
         if group is not None and plane.running is not None:
             group.abort()
-        if self.deputy is not None:
-            self.deputy.end(CLOSE_TIMEOUT)
+        if self.backup_worker is not None:
+            self.backup_worker.end(CLOSE_TIMEOUT)
         with self._bounds:
             self._ended = True
             with contextlib.suppress(ConsensusError):
@@ -370,7 +370,7 @@ class Lifetime:
 
     def register(self, registered: Registered, *, sync: bool = True) -> None:
         """Register the state (see ``Transfer.register``). Raises ConfigError if it does not fit the settings."""
-        if self.deputy is not None and (reason := replayable(registered)):
+        if self.backup_worker is not None and (reason := replayable(registered)):
             raise ConfigError(f"straggler_deadline is set, but a late worker could not take over what it missed: {reason}")
         if self._means.settings.nonfinite == VETO and registered.of(torch.amp.GradScaler):
             logger.warning(
@@ -380,8 +380,8 @@ class Lifetime:
             )
         self.transfer.register(registered, sync=sync)
 
-    def _deputy(self, settings: Settings, means: Means) -> Deputy | None:
-        """Return the deputy that stands in while the program is late; None if ``straggler_deadline`` is not set."""
+    def _backup_worker(self, settings: Settings, means: Means) -> BackupWorker | None:
+        """Return the backup worker that stands in while the program is late; None if ``straggler_deadline`` is not set."""
         if settings.straggler_deadline is None:
             return None
         terms = Terms(
@@ -391,7 +391,7 @@ class Lifetime:
             _allowed(settings).pending,
             settings.nonfinite == VETO,
         )
-        return Deputy(self.plane, self.engine, means.call_lock, self.transfer.what, terms, means.listeners.tell)
+        return BackupWorker(self.plane, self.engine, means.call_lock, self.transfer.what, terms, means.listeners.tell)
 
     # --- in a call -----------------------------------------------------------------------------------------------------
 

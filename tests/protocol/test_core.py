@@ -236,7 +236,7 @@ def test_who_has_ended_a_call_is_not_awaited_in_it() -> None:
 
 
 def test_whoever_rests_after_a_call_waits_for_nobody_in_it() -> None:
-    """A deputy may have spoken for this member there, so that the others are ahead, and at work on their next batch."""
+    """A backup worker may have spoken for this member there, so that the others are ahead, and at work on their next batch."""
     core = core_of("a")
     core.view = core.active = view_of("abc")
     core.progress = Progress(4, 0)

@@ -204,9 +204,9 @@ def opened(seed: int, **more: Any) -> Job:
 
 
 def mixed(seed: int) -> Job:
-    """As ``opened``, with other calls between the averages; half of the jobs have deputies, the others joiners that follow.
+    """As ``opened``, with other calls between the averages; half of the jobs have backup workers, the others following joiners.
 
-    Nothing takes long but now and then a step, so that a deputy soon knows its program's pattern.
+    Nothing takes long but now and then a step, so that a backup worker soon knows its program's pattern.
     """
     rng = Random(seed)
     late = rng.random() < 0.5

@@ -140,7 +140,7 @@ def test_two_optimizers_of_one_model_and_two_models_of_one_optimizer(ft: FTLib, 
 
 @by_all("pair")
 def test_models_of_the_same_form_keep_their_averages(ft: FTLib, i: int) -> None:
-    """Their calls look alike; so do an average without a wrapper, and a deputy's."""
+    """Their calls look alike; so do an average without a wrapper, and a backup worker's."""
     models = [model_of(seed) for seed in range(3)]
     wrapped = [DistributedDataParallel(ft, model, bucket_mb=1e-5, first_bucket_mb=1e-5) for model in models]
     loose = [nn.Parameter(parameter.detach().clone()) for parameter in models[0].parameters()]

@@ -1,1 +1,1 @@
-"""Backup workers: a deputy takes part in the others' calls while a program is late."""
+"""Backup workers: each takes part in the others' calls while its own worker's program is late."""

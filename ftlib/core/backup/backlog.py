@@ -1,4 +1,4 @@
-"""The calls that a late program missed: its deputy keeps them, and the program takes them over in its next call.
+"""The calls that a late program missed: its backup worker keeps them, and the program takes them over in its next call.
 
 Meanwhile the others did steps, each of the same calls in the same order (see ``pattern``). Of all steps but the last, the
 program takes over only the averages: they are applied as a joiner replays them, with the same bits. The first call of the last
@@ -27,7 +27,7 @@ from .own_average import NotHere, OwnAverage, apply
 
 @dataclass(slots=True)
 class _Entry:
-    """One call that the deputy finished."""
+    """One call that the backup worker finished."""
 
     results: Results
     granted: int
@@ -80,7 +80,7 @@ class Backlog:
         return self._nbytes > 0 and self._nbytes + following.nbytes > self._limit
 
     def keep(self, results: Results, granted: int) -> None:
-        """The deputy finished a call; the backlog owns the slots of ``results`` from now on."""
+        """The backup worker finished a call; the backlog owns the slots of ``results`` from now on."""
         index = len(self._entries)
         expected = self._step[index % len(self._step)]
         if self.open and results.layout.signature == expected.signature:
@@ -160,7 +160,7 @@ class Backlog:
         if not entry.granted:
             return
         registered = self._registered()
-        assert registered is not None, "a deputy stands in only where averages can be replayed"
+        assert registered is not None, "a backup worker stands in only where averages can be replayed"
         apply(call, entry.results, registered)
 
     def _drop(self, count: int) -> None:

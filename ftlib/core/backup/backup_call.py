@@ -1,4 +1,4 @@
-"""A deputy's part in a call of the others."""
+"""A backup worker's part in a call of the others."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ..calls.follow import Followed
 from ..engine.waiting import WARN_AFTER, Patience
 
 
-class StandIn(Followed):
+class BackupCall(Followed):
     """One call, entered before this member knows which call it is, or whether the others are in it.
 
     So this member hides that it waits in the call until it is sure that the others do: its waiting would count as evidence
     against them.
     """
 
-    stand_in = True
+    by_backup = True
 
     def __init__(self, began: float, *, veto: bool, awaited: Callable[[], bool], present: Callable[[], None]) -> None:
         """``awaited``: True while the program waits for the call's end. ``present``: shows that this member is in the call."""

@@ -1,4 +1,7 @@
-"""A deputy takes part in the others' calls while its worker's program is late, so that they need not wait for the program.
+"""A backup worker takes part in the others' calls while its worker's program is late: they need not wait for the program.
+
+The term comes from Chen et al., Revisiting Distributed Synchronous SGD (2016), where no step waits for the slowest workers.
+Here the backup worker is a thread of the slow worker's own process, and its part in each average is zeros with weight 0.
 
 It exists if ``straggler_deadline`` is set. When the program has been outside of calls for that long, and is about to begin a
 step (see ``pattern``), a thread of this process follows the others' calls as a joiner does, one after another, with neutral
@@ -7,11 +10,11 @@ When the program arrives, the call under way ends first, and then the program ta
 
 A late member will have the state, but not yet. A donor is asked only while its program is inside a call (``Plane.in_call``),
 and the flush report says ``late``, so that no member asks it while others have the state. For a holder that a member may have
-to ask, no deputy acts at all (``_needed``). All programs may be late at once: a call that no program has entered does not begin
-(``NobodyThere``).
+to ask, no backup worker acts at all (``_needed``). All programs may be late at once: a call that no program has entered does
+not begin (``NobodyThere``).
 
-A hanging program is not covered for ever: after ``stall_timeout`` the deputy stops, and the others' waiting becomes evidence,
-as without a deputy.
+A hanging program is not covered for ever: after ``stall_timeout`` the backup worker stops, and the others' waiting becomes
+evidence, as without a backup worker.
 """
 
 from __future__ import annotations
@@ -44,7 +47,7 @@ from ..plane.phase import Phase
 from ..plane.plane import Plane
 from ..tensors.staging import Slot
 from .backlog import Backlog
-from .backup_call import StandIn
+from .backup_call import BackupCall
 from .own_average import NotHere, OwnAverage
 from .pattern import CallPattern, owners_of
 from .pattern import why_not as why_no_step
@@ -57,27 +60,27 @@ _LOOK = 0.05
 _QUIET = 60.0
 """Seconds in which the log warns only once of the same thing."""
 _PAUSE, _LONGEST_PAUSE = 0.001, 0.016
-"""Seconds between two attempts with the other deputies to find a member in the call, doubled each time; and their maximum."""
+"""Seconds between two attempts to find a program in the call, where only backup workers are: doubled each time; the maximum."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The settings of a deputy."""
+    """The settings of a backup worker."""
 
     deadline: float
-    """Seconds since the end of the program's last call after which the deputy acts."""
+    """Seconds since the end of the program's last call after which the backup worker acts."""
     stall_timeout: float
-    """Seconds since the end of the program's last call after which the deputy stops."""
+    """Seconds since the end of the program's last call after which the backup worker stops."""
     min_size: int
     """Number of members below which calls wait."""
     pending: int
-    """Bytes of results that the deputy may keep."""
+    """Bytes of results that the backup worker may keep."""
     veto: bool
     """True if nobody applies an average with inf or nan."""
 
 
-class Deputy:
-    """The deputy of a worker in one lifetime: ``start``, then ``end``. Its thread acts only in its turn (``CallLock.lend``)."""
+class BackupWorker:
+    """The backup worker of one lifetime: ``start``, then ``end``. Its thread acts only in its turn (``CallLock.lend``)."""
 
     def __init__(
         self,
@@ -107,7 +110,7 @@ class Deputy:
         self._own = OwnAverage(registered)
         self._backlog = Backlog(plane, registered, self._own, terms.pending, tell)
         self._retired = ""
-        """Why the deputy does not act before the program's next call; empty if it may act."""
+        """Why the backup worker does not act before the program's next call; empty if it may act."""
         self._told: set[str] = set()
         """The reasons that the log shows already."""
         self._warned: dict[str, float] = {}
@@ -149,7 +152,7 @@ class Deputy:
                 self._since = self._threads.now()
 
     def open(self, call: OpenCall) -> bool:
-        """As ``Engine.open``. From then on the program is in its call, for which no deputy stands in."""
+        """As ``Engine.open``. From then on the program is in its call, for which no backup worker stands in."""
         if self._backlog or not self._engine.open(call):
             return False
         with self._changed:
@@ -194,8 +197,8 @@ class Deputy:
         return status
 
     def _made_up(self, call: Declined, results: Results) -> Status:
-        """The others had finished ``call`` with a result, maybe with the deputy, before this member could decline it: apply
-        that here, so that there is nothing that the program would have to do.
+        """The others had finished ``call`` with a result, maybe with the backup worker, before this member could decline it:
+        apply that here, so that there is nothing that the program would have to do.
         """
         try:
             with self._plane.changed:
@@ -255,12 +258,12 @@ class Deputy:
         return False
 
     def _take_part(self) -> bool:
-        call = StandIn(
+        call = BackupCall(
             self._threads.now(), veto=self._terms.veto, awaited=lambda: self._call_lock.awaited, present=self._plane.present
         )
         with torch.no_grad():
             sessions = functools.partial(self._sessions, itertools.count())
-            return self._engine.stand_in(call, sessions, functools.partial(self._keep, call))
+            return self._engine.run_backup(call, sessions, functools.partial(self._keep, call))
 
     def _keep(self, call: Call, results: Results) -> Sequence[Slot]:
         """A call is finished: keep it for the program. Returns no buffers in exchange, so the engine makes new ones."""
@@ -285,7 +288,7 @@ class Deputy:
     # --- whether it acts -----------------------------------------------------------------------------------------------
 
     def _ready(self) -> bool:
-        """True if the deputy may take part in the next call, as far as this worker alone can decide."""
+        """True if the backup worker may take part in the next call, as far as this worker alone can decide."""
         plane, backlog, since = self._plane, self._backlog, self._since
         over = self._call_lock.departed or self._engine.said_goodbye or plane.phase is Phase.STOPPED
         if over or since is None or self._retired or self._engine.owes:

@@ -1,7 +1,7 @@
 """The pattern of a program's calls: which calls make up one of its steps, found from its latest calls.
 
-A late program goes on after whole steps of the others, so the deputy has to know what a step is. The program does not say, so
-the shortest pattern that the last ``WINDOW`` calls repeat at least three times counts as a step.
+A late program goes on after whole steps of the others, so the backup worker has to know what a step is. The program does not
+say, so the shortest pattern that the last ``WINDOW`` calls repeat at least three times counts as a step.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def owners_of(call: Call) -> int | None:
 
 
 def why_not(step: Sequence[Made]) -> str:
-    """Why a deputy cannot stand in for a program that is about to begin such a step; empty if it can."""
+    """Why a backup worker cannot stand in for a program that is about to begin such a step; empty if it can."""
     if not step:
         return f"the last {WINDOW} calls of this worker do not repeat a step of at most {LONGEST} calls"
     if step[0].layout.kind != Kind.AVERAGE.value:

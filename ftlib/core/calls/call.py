@@ -213,8 +213,8 @@ class Call:
     """True if the program makes up for this call, should it end unfinished, by one that uses up the same batches and more."""
     declines = False
     """True if this call makes the others' call fail, whichever that is (see ``Declined``)."""
-    stand_in = False
-    """True if a deputy is in the call while the program is outside of calls (see ``deputy``)."""
+    by_backup = False
+    """True if a backup worker is in the call while the program is outside of calls (see ``backup_worker``)."""
 
     def __init__(
         self,

@@ -173,7 +173,7 @@ class FollowedAttempt(Attempt):
             try:
                 self._reap()
             except NobodyThere:
-                if self._call.stand_in:
+                if self._call.by_backup:
                     raise
                 self._trailer = None
             else:

@@ -55,7 +55,7 @@ class Report:
     has_state: bool
     """True if the program registered state."""
     late: bool = False
-    """True if the deputy finished calls that the program has yet to take over: it will have the state, but not at once."""
+    """True if its backup worker finished calls that the program has yet to take over: it will have the state, but later."""
     drawn: bytes = b""
     """The data that the member has drawn, as its sampler reports; empty if it draws nothing."""
     newcomer: bool = False

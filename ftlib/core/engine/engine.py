@@ -535,7 +535,7 @@ class Engine:
         flags, goodbye = 0, call_lock.noticed and call_lock.says_goodbye
         if plane.wished or goodbye or self._nonfinite.tainted or call.foreign or call.declines:
             flags = Flag.FREEZE * plane.wished | Flag.LEAVING * goodbye | Flag.NONFINITE * self._nonfinite.tainted
-            flags |= Flag.FOLLOWING * (call.foreign or call.declines) | Flag.LATE * call.stand_in
+            flags |= Flag.FOLLOWING * (call.foreign or call.declines) | Flag.LATE * call.by_backup
             flags |= Flag.DECLINES * call.declines
         busy = coded(plane.counters.time_use.outside)
         if plane.data.sampler is None:
@@ -583,7 +583,7 @@ class Engine:
             self._nonfinite.finished(session, trailer)
         codes = session.codec.busy if session.group is not None else bytes([coded(plane.counters.time_use.outside)])
         verdict = plane.step_times.note(session.by_rank, codes, average=call.kind is Kind.AVERAGE)
-        if (slowest := max(codes)) > (own := codes[session.rank]) > 0 and not call.stand_in:
+        if (slowest := max(codes)) > (own := codes[session.rank]) > 0 and not call.by_backup:
             plane.counters.time_use.behind(seconds(slowest) - seconds(own))
         if verdict is not QUIET:
             log_stragglers(plane, session, verdict)
@@ -683,10 +683,10 @@ class Engine:
             raise NoFollowing(f"fewer than {self._limits.min_size} members are there")
         return results
 
-    def stand_in(
+    def run_backup(
         self, call: Followed, sessions: Callable[[], Session | None], keep: Callable[[Results], Sequence[Slot]]
     ) -> bool:
-        """Take part in one call of the others, in a deputy's thread and turn; True if it was finished.
+        """Take part in one call of the others, in a backup worker's thread and turn; True if it was finished.
 
         ``sessions``: returns the session to act in, None to withdraw. ``keep``: takes the results, and returns buffers to use
         instead of theirs.

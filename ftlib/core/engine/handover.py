@@ -82,5 +82,5 @@ def others_with_state(plane: Plane, session: Session) -> bool:
     trailer, own = plane.trailer, session.rank
     if trailer is None or len(trailer.slots) != session.size:
         return any(member_id != session.member_id for member_id in session.plan.holders)
-    # A late member has the state, but for calls whose results its deputy keeps.
+    # A late member has the state, but for calls whose results its backup worker keeps.
     return any(rank != own and not slot.lacks_state for rank, slot in enumerate(trailer.slots))

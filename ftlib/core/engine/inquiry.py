@@ -137,7 +137,7 @@ class Inquiry:
             plane.changed.wait_for(lambda: self._decided(number), POLL)
             call = plane.current
             if call is None or call.number != number or call.foreign or call.declines:
-                away = call is not None and call.number == number and (call.stand_in or call.declines)
+                away = call is not None and call.number == number and (call.by_backup or call.declines)
                 raise (Refusal.ABSENT if away else Refusal.LATER).error(f"not inside call {number}")
             if plane.newcomer and plane.state_id != plane.current_state_id:
                 raise Refusal.LATER.error("this worker is a newcomer itself")

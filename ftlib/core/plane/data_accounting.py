@@ -211,7 +211,7 @@ class DataAccounting:
             if sampler is None:
                 return NOTHING
             if call.foreign:
-                return sampler.late() if call.stand_in else sampler.follow()
+                return sampler.late() if call.by_backup else sampler.follow()
             share = sampler.begin(call.batches, beside=call.draws_beside, kept=call.keeps_batches)
             self.weigh(call)
             # A newcomer may still have to stay out after the call. Its loader then holds fillers, which no other member counts.
@@ -271,7 +271,7 @@ class DataAccounting:
             self.sampler.unfinished()
 
     def passed(self, call: Call) -> None:
-        """The deputy finished the program's call without the program's samples: the call does not use them up."""
+        """The backup worker finished the program's call without the program's samples: the call does not use them up."""
         with self._plane.changed:
             if self.sampler is not None:
                 self.sampler.begin(call.batches)
@@ -362,7 +362,7 @@ class DataAccounting:
         if isinstance(error, JobEnded):
             self.sampler.thawed(None)  # the program's call ends the process
             return
-        late = plane.lag.calls > 0 and plane.leaving()  # its deputy has said goodbye: the program ends at its next call
+        late = plane.lag.calls > 0 and plane.leaving()  # its backup worker has said goodbye: the program ends at its next call
         if late or (self._rejoins and isinstance(error, Excluded)):
             self.sampler.thawed(None)
         else:

@@ -1,4 +1,4 @@
-"""Where the program is among the calls: how far behind its deputy, and whether at a border between two calls."""
+"""Where the program is among the calls: how far behind its backup worker, and whether at a border between two calls."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Lag:
-    """How far a late program is behind its deputy: calls and steps that were granted, but are not yet in the program's state.
+    """How far a late program is behind its backup worker: calls and granted steps that are not yet in the program's state.
 
     Part of the plane, guarded by the plane's lock.
     """
 
     calls: int = 0
-    """Calls that the deputy finished and the program has not taken over."""
+    """Calls that the backup worker finished and the program has not taken over."""
     steps: int = 0
     """Steps that those calls granted."""
 
     def grow(self, granted: int) -> None:
-        """The deputy finished a call that granted ``granted`` steps."""
+        """The backup worker finished a call that granted ``granted`` steps."""
         self.calls += 1
         self.steps += granted
 

@@ -102,14 +102,14 @@ class Plane:
         self.has_state: bool = former is not None and former.has_state
         self.state_places: tuple[str, ...] = () if former is None else former.state_places  # the devices of that state
         self.training_thread = threading.get_ident()
-        """The thread that last entered a call, a deputy's excepted."""
+        """The thread that last entered a call, a backup worker's excepted."""
         self.counters: Counters = Counters(TimeUse(threads.now())) if former is None else former.counters
         self.peers = Peers()
         self.recovery: Callable[[], Progress] | None = None
         """Progress of this member's recovery; None if there is none. Must not be called under the lock."""
         self.saves: Saves = Saves() if former is None else former.saves  # whether checkpoints are being written
         self.lag, self.borders = Lag(), Borders()
-        """How far the program is behind its deputy; and the newest border between calls that it has come to."""
+        """How far the program is behind its backup worker; and the newest border between calls that it has come to."""
         self.trailer: Trailer | None = None
         """The trailer of the last call that was finished in the active session."""
         self.step_times = StepTimes() if step_times is None else step_times
@@ -175,7 +175,7 @@ class Plane:
             self.current = call
             if self.data.sampler is not None:
                 self.data.entered(call)
-            if not call.stand_in:
+            if not call.by_backup:
                 self.training_thread = threading.get_ident()
                 if self.state_places:
                     call.fenced(self.state_places)
@@ -430,7 +430,7 @@ class Plane:
         """
         with self.changed:
             current = self.current
-            if current is None or current.number != number or current.stand_in:
+            if current is None or current.number != number or current.by_backup:
                 return False
             return current.changes_state or not current.computing
 
@@ -558,7 +558,7 @@ class Plane:
             if self._frozen_at:
                 now = self.threads.now()
                 self.counters.pauses.add(now - self._frozen_at)
-                if self.current is not None and not self.current.stand_in:
+                if self.current is not None and not self.current.by_backup:
                     self.counters.time_use.changed(now - max(self._frozen_at, self.current.began))
             if self.traces is not None:
                 whole = session.whole
@@ -683,7 +683,7 @@ class Plane:
         self.void, self.outcome, self.preface = call.void(results), results.outcome, results.preface
         granted = int(call.counts_as_step and not self.void)
         self.step += granted
-        if call.stand_in:
+        if call.by_backup:
             self.lag.grow(granted)
         # If no member draws samples there is nothing to note, except at a newcomer, which still has to come in.
         accounts = self.data.sampler is not None or results.shares or self.newcomer

@@ -51,7 +51,7 @@ class Flag(IntFlag):
     FOLLOWING = 8
     """This rank takes part in the others' call, with nothing of its own: its ``check`` has no meaning."""
     LATE = 16
-    """This rank follows because its program is late: it has the state, except for the calls it follows (see ``deputy``)."""
+    """This rank follows because its program is late: it has the state, except for these calls (see ``backup_worker``)."""
     READY = 32
     """This rank's accelerator works. If all ranks say so, the call's bulk goes by it."""
     DECLINES = 64

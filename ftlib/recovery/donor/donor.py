@@ -131,7 +131,7 @@ class Donor(Observer):
 
         Ranges pinned within the call must be copied before the next step, even if the first request came during the call.
         """
-        if not (call.changes_state or call.stand_in) and self._plane.state_id == self._plane.current_state_id:
+        if not (call.changes_state or call.by_backup) and self._plane.state_id == self._plane.current_state_id:
             self._watch()  # else another thread may step the optimizers: a late program, or a joiner's replay
         return self.sender.hand_on(call, results)
 

@@ -73,7 +73,7 @@ class ReadHold:
         with plane.changed:
             now = plane.threads.now()
             until = now + PATIENCE
-            # A deputy's call has no state of its own: no request is answered in it.
+            # A backup worker's call has no state of its own: no request is answered in it.
             while (left := min(until, self._until(number)) - now) > 0 and plane.in_call(number) and plane.phase is Phase.ACTIVE:
                 plane.changed.wait(left)
                 now = plane.threads.now()

@@ -97,7 +97,7 @@ class ReplicationSender:
         if not self._stream.heard:
             return None
         plane = self._plane
-        if plane.state_id != plane.current_state_id or call.stand_in:
+        if plane.state_id != plane.current_state_id or call.by_backup:
             self._stream.end("this member lacks the state itself")
             return None
         layout = results.layout

@@ -1,4 +1,4 @@
-"""What a deputy does not do, and what becomes of its worker where it cannot go on."""
+"""What a backup worker does not do, and what becomes of its worker where it cannot go on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import nn
 
 from ftlib import ConfigError, FTLib, Status, StepMismatch
 from ftlib.core.backup.backlog import Backlog
-from ftlib.core.backup.backup_worker import Deputy
+from ftlib.core.backup.backup_worker import BackupWorker
 from ftlib.core.backup.pattern import WINDOW
 from ftlib.errors import Excluded
 from tests.ftlib.crews.latecomers import DEADLINE, Latecomer, arrive, awaiting, events, late, punctual, steps, tardy
@@ -36,7 +36,7 @@ def missing(first: Pupil, last: Pupil) -> None:
 
 @contextmanager
 def two(make: Any = Pupil) -> Iterator[list[Any]]:
-    """They have deputies, and do what the test has them do."""
+    """They have backup workers, and do what the test has them do."""
     with company(2, straggler_deadline=DEADLINE) as crew:
         yield at_once(*[functools.partial(make, ft, seed) for seed, ft in enumerate(crew.members)])
 
@@ -60,7 +60,7 @@ def test_a_program_that_hangs_is_not_covered_for_ever(caplog: pytest.LogCaptureF
     with late(stall_timeout=4.0) as made:
         first, second, last = made.pupils
         last.gate.clear()
-        eventually(lambda: "deputy_retires" in events(caplog), "the deputy stops")
+        eventually(lambda: "deputy_retires" in events(caplog), "the backup worker stops")
         assert "in compute" in str(caplog.messages), "where it hangs"
         eventually(lambda: first.ft.size == 2, "it is given up")
         steps(first, 5)
@@ -70,13 +70,13 @@ def test_a_program_that_hangs_is_not_covered_for_ever(caplog: pytest.LogCaptureF
     assert assert_equal(first, second) > WINDOW
 
 
-def test_a_deputy_that_fails_is_waited_for_and_nothing_is_lost(
+def test_a_backup_worker_that_fails_is_waited_for_and_nothing_is_lost(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with late() as made:
         first, _, last = made.pupils
         with monkeypatch.context() as patch:
-            patch.setattr(Deputy, "_session", lambda *_: 1 / 0)
+            patch.setattr(BackupWorker, "_session", lambda *_: 1 / 0)
             last.gate.clear()
             eventually(lambda: "deputy_failed" in events(caplog), "it fails")
         eventually(lambda: first.ft._plane.current is not None, "the others wait")
@@ -94,7 +94,7 @@ def test_what_cannot_be_kept_costs_the_membership(monkeypatch: pytest.MonkeyPatc
         keep = Backlog.keep
 
         def broken(self: Backlog, *given: Any, **named: Any) -> None:
-            if self is last.ft._lives.life.deputy._backlog:  # type: ignore[union-attr]
+            if self is last.ft._lives.life.backup_worker._backlog:  # type: ignore[union-attr]
                 raise MemoryError
             keep(self, *given, **named)
 
@@ -201,7 +201,7 @@ def test_a_unit_of_the_others_waits_for_the_program(caplog: pytest.LogCaptureFix
             at_once(first.step, last.step)
         assert first.step()
         unit = in_thread(lambda: first.ft.execute(first.step))
-        eventually(lambda: "deputy_retires" in events(caplog), "the deputy finds out, and stops")
+        eventually(lambda: "deputy_retires" in events(caplog), "the backup worker finds out, and stops")
         assert "execute" in str(caplog.messages)
         assert last.step()  # what it missed
         last.ft.execute(last.step)
@@ -240,7 +240,7 @@ def test_who_averages_two_models_of_equal_shapes_is_waited_for(trunk: bool, capl
         for _ in range(WINDOW):
             at_once(first.step, last.step)
         training = in_thread(lambda: [first.step() for _ in range(3)])
-        eventually(lambda: "averages of different tensors" in str(caplog.messages), "the deputy stays out")
+        eventually(lambda: "averages of different tensors" in str(caplog.messages), "the backup worker stays out")
         assert not last.ft._plane.lag.calls
         for _ in range(3):
             last.step()

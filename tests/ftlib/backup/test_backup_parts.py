@@ -1,4 +1,4 @@
-"""What a deputy goes by, piece by piece: the program's rhythm, the turn that is lent, what others are told of its calls."""
+"""What a backup worker goes by, piece by piece: the program's rhythm, the lent turn, what others are told of its calls."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from consensus import Member, View
-from ftlib.core.backup.backup_call import StandIn
+from ftlib.core.backup.backup_call import BackupCall
 from ftlib.core.backup.pattern import LONGEST, WINDOW, CallPattern, Made, why_not
 from ftlib.core.calls.salvage import Report, SalvagePlan, plan
 from ftlib.core.calls.session import Session
@@ -147,14 +147,14 @@ def told() -> Told:
     return Told()
 
 
-def stand_in(told: Told, awaited: bool = False) -> StandIn:
-    return StandIn(0.0, veto=True, awaited=lambda: awaited, present=told.plane.present)
+def backup_call(told: Told, awaited: bool = False) -> BackupCall:
+    return BackupCall(0.0, veto=True, awaited=lambda: awaited, present=told.plane.present)
 
 
 def test_nobody_is_told_of_a_call_that_may_not_have_begun(told: Told) -> None:
     """It would be held against those who are not in it; and a joiner is not made to wait for its end."""
     plane = told.plane
-    call = stand_in(told)
+    call = backup_call(told)
     plane.enter(call)
     assert plane.begin(told.session)
     assert told.places[-1] == (10, 0, False)
@@ -162,8 +162,8 @@ def test_nobody_is_told_of_a_call_that_may_not_have_begun(told: Told) -> None:
     assert told.places[-1] == (10, 11, True)
 
 
-def test_a_donor_takes_no_deputy_for_its_program(told: Told) -> None:
-    told.plane.enter(stand_in(told))
+def test_a_donor_takes_no_backup_worker_for_its_program(told: Told) -> None:
+    told.plane.enter(backup_call(told))
     assert told.plane.current is not None and told.plane.current.number == 11
     assert not told.plane.in_call(11)
     assert told.plane.training_thread == threading.get_ident()
@@ -172,7 +172,7 @@ def test_a_donor_takes_no_deputy_for_its_program(told: Told) -> None:
 def test_its_patience_begins_when_the_program_waits(told: Told) -> None:
     clock = [0.0]
     waits = [False]
-    call = StandIn(0.0, veto=True, awaited=lambda: waits[0], present=told.plane.present)
+    call = BackupCall(0.0, veto=True, awaited=lambda: waits[0], present=told.plane.present)
     told.plane.enter(call)
     patience = call.patience(600.0, lambda: clock[0])
     clock[0] = 10_000.0

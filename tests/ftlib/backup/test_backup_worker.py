@@ -1,4 +1,4 @@
-"""A worker that is late: its deputy takes part in the others' calls, and it ends up with what they have, bit for bit."""
+"""A worker that is late: its backup worker takes part in the others' calls, and it ends up with what they have, bit for bit."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_others_go_on_and_it_ends_up_with_what_they_have(also: str, backend:
 
 
 def test_a_call_that_belongs_to_no_step() -> None:
-    """As an evaluation: the deputy takes part in it, and leaves all further calls to its program, which makes it as well."""
+    """As an evaluation: the backup worker takes part in it, and leaves further calls to its program, which makes it as well."""
     with late() as made:
         first, second, last = made.pupils
         made.halt()
@@ -51,7 +51,7 @@ def test_a_call_that_belongs_to_no_step() -> None:
             pupil.special = first.ft.step + 10
         for pupil in (first, second):
             pupil.gate.set()
-        eventually(lambda: last.ft._lives.life.deputy._retired, "the others do something else")  # type: ignore[union-attr]
+        eventually(lambda: last.ft._lives.life.backup_worker._retired, "the others do something else")  # type: ignore[union-attr]
         eventually(lambda: first.ft.step == first.special, "they have made that step")
         last.come()
         assert first.special in first.hashes
@@ -108,7 +108,7 @@ def test_all_are_late_and_nobody_begins_a_call_that_nobody_has_entered() -> None
     with late() as made:
         made.halt()
         life = made.pupils[0].ft._lives.life
-        eventually(lambda: life.plane.current is not None, "deputies meet")
+        eventually(lambda: life.plane.current is not None, "backup workers meet")
         finished = {pupil.ft._plane.finished for pupil in made.pupils}
         epochs = {pupil.ft.epoch for pupil in made.pupils}
         time.sleep(4 * DEADLINE)  # nothing happens, and nothing tells of that
@@ -176,7 +176,7 @@ def test_a_holder_that_a_joiner_may_ask_is_waited_for(monkeypatch: pytest.Monkey
     assert assert_equal(first, second, joiner) >= 4
 
 
-def test_somebody_dies_in_a_call_with_a_deputy() -> None:
+def test_somebody_dies_in_a_call_with_a_backup_worker() -> None:
     with late(4) as made:
         victim, first, second, last = made.pupils
         last.stay_away()
@@ -184,7 +184,7 @@ def test_somebody_dies_in_a_call_with_a_deputy() -> None:
         made.pupils.remove(victim)
         before = last.missed
         steps(first, 5)
-        assert last.missed > before, "the deputy went on in the next view"
+        assert last.missed > before, "the backup worker went on in the next view"
         last.come()
         made.end()
     assert assert_equal(first, second, last) > WINDOW
@@ -221,7 +221,7 @@ def test_nobody_stands_in_for_who_has_the_state_in_the_first_call_of_a_view() ->
         eventually(lambda: {pupil.ft.size for pupil in made.pupils} == {3}, "the others know")
         finished = first.ft._plane.finished
         last.gate.set()
-        time.sleep(8 * DEADLINE)  # it comes to its next call, or waits for its deputy, which is in that one
+        time.sleep(8 * DEADLINE)  # it comes to its next call, or waits for its backup worker, which is in that one
         assert {pupil.ft._plane.finished for pupil in made.pupils} == {finished}
         assert not last.outside.is_set()
         for pupil in (first, second):
@@ -246,7 +246,7 @@ def test_two_that_are_late_and_one_of_them_dies() -> None:
 
 
 def test_it_is_told_to_leave_while_it_is_late() -> None:
-    """SIGTERM: its deputy says goodbye, nobody waits for the program, and its next call is its last."""
+    """SIGTERM: its backup worker says goodbye, nobody waits for the program, and its next call is its last."""
     with late() as made:
         first, _, last = made.pupils
         last.stay_away()
@@ -265,7 +265,7 @@ def test_it_closes_while_it_is_late(way: str) -> None:
     with late() as made:
         first, _, last = made.pupils
         last.stay_away()
-        thread = last.ft._lives.life.deputy._thread  # type: ignore[union-attr]
+        thread = last.ft._lives.life.backup_worker._thread  # type: ignore[union-attr]
         getattr(last.ft, way)()
         eventually(lambda: first.ft.size == 2, "the others know")
         steps(first, 5)
@@ -292,7 +292,7 @@ def test_it_is_excluded_while_it_is_late_and_joins_again() -> None:
 
 
 def test_what_it_saves_is_what_it_has(tmp_path: Path) -> None:
-    """The step in the name is that of the state, whatever its deputy has finished since."""
+    """The step in the name is that of the state, whatever its backup worker has finished since."""
     with late() as made:
         writer = next(pupil for pupil in made.pupils if pupil.ft.rank == 0)
         writer.stay_away()
@@ -364,7 +364,7 @@ def test_random_histories(seed: int) -> None:
 
 
 def test_who_is_late_hands_on_nothing() -> None:
-    """Spares get their averages elsewhere: what its deputy keeps for the program nobody else may have, and use again."""
+    """Spares get their averages elsewhere: what its backup worker keeps for the program nobody else may have, and use again."""
 
     def listen() -> None:
         with pytest.raises(LookupError, match="lacks the state itself"):

@@ -55,19 +55,19 @@ class Pair:
         return status
 
     def miss(self, steps: int) -> None:
-        """The second misses so many steps, and its deputy waits in the next call."""
+        """The second misses so many steps, and its backup worker waits in the next call."""
         for _ in range(steps):
             assert self.step(0) is Status.SUCCESS
         awaiting(self.members[1], self.members[0])
         self.weights[1].grad = torch.full((4,), LEFT_BEHIND)
 
     def decline_without(self, missed: int) -> None:
-        """The first declines what the second's deputy is in, which has missed so many calls after that."""
+        """The first declines what the second's backup worker is in, which has missed so many calls after that."""
         assert self.members[0].decline() is Status.FAIL
-        eventually(lambda: self.members[1]._plane.lag.calls == missed, "the deputy has ended it, too")
+        eventually(lambda: self.members[1]._plane.lag.calls == missed, "the backup worker has ended it, too")
 
     def late(self, call: Callable[[], Any]) -> Any:
-        """What the second is told of its call, which its deputy is in by now, while the first makes another step."""
+        """What the second is told of its call, which its backup worker is in by now, while the first makes another step."""
         thread, told = arrive(self.members[1], call)
         self.step(0)
         thread.join(TIMEOUT)
@@ -111,29 +111,29 @@ def test_it_has_dropped_its_gradients() -> None:
         both.go_on()
 
 
-def test_who_adopts_what_its_deputy_was_in_has_it_as_well() -> None:
+def test_who_adopts_what_its_backup_worker_was_in_has_it_as_well() -> None:
     """The others had finished the call, in a view that ended then, before the program came: the engine ends it as theirs."""
     with pair() as both:
         both.miss(0)
-        deputy = both.members[1]._lives.life.deputy
-        assert deputy is not None
+        backup_worker = both.members[1]._lives.life.backup_worker
+        assert backup_worker is not None
 
         def adopted(call: Call) -> Status:
             """As the engine ends a call whose result is another member's."""
             assert isinstance(call, Declined)
-            (entry,) = deputy._backlog._entries
-            with deputy._plane.changed:
-                deputy._plane.lag.shrink(entry.granted)
-            deputy._backlog.clear()
+            (entry,) = backup_worker._backlog._entries
+            with backup_worker._plane.changed:
+                backup_worker._plane.lag.shrink(entry.granted)
+            backup_worker._backlog.clear()
             call.overtaken(entry.results.number)
             call.learn(entry.results.layout)
             call.deliver(entry.results)
             return Status.SUCCESS
 
-        honest = deputy._taken_over
-        deputy._taken_over = adopted  # type: ignore[method-assign, assignment]
+        honest = backup_worker._taken_over
+        backup_worker._taken_over = adopted  # type: ignore[method-assign, assignment]
         assert both.late(both.members[1].decline) is Status.FAIL
-        deputy._taken_over = honest  # type: ignore[method-assign]
+        backup_worker._taken_over = honest  # type: ignore[method-assign]
         assert both.alike()
         both.go_on()
 
@@ -242,11 +242,11 @@ def test_after_a_call_that_somebody_declined_nobody_waits_for_who_is_late() -> N
         assert at_once(steps[0], members[1].decline, steps[2]) == [Status.FAIL] * 3
         assert not any(peer["following"] for peer in last.metrics()["peers"].values())
         tardy(last)
-        assert at_once(*steps[:2]) == [Status.SUCCESS] * 2, "its deputy was in it"
+        assert at_once(*steps[:2]) == [Status.SUCCESS] * 2, "its backup worker was in it"
         assert last._plane.lag.calls == 1
 
 
-def test_who_waits_for_its_deputy_too_long_says_for_whom_that_waits() -> None:
+def test_who_waits_for_its_backup_worker_too_long_says_for_whom_that_waits() -> None:
     with pair() as both:
         first, second = both.members
         both.miss(1)

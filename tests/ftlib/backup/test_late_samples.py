@@ -65,9 +65,9 @@ def test_loops_end_together_although_one_is_late_at_the_end_of_an_epoch(members:
         def nap() -> None:
             """Once, until nobody goes on without it any more."""
             ft = job.workers[f"w{last}"].ft
-            deputy = ft._lives.life.deputy
+            backup_worker = ft._lives.life.backup_worker
             if ft.step == calls - 3 and not ft.metrics()["stood_in"]:
-                eventually(lambda: deputy is not None and deputy._retired, "the epoch is complete")
+                eventually(lambda: backup_worker is not None and backup_worker._retired, "the epoch is complete")
 
         scholars[f"w{last}"].hook = nap
         together(job, scholars, {})

@@ -60,7 +60,7 @@ def test_calls_of_other_threads_wait() -> None:
     with pytest.raises(RebuildTimeout, match=r"was in a call for 0\.05 s"):
         elsewhere(lambda: lock.take("barrier", nothing, nothing))
     assert not elsewhere(lambda: lock.try_open("another", CALL))
-    assert elsewhere(lambda: lock.lend(lambda: 5)) is None, "no deputy stands in from its first bucket on"
+    assert elsewhere(lambda: lock.lend(lambda: 5)) is None, "no backup worker stands in from its first bucket on"
     lock.end_open()
     assert elsewhere(lambda: lock.take("barrier", lambda: 5, nothing)) == 5
 

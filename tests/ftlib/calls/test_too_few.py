@@ -75,7 +75,7 @@ class Program:
             self.failed.set()
 
 
-@pytest.mark.parametrize("settings", [{}, {"straggler_deadline": 0.3}], ids=["", "with deputies"])
+@pytest.mark.parametrize("settings", [{}, {"straggler_deadline": 0.3}], ids=["", "with backup workers"])
 @pytest.mark.parametrize("rest", [0.0, PATIENCE / 2], ids=["level", "skewed"])
 def test_one_gives_up_and_the_other_has_a_new_member_first(rest: float, settings: dict[str, Any]) -> None:
     """One program has gone on to its next call while the other is in the one that failed there. That fails at both."""

@@ -41,10 +41,10 @@ class Course:
     def __init__(self, features: Collection[str], seed: int, folder: Path) -> None:
         self.features = set(features)
         self._rng = rng = random.Random(f"{seed} {sorted(features)}")
-        self.steps = WINDOW + 6 if "deputies" in features else 8
+        self.steps = WINDOW + 6 if "backup-workers" in features else 8
         self._folder = folder
         self.students: dict[str, Student] = {}
-        settings = {"straggler_deadline": DEADLINE} if "deputies" in features else {}
+        settings = {"straggler_deadline": DEADLINE} if "backup-workers" in features else {}
         least = "min_size" in features
         self._founders = founders = FOUNDERS + (least and "spares" in features)  # of whom two die: a spare is there for one
         places = {"max_size": founders} if "spares" in features else {}
@@ -55,7 +55,7 @@ class Course:
         self._killed = "spares" in features or least or rng.random() < 0.5
         self._moment = rng.randrange(2, self.steps)
         self._lateness = 0
-        if "deputies" in features:  # late where the first epoch ends, which a death before that would put off
+        if "backup-workers" in features:  # late where the first epoch ends, which a death before that would put off
             self._moment += self.steps
             self._lateness = rng.randrange(self.steps - 3, self.steps + 1)
         self._misses = rng.randrange(4, 16)

@@ -16,7 +16,7 @@ FEATURES = {
     "wait": 'a worker joins with `recovery = "wait"`',
     "follow": 'a worker joins with `recovery = "live"`',
     "extra": "`extra=` is registered without `apply=`: averages cannot be replayed",
-    "deputies": "`straggler_deadline` is set, and a worker is late",
+    "backup-workers": "`straggler_deadline` is set, and a worker is late",
     "evaluation": "an `allreduce` in each step, and another one after each loop",
     "barrier": "a `barrier` after each loop",
     "veto": "a gradient is not finite",
@@ -52,7 +52,7 @@ sampler spares: a spare's sampler is told of all calls up to the one in which it
 sampler wait: the sampler's state is loaded with the rest of the state
 sampler follow: it draws from its own first call on; what its loader had before are fillers
 sampler extra: both are state; the sampler's is computed from finished calls, not replayed
-sampler deputies: what a late worker had drawn goes back; no loop ends before its own does
+sampler backup-workers: what a late worker had drawn goes back; no loop ends before its own does
 sampler evaluation: all loops end after the same call, so the next one is the same everywhere
 sampler barrier: all loops end after the same call, and a barrier uses up nothing
 sampler veto: a vetoed call has used up its samples, and the ledger says so
@@ -66,7 +66,7 @@ look-ahead spares: who has drawn more than the others can wait for at a loop's e
 look-ahead wait: who has drawn more than the others can wait for at a loop's end comes in in the next one
 look-ahead follow: who has drawn more than the others can wait for at a loop's end comes in in the next one
 look-ahead extra: a loader's own state is none: only the sampler's counts
-look-ahead deputies: the deputy tells what its loader has drawn, and all loops go on for it
+look-ahead backup-workers: the backup worker tells what its loader has drawn, and all loops go on for it
 look-ahead evaluation: all loops hand out as many batches as that of the deepest loader
 look-ahead barrier: all loops hand out as many batches as that of the deepest loader
 look-ahead veto: the vetoed call's batches are used up, those drawn beyond it are not
@@ -79,7 +79,7 @@ execute spares: units cannot be replayed: the others wait while a spare that cou
 execute wait: the others wait while it loads the state, in its first unit
 execute follow: units cannot be replayed: the others wait while it loads the state
 execute extra: it returns to the last commit with the rest of the state
-execute deputies: deputies stay out of units: the others wait for who is late
+execute backup-workers: backup workers stay out of units: the others wait for who is late
 execute evaluation: calls within a unit are done again with it, those between units are calls like any other
 execute barrier: between two units a barrier is a call like any other
 execute veto: a vetoed average grants no step, and the unit is committed all the same
@@ -91,7 +91,7 @@ execute local-SGD: between syncs the local weights are each worker's own, and no
 spares wait: each loads the state by its own setting when a place is free
 spares follow: both are admitted in the order in which they came, as places become free
 spares extra: averages cannot be replayed: the others wait while a spare that counts loads the state
-spares deputies: who waits for a place is in no call, so nobody stands in for it
+spares backup-workers: who waits for a place is in no call, so nobody stands in for it
 spares evaluation: a spare replays averages alone; other calls change no state
 spares barrier: a spare is in no call before it has a place
 spares veto: nobody applies a vetoed average, and a spare does not replay it
@@ -102,7 +102,7 @@ spares decline: nobody applies a declined average, and a spare does not replay i
 spares local-SGD: a spare comes in with the global weights, at a member's place in the round
 wait follow: a setting of each worker's own: one is waited for, one follows
 wait extra: all of the state is loaded: nothing has to be replayed
-wait deputies: whom the joiner may ask for the state does not stay away
+wait backup-workers: whom the joiner may ask for the state does not stay away
 wait evaluation: a joiner learns which call comes next, and comes in with one of its own kind
 wait barrier: a joiner learns which call comes next, and comes in with one of its own kind
 wait veto: a vetoed call changes no state: it may load before or after it
@@ -112,7 +112,7 @@ wait min_size: it is let in though no call ends, and the others decline what the
 wait decline: a declined call changes no state: it may load before or after it, or decline itself
 wait local-SGD: it gets the state on entry to the loop, and begins at a member's place in the round
 follow extra: averages cannot be replayed: the others wait while it loads the state
-follow deputies: whom the joiner may ask for the state does not stay away
+follow backup-workers: whom the joiner may ask for the state does not stay away
 follow evaluation: it takes part in calls of other kinds with nothing of its own
 follow barrier: it takes part in calls of other kinds with nothing of its own
 follow veto: nobody applies a vetoed average, and a follower does not replay it
@@ -121,7 +121,7 @@ follow drain: every part of the state has two donors
 follow min_size: it is let in though no call ends, and the others decline what they gave up with it
 follow decline: nobody applies a declined average, and a follower does not replay it; it may begin with a decline
 follow local-SGD: it gets the state on entry to the loop, beside the others' inner steps
-extra deputies: a late worker could not take over the averages that it missed
+extra backup-workers: a late worker could not take over the averages that it missed
 extra evaluation: it is not changed by calls
 extra barrier: it is not changed by calls
 extra veto: it is not changed by calls
@@ -130,14 +130,14 @@ extra drain: every member has all of it
 extra min_size: it is not changed by calls
 extra decline: it is not changed by calls
 extra local-SGD: it is loaded with the rest, and syncs change nothing of it
-deputies evaluation: a step may have several calls; a late program takes over whole steps
-deputies barrier: a deputy takes part in one call that belongs to no step, and its program makes it, too
-deputies veto: a call that came to nothing is missed like any other, and nothing of it is applied
-deputies checkpoint: a late worker saves the state that it has, or nothing where samples are dealt on
-deputies drain: the deputy says goodbye for a late worker
-deputies min_size: a deputy withdraws where members are too few, and its program waits as the others do
-deputies decline: who is late takes over what it missed, and its own step has no result
-deputies local-SGD: nobody stands in for a worker in a sync: the others wait for it
+backup-workers evaluation: a step may have several calls; a late program takes over whole steps
+backup-workers barrier: a backup worker takes part in one call that belongs to no step, and its program makes it, too
+backup-workers veto: a call that came to nothing is missed like any other, and nothing of it is applied
+backup-workers checkpoint: a late worker saves the state that it has, or nothing where samples are dealt on
+backup-workers drain: the backup worker says goodbye for a late worker
+backup-workers min_size: a backup worker withdraws where members are too few, and its program waits as the others do
+backup-workers decline: who is late takes over what it missed, and its own step has no result
+backup-workers local-SGD: nobody stands in for a worker in a sync: the others wait for it
 evaluation barrier: calls are made in one order, the same everywhere
 evaluation veto: inf and nan pass through an allreduce; only averages are vetoed
 evaluation checkpoint: saving is no call
@@ -169,7 +169,7 @@ decline local-SGD: syncs are counted, and who declines one would not know that i
 """
 
 _REFUSED = {
-    ("extra", "deputies"): ("straggler_deadline", "extra", "apply="),
+    ("extra", "backup-workers"): ("straggler_deadline", "extra", "apply="),
     ("execute", "decline"): ("decline", "execute"),
     ("execute", "local-SGD"): ("inner step", "execute", "sync"),
     ("decline", "local-SGD"): ("decline", "LocalSGD", "sync"),

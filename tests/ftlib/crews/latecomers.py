@@ -1,4 +1,4 @@
-"""Pupils that come late when they are told to, and a class of them whose members have deputies."""
+"""Pupils that come late when they are told to, and a class of them whose members have backup workers."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Latecomer(Pupil):
 
     @property
     def missed(self) -> int:
-        """Calls that its deputy finished and it has not taken over."""
+        """Calls that its backup worker finished and it has not taken over."""
         return self.ft._plane.lag.calls
 
     def stay_away(self) -> None:
@@ -91,7 +91,7 @@ class Latecomer(Pupil):
 
 
 class Late(School):
-    """Latecomers with a deputy each."""
+    """Latecomers with a backup worker each."""
 
     def __init__(self, crew: Company, make: Any = Latecomer, **made: Any) -> None:
         super().__init__(crew, make, **made)
@@ -102,10 +102,10 @@ class Late(School):
         eventually(self._halted, "all compute the same step")
 
     def _halted(self) -> bool:
-        """One attempt to halt. Some gates close a step later than others, whose deputies stand in: then another is needed.
+        """One attempt to halt. If some gates close a step later than others, backup workers stand in: then another is needed.
 
-        So it is when one of them is in a call and waits for the others: in the first call of a view, no deputy stands in for
-        whoever has the state that somebody may have to ask for.
+        So it is when one of them is in a call and waits for the others: in the first call of a view, no backup worker stands in
+        for whoever has the state that somebody may have to ask for.
         """
         for pupil in self.pupils:
             pupil.gate.clear()
@@ -153,27 +153,27 @@ def in_step(count: int, *pupils: Pupil) -> None:
 
 def punctual(ft: FTLib) -> None:
     """However long the test takes, nobody stands in for this one."""
-    deputy = ft._lives.life.deputy
-    assert deputy is not None
-    deputy._ready = lambda: False  # type: ignore[method-assign]
+    backup_worker = ft._lives.life.backup_worker
+    assert backup_worker is not None
+    backup_worker._ready = lambda: False  # type: ignore[method-assign]
 
 
 def tardy(ft: FTLib) -> None:
     """Not ``punctual`` any more."""
-    del ft._lives.life.deputy._ready  # type: ignore[union-attr]
+    del ft._lives.life.backup_worker._ready  # type: ignore[union-attr]
 
 
 def awaiting(late: FTLib, other: FTLib) -> None:
-    """Return once the late one's deputy is in the call that the other has yet to enter, not in the one before."""
+    """Return once the late one's backup worker is in the call that the other has yet to enter, not in the one before."""
     one, two = late._plane, other._plane
-    eventually(lambda: one.finished == two.finished and one.running is not None, "the deputy is in the next call")
+    eventually(lambda: one.finished == two.finished and one.running is not None, "the backup worker is in the next call")
 
 
 def arrive(ft: FTLib, call: Callable[[], Status]) -> tuple[threading.Thread, list[Status]]:
-    """It calls while its deputy is in a call that the others have yet to enter: that will be its own."""
+    """It calls while its backup worker is in a call that the others have yet to enter: that will be its own."""
     told: list[Status] = []
     thread = in_thread(lambda: told.append(call()))
-    eventually(lambda: ft._call_lock.awaited, "it waits for its deputy")
+    eventually(lambda: ft._call_lock.awaited, "it waits for its backup worker")
     return thread, told
 
 

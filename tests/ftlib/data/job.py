@@ -126,7 +126,7 @@ class Job:
                 self.jitter(2 * len(self.people))
 
     def impatient(self) -> bool:
-        """Whether the call is carried out without some who are late, whose deputies say that nothing of them counts.
+        """Whether the call is carried out without some who are late, whose backup workers say that nothing of them counts.
 
         Waited for are those whom a joiner may ask for the state, and who have not made a call yet. Where loops end after
         different calls, who comes early to the next one would begin it apart from the others.
@@ -136,7 +136,7 @@ class Job:
         possible = len(late) < len(everybody) and all(person.joined for person in everybody)
         possible = possible and not any(person.sampler.closing or person.reached < 0 for person in late)
         possible = possible and (self.plot.even or len({person.sampler.epoch for person in everybody}) == 1)
-        return possible and self.luck.random() < self.plot.deputies
+        return possible and self.luck.random() < self.plot.backup_workers
 
     def rejoin(self) -> None:
         """A member that the others left behind comes again, as another, with all that its loader had drawn."""

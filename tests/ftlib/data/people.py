@@ -95,7 +95,7 @@ class Person:
     reached: int = -1
     """The last call that the program itself has come out of, finished; below 0: none."""
     missed: bool | None = None
-    """How the last call ended that its deputy was in while the program was late; None: there was none since it came."""
+    """How the last call ended that its backup worker was in while the program was late; None: there was none since it came."""
     _life: Generator[Hand | None] | None = None
     _loader: Loader | None = None
     _steps: int = 0
@@ -151,7 +151,7 @@ class Person:
         return batch is not None
 
     def _take_over(self) -> None:
-        """Where the program waits in a call, and its deputy has finished some for it: the last of them is that call."""
+        """Where the program waits in a call, and its backup worker has finished some for it: the last of them is that call."""
         if self.waiting is not None and self.missed is not None:
             self.sampler.begin(len(self.waiting.batches))
             self.sampler.unfinished()  # what was computed counts nowhere

@@ -36,7 +36,7 @@ class Plot:
     """After how many calls the whole job dies and is started again; 0: never."""
     vetoes: float
     """Chance that a call finishes without a step."""
-    deputies: float
+    backup_workers: float
     """Chance that a call is carried out without waiting for the last one, of whom nothing counts."""
     danger: float
     """Chance that the view changes, at each moment where it may."""
@@ -93,7 +93,7 @@ class Plot:
         """Such a case, with local training: calls are syncs, and fail more often."""
         luck = random.Random(f"{seed} syncing")
         every, delay = luck.randint(1, 5), luck.choice((0, 0, 1, 2))
-        given = replace(cls.of(seed), local=True, again=False, repeats=False, deputies=0.0, drop_last=False, breaks=())
+        given = replace(cls.of(seed), local=True, again=False, repeats=False, backup_workers=0.0, drop_last=False, breaks=())
         return replace(given, accumulate=every, delay=min(delay, every - 1), fails=luck.choice((0.0, 0.1, 0.4)))
 
     @classmethod
@@ -121,6 +121,6 @@ class Plot:
             shared=luck.random() < 0.5,
             resumes=luck.randint(1, 20) if luck.random() < 0.3 else 0,
             vetoes=luck.choice((0.0, 0.05)),
-            deputies=luck.choice((0.0, 0.0, 0.1, 0.5)) if not breaks and not again else 0.0,
+            backup_workers=luck.choice((0.0, 0.0, 0.1, 0.5)) if not breaks and not again else 0.0,
             danger=luck.choice((0.0, 0.02, 0.1, 0.3)),
         )

@@ -98,11 +98,11 @@ def _late_loops_do_not_count(patch: pytest.MonkeyPatch) -> None:
 
 
 def _late_loops_end_with_the_others(patch: pytest.MonkeyPatch) -> None:
-    """A deputy says what is drawn, and not that the program has a call to make."""
+    """A backup worker says what is drawn, and not that the program has a call to make."""
     patch.setattr(Drawer, "late", lambda self: Share(ahead=self._queue.waiting, late=True))
 
 
-def _deputies_go_on(patch: pytest.MonkeyPatch) -> None:
+def _backup_workers_go_on(patch: pytest.MonkeyPatch) -> None:
     """They act in the last calls of an epoch, too: all go on for ever, or until the program comes."""
     patch.setattr(ElasticSampler, "closing", False)
 
@@ -166,7 +166,7 @@ DEFECTS = [
     (_shortest_loop, 3),
     (_late_loops_do_not_count, 3),
     (_late_loops_end_with_the_others, 64),
-    (_deputies_go_on, 11),
+    (_backup_workers_go_on, 11),
     (_followers_hold_the_loops_open, 0),
     (_loaders_draw_beyond_the_end, 2),
     (_halted_is_forgotten, 323),

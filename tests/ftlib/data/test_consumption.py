@@ -151,7 +151,7 @@ def test_what_a_late_worker_had_drawn_goes_back(depth: int) -> None:
         there = threading.Event()
 
         def dawdle() -> None:
-            if job.workers["c"].ft.step == 30:  # its deputy knows by now what a step is
+            if job.workers["c"].ft.step == 30:  # its backup worker knows by now what a step is
                 there.wait(TIMEOUT)  # until the others have gone on without it
 
         def notice() -> None:

@@ -7,7 +7,7 @@ from unittest.mock import Mock, patch
 
 import pytest
 
-from ftlib.core.backup.backup_call import StandIn
+from ftlib.core.backup.backup_call import BackupCall
 from ftlib.core.calls.call import Results
 from ftlib.core.calls.follow import Followed
 from ftlib.core.calls.salvage import Report, SalvagePlan
@@ -109,10 +109,10 @@ def test_the_place_of_who_is_not_in_the_view_any_more_is_forgotten() -> None:
     assert plane.peers.places == {"b": (7, 8)}
 
 
-def test_a_deputy_hides_that_it_waits_in_a_call_until_an_operation_of_it_has_ended() -> None:
+def test_a_backup_worker_hides_that_it_waits_in_a_call_until_an_operation_of_it_has_ended() -> None:
     """Before that nobody may be in it yet, and its waiting would count against the others."""
     plane, here, told = watched()
-    plane.enter(StandIn(0.0, veto=False, awaited=lambda: False, present=plane.present))
+    plane.enter(BackupCall(0.0, veto=False, awaited=lambda: False, present=plane.present))
     assert plane.begin(here) and told == [(7, 0, False)]
     for _ in range(2):
         plane.entered()

@@ -10,7 +10,7 @@ import torch
 
 from consensus import LeftError, View
 from ftlib import ElasticSampler
-from ftlib.core.backup.backup_call import StandIn
+from ftlib.core.backup.backup_call import BackupCall
 from ftlib.core.calls.call import Call, Kind, Results
 from ftlib.core.calls.follow import Followed
 from ftlib.core.calls.salvage import Report, SalvagePlan, planned
@@ -61,13 +61,13 @@ def test_a_call_in_a_unit_that_weighs_nothing_leaves_the_weight_to_the_next_aver
     assert plane.data.weigh(average(), 0, None) == 3.0
 
 
-def test_a_deputy_gives_the_share_of_a_late_program_and_a_follower_that_of_one_that_comes_in() -> None:
+def test_a_backup_worker_gives_the_share_of_a_late_program_and_a_follower_that_of_one_that_comes_in() -> None:
     """The late one goes on with its loop, before whose end no other one ends."""
     plane, sampler, late = Plane("a"), Mock(), Share(data_epoch=1, deal=7, late=True)
     sampler.late.return_value, sampler.follow.return_value = late, NONE
     assert plane.data.share(Followed(0.0, veto=False)) == NONE, "without a sampler"
     plane.data.register(sampler)
-    assert plane.data.share(StandIn(0.0, veto=False, awaited=lambda: False, present=plane.present)) is late
+    assert plane.data.share(BackupCall(0.0, veto=False, awaited=lambda: False, present=plane.present)) is late
     assert plane.data.share(Followed(0.0, veto=False)) is NONE
 
 
@@ -200,7 +200,7 @@ LEFT, OUT, LOST = LeftError("asked to leave"), Excluded("given up"), QuorumLost(
         pytest.param(OUT, False, False, True, None, id="it goes on in another lifetime"),
         pytest.param(LOST, False, False, True, LOST, id="there is none to go on in"),
         pytest.param(OUT, False, False, False, OUT, id="it does not rejoin"),
-        pytest.param(LEFT, True, True, False, None, id="its deputy has said goodbye"),
+        pytest.param(LEFT, True, True, False, None, id="its backup worker has said goodbye"),
         pytest.param(OUT, True, False, False, OUT, id="late, and given up"),
         pytest.param(LEFT, False, True, False, "it draws no more", id="it has left"),
     ],

@@ -82,7 +82,7 @@ def test_of_a_program_in_any_kind_of_call(kind: str, said: Said) -> None:
     assert bound_in_time(said)
 
 
-def test_of_a_deputy_in_the_name_of_its_program(said: Said) -> None:
+def test_of_a_backup_worker_in_the_name_of_its_program(said: Said) -> None:
     with late() as made:
         first, _, last = made.pupils
         last.stay_away()

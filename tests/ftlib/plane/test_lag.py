@@ -1,4 +1,4 @@
-"""Where a program is among the calls: behind its deputy, and at a border."""
+"""Where a program is among the calls: behind its backup worker, and at a border."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_a_call_that_has_failed_or_was_frozen_is_not_under_way(comes_to: str) ->
 
 
 @pytest.mark.parametrize("behind", [0, 1])
-def test_who_is_behind_its_deputy_says_so(behind: int) -> None:
+def test_who_is_behind_its_backup_worker_says_so(behind: int) -> None:
     """By however little: it is the last to be asked for the state, which it does not have yet."""
     plane = Plane("a")
     assert plane.activate(session(3, SalvagePlan(7, 7, current_state_id="a", holders=("a",)), "a"))
@@ -80,7 +80,7 @@ def test_who_is_behind_its_deputy_says_so(behind: int) -> None:
     assert Report.decode(answer[0]).late is bool(behind)
 
 
-def test_a_program_that_is_behind_its_deputy_is_at_no_border() -> None:
+def test_a_program_that_is_behind_its_backup_worker_is_at_no_border() -> None:
     """It is not where the calls are: whoever got the state there would lack what it has yet to take over."""
     plane = Plane("a")
     assert plane.activate(session(3, SalvagePlan(7, 7, current_state_id="a", holders=("a",)), "a"))
@@ -566,7 +566,7 @@ def test_a_healed_member_goes_on_with_a_joiner_where_the_others_die() -> None:
             call = Call(Kind.AVERAGE, LAYOUT, [torch.ones(3)], weight=1.0, divide=True)
             plane.enter(call)
             assert plane.adopt(before, call, Results(8, LAYOUT, (), 2.0))
-            plane.lag.grow(1)  # its program had yet to take over a call of its deputy's
+            plane.lag.grow(1)  # its program had yet to take over a call of its backup worker's
             plane.freeze(Order(4, None))
         healed = session(4, SalvagePlan(20, 20, blank=("b", "c"), healed=("b",), current_state_id="a", holders=("a",)), name)
         assert plane.activate(healed)

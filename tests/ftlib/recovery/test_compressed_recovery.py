@@ -80,7 +80,7 @@ def test_a_spare_is_level(compression: Any, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @NAMED
-def test_a_deputy_stands_in(compression: Any) -> None:
+def test_a_backup_worker_stands_in(compression: Any) -> None:
     with late(make=functools.partial(thrifty(Latecomer, compression))) as made:
         first, _, last = made.pupils
         last.stay_away()

@@ -15,7 +15,7 @@ import torch
 
 from consensus import RefusalError
 from ftlib.common.refusals import Refusal
-from ftlib.core.backup.backup_call import StandIn
+from ftlib.core.backup.backup_call import BackupCall
 from ftlib.core.calls.call import Call, Kind, Results
 from ftlib.core.plane.orders import Order
 from ftlib.core.plane.plane import Plane
@@ -362,8 +362,8 @@ class TestWatching:
 
     @pytest.mark.parametrize("late", [False, True])
     def test_leaves_alone_the_step_of_another_thread(self, outside: Holder, late: bool) -> None:
-        """A late program steps while its deputy ends calls; a joiner's averages are applied while it follows more of them."""
-        call: Call = StandIn(0.0, veto=False, awaited=bool, present=bool) if late else Call(Kind.BARRIER, BARRIER, ())
+        """A late program steps while its backup worker ends calls; a joiner's averages are applied while it follows more."""
+        call: Call = BackupCall(0.0, veto=False, awaited=bool, present=bool) if late else Call(Kind.BARRIER, BARRIER, ())
         if not late:
             outside.plane.state_id = ""
         ended: list[object] = []

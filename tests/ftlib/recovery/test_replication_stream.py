@@ -13,7 +13,7 @@ from torch import nn
 from consensus import Member, RefusalError
 from ftlib import ConfigError
 from ftlib.common.threads import Threads
-from ftlib.core.backup.backup_call import StandIn
+from ftlib.core.backup.backup_call import BackupCall
 from ftlib.core.calls.call import Call, Kind, Results
 from ftlib.core.plane.plane import Plane
 from ftlib.core.tensors.layout import Layout, lay_out
@@ -249,11 +249,11 @@ def test_each_spare_gets_its_own_answer() -> None:
 
 @pytest.mark.parametrize("late", [False, True])
 def test_spares_do_not_listen_to_one_that_is_behind(late: bool) -> None:
-    """As a late program is, while its deputy takes part in the others' calls."""
+    """As a late program is, while its backup worker takes part in the others' calls."""
     plane, given = holding(), layout(3)
     sender = ReplicationSender(plane, lambda: None, Mock())
     subscriber = sender._stream.subscribe(given.signature)
-    call: Call = StandIn(0.0, veto=False, awaited=bool, present=bool)
+    call: Call = BackupCall(0.0, veto=False, awaited=bool, present=bool)
     if not late:
         call, plane.state_id = Call(Kind.AVERAGE, given, [torch.ones(3)]), ""
     assert sender.hand_on(call, Results(2, given, [Slot(bucket, 0) for bucket in given.buckets], 1.0)) is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ftlib.core.backup.backup_call import StandIn
+from ftlib.core.backup.backup_call import BackupCall
 from ftlib.core.calls.call import Call, Kind
 from ftlib.core.execute.unit import Unit
 from ftlib.core.plane.plane import Plane
@@ -45,8 +45,8 @@ def test_within_a_call_of_the_programs(holder: Transfer) -> None:
     assert asked(holder).tolist() == [1.0, 1.0, 1.0]
 
 
-def test_a_deputy_is_in_the_call_and_the_program_is_not(holder: Transfer) -> None:
-    holder._plane.enter(StandIn(0.0, veto=False, awaited=bool, present=lambda: None))
+def test_a_backup_worker_is_in_the_call_and_the_program_is_not(holder: Transfer) -> None:
+    holder._plane.enter(BackupCall(0.0, veto=False, awaited=bool, present=lambda: None))
     with pytest.raises(LookupError, match="ask again"):
         asked(holder)
 

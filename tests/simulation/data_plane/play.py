@@ -75,7 +75,7 @@ def opening(seed: int) -> Trainers:
 
 
 def mixing(seed: int, **more: Any) -> Trainers:
-    """Programs that make other calls, too: some with deputies, some with joiners that follow. ``more``: further ``Habits``."""
+    """Programs that make other calls, too; some have backup workers, some joiners that follow. ``more``: further ``Habits``."""
     rng, found = Random(f"{seed} programs"), settings(seed)
     program = rng.choice(PROGRAMS)
     late, compressed = rng.random() < 0.4, rng.random() < 0.3  # what is owed is so for a layout, order included
@@ -88,7 +88,7 @@ def mixing(seed: int, **more: Any) -> Trainers:
         dawdles=0.05,
         compressed=compressed,
     )
-    if late:  # a deputy knows the program's pattern after many calls that repeat it
+    if late:  # a backup worker knows the program's pattern after many calls that repeat it
         found |= {"compute": rng.choice([0.002, 0.01]), "long_steps": 0.03, "pace": Pace(transit=0.003, slow=0.02)}
     return Trainers(seed, **found, habits=replace(habits, **more))
 
@@ -112,7 +112,7 @@ def declining(seed: int, **more: Any) -> Trainers:
 
 
 def declining_late(seed: int, **more: Any) -> Trainers:
-    """Programs with deputies whose members decline calls, of any kind, in time or late. ``more``: further ``Habits``."""
+    """Programs with backup workers whose members decline calls, of any kind, in time or late. ``more``: further ``Habits``."""
     rng, found = Random(f"{seed} declining late programs"), settings(seed)
     habits = Habits(
         program=rng.choice(PROGRAMS),
@@ -126,7 +126,7 @@ def declining_late(seed: int, **more: Any) -> Trainers:
         tarries=0.7,
         dawdles=0.05,
     )
-    # A deputy knows the program's pattern after many calls that repeat it.
+    # A backup worker knows the program's pattern after many calls that repeat it.
     found |= {"compute": rng.choice([0.002, 0.01]), "long_steps": 0.03, "pace": Pace(transit=0.003, slow=0.02)}
     return Trainers(seed, **found, habits=replace(habits, **more))
 
@@ -141,7 +141,7 @@ def declining_sharded(seed: int) -> Trainers:
 def mixing_sharded(seed: int) -> Trainers:
     """Processes of replicas of several whose programs make other calls, too; in every other job members decline some.
 
-    Nobody has a deputy, which the settings refuse.
+    Nobody has a backup worker, which the settings refuse.
     """
     make = mixing if seed % 2 else declining
     return make(seed, deadline=None)

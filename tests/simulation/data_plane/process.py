@@ -8,7 +8,7 @@ from random import Random
 from consensus import View
 from consensus.border import Installed, Order
 from consensus.simulation import Host
-from ftlib.core.backup.backup_worker import Deputy, Terms
+from ftlib.core.backup.backup_worker import BackupWorker, Terms
 from ftlib.core.calls.call import Call, Results
 from ftlib.core.calls.observer import Observers
 from ftlib.core.calls.session import Session
@@ -46,7 +46,7 @@ from .programs.trainer import Trainer
 BUILD_TIMEOUT = 5.0
 """Seconds that building a group may take."""
 STALL = 5.0
-"""Seconds for which a deputy acts at most."""
+"""Seconds for which a backup worker acts at most."""
 PENDING = 1 << 20
 """Bytes of results that it keeps at most."""
 
@@ -101,12 +101,14 @@ class Process:
             mates=self.mates,
         )
         self._framework.on_fatal(lambda reason: self.engine.fail(Excluded(reason)))
-        self.deputy: Deputy | None = None
+        self.backup_worker: BackupWorker | None = None
         if habits.deadline is not None:
             assert self.mates is None, "the settings refuse straggler_deadline with replicas of several processes"
             terms = Terms(habits.deadline, STALL, 1, PENDING, veto=True)
-            self.deputy = Deputy(self.plane, self.engine, self.call_lock, self.transfer.what, terms, lambda _view: None)
-        acts = self.engine if self.deputy is None else self.deputy
+            self.backup_worker = BackupWorker(
+                self.plane, self.engine, self.call_lock, self.transfer.what, terms, lambda _view: None
+            )
+        acts = self.engine if self.backup_worker is None else self.backup_worker
         self.run, self.open, self.abandon = acts.run, acts.open, acts.abandon
         make = Trainer if jobs.habits is None else MixedTrainer if habits.program else OpenTrainer
         self.trainer: Trainer = make(self, rng)
@@ -115,8 +117,8 @@ class Process:
         if jobs.accelerators is not None:
             self.threads.thread(self._obey, "agent").start()
         self._rebuilder.start()
-        if self.deputy is not None:
-            self.deputy.start()
+        if self.backup_worker is not None:
+            self.backup_worker.start()
         self.threads.thread(self.trainer.run, "training").start()
 
     def __repr__(self) -> str:
@@ -252,7 +254,7 @@ class _Plane(Plane):
         self._process = process
 
     def enter(self, call: Call) -> None:
-        if call.stand_in:
+        if call.by_backup:
             self._process.jobs.promises.stands_in(self._process)
         super().enter(call)
 

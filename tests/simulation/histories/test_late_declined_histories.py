@@ -1,4 +1,4 @@
-"""Members with deputies that decline calls, in time or late: whoever does has what the others have averaged, or is out.
+"""Members with backup workers that decline calls, in time or late: whoever does has what the others have averaged, or is out.
 
 Rules of that, broken on purpose, are in here as well.
 """

@@ -1,4 +1,4 @@
-"""Rules of mixed calls, followers, deputies and compression, broken on purpose; the promises must notice."""
+"""Rules of mixed calls, followers, backup workers and compression, broken on purpose; the promises must notice."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ftlib.core.backup.backup_worker import Deputy
+from ftlib.core.backup.backup_worker import BackupWorker
 from ftlib.core.calls.follow import Followed, FollowedAttempt
 from ftlib.core.calls.open_call import OpenCall
 from ftlib.core.calls.session import Session
@@ -18,7 +18,7 @@ from tests.simulation.training import compressed, first_violation, mixed
 
 
 def forgets_what_it_followed(patch: Patch) -> None:
-    """A follower or a deputy does not note the calls of the others: it expects something else than they do."""
+    """A follower or a backup worker does not note the calls of the others: it expects something else than they do."""
 
     @around(patch, FollowedAttempt, "run")
     def run(honest: Any, self: FollowedAttempt, *arguments: Any) -> Any:
@@ -54,10 +54,10 @@ def remembers_more_than_the_others(patch: Patch) -> None:
 
 
 def enters_though_it_missed_calls(patch: Patch) -> None:
-    """A late program enters its call before it has taken over what its deputy got."""
+    """A late program enters its call before it has taken over what its backup worker got."""
 
-    @around(patch, Deputy, "open")
-    def enter(_honest: Any, self: Deputy, call: OpenCall) -> bool:
+    @around(patch, BackupWorker, "open")
+    def enter(_honest: Any, self: BackupWorker, call: OpenCall) -> bool:
         lag, self._plane.lag = self._plane.lag, type(self._plane.lag)()
         opened = self._engine.open(call)
         self._plane.lag = lag
@@ -65,7 +65,7 @@ def enters_though_it_missed_calls(patch: Patch) -> None:
 
 
 def stands_in_for_who_has_begun(patch: Patch) -> None:
-    """A deputy acts while its program is in an open call."""
+    """A backup worker acts while its program is in an open call."""
 
     @around(patch, CallLock, "try_open")
     def try_open(honest: Any, self: CallLock, name: str, call: object) -> bool:
@@ -79,8 +79,8 @@ def stands_in_for_who_has_begun(patch: Patch) -> None:
         self._serial.acquire(timeout=1.0)
         honest(self)
 
-    @around(patch, Deputy, "open")
-    def enter(_honest: Any, self: Deputy, call: OpenCall) -> bool:
+    @around(patch, BackupWorker, "open")
+    def enter(_honest: Any, self: BackupWorker, call: OpenCall) -> bool:
         return not self._backlog and self._engine.open(call)
 
 
@@ -95,7 +95,7 @@ def a_follower_counts(patch: Patch) -> None:
 
 def keeps_its_own_gradients(patch: Patch) -> None:
     """What a late program computed counts in the call that the others made without it."""
-    patch.setattr(Deputy, "_taken_over", lambda self, call: self._backlog.clear())
+    patch.setattr(BackupWorker, "_taken_over", lambda self, call: self._backlog.clear())
 
 
 def owes_for_calls_that_failed(patch: Patch) -> None:

@@ -257,10 +257,10 @@ class Promises(Observer):
             place.dues[call.number, session.view.view_id] = _Due(share, dict(place.owed))
 
     def stands_in(self, process: Body) -> None:
-        """A deputy enters the others' call: its program has begun none."""
+        """A backup worker enters the others' call: its program has begun none."""
         lock = process.call_lock
         program = process.plane.current is None and process.trainer.open is None
-        assert program and lock.carrying, self._say(process, "has a deputy in a call that its program has begun")
+        assert program and lock.carrying, self._say(process, "has a backup worker in a call that its program has begun")
 
     def caught_up(self, process: Body, number: int) -> None:
         """A follower has got the state on entry to a call, which is its program's call from now on."""
@@ -346,7 +346,7 @@ class Promises(Observer):
         self.counts["accelerated"] += results.accelerated
         declined = results.outcome is CallOutcome.DECLINED_HERE
         self.counts["declined"] += declined
-        # Before it could decline it, its deputy was in the call, which others have finished.
+        # Before it could decline it, its backup worker was in the call, which others have finished.
         had_come = place.foreign and session.plan.call == call.number
         assert declined or not call.declines or had_come, self._say(process, f"declined call {call.number}, which has a result")
         self.counts["made up for"] += call.declines and not declined
@@ -372,10 +372,10 @@ class Promises(Observer):
         place.made = results.view_id
         self._fits(process, outcome)
         if call.foreign:
-            self.counts["stood in" if call.stand_in else "followed"] += 1
+            self.counts["stood in" if call.by_backup else "followed"] += 1
         else:
             place.counted = place.token
-            if place.foreign:  # its deputy was in the call, and the program adopts the result
+            if place.foreign:  # its backup worker was in the call, and the program adopts the result
                 place.offers.pop(place.token)
         share = results.shares.get(process.part.replica)
         place.samples = 0 if share is None else share.samples

@@ -35,7 +35,7 @@ class Habits:
     extras: int = 0
     """Each call whose number is a multiple of that is a barrier instead; 0: none."""
     deadline: float | None = None
-    """Seconds after which a member's deputy acts; None: it has none."""
+    """Seconds after which a member's backup worker acts; None: it has none."""
     compressed: bool = False
     """Averages go by ``Halving``."""
     follows: bool = False

@@ -62,15 +62,15 @@ class Colleague(Body, Protocol):
 
     @property
     def run(self) -> Callable[[Call], Status]:
-        """See ``Engine``, or the deputy around it."""
+        """See ``Engine``, or the backup worker around it."""
 
     @property
     def open(self) -> Callable[[OpenCall], bool]:
-        """See ``Engine``, or the deputy around it."""
+        """See ``Engine``, or the backup worker around it."""
 
     @property
     def abandon(self) -> Callable[[], None]:
-        """See ``Engine``, or the deputy around it."""
+        """See ``Engine``, or the backup worker around it."""
 
     def asked(self, query: Mapping[str, str]) -> Iterator[bytes]:
         """See ``Inquiry.source``."""

@@ -1,7 +1,8 @@
 """A simulated program that makes other calls between its averages, and averages of two models; members may be late or follow.
 
 Which call comes next is registered state, as it is in a real program that derives it from ``ft.step``: who gets the others'
-state goes on at the others' place. Averages are counted by the program itself, since a late member applies what its deputy got.
+state goes on at the others' place. Averages are counted by the program itself, since a late member applies what its backup
+worker got.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class MixedTrainer(OpenTrainer):
         self._clock.copy_(state["clock"])
 
     def replay(self) -> None:
-        """Apply an average of the model that the deputy got; what else belongs to its step was made without this member."""
+        """Apply an average of the model that the backup worker got; the rest of its step was made without this member."""
         while self._letter != MAIN:
             self._place += 1
         self._place += 1

@@ -157,7 +157,7 @@ class Trainer:
                 return
 
     def replay(self) -> None:
-        """Apply an average that a deputy or a joiner got (``apply=`` of ``register_state``)."""
+        """Apply an average that a backup worker or a joiner got (``apply=`` of ``register_state``)."""
         raise NotImplementedError
 
     def clock(self, call: Call | None) -> int:
