@@ -7,8 +7,8 @@ Learners (``tests/processes/programs/learner``) with Adam; their forward and bac
 takes no processor from the others. In each round, in turns: all alike (*usual*), one slow without a deadline, one slow with
 one of 1.2 usual steps. The others' step time is that of all their steps together, those that wait for the deadline and for
 what the slow one takes over included: seconds from the first to the last of them, by their number. It begins when the slow
-one's rhythm is known. Bar: with a deadline at most 1.3 times the usual one, median of the rounds. Parameters are hashed after
-every step.
+one's call pattern is known. Bar: with a deadline at most 1.3 times the usual one, median of the rounds. Parameters are hashed
+after every step.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def turn(elements: int, rest: float, slow: float, steps: int, settings: dict[str
             settings=settings,
         ) as cluster:
             workers = cluster.found(SIZE, first={"given": {"rest": slow}})
-            cluster.until("the rhythm is known", lambda: all(len(worker.calls) > WINDOW + 2 for worker in workers), 3 * LIMIT)
+            cluster.until("the pattern is known", lambda: all(len(worker.calls) > WINDOW + 2 for worker in workers), 3 * LIMIT)
             before = len(workers[1].calls)
             cluster.until(f"{steps} steps", lambda: len(workers[1].calls) > before + steps, LIMIT + 3 * steps * max(rest, slow))
             for fault in cluster.faults():

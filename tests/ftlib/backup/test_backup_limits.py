@@ -26,7 +26,7 @@ from tests.harness.company import at_once, company, in_thread
 
 
 def missing(first: Pupil, last: Pupil) -> None:
-    """Both make the steps that a rhythm is seen in; then the first makes three more, and the last one misses them."""
+    """Both make the steps that a call pattern is seen in; then the first makes three more, and the last one misses them."""
     punctual(first.ft)
     for _ in range(WINDOW):
         at_once(first.step, last.step)
@@ -46,8 +46,8 @@ def test_it_keeps_no_more_than_it_may(caplog: pytest.LogCaptureFixture) -> None:
         first, _, last = made.pupils
         last.gate.clear()
         eventually(lambda: "deputy_retires" in events(caplog), "it stops")
-        missed, nbytes = last.missed, sum(p.numel() * 4 for p in last.model.parameters())
-        assert nbytes * missed <= 0.1 * 2**20 < nbytes * (missed + 1)
+        backlog, nbytes = last.backlog, sum(p.numel() * 4 for p in last.model.parameters())
+        assert nbytes * backlog <= 0.1 * 2**20 < nbytes * (backlog + 1)
         one, two = first.ft._plane, last.ft._plane
         eventually(lambda: one.current is not None and one.finished == two.finished, "the others wait")
         assert "recovery_pending_mb" in str(caplog.messages)

@@ -1,4 +1,4 @@
-"""What a backup worker goes by, piece by piece: the program's rhythm, the lent turn, what others are told of its calls."""
+"""What a backup worker goes by, piece by piece: the program's call pattern, the lent turn, what others learn of its calls."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CALLS = {
 NAMES = {layout.signature: name for name, layout in CALLS.items()}
 
 
-def rhythm(calls: str) -> str:
+def pattern(calls: str) -> str:
     """What is found to come next, after these calls."""
     found = CallPattern()
     for call in calls:
@@ -58,8 +58,8 @@ def rhythm(calls: str) -> str:
         (("A" * LONGEST + "B") * 5, ""),
     ],
 )
-def test_rhythms(calls: str, step: str) -> None:
-    assert rhythm(calls) == step
+def test_patterns(calls: str, step: str) -> None:
+    assert pattern(calls) == step
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def test_all_are_late_and_nobody_begins_a_call_that_nobody_has_entered() -> None
         epochs = {pupil.ft.epoch for pupil in made.pupils}
         time.sleep(4 * DEADLINE)  # nothing happens, and nothing tells of that
         assert {pupil.ft._plane.finished for pupil in made.pupils} == finished
-        assert not any(pupil.missed for pupil in made.pupils)
+        assert not any(pupil.backlog for pupil in made.pupils)
         assert {pupil.ft.epoch for pupil in made.pupils} == epochs, "and nothing fails"
         made.pupils[1].gate.set()
         steps(made.pupils[1], 5)
@@ -132,7 +132,7 @@ def test_all_who_are_left_are_late_and_have_the_state_all_the_same() -> None:
         first.crash()
         made.pupils.remove(first)
         eventually(lambda: second.ft.size == third.ft.size == 2, "the others know")
-        assert second.missed and third.missed
+        assert second.backlog and third.backlog
         joiner = made.enrol(99)
         eventually(lambda: second.ft.size == 3, "it is admitted")
         assert not joiner.hashes
@@ -152,7 +152,7 @@ def test_a_joiner_gets_the_state_from_those_who_are_not_late() -> None:
         last.stay_away()
         joiner = made.enrol(99)
         in_step(4, first, second, joiner)
-        assert last.missed > 5, "it was late all the time"
+        assert last.backlog > 5, "it was late all the time"
         last.come()
         made.end()
     assert assert_equal(first, second, joiner) >= 4
@@ -169,7 +169,7 @@ def test_a_holder_that_a_joiner_may_ask_is_waited_for(monkeypatch: pytest.Monkey
         assert second.outside.wait(TIMEOUT)
         assert not joiner.ft.metrics()["recoveries"]
         time.sleep(4 * DEADLINE)  # it is late, and nothing happens
-        assert not second.missed
+        assert not second.backlog
         second.gate.set()
         in_step(4, first, second, joiner)
         made.end()
@@ -182,9 +182,9 @@ def test_somebody_dies_in_a_call_with_a_backup_worker() -> None:
         last.stay_away()
         victim.crash()
         made.pupils.remove(victim)
-        before = last.missed
+        before = last.backlog
         steps(first, 5)
-        assert last.missed > before, "the backup worker went on in the next view"
+        assert last.backlog > before, "the backup worker went on in the next view"
         last.come()
         made.end()
     assert assert_equal(first, second, last) > WINDOW
@@ -286,7 +286,7 @@ def test_it_is_excluded_while_it_is_late_and_joins_again() -> None:
         last.gate.set()
         eventually(lambda: last.ft._plane.counters.rejoins == 1 and first.ft.size == 3, "it is back")
         steps(last, 5)
-        assert not last.missed
+        assert not last.backlog
         made.end()
     assert assert_equal(first, second, last) > WINDOW
 

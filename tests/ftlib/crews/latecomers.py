@@ -73,20 +73,20 @@ class Latecomer(Pupil):
             pass  # it was told to leave
 
     @property
-    def missed(self) -> int:
+    def backlog(self) -> int:
         """Calls that its backup worker finished and it has not taken over."""
         return self.ft._plane.lag.calls
 
     def stay_away(self) -> None:
         """Return once it is late, and others went on without it."""
         self.gate.clear()
-        eventually(lambda: self.outside.is_set() and self.missed > 3, "the others go on without it")
+        eventually(lambda: self.outside.is_set() and self.backlog > 3, "the others go on without it")
 
     def come(self) -> None:
         """Return once it is level with the others, and a few steps further."""
         before = len(self.hashes)
         self.gate.set()
-        eventually(lambda: (not self.missed and len(self.hashes) > before + 3) or self.error, "it is back")
+        eventually(lambda: (not self.backlog and len(self.hashes) > before + 3) or self.error, "it is back")
         assert self.error is None
 
 

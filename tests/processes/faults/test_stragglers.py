@@ -35,7 +35,7 @@ def test_a_slow_worker_is_not_waited_for(nursery: Nursery, tmp_path: Path) -> No
         settings={"straggler_deadline": DEADLINE},
     ) as cluster:
         slow, first, second, third = cluster.found(4, first={"given": {"rest": SLOW}})
-        cluster.until("the rhythm is known", lambda: len(slow.calls) > WINDOW, 60.0)
+        cluster.until("the call pattern is known", lambda: len(slow.calls) > WINDOW, 60.0)
         cluster.until("it is late", lambda: len(late(slow)) > 3)
         third.kill()
         cluster.until("the others go on", lambda: first.last.get("size") == second.last.get("size") == 2 + 1)
