@@ -17,8 +17,8 @@ from ..errors import ConfigError, FTLibError
 from ..launch.processes.credentials import first_accepted, rings_to_ask_with
 
 _MAX_ANSWER = 16 << 20
-_FOLLOWER_TIMEOUT = 1.0
-"""Seconds to wait for the answer of a follower, whose status is only added to that of the requested member."""
+_LEARNER_TIMEOUT = 1.0
+"""Seconds to wait for the answer of a learner, whose status is only added to that of the requested member."""
 
 
 Rings = Iterable[KeyRing | None]
@@ -69,10 +69,10 @@ def fetch_status(address: str, timeout: float = 5.0, rings: Rings | None = None)
     return value
 
 
-def with_followers(
+def with_learners(
     status: Mapping[str, Any], timeout: float = 5.0, fetch: Callable[[str, float], dict[str, Any]] = fetch_status
 ) -> dict[str, Any]:
-    """Add to ``status``, as ``followers``, by id, the status of each member that gets the state beside the others' training.
+    """Add to ``status``, as ``followers``, by id, the status of each learner, which gets the state while the others train.
 
     Members that do not answer are left out, and so is the requested member itself.
     """
@@ -83,7 +83,7 @@ def with_followers(
 
     def ask(member: Mapping[str, Any]) -> dict[str, Any]:
         try:
-            answer = fetch(str(member["address"]), min(timeout, _FOLLOWER_TIMEOUT))
+            answer = fetch(str(member["address"]), min(timeout, _LEARNER_TIMEOUT))
         except FTLibError:
             return {}
         return (answer.get("ftlib") or {}) if answer.get("member") == member["id"] else {}

@@ -88,7 +88,7 @@ class Catchup:
         self._chunk: ChunkRequest | None = None
         """The chunk of the prefetched offer; None for the whole state."""
         self._ahead = 0
-        """How many calls ahead requests name: a follower computes nothing, so it enters a call before the others."""
+        """How many calls ahead requests name: a learner computes nothing, so it enters a call before the others."""
         self._attempted = 0
         """The call that was named in the first call of a view, if a request was: it may come too late for some."""
         self._last_session: Session | None = None

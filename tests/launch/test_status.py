@@ -17,7 +17,7 @@ from rich.console import Console
 
 from ftlib.cli.main import main
 from ftlib.cli.overview import show, watch_status
-from ftlib.cli.status import fetch_status, with_followers
+from ftlib.cli.status import fetch_status, with_learners
 from ftlib.errors import FTLibError
 from tests.harness.basics import TIMEOUT
 from tests.harness.drip import dripping
@@ -205,7 +205,7 @@ def test_how_far_another_is_with_it() -> None:
         asked.append((address, timeout))
         return {"member": SECOND, "ftlib": {"phase": "active", "recovery": GETTING}}
 
-    lines = shown(with_followers(status, 5.0, fetch))
+    lines = shown(with_learners(status, 5.0, fetch))
     assert lines[5].endswith(f"98 calls, in call 100, gets the state: {GOT}")
     assert asked == [("10.0.0.1:7001", 1.0)]
 
@@ -216,8 +216,8 @@ def test_how_far_another_is_with_it() -> None:
         return {"member": FIRST, "ftlib": {"phase": "active", "recovery": GETTING}}
 
     for silent in (mute, another):
-        assert shown(with_followers(status, 5.0, silent))[5].endswith("98 calls, in call 100, gets the state")
-    assert with_followers(STATUS, 5.0, mute) == STATUS, "nobody follows: nobody else is asked"
+        assert shown(with_learners(status, 5.0, silent))[5].endswith("98 calls, in call 100, gets the state")
+    assert with_learners(STATUS, 5.0, mute) == STATUS, "nobody follows: nobody else is asked"
 
 
 def test_a_narrow_terminal_folds_and_cuts_nothing() -> None:

@@ -35,18 +35,18 @@ def status(*, address: str | None, as_json: bool, watch: bool, timeout: float) -
     """
     from ..overview import show, watch_status  # noqa: PLC0415 - brings the whole runtime, which only this needs
     from ..runs import address_of  # noqa: PLC0415
-    from ..status import fetch_status, with_followers  # noqa: PLC0415
+    from ..status import fetch_status, with_learners  # noqa: PLC0415
 
     address = address_of(address)
     if watch:
         if as_json:
             raise click.UsageError("--watch is for people, --json for programs: give one of them.")
-        return watch_status(lambda: with_followers(fetch_status(address, timeout), timeout))
+        return watch_status(lambda: with_learners(fetch_status(address, timeout), timeout))
     answer = fetch_status(address, timeout)
     if as_json:
         click.echo(json.dumps(answer, indent=2))
     else:
-        show(with_followers(answer, timeout))
+        show(with_learners(answer, timeout))
     return 0
 
 

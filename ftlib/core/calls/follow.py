@@ -1,7 +1,9 @@
-"""A follower's part in a call of the others: it contributes nothing of its own, and does not know the call beforehand.
+"""How a member follows a call of the others: it contributes nothing of its own, and does not know the call beforehand.
+
+A learner does so (see ``learner``), a backup worker, and a member that declines its own call (``Declined``).
 
 Every call begins with an operation whose size all members know: the head of the expected call, or a prelude just as large. So a
-follower reads in the first trailer what the others are about to do, and asks one of them for the layout if it is new.
+member that follows reads in the first trailer what the others are about to do. A layout that is new it gets from one of them.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ class NobodyThere(Exception):
 
 
 class Followed(Call):
-    """A call of the others, with what a follower knows of it."""
+    """A call of the others, with what a member that follows knows of it."""
 
     foreign = True
 
@@ -73,7 +75,7 @@ class Followed(Call):
 class Declined(Followed):
     """The program's call in which it has nothing to give, and wants the others' call, whatever that is, to have no result.
 
-    It takes part as a follower does, so it need not know what the others are about to do. Its record says that it declines, so
+    It takes part as a learner does, so it need not know what the others are about to do. Its record says that it declines, so
     the call fails at all who finish it. Where all decline there is nothing else to do: with their records the call has ended.
     Its batches are used up without a step, as those of any call without a result.
     """
@@ -204,7 +206,7 @@ class FollowedAttempt(Attempt):
         return next(iter(checks))
 
     def _check(self, trailer: Trailer) -> None:
-        """A follower blames nobody; see ``_said``."""
+        """A member that follows blames nobody; see ``_said``."""
         self._said(trailer)
 
 

@@ -1,5 +1,6 @@
-"""A joiner follows the others' calls instead of waiting, until it has their state and its own call is the next one.
+"""A learner: a joiner that follows the others' calls until it has their state and its own call is the next one.
 
+The word is Raft's, for a member that still receives the state, and does not count. The others train on.
 Meanwhile its program is inside its first call. ``Recovery`` gets the state; the engine takes part in the calls.
 """
 
@@ -22,7 +23,7 @@ class NoFollowing(Exception):
 
 
 def kept(layout: Layout, held: int) -> int:
-    """Number of averages of that layout for which a follower has buffers from the start, if it may hold ``held`` bytes.
+    """Number of averages of that layout for which a learner has buffers from the start, if it may hold ``held`` bytes.
 
     At least 1, as one average always fits; 0 if ``held`` is 0.
     """

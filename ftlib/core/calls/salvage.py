@@ -246,7 +246,7 @@ def _substitutes(known: Mapping[str, Report]) -> dict[str, Report]:
 def _current_state_id(acted: Mapping[str, Report]) -> tuple[str, tuple[str, ...]]:
     """The id of the valid state, and its holders. If no member has loaded a state, a founder's own initial state is valid.
 
-    A follower has no such id, and is no founder. If only some founders have loaded a checkpoint so far, those are further.
+    A learner has no such id, and is no founder. If only some founders have loaded a checkpoint so far, those are further.
     """
     furthest = sorted(acted.values(), key=lambda report: -report.step)  # a stable sort: by seniority where steps are equal
     state_id = next((report.state_id for report in furthest if report.state_id), "")

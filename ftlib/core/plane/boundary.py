@@ -18,7 +18,7 @@ from .plane import Plane
 def halted(plane: Plane, consensus: Consensus, call: Call, session: Session, trailer: Trailer) -> None:
     """Notify the consensus that the plane froze after ``call``, as ``trailer`` asked. The caller holds the plane's lock.
 
-    The report is sent second: no view is installed before it, so the boundary cannot be mistaken for a later one. A follower
+    The report is sent second: no view is installed before it, so the boundary cannot be mistaken for a later one. A learner
     sends no report until it is asked: it may have the state in a moment, and the report has to say so.
     """
     consensus.boundary(call.number, session.members_of(trailer.leaving))

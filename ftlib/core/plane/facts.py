@@ -30,7 +30,7 @@ def facts(plane: Plane, framework: Framework, more: Mapping[str, Callable[[], An
         in_call = None if call is None else {"number": call.number, "seconds": now - call.began, "text": call.layout.text}
         slots = () if plane.trailer is None else plane.trailer.slots
         ranks = [rank for rank, slot in enumerate(slots) if slot.lacks_state]
-        followers = () if session is None else session.members_of(ranks)
+        learners = () if session is None else session.members_of(ranks)
         absent = [rank for rank, slot in enumerate(slots) if slot.flags & Flag.LATE]
         late = () if session is None else session.members_of(absent)
         others = () if session is None else [member_id for member_id in session.view.ids if member_id != plane.member_id]
@@ -43,7 +43,7 @@ def facts(plane: Plane, framework: Framework, more: Mapping[str, Callable[[], An
                 "current": current,
                 "seconds": now - plane.peers.changes[member_id] if finished is not None else None,
                 "inner_steps": plane.peers.inner.get(member_id, (0, now))[0],
-                "following": member_id in followers,
+                "following": member_id in learners,
                 "late": member_id in late,
             }
         phase, recovery, missed = plane.phase, plane.recovery, plane.lag.calls

@@ -136,7 +136,7 @@ def test_where_each_weighs_one_the_first_sums_of_a_view_are_the_averages() -> No
     assert results.slots[0].data.tolist() == [6.0] * 4
 
 
-def test_a_follower_keeps_count_and_says_what_was_assumed() -> None:
+def test_a_learner_keeps_count_and_says_what_was_assumed() -> None:
     echo = Echo(3.0)
     echo.session.ended(LAYOUT, 16.0)
     followed = Followed(0.0, veto=True)

@@ -197,32 +197,32 @@ def test_where_all_holders_lag_the_state_is_lost() -> None:
         assert chosen.fault.kind is FaultKind.STATE_LOST
 
 
-def follower(finished: int, *, current: int = 0, last: bytes = b"x") -> Report:
+def learner(finished: int, *, current: int = 0, last: bytes = b"x") -> Report:
     return report(finished, current=current, last=last, now=b"", step=0, state_id="", founder=False)
 
 
 def test_who_follows_is_not_blamed_for_what_it_does_not_know() -> None:
-    entered = planned({"f": follower(7, current=8), "a": report(7, current=8), "b": report(7, current=8)})
+    entered = planned({"f": learner(7, current=8), "a": report(7, current=8), "b": report(7, current=8)})
     assert entered.fault is None
     assert (entered.step, entered.signature) == (7, b"x")
-    adopts = planned({"f": follower(6, current=7, last=b"w"), "a": report(7)})
+    adopts = planned({"f": learner(6, current=7, last=b"w"), "a": report(7)})
     assert (adopts.fault, adopts.adoptions) == (None, (("f", "a"),))
-    gives = planned({"f": follower(7), "a": report(6, current=7, last=b"w")})
+    gives = planned({"f": learner(7), "a": report(6, current=7, last=b"w")})
     assert (gives.fault, gives.adoptions, gives.holders, gives.signature) == (None, (("a", "f"),), ("a",), b"x")
 
 
 def test_beside_who_follows_those_who_differ_are_named() -> None:
-    entering = {"f": follower(7, current=8), "a": report(7, current=8), "b": report(7, current=8, now=b"y")}
+    entering = {"f": learner(7, current=8), "a": report(7, current=8), "b": report(7, current=8, now=b"y")}
     entered = planned({**entering, "c": report(7, current=8)}).fault
     assert entered is not None
     assert entered.blamed == ("b",)
-    behind = planned({"f": follower(7), "b": report(6, current=7, now=b"y")}).fault
+    behind = planned({"f": learner(7), "b": report(6, current=7, now=b"y")}).fault
     assert behind is not None
     assert behind.blamed == ("b",)
 
 
 def test_who_follows_cannot_go_on_without_those_who_hold_the_state() -> None:
-    fault = planned({"f": follower(7), "g": follower(6, current=7)}, ["f", "g", "j"]).fault
+    fault = planned({"f": learner(7), "g": learner(6, current=7)}, ["f", "g", "j"]).fault
     assert fault is not None
     assert fault.kind is FaultKind.STATE_LOST
     assert fault.blamed == ("f", "g", "j")
@@ -234,7 +234,7 @@ def without_state(draw: st.DrawFn) -> dict[str, Report]:
     call, reports = draw(st.integers(1, 1000)), {}
     for index in range(draw(st.integers(1, 5))):
         finished = call - draw(st.integers(0, min(1, call - 1)))
-        reports[f"f{index}"] = follower(finished, current=draw(st.sampled_from([0, finished + 1])))
+        reports[f"f{index}"] = learner(finished, current=draw(st.sampled_from([0, finished + 1])))
     for index in range(draw(st.integers(0, 2))):
         reports[f"j{index}"] = report(draw(st.integers(0, call)), blank=True, founder=False, state_id="")
     return reports
@@ -250,10 +250,10 @@ def test_who_follows_never_goes_on_alone(reports: dict[str, Report]) -> None:
 
 def test_who_follows_goes_on_with_a_joiner_that_has_loaded() -> None:
     loaded = report(7, blank=True, founder=False, state_id="a", step=6)
-    chosen = planned({"f": follower(7, current=8), "j": loaded})
+    chosen = planned({"f": learner(7, current=8), "j": loaded})
     assert chosen.fault is None
     assert (chosen.call, chosen.step, chosen.holders, chosen.blank) == (7, 6, ("j",), ("j",))
-    too_old = planned({"f": follower(8), "j": loaded})
+    too_old = planned({"f": learner(8), "j": loaded})
     assert too_old.fault is not None
     assert too_old.fault.kind is FaultKind.STATE_LOST
 
@@ -359,7 +359,7 @@ def test_who_is_late_gives_the_state_only_if_nobody_else_can() -> None:
 
 
 def test_the_state_is_lost_also_where_only_some_had_registered_it() -> None:
-    none, some = follower(5), replace(follower(5), has_state=False)
+    none, some = learner(5), replace(learner(5), has_state=False)
     for reports in ({"b": none, "c": some}, {"c": some, "b": none}):
         fault = planned(reports).fault
         assert fault is not None and fault.kind is FaultKind.STATE_LOST

@@ -115,11 +115,11 @@ follow extra: averages cannot be replayed: the others wait while it loads the st
 follow backup-workers: whom the joiner may ask for the state does not stay away
 follow evaluation: it takes part in calls of other kinds with nothing of its own
 follow barrier: it takes part in calls of other kinds with nothing of its own
-follow veto: nobody applies a vetoed average, and a follower does not replay it
-follow checkpoint: a follower has rank 0 only once it has the state
+follow veto: nobody applies a vetoed average, and a learner does not replay it
+follow checkpoint: a learner has rank 0 only once it has the state
 follow drain: every part of the state has two donors
 follow min_size: it is let in though no call ends, and the others decline what they gave up with it
-follow decline: nobody applies a declined average, and a follower does not replay it; it may begin with a decline
+follow decline: nobody applies a declined average, and a learner does not replay it; it may begin with a decline
 follow local-SGD: it gets the state on entry to the loop, beside the others' inner steps
 extra backup-workers: a late worker could not take over the averages that it missed
 extra evaluation: it is not changed by calls

@@ -107,7 +107,7 @@ def _backup_workers_go_on(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ElasticSampler, "closing", False)
 
 
-def _followers_hold_the_loops_open(patch: pytest.MonkeyPatch) -> None:
+def _learners_hold_the_loops_open(patch: pytest.MonkeyPatch) -> None:
     """What a joiner's loader has drawn counts while it only follows: it uses up none of that, so the others go on for ever."""
     patch.setattr(Drawer, "follow", lambda self: Share(ahead=self._queue.waiting, late=True))
 
@@ -167,7 +167,7 @@ DEFECTS = [
     (_late_loops_do_not_count, 3),
     (_late_loops_end_with_the_others, 64),
     (_backup_workers_go_on, 11),
-    (_followers_hold_the_loops_open, 0),
+    (_learners_hold_the_loops_open, 0),
     (_loaders_draw_beyond_the_end, 2),
     (_halted_is_forgotten, 323),
 ]

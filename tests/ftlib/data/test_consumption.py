@@ -96,7 +96,7 @@ def test_a_joiner_draws_once_it_has_the_state(depth: int, recovery: str) -> None
         assert {member for _, member, _, _ in scholars["a"].books[2]} == {"a", "b", "j"}
 
 
-def test_a_joiner_that_would_be_left_behind_goes_on_as_a_follower(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_joiner_that_would_be_left_behind_goes_on_as_a_learner(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three times: jobs with a call or two an epoch let it in all the same."""
     asked: list[int] = []
 

@@ -203,7 +203,7 @@ def test_the_table_of_metrics_names_keys_that_exist() -> None:
 
 
 def test_who_follows_and_who_is_late_is_told_apart() -> None:
-    """A backup worker's call is late, and not one of a follower, though its rank record has both flags."""
+    """A backup worker's call counts as late, and not as a learner's, though its rank record has both flags."""
     plane, framework = Plane("a"), framework_by_name("memory")
     nowhere = facts(plane, framework)
     assert (nowhere["rank"], nowhere["size"], nowhere["epoch"], nowhere["peers"]) == (-1, 0, 0, {})

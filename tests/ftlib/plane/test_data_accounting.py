@@ -61,7 +61,7 @@ def test_a_call_in_a_unit_that_weighs_nothing_leaves_the_weight_to_the_next_aver
     assert plane.data.weigh(average(), 0, None) == 3.0
 
 
-def test_a_backup_worker_gives_the_share_of_a_late_program_and_a_follower_that_of_one_that_comes_in() -> None:
+def test_a_backup_worker_gives_the_share_of_a_late_program_and_a_learner_that_of_one_that_comes_in() -> None:
     """The late one goes on with its loop, before whose end no other one ends."""
     plane, sampler, late = Plane("a"), Mock(), Share(data_epoch=1, deal=7, late=True)
     sampler.late.return_value, sampler.follow.return_value = late, NONE

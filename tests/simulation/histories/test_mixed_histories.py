@@ -1,7 +1,7 @@
-"""Random histories: programs make other calls between their averages, or train two models, with backup workers and followers.
+"""Random histories: programs make other calls between their averages, or train two models, with backup workers and learners.
 
 What all members expect next is a function of the calls that they finished in a view (``Session.expected``): theirs, and those
-that a follower or a backup worker took part in.
+that a learner or a backup worker took part in.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ODD = (
     52,  # a gradient changes after it was sent, while compressed buckets wait for others that are not begun any more
     1410,  # a founder is healed before its first call has ended, and draws nothing until it has caught up
     2411,  # a program adopts the result of a call that its backup worker was in, and its batch goes back
-    22037,  # a follower reports between the end of a call, after which the last who has the state leaves, and the digests
+    22037,  # a learner reports between the end of a call, after which the last who has the state leaves, and the digests
     126523,  # a followed call becomes the program's own, which changes the result by .data, and gives that to the others
     321257,  # a member voted itself out, and another list is chosen, which names it: all waited 10 s for its report
     400170,  # nobody gives anything to a compressed call: all who are left have loaded the state as they entered it

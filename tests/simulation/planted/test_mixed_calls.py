@@ -1,4 +1,4 @@
-"""Rules of mixed calls, followers, backup workers and compression, broken on purpose; the promises must notice."""
+"""Rules of mixed calls, learners, backup workers and compression, broken on purpose; the promises must notice."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.simulation.training import compressed, first_violation, mixed
 
 
 def forgets_what_it_followed(patch: Patch) -> None:
-    """A follower or a backup worker does not note the calls of the others: it expects something else than they do."""
+    """A learner or a backup worker does not note the calls of the others: it expects something else than they do."""
 
     @around(patch, FollowedAttempt, "run")
     def run(honest: Any, self: FollowedAttempt, *arguments: Any) -> Any:
@@ -84,8 +84,8 @@ def stands_in_for_who_has_begun(patch: Patch) -> None:
         return not self._backlog and self._engine.open(call)
 
 
-def a_follower_counts(patch: Patch) -> None:
-    """A follower has a weight, and so a part in the average."""
+def a_learner_counts(patch: Patch) -> None:
+    """A learner has a weight, and so a part in the average."""
 
     @around(patch, Followed, "__init__")
     def init(honest: Any, self: Followed, *arguments: Any, **more: Any) -> None:
@@ -124,7 +124,7 @@ BUGS = [
     Bug(remembers_more_than_the_others, known=9),
     Bug(enters_though_it_missed_calls, known=50),
     Bug(stands_in_for_who_has_begun, known=1),
-    Bug(a_follower_counts, known=2),
+    Bug(a_learner_counts, known=2),
     Bug(keeps_its_own_gradients, known=3),
 ]
 

@@ -263,7 +263,7 @@ class Promises(Observer):
         assert program and lock.carrying, self._say(process, "has a backup worker in a call that its program has begun")
 
     def caught_up(self, process: Body, number: int) -> None:
-        """A follower has got the state on entry to a call, which is its program's call from now on."""
+        """A learner has got the state on entry to a call, which is its program's call from now on."""
         place = self._place(process)
         place.reloaded, place.applied, place.counted = True, None, place.token
         place.owed.clear()
