@@ -68,7 +68,8 @@ class Progress:
     pending: int
     """Averages that wait to be replayed."""
     braking: bool
-    """True while the others wait for this member: for all of the state, or as it cannot hold more averages or keep pace."""
+    """True while the others wait for this member: for all of the state, or because of its backpressure, as it cannot hold more
+    averages or keep pace. The name is a key of the metrics."""
     replayed: int = 0
     """Averages that were replayed."""
     seconds: float = 0.0

@@ -104,7 +104,7 @@ class Round:
         self._pending = PendingAverages(number)
         self._chunks = Chunks(offer, number)
         self._fewest, self._since = math.inf, 0
-        self._braking = False
+        self._backpressure = False
         self._warned: set[str] = set()
         """Why the others had to wait, as far as it was logged."""
         self._error: Exception | None = None
@@ -186,7 +186,7 @@ class Round:
             slow = self._arrived() and not near and self._falls_behind(number)
             if full or slow:
                 self._warn(number - self._pending.position, full=full)
-            self._braking = full or slow
+            self._backpressure = full or slow
 
             def ready() -> bool:
                 if self._error is not None or self._pending.position == number:
@@ -201,7 +201,7 @@ class Round:
                             f"{number - self._pending.position} averages were not replayed within {self._patience:g} s"
                         )
                     self._changed.wait(LOOK)
-            self._braking = False
+            self._backpressure = False
             self._check()
 
     def level_with(self, number: int, *, but: int = 0) -> bool:
@@ -248,7 +248,7 @@ class Round:
     def progress(self) -> Progress:
         """The round's progress. Any thread."""
         with self._changed:
-            return self._meter.progress(len(self._pending), braking=self._braking, replayed=self._pending.replayed)
+            return self._meter.progress(len(self._pending), braking=self._backpressure, replayed=self._pending.replayed)
 
     # --- within the lock -----------------------------------------------------------------------------------------------
 
