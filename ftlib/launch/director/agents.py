@@ -41,9 +41,9 @@ from .decisions.launch_state import LaunchState
 from .deliveries import Deliveries
 from .endings import Ending
 from .events import EventLog
-from .heard import fault_of
 from .link import Link
 from .losses import loss_of, with_later_remedy, with_remedy
+from .message_checks import fault_of
 from .output.desk import Desk
 from .plan import Plan
 from .variables import worker_variables
