@@ -58,11 +58,11 @@ class Activated:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """Joins or leaves wait (True) or no longer wait (False) for a call boundary.
+class BoundaryRequest:
+    """The coordinator asks its data plane to stop at the end of a call (True), or withdraws that request (False).
 
-    While True: flag the next call so that every member freezes after it, then answer with ``Boundary``. Only the coordinator
-    is asked.
+    Joins or leaves wait for that boundary. While True: flag the next call so that every member freezes after it, then answer
+    with ``Boundary``. Only the coordinator asks.
     """
 
     wanted: bool
@@ -96,7 +96,7 @@ class Stopped:
     error: StoppedError
 
 
-Order = Freeze | Expected | Installed | Activated | Wish | PeerProgress | Stalled | Stopped
+Order = Freeze | Expected | Installed | Activated | BoundaryRequest | PeerProgress | Stalled | Stopped
 """What an agent sends to its data plane."""
 
 # Reports, from the data plane to the agent.
@@ -129,7 +129,7 @@ class Built:
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """The data plane froze after ``call``: the answer to ``Wish``, or because another member's trailer asked for it.
+    """The data plane froze after ``call``: the answer to ``BoundaryRequest``, or because another member's trailer asked for it.
 
     ``leavers``: ids of the members whose own trailer announced that they leave.
     """

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
-from .border import Freeze, Installed, Order, Wish
+from .border import BoundaryRequest, Freeze, Installed, Order
 from .errors import ConsensusError
 from .member import Address, Member
 from .view import Reason, View
@@ -262,7 +262,7 @@ class NullPlane:
                 self._consensus.flushed(epoch, b"")
             case Installed(view, _):
                 self._consensus.ready(view.view_id)
-            case Wish(True):
+            case BoundaryRequest(True):
                 self._consensus.boundary(0)
 
     def facts(self) -> Mapping[str, Any]:

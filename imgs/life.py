@@ -48,8 +48,8 @@ def _life(c: Canvas) -> None:
     arrows = {
         (Life.SEARCHING, Turn.FOUNDED): Arrow([(198, 120), (419, 120)], (215, 114), 190, colour=GREEN),
         (Life.SEARCHING, Turn.ADMITTED): Arrow([(198, 140), (419, 140)], (215, 134), 190, colour=GREEN),
-        (Life.MEMBER, Turn.WISHED): Arrow([(590, 130), (789, 130)], (640, 124), 140, colour=BLUE),
-        (Life.LEAVING, Turn.WISHED): Arrow([(850, 110), (850, 92), (890, 92), (890, 109)], colour=BLUE),
+        (Life.MEMBER, Turn.LEAVE_REQUESTED): Arrow([(590, 130), (789, 130)], (640, 124), 140, colour=BLUE),
+        (Life.LEAVING, Turn.LEAVE_REQUESTED): Arrow([(850, 110), (850, 92), (890, 92), (890, 109)], colour=BLUE),
         (Life.SEARCHING, Turn.NOT_ADMITTED): Arrow([(104, 150), (104, 376)], (112, 350), 100, colour=GREY),
         (Life.SEARCHING, Turn.DIED): Arrow([(140, 150), (140, 220), (280, 220), (280, 376)], colour=RED),
         (Life.MEMBER, Turn.DIED): Arrow([(445, 150), (445, 220), (280, 220), (280, 376)], (288, 214), 150, colour=RED),

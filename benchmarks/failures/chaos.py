@@ -6,7 +6,7 @@ says the same as the report.
 
 Half of the faults that last end before the others give that worker up, half after. For each fault the changes of the view are
 compared with what the driver of each change tells (``ftlib explain``): each epoch is told of; who was removed, who joined, how
-often, and whether by its own wish, is what the report says; and the survivors' pause is no longer than the changes took. Then
+often, and whether of its own accord, is what the report says; and the survivors' pause is no longer than the changes took. Then
 the hashes of all workers' parameters are compared, call by call. Exit code 1 if anything is not as it should be.
 """
 
@@ -145,7 +145,7 @@ def compared(row: Row, sight: Sight) -> tuple[list[str], float, list[str]]:
     missing = [epoch for epoch in range(old + 1, new + 1) if epoch not in changes]
     gone = [_name(change, each["id"]) for change in changes.values() for each in change["removed"]]
     came = [_name(change, each) for change in changes.values() for each in change["joined"]]
-    wishes = [each["cause"] == "left" for change in changes.values() for each in change["removed"]]
+    leavers = [each["cause"] == "left" for change in changes.values() for each in change["removed"]]
     if missing:
         differences.append(f"explain does not know of epochs {missing}")
     once, never = [row.planned.worker, *row.mates], list[str]()
@@ -155,9 +155,9 @@ def compared(row: Row, sight: Sight) -> tuple[list[str], float, list[str]]:
         differences.append(f"worker then: {row.back}; explain: without {gone}")
     if sorted(came) != sorted([*(once if returned else never), *besides]):
         differences.append(f"worker then: {row.back}; explain: with {came}")
-    if any(wishes) != (row.planned.kind == "leave"):
+    if any(leavers) != (row.planned.kind == "leave"):
         why = [(each["cause"], each["detail"]) for change in changes.values() for each in change["removed"]]
-        differences.append(f"of its own wish: {wishes}; {why}")
+        differences.append(f"of its own accord: {leavers}; {why}")
     span = sum(float(change["phases"]["total"]) for change in changes.values())
     if changes and row.pause > span + SLACK * len(changes):
         differences.append(f"{row.pause:.3f} s of pause; explain: {span:.3f} s in {len(changes)} changes")

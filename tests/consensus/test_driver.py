@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from consensus.border import Activated, Flushed, Freeze, Installed, Order, PeerProgress, Stalled, Stopped, Wish
+from consensus.border import Activated, BoundaryRequest, Flushed, Freeze, Installed, Order, PeerProgress, Stalled, Stopped
 from consensus.errors import JoinError, LeftError, StoppedError
 from consensus.member import Member
 from consensus.messages import Envelope, Nack
@@ -30,7 +30,7 @@ def refused(address: tuple[str, int]) -> bool:
 
 async def test_effects_reach_the_data_plane_in_order() -> None:
     async with rig() as a:
-        orders = [Freeze(2, 7), Installed(VIEW, {"a": b"report"}), Activated(VIEW), Wish(True), Stalled(7, 2.0)]
+        orders = [Freeze(2, 7), Installed(VIEW, {"a": b"report"}), Activated(VIEW), BoundaryRequest(True), Stalled(7, 2.0)]
         a.ask(*orders)
         assert a.plane.orders == orders
 
@@ -46,8 +46,8 @@ async def test_what_a_callback_says_is_heard_after_the_effects_before_it() -> No
     async def main() -> None:
         nonlocal a
         async with rig(plane=Answering()) as a:
-            a.ask(Freeze(2, None), Wish(False))
-            assert a.plane.orders == [Freeze(2, None), Wish(False)]
+            a.ask(Freeze(2, None), BoundaryRequest(False))
+            assert a.plane.orders == [Freeze(2, None), BoundaryRequest(False)]
             assert a.core.told(Flushed)
 
     a: Any = None
@@ -116,14 +116,14 @@ async def test_notes_are_logged_and_kept(caplog: pytest.LogCaptureFixture) -> No
 async def test_a_failure_ends_this_lifetime_and_is_said(where: str, caplog: pytest.LogCaptureFixture) -> None:
     class Failing(RecordingPlane):
         def handle(self, order: Order) -> None:
-            if isinstance(order, Wish):
+            if isinstance(order, BoundaryRequest):
                 raise ValueError("broken plane")  # noqa: TRY004
             super().handle(order)
 
     async def main() -> None:
         async with rig(plane=Failing()) as a:
             if where == "plane":
-                a.ask(Wish(True))
+                a.ask(BoundaryRequest(True))
             else:
                 a.core.on_input = lambda _what: 1 / 0
                 a.ask()
@@ -131,7 +131,7 @@ async def test_a_failure_ends_this_lifetime_and_is_said(where: str, caplog: pyte
             assert isinstance(stopped, Stopped) and type(stopped.error) is StoppedError
             assert a.snapshots[-1].stopped is stopped.error
             inputs = len(a.core.inputs)
-            a.ask(Wish(False))
+            a.ask(BoundaryRequest(False))
             assert len(a.core.inputs) == inputs
             await until(lambda: refused(a.member.address))
 

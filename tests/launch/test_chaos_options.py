@@ -82,7 +82,7 @@ def test_only_one_that_is_spared(chaos: Chaos, count: int, shards: int, name: st
 
 
 @pytest.mark.parametrize(("shards", "what"), [(1, "member"), (2, r"replica (worker-0, worker-1)")])
-def test_the_only_replica_is_hit_if_it_is_wished(chaos: Chaos, shards: int, what: str) -> None:
+def test_the_only_replica_is_hit_if_it_is_asked_for(chaos: Chaos, shards: int, what: str) -> None:
     code, rows, err = chaos(job_of(shards, shards))
     assert (code, rows) == (2, [])
     assert f"the job has one {what}, which it may not lose: start more, or give --beyond" in err

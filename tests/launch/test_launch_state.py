@@ -149,12 +149,12 @@ class World:
             self.up.add(host)
             self.do(self.ledger.host_up(host, 2, "10.0.0.1", self.now))
         elif self.binding:
-            wish = self.binding.pop(0)
-            addresses = [f"10.0.0.1:{self.ports + number}" for number in range(wish.founders)]
-            self.ports += wish.founders
-            if all(each.host != wish.host for each in self.binding):  # else this answer is out of date
-                self.bound[wish.host] = addresses
-            self.do(self.ledger.host_bound(wish.host, wish.founding, addresses, self.now))
+            request = self.binding.pop(0)
+            addresses = [f"10.0.0.1:{self.ports + number}" for number in range(request.founders)]
+            self.ports += request.founders
+            if all(each.host != request.host for each in self.binding):  # else this answer is out of date
+                self.bound[request.host] = addresses
+            self.do(self.ledger.host_bound(request.host, request.founding, addresses, self.now))
         elif self.running:
             self.end(next(iter(self.running)), 0)
         elif (due := self.ledger.next_at()) is not None:
@@ -194,7 +194,7 @@ class World:
             case 6 if self.stopped & set(self.running):
                 self.end(min(self.stopped & set(self.running)), chance.choice([0, -15, -9]))
             case 7 if chance.random() < 0.05:
-                self.do(ledger.cancel("somebody wishes it"))
+                self.do(ledger.cancel("somebody asks for it"))
             case _:
                 self.calm()
         self.strict()

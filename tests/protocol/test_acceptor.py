@@ -82,7 +82,7 @@ def test_whom_we_never_acked_we_may_exclude() -> None:
 
 
 @pytest.mark.parametrize("cause", [Cause.PROOF, Cause.LEFT])
-def test_proof_and_own_wish_need_no_lease(cause: Cause) -> None:
+def test_proof_and_own_request_need_no_lease(cause: Cause) -> None:
     one = acceptor()
     assert one.wait_for(without("c", cause), {}, {"c": 100.0}, 100.0) == 100.0
     assert one.shunned == set()

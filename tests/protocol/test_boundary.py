@@ -39,7 +39,7 @@ def test_who_is_gone_within_the_last_call_is_not_waited_for(size: int, dies: boo
     for host in members:
         host.machine.set_progress(Progress(ENDS - 1, ENDS))
     joiner = world.start("j", introducers=(members[0].name,))
-    world.run_until(lambda: members[0].wished, 1.0)
+    world.run_until(lambda: members[0].boundary_requested, 1.0)
     asked = held(waiting)
     ended = [host for host in members if host not in (waiting, gone)]
     (world.kill if dies else world.pause)(gone)

@@ -75,7 +75,7 @@ def test_proofs_survive_into_the_next_view_and_the_rest_is_judged_anew() -> None
     assert set(book.proofs) == {"b"}
     assert (len(book.silent), len(book.unready)) == (0, 0)
     assert str(book.frozen_since) == "None"
-    assert set(book.leaving) == {"d"}, "a wish is final"
+    assert set(book.leaving) == {"d"}, "a request to leave is final"
     assert set(book.checking) == {"c"}
 
 
@@ -183,7 +183,7 @@ def test_leavers_name_the_call_that_everybody_can_still_end() -> None:
     book.leave("c", 8, 100.0)
     book.leave("c", None, 101.0)
     assert book.last_call == 8
-    assert book.leaving == {"b": 100.0, "c": 100.0}, "the first wish counts"
+    assert book.leaving == {"b": 100.0, "c": 100.0}, "the first request counts"
     book.prove("d", "refused", 100.0, 101.0)
     assert book.last_call is None, "nobody waits for a call that may have lost a member"
 

@@ -52,7 +52,7 @@ class Cluster:
 
 def test_members_and_joiner_are_told_once_of_the_view_that_is_installed_then() -> None:
     cluster = Cluster()
-    cluster.world.run_until(lambda: cluster.members[0].wished, 1.0)
+    cluster.world.run_until(lambda: cluster.members[0].boundary_requested, 1.0)
     cluster.world.run(0.5)
     assert epochs(cluster.members) == [1] * 3, "nothing follows from it"
     assert {name: len(views) for name, views in cluster.expected.items()} == {host.name: 1 for host in cluster.all}
@@ -70,7 +70,7 @@ def test_before_the_first_call_there_is_nothing_to_prepare_for() -> None:
 
 def test_nobody_needs_it() -> None:
     cluster = Cluster(lambda _, message: not isinstance(message, Forecast))
-    cluster.world.run_until(lambda: cluster.members[0].wished, 1.0)
+    cluster.world.run_until(lambda: cluster.members[0].boundary_requested, 1.0)
     cluster.boundary()
     assert agree(cluster.world, cluster.all) < 0.1
 

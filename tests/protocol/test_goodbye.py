@@ -1,4 +1,4 @@
-"""A member whose wish to leave may have been read by others, in a call that has not ended for it: what it still may do.
+"""A member whose request to leave may have been read by others, in a call that has not ended for it: what it still may do.
 
 That it does not fork: ``tests/transcripts/test_forks.py``. Here: it ends well, and soon, whatever becomes of the others.
 """
@@ -43,7 +43,7 @@ def test_who_may_not_decide_alone_leaves_the_dead_at_once() -> None:
 
 
 def test_a_proposal_under_way_discounts_nobody_any_more() -> None:
-    """Its promises were counted before anybody could read the wish; the votes come after that."""
+    """Its promises were counted before anybody could read the request; the votes come after that."""
     world, (asker, *rest) = start_job(5)
     voter, *dead = rest
     votes: list[Message] = []

@@ -362,11 +362,11 @@ def test_a_link_that_works_again_is_no_reason_for_a_change_and_other_findings_ar
     assert under_way is not None and [each["kind"] for each in under_way["findings"]] == ["unready"]
 
 
-def test_a_wish_that_was_taken_back_is_no_step_of_a_later_change() -> None:
+def test_a_boundary_request_that_was_taken_back_is_no_step_of_a_later_change() -> None:
     history, view = History(), view_of("abc")
     history.adopt(view, "a", 100.0)
-    history.mark(Moment.WISHED, 2, 101.0)
-    history.unmark(Moment.WISHED)
+    history.mark(Moment.BOUNDARY_REQUESTED, 2, 101.0)
+    history.unmark(Moment.BOUNDARY_REQUESTED)
     history.adopt(view_of("ab", 2, view.view_id, view.cluster), "a", 200.0)
     assert "wished" not in history.newest_as_dict()["moments"]
 

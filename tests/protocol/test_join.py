@@ -336,7 +336,7 @@ def test_the_first_introducer_restarted_joins_instead_of_founding_again() -> Non
 
 
 def test_an_applicant_is_fresh_for_all_of_its_time() -> None:
-    """As long as ``any_admissible`` counts it: else a coordinator would wish for a joiner that it does not see."""
+    """As long as ``any_admissible`` counts it: else a coordinator would request a boundary for a joiner it does not see."""
     applicants = Applicants(10)
     applicant = applicants.heard(member("x"), True, 100.0)
     assert applicant is not None

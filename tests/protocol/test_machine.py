@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from consensus.border import Boundary, Built, Flushed, Freeze, Hint, Installed, Leave, PeerProgress, Stopped, Wish
+from consensus.border import Boundary, BoundaryRequest, Built, Flushed, Freeze, Hint, Installed, Leave, PeerProgress, Stopped
 from consensus.errors import ExcludedError, StoppedError
 from consensus.messages import (
     MAX_DETAIL,
@@ -196,15 +196,15 @@ def test_applicants_wait_where_there_is_room(size: int) -> None:
     assert machine.applicants_waiting is (size > 3)
 
 
-def test_an_applicant_is_wished_for_as_soon_as_it_has_acked() -> None:
+def test_a_boundary_is_requested_for_an_applicant_as_soon_as_it_has_acked() -> None:
     """That ack was all that was missing: the boundary that its join waits for should not pass by meanwhile."""
     machine, joiner = machine_in("abc", "a"), member("x", 77)
     machine.receive("x", joiner.address, JoinRequest(joiner, True, CONFIG.terms), 100.1)
     effects = machine.drain()
     [ping] = [send.message for send in sends(effects, Ping) if send.address == joiner.address]
-    assert isinstance(ping, Ping) and Wish(True) not in effects
+    assert isinstance(ping, Ping) and BoundaryRequest(True) not in effects
     machine.receive("x", joiner.address, Ack(ping.seq, "x", 0, ""), 100.11)
-    assert Wish(True) in machine.drain()
+    assert BoundaryRequest(True) in machine.drain()
 
 
 def test_what_is_suspected_is_passed_on() -> None:
@@ -333,7 +333,7 @@ def test_who_has_built_its_group_says_so_until_all_have() -> None:
     assert not sends(machine.drain(), Ready)
 
 
-def test_who_asked_to_join_during_a_change_is_wished_for_as_soon_as_that_is_over() -> None:
+def test_a_boundary_is_requested_for_who_asked_to_join_during_a_change_as_soon_as_that_is_over() -> None:
     """The calls go on from that moment, and the next boundary should not pass by."""
     machine, view_id = machine_in("abc", "a"), view_of("abc").view_id
     machine.handle(Checked("c", False, "refused"), 100.1)
@@ -348,9 +348,9 @@ def test_who_asked_to_join_during_a_change_is_wished_for_as_soon_as_that_is_over
     [ping] = [send.message for send in sends(machine.drain(), Ping) if send.address == joiner.address]
     assert isinstance(ping, Ping)
     machine.receive("x", joiner.address, Ack(ping.seq, "x", 0, ""), 100.31)
-    assert Wish(True) not in machine.drain()
+    assert BoundaryRequest(True) not in machine.drain()
     effects = give(machine, "b", Ready(2, view.view_id), 100.32)
-    assert machine.active_view == view and Wish(True) in effects
+    assert machine.active_view == view and BoundaryRequest(True) in effects
 
 
 def test_a_group_of_another_view_is_no_group_of_this_one() -> None:

@@ -118,13 +118,13 @@ def waiting_joiner(config: Config | None = None) -> tuple[World, list[Host], Hos
     for host in members:
         host.machine.set_progress(Progress(16, 0))
     joiner = world.start("j", introducers=(members[0].name,))
-    world.run_until(lambda: members[0].wished, 1.0)
+    world.run_until(lambda: members[0].boundary_requested, 1.0)
     return world, members, joiner
 
 
 def test_a_join_waits_for_the_coordinators_next_call_and_freezes_after_it() -> None:
     world, members, joiner = waiting_joiner()
-    assert not any(host.wished for host in members[1:]), "only the coordinator is asked"
+    assert not any(host.boundary_requested for host in members[1:]), "only the coordinator is asked"
     world.run(0.5)
     assert epochs(members) == [1] * 3
     seen: list[Message] = []
@@ -133,7 +133,7 @@ def test_a_join_waits_for_the_coordinators_next_call_and_freezes_after_it() -> N
         world.inside(host, lambda host=host: host.machine.handle(Boundary(17, ()), world.now))  # type: ignore[misc]
     assert agree(world, [*members, joiner]) < 0.1
     assert {message.after_call for message in seen if isinstance(message, Accept)} == {17}
-    assert not members[0].wished, "the wish is over"
+    assert not members[0].boundary_requested, "the request is over"
 
 
 def test_a_join_freezes_at_once_after_boundary_wait() -> None:
@@ -149,11 +149,11 @@ def test_a_join_before_the_first_call_interrupts_nothing_and_waits_for_nothing()
     assert agree(world, [*members, joiner]) < 0.3
 
 
-def test_the_wish_is_dropped_when_the_joiner_is_gone() -> None:
+def test_the_boundary_request_is_dropped_when_the_joiner_is_gone() -> None:
     world, members, joiner = waiting_joiner(Config(boundary_wait=30.0))
     world.kill(joiner)
     world.run(3.0)
-    assert not members[0].wished
+    assert not members[0].boundary_requested
     assert epochs(members) == [1] * 3
 
 

@@ -40,7 +40,7 @@ def test_spares_wait_and_are_shown_in_the_order_of_their_coming() -> None:
         assert listed(host) == [spare.id for spare in spares], "the coordinator and the next two know them"
     assert listed(order[3]) == []
     assert not order[0].machine.applicants_waiting, "nobody is to be admitted at the next boundary"
-    assert not any(host.wished for host in order)
+    assert not any(host.boundary_requested for host in order)
     assert all(spare.running and spare.machine.known_view == order[0].activated[-1] for spare in spares)
     shown = order[0].machine.status()["spares"][0]
     assert shown["address"] == f"10.0.0.1:{spares[0].machine.member.port}"

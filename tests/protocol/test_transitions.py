@@ -123,7 +123,7 @@ def test_a_members_life() -> None:
 
 def test_whoever_leaves_may_be_overtaken() -> None:
     core = machine_in("abc", "b")._core
-    core.turn(Turn.WISHED)
+    core.turn(Turn.LEAVE_REQUESTED)
     core.stop(OvertakenError("the other side goes on"))
     assert core.life is Life.EXCLUDED
 

@@ -142,7 +142,7 @@ def late_news(monkeypatch: pytest.MonkeyPatch, page: Transcript | None = None) -
     losses.lose(c, d, e, f, types=(Chosen,))
     world.faults.cut_both(a.id, d.id)
     remark(world, "B, C and A ask to leave; of what they say to D, E and F, little gets through.")
-    world.inside(a, lambda: a.fail((d.id,)))  # A looks after D for a moment, and so gets all three wishes together
+    world.inside(a, lambda: a.fail((d.id,)))  # A looks after D for a moment, and so gets all three requests together
     for leaver in (b, c):
         world.inside(leaver, leaver.leave)
     world.run(0.01)

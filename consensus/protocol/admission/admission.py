@@ -390,7 +390,7 @@ class Admission:
             core.close()
             return
         if core.stopped is None:
-            core.turn(Turn.WISHED)
+            core.turn(Turn.LEAVE_REQUESTED)
         self._leave_call = after_call
         self._ask_to_leave(now)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import inf
 
-from ...border import Wish
+from ...border import BoundaryRequest
 from ...config import Policy
 from ...member import whole_cohorts
 from ...messages import Accepted, Ballot, Forecast, Promise, Promised, ViewRecord
@@ -53,7 +53,7 @@ class Proposer:
         """Under ``storage``: since when less than a majority is present."""
         self._stands_in_at = inf
         """Under ``storage``: when this member proposes in the coordinator's place."""
-        self._wish_since: float | None = None
+        self._boundary_requested_at: float | None = None
         self._boundary: int | None = None
 
     def adopt(self) -> None:
@@ -68,7 +68,7 @@ class Proposer:
         self._minor_since = None
         self._stands_in_at = inf
         self._boundary = None
-        self._drop_wish()
+        self._drop_boundary_request()
 
     # When
 
@@ -97,9 +97,9 @@ class Proposer:
             return inf if self._ripe_at == inf else max(due, self._ripe_at)  # members come back by packets
         if self._boundary is not None:
             return -inf
-        if self._wish_since is not None:
+        if self._boundary_requested_at is not None:
             # Not in the middle of a call: the call ends by itself, and the next packet or round looks again.
-            return inf if self._core.progress.busy else self._wish_since + self._patience
+            return inf if self._core.progress.busy else self._boundary_requested_at + self._patience
         return inf
 
     def consider(self, now: float) -> None:
@@ -114,7 +114,7 @@ class Proposer:
             self._count(self.attempt, now)
             return
         if core.member.id not in core.view or not core.coordinates():
-            self._drop_wish()
+            self._drop_boundary_request()
             self._stand_in(now)
             return
         if self._last_to_leave:  # not before the view without the others is active: until then they do not know it
@@ -176,13 +176,13 @@ class Proposer:
         core = self._core
         full = core.view is not None and len(core.view) >= core.config.room
         if full or not core.applicants.any_admissible(now):
-            self._drop_wish()
-        elif self._wish_since is None:
-            self._wish_since = now
-            core.history.mark(Moment.WISHED, core.epoch + 1, now)
-            core.outbox.emit(Wish(True))
+            self._drop_boundary_request()
+        elif self._boundary_requested_at is None:
+            self._boundary_requested_at = now
+            core.history.mark(Moment.BOUNDARY_REQUESTED, core.epoch + 1, now)
+            core.outbox.emit(BoundaryRequest(True))
             self._foretell(core.view, now)
-        elif now >= self._wish_since + self._patience and not core.progress.busy:
+        elif now >= self._boundary_requested_at + self._patience and not core.progress.busy:
             self._begin(now)
 
     def _foretell(self, parent: View | None, now: float) -> None:
@@ -206,11 +206,11 @@ class Proposer:
         config = self._core.config
         return min(config.boundary_wait, config.silence_settle) if self._core.progress == NOWHERE else config.boundary_wait
 
-    def _drop_wish(self) -> None:
-        if self._wish_since is not None:
-            self._wish_since = None
-            self._core.history.unmark(Moment.WISHED)
-            self._core.outbox.emit(Wish(False))
+    def _drop_boundary_request(self) -> None:
+        if self._boundary_requested_at is not None:
+            self._boundary_requested_at = None
+            self._core.history.unmark(Moment.BOUNDARY_REQUESTED)
+            self._core.outbox.emit(BoundaryRequest(False))
 
     # What
 

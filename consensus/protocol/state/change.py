@@ -60,7 +60,7 @@ _WEIGHT = (Cause.PROOF, Cause.SILENCE, Cause.UNREADY, Cause.SEVERED, Cause.LEFT,
 class Moment(Enum):
     """Steps that happen once a change, in the usual order. Only the driver notes PROPOSED, PREPARED, SENT and COMPLETE."""
 
-    WISHED = "wished"
+    BOUNDARY_REQUESTED = "wished"
     """The data plane was asked to stop at a call boundary, for a join."""
 
     HALTED = "halted"
@@ -131,7 +131,7 @@ class Change:
     def wanted(self) -> bool:
         """Whether there is a reason for the change yet, or this member takes part in it."""
         return any(finding.kind in DECISIVE for finding in self.findings.values()) or bool(
-            self.moments.keys() - {Moment.WISHED}
+            self.moments.keys() - {Moment.BOUNDARY_REQUESTED}
         )
 
     @property
@@ -150,7 +150,7 @@ class Change:
     def began(self) -> float:
         """When this member first had a reason for the change, or took part in it."""
         times = [finding.time for finding in self.findings.values() if finding.kind in DECISIVE]
-        times += [time for moment, time in self.moments.items() if moment is not Moment.WISHED]
+        times += [time for moment, time in self.moments.items() if moment is not Moment.BOUNDARY_REQUESTED]
         return min(times, default=0.0)
 
     @property

@@ -35,7 +35,7 @@ class Turn(Enum):
 
     FOUNDED = "founds"
     ADMITTED = "a view with it is chosen"
-    WISHED = "asks to leave"
+    LEAVE_REQUESTED = "asks to leave"
     NOT_ADMITTED = "refused, or join_timeout"
     WENT = "gone on its own wish"
     EXCLUDED = "a view without it is chosen"
@@ -56,7 +56,7 @@ LIFE: Table[Life, Turn] = Table(
             Turn.DIED: Life.DEAD,
         },
         Life.MEMBER: {
-            Turn.WISHED: Life.LEAVING,
+            Turn.LEAVE_REQUESTED: Life.LEAVING,
             Turn.WENT: Life.LEFT,
             Turn.EXCLUDED: Life.EXCLUDED,
             Turn.OVERTAKEN: Life.EXCLUDED,
@@ -64,7 +64,7 @@ LIFE: Table[Life, Turn] = Table(
             Turn.DIED: Life.DEAD,
         },
         Life.LEAVING: {
-            Turn.WISHED: Life.LEAVING,
+            Turn.LEAVE_REQUESTED: Life.LEAVING,
             Turn.WENT: Life.LEFT,
             Turn.OVERTAKEN: Life.EXCLUDED,
             Turn.QUORUM_LOST: Life.BLOCKED,

@@ -111,7 +111,7 @@ class Ballots(Invariant):
 
     A ballot is its owner's, round 0 the parent's most senior member's; one value a ballot; no promise or vote below a promise;
     a promise tells the highest vote; a proposer keeps the highest value that it was told. Nobody votes out without proof (or
-    the leaver's wish) whom it acked less than T_excl ago, and whoever it so voted out it never acks again in that epoch.
+    the leaver's request) whom it acked less than T_excl ago, and whoever it so voted out it never acks again in that epoch.
     """
 
     number = 4

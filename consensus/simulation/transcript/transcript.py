@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from ...border import Activated, Freeze, Installed, Stopped, Wish
+from ...border import Activated, BoundaryRequest, Freeze, Installed, Stopped
 from ...messages import JoinReply, JoinRequest, Message
 from ...protocol.state.effects import Effect, Note, Send
 from ...protocol.state.evidence import Proof
@@ -132,7 +132,7 @@ class Transcript(Observer):
                 self._address = address
             case Freeze(epoch, _):
                 self._add(host, f"freezes for epoch {epoch}")
-            case Wish(wanted):
+            case BoundaryRequest(wanted):
                 self._add(
                     host, "asks for a stop after a call, to let somebody in" if wanted else "waits for no such stop any more"
                 )

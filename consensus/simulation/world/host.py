@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from ...border import Activated, Built, Flushed, Freeze, Hint, Installed, Leave, Order, Stopped, Wish
+from ...border import Activated, BoundaryRequest, Built, Flushed, Freeze, Hint, Installed, Leave, Order, Stopped
 from ...config import Config
 from ...errors import StoppedError
 from ...member import Address, Member
@@ -80,7 +80,7 @@ class Host:
         self.frozen_for = 0
         self.stopped: StoppedError | None = None
         self.notes: list[tuple[float, str, str]] = []
-        self.wished = False
+        self.boundary_requested = False
         self.leaving = False
         """Whether its data plane tells the others that it leaves, which they may hear of before its own agent."""
         self.due: float | None = None
@@ -174,8 +174,8 @@ class Host:
                 self.activated.append(view)
             case Stopped(error):
                 self.stopped = error
-            case Wish(wanted):
-                self.wished = wanted
+            case BoundaryRequest(wanted):
+                self.boundary_requested = wanted
 
     def __repr__(self) -> str:
         state = "dead" if not self.alive else "paused" if self.paused else str(self.stopped or "up")

@@ -533,8 +533,8 @@ class Engine:
         """This member's rank record for the attempt that begins; True if it says goodbye."""
         plane, call_lock = self._plane, self._call_lock
         flags, goodbye = 0, call_lock.noticed and call_lock.says_goodbye
-        if plane.wished or goodbye or self._nonfinite.tainted or call.foreign or call.declines:
-            flags = Flag.FREEZE * plane.wished | Flag.LEAVING * goodbye | Flag.NONFINITE * self._nonfinite.tainted
+        if plane.boundary_requested or goodbye or self._nonfinite.tainted or call.foreign or call.declines:
+            flags = Flag.FREEZE * plane.boundary_requested | Flag.LEAVING * goodbye | Flag.NONFINITE * self._nonfinite.tainted
             flags |= Flag.FOLLOWING * (call.foreign or call.declines) | Flag.LATE * call.by_backup
             flags |= Flag.DECLINES * call.declines
         busy = coded(plane.counters.time_use.outside)

@@ -70,7 +70,7 @@ class Handover:
     def _awaited(self) -> bool:
         plane = self._plane()
         session = plane.session
-        if plane.wished or plane.phase is Phase.FROZEN or (session is not None and session.size > 1):
+        if plane.boundary_requested or plane.phase is Phase.FROZEN or (session is not None and session.size > 1):
             return True
         if self._word is not None:
             return self._word

@@ -82,7 +82,7 @@ def why_not_early(plane: Plane, call: OpenCall, min_size: int) -> str:
         (len(call.layout.buckets) < 2, "its only bucket begins at the end of backward"),
         (plane.newcomer or not plane.level, "this member does not have the state yet"),
         (plane.lag.calls > 0, "this member is late"),
-        (plane.wished or plane.leaving(), "a member joins or leaves after this call"),
+        (plane.boundary_requested or plane.leaving(), "a member joins or leaves after this call"),
         ((session.donor or session.keeps) and plane.finished < session.plan.call, "the others have finished this call"),
         (expected != call.layout.signature, "the members expect another call"),
         (call.on_devices and session.expected is None, "it may have to wait for accelerators that start"),

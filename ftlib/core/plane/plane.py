@@ -92,7 +92,7 @@ class Plane:
         self.drawing: Drawing | None = None
         """What this replica's processes have agreed on about the samples of the newest finished call. One of them may still
         hold its result, and goes by this in the next view."""
-        self.founder, self.wished, self.blank = False, False, True
+        self.founder, self.boundary_requested, self.blank = False, False, True
         self.outcome, self.preface = CallOutcome.INTACT, False  # of the newest finished call, see ``Results``
         self.void, self.newcomer = False, False  # void: the newest finished call had no result
         """``newcomer``: True from this member's admission or healing until its program finishes a call that the others make,
@@ -273,7 +273,7 @@ class Plane:
             if self.phase is not Phase.ACTIVE or self.session is not session:
                 return False
             self.running = session
-            if self.wished:
+            if self.boundary_requested:
                 self.tell()
             return True
 
@@ -613,10 +613,10 @@ class Plane:
         with self.changed:
             self.has_state, self.state_places = True, places
 
-    def wish(self, wanted: bool) -> None:
+    def request_boundary(self, wanted: bool) -> None:
         """``wanted``: True while a joiner waits for admission, so that all members freeze after a call."""
         with self.changed:
-            self.wished = wanted
+            self.boundary_requested = wanted
             if wanted:
                 self.tell()  # the joiner waits for the end of operations under way
 

@@ -35,7 +35,7 @@ class Peers:
             self.inner[member_id] = inner, now
 
     def changed(self, lost: int, joined: int, now: float) -> None:
-        """So many members were lost, without having wished to leave, and so many joined."""
+        """So many members were lost, without having asked to leave, and so many joined."""
         self._lost = (*self._lost[joined:], *(now,) * lost)[-_REMEMBERED:]
 
     @property

@@ -14,6 +14,7 @@ from typing import Any
 from consensus import CarefulLogger, Cause, Consensus, LeftError, StoppedError, View
 from consensus.border import (
     Activated,
+    BoundaryRequest,
     Expected,
     Freeze,
     Installed,
@@ -21,7 +22,6 @@ from consensus.border import (
     PeerProgress,
     Stalled,
     Stopped,
-    Wish,
 )
 
 from ... import errors
@@ -151,8 +151,8 @@ class Rebuilder:
                     self._wanted = max(self._wanted, epoch)
                 self._framework.cancel(epoch)
                 self._freeze(order)
-            case Wish(wanted):
-                self._plane.wish(wanted)
+            case BoundaryRequest(wanted):
+                self._plane.request_boundary(wanted)
             case PeerProgress(member_id, finished, current, inner):
                 self._plane.peer_progress(member_id, finished, current, inner)
             case Stalled(call, waited):

@@ -288,25 +288,25 @@ class Agent:
         self._channel.send(Trouble(text))
         self._lost("")
 
-    def _bind(self, wish: Bind) -> None:
+    def _bind(self, request: Bind) -> None:
         assert self._order is not None
         try:
             self._close_sockets()
-            self._address = wish.address
-            self._founders = [bind_control(0, wish.address) for _ in range(wish.founders)]
-            self._master = listen(0, wish.address) if wish.master else None
+            self._address = request.address
+            self._founders = [bind_control(0, request.address) for _ in range(request.founders)]
+            self._master = listen(0, request.address) if request.master else None
             if self._fences is None:
                 secret = self._order.environment.get("FTLIB_SECRET", self._order.secrets)
                 keys = (secret.split("\n"), self._secrets)
                 self._fences = Fences(
-                    self._order.job, keys, wish.address, self._fence, self._announced, self._again, self._condemned
+                    self._order.job, keys, request.address, self._fence, self._announced, self._again, self._condemned
                 )
         except OSError as error:
-            self._fail(f"nothing can listen at {wish.address} there: {error.strerror}")
+            self._fail(f"nothing can listen at {request.address} there: {error.strerror}")
             return
-        addresses = [address_of(wish.address, pair.port) for pair in self._founders]
+        addresses = [address_of(request.address, pair.port) for pair in self._founders]
         port = self._master.getsockname()[1] if self._master is not None else 0
-        self._channel.send(Bound(wish.founding, addresses, self._fences.address, port))
+        self._channel.send(Bound(request.founding, addresses, self._fences.address, port))
 
     def _start(self, start: Start) -> None:
         assert self._order is not None

@@ -75,7 +75,8 @@ def session(
 
 def place(**other: object) -> Any:
     """A plane on which nothing speaks against it."""
-    facts = {"phase": Phase.ACTIVE, "session": session(), "newcomer": False, "level": True, "lag": Lag(), "wished": False}
+    facts = {"phase": Phase.ACTIVE, "session": session(), "newcomer": False, "level": True, "lag": Lag()}
+    facts |= {"boundary_requested": False}
     return SimpleNamespace(**{**facts, "leaving": lambda: False, "finished": 7, **other})
 
 
@@ -126,7 +127,7 @@ def test_in_a_job_that_just_trains_it_may() -> None:
         (place(newcomer=True), a_call(), 1, "does not have the state"),
         (place(level=False), a_call(), 1, "does not have the state"),
         (place(lag=LATE), a_call(), 1, "is late"),
-        (place(wished=True), a_call(), 1, "joins or leaves"),
+        (place(boundary_requested=True), a_call(), 1, "joins or leaves"),
         (place(leaving=lambda: True), a_call(), 1, "joins or leaves"),
         (place(session=session(BEHIND)), a_call(), 1, "have finished this call"),
         (place(session=session(replace(BEHIND, adoptions=()), keeps=True)), a_call(), 1, "have finished this call"),

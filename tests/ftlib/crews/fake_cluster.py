@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from consensus import Consensus, DataPlane, ExcludedError, LeftError, Member, Mode, Source, StoppedError, View
-from consensus.border import Activated, Freeze, Installed, Stopped, Wish
+from consensus.border import Activated, BoundaryRequest, Freeze, Installed, Stopped
 from tests.harness.basics import TIMEOUT
 
 
@@ -190,7 +190,7 @@ class FakeCluster:
     def _on_seek(self, member: FakeConsensus) -> None:
         if self.view is not None and member.name not in self.view and member.name not in self.waiting:
             self.waiting.append(member.name)
-            self._wish()
+            self._request_boundary()
 
     def _on_leave(self, member: FakeConsensus, ended: bool = False) -> None:
         self.said_ended |= {member.name} if ended else set()
@@ -277,15 +277,16 @@ class FakeCluster:
         self._ready.add(member.name)
         if self._ready == set(view.ids) and not self.dead & set(view.ids):
             self.idle = True
-            self._wish()  # before anybody can enter a call, which would still say what was wished in the view before
+            # Before anybody can enter a call: its trailer would still carry the request of the view before.
+            self._request_boundary()
             for name in view.ids:
                 self.members[name].active = view
                 self._plane(name).handle(Activated(view))
 
-    def _wish(self) -> None:
+    def _request_boundary(self) -> None:
         if self.view is not None and self.idle:
             full = self.max_size is not None and len(self.view) >= self.max_size
-            self._plane(self.view.ids[0]).handle(Wish(bool(self.waiting) and not full))
+            self._plane(self.view.ids[0]).handle(BoundaryRequest(bool(self.waiting) and not full))
 
     def _alive(self) -> list[str]:
         assert self.view is not None

@@ -114,7 +114,7 @@ def test_joiners_come_in_at_the_border_and_compute_on_the_state_from_their_first
     def founder(worker: Worker, learner: Learner) -> None:
         def wait_for_the_joiner() -> None:
             asked.set()
-            eventually(lambda: job.workers["w0"].ft._plane.wished, "the joiner has asked to join, and w0 was told")
+            eventually(lambda: job.workers["w0"].ft._plane.boundary_requested, "the joiner has asked to join, and w0 was told")
 
         learner.hooks["between"] = once(wait_for_the_joiner, lambda: worker.ft.step == 3)
 

@@ -26,7 +26,7 @@ def watched() -> tuple[Plane, Session, list[tuple[int, int, bool]]]:
     plane = Plane("a", lambda finished, current, *, busy=False, **_: told.append((finished, current, busy)))
     here = session(3, AFTER_SEVEN, "a")
     assert plane.activate(here)
-    plane.wish(wanted=True)
+    plane.request_boundary(wanted=True)
     return plane, here, told
 
 
@@ -202,12 +202,12 @@ def test_a_call_under_way_is_told_as_soon_as_somebody_waits_to_be_let_in() -> No
     plane.enter(call := average())
     assert plane.begin(here) and not any(current for _, current, _ in told)
     told.clear()
-    plane.wish(wanted=True)
+    plane.request_boundary(wanted=True)
     assert told == [(7, 8, True)]
     assert plane.finish(here, call, Trailer.of(()), Results(8, LAYOUT, (), 3.0))
     plane.enter(average())
     told.clear()
-    plane.wish(wanted=False)
+    plane.request_boundary(wanted=False)
     assert plane.begin(here) and not told
 
 

@@ -49,7 +49,7 @@ def test_a_call_that_has_failed_or_was_frozen_is_not_under_way(comes_to: str) ->
     plane = Plane("a", lambda _finished, _current, *, busy=False, **_: told.append(busy))
     here = session(3, SalvagePlan(7, 7, current_state_id="a", holders=("a",)), "a")
     assert plane.activate(here)
-    plane.wish(wanted=True)  # somebody waits to be let in: only then is every call told
+    plane.request_boundary(wanted=True)  # somebody waits to be let in: only then is every call told
     plane.enter(call := Call(Kind.AVERAGE, LAYOUT, [torch.ones(3)], weight=1.0, divide=True))
     assert plane.begin(here) and told[-1]
     results = Results(8, LAYOUT, (), 3.0)

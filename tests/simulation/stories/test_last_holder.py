@@ -46,7 +46,7 @@ def it_has_asked(handover: float) -> bool:
     with Job(5, 2, compute=0.03, handover=handover) as job:
         last = lost_but_one(job)
         joiner = job.world.start("next", introducers=(last.name,))
-        job.world.run_until(lambda: job.trainers.processes[last.id].plane.wished, 20.0)
+        job.world.run_until(lambda: job.trainers.processes[last.id].plane.boundary_requested, 20.0)
         job.trainers.drain(last)
         return kept(job, joiner, job.calls(last))
 
@@ -92,7 +92,7 @@ def test_nobody_comes_and_it_leaves_at_the_deadline() -> None:
 
 
 def test_nobody_is_expected_and_it_leaves_at_once() -> None:
-    """It was alone from the start, or the others left as they wished."""
+    """It was alone from the start, or the others left of their own accord."""
     with Job(3, 1, compute=0.03, handover=PATIENCE) as job:
         job.world.run(1.0)
         assert ends_after(job, job.hosts[0]) < 3.0
